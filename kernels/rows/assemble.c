@@ -194,7 +194,7 @@ static ms_status tile_grad(ms_backward_call *b)
             ms_status st = ms__reshape(&four, g, 4, (int64_t[]) { before, times, size, after });
             ms__release(g);
             MS_TRY(st);
-            st = ms__run_op(&ms__op_sum, 1, &four, 2, (int64_t[]) { 0, 1 }, 0, NULL, 1, &sum);
+            st = ms__run_op(&ms__op_sum, &(ms_op_args) { 1, &four, .n_i = 2, .i = (int64_t[]) { 0, 1 } }, 1, &sum);
             ms__release(four);
             MS_TRY(st);
             g = sum;
@@ -234,7 +234,7 @@ static ms_status run_tril(ms_call *c) { return triangle(c, true); }
 static ms_status run_triu(ms_call *c) { return triangle(c, false); }
 static ms_status triangle_grad(ms_backward_call *b)
 {
-    return ms__run_op(b->op, 1, b->gout, b->n_i, b->i, 0, NULL, 1, b->gin);
+    return ms__run_op(b->op, &(ms_op_args) { 1, b->gout, .n_i = b->n_i, .i = b->i }, 1, b->gin);
 }
 
 // On a GPU: the same function where it is made of copies, or NULL for a kernel of the plugin.

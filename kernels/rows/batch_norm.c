@@ -74,7 +74,7 @@ static ms_status batch_norm_backward(ms_backward_call *b)
         if (b->need[k] && (k < 3 || !training)) mask |= (int64_t)1 << k, n_out++;
     if (!n_out || (!in[0] && !in[5] && !in[6])) return MS_OK;
     i[1] = mask;
-    MS_TRY(ms__run_op(&op_batch_norm_backward, 7, in, 2, i, b->n_f, b->f, n_out, out));
+    MS_TRY(ms__run_op(&op_batch_norm_backward, &(ms_op_args) { 7, in, 2, i, b->n_f, b->f }, n_out, out));
     for (int k = 0; k < b->n_in; k++)
         if (mask >> k & 1) b->gin[k] = out[o++];
     for (int k = 1; k < b->n_in; k++)  // gradients of half-type weights come in float32

@@ -297,7 +297,7 @@ static ms_status mul_backward(ms_backward_call *b)
 static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor *kept)
 {
     ms_tensor *in[2] = { b->gout[0], kept };
-    return ms__run_op(row, 2, in, b->n_i, b->i, b->n_f, b->f, 1, &b->gin[0]);
+    return ms__run_op(row, &(ms_op_args) { 2, in, b->n_i, b->i, b->n_f, b->f }, 1, &b->gin[0]);
 }
 #define INTERNAL(NAME, N, CHECK) \
     const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME });
@@ -349,8 +349,10 @@ static ms_status masked_fill_grad(ms_backward_call *b)
     ms_tensor *g;
     if (b->need[0])
         MS_TRY(give(b, 0,
-                    ms__run_op(&ms__op_masked_fill, 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, 0, NULL, 1,
-                               (double[]) { 0 }, 1, &g),
+                    ms__run_op(&ms__op_masked_fill,
+                               &(ms_op_args) { 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, .n_f = 1,
+                                               .f = (double[]) { 0 } },
+                               1, &g),
                     &g));
     return MS_OK;
 }
@@ -360,8 +362,10 @@ static ms_status where_grad(ms_backward_call *b)
     for (int k = 1; k < 3; k++)
         if (b->need[k])
             MS_TRY(give(b, k,
-                        ms__run_op(&ms__op_where_backward, 2, (ms_tensor *[]) { b->in[0], b->gout[0] }, 1,
-                                   (int64_t[]) { k - 1 }, 0, NULL, 1, &g),
+                        ms__run_op(&ms__op_where_backward,
+                                   &(ms_op_args) { 2, (ms_tensor *[]) { b->in[0], b->gout[0] }, .n_i = 1,
+                                                   .i = (int64_t[]) { k - 1 } },
+                                   1, &g),
                         &g));
     return MS_OK;
 }

@@ -35,8 +35,10 @@ static ms_status embedding_backward(ms_backward_call *b)
     int64_t i[] = { b->n_i > 0 ? b->i[0] : -1, b->in_meta[0].shape[0] };
     // Adds to the gradient in place where the table is also the last product's weight: few of its rows change here.
     ms_tensor *so_far = b->so_far(b, 0);
-    return ms__run_op(&op_embedding_backward, so_far ? 3 : 2, (ms_tensor *[]) { b->gout[0], b->in[1], so_far }, 2, i, 0,
-                      NULL, 1, &b->gin[0]);
+    return ms__run_op(&op_embedding_backward,
+                      &(ms_op_args) { so_far ? 3 : 2, (ms_tensor *[]) { b->gout[0], b->in[1], so_far }, .n_i = 2,
+                                      .i = i },
+                      1, &b->gin[0]);
 }
 
 static const ms_op op_embedding =

@@ -29,7 +29,7 @@ static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_
         if (b->need[k]) mask |= (int64_t)1 << k, n_out++;
     if (!n_out || !b->gout[0]) return MS_OK;
     i[n_i++] = mask;
-    MS_TRY(ms__run_op(op, n_in, in, n_i, i, b->n_f, b->f, n_out, out));
+    MS_TRY(ms__run_op(op, &(ms_op_args) { n_in, in, n_i, i, b->n_f, b->f }, n_out, out));
     for (int k = 0, o = 0; k < b->n_in; k++)
         if (b->need[k]) b->gin[k] = out[o++];
     return MS_OK;

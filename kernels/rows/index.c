@@ -86,7 +86,9 @@ static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 {
     ms_tensor *zeros;
     MS_TRY(ms__zeros_of(&zeros, &b->in_meta[0]));
-    ms_status st = ms__run_op(row, 3, (ms_tensor *[]) { zeros, b->in[1], b->gout[0] }, 1, b->i, 0, NULL, 1, b->gin);
+    ms_status st =
+        ms__run_op(row, &(ms_op_args) { 3, (ms_tensor *[]) { zeros, b->in[1], b->gout[0] }, .n_i = 1, .i = b->i }, 1,
+                   b->gin);
     ms__release(zeros);
     return st;
 }
@@ -98,7 +100,8 @@ static ms_status source_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[2];
     ms_tensor *g;
-    MS_TRY(ms__run_op(&ms__op_gather, 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, 1, b->i, 0, NULL, 1, &g));
+    MS_TRY(ms__run_op(&ms__op_gather,
+                      &(ms_op_args) { 2, (ms_tensor *[]) { b->gout[0], b->in[1] }, .n_i = 1, .i = b->i }, 1, &g));
     if (memcmp(g->shape, m->shape, (size_t)m->ndim * sizeof *m->shape) == 0) {
         b->gin[2] = g;
         return MS_OK;
@@ -124,7 +127,8 @@ static ms_status scatter_grad(ms_backward_call *b)
     MS_TRY(ms__op1(&g, &ms__op_clone, b->gout[0]));
     ms_status st = ms__zeros(&zero, g->dtype, ms__device(g), index->ndim, index->shape);
     if (!st)
-        st = ms__run_op(&ms__op_scatter_, 3, (ms_tensor *[]) { g, b->in[1], zero }, 1, b->i, 0, NULL, 1, &b->gin[0]);
+        st = ms__run_op(&ms__op_scatter_,
+                        &(ms_op_args) { 3, (ms_tensor *[]) { g, b->in[1], zero }, .n_i = 1, .i = b->i }, 1, &b->gin[0]);
     ms__release(zero);
     ms__release(g);
     return st;

@@ -103,7 +103,9 @@ static const ms_op prod_backward_row =
 static ms_status prod_grad(ms_backward_call *b)
 {
     ms_tensor *g = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));
-    ms_status st = ms__run_op(&prod_backward_row, 2, (ms_tensor *[]) { g, b->in[0] }, b->n_i, b->i, 0, NULL, 1, b->gin);
+    ms_status st =
+        ms__run_op(&prod_backward_row, &(ms_op_args) { 2, (ms_tensor *[]) { g, b->in[0] }, .n_i = b->n_i, .i = b->i },
+                   1, b->gin);
     ms__release(g);
     return st;
 }
@@ -119,7 +121,7 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
     for (int d = 0; d < m->ndim; d++)
         if (mask >> d & 1) dims[n++] = d;
     ms_tensor *mean = NULL, *away = NULL, *scale = NULL, *scale2 = NULL, *flat = NULL, *wide = NULL;
-    ms_status st = ms__run_op(&ms__op_mean, 1, b->in, n, dims, 0, NULL, 1, &mean);
+    ms_status st = ms__run_op(&ms__op_mean, &(ms_op_args) { 1, b->in, .n_i = n, .i = dims }, 1, &mean);
     if (!st) st = ms__op2(&away, &ms__op_sub, b->in[0], mean);
     if (!st) st = ms__op1f(&scale, &ms__op_mul_scalar, b->gout[0], (root ? 1 : 2) / divisor);
     if (!st && root) {  // equal elements, std 0: the gradient is 0, as in PyTorch
@@ -128,8 +130,9 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
         scale = NULL;
         if (!st) st = ms__op1f(&flat, ms__op_by_name("eq_scalar"), b->out[0], 0);
         if (!st)
-            st = ms__run_op(ms__op_by_name("masked_fill"), 2, (ms_tensor *[]) { scale2, flat }, 0, NULL, 1,
-                            (double[]) { 0 }, 1, &scale);
+            st = ms__run_op(ms__op_by_name("masked_fill"),
+                            &(ms_op_args) { 2, (ms_tensor *[]) { scale2, flat }, .n_f = 1, .f = (double[]) { 0 } }, 1,
+                            &scale);
         ms__release(flat);
         ms__release(scale2);
     }
@@ -156,8 +159,9 @@ static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask
     for (int d = 0; d < m->ndim; d++)
         if (mask >> d & 1) dims[n++] = d;
     ms_status st = ms__op2(&same, ms__op_by_name("eq"), of, best);
-    if (!st) st = ms__run_op(&ms__op_cast, 1, &same, 1, (int64_t[]) { m->dtype }, 0, NULL, 1, &ones);
-    if (!st) st = ms__run_op(&ms__op_sum, 1, &ones, n, dims, 0, NULL, 1, &count);
+    if (!st)
+        st = ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &same, .n_i = 1, .i = (int64_t[]) { m->dtype } }, 1, &ones);
+    if (!st) st = ms__run_op(&ms__op_sum, &(ms_op_args) { 1, &ones, .n_i = n, .i = dims }, 1, &count);
     if (!st) st = ms__op2(&part, &ms__op_div, b->gout[0], count);
     if (!st) {
         g = spread(part, m, mask);
@@ -194,8 +198,8 @@ static ms_status norm_grad(ms_backward_call *b)
         return st;
     }
     ms_tensor *g = spread(b->gout[0], m, mask), *norm = spread(b->out[0], m, mask);
-    ms_status st =
-        ms__run_op(&ms__op_norm_backward, 3, (ms_tensor *[]) { g, b->in[0], norm }, 0, NULL, 1, &p, 1, b->gin);
+    ms_status st = ms__run_op(&ms__op_norm_backward,
+                              &(ms_op_args) { 3, (ms_tensor *[]) { g, b->in[0], norm }, .n_f = 1, .f = &p }, 1, b->gin);
     ms__release(norm);
     ms__release(g);
     return st;
@@ -318,8 +322,9 @@ static ms_status extreme_grad(ms_backward_call *b)
     ms_status st = ms__reshape(&index, b->out[1], m->ndim, shape);
     if (!st) st = ms__reshape(&g, b->gout[0], m->ndim, shape);
     if (!st)
-        st = ms__run_op(ms__op_by_name("scatter_"), 3, (ms_tensor *[]) { zeros, index, g }, 1, (int64_t[]) { d }, 0,
-                        NULL, 1, b->gin);
+        st = ms__run_op(ms__op_by_name("scatter_"),
+                        &(ms_op_args) { 3, (ms_tensor *[]) { zeros, index, g }, .n_i = 1, .i = (int64_t[]) { d } }, 1,
+                        b->gin);
     ms__release(g);
     ms__release(index);
     ms__release(zeros);
@@ -356,7 +361,8 @@ ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3
 // An element is part of all later sums, so its gradient is the running sum from the end.
 static ms_status cumsum_grad(ms_backward_call *b)
 {
-    return ms__run_op(&ms__op_cumsum, 1, b->gout, 2, (int64_t[]) { b->i[0], 1 }, 0, NULL, 1, b->gin);
+    return ms__run_op(&ms__op_cumsum, &(ms_op_args) { 1, b->gout, .n_i = 2, .i = (int64_t[]) { b->i[0], 1 } }, 1,
+                      b->gin);
 }
 
 const ms_op *const ms__ops_reduce[] = {

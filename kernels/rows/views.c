@@ -93,7 +93,7 @@ static ms_status transpose_backward(ms_backward_call *b)
 {
     static const ms_op *row;
     if (!row) row = ms__op_by_name("transpose");
-    return ms__run_op(row, 1, b->gout, 2, b->i, 0, NULL, 1, b->gin);
+    return ms__run_op(row, &(ms_op_args) { 1, b->gout, .n_i = 2, .i = b->i }, 1, b->gin);
 }
 
 static ms_status check_permute(ms_call *c)

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 // autograd/backward.c -- a run through the graph.
 //
-// The nodes reachable from the roots are put in ascending order of their sequence numbers and taken from the
-// end. Every reachable node is taken, also when no gradient reaches it: that keeps the count of each leaf's
-// contributions right. A checkpoint's recomputed nodes are younger than all that is left, so they simply
-// join the agenda.
+// The nodes reachable from the roots are sorted by ascending sequence number and taken from the end. Every reachable
+// node is taken, also if no gradient reaches it, so that each leaf's count of contributions stays right. A checkpoint's
+// recomputed nodes are younger than all remaining nodes, so they join the end of the agenda.
 //
-// Nodes and leaves carry the state of the run that uses them (run, gout, total ...). A nested run over the same
-// graph sets the outer run's state aside and puts it back when it ends; runs form a stack, so that nests.
+// Nodes and leaves carry the state of the run that uses them (run, gout, total ...). A nested run over the same graph
+// sets the outer run's state aside and restores it when it ends.
 #include "autograd/owner.h"
 #include "autograd/backward.h"
 
@@ -113,7 +112,7 @@ static ms_status touch_leaf(ms_run *r, ms_leaf *l)
     return MS_OK;
 }
 
-// Everything reachable from the nodes at agenda[first ..] joins; then the agenda is in order and leaves are counted.
+// Adds every node reachable from those at agenda[first ..], and sorts the agenda.
 static ms_status collect(ms_run *r, int first)
 {
     for (int i = first; i < r->n_agenda; i++) {
@@ -123,7 +122,7 @@ static ms_status collect(ms_run *r, int first)
             if (m && m->run != r) MS_TRY(add_node(r, m));
         }
     }
-    // Found breadth-first from the youngest, so nearly in descending order: turned round, a chain is sorted.
+    // The search found the nodes nearly in descending order; of a chain, the reverse is sorted.
     ms_entry *a = r->agenda;
     for (int i = first, j = r->n_agenda - 1; i < j; i++, j--) {
         ms_entry e = a[i];
@@ -147,8 +146,8 @@ static ms_status collect(ms_run *r, int first)
     return MS_OK;
 }
 
-// Ascending: an input's node is decided before its consumers. The last n_new of the agenda's uncounted nodes are
-// counted.
+// Counts the contributions of the agenda's last n_new uncounted nodes to leaves. In ascending order, so that `needed`
+// of an input's node is known before its consumers'.
 static ms_status count_leaves(ms_run *r, int n_new)
 {
     int first = r->n_agenda;
@@ -185,7 +184,8 @@ static ms_status hold(ms_run *r, ms_node *n)
 
 // ---- along the edges ----------------------------------------------------------------------------
 
-// g (taken over; may be NULL) arrives at the end of an edge.
+// Adds g to the gradient at the end of an edge. Takes over g, which may be NULL. counts: it is one of the contributions
+// that the leaf expects.
 static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 {
     e = edge_end(e);
@@ -201,13 +201,8 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
         ms__release(g);
         return MS_OK;
     }
-    if (g && e.leaf->tensor && e.leaf->tensor->unit_param) {
-        ms_status st = ms__run_owner->gradient_fits(e.leaf->tensor, g);
-        if (st != MS_OK) {
-            ms__release(g);
-            return st;
-        }
-    }
+    if (g && e.leaf->tensor && e.leaf->tensor->unit_param)
+        MS_TRY(ms__or_drop(ms__run_owner->gradient_fits(e.leaf->tensor, g), &g));
     if (g) MS_TRY(ms__accumulate(&e.leaf->total, g));
     if (counts && --e.leaf->pending == 0) return ms__leaf_complete(r, e.leaf);
     return MS_OK;
@@ -215,32 +210,20 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 
 // ---- nodes ------------------------------------------------------------------------------------
 
-static const char *saved_name(const ms_tensor *t, char *buf, size_t n)
+// Fails unless the saved tensors still have the versions at which they were saved.
+static ms_status check_versions(const char *op, const char *role, int n, ms_tensor *const *saved,
+                                const uint32_t *version)
 {
-    if (!t->name) return "";
-    snprintf(buf, n, " ('%s')", t->name);
-    return buf;
-}
-
-static ms_status check_saved(const ms_node *n)
-{
-    char name[256];
-    for (int k = 0; k < n->n_in; k++)
-        if (n->in[k]) {
-            if (MS_UNLIKELY(n->in[k]->version->count != n->in_version[k]))
-                return ms__fail(MS_ESTATE,
-                                "backward: input %d of %s, %s%s, was changed in place after it was saved for backward: "
-                                "it is at version %u, saved at version %u",
-                                k + 1, n->op->name, ms__tensor_text(n->in[k]), saved_name(n->in[k], name, sizeof name),
-                                n->in[k]->version->count, n->in_version[k]);
-        }
-    for (int k = 0; k < n->n_out; k++)
-        if (MS_UNLIKELY(n->out[k] && n->out[k]->version->count != n->out_version[k]))
-            return ms__fail(MS_ESTATE,
-                            "backward: output %d of %s, %s, was changed in place after it was saved for backward: it "
-                            "is at version %u, saved at version %u",
-                            k + 1, n->op->name, ms__tensor_text(n->out[k]), n->out[k]->version->count,
-                            n->out_version[k]);
+    for (int k = 0; k < n; k++) {
+        const ms_tensor *t = saved[k];
+        if (MS_LIKELY(!t || t->version->count == version[k])) continue;
+        const char *quote = t->name ? "'" : "";
+        return ms__fail(MS_ESTATE,
+                        "backward: %s %d of %s, %s%s%s%s%s%s, was changed in place after it was saved for backward: it "
+                        "is at version %u, saved at version %u",
+                        role, k + 1, op, ms__tensor_text(t), t->name ? " (" : "", quote, t->name ? t->name : "", quote,
+                        t->name ? ")" : "", t->version->count, version[k]);
+    }
     return MS_OK;
 }
 
@@ -251,15 +234,15 @@ static ms_tensor *gradient_so_far(const ms_backward_call *b, int k)
     ms_tensor *t = e.node && e.node->run == b->run && e.node->needed ? e.node->gout[e.index]
                    : e.leaf && e.leaf->run == b->run                 ? e.leaf->total
                                                                      : NULL;
-    bool fits = t && t->dtype == m->dtype && ms__device(t) == m->device && t->ndim == m->ndim &&
-                !memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape);
+    bool fits = t && t->dtype == m->dtype && ms__device(t) == m->device && ms__has_shape(t, m->ndim, m->shape);
     return fits && ms__exclusive(t) && !t->slot && !t->storage->readers ? t : NULL;
 }
 
 static ms_status op_backward(ms_run *r, ms_node *n)
 {
     bool need[MS_MAX_IN], some = false;
-    MS_TRY(check_saved(n));
+    MS_TRY(check_versions(n->op->name, "input", n->n_in, n->in, n->in_version));
+    MS_TRY(check_versions(n->op->name, "output", n->n_out, n->out, n->out_version));
     for (int k = 0; k < n->n_in; k++) {
         some |= need[k] = edge_needed(r, n->edges[k]);
         r->at.gin[k] = NULL;
@@ -292,11 +275,7 @@ static ms_status op_backward(ms_run *r, ms_node *n)
 
 void ms__node_drop_gouts(ms_node *n)
 {
-    for (int k = 0; k < n->n_out; k++) {
-        ms_tensor *g = n->gout[k];
-        n->gout[k] = NULL;
-        ms__release(g);
-    }
+    for (int k = 0; k < n->n_out; k++) ms__drop(&n->gout[k]);
 }
 
 // The recomputed region joins the agenda; the gradients of its detached inputs flow on to the checkpoint's own.
@@ -308,14 +287,14 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     if (na != n->n_out)
         return ms__fail(
             MS_EINVAL,
-            "checkpoint: the region gave %d tensors when it was recomputed, %d before; it must do the same both times",
+            "checkpoint: the region returned %d tensors when it was recomputed, %d before; it must do the same both "
+            "times",
             na, n->n_out);
     for (int k = 0; k < na; k++) {
         ms_tensor *o = a[k];
         if (!n->gout[k]) continue;
         if (o && !o->node && o->requires_grad && !ms__leaf_of(o)) return MS_ENOMEM;
-        if (!o || o->ndim != n->out_meta[k].ndim ||
-            memcmp(o->shape, n->out_meta[k].shape, (size_t)o->ndim * sizeof *o->shape))
+        if (!o || !ms__has_shape(o, n->out_meta[k].ndim, n->out_meta[k].shape))
             return ms__fail(
                 MS_EINVAL,
                 "checkpoint: output %d is %s when recomputed, shape %s before; the region must do the same both times",
@@ -330,15 +309,15 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     for (int k = 0; k < na; k++) {
         if (!n->gout[k] || !a[k]->requires_grad) continue;
         ms_edge e = edge_end((ms_edge) { a[k]->node, a[k]->node ? NULL : a[k]->leaf, a[k]->out_index });
-        bool own_leaf = e.leaf && !a[k]->leaf->forward;  // an output that is a leaf of its own, such as a parameter
+        bool own_leaf = e.leaf && !a[k]->leaf->forward;  // an output that is itself a leaf, such as a parameter
         if (own_leaf) MS_TRY(touch_leaf(r, e.leaf));
         MS_TRY(deliver(r, e, ms__retain(n->gout[k]), own_leaf));
     }
     return MS_OK;
 }
 
-// The region has run again and its own contributions are counted, or no gradient reached it: what was held for it is
-// let go.
+// Counts down the contributions that the leaves expected from the region: it was recomputed and its own contributions
+// are counted now, or no gradient reached it.
 static ms_status settle_region(ms_run *r, const ms_region *g)
 {
     for (int k = 0; g && k < g->n; k++) {
@@ -348,11 +327,10 @@ static ms_status settle_region(ms_run *r, const ms_region *g)
     return MS_OK;
 }
 
-static ms_run_state node_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, int n, ms_tensor *const *in,
-                               int n_first)
+static ms_run_state node_event(ms_run *r, ms_event *ev, const ms_question *q)
 {
     r->at.phase = PHASE_ANSWER;
-    return ms__run_event(r, ev, kind, key, 0, n, in, n_first);
+    return ms__run_event(r, ev, q);
 }
 
 static ms_run_state module_event(ms_run *r, ms_event *ev, ms_node *n, ms_module_call *m)
@@ -361,7 +339,9 @@ static ms_run_state module_event(ms_run *r, ms_event *ev, ms_node *n, ms_module_
     int n_first = n->kind == MS_NODE_MODULE_IN ? n->n_out : 0;
     for (int k = 0; k < n_first; k++) all[k] = n->gout[k];
     for (int k = 0; k < m->n_out; k++) all[n_first + k] = m->grad_out[k];
-    return node_event(r, ev, MS_EV_MODULE_BACKWARD, m->key, n_first + m->n_out, all, n_first);
+    return node_event(r, ev,
+                      &(ms_question) { MS_EV_MODULE_BACKWARD, .key = m->key, .n = n_first + m->n_out, .in = all,
+                                       .n_first = n_first });
 }
 
 static ms_status module_out(ms_node *n)
@@ -382,23 +362,17 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward gave %d gradients for %d inputs", who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
-        if (!all && !g) continue;  // nil keeps what was there
-        if (g && (!n->in_meta[k].present || !(n->edges[k].node || n->edges[k].leaf))) {
-            ms__release(g);
-            g = NULL;
-        }
-        if (g && ms__fit_gradient(&g, &n->in_meta[k], who, k)) {
-            ms__release(g);
-            return ms__failure();
-        }
+        if (!all && !g) continue;  // nil keeps the gradient
+        if (g && (!n->in_meta[k].present || !(n->edges[k].node || n->edges[k].leaf))) ms__drop(&g);
+        if (g) MS_TRY(ms__fit_gradient(&g, &n->in_meta[k], who, k));
         ms__release(r->at.gin[k]);
         r->at.gin[k] = g;
     }
     return MS_OK;
 }
 
-// One node: its hooks, its backward, its gradients along the edges. Returns DONE when it is through or when
-// tasks were pushed that come first.
+// Processes one node: its hooks, its backward, its gradients along the edges. Returns DONE when the node is finished,
+// or when it has pushed tasks that come first.
 ms_run_state ms__node_step(ms_run *r, ms_event *ev)
 {
     ms_node *n = r->at.node;
@@ -408,10 +382,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         if (MS_UNLIKELY(r->event.kind == MS_EV_TENSOR_HOOK && r->at.hook && ms__run_answers(r, &a) > 0 && a[0])) {
             int at = r->at.hook_output;
             ms_tensor *g = ms__retain(a[0]);
-            if (ms__fit_gradient(&g, &n->out_meta[at], "register_hook", 0)) {
-                ms__release(g);
-                return MS_RUN_FAILED;
-            }
+            if (ms__fit_gradient(&g, &n->out_meta[at], "register_hook", 0)) return MS_RUN_FAILED;
             ms__release(n->gout[at]);
             n->gout[at] = g;
         }
@@ -421,10 +392,11 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             r->at.hook = h;
             if (h->kind == MS_HOOK_UNIT) {
                 if (ms__run_owner->pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
-                return MS_RUN_DONE;  // what it pushed comes first
+                return MS_RUN_DONE;  // the tasks that it pushed come first
             }
             r->at.hook_output = h->index;
-            return ms__run_event(r, ev, MS_EV_TENSOR_HOOK, h->key, 0, 1, &n->gout[h->index], 0);
+            return ms__run_event(r, ev,
+                                 &(ms_question) { MS_EV_TENSOR_HOOK, .key = h->key, .n = 1, .in = &n->gout[h->index] });
         }
         r->at.hook = NULL;
         for (int k = 0; k < r->n_captures; k++) {
@@ -439,7 +411,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         for (int k = 0; k < n->n_in; k++) r->at.gin[k] = NULL;
         r->at.phase = PHASE_DELIVER;
         if (MS_LIKELY(any && n->needed)) {
-            if (MS_UNLIKELY(n->freed && n->keeps)) {  // by a nested run, just now
+            if (MS_UNLIKELY(n->freed && n->keeps)) {  // by a nested run
                 used_up(n);
                 return MS_RUN_FAILED;
             }
@@ -447,12 +419,14 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             case MS_NODE_OP:
                 if (op_backward(r, n)) return MS_RUN_FAILED;
                 break;
-            case MS_NODE_FUNCTION: return node_event(r, ev, MS_EV_FUNCTION, n->key, n->n_out, n->gout, 0);
-            case MS_NODE_CHECKPOINT: return node_event(r, ev, MS_EV_RECOMPUTE, n->key, 0, NULL, 0);
+            case MS_NODE_FUNCTION:
+                return node_event(r, ev,
+                                  &(ms_question) { MS_EV_FUNCTION, .key = n->key, .n = n->n_out, .in = n->gout });
+            case MS_NODE_CHECKPOINT: return node_event(r, ev, &(ms_question) { MS_EV_RECOMPUTE, .key = n->key });
             case MS_NODE_MODULE_OUT:
                 for (int k = 0; k < n->n_in; k++) r->at.gin[k] = ms__retain(n->gout[k]);
                 module_out(n);
-                // No input asks for a gradient: the hook has all that will come.
+                // No input requires a gradient, so there is no MODULE_IN node: the hook runs here.
                 if (((ms_module_call *)n->unit)->n_in == 0) return module_event(r, ev, n, n->unit);
                 break;
             case MS_NODE_MODULE_IN:
@@ -492,15 +466,13 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
 
 // ---- backward and grad ------------------------------------------------------------------------
 
+// The gradient of root k: the given one, or 1.
 static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const char *who, int k)
 {
     if (given) {
-        ms_meta m = { .dtype = root->dtype, .ndim = root->ndim, .device = ms__device(root) };
-        memcpy(m.shape, root->shape, sizeof m.shape);
+        ms_meta m = ms__meta_of(root);
         *out = ms__retain(given);
-        ms_status st = ms__fit_gradient(out, &m, who, k);
-        if (st != MS_OK) ms__release(*out);
-        return st;
+        return ms__fit_gradient(out, &m, who, k);
     }
     if (root->numel != 1)
         return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who,
@@ -518,74 +490,91 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
     }
     if (ms__is_meta(ms__device(root))) return MS_OK;
     double one = 1;
-    ms_tensor *same;
-    ms_status st = ms__run_op(ms__op_by_name("fill_"), 1, out, 0, NULL, 1, &one, 1, &same);
-    ms__release(st == MS_OK ? same : *out);
-    return st;
+    ms_tensor *same = NULL;
+    ms_status st = ms__run_op(ms__op_by_name("fill_"), &(ms_op_args) { 1, out, .n_f = 1, .f = &one }, 1, &same);
+    ms__release(same);
+    return ms__or_drop(st, out);
 }
 
-static ms_run *start(const char *who, int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs,
-                     int retain_graph, int allow_unused)
+// The roots of a run and their gradients, as ids and as tensors.
+typedef struct {
+    const char *who;
+    int n;
+    const ms_id *ids, *grad_ids;
+    ms_tensor *at[MS_MAX_OUT], *grad[MS_MAX_OUT];
+} root_list;
+
+static ms_status find_roots(root_list *l)
 {
-    ms_tensor *root[MS_MAX_OUT], *given[MS_MAX_OUT];
-    if (n < 1 || n > MS_MAX_OUT) {
-        ms__fail(MS_EINVAL, "%s: %d roots; 1 to %d are supported", who, n, MS_MAX_OUT);
-        return NULL;
+    if (l->n < 1 || l->n > MS_MAX_OUT)
+        return ms__fail(MS_EINVAL, "%s: %d roots; 1 to %d are supported", l->who, l->n, MS_MAX_OUT);
+    for (int k = 0; k < l->n; k++) {
+        l->grad[k] = NULL;
+        if (!(l->at[k] = ms__tensor(l->ids[k]))) return ms__failure();
+        if (l->grad_ids && l->grad_ids[k] != 0 && !(l->grad[k] = ms__tensor(l->grad_ids[k]))) return ms__failure();
+        if (!l->at[k]->requires_grad)
+            return ms__fail(MS_EINVAL,
+                            "%s: root %d, %s, does not require grad and was made by no operator on one that does%s",
+                            l->who, k + 1, ms__tensor_text(l->at[k]),
+                            ms__state.grad_mode
+                                ? ""
+                                : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
     }
-    for (int k = 0; k < n; k++) {
-        given[k] = NULL;
-        if (!(root[k] = ms__tensor(roots[k]))) return NULL;
-        if (grads && grads[k] != 0 && !(given[k] = ms__tensor(grads[k]))) return NULL;
-        if (!root[k]->requires_grad) {
-            ms__fail(MS_EINVAL, "%s: root %d, %s, does not require grad and was made by no operator on one that does%s",
-                     who, k + 1, ms__tensor_text(root[k]),
-                     ms__state.grad_mode ? ""
-                                         : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
-            return NULL;
-        }
+    return MS_OK;
+}
+
+static ms_status capture_inputs(ms_run *r, int m, const ms_id *inputs)
+{
+    if (!(r->captures = calloc((size_t)m, sizeof *r->captures)))
+        return ms__run_no_memory((size_t)m * sizeof *r->captures);
+    for (int k = 0; k < m; k++) {
+        ms_tensor *t = ms__tensor(inputs[k]);
+        if (!t) return ms__failure();
+        if (!t->requires_grad)
+            return ms__fail(MS_EINVAL, "grad: input %d, %s, does not require grad", k + 1, ms__tensor_text(t));
+        ms_capture *c = &r->captures[r->n_captures++];
+        c->index = t->out_index;
+        if (t->node) (c->node = t->node)->refs++;
+        else if (ms__leaf_of(t)) (c->leaf = t->leaf)->refs++;
+        else return MS_ENOMEM;
     }
-    ms_run *r = ms__run_new();
+    return MS_OK;
+}
+
+static ms_status start(ms_run *r, const root_list *l)
+{
+    for (int k = 0; k < l->n; k++) {
+        ms_node *node = l->at[k]->node;
+        if (!node) continue;
+        MS_TRY(hold(r, node));
+        if (node->run != r) MS_TRY(add_node(r, node));
+    }
+    MS_TRY(collect(r, 0));
+    MS_TRY(count_leaves(r, r->n_agenda));
+    // Count the roots that are leaves before any gradient is delivered, so that none lands early.
+    for (int k = 0; k < l->n; k++) {
+        if (l->at[k]->node) continue;
+        if (!ms__leaf_of(l->at[k])) return MS_ENOMEM;
+        MS_TRY(touch_leaf(r, l->at[k]->leaf));
+    }
+    for (int k = 0; k < l->n; k++) {
+        ms_tensor *root = l->at[k], *g;
+        MS_TRY(seed(&g, root, l->grad[k], l->who, k));
+        MS_TRY(deliver(r, (ms_edge) { root->node, root->node ? NULL : root->leaf, root->out_index }, g, true));
+    }
+    return MS_OK;
+}
+
+// m 0: a backward; else the gradients with respect to m inputs.
+static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
+{
+    ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;
     if (!r) return NULL;
     r->backward = true;
     r->grad = m > 0;
-    r->retain = retain_graph != 0;
-    r->unused_ok = allow_unused != 0;
-    if (m > 0) {
-        if (!(r->captures = calloc((size_t)m, sizeof *r->captures))) goto no_memory;
-        for (int k = 0; k < m; k++) {
-            ms_tensor *t = ms__tensor(inputs[k]);
-            if (!t) goto failed;
-            if (!t->requires_grad) {
-                ms__fail(MS_EINVAL, "%s: input %d, %s, does not require grad", who, k + 1, ms__tensor_text(t));
-                goto failed;
-            }
-            ms_capture *c = &r->captures[r->n_captures++];
-            c->index = t->out_index;
-            if (t->node) (c->node = t->node)->refs++;
-            else if (ms__leaf_of(t)) (c->leaf = t->leaf)->refs++;
-            else goto failed;
-        }
-    }
-    for (int k = 0; k < n; k++) {
-        ms_node *node = root[k]->node;
-        if (!node) continue;
-        if (hold(r, node)) goto failed;
-        if (node->run != r && add_node(r, node)) goto failed;
-    }
-    if (collect(r, 0) || count_leaves(r, r->n_agenda)) goto failed;
-    // A root that is a leaf itself: count it first, so that it does not land early.
-    for (int k = 0; k < n; k++)
-        if (!root[k]->node && (!ms__leaf_of(root[k]) || touch_leaf(r, root[k]->leaf))) goto failed;
-    for (int k = 0; k < n; k++) {
-        ms_tensor *g;
-        if (seed(&g, root[k], given[k], who, k)) goto failed;
-        ms_edge e = { root[k]->node, root[k]->node ? NULL : root[k]->leaf, root[k]->out_index };
-        if (deliver(r, e, g, true)) goto failed;
-    }
-    return r;
-no_memory:
-    ms__run_no_memory((size_t)m * sizeof *r->captures);
-failed:
+    r->retain = retain_graph;
+    r->unused_ok = allow_unused;
+    if ((m == 0 || capture_inputs(r, m, inputs) == MS_OK) && start(r, l) == MS_OK) return r;
     ms__run_finish(r);
     ms__run_recycle(r);
     return NULL;
@@ -593,7 +582,8 @@ failed:
 
 ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_graph)
 {
-    return start("backward", n, roots, grads, 0, NULL, retain_graph, 0);
+    root_list l = { .who = "backward", .n = n, .ids = roots, .grad_ids = grads };
+    return run_from(&l, 0, NULL, retain_graph != 0, false);
 }
 
 ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
@@ -603,5 +593,6 @@ ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_i
         ms__fail(MS_EINVAL, "grad: no inputs given");
         return NULL;
     }
-    return start("grad", n, roots, grads, m, inputs, retain_graph, allow_unused);
+    root_list l = { .who = "grad", .n = n, .ids = roots, .grad_ids = grads };
+    return run_from(&l, m, inputs, retain_graph != 0, allow_unused != 0);
 }

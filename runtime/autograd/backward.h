@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// autograd/backward.h -- a run as run.c (stack, tasks, events), backward.c (nodes) and leaf.c know it together.
+// autograd/backward.h -- the struct of a run, for run.c (stack, tasks, events), backward.c (nodes) and leaf.c.
 #ifndef MS_BACKWARD_H
 #define MS_BACKWARD_H
 
@@ -23,7 +23,7 @@ typedef struct {
     ms_tensor *value;
 } ms_capture;
 
-// What a nested run set aside: of a node (gout) or of a leaf.
+// State of the outer run that a nested run set aside: of a node (gout) or of a leaf.
 typedef struct ms_aside {
     ms_node *node;
     ms_leaf *leaf;
@@ -38,18 +38,18 @@ struct ms_run {
     ms_run *below;
     ms_open_range range;
     bool backward, grad, retain, unused_ok, finished, final_done;
-    bool units;      // it goes through units: peers go through them too
-    uint64_t epoch;  // of errors that ranks have reported, when it began
-    // agenda: nodes in ascending order, the next is the last; above them the stack of tasks
+    bool units;      // it goes through units, so peers take part in it
+    uint64_t epoch;  // number of published errors when it began
+    // Nodes in ascending order of seq; the last is next. Tasks come before nodes.
     ms_entry *agenda;
     int n_agenda, cap_agenda;
     ms_stacked *tasks;
     ms_aside *asides;
-    ms_leaf **leaves;  // touched, for cleaning up; retained
+    ms_leaf **leaves;  // that the run touched; retained
     int n_leaves, cap_leaves;
     ms_leaf **forwards;  // detached inputs of checkpoints, retained
     int n_forwards, cap_forwards;
-    // what keeps the graph alive meanwhile: roots, recomputed outputs
+    // Keep the graph alive during the run: roots, recomputed outputs.
     ms_node **held;
     int n_held, cap_held;
     ms_capture *captures;
@@ -57,17 +57,17 @@ struct ms_run {
     struct {  // the node in progress
         ms_node *node;
         int phase, hook_output;
-        ms_hook *hook;  // that ran last
+        ms_hook *hook;  // the last one that ran
         ms_tensor *gin[MS_MAX_IN];
     } at;
     struct {
-        bool out;  // the script has it
+        bool out;  // the script has not answered it yet
         int kind;
         ms_id ids[MS_MAX_IN + MS_MAX_OUT];
         ms_tensor *answers[MS_MAX_IN];
         int n_answers;
     } event;
-    struct {  // modes of the script, restored after an event
+    struct {  // the script's modes, restored after an event
         double scope;
         int grad_mode, autocast;
         double rng[2];

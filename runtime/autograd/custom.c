@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/custom.c -- nodes that are no operator: identities around units and modules, functions whose
-// backward is the script's, checkpoints. Their backward is in backward.c.
+// autograd/custom.c -- nodes other than operators: identities around units and modules, functions whose backward the
+// script computes, checkpoints. backward.c runs their backwards.
 #include "autograd/graph.h"
 
 void ms__module_call_release(ms_module_call *m)
@@ -13,10 +13,10 @@ void ms__module_call_release(ms_module_call *m)
 
 // ---- identity nodes ---------------------------------------------------------------------------
 
-// Outputs are aliases of the inputs that require grad; the others pass through. At least one does.
+// Outputs are aliases of the inputs that require grad, of which there is at least one; other inputs pass through.
 static ms_node *identity(ms_node_kind kind, int n, ms_tensor *const *in, ms_tensor **out)
 {
-    ms_node *node = ms__node_new(kind, n, in, n, 0, 0);
+    ms_node *node = ms__node_new(kind, n, in, n);
     if (!node) return NULL;
     for (int k = 0; k < n; k++) {
         out[k] = in[k];
@@ -68,8 +68,8 @@ static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor 
     return MS_OK;
 }
 
-// Tokens of module calls whose outputs have not come yet. A call whose forward fails leaves one behind; it is
-// taken over by the next call, so there are never more than calls nested at once.
+// Module calls whose outputs have not been given yet. A call whose forward failed stays here until a call around it
+// ends.
 enum { CALLS = 1024 };
 static ms_module_call *calls[CALLS];
 static int n_calls;
@@ -84,7 +84,7 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
     if (tensors_of("module hook", n, ids, in)) return 0;
-    if (n_calls == CALLS) drop_calls(0);  // left behind by forwards that failed
+    if (n_calls == CALLS) drop_calls(0);  // remains of failed forwards
     ms_module_call *m = calloc(1, sizeof *m);
     if (!m) {
         ms__no_memory(sizeof *m, "module hook", "a call");
@@ -137,7 +137,7 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
 // ---- regions of checkpoints --------------------------------------------------------------------
 
 ms_region *ms__region;
-static ms_region *ended;  // between the end of a region and its record
+static ms_region *ended;  // the last region that ended, until it is recorded
 static double next_region = 1;
 
 void ms__region_release(ms_region *g)
@@ -153,13 +153,13 @@ static void meet(int n, ms_tensor *const *in)
     ms_region *g = ms__region;
     for (int k = 0; k < n; k++) {
         ms_tensor *t = in[k];
-        // A unit's parameters have their own count: their gradients land when the unit has reduced them.
+        // A unit counts its parameters itself: their gradients land when the unit has reduced them.
         if (!t || !t->requires_grad || t->node || t->unit_param) continue;
         ms_leaf *l = ms__leaf_of(t);
         bool known = !l;
         for (int j = 0; j < g->n && !known; j++) known = g->leaves[j] == l;
         if (known) continue;
-        // Without memory hooks may run twice; gradients stay right.
+        // Without memory for the list, hooks may run twice; gradients stay right.
         if (ms__grow(&g->leaves, &g->cap, g->n, sizeof *g->leaves, "checkpoint", "leaves")) return;
         l->refs++;
         g->leaves[g->n++] = l;
@@ -200,30 +200,27 @@ void ms_checkpoint_end(double token)
     ended = g;
 }
 
-static ms_status record_custom(ms_node_kind kind, const char *who, double key, int n_in, const ms_id *in_ids, int n_out,
+static ms_status record_custom(ms_node_kind kind, double key, int n_in, const ms_id *in_ids, int n_out,
                                const ms_id *out_ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_OUT];
+    const char *who = kind == MS_NODE_FUNCTION ? "Function" : "checkpoint";
     MS_TRY(tensors_of(who, n_in, in_ids, in));
     MS_TRY(tensors_of(who, n_out, out_ids, out));
-    if (!ms__any_grad(n_in, in)) {
-        ms__dead_key(key);
-        return MS_OK;
-    }
-    bool any = false;
-    for (int k = 0; k < n_out; k++) {
-        any |= out[k] && ms__is_float(out[k]->dtype);
+    bool recorded = ms__any_grad(n_in, in), any_float = false;
+    for (int k = 0; recorded && k < n_out; k++) {
+        any_float |= out[k] && ms__is_float(out[k]->dtype);
         if (out[k] && out[k]->requires_grad)
             return ms__fail(MS_EINVAL,
                             "%s: output %d is part of a graph already; it must be made inside forward (detach an input "
                             "that is passed on)",
                             who, k + 1);
     }
-    if (!any) {
+    if (!any_float) {
         ms__dead_key(key);
         return MS_OK;
     }
-    ms_node *n = ms__node_new(kind, n_in, in, n_out, 0, 0);
+    ms_node *n = ms__node_new(kind, n_in, in, n_out);
     if (!n) return MS_ENOMEM;
     n->key = key;
     n->keeps = true;
@@ -237,10 +234,10 @@ static ms_status record_custom(ms_node_kind kind, const char *who, double key, i
 
 ms_status ms_function_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out)
 {
-    return record_custom(MS_NODE_FUNCTION, "Function", key, n_in, in, n_out, out);
+    return record_custom(MS_NODE_FUNCTION, key, n_in, in, n_out, out);
 }
 
 ms_status ms_checkpoint_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out)
 {
-    return record_custom(MS_NODE_CHECKPOINT, "checkpoint", key, n_in, in, n_out, out);
+    return record_custom(MS_NODE_CHECKPOINT, key, n_in, in, n_out, out);
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // autograd/graph.c -- the tape: nodes, leaves, hooks, and recording.
 //
-// A node is one block from a pool: the struct and its arrays. It holds its inputs' nodes (edges) and
-// the tensors its backward reads, never its own outputs: those are kept as aliases, so that the graph has no
-// cycles and dies with the last tensor that needs it. Parameters of a unit are kept as aliases too: the
-// parameter object is re-pointed while the graph needs the view it had.
+// A node is one block from a pool: the struct and its arrays. It holds its inputs' nodes (edges) and the tensors that
+// its backward reads. It keeps its own outputs only as aliases, so that the graph has no cycles and is freed with the
+// last tensor that needs it. It keeps parameters of a unit as aliases too: the parameter is re-pointed while the graph
+// needs the view it had.
 #include "autograd/graph.h"
 #include "base/watched.h"
 
@@ -21,7 +21,7 @@ static int n_dead, cap_dead;
 void ms__dead_key(double key)
 {
     if (key == 0) return;
-    // Without memory the script keeps a little more than it must.
+    // Without memory for the list, the script keeps the key's entry for ever.
     if (ms__grow(&dead, &cap_dead, n_dead, sizeof *dead, "autograd", "released keys")) return;
     dead[n_dead++] = key;
 }
@@ -35,30 +35,28 @@ int ms_dead_keys(double *out, int capacity)
 
 // ---- hooks ------------------------------------------------------------------------------------
 
-// Handles: a slot of this table and its generation.
+// A handle is a slot of this table and its generation.
 enum { HOOK_BITS = 22 };
 static struct {
     ms_hook *hook;
     uint32_t generation, next;
 } * handles;
-static uint32_t n_handles = 1, cap_handles, free_handle;
+static int n_handles = 1, cap_handles;
+static uint32_t free_handle;
 
-static double handle_new(ms_hook *h)
+static double handle_new(ms_hook *h, const char *who)
 {
     uint32_t i = free_handle;
     if (i) {
         free_handle = handles[i].next;
     } else {
-        if (n_handles >= 1u << HOOK_BITS) return 0;
-        if (n_handles >= cap_handles) {
-            uint32_t cap = cap_handles ? 2 * cap_handles : 256;
-            void *p = realloc(handles, cap * sizeof *handles);
-            if (!p) return 0;
-            handles = p;
-            memset(&handles[cap_handles], 0, (cap - cap_handles) * sizeof *handles);
-            cap_handles = cap;
+        if (n_handles >= 1 << HOOK_BITS) {
+            ms__fail(MS_ENOMEM, "%s: more than %d hooks", who, 1 << HOOK_BITS);
+            return 0;
         }
-        i = n_handles++;
+        if (ms__grow(&handles, &cap_handles, n_handles, sizeof *handles, who, "hooks")) return 0;
+        i = (uint32_t)n_handles++;
+        handles[i].generation = 0;
     }
     handles[i].hook = h;
     return (double)(((uint64_t)handles[i].generation << HOOK_BITS) | i);
@@ -118,11 +116,11 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
         list = &l->hooks;
     }
     ms_hook *h = ms__hook_add(list, kind, t->node ? t->out_index : 0);
-    if (!h || (h->handle = handle_new(h)) == 0) {
-        ms__no_memory(h ? 2 * (size_t)cap_handles * sizeof *handles : sizeof *h, who, "a hook");
+    if (!h) {
+        ms__no_memory(sizeof *h, who, "a hook");
         return 0;
     }
-    h->key = key;
+    if ((h->handle = handle_new(h, who)) != 0) h->key = key;
     return h->handle;
 }
 
@@ -137,14 +135,14 @@ void ms_hook_remove(double handle)
 {
     uint64_t bits = (uint64_t)(handle > 0 ? handle : 0);
     uint32_t i = (uint32_t)(bits & ((1u << HOOK_BITS) - 1));
-    if (!i || i >= n_handles || !handles[i].hook || handles[i].generation != bits >> HOOK_BITS) return;
+    if (!i || i >= (uint32_t)n_handles || !handles[i].hook || handles[i].generation != bits >> HOOK_BITS) return;
     ms_hook *h = handles[i].hook;
     handle_free(h->handle);
     h->handle = 0;
     ms__dead_key(h->key);
     h->key = 0;
     h->kind = MS_HOOK_REMOVED;
-    if (ms__state.run_depth) return;  // a run may stand on it: it goes with its owner
+    if (ms__state.run_depth) return;  // a run may refer to it: it is freed with its owner
     ms_hook **p = h->list;
     while (*p != h) p = &(*p)->next;
     *p = h->next;
@@ -238,13 +236,11 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
     if (t->node) return ms__fail(MS_EINVAL, "grad: the tensor is the result of an operator; only leaves have a grad");
     if (g == t) return ms__fail(MS_EINVAL, "grad: a tensor cannot be its own gradient");
     const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;
-    bool unreduced = before && before->unreduced && g->ndim == before->ndim &&
-                     !memcmp(g->shape, before->shape, (size_t)g->ndim * sizeof *g->shape) &&
+    bool unreduced = before && before->unreduced && ms__has_shape(g, before->ndim, before->shape) &&
                      g->dtype == before->dtype && ms__device(g) == ms__device(before);
-    if (unreduced) {  // a whole gradient in the place of one (shard/views/classic.c)
+    if (unreduced) {  // replaces another whole gradient (shard/views/classic.c)
         g->unreduced = true;
-    } else if (g->dtype != t->dtype || g->ndim != t->ndim ||
-               memcmp(g->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) || ms__device(g) != ms__device(t))
+    } else if (g->dtype != t->dtype || !ms__has_shape(g, t->ndim, t->shape) || ms__device(g) != ms__device(t))
         return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal",
                         ms__tensor_text(g), ms__tensor_text(t));
     ms_leaf *l = ms__leaf_of(t);
@@ -257,41 +253,45 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
 
 #define UP(n, a) (((n) + (a)-1) & ~(size_t)((a)-1))
 
-static inline size_t node_bytes(int n_in, int n_out, int n_i, int n_f)
-{
-    return UP(sizeof(ms_node), 8) +
-           (size_t)n_in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
-           (size_t)n_out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
-           (size_t)n_i * sizeof(int64_t) + (size_t)n_f * sizeof(double);
-}
+typedef struct {
+    int in, out, i, f;
+} node_size;
 
-static ms_node *node_alloc(int n_in, int n_out, int n_i, int n_f)
+static ms_node *node_alloc(const char *who, node_size s)
 {
-    // Everything of 8-byte alignment first, then the 4-byte counters.
-    size_t c = (node_bytes(n_in, n_out, n_i, n_f) + CLASS - 1) / CLASS;
+    size_t bytes = UP(sizeof(ms_node), 8) +
+                   (size_t)s.in * (sizeof(ms_edge) + sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+                   (size_t)s.out * (2 * sizeof(ms_tensor *) + sizeof(ms_meta) + sizeof(uint32_t)) +
+                   (size_t)s.i * sizeof(int64_t) + (size_t)s.f * sizeof(double);
+    size_t c = (bytes + CLASS - 1) / CLASS;
     ms_node *n;
-    if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) pool[c] = n->next;
-    else if (!(n = malloc(c * CLASS))) return NULL;
+    if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) {
+        pool[c] = n->next;
+    } else if (!(n = malloc(c * CLASS))) {
+        ms__no_memory(bytes, who, "a graph node");
+        return NULL;
+    }
+    // Arrays of 8-byte alignment first, then the 4-byte versions.
     char *p = (char *)n + UP(sizeof(ms_node), 8);
 #define TAKE(field, count) \
     n->field = (void *)p;  \
     p += (size_t)(count) * sizeof *n->field
-    TAKE(edges, n_in);
-    TAKE(in, n_in);
-    TAKE(out, n_out);
-    TAKE(gout, n_out);
-    TAKE(i, n_i);
-    TAKE(f, n_f);
-    TAKE(in_meta, n_in);
-    TAKE(out_meta, n_out);
-    TAKE(in_version, n_in);
-    TAKE(out_version, n_out);
+    TAKE(edges, s.in);
+    TAKE(in, s.in);
+    TAKE(out, s.out);
+    TAKE(gout, s.out);
+    TAKE(i, s.i);
+    TAKE(f, s.f);
+    TAKE(in_meta, s.in);
+    TAKE(out_meta, s.out);
+    TAKE(in_version, s.in);
+    TAKE(out_version, s.out);
 #undef TAKE
     n->refs = 0;
-    n->n_in = (uint8_t)n_in;
-    n->n_out = (uint8_t)n_out;
-    n->n_i = (uint8_t)n_i;
-    n->n_f = (uint8_t)n_f;
+    n->n_in = (uint8_t)s.in;
+    n->n_out = (uint8_t)s.out;
+    n->n_i = (uint8_t)s.i;
+    n->n_f = (uint8_t)s.f;
     n->size_class = (uint16_t)(c < CLASSES ? c : 0);
     n->keeps = n->freed = n->needed = false;
     n->op = NULL;
@@ -344,16 +344,12 @@ void ms__node_output(ms_node *n, int k, ms_tensor *t)
     if (old) ms__node_release(old);  // written in place: the edge keeps it
 }
 
-static ms_node *node_new(const char *who, ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i,
-                         int n_f)
+static inline ms_node *node_new(const char *who, ms_node_kind kind, node_size s, ms_tensor *const *in)
 {
-    ms_node *n = node_alloc(n_in, n_out, n_i, n_f);
-    if (!n) {
-        ms__no_memory(node_bytes(n_in, n_out, n_i, n_f), who, "a graph node");
-        return NULL;
-    }
+    ms_node *n = node_alloc(who, s);
+    if (!n) return NULL;
     n->kind = (uint8_t)kind;
-    for (int k = 0; k < n_in; k++) {
+    for (int k = 0; k < s.in; k++) {
         n->in[k] = NULL;
         set_meta(&n->in_meta[k], in[k]);
         if (MS_UNLIKELY(!set_edge(&n->edges[k], in[k]))) {
@@ -364,11 +360,18 @@ static ms_node *node_new(const char *who, ms_node_kind kind, int n_in, ms_tensor
             return NULL;
         }
     }
-    for (int k = 0; k < n_out; k++) {
+    for (int k = 0; k < s.out; k++) {
         n->out[k] = n->gout[k] = NULL;
         n->out_meta[k].present = false;
     }
     return n;
+}
+
+ms_meta ms__meta_of(const ms_tensor *t)
+{
+    ms_meta m;
+    set_meta(&m, t);
+    return m;
 }
 
 bool ms__any_grad(int n, ms_tensor *const *in)
@@ -379,36 +382,28 @@ bool ms__any_grad(int n, ms_tensor *const *in)
     return false;
 }
 
-// The old values of an in-place operator's target, between record_before and record.
+// The old values of an in-place operator's target, from record_before to record.
 static ms_tensor *before;
 
 static ms_status record_before(const ms_call *c)
 {
-    ms__release(before);
-    before = NULL;
+    ms__drop(&before);
     if (!(c->op->save_in & 1) || !c->in[0]) return MS_OK;
-    bool wanted = c->n_in == 1;  // other than the target's own gradient, only theirs read its old values
+    bool wanted = c->n_in == 1;  // with more inputs, only the gradients of the others read the target's old values
     for (int k = 1; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
     if (!wanted) return MS_OK;
-    ms_tensor *t;
-    MS_TRY(ms__tensor_like(&t, c->in[0], c->op->name));
-    ms_status st = ms__copy(t, c->in[0]);
-    if (st != MS_OK) {
-        ms__release(t);
-        return st;
-    }
-    before = t;
-    return MS_OK;
+    MS_TRY(ms__tensor_like(&before, c->in[0], c->op->name));
+    return ms__or_drop(ms__copy(before, c->in[0]), &before);
 }
 
-ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f)
+ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out)
 {
-    return node_new("autograd", kind, n_in, in, n_out, n_i, n_f);
+    return node_new("autograd", kind, (node_size) { n_in, n_out, 0, 0 }, in);
 }
 
 static ms_node *node_for(const ms_call *c)
 {
-    return node_new(c->op->name, MS_NODE_OP, c->n_in, c->in, c->n_out, c->n_i, c->n_f);
+    return node_new(c->op->name, MS_NODE_OP, (node_size) { c->n_in, c->n_out, c->n_i, c->n_f }, c->in);
 }
 
 static void record_drop(ms_node *n)
@@ -428,7 +423,7 @@ static void record(ms_node *n, ms_call *c)
         ms_tensor *t = c->in[k];
         if (!(save & 1) || !t) continue;
         if (MS_UNLIKELY(inplace && k == 0)) {
-            // Nobody may read it (then its new values, at their new version, do no harm), or its old values were kept.
+            // The saved old values, or the target itself if no gradient reads it.
             t = before ? before : ms__tensor_alias(t);
             before = NULL;
         } else {
@@ -461,16 +456,8 @@ void ms__node_free_saved(ms_node *n)
         ms__dead_key(n->key);
         n->key = 0;
     }
-    for (int k = 0; k < n->n_in; k++) {
-        ms_tensor *t = n->in[k];
-        n->in[k] = NULL;
-        ms__release(t);
-    }
-    for (int k = 0; k < n->n_out; k++) {
-        ms_tensor *t = n->out[k];
-        n->out[k] = NULL;
-        ms__release(t);
-    }
+    for (int k = 0; k < n->n_in; k++) ms__drop(&n->in[k]);
+    for (int k = 0; k < n->n_out; k++) ms__drop(&n->out[k]);
 }
 
 // Releasing a node may release the nodes of its inputs, and so on: a list instead of recursion.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// autograd/graph.h -- the tape: nodes, leaves, hooks; and runs, which pull it backwards.
+// autograd/graph.h -- the tape: nodes, leaves, hooks; and runs, which go through it backwards.
 //
-// A node keeps what its backward reads and edges to the nodes that made its inputs. Sequence numbers
-// grow with time, so every consumer of a node's outputs has a higher one: a run that always takes
-// the highest node needs no dependency counts. Leaves are counted, so that a leaf's total is
-// known (hooks, landing) the moment its last contribution has arrived.
+// A node keeps the tensors that its backward reads, and edges to the nodes of its inputs. Sequence numbers grow with
+// time, so every consumer of a node's outputs has a higher one: a run that always takes the highest node needs no
+// dependency counts. Contributions to leaves are counted, so that a leaf's hooks run and its gradient lands as soon as
+// its last contribution has arrived.
 #ifndef MS_GRAPH_H
 #define MS_GRAPH_H
 
@@ -18,23 +18,23 @@ typedef struct ms_edge {
 
 struct ms_leaf {        // of a leaf tensor that takes part in a graph
     int refs;           // the tensor and edges
-    int pending;        // contributions still to come in `run`
-    ms_tensor *tensor;  // weak; NULL when the tensor died
+    int pending;        // contributions that `run` still expects
+    ms_tensor *tensor;  // weak; NULL once the tensor is freed
     ms_tensor *grad;
-    ms_tensor *total;  // contributions so far in `run`
+    ms_tensor *total;  // sum of the contributions so far in `run`
     ms_hook *hooks;    // tensor hooks (before landing) and leaf hooks (after)
-    ms_run *run;       // the run that is using it
-    ms_edge *forward;  // a checkpoint's detached input: its gradient goes on along this edge
+    ms_run *run;       // the run that uses it
+    ms_edge *forward;  // of a checkpoint's detached input: its gradient flows along this edge
 };
 
 typedef enum { MS_HOOK_TENSOR, MS_HOOK_LEAF, MS_HOOK_UNIT, MS_HOOK_REMOVED } ms_hook_kind;
 struct ms_hook {  // on a node's output, or on a leaf
     ms_hook_kind kind;
-    int index;  // which output
+    int index;  // of the output
     double key, handle;
     void *unit;  // UNIT: the owner's pre_backward(unit, use) runs before the gradient is used
     int64_t use;
-    ms_hook **list;  // where it hangs, NULL when its owner died
+    ms_hook **list;  // that it belongs to
     ms_hook *next;
 };
 
@@ -51,8 +51,8 @@ typedef enum {
 struct ms_node {
     int refs;
     uint8_t kind, n_in, n_out, n_i, n_f;
-    bool keeps;            // it kept something that a first backward frees
-    bool freed;            // … and it has
+    bool keeps;            // it saved something that its first backward frees
+    bool freed;            // that has been freed
     bool needed, counted;  // in `run`
     uint16_t size_class;
     const ms_op *op;  // OP only
@@ -62,12 +62,12 @@ struct ms_node {
     void *unit;  // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
     int64_t use;
     ms_hook *hooks;
-    ms_run *run;            // that will run it
+    ms_run *run;            // the run that uses it
     ms_node *next;          // free list, or the list of dying nodes
     ms_edge *edges;         // n_in
     ms_tensor **in, **out;  // saved, or NULL
     uint32_t *in_version, *out_version;
-    ms_tensor **gout;  // n_out gradients so far in `run`
+    ms_tensor **gout;  // n_out sums of gradients so far in `run`
     ms_meta *in_meta, *out_meta;
     int64_t *i;
     double *f;
@@ -76,14 +76,14 @@ struct ms_node {
 ms_leaf *ms__leaf_of(ms_tensor *t);  // made on demand; borrowed
 void ms__leaf_release(ms_leaf *l);
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g);  // takes over g; NULL clears
-void ms__node_release(ms_node *n);                 // iterative: chains of a million nodes
+void ms__node_release(ms_node *n);                 // iterative, for chains of a million nodes
 void ms__node_free_saved(ms_node *n);              // after its backward, unless the graph is retained
-// A node of another kind over n_in inputs (edges and metas set) with room for n_out outputs (metas to be set by
-// ms__node_output).
-ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out, int n_i, int n_f);
+// A node over n_in inputs (edges and metas set) with room for n_out outputs, which ms__node_output sets.
+ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out);
 void ms__node_output(ms_node *n, int k, ms_tensor *t);  // t becomes output k
-bool ms__any_grad(int n, ms_tensor *const *in);         // grad mode is on and one of them requires grad
-void ms__dead_key(double key);
+ms_meta ms__meta_of(const ms_tensor *t);
+bool ms__any_grad(int n, ms_tensor *const *in);                       // grad mode is on and one of them requires grad
+void ms__dead_key(double key);                                        // reports the key by ms_dead_keys
 ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index);  // at the end; NULL: no memory
 
 #include "autograd/custom.h"

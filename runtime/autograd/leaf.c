@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/leaf.c -- gradients come together: sums of contributions, what a gradient must look like, and leaves,
-// whose totals pass their hooks and land in their grad.
+// autograd/leaf.c -- sums contributions to gradients, converts a gradient to its tensor's dtype, and completes leaves:
+// their totals pass their hooks and land in their grad.
 #include "autograd/owner.h"
 #include "autograd/backward.h"
 
@@ -17,7 +17,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
-    if (*total == g) {  // an operator has added its gradient to so_far
+    if (*total == g) {  // the operator has added its gradient to so_far in place
         ms__release(g);
         return MS_OK;
     }
@@ -26,7 +26,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         add_ = ms__op_by_name("add_");
     }
     ms_tensor *a = *total, *sum = NULL;
-    // The buffer that is nobody else's takes the sum; the order of the terms stays.
+    // An exclusive buffer takes the sum; the order of the terms stays the same.
     ms_status st = ms__exclusive(a) ? ms__op2(&sum, add_, a, g) : ms__op2(&sum, add, a, g);
     ms__release(g);
     if (st != MS_OK) return st;
@@ -35,16 +35,15 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
     return MS_OK;
 }
 
-// Another tensor's values in the dtype and shape a gradient must have.
-ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int k)
+static ms_status fit(ms_tensor **g, const ms_meta *m, const char *who, int k)
 {
     static const ms_op *cast;
     ms_tensor *t = *g, *c;
-    if (t->ndim != m->ndim || memcmp(t->shape, m->shape, (size_t)m->ndim * sizeof *m->shape))
+    if (!ms__has_shape(t, m->ndim, m->shape))
         return ms__fail(MS_EINVAL, "%s: gradient %d has shape %s, expected %s", who, k + 1,
                         ms__shape_text(t->ndim, t->shape), ms__shape_text(m->ndim, m->shape));
     if (ms__device(t) != m->device)
-        return ms__fail(MS_EINVAL, "%s: gradient %d is %s: another device than its tensor's", who, k + 1,
+        return ms__fail(MS_EINVAL, "%s: gradient %d is %s, on another device than its tensor", who, k + 1,
                         ms__tensor_text(t));
     if (t->sharded) return ms__fail(MS_EINVAL, "%s: gradient %d is a sharded parameter", who, k + 1);
     if (t->dtype == m->dtype) return MS_OK;
@@ -53,18 +52,23 @@ ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int
                         ms__dtype_name(m->dtype));
     if (!cast) cast = ms__op_by_name("cast");
     int64_t to = m->dtype;
-    MS_TRY(ms__run_op(cast, 1, &t, 1, &to, 0, NULL, 1, &c));
+    MS_TRY(ms__run_op(cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = &to }, 1, &c));
     ms__release(t);
     *g = c;
     return MS_OK;
 }
 
-// A complete total becomes, or is added to, the leaf's grad. Takes over g.
+ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int k)
+{
+    return ms__or_drop(fit(g, m, who, k), g);
+}
+
+// A complete total becomes the leaf's grad, or is added to it. Takes over g.
 static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *t = l->tensor;
     bool taken = false;
-    if (!t) {  // nobody can see it any more
+    if (!t) {  // the tensor has been freed
         ms__release(g);
         return MS_OK;
     }
@@ -74,13 +78,8 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         if (st != MS_OK || taken) return st;
     }
     if (MS_UNLIKELY(g->dtype != t->dtype)) {
-        ms_meta m = { .dtype = t->dtype, .ndim = t->ndim, .device = ms__device(t) };
-        memcpy(m.shape, t->shape, sizeof m.shape);
-        ms_status st = ms__fit_gradient(&g, &m, "backward", 0);
-        if (st != MS_OK) {
-            ms__release(g);
-            return st;
-        }
+        ms_meta m = ms__meta_of(t);
+        MS_TRY(ms__fit_gradient(&g, &m, "backward", 0));
     }
     if (l->grad) {
         ms_tensor *same;
@@ -89,12 +88,12 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         ms__release(g);
         return st;
     }
-    if (!ms__exclusive(g) || g->slot) {  // it shares its bytes with another gradient: a grad is its leaf's own
+    if (!ms__exclusive(g) || g->slot) {  // a grad must not share its bytes with another tensor
         ms_tensor *c;
         ms_status st = ms__tensor_like(&c, t, "backward");
-        if (st == MS_OK && (st = ms__copy(c, g)) != MS_OK) ms__release(c);
+        if (st == MS_OK) st = ms__or_drop(ms__copy(c, g), &c);
         ms__release(g);
-        if (st != MS_OK) return st;
+        MS_TRY(st);
         g = c;
     }
     g->is_view = false;
@@ -117,12 +116,8 @@ static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
     if (k->phase == 1) {
         if (ms__run_answers(r, &a) > 0 && a[0]) {
             ms_tensor *g = ms__retain(a[0]);
-            ms_meta m = { .dtype = l->total->dtype, .ndim = l->total->ndim, .device = ms__device(l->total) };
-            memcpy(m.shape, l->total->shape, sizeof m.shape);
-            if (ms__fit_gradient(&g, &m, "register_hook", 0)) {
-                ms__release(g);
-                return MS_RUN_FAILED;
-            }
+            ms_meta m = ms__meta_of(l->total);
+            if (ms__fit_gradient(&g, &m, "register_hook", 0)) return MS_RUN_FAILED;
             ms__release(l->total);
             l->total = g;
         }
@@ -140,16 +135,16 @@ static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
         k->n++;
         if (k->phase == 0) {
             k->phase = 1;
-            return ms__run_event(r, ev, MS_EV_TENSOR_HOOK, h->key, 0, 1, &l->total, 0);
+            return ms__run_event(r, ev, &(ms_question) { MS_EV_TENSOR_HOOK, .key = h->key, .n = 1, .in = &l->total });
         }
         if (!l->tensor) return MS_RUN_DONE;
-        return ms__run_event(r, ev, MS_EV_LEAF_HOOK, h->key, 0, 1, &l->tensor, 0);
+        return ms__run_event(r, ev, &(ms_question) { MS_EV_LEAF_HOOK, .key = h->key, .n = 1, .in = &l->tensor });
     }
     ms_tensor *g = l->total;
     l->total = NULL;
     bool managed = l->tensor && l->tensor->unit_param;
     if (land(r, l, g)) return MS_RUN_FAILED;
-    // A managed parameter's gradient lands when its unit has reduced it, which calls ms__leaf_hooks then.
+    // A managed parameter's gradient lands when its unit has reduced it; the unit then calls ms__leaf_hooks.
     if (managed || !skip_removed(l->hooks, MS_HOOK_LEAF)) return MS_RUN_DONE;
     k->phase = 3;
     k->n = 0;
@@ -173,8 +168,7 @@ ms_status ms__leaf_complete(ms_run *r, ms_leaf *l)
     if (r->grad) {
         for (int k = 0; k < r->n_captures; k++)
             if (r->captures[k].leaf == l && !r->captures[k].value) r->captures[k].value = ms__retain(l->total);
-        ms__release(l->total);
-        l->total = NULL;
+        ms__drop(&l->total);
         return MS_OK;
     }
     if (!l->total) return MS_OK;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// autograd/run.c -- runs: engine work that is pulled, so that the script can answer in the middle of it.
+// autograd/run.c -- runs: engine work that the script drives step by step, so that it can answer events on the way.
 //
-// A run is an agenda: a stack of small tasks (push, step, pop) and, for a backward, the nodes to go
-// through (backward.c). Runs form a stack: only the innermost one can go on. While an event is out the engine is
-// in its ordinary state, with a scope and modes of its own, which are taken back on resumption.
+// A run has an agenda: a stack of small tasks (push, step, pop) and, for a backward, the nodes to process (backward.c).
+// Runs form a stack: only the innermost one can continue. While an event waits for its answer, the script may use the
+// engine; it does so in a scope and modes of the event's own, which end with it.
 #include "base/activity.h"
 #include "autograd/owner.h"
 #include "autograd/backward.h"
@@ -14,7 +14,7 @@ static ms_stacked *spare_task;
 
 const ms_run_owner *ms__run_owner;
 
-// ---- small things -----------------------------------------------------------------------------
+// ---- state of runs ----------------------------------------------------------------------------
 
 ms_status ms__run_no_memory(size_t bytes) { return ms__no_memory(bytes, "backward", "the run's agenda"); }
 
@@ -90,32 +90,28 @@ static void drop_answers(ms_run *r)
     r->event.n_answers = 0;
 }
 
-ms_run_state ms__run_event(ms_run *r, ms_event *ev, ms_event_kind kind, double key, double unit, int n,
-                           ms_tensor *const *in, int n_first)
+ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
 {
     static const char *const names[] = {
         "run",        "tensor hook",    "backward of a Function", "module backward hook", "leaf hook",
         "checkpoint", "pre-all-gather", "post-all-gather",        "reduction hook",       "all-reduce hook"
     };
     drop_answers(r);
-    r->event.kind = kind;
+    r->event.kind = q->kind;
     r->modes.grad_mode = ms__state.grad_mode;
     r->modes.autocast = ms__state.autocast;
-    if (!(r->modes.scope = ms_scope_open(names[kind]))) return MS_RUN_FAILED;
+    if (!(r->modes.scope = ms_scope_open(names[q->kind]))) return MS_RUN_FAILED;
     r->event.out = true;
-    ms__state.grad_mode = kind == MS_EV_RECOMPUTE;
+    ms__state.grad_mode = q->kind == MS_EV_RECOMPUTE;
     ms__state.autocast = 0;
-    if (kind == MS_EV_RECOMPUTE) ms_rng_get(&r->modes.rng[0], &r->modes.rng[1]);
-    for (int k = 0; k < n; k++) {
+    if (q->kind == MS_EV_RECOMPUTE) ms_rng_get(&r->modes.rng[0], &r->modes.rng[1]);
+    for (int k = 0; k < q->n; k++) {
         r->event.ids[k] = 0;
-        if (in[k] && !(r->event.ids[k] = ms__name(ms__retain(in[k])))) return MS_RUN_FAILED;
+        if (q->in[k] && !(r->event.ids[k] = ms__name(ms__retain(q->in[k])))) return MS_RUN_FAILED;
     }
-    ev->kind = kind;
-    ev->n = n;
-    ev->key = key;
-    ev->unit = unit;
-    ev->in = r->event.ids;
-    ev->n_first = n_first;
+    *ev = (ms_event) {
+        .kind = q->kind, .n = q->n, .key = q->key, .unit = q->unit, .in = r->event.ids, .n_first = q->n_first
+    };
     return MS_RUN_EVENT;
 }
 
@@ -184,7 +180,6 @@ static bool is_outermost_backward(const ms_run *r)
     return r->backward;
 }
 
-// Takes the run off the stack and its marks off the graph.
 void ms__run_finish(ms_run *r)
 {
     if (r->event.out) leave_event(r);
@@ -207,10 +202,8 @@ void ms__run_finish(ms_run *r)
     }
     r->n_agenda = 0;
     for (int i = 0; i < r->n_leaves; i++) {
-        ms_leaf *l = r->leaves[i];
-        ms__release(l->total);
-        l->total = NULL;
-        l->run = NULL;
+        ms__drop(&r->leaves[i]->total);
+        r->leaves[i]->run = NULL;
     }
     while (r->asides) {
         ms_aside *a = r->asides;
@@ -255,7 +248,7 @@ static ms_run_state step_task(ms_run *r, ms_event *ev)
         task_free(k);
         return MS_RUN_DONE;
     }
-    // Under what it pushed.
+    // Put it back below the tasks that it pushed.
     ms_stacked **at = &r->tasks;
     while (*at != under) at = &(*at)->next;
     k->next = under;
@@ -267,8 +260,9 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
 {
     MS_BUSY;
     if (MS_UNLIKELY(r != top)) {
-        ms__fail(MS_ESTATE,
-                 "run: only the innermost run can go on; another one was started inside its event and is still open");
+        ms__fail(
+            MS_ESTATE,
+            "run: only the innermost run can continue; another one was started inside its event and is still open");
         return MS_RUN_FAILED;
     }
     if (r->event.out) leave_event(r);
@@ -347,7 +341,7 @@ static void abort_from(ms_run *r, const char *why)
     bool open = false;
     for (ms_run *k = top; k; k = k->below) open |= k == r;
     if (!open) return;
-    // The error that led here stays what ms_error() says.
+    // ms_error() keeps the error that led to the abort.
     ms_status code = ms__failure();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());
@@ -357,7 +351,7 @@ static void abort_from(ms_run *r, const char *why)
         backward |= k->backward;
     }
     for (ms_run *k = r->below; k; k = k->below) backward &= !k->backward;
-    if (units) ms__run_owner->failed(why ? why : code != MS_OK ? text : "a run was given up", r->epoch, backward);
+    if (units) ms__run_owner->failed(why ? why : code != MS_OK ? text : "a run was aborted", r->epoch, backward);
     for (bool last = false; !last;) {
         ms_run *k = top;
         last = k == r;

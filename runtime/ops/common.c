@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/common.c -- what checks and backwards share: result types, gradients brought to an input's shape,
-// filling and copying from C.
+// ops/common.c -- helpers of checks and backwards: result types, gradients in an input's shape, filling and copying.
 #include "cpu/cpu.h"
 #include "device/device.h"
 #include "rows/ops.h"
@@ -28,7 +27,7 @@ ms_tensor *ms__view_as(const ms_tensor *t, int ndim, const int64_t *shape)
         }
         return ms__tensor_view(t, ndim, shape, stride, t->offset);
     }
-    // Walk both shapes from the end: a run of new dimensions must cover a run of old ones that is contiguous in itself.
+    // Walk both shapes from the end: a run of new dimensions must cover a contiguous run of old ones.
     int d = ndim - 1;
     int64_t old = 1, new = 1, base = t->ndim ? t->stride[t->ndim - 1] : 1;
     for (int k = t->ndim - 1; k >= 0; k--) {
@@ -63,7 +62,7 @@ ms_status ms__reshape(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *sh
 
 ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape)
 {
-    if (t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0) {
+    if (ms__has_shape(t, ndim, shape)) {
         *out = ms__retain(t);
         return MS_OK;
     }
@@ -72,7 +71,7 @@ ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *sha
     for (int d = 0; d < t->ndim; d++)
         if (d < lead || (shape[d - lead] == 1 && t->shape[d] != 1)) args[n++] = d;
     ms_tensor *sum, *from = t;
-    if (n > 1) MS_TRY(ms__run_op(&ms__op_sum, 1, &from, n, args, 0, NULL, 1, &sum));
+    if (n > 1) MS_TRY(ms__run_op(&ms__op_sum, &(ms_op_args) { 1, &from, .n_i = n, .i = args }, 1, &sum));
     else sum = ms__retain(t);
     ms_status st = ms__reshape(out, sum, ndim, shape);
     ms__release(sum);
@@ -85,22 +84,19 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
     ms_status st = ms__sum_to(&sum, g, input->ndim, input->shape);
     ms__release(g);
     MS_TRY(st);
-    if (ms__device(sum) != input->device) {  // what was copied between devices goes back
+    if (ms__device(sum) != input->device) {  // the input was copied to another device
         ms_tensor *there = NULL;
         st = ms__tensor_new(&there, sum->dtype, input->device, sum->ndim, sum->shape, "to");
-        if (st == MS_OK) st = ms__copy(there, sum);
+        if (st == MS_OK) st = ms__or_drop(ms__copy(there, sum), &there);
         ms__release(sum);
-        if (st != MS_OK) {
-            ms__release(there);
-            return st;
-        }
+        MS_TRY(st);
         sum = there;
     }
     if (sum->dtype == input->dtype) {
         *out = sum;
         return MS_OK;
     }
-    st = ms__run_op(&ms__op_cast, 1, &sum, 1, (int64_t[]) { input->dtype }, 0, NULL, 1, out);
+    st = ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &sum, .n_i = 1, .i = (int64_t[]) { input->dtype } }, 1, out);
     ms__release(sum);
     return st;
 }
@@ -113,7 +109,7 @@ ms_status ms__fill_data(ms_tensor *t, double value)
     return MS_OK;
 }
 
-// src as a dense tensor of that dtype, on its device: itself (retained) or a copy.
+// src as a contiguous tensor of that dtype on its own device: itself (retained) or a copy.
 static ms_status dense(ms_tensor **out, const ms_tensor *src, int dtype)
 {
     if (src->dtype == dtype && ms__is_contiguous(src)) {
@@ -121,9 +117,7 @@ static ms_status dense(ms_tensor **out, const ms_tensor *src, int dtype)
         return MS_OK;
     }
     MS_TRY(ms__tensor_new(out, dtype, ms__device(src), src->ndim, src->shape, "copy"));
-    ms_status st = ms__copy_data(*out, src);
-    if (st != MS_OK) ms__release(*out);
-    return st;
+    return ms__or_drop(ms__copy_data(*out, src), out);
 }
 
 ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
@@ -138,8 +132,8 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
     if (from == MS_META)
         return ms__fail(MS_EINVAL, "copy: %s has no values to copy into %s", ms__tensor_text(src),
                         ms__tensor_text(dst));
-    // Between devices bytes move, dense and of the destination's dtype; strides and broadcasting are done on either
-    // side.
+    // Between devices contiguous bytes of the destination's dtype move; each side handles its own strides and
+    // broadcasting.
     ms_tensor *whole, *there = NULL;
     MS_TRY(dense(&whole, src, dst->dtype));
     ms_status st = MS_OK;
@@ -161,15 +155,8 @@ ms_status ms__zero(ms_tensor *t)
 
 ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape)
 {
-    ms_tensor *t;
-    MS_TRY(ms__tensor_new(&t, dtype, device, ndim, shape, "zeros"));
-    ms_status st = ms__zero(t);
-    if (st != MS_OK) {
-        ms__release(t);
-        return st;
-    }
-    *out = t;
-    return MS_OK;
+    MS_TRY(ms__tensor_new(out, dtype, device, ndim, shape, "zeros"));
+    return ms__or_drop(ms__zero(*out), out);
 }
 
 ms_status ms__copy(ms_tensor *dst, ms_tensor *src)
@@ -186,13 +173,13 @@ ms_status ms__contiguous(ms_tensor **out, ms_tensor *t)
         *out = ms__retain(t);
         return MS_OK;
     }
-    ms_tensor *c;
-    MS_TRY(ms__tensor_like(&c, t, "contiguous"));
-    ms_status st = ms__copy(c, t);
-    if (st != MS_OK) {
-        ms__release(c);
-        return st;
-    }
-    *out = c;
-    return MS_OK;
+    MS_TRY(ms__tensor_like(out, t, "contiguous"));
+    return ms__or_drop(ms__copy(*out, t), out);
+}
+
+ms_status ms__on_cpu(ms_tensor **out, ms_tensor *t, const char *what)
+{
+    if (!ms__is_cuda(ms__device(t))) return ms__contiguous(out, t);
+    MS_TRY(ms__tensor_new(out, t->dtype, MS_CPU, t->ndim, t->shape, what));
+    return ms__or_drop(ms__copy(*out, t), out);
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.c -- copies between the CPU and a GPU that nobody waits for: on the copy stream, beside compute.
-// What offloading is made of: a unit's bytes come while the one before computes, and go while the next does.
+// ops/copy.c -- asynchronous copies between the CPU and a GPU, on the copy stream. For offloading: a unit's bytes
+// arrive while the previous unit computes, and leave while the next one does.
 //
-// The CPU's copy stream carries the record: it lets the GPU's copy stream wait for what the compute stream
-// had when the copy was issued, copies, and is done when the bytes are there. Both storages carry its event,
-// so the next operator on either waits by itself; both are held until it is through.
+// The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that the compute stream
+// had when the copy was issued, copies, and ends when the bytes have arrived. Both storages carry its event, for which
+// the next operator on either waits, and are held until it has ended.
 #include "device/device.h"
 #include "ops/op.h"
 
@@ -69,7 +69,7 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
     MS_TRY(ms__stream_wait(s, dst->storage->event));
     MS_TRY(ms__stream_wait(s, dst->storage->readers));
     copy_record r = { .to = to, .from = from, .dst = ms__data(dst), .src = ms__data(src), .bytes = ms__nbytes(dst) };
-    // What the compute stream was asked before comes first: it makes the source, and may still read the destination.
+    // Earlier work of the compute stream comes first: it writes the source, and may still read the destination.
     if (ms__is_cuda(to) || ms__is_cuda(from))
         MS_TRY(ms__cuda()->record(ms__index(ms__is_cuda(to) ? to : from), MS_STREAM_COMPUTE, &r.ready));
     r.a = ms__storage_retain(dst->storage);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/cuda.c -- the table that the CUDA plugin gets (ops/cuda.h).
+// ops/cuda.c -- the table of engine functions for the CUDA plugin (ops/cuda.h).
 #include "ops/cuda.h"
 #include "cpu/cpu.h"
 #include "rows/ops.h"

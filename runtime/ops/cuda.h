@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/cuda.h -- what the CUDA plugin may call of the engine, as one table: the engine's own symbols are
-// hidden, and the plugin is loaded by name.
+// ops/cuda.h -- the table of engine functions that the CUDA plugin may call. The plugin is loaded by name and does not
+// see the engine's symbols, which are hidden.
 #ifndef MS_OP_CUDA_H
 #define MS_OP_CUDA_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/engine.c -- process-wide settings: threads, modes, the random generator's place.
+// ops/engine.c -- process-wide settings: threads, modes, the random generator's state.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -14,21 +14,15 @@
 static int threads = 1;
 static bool ready;
 
-static int env_int(const char *name)
-{
-    const char *s = getenv(name);
-    return s ? atoi(s) : 0;
-}
-
-// CPUs of this rank: those of its affinity mask, shared with the other ranks of the node when the mask is everything
-// (mpirun binds to cores only when it is asked to or when there are few ranks).
+// The CPUs of this rank: those of its affinity mask; if that has all CPUs, an equal share per rank of the node (mpirun
+// binds to cores only on request or when there are few ranks).
 static int default_threads(void)
 {
     double given = 0;
     if (ms__env_number("MOONSHARD_THREADS", "a whole number above 0", &given) == MS_OK && given > 0)
         return given < 1024 ? (int)given : 1024;
-    int n = env_int("OMP_NUM_THREADS");
-    if (n > 0) return n;
+    const char *omp = getenv("OMP_NUM_THREADS");
+    if (omp && atoi(omp) > 0) return atoi(omp);
     cpu_set_t set;
     int cpus = 1, online = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = CPU_COUNT(&set);
@@ -37,7 +31,7 @@ static int default_threads(void)
     return cpus > 0 ? cpus : 1;
 }
 
-// An invalid value is an error that names the variable, not ignored.
+// An invalid value is an error that names the variable.
 static ms_status check_environment(void)
 {
     static const struct {
@@ -57,8 +51,7 @@ static ms_status check_environment(void)
         bool known = !value || !*value;
         for (int c = 0; c < 4 && chosen[k].choices[c]; c++) {
             known |= value && strcmp(value, chosen[k].choices[c]) == 0;
-            snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", c ? ", " : "",
-                     chosen[k].choices[c]);
+            ms__append(expected, sizeof expected, "%s%s", c ? ", " : "", chosen[k].choices[c]);
         }
         if (!known)
             return ms__fail(MS_EINVAL, "%s is '%s', expected %s%s", chosen[k].name, value,
@@ -100,34 +93,28 @@ ms_status ms_init(void)
 
 int ms_num_threads(void) { return threads; }
 
-// At most 1024, whatever an environment asks for: libgomp falls over a team of 100,000.
+// At most 1024: libgomp crashes with a team of 100,000.
 void ms_set_num_threads(int n)
 {
     threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
-    // oneDNN's threads are OpenMP's, whose library comes with it.
+    // oneDNN uses OpenMP's threads and loads its library.
     void (*set_openmp)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_num_threads");
     if (set_openmp) set_openmp(threads);
 }
 
-int ms_set_grad_mode(int on)
+static int swap(int32_t *setting, int value)
 {
-    int before = ms__state.grad_mode;
-    ms__state.grad_mode = on != 0;
+    int before = *setting;
+    *setting = value;
     return before;
 }
 
-int ms_set_autocast(int dtype_plus_1)
-{
-    int before = ms__state.autocast;
-    ms__state.autocast = dtype_plus_1;
-    return before;
-}
-
+int ms_set_grad_mode(int on) { return swap(&ms__state.grad_mode, on != 0); }
+int ms_set_autocast(int dtype_plus_1) { return swap(&ms__state.autocast, dtype_plus_1); }
 int ms_set_default_dtype(int dtype)
 {
-    int before = ms__state.default_dtype;
-    if (dtype >= 0 && ms__is_float(dtype)) ms__state.default_dtype = dtype;
-    return before;
+    bool real = dtype >= 0 && ms__is_float(dtype);
+    return swap(&ms__state.default_dtype, real ? dtype : ms__state.default_dtype);
 }
 
 // ---- random numbers ---------------------------------------------------------------------------

@@ -9,10 +9,10 @@
 extern "C" {
 #endif
 
-// Reserves one offset for an operator call: the element's place is the rest of the counter.
+// Draws the offset of an operator call; the element's place is the rest of the counter.
 void ms__rng_next(uint64_t *seed, uint64_t *offset);
-uint64_t ms__rng_offset(void);         // the next one
-void ms__rng_rewind(uint64_t offset);  // a call that failed gives back what it drew
+uint64_t ms__rng_offset(void);         // the offset of the next draw
+void ms__rng_rewind(uint64_t offset);  // undoes the draws of a call that failed
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/families.c -- every operator family: the one list to extend when a family file is added.
+// ops/families.c -- the list of operator families: a new family file adds its line here.
 #include "ops/families.h"
 
 // clang-format off

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // ops/op.c -- dispatch: one path for every operator, from scripts and from C.
 //
-// A call is checked (inputs alive, on one device, resident; then the row's own check, which makes
-// the outputs), run on its device, and recorded on the tape when some input asks for gradients.
-// On failure the outputs are released and the error names the operator. A call that fails for lack of memory has no
-// effect: scripts repeat it after a collection (tensor/init.lua), so the tape's node and the outputs' names are there
-// before the kernel runs, and random numbers that were drawn are given back.
+// A call is checked (inputs alive, on one device, resident; then the row's own check, which makes the outputs), run on
+// its device, and recorded on the tape if an input requires a gradient. On failure the outputs are released and the
+// error names the operator. A call that fails for lack of memory has no effect, because scripts repeat it after a
+// garbage collection (tensor/init.lua): the tape's node and the outputs' ids are allocated before the kernel runs, and
+// drawn random numbers are undone.
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ const char *ms_op_doc(int op) { return op_at(op) && table[op]->doc ? table[op]->
 int ms_op_inputs(int op) { return op_at(op) ? table[op]->n_in_min : 0; }
 int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
 
-// CUDA's kernels, when that plugin is loaded: by name, for rows that are in no family's list too.
+// CUDA's kernels, once the plugin is loaded: by name, because some rows are in no family's list.
 static struct {
     const char *op;
     ms_status (*run)(ms_call *);
@@ -139,7 +139,7 @@ ms_status ms__call_fail(const ms_call *c, const char *fmt, ...)
 
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
 {
-    int n = ndim ? ndim : 1;  // a 0-dim tensor accepts its one imaginary dimension
+    int n = ndim ? ndim : 1;  // a 0-dim tensor accepts dimensions 0 and -1
     if (d < -n || d >= n)
         return ms__call_fail(c, "dimension %lld is out of range for a tensor of %d dimension%s (expected %d to %d)",
                              (long long)(d >= 0 ? d + 1 : d), ndim, ndim == 1 ? "" : "s", -n, n);
@@ -172,8 +172,8 @@ static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
 
 static ms_status dispatch(ms_call *c, bool record);
 
-// Beside tensors of a device a tensor of one number and no dimension may lie on the CPU: it is brought there, on the
-// tape like any other way there. Not as what is changed in place.
+// A 0-dim tensor on the CPU may be an input beside tensors of another device, unless it is changed in place: it is
+// copied to that device, which the tape records.
 static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
 {
     ms_tensor *brought[MS_MAX_IN], *was[MS_MAX_IN];
@@ -209,8 +209,8 @@ static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
     return ms__fail(MS_ESTATE, "%s", ms_error());
 }
 
-// The tape knows a view by what its base was when the view was made: after a recorded change of the base its gradient
-// would be that of the old values.
+// The tape knows a view only as a function of its base's values at the view's creation: after a recorded change of the
+// base, the view's gradient would be that of the old values.
 static ms_status stale_view(const ms_call *c, int k)
 {
     return ms__call_fail(c,
@@ -219,7 +219,7 @@ static ms_status stale_view(const ms_call *c, int k)
                          k + 1, ms__tensor_text(c->in[k]));
 }
 
-// An in-place write must not change what the tape relies on.
+// Refuses in-place changes whose gradients the tape cannot represent.
 static ms_status check_inplace(const ms_call *c)
 {
     const ms_tensor *t = c->in[0];
@@ -239,14 +239,12 @@ static ms_status check_inplace(const ms_call *c)
 // For the profiler: "[4, 8] float32, [8] float32".
 static const char *shapes_of(const ms_call *c)
 {
-    char text[400];
-    size_t at = 0;
-    for (int k = 0; k < c->n_in && at < sizeof text - 64; k++)
+    char text[400] = "";
+    for (int k = 0; k < c->n_in; k++)
         if (c->in[k])
-            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "",
-                                   ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__dtype_name(c->in[k]->dtype));
-    text[sizeof text - 1] = 0;
-    return at ? ms__trace_text("%s", text) : NULL;
+            ms__append(text, sizeof text, "%s%s %s", *text ? ", " : "", ms__shape_text(c->in[k]->ndim, c->in[k]->shape),
+                       ms__dtype_name(c->in[k]->dtype));
+    return *text ? ms__trace_text("%s", text) : NULL;
 }
 
 static ms_status dispatch(ms_call *c, bool record)
@@ -289,7 +287,7 @@ static ms_status dispatch(ms_call *c, bool record)
 
     st = op->check(c);
     if (MS_UNLIKELY(st != MS_OK)) goto failed;
-    // All that recording allocates, before the kernel changes anything: the call is repeated when memory was short.
+    // Allocates everything for recording before the kernel changes anything, so that the call can be repeated.
     if (grad && op->backward && !(node = ms__recorder.node_for(c))) {
         st = MS_ENOMEM;
         goto failed;
@@ -324,7 +322,8 @@ failed:
     return st;
 }
 
-// Under autocast: floating inputs (not float64) in the dtype this operator wants. Casts are recorded like any other.
+// Under autocast: casts floating-point inputs except float64 to the dtype of the operator's flag. The tape records the
+// casts.
 static ms_status dispatch_cast(ms_call *c)
 {
     int want = c->op->flags & MS_OP_LOW ? ms__state.autocast - 1 : MS_F32;
@@ -352,17 +351,16 @@ ms_status ms__dispatch(ms_call *c)
 
 // ---- from C -----------------------------------------------------------------------------------
 
-ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, const int64_t *i, int n_f,
-                     const double *f, int n_out, ms_tensor **out)
+ms_status ms__run_op(const ms_op *op, const ms_op_args *a, int n_out, ms_tensor **out)
 {
     ms_call c;
     c.op = op;
-    c.n_in = n_in;
-    c.n_i = n_i;
-    c.n_f = n_f;
-    for (int k = 0; k < n_in; k++) c.in[k] = in[k];
-    for (int k = 0; k < n_i; k++) c.i[k] = i[k];
-    for (int k = 0; k < n_f; k++) c.f[k] = f[k];
+    c.n_in = a->n_in;
+    c.n_i = a->n_i;
+    c.n_f = a->n_f;
+    for (int k = 0; k < a->n_in; k++) c.in[k] = a->in[k];
+    for (int k = 0; k < a->n_i; k++) c.i[k] = a->i[k];
+    for (int k = 0; k < a->n_f; k++) c.f[k] = a->f[k];
     MS_TRY(dispatch(&c, false));
     for (int k = 0; k < c.n_out; k++) {
         if (k < n_out) out[k] = c.out[k];
@@ -373,29 +371,29 @@ ms_status ms__run_op(const ms_op *op, int n_in, ms_tensor *const *in, int n_i, c
 
 ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a)
 {
-    return ms__run_op(op, 1, &a, 0, NULL, 0, NULL, 1, out);
+    return ms__run_op(op, &(ms_op_args) { .n_in = 1, .in = &a }, 1, out);
 }
 
 ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f)
 {
-    return ms__run_op(op, 1, &a, 0, NULL, 1, &f, 1, out);
+    return ms__run_op(op, &(ms_op_args) { 1, &a, .n_f = 1, .f = &f }, 1, out);
 }
 
 ms_status ms__op2(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b)
 {
-    return ms__run_op(op, 2, (ms_tensor *[]) { a, b }, 0, NULL, 0, NULL, 1, out);
+    return ms__run_op(op, &(ms_op_args) { .n_in = 2, .in = (ms_tensor *[]) { a, b } }, 1, out);
 }
 
 ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c)
 {
-    return ms__run_op(op, 3, (ms_tensor *[]) { a, b, c }, 0, NULL, 0, NULL, 1, out);
+    return ms__run_op(op, &(ms_op_args) { .n_in = 3, .in = (ms_tensor *[]) { a, b, c } }, 1, out);
 }
 
 // ---- from scripts -----------------------------------------------------------------------------
 
 static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator %d does not exist", op); }
 
-// What cannot fail any more once an operator has had its effect: names for n outputs, headers of views.
+// Allocates what must not fail after an operator has run: ids of n outputs, headers of views.
 static ms_status reserve(const ms_op *op, int n)
 {
     MS_TRY(ms__names_reserve(n, op->name));
@@ -441,23 +439,27 @@ ms_status ms_call_op(int op, ms_args *a)
     return MS_OK;
 }
 
+// Starts a call of an operator on n tensors. False with the error set.
+static inline bool begin(ms_call *c, int op, int n, const ms_id *in)
+{
+    if (!(c->op = op_at(op))) return bad_op(op), false;
+    for (int k = 0; k < n; k++)
+        if (!(c->in[k] = ms__tensor(in[k]))) return released_input(c->op, k), false;
+    c->n_in = n;
+    c->n_i = c->n_f = 0;
+    return true;
+}
+
 ms_id ms_call1(int op, ms_id a)
 {
     ms_call c;
-    if (!(c.op = op_at(op))) return bad_op(op), 0;
-    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
-    c.n_in = 1;
-    c.n_i = c.n_f = 0;
-    return finish1(&c);
+    return begin(&c, op, 1, &a) ? finish1(&c) : 0;
 }
 
 ms_id ms_call1f(int op, ms_id a, double f)
 {
     ms_call c;
-    if (!(c.op = op_at(op))) return bad_op(op), 0;
-    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
-    c.n_in = 1;
-    c.n_i = 0;
+    if (!begin(&c, op, 1, &a)) return 0;
     c.n_f = 1;
     c.f[0] = f;
     return finish1(&c);
@@ -466,25 +468,11 @@ ms_id ms_call1f(int op, ms_id a, double f)
 ms_id ms_call2(int op, ms_id a, ms_id b)
 {
     ms_call c;
-    if (!(c.op = op_at(op))) return bad_op(op), 0;
-    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
-    if (!(c.in[1] = ms__tensor(b))) return released_input(c.op, 1), 0;
-    c.n_in = 2;
-    c.n_i = c.n_f = 0;
-    return finish1(&c);
+    return begin(&c, op, 2, (ms_id[]) { a, b }) ? finish1(&c) : 0;
 }
 
 ms_id ms_call3(int op, ms_id a, ms_id b, ms_id d)
 {
     ms_call c;
-    if (!(c.op = op_at(op))) return bad_op(op), 0;
-    if (!(c.in[0] = ms__tensor(a))) return released_input(c.op, 0), 0;
-    if (!(c.in[1] = ms__tensor(b))) return released_input(c.op, 1), 0;
-    c.n_in = 2;
-    if (d != 0) {
-        if (!(c.in[2] = ms__tensor(d))) return released_input(c.op, 2), 0;
-        c.n_in = 3;
-    }
-    c.n_i = c.n_f = 0;
-    return finish1(&c);
+    return begin(&c, op, d != 0 ? 3 : 2, (ms_id[]) { a, b, d }) ? finish1(&c) : 0;
 }

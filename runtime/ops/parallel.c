@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: MIT
 // ops/parallel.c -- loops over this rank's threads.
 //
-// The caller works itself; helpers take blocks that have not begun. Only blocks in progress are waited for: a helper
-// that the kernel does not schedule, on a machine that others use too, costs nothing. (With OpenMP, whose barriers wait
-// for every thread of a team, two threads took 8 times as long as one there.) The helpers spin for a moment, then sleep
-// in a futex.
+// The calling thread works too; helper threads take blocks that have not begun. The caller waits only for blocks in
+// progress, so a helper that is not scheduled on a busy machine costs nothing. (OpenMP's barriers wait for every thread
+// of a team: on such a machine two threads took 8 times as long as one.) Helpers spin for a moment, then sleep on a
+// futex.
 //
-// A job is open while `open` is set. Its fields are written before that, and not again before `inside` is back at 0, so
-// a helper that has counted itself in and sees `open` may read them.
+// A job is open while `open_` is set. Its fields are written before `open_` is set, and not again until `inside` is 0:
+// a helper that has incremented `inside` and sees `open_` may read them.
 #define _GNU_SOURCE
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "ops/op.h"
 
 enum {
-    PARALLEL_FROM = 32768,  // waking a helper costs microseconds: less work than this many elements does not pay for it
-    SPINS = 1000,           // about 40 us, longer than a script needs from one operator to the next
+    PARALLEL_FROM = 32768,  // elements; waking a helper for fewer costs more than it saves
+    SPINS = 1000,           // about 40 us: longer than a script needs between two operators
     MAX_THREADS = 1024,
     LINE = 64,
 };
 
-// Blocks of one thread, [next, last). Threads that have finished theirs take from the others'.
+// The blocks of one thread, [next, last). A thread that has finished its own takes blocks of other threads.
 typedef struct {
     int64_t next;
     int64_t last;
@@ -40,12 +39,12 @@ static struct {
     part part[MAX_THREADS];
 } job;
 
-static pthread_mutex_t owner =
-    PTHREAD_MUTEX_INITIALIZER;  // whose loop the helpers work on; other threads' loops run alone
-static int helpers;             // started; under `owner`
+// Held by the thread whose loop uses the helpers; loops of other threads run on their own thread.
+static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER;
+static int helpers;  // started; under `owner`
 static int sleepers;
 static _Alignas(LINE) int inside;
-static _Alignas(LINE) uint32_t generation;  // of jobs: what helpers wait for
+static _Alignas(LINE) uint32_t generation;  // number of jobs begun: helpers wait for its change
 static int open_;
 static _Thread_local int thread_number;
 
@@ -84,8 +83,8 @@ static void *helper(void *number)
                 continue;
             }
             __atomic_add_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
-            syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL,
-                    0);  // returns at once when it has changed
+            // Returns at once if the generation has changed.
+            syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
             __atomic_sub_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
         }
         seen = now;
@@ -96,30 +95,27 @@ static void *helper(void *number)
     return NULL;
 }
 
-// A child has the thread that forked it, and no other.
+// A forked child has no helpers.
 static void after_fork(void) { helpers = inside = sleepers = 0; }
 
-// Starts the helpers that are missing, as far as the system lets us: fewer only make it slower. Signals go to other
-// threads.
+// Starts missing helpers, as many as the system allows: with fewer, loops are slower.
 static void start_helpers(int wanted)
 {
-    sigset_t all, before;
     if (helpers >= wanted) return;
     static bool registered;
     if (!registered) registered = pthread_atfork(NULL, NULL, after_fork) == 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (pthread_t t; helpers < wanted; helpers++) {
-        if (pthread_create(&t, NULL, helper, (void *)(intptr_t)(helpers + 1)) != 0) break;
+        if (ms__thread_start(&t, helper, (void *)(intptr_t)(helpers + 1)) != 0) break;
         pthread_detach(t);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// Blocks on all threads, if this one may have them. parts: 1 for one queue of blocks, or as many as threads.
-static bool shared(int64_t n, int64_t block, int64_t blocks, int threads, bool one_queue, ms_range_fn fn, void *arg)
+// Runs the loop on all threads; false if another loop uses the helpers. one_queue: threads share one queue of blocks.
+static bool shared(int64_t n, int64_t block, bool one_queue, ms_range_fn fn, void *arg)
 {
     if (thread_number > 0 || pthread_mutex_trylock(&owner) != 0) return false;
+    int threads = ms_num_threads();
+    int64_t blocks = (n + block - 1) / block;
     start_helpers(threads - 1);
     job.fn = fn;
     job.arg = arg;
@@ -148,8 +144,7 @@ void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
 {
     if (n <= 0) return;
     int64_t blocks = (n + block - 1) / block;
-    int threads = ms_num_threads();
-    if (threads > 1 && blocks > 1 && n >= PARALLEL_FROM && shared(n, block, blocks, threads, false, fn, arg)) return;
+    if (ms_num_threads() > 1 && blocks > 1 && n >= PARALLEL_FROM && shared(n, block, false, fn, arg)) return;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t last = (b + 1) * block;
         fn(arg, b * block, last < n ? last : n, b);
@@ -158,7 +153,6 @@ void ms__parallel(int64_t n, int64_t block, ms_range_fn fn, void *arg)
 
 void ms__parallel_tasks(int64_t n, ms_range_fn fn, void *arg)
 {
-    int threads = ms_num_threads();
-    if (threads > 1 && n > 1 && shared(n, 1, n, threads, true, fn, arg)) return;
+    if (ms_num_threads() > 1 && n > 1 && shared(n, 1, true, fn, arg)) return;
     for (int64_t k = 0; k < n; k++) fn(arg, k, k + 1, k);
 }

@@ -2,7 +2,7 @@
 // ops/philox.h -- the random generator: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random
 // numbers: as easy as 1, 2, 3", 2011). Keyed by the seed; the counter is (block, offset), where every
 // operator call draws its own offset (ms__rng_next) and the block comes from an element's place in the
-// whole tensor. So a number depends on seed, call and place only: not on device, threads, world size.
+// whole tensor. So a number depends only on seed, call and place, not on device, threads or world size.
 #ifndef MS_PHILOX_H
 #define MS_PHILOX_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/read.c -- a tensor's values across the public boundary: as numbers, by pointer, a copy of its whole storage.
+// ops/read.c -- public functions that read a tensor's values: as numbers, by pointer, as a copy of its whole storage.
 #include "base/activity.h"
 #include "device/device.h"
 #include "ops/op.h"
@@ -17,7 +17,7 @@ static double load(const void *data, int dtype, int64_t k)
     }
 }
 
-// Reading needs bytes: a sharded or vacated tensor, or one on meta, has none.
+// Waits for the tensor's bytes. A sharded or vacated tensor, or one on meta, has none.
 static ms_status readable(ms_tensor *t, const char *who)
 {
     if (t->sharded)
@@ -25,16 +25,6 @@ static ms_status readable(ms_tensor *t, const char *who)
                         t->name ? t->name : "?");
     if (ms__is_meta(ms__device(t))) return ms__fail(MS_EINVAL, "%s: a tensor on device meta has no values", who);
     return ms__storage_sync(t->storage, false);
-}
-
-// Where the host can read it: itself (retained), a contiguous copy, or a copy from its device.
-static ms_status on_cpu(ms_tensor **out, ms_tensor *t)
-{
-    if (!ms__is_cuda(ms__device(t))) return ms__contiguous(out, t);
-    MS_TRY(ms__tensor_new(out, t->dtype, MS_CPU, t->ndim, t->shape, "tolist"));
-    ms_status st = ms__copy(*out, t);
-    if (st != MS_OK) ms__release(*out);
-    return st;
 }
 
 void *ms_data_ptr(ms_id id)
@@ -52,7 +42,7 @@ ms_status ms_read(ms_id id, double *out, double capacity)
     MS_TRY(readable(t, "tolist"));
     if ((double)t->numel > capacity)
         return ms__fail(MS_EINVAL, "read: %lld elements do not fit %.0f", (long long)t->numel, capacity);
-    MS_TRY(on_cpu(&c, t));
+    MS_TRY(ms__on_cpu(&c, t, "tolist"));
     const void *data = ms__data(c);
     for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);
     ms__release(c);

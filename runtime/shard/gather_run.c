@@ -27,7 +27,7 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
     case ASK:
         if (!u->state.gather && !u->state.fetched) {
             t->phase = START;
-            return ms__run_event(run, ev, MS_EV_PRE_GATHER, 0, u->handle, 0, NULL, 0);
+            return ms__run_event(run, ev, &(ms_question) { MS_EV_PRE_GATHER, .unit = u->handle });
         }
         goto fetch;
     case START:
@@ -38,7 +38,7 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
     fetch:
         if (ms__unit_fetch(u) != MS_OK || ms__extensions_refill(u) != MS_OK) return MS_RUN_FAILED;
         t->phase = MAKE;
-        return ms__run_event(run, ev, MS_EV_POST_GATHER, 0, u->handle, 0, NULL, 0);
+        return ms__run_event(run, ev, &(ms_question) { MS_EV_POST_GATHER, .unit = u->handle });
     default:
         if (ms__extensions_made(u) != MS_OK || ms__unit_finish_gather(u) != MS_OK) return MS_RUN_FAILED;
         return MS_RUN_DONE;

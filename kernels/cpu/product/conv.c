@@ -190,7 +190,7 @@ ms_status ms__cpu_conv2d(ms_call *c)
 static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
 {
     if (t->dtype == dtype) return ms__contiguous(out, t);
-    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
+    return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
 }
 
 // The tensor in which a gradient is computed: the output itself (retained), or a new one of the working dtype.

@@ -172,7 +172,7 @@ static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const c
 static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
 {
     if (t->dtype == dtype) return ms__contiguous(out, t);
-    return ms__run_op(&ms__op_cast, 1, &t, 1, (int64_t[]) { dtype }, 0, NULL, 1, out);
+    return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
 }
 
 // One number a channel, as doubles in `room`; NULL for an absent tensor.

@@ -131,8 +131,9 @@ static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
     if (t->phase++ == 0) {
         ms_tensor *io[2] = { r->in, r->out };
         r->before = r->out->version->count;
-        return ms__run_event(run, ev, MS_EV_REDUCE, r->owner->settings.hook.key, r->owner->handle,
-                             r->out != r->in ? 2 : 1, io, 0);
+        return ms__run_event(run, ev,
+                             &(ms_question) { MS_EV_REDUCE, .key = r->owner->settings.hook.key,
+                                              .unit = r->owner->handle, .n = r->out != r->in ? 2 : 1, .in = io });
     }
     if (r->out != r->in && r->out->version->count == r->before) {
         ms__fail(

@@ -112,8 +112,9 @@ static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
     reduction *r = t->ptr;
     if (t->phase++ == 0) {
         if (ms__reduction_wait(r) != MS_OK) return MS_RUN_FAILED;
-        return ms__run_event(run, ev, MS_EV_ALL_REDUCE, r->owner->settings.all_reduce_hook, r->owner->handle, 1,
-                             &r->out, 0);
+        return ms__run_event(run, ev,
+                             &(ms_question) { MS_EV_ALL_REDUCE, .key = r->owner->settings.all_reduce_hook,
+                                              .unit = r->owner->handle, .n = 1, .in = &r->out });
     }
     return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
 }
