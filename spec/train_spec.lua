@@ -285,7 +285,7 @@ describe("scripts/train.lua", function()
     assert.are.equal("mine", process.read(folder .. "/tried.safetensors.probe"))
     assert.are.equal(0, os.execute(("mkfifo '%s/tried.pipe'"):format(folder)))
     job = train(0, "tried-pipe", { "--steps", 1, "--save", folder .. "/tried.pipe" })
-    assert.matches("tried.pipe' is there and is no regular file", job.stderr)
+    assert.matches("tried.pipe' exists and is not a regular file", job.stderr)
     os.remove(folder .. "/tried.pipe")
   end)
 

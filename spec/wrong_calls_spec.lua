@@ -446,7 +446,7 @@ local calls = {
   { "ms.load(3)", "load: path is a number (3), expected a string" },
   { [[ms.load("README.md")]],
   "load: 'README.md' is no valid safetensors file: a header of 7526480827153981475 bytes in a file of" },
-  { [[ms.load(".")]], "load: '.' is no regular file" },
+  { [[ms.load(".")]], "load: '.' is not a regular file" },
   { [[ms.save("/no/such/dir/x.safetensors", {a = x})]], "save: cannot create '/no/such/dir/x.safetensors" },
   { [[ms.save(folder .. "/x.safetensors", x)]], "save: tensors are a Tensor, expected a table of name -> tensor" },
   { [[ms.save(folder .. "/x.safetensors", {a = 3})]], "save: 'a' is a number (3), expected a tensor" },

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// io/direct.c -- see direct.h. The thread does one request at a time: chunk k of the file, to or from buffer k % 2.
+// io/direct.c -- direct reading and writing of large files (direct.h). The thread processes one request at a time:
+// chunk k of the file, to or from buffer k % 2.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "io/direct.h"
 
 enum { CHUNK = 8 << 20, BLOCK = 4096 };
@@ -16,18 +16,18 @@ enum { CHUNK = 8 << 20, BLOCK = 4096 };
 
 struct ms_direct {
     bool writes, quit, started;
-    int fd, direct;          // direct: -1 where there is none
+    int fd, direct;          // direct: a descriptor with O_DIRECT, or -1
     const char *path, *who;  // path: a copy
-    uint64_t at, bytes;      // of the caller: what went through its hands; reader: size of the file
+    uint64_t at, bytes;      // at: the caller's position; bytes: the size of a file to read
     unsigned char *buffer[2];
-    size_t held;  // writer: bytes in the buffer that is being filled
+    size_t held;  // writer: bytes in the current buffer
     int current;  // the caller's buffer
-    // shared
+    // Shared with the thread, under lock.
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    bool busy;  // a request is there or under way
-    int which;  // its buffer
+    bool busy;  // a request waits or is being processed
+    int which;  // the request's buffer
     uint64_t from;
     size_t n, got;
     int error;
@@ -37,7 +37,7 @@ static ssize_t chunk_io(ms_direct *d, unsigned char *p, size_t n, uint64_t at)
 {
     size_t done = 0;
     while (done < n) {
-        // Direct requests are aligned in every way: a part that is not goes by the page cache.
+        // Direct requests must be aligned in position, size and memory; other parts go through the page cache.
         bool aligned = d->direct >= 0 && (at + done) % BLOCK == 0 && done % BLOCK == 0 &&
                        (d->writes ? (n - done) % BLOCK == 0 : true);
         int fd = aligned ? d->direct : d->fd;
@@ -47,7 +47,7 @@ static ssize_t chunk_io(ms_direct *d, unsigned char *p, size_t n, uint64_t at)
         ssize_t k =
             d->writes ? pwrite(fd, p + done, want, (off_t)(at + done)) : pread(fd, p + done, want, (off_t)(at + done));
         if (k < 0 && errno == EINTR) continue;
-        if (k < 0 && aligned && errno == EINVAL) {  // the file system says so only now
+        if (k < 0 && aligned && errno == EINVAL) {  // the file system does not support it after all
             close(d->direct);
             d->direct = -1;
             continue;
@@ -109,9 +109,9 @@ static void direct_free(ms_direct *d)
         pthread_cond_broadcast(&d->change);
         pthread_mutex_unlock(&d->lock);
         pthread_join(d->thread, NULL);
-        pthread_mutex_destroy(&d->lock);
-        pthread_cond_destroy(&d->change);
     }
+    pthread_mutex_destroy(&d->lock);
+    pthread_cond_destroy(&d->change);
     if (d->direct >= 0) close(d->direct);
     free(d->buffer[0]);
     free(d->buffer[1]);
@@ -123,6 +123,8 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
 {
     ms_direct *d = calloc(1, sizeof *d);
     if (!d) return ms__no_memory(sizeof *d, who, "'%s'", path);
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->change, NULL);
     d->direct = -1;
     d->fd = fd;
     d->who = who;
@@ -134,20 +136,12 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
         direct_free(d);
         return ms__no_memory(2 * (size_t)CHUNK, who, "two buffers of %d bytes", CHUNK);
     }
-    // The same file, whatever its path means by now. Refused: -1, the page cache serves.
+    // Opens the same file even if its path has been replaced. On failure (-1) the page cache is used.
     char same[32];
     snprintf(same, sizeof same, "/proc/self/fd/%d", fd);
     d->direct = open(same, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
-    pthread_mutex_init(&d->lock, NULL);
-    pthread_cond_init(&d->change, NULL);
-    sigset_t all, before;  // signals are the main thread's
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&d->thread, NULL, work, d);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failed = ms__thread_start(&d->thread, work, d);
     if (failed) {
-        pthread_mutex_destroy(&d->lock);
-        pthread_cond_destroy(&d->change);
         direct_free(d);
         return ms__fail(MS_ENOMEM, "%s: cannot start a thread: %s", who, strerror(failed));
     }

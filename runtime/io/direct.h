@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// io/direct.h -- large files past the page cache, one way through: written or read in order by a thread of its own, in
-// aligned chunks, while the caller fills or empties the other chunk.
+// io/direct.h -- sequential reading and writing of large files without the page cache: a thread transfers one aligned
+// chunk while the caller fills or empties the other.
 #ifndef MS_DIRECT_H
 #define MS_DIRECT_H
 
@@ -8,13 +8,13 @@
 
 typedef struct ms_direct ms_direct;
 
-// fd: the same file, for what cannot go in aligned chunks; stays the caller's. Where the file system has no O_DIRECT,
-// chunks go through the page cache. who stands in messages.
+// fd: an open descriptor of the file, for parts that are not aligned; the caller closes it. On a file system without
+// O_DIRECT, chunks go through the page cache. who: for messages.
 ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const char *who);
 ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n);  // appends
 ms_status ms__direct_reader(ms_direct **out, int fd, const char *path, uint64_t bytes, const char *who);
-ms_status ms__direct_read(ms_direct *d, const char **data,
-                          uint64_t *n);  // the next chunk, valid until the next call; n 0: the end
-ms_status ms__direct_end(ms_direct *d);  // writer: everything is handed over. Frees d in any case
+// The next chunk, valid until the next call; *n is 0 at the end.
+ms_status ms__direct_read(ms_direct *d, const char **data, uint64_t *n);
+ms_status ms__direct_end(ms_direct *d);  // writes the rest; frees d, also on failure
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// io/files.c -- see files.h: places, whole reads and writes, XXH64.
+// io/files.c -- places, whole reads and writes, XXH64 (files.h).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@ ms_status ms__io_failed(const char *who, const char *doing, const char *path)
 
 // ---- places -------------------------------------------------------------------------------------
 
-// The path without links: of what a link leads to, or of the name in its folder, which need not be there.
+// The path without links. The last part need not exist.
 static ms_status resolve(char **out, char *path, const char *who)
 {
     struct stat info;
@@ -26,8 +26,9 @@ static ms_status resolve(char **out, char *path, const char *who)
     if (there && S_ISLNK(info.st_mode)) {
         *out = realpath(path, NULL);
         if (*out) return MS_OK;
-        return ms__fail(MS_EIO, "%s: '%s' is a link to what cannot be reached: %s; remove it, or name another path",
-                        who, path, strerror(errno));
+        return ms__fail(MS_EIO,
+                        "%s: '%s' is a link whose target cannot be reached: %s; remove it, or name another path", who,
+                        path, strerror(errno));
     }
     char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
@@ -79,7 +80,7 @@ void ms__place_clear(ms_place *p)
     *p = (ms_place) { .folder = -1 };
 }
 
-// Some file systems cannot sync folders (EINVAL): they have nothing to sync.
+// File systems that cannot sync folders (EINVAL) need no sync.
 ms_status ms__folder_sync(int fd, const char *path)
 {
     return fsync(fd) && errno != EINVAL ? ms__io_failed("save", "sync folder", path) : MS_OK;
@@ -87,7 +88,7 @@ ms_status ms__folder_sync(int fd, const char *path)
 
 ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, p->path); }
 
-enum { DIGITS = 16, NAME = 200 };  // of a long name its beginning: file systems end at 255
+enum { DIGITS = 16, NAME = 200 };  // longer names are cut off: file systems allow 255 bytes
 
 ms_status ms__temporary_name(const char *name, char *out)
 {
@@ -141,11 +142,11 @@ ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, ui
 ms_status ms__file_open(int *out, uint64_t *size, const char *path, const char *who)
 {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // without O_NONBLOCK a pipe is waited for
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // O_NONBLOCK: a pipe must not block
     if (fd < 0) return ms__io_failed(who, "open", path);
     ms_status st = MS_OK;
     if (fstat(fd, &info)) st = ms__io_failed(who, "read", path);
-    else if (!S_ISREG(info.st_mode)) st = ms__fail(MS_EIO, "%s: '%s' is no regular file", who, path);
+    else if (!S_ISREG(info.st_mode)) st = ms__fail(MS_EIO, "%s: '%s' is not a regular file", who, path);
     if (st) {
         close(fd);
         return st;

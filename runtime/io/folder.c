@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: MIT
 // io/folder.c -- small files, and folders that are replaced as a whole.
 //
-// A finished folder gets its name by one rename: exchanged with the old one where there is one, so both exist at every
-// moment. It is made in a temporary folder beside the target:
-//   NAME.tmp-<16 random digits>/owner        who makes it: boot, process namespace, process and its start time
-//   NAME.tmp-<16 random digits>/checkpoint/  what gets the name; afterwards, what had it
-// Every step goes through descriptors of folders that were opened once and without following links, and only files with
-// the names that saves give are deleted.
+// A finished folder gets its name by one rename, which exchanges it with an existing folder of that name: at every
+// moment both exist. It is made in a temporary folder beside the target:
+//   NAME.tmp-<16 random digits>/owner        its process: boot, process namespace, number and start time
+//   NAME.tmp-<16 random digits>/checkpoint/  the new folder; after the exchange, the old one
+// Every step uses descriptors of folders that were opened once and without following links. Only files with the names
+// that saves give are deleted.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "io/files.h"
 
 // ---- small files --------------------------------------------------------------------------------
@@ -82,7 +81,7 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
                    : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path)
                         : MS_OK;
     while (!st) {
-        errno = 0;  // readdir's way to tell an error from the end
+        errno = 0;  // distinguishes an error of readdir from the end
         struct dirent *e = readdir(d);
         if (!e && errno) st = ms__io_failed(who, "read folder", path);
         if (!e) break;
@@ -99,11 +98,11 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
     return MS_OK;
 }
 
-// ---- whose a temporary folder is ----------------------------------------------------------------
+// ---- the owner of a temporary folder ------------------------------------------------------------
 
 enum { OWNER = 256, FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
 
-// The beginning of a file as a string; empty where it cannot be read. Of a pipe or a device nothing is read.
+// The beginning of a regular file as a string; "" for other files, or if it cannot be read.
 static void beginning(int folder, const char *path, char *out, size_t size)
 {
     struct stat info;
@@ -114,7 +113,7 @@ static void beginning(int folder, const char *path, char *out, size_t size)
     out[n > 0 ? n : 0] = 0;
 }
 
-// Boot and process namespace: where process numbers mean the same. Empty where /proc does not say.
+// Boot and process namespace, within which process numbers are comparable; "" if /proc lacks them.
 static void here(char *out, size_t size)
 {
     char boot[64], namespace[64];
@@ -126,8 +125,7 @@ static void here(char *out, size_t size)
     if (*boot && *namespace) snprintf(out, size, "%s %s", boot, namespace);
 }
 
-// When a process began, in clock ticks since the boot; empty when there is none, or only what its parent has not taken
-// note of.
+// The start time of a process, in clock ticks since the boot; "" if there is no such process or it is a zombie.
 static void start_of(long pid, char *out, size_t size)
 {
     char path[32], stat[1024], *at;
@@ -149,8 +147,8 @@ static void owner_text(char *out)
              *start ? start : "unknown");
 }
 
-// Whether the process that made a temporary folder is known to have ended: it was one of this boot and namespace, and
-// is not there.
+// Whether the process that made a temporary folder has certainly ended: it was one of this boot and namespace, and no
+// longer exists.
 static bool abandoned(int folder)
 {
     char text[OWNER], host[160], boot[64], namespace[64], start[32], now[32];
@@ -189,8 +187,8 @@ static bool is_ours(const char *name)
     return p && !*p;
 }
 
-// The temporary folder with the files in it; what is not a save's stays, and the folders around it. Closes the
-// descriptor.
+// Removes a temporary folder and the files of a save in it. Other files, and the folders that contain them, stay.
+// Closes the descriptor.
 static void remove_temporary(int parent, int folder, const char *name)
 {
     int sub = openat(folder, "checkpoint", FOLDER);
@@ -204,8 +202,8 @@ static void remove_temporary(int parent, int folder, const char *name)
     unlinkat(parent, name, AT_REMOVEDIR);
 }
 
-// A folder whose maker ended before it wrote the owner's text holds nothing of a save yet. Whatever else is in it
-// belongs to the user, so only what is empty is removed.
+// A folder without the owner's text holds no file of a save yet: its process ended early. Other files belong to the
+// user, so only empty folders and an empty owner file are removed.
 static void remove_empty(int parent, int folder, const char *name)
 {
     char text[OWNER];
@@ -242,11 +240,11 @@ static void sweep(const ms_place *place)
 struct ms_folder {
     ms_place place;
     char temporary[MS_TEMPORARY];  // name of the temporary folder
-    char *made;                    // path of what is made in it
+    char *made;                    // path of the new folder in it
     int fd;                        // of the temporary folder; -1: none
-    int old;                       // of the folder that has the name, once files go in or out; -1: not open
-    struct stat there;             // what has the name; st_mode 0: nothing
-    bool later;                    // remove on the side
+    int old;                       // of the folder that has the name, while its files are replaced; -1: not open
+    struct stat there;             // of the folder that has the name; st_mode 0: none
+    bool later;                    // remove the temporary folder in a thread
 };
 
 static void folder_free(ms_folder *f)
@@ -322,6 +320,11 @@ static ms_status rename_failed(const ms_folder *f)
     return ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", f->made, f->place.path, strerror(errno));
 }
 
+static ms_status replaced(const ms_folder *f)
+{
+    return ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
+}
+
 static ms_status exchange(ms_folder *f, int *inside)
 {
     struct stat old;
@@ -335,12 +338,11 @@ static ms_status exchange(ms_folder *f, int *inside)
     }
     ms_status st = MS_OK;
     if (fstatat(f->fd, "checkpoint", &old, AT_SYMLINK_NOFOLLOW)) st = ms__io_failed("save", "look at", f->made);
-    else if (old.st_dev != f->there.st_dev || old.st_ino != f->there.st_ino)
-        st = ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
+    else if (old.st_dev != f->there.st_dev || old.st_ino != f->there.st_ino) st = replaced(f);
     else st = ms__place_sync(&f->place);
-    // The fsync failed: the old folder gets its name back, and the save reports the error.
+    // On failure the old folder gets its name back.
     if (st && rename_to(f, RENAME_EXCHANGE)) {
-        close(f->fd);  // the old one stays where it is
+        close(f->fd);  // otherwise ms_folder_free would remove the old folder
         f->fd = -1;
     }
     return st;
@@ -358,7 +360,7 @@ ms_status ms_folder_commit(ms_folder *f, int later, int *inside)
     return *inside ? MS_OK : rename_failed(f);
 }
 
-// ---- files of the folder that has the name: where it is not replaced as a whole ----
+// ---- replacing files of an existing folder, where two folders cannot be exchanged ---------------
 
 static ms_status open_old(ms_folder *f)
 {
@@ -369,7 +371,7 @@ static ms_status open_old(ms_folder *f)
     if (s.st_dev == f->there.st_dev && s.st_ino == f->there.st_ino) return MS_OK;
     close(f->old);
     f->old = -1;
-    return ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
+    return replaced(f);
 }
 
 ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *to)
@@ -390,14 +392,14 @@ ms_status ms_folder_remove(ms_folder *f, const char *name)
     return unlinkat(f->old, name, 0) == 0 ? MS_OK : ms__io_failed("save", "remove a file of", f->place.path);
 }
 
-// Freeing the blocks of a large file can take a disk longer than writing them did, so that is done on the side. One
-// folder at a time; the process ends after it.
+// Freeing the blocks of a large file can take a disk longer than writing them, so a thread does it: one folder at a
+// time, and the end of the process waits for it.
 static struct {
     pthread_t thread;
     bool runs;
 } removal;
 
-static void *remove_on_the_side(void *f)
+static void *remove_in_thread(void *f)
 {
     folder_free(f);
     return NULL;
@@ -413,10 +415,6 @@ void ms_folder_free(ms_folder *f)
 {
     if (!f) return;
     removal_ends();
-    sigset_t all, before;  // signals are the main thread's
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    removal.runs = f->later && pthread_create(&removal.thread, NULL, remove_on_the_side, f) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    removal.runs = f->later && ms__thread_start(&removal.thread, remove_in_thread, f) == 0;
     if (!removal.runs) folder_free(f);
 }

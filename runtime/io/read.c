@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// io/read.c -- tensors out of safetensors files: read only after the header passed every check, and where the file
-// has sums, given only when they are right.
+// io/read.c -- reads tensors from safetensors files, after the header has passed every check. Of a file with checksums,
+// only verified bytes are returned.
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -14,10 +14,10 @@
 
 typedef struct {
     int entry;
-    uint64_t from, bytes, at;
+    uint64_t from, bytes, at;  // from: position in the entry; at: position in the file
     char *to;
     ms_tensor *keep;
-} want;  // bytes of the entry; at: in the file
+} want;
 
 struct ms_loader {
     want *wants;
@@ -25,15 +25,23 @@ struct ms_loader {
     uint64_t size;
     ms_st_header h;
     char *path;
-    char sum[17];  // the header's own; empty where it is not verified
+    char checksum[17];  // of the header; "" if it was not verified
     int fd;
     uint64_t data_at;
     bool verify;
-    char *block;       // of a tensor of which a part was read: the block that was read last
-    uint64_t blocked;  // its number; UINT64_MAX: none
+    char *block;            // the last block of which a part was read
+    uint64_t block_number;  // its number; UINT64_MAX: none
 };
 
-static bool verifies(const ms_loader *l) { return l->verify && l->h.sums; }
+static bool verifies(const ms_loader *l) { return l->verify && l->h.checksums; }
+
+// Entry k, or NULL with the error set.
+static const ms_st_entry *entry_at(const ms_loader *l, int k)
+{
+    if (k >= 0 && k < l->h.n) return &l->h.entries[k];
+    ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    return NULL;
+}
 
 static ms_status read_header(ms_loader *l, const char *path)
 {
@@ -41,7 +49,7 @@ static ms_status read_header(ms_loader *l, const char *path)
     MS_TRY(ms__file_open(&l->fd, &size, path, "load"));
     unsigned char prefix[8];
     if (size < 8)
-        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %llu bytes, at least 8 expected", path,
+        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: it has %llu bytes, at least 8 expected", path,
                         (unsigned long long)size);
     MS_TRY(ms__file_read(l->fd, path, prefix, 8, 0, "load"));
     for (int k = 0; k < 8; k++) length |= (uint64_t)prefix[k] << 8 * k;
@@ -53,8 +61,8 @@ static ms_status read_header(ms_loader *l, const char *path)
     char *text = malloc(length + 1);
     if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);
     ms_status st = ms__file_read(l->fd, path, text, length, 8, "load");
-    if (!st) st = ms__st_parse(&l->h, "load", path, text, length, size - 8 - length, l->verify);
-    if (!st && verifies(l)) memcpy(l->sum, ms__st_sum(text), 16);
+    if (!st) st = ms__st_parse(&l->h, path, text, length, size - 8 - length, l->verify);
+    if (!st && verifies(l)) memcpy(l->checksum, ms__st_checksum(text), 16);
     free(text);
     l->data_at = 8 + length;
     l->size = size;
@@ -73,7 +81,7 @@ ms_loader *ms_loader_open(const char *path, int verify)
     if (l) {
         l->fd = -1;
         l->verify = verify;
-        l->blocked = UINT64_MAX;
+        l->block_number = UINT64_MAX;
     }
     if (!l || !(l->path = strdup(path))) {
         ms__no_memory(sizeof *l + strlen(path) + 1, "load", "reading '%s'", path);
@@ -99,16 +107,16 @@ void ms_loader_close(ms_loader *l)
     free(l);
 }
 
-// ---- sums ---------------------------------------------------------------------------------------
+// ---- checksums ----------------------------------------------------------------------------------
 
 static ms_status check_block(const ms_loader *l, const ms_st_entry *e, uint64_t block, const ms_hash *h)
 {
     char digits[16];
     ms__hash_text(ms__hash_end(h), digits);
-    if (!memcmp(digits, l->h.sums + 16 * (e->block + block), 16)) return MS_OK;
-    return ms__fail(MS_EIO,
-                    "load: '%s' is damaged: tensor '%s' is not what was written (the sum of its block %llu differs)",
-                    l->path, e->name, (unsigned long long)block + 1);
+    if (!memcmp(digits, l->h.checksums + 16 * (e->block + block), 16)) return MS_OK;
+    return ms__fail(
+        MS_EIO, "load: '%s' is damaged: tensor '%s' is not what was written (the checksum of its block %llu differs)",
+        l->path, e->name, (unsigned long long)block + 1);
 }
 
 static ms_status read_block(ms_loader *l, const ms_st_entry *e, uint64_t block, uint64_t bytes, char *to)
@@ -120,7 +128,7 @@ static ms_status read_block(ms_loader *l, const ms_st_entry *e, uint64_t block, 
     return check_block(l, e, block, &h);
 }
 
-// Bytes of an entry. Whole blocks are compared in their place; of others the whole is read beside it.
+// Reads bytes of an entry. Whole blocks are verified in place; of a partial block, the whole is read into l->block.
 static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t bytes, char *to)
 {
     if (!verifies(l)) return ms__file_read(l->fd, l->path, to, bytes, l->data_at + e->begin + from, "load");
@@ -134,10 +142,10 @@ static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t
         }
         if (!l->block && !(l->block = malloc(MS_ST_BLOCK)))
             return ms__no_memory(MS_ST_BLOCK, "load", "a block of tensor '%s'", e->name);
-        if (l->blocked != e->block + block) {
-            l->blocked = UINT64_MAX;
+        if (l->block_number != e->block + block) {
+            l->block_number = UINT64_MAX;
             MS_TRY(read_block(l, e, block, size, l->block));
-            l->blocked = e->block + block;
+            l->block_number = e->block + block;
         }
         memcpy(to, l->block + (from - begin), n);
     }
@@ -149,10 +157,8 @@ static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t
 ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at)
 {
     ms_tensor *t = ms__tensor(dst);
-    if (!t) return ms__failure();
-    if (k < 0 || k >= l->h.n)
-        return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
-    const ms_st_entry *e = &l->h.entries[k];
+    const ms_st_entry *e = t ? entry_at(l, k) : NULL;
+    if (!e) return ms__failure();
     uint64_t esz = (uint64_t)ms__dtype_size(e->dtype), numel = (e->end - e->begin) / esz;
     if (!(first >= 0 && count >= 0 && first + count <= (double)numel))
         return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first,
@@ -180,12 +186,12 @@ static int by_place(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-// Follows the data from its beginning on, and compares the sum of each block that ends.
+// Verifies the data in order, block by block.
 typedef struct {
-    const ms_st_entry **order;
-    uint64_t at;
-    ms_hash hash;
-} follower;  // at: in the first entry of order
+    const ms_st_entry **order;  // the entries from the current one on
+    uint64_t at;                // position in the current entry
+    ms_hash hash;               // of the current block so far
+} verifier;
 
 static int by_begin(const void *a, const void *b)
 {
@@ -193,7 +199,7 @@ static int by_begin(const void *a, const void *b)
     return x->block != y->block ? (x->block < y->block ? -1 : 1) : 0;
 }
 
-static ms_status follow(const ms_loader *l, follower *f, const char *data, uint64_t n)
+static ms_status verify(const ms_loader *l, verifier *f, const char *data, uint64_t n)
 {
     while (n > 0) {
         const ms_st_entry *e = *f->order;
@@ -214,7 +220,7 @@ static ms_status follow(const ms_loader *l, follower *f, const char *data, uint6
     return MS_OK;
 }
 
-static ms_status stream(ms_loader *l, follower *f)
+static ms_status stream(ms_loader *l, verifier *f)
 {
     ms_direct *d;
     MS_TRY(ms__direct_reader(&d, l->fd, l->path, l->size, "load"));
@@ -227,7 +233,7 @@ static ms_status stream(ms_loader *l, follower *f)
             ms__hash_add(&f->hash, data, n);
         } else {
             uint64_t header = begin >= l->data_at ? 0 : l->data_at - begin < n ? l->data_at - begin : n;
-            if ((st = follow(l, f, data + header, n - header)) != MS_OK) break;
+            if ((st = verify(l, f, data + header, n - header)) != MS_OK) break;
         }
         while (first < l->n_wants && l->wants[first].at + l->wants[first].bytes <= begin) first++;
         for (int k = first; k < l->n_wants && l->wants[k].at < begin + n; k++) {
@@ -241,11 +247,11 @@ static ms_status stream(ms_loader *l, follower *f)
     return st != MS_OK ? st : end;
 }
 
-// The whole file in order; what is wanted is taken out on the way. hash: of all of it, where it has no sums to compare.
+// Reads the whole file in order, and copies the wanted ranges on the way. hash: XXH64 of a file without checksums.
 static ms_status fetch_whole(ms_loader *l, char *hash)
 {
     const ms_st_entry **order = NULL;
-    follower f = { .at = 0 };
+    verifier f = { .at = 0 };
     ms__hash_begin(&f.hash);
     if (verifies(l)) {
         int n = 0;
@@ -260,7 +266,7 @@ static ms_status fetch_whole(ms_loader *l, char *hash)
     ms_status st = stream(l, &f);
     free(order);
     hash[0] = hash[16] = 0;
-    if (!st && !l->h.sums) ms__hash_text(ms__hash_end(&f.hash), hash);
+    if (!st && !l->h.checksums) ms__hash_text(ms__hash_end(&f.hash), hash);
     return st;
 }
 
@@ -277,7 +283,7 @@ ms_status ms_loader_fetch(ms_loader *l, char *whole)
     return st;
 }
 
-const char *ms_loader_sum(const ms_loader *l) { return l->sum; }
+const char *ms_loader_sum(const ms_loader *l) { return l->checksum; }
 int ms_loader_count(const ms_loader *l) { return l->h.n; }
 const char *ms_loader_name(const ms_loader *l, int k) { return k >= 0 && k < l->h.n ? l->h.entries[k].name : NULL; }
 int ms_loader_metadata_count(const ms_loader *l) { return l->h.n_meta; }
@@ -298,9 +304,8 @@ int ms_loader_find(const ms_loader *l, const char *name)
 
 ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out)
 {
-    if (k < 0 || k >= l->h.n)
-        return ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
-    const ms_st_entry *e = &l->h.entries[k];
+    const ms_st_entry *e = entry_at(l, k);
+    if (!e) return ms__failure();
     memset(out, 0, sizeof *out);
     out->dtype = e->dtype;
     out->ndim = e->ndim;
@@ -317,11 +322,8 @@ ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out)
 
 ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
 {
-    if (k < 0 || k >= l->h.n) {
-        ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
-        return 0;
-    }
-    const ms_st_entry *e = &l->h.entries[k];
+    const ms_st_entry *e = entry_at(l, k);
+    if (!e) return 0;
     int64_t shape[MS_MAX_DIMS], rows = e->ndim ? e->shape[0] : 1;
     memcpy(shape, e->shape, sizeof shape);
     if (count < 0) count = (double)rows - first;

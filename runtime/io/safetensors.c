@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // io/safetensors.c -- a strict parser and a writer of safetensors headers.
 //
-// The text comes from a file, so nothing in it is believed: JSON of exactly the shape the format has, strict
-// UTF-8, no duplicate keys at any level, whole numbers only, checked multiplication, and data that the
-// tensors cover without gap, overlap or tail. The parser allocates only what the text's own length bounds.
+// The text comes from a file, so everything in it is checked: JSON of exactly the format's structure, strict UTF-8, no
+// duplicate keys at any level, whole numbers only, checked multiplication, and data that the tensors cover without gap,
+// overlap or tail. The length of the text bounds what the parser allocates.
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "tensor/dtype.h"
@@ -28,7 +29,7 @@ static const char *st_name(int dtype)
 
 bool ms__st_bytes(const ms_st_entry *e, uint64_t *bytes)
 {
-    // A 0 must not hide the overflow of the other sizes: strides are made of them.
+    // A size 0 must not hide the overflow of other sizes, since strides are products of them.
     uint64_t n = (uint64_t)ms__dtype_size(e->dtype);
     bool fits = true, empty = false;
     for (int d = 0; d < e->ndim; d++) {
@@ -53,22 +54,23 @@ static char *copy_text(const char *s, size_t n)
     return c;
 }
 
-ms_status ms__st_add(ms_st_header *h, const char *who, const char *name, size_t name_length, int dtype, int ndim,
-                     const int64_t *shape)
+ms_st_entry *ms__st_add(ms_st_header *h, const char *who, const char *name, size_t length)
 {
-    if (h->n >= MS_ST_MAX_ENTRIES) return ms__fail(MS_EIO, "%s: more than %d tensors", who, MS_ST_MAX_ENTRIES);
-    if (name_length > MS_ST_MAX_NAME)
-        return ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, name_length,
-                        MS_ST_MAX_NAME);
-    char *copy = copy_text(name, name_length);
-    if (!copy || ms__grow(&h->entries, &h->capacity, h->n, sizeof *h->entries, who, "tensors")) {
+    char *copy = NULL;
+    if (h->n >= MS_ST_MAX_ENTRIES) {
+        ms__fail(MS_EIO, "%s: more than %d tensors", who, MS_ST_MAX_ENTRIES);
+    } else if (length > MS_ST_MAX_NAME) {
+        ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, length, MS_ST_MAX_NAME);
+    } else if (!(copy = copy_text(name, length)) ||
+               ms__grow(&h->entries, &h->capacity, h->n, sizeof *h->entries, who, "tensors")) {
         free(copy);
-        return ms__no_memory(name_length + 1 + sizeof *h->entries, who, "tensor %d of a file", h->n + 1);
+        ms__no_memory(length + 1 + sizeof *h->entries, who, "tensor %d of a file", h->n + 1);
+    } else {
+        ms_st_entry *e = &h->entries[h->n++];
+        *e = (ms_st_entry) { .name = copy };
+        return e;
     }
-    ms_st_entry *e = &h->entries[h->n++];
-    *e = (ms_st_entry) { .name = copy, .dtype = dtype, .ndim = ndim };
-    for (int d = 0; d < ndim; d++) e->shape[d] = shape[d];
-    return MS_OK;
+    return NULL;
 }
 
 ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, size_t key_length, const char *value,
@@ -95,13 +97,21 @@ void ms__st_clear(ms_st_header *h)
     }
     free(h->entries);
     free(h->meta);
-    free(h->sums);
+    free(h->checksums);
     memset(h, 0, sizeof *h);
 }
 
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const ms_st_entry *)a)->name, ((const ms_st_entry *)b)->name);
+}
+
+const char *ms__st_sort(ms_st_header *h)
+{
+    if (h->n) qsort(h->entries, (size_t)h->n, sizeof *h->entries, by_name);
+    for (int k = 1; k < h->n; k++)
+        if (!strcmp(h->entries[k - 1].name, h->entries[k].name)) return h->entries[k].name;
+    return NULL;
 }
 
 static int by_key(const void *a, const void *b)
@@ -125,19 +135,27 @@ ms_st_entry *ms__st_find(const ms_st_header *h, const char *name)
 // ---- parsing ------------------------------------------------------------------------------------
 
 typedef struct {
-    const char *who, *path, *text, *at, *end;
-    char *buffer;  // of the string read last: as long as the text, so it always fits
+    const char *path, *text, *at, *end;
+    char *buffer;  // the last string; as long as the text, so every string fits
     size_t buffered;
 } parser;
 
-static ms_status bad(const parser *p, const char *what)
+static __attribute__((format(printf, 2, 3))) ms_status invalid(const parser *p, const char *fmt, ...)
 {
-    return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: header, byte %zu: %s", p->who, p->path,
-                    (size_t)(p->at - p->text), what);
+    va_list args;
+    char text[2048];
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %s", p->path, text);
 }
 
-// Strict: no overlong forms, no surrogates, nothing above U+10FFFF (Unicode 15, table 3-7).
-// The same with what was found, a byte of the text.
+static ms_status bad(const parser *p, const char *what)
+{
+    return invalid(p, "header, byte %zu: %s", (size_t)(p->at - p->text), what);
+}
+
+// The same, with the byte that was found.
 static ms_status bad_byte(const parser *p, const char *what)
 {
     char text[96];
@@ -201,7 +219,7 @@ static void put_utf8(parser *p, uint32_t c)
     }
 }
 
-// An escape never gets longer by decoding (6 bytes give at most 3), so the buffer holds any string.
+// Decoding never lengthens an escape (6 bytes give at most 3), so the buffer holds any string.
 static ms_status string(parser *p)
 {
     if (!accept(p, '"')) return bad(p, "expected a string");
@@ -272,11 +290,11 @@ static ms_status metadata(parser *p, ms_st_header *h)
         MS_TRY(string(p));
         size_t key_length = p->buffered;
         char *key = copy_text(p->buffer, key_length);
-        if (!key) return ms__no_memory(key_length + 1, p->who, "a name in metadata");
+        if (!key) return ms__no_memory(key_length + 1, "load", "a name in metadata");
         ms_status st = MS_OK;
         if (!accept(p, ':')) st = bad(p, "expected ':'");
         if (!st) st = string(p);
-        if (!st) st = ms__st_add_meta(h, p->who, key, key_length, p->buffer, p->buffered);
+        if (!st) st = ms__st_add_meta(h, "load", key, key_length, p->buffer, p->buffered);
         free(key);
         MS_TRY(st);
     } while (accept(p, ','));
@@ -346,14 +364,11 @@ static ms_status object(parser *p, ms_st_header *h)
                 MS_TRY(metadata(p, h));
                 continue;
             }
-            if (p->buffered > MS_ST_MAX_NAME) {
-                char text[80];
-                snprintf(text, sizeof text, "a tensor's name has %zu bytes, at most %d are allowed", p->buffered,
-                         MS_ST_MAX_NAME);
-                return bad(p, text);
-            }
-            MS_TRY(ms__st_add(h, p->who, p->buffer, p->buffered, MS_F32, 0, NULL));
-            ms_st_entry *e = &h->entries[h->n - 1];
+            if (p->buffered > MS_ST_MAX_NAME)
+                return invalid(p, "header, byte %zu: a tensor's name has %zu bytes, at most %d are allowed",
+                               (size_t)(p->at - p->text), p->buffered, MS_ST_MAX_NAME);
+            ms_st_entry *e = ms__st_add(h, "load", p->buffer, p->buffered);
+            if (!e) return ms__failure();
             if (!accept(p, ':')) return bad(p, "expected ':'");
             MS_TRY(entry(p, e));
         } while (accept(p, ','));
@@ -365,18 +380,14 @@ static ms_status object(parser *p, ms_st_header *h)
 
 static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_bytes)
 {
-    qsort(h->entries, (size_t)h->n, sizeof *h->entries, by_name);
+    const char *twice = ms__st_sort(h);
+    if (twice) return invalid(p, "tensor '%s' stands twice", twice);
     qsort(h->meta, (size_t)h->n_meta, sizeof *h->meta, by_key);
-    for (int k = 1; k < h->n; k++)
-        if (!strcmp(h->entries[k - 1].name, h->entries[k].name))
-            return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s' stands twice", p->who, p->path,
-                            h->entries[k].name);
     for (int k = 1; k < h->n_meta; k++)
         if (!strcmp(h->meta[k - 1].key, h->meta[k].key))
-            return ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: metadata '%s' stands twice", p->who,
-                            p->path, h->meta[k].key);
+            return invalid(p, "metadata '%s' stands twice", h->meta[k].key);
     ms_st_entry **order = malloc((size_t)(h->n ? h->n : 1) * sizeof *order);
-    if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, p->who, "the list of %d tensors", h->n);
+    if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, "load", "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
     qsort(order, (size_t)h->n, sizeof *order, by_place);
     uint64_t place = 0, block = 0, bytes;
@@ -384,39 +395,32 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     for (int k = 0; k < h->n && !st; k++) {
         ms_st_entry *e = order[k];
         if (!ms__st_bytes(e, &bytes))
-            st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: tensor '%s': its shape %s is too large",
-                          p->who, p->path, e->name, ms__shape_text(e->ndim, e->shape));
+            st = invalid(p, "tensor '%s': its shape %s is too large", e->name, ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
-            st = ms__fail(MS_EIO,
-                          "%s: '%s' is no valid safetensors file: tensor '%s': bytes %llu to %llu do not lie in its "
-                          "%llu bytes of data",
-                          p->who, p->path, e->name, (unsigned long long)e->begin, (unsigned long long)e->end,
-                          (unsigned long long)data_bytes);
+            st = invalid(p, "tensor '%s': bytes %llu to %llu do not lie in its %llu bytes of data", e->name,
+                         (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)data_bytes);
         else if (e->end - e->begin != bytes)
-            st = ms__fail(MS_EIO,
-                          "%s: '%s' is no valid safetensors file: tensor '%s': %llu bytes for %s %s, which has %llu",
-                          p->who, p->path, e->name, (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype),
-                          ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);
+            st = invalid(p, "tensor '%s': %llu bytes for %s %s, which has %llu", e->name,
+                         (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype),
+                         ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);
         else if (e->begin != place)
-            st = ms__fail(MS_EIO,
-                          "%s: '%s' is no valid safetensors file: tensor '%s' begins at byte %llu, the tensor before "
-                          "it ends at %llu",
-                          p->who, p->path, e->name, (unsigned long long)e->begin, (unsigned long long)place);
+            st = invalid(p, "tensor '%s' begins at byte %llu, the tensor before it ends at %llu", e->name,
+                         (unsigned long long)e->begin, (unsigned long long)place);
         place = e->end;
         e->block = block;
         block += ms__st_blocks(e);
     }
     free(order);
     if (!st && place != data_bytes)
-        st = ms__fail(MS_EIO, "%s: '%s' is no valid safetensors file: the tensors end at byte %llu of %llu", p->who,
-                      p->path, (unsigned long long)place, (unsigned long long)data_bytes);
+        st = invalid(p, "the tensors end at byte %llu of %llu", (unsigned long long)place,
+                     (unsigned long long)data_bytes);
     return st;
 }
 
-// ---- sums ---------------------------------------------------------------------------------------
+// ---- checksums ----------------------------------------------------------------------------------
 
 static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";  // MS_ST_BLOCK in digits
-static const char MARK[] = "\t\r\t\r\t\r\t\r";  // no other program's blanks look like it
+static const char MARK[] = "\t\r\t\r\t\r\t\r";  // blanks that no other program writes
 enum { DIGITS = 16, IN_PREFIX = sizeof PREFIX - 1, IN_MARK = sizeof MARK - 1 };
 
 void ms__st_prefix(size_t length, unsigned char *out)
@@ -424,7 +428,7 @@ void ms__st_prefix(size_t length, unsigned char *out)
     for (int k = 0; k < 8; k++) out[k] = (unsigned char)((uint64_t)length >> 8 * k);
 }
 
-static void header_sum(const char *text, size_t length, char *digits)
+static void header_checksum(const char *text, size_t length, char *digits)
 {
     ms_hash h;
     unsigned char prefix[8];
@@ -437,12 +441,12 @@ static void header_sum(const char *text, size_t length, char *digits)
     ms__hash_text(ms__hash_end(&h), digits);
 }
 
-void ms__st_seal(char *text, size_t length) { header_sum(text, length, text + IN_PREFIX); }
+void ms__st_seal(char *text, size_t length) { header_checksum(text, length, text + IN_PREFIX); }
 
-const char *ms__st_sum(const char *text) { return text + IN_PREFIX; }
+const char *ms__st_checksum(const char *text) { return text + IN_PREFIX; }
 
-// Whether sums belong to the header. Most of the mark is enough: it may be what is damaged.
-static bool has_sums(const char *text, size_t length)
+// Whether the header has checksums. Most of the mark is enough, since the mark itself may be damaged.
+static bool has_checksums(const char *text, size_t length)
 {
     while (length && strchr(" \t\r\n", text[length - 1]) && text[length - 1]) length--;
     if (length < IN_MARK + 1 || text[length - 1] != '}') return false;
@@ -451,18 +455,18 @@ static bool has_sums(const char *text, size_t length)
     return same > IN_MARK / 2;
 }
 
-static ms_status check_sum(const parser *p, size_t length)
+static ms_status verify_header(const parser *p, size_t length)
 {
     char digits[DIGITS];
     bool there = length >= IN_PREFIX + DIGITS && !memcmp(p->text, PREFIX, IN_PREFIX);
-    if (there) header_sum(p->text, length, digits);
+    if (there) header_checksum(p->text, length, digits);
     if (there && !memcmp(p->text + IN_PREFIX, digits, DIGITS)) return MS_OK;
-    return ms__fail(MS_EIO, "%s: '%s' is damaged: its header is not the one that was written (its sum differs)", p->who,
+    return ms__fail(MS_EIO, "load: '%s' is damaged: its header is not the one that was written (its checksum differs)",
                     p->path);
 }
 
-// Takes the sums out of the metadata.
-static ms_status take_sums(const parser *p, ms_st_header *h, bool marked, bool verify)
+// Moves the checksums from the metadata to the header.
+static ms_status take_checksums(const parser *p, ms_st_header *h, bool marked, bool verify)
 {
     for (int k = 0; k < h->n_meta; k++) {
         if (strcmp(h->meta[k].key, MS_ST_SUMS)) continue;
@@ -473,7 +477,7 @@ static ms_status take_sums(const parser *p, ms_st_header *h, bool marked, bool v
         bool fits = digits && strlen(digits + 1) == DIGITS * blocks;
         if (marked && fits) {
             memmove(value, digits + 1, DIGITS * blocks + 1);
-            h->sums = value;
+            h->checksums = value;
         } else {
             free(value);
         }
@@ -481,30 +485,29 @@ static ms_status take_sums(const parser *p, ms_st_header *h, bool marked, bool v
         h->n_meta--;
         memmove(&h->meta[k], &h->meta[k + 1], (size_t)(h->n_meta - k) * sizeof *h->meta);
         if (marked && !fits && verify)
-            return ms__fail(MS_EIO, "%s: '%s' is damaged: its sums are not those of its %d tensors", p->who, p->path,
-                            h->n);
+            return ms__fail(MS_EIO, "load: '%s' is damaged: its checksums do not fit its %d tensors", p->path, h->n);
         break;
     }
     return MS_OK;
 }
 
-ms_status ms__st_parse(ms_st_header *out, const char *who, const char *path, const char *text, size_t length,
-                       uint64_t data_bytes, bool verify)
+ms_status ms__st_parse(ms_st_header *out, const char *path, const char *text, size_t length, uint64_t data_bytes,
+                       bool verify)
 {
-    parser p = { .who = who, .path = path, .text = text, .at = text, .end = text + length };
-    bool marked = has_sums(text, length);
-    if (marked && verify) MS_TRY(check_sum(&p, length));
+    parser p = { .path = path, .text = text, .at = text, .end = text + length };
+    bool marked = has_checksums(text, length);
+    if (marked && verify) MS_TRY(verify_header(&p, length));
     const unsigned char *wrong = ms__utf8_error((const unsigned char *)text, (const unsigned char *)text + length);
     if (wrong) {
         p.at = (const char *)wrong;
         return bad_byte(&p, "no valid UTF-8");
     }
     p.buffer = malloc(length + 1);
-    if (!p.buffer) return ms__no_memory(length + 1, who, "a header of %zu bytes", length);
+    if (!p.buffer) return ms__no_memory(length + 1, "load", "a header of %zu bytes", length);
     ms_st_header h = { 0 };
     ms_status st = object(&p, &h);
     if (!st) st = check_entries(&p, &h, data_bytes);
-    if (!st) st = take_sums(&p, &h, marked, verify);
+    if (!st) st = take_checksums(&p, &h, marked, verify);
     free(p.buffer);
     if (st) ms__st_clear(&h);
     else *out = h;
@@ -530,14 +533,14 @@ static void put_string(FILE *f, const char *s)
     putc('"', f);
 }
 
-ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, size_t *length, char **sums)
+ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char **checksums)
 {
     uint64_t blocks = 0;
     for (int k = 0; k < h->n; k++) blocks += ms__st_blocks(&h->entries[k]);
-    if (blocks > MS_ST_MAX_HEADER / DIGITS) return ms__fail(MS_EINVAL, "%s: the header has more than 100 MB", who);
+    if (blocks > MS_ST_MAX_HEADER / DIGITS) return ms__fail(MS_EINVAL, "save: the header has more than 100 MB");
     *text = NULL;
     FILE *f = open_memstream(text, length);
-    if (!f) return ms__no_memory(BUFSIZ, who, "the header of %d tensors", h->n);
+    if (!f) return ms__no_memory(BUFSIZ, "save", "the header of %d tensors", h->n);
     fputs(PREFIX, f);
     fprintf(f, "%0*d ", DIGITS, 0);
     for (uint64_t k = 0; k < blocks; k++) fprintf(f, "%0*d", DIGITS, 0);
@@ -562,18 +565,17 @@ ms_status ms__st_format(const ms_st_header *h, const char *who, char **text, siz
     if (fclose(f) || !*text) {
         free(*text);
         *text = NULL;
-        return ms__no_memory(*length + 1, who, "the header of %d tensors", h->n);
+        return ms__no_memory(*length + 1, "save", "the header of %d tensors", h->n);
     }
     if (*length > MS_ST_MAX_HEADER ||
         ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
-        ms_status st = ms__fail(MS_EINVAL,
-                                *length > MS_ST_MAX_HEADER ? "%s: the header has more than 100 MB"
-                                                           : "%s: a name or a metadata text is no valid UTF-8",
-                                who);
+        ms_status st =
+            ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "save: the header has more than 100 MB"
+                                                           : "save: a name or a metadata text is no valid UTF-8");
         free(*text);
         *text = NULL;
         return st;
     }
-    *sums = *text + IN_PREFIX + DIGITS + 1;
+    *checksums = *text + IN_PREFIX + DIGITS + 1;
     return MS_OK;
 }

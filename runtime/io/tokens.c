@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// io/tokens.c -- token files as one long sequence: memory-mapped ranges of files, one after the other, and
-// batches cut from it. A text file is a sequence of 1-byte tokens; llm.c's shards have 2 or 4 bytes each.
+// io/tokens.c -- token files: concatenated ranges of memory-mapped files as one sequence, and batches of it. A text
+// file is a sequence of 1-byte tokens; llm.c's shards have tokens of 2 or 4 bytes.
 //
-// The pages belong to the kernel's cache, so a corpus larger than memory works and the ranks of a node share it.
-// A file that somebody shortens while it is mapped ends the process (SIGBUS), as for every user of mmap.
+// The pages belong to the kernel's page cache: a corpus may exceed memory, and the ranks of a node share it. If a
+// mapped file is truncated, the process ends with SIGBUS, as with every mmap.
 #include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ typedef struct {
     size_t map_bytes;
     const void *data;  // the first token
     int token_bytes;
-    int64_t first, count;  // place in the whole sequence
+    int64_t first, count;  // position in the whole sequence
 } range;
 
 struct ms_tokens {
@@ -71,7 +71,7 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     return MS_OK;
 }
 
-// The range that holds a place; place < t->count.
+// The range that contains a position; place < t->count.
 static int find(const ms_tokens *t, int64_t place)
 {
     int low = 0, high = t->n - 1;
@@ -100,7 +100,7 @@ static int64_t token(const range *r, int64_t k)
     }
 }
 
-// Copies [first, first + count) to out; past the end of the sequence 0.
+// Copies [first, first + count) to out, with 0 past the end of the sequence.
 static void copy(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
 {
     int64_t done = 0;
@@ -116,13 +116,14 @@ static void copy(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
 ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out)
 {
     if (!(first >= 0 && count >= 0 && first + count <= (double)t->count))
-        return ms__fail(MS_EINVAL, "tokens: %.0f tokens from place %.0f; the sequence has %lld", count, first,
+        return ms__fail(MS_EINVAL, "tokens: %.0f tokens from position %.0f; the sequence has %lld", count, first,
                         (long long)t->count);
     int64_t done = 0, n = (int64_t)count;
     for (int k = n ? find(t, (int64_t)first) : t->n; k < t->n && done < n; k++) {
         const range *r = &t->ranges[k];
         int64_t from = (int64_t)first + done - r->first, some = r->count - from < n - done ? r->count - from : n - done;
-        if (r->token_bytes != 1) return ms__fail(MS_EINVAL, "tokens: tokens of %d bytes are no text", r->token_bytes);
+        if (r->token_bytes != 1)
+            return ms__fail(MS_EINVAL, "tokens: only 1-byte tokens are text, these have %d bytes", r->token_bytes);
         memcpy(out + done, (const uint8_t *)r->data + from, (size_t)some);
         done += some;
     }
@@ -143,8 +144,8 @@ static uint64_t mix(uint64_t x)
 static uint64_t whole(double x) { return (uint64_t)(int64_t)x; }
 static uint64_t hash(double a, double b, double c) { return mix(mix(mix(whole(a)) + whole(b)) + whole(c)); }
 
-// A Feistel network of 4 rounds over an even number of bits, walked until the result lies below n (Black and Rogaway
-// 2002). One to one by construction.
+// A Feistel network of 4 rounds over an even number of bits, repeated until the result is below n (cycle walking, Black
+// and Rogaway 2002). A bijection by construction.
 double ms_shuffle(double a, double b, double c, double j, double n)
 {
     uint64_t key = hash(a, b, c), count = n >= 1 ? whole(n) : 1, at = j >= 0 && j < n ? whole(j) : 0;
@@ -172,7 +173,7 @@ ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const
     if (n < 0 || length < 1) return ms__fail(MS_EINVAL, "tokens: a batch of %d sequences of %d tokens", n, length);
     for (int k = 0; k < n; k++)
         if (!(starts[k] >= 0 && starts[k] < (double)t->count))
-            return ms__fail(MS_EINVAL, "tokens: sequence %d begins at place %.0f; the token file has %lld", k,
+            return ms__fail(MS_EINVAL, "tokens: sequence %d begins at position %.0f; the token file has %lld", k,
                             starts[k], (long long)t->count);
     const int64_t shape[2] = { n, length };
     ms_tensor *x, *y;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// io/write.c -- tensors into a safetensors file: a crash at any moment leaves the old file or the new one.
+// io/write.c -- writes tensors to a safetensors file. A crash at any moment leaves the old file or the new one.
 //
-// Writing: a temporary file beside the target -> data -> header, with the sums -> fsync -> rename -> fsync of the
-// folder. The rename is the moment the file exists; without the two fsyncs a power loss could leave a name with no
-// bytes behind it.
+// The steps: a temporary file beside the target, data, header with checksums, fsync, rename, fsync of the folder. The
+// rename makes the file visible. Without the two fsyncs, a power loss could leave a name without its bytes.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,14 +21,14 @@ struct ms_saver {
     ms_st_header h;
     bool *written;  // per entry, once the header is fixed
     ms_place target;
-    char temporary[MS_TEMPORARY];  // its name in the target's folder
-    char *path;                    // the same as a path, for messages
-    int fd;                        // of the temporary file; -1 when it is gone
-    char *text, *sums;             // the header, once it is fixed, and where the sums of blocks stand in it
+    char temporary[MS_TEMPORARY];  // name of the temporary file in the target's folder
+    char *path;                    // its path, for messages
+    int fd;                        // of the temporary file; -1 once it is closed
+    char *text, *checksums;        // the header, once it is fixed, and the place of the blocks' checksums in it
     size_t length;
-    uint64_t data_at;   // where the data begins in the file
-    ms_direct *direct;  // a large file that was written in order so far
-    uint64_t next;      // where that goes on
+    uint64_t data_at;   // position of the data in the file
+    ms_direct *direct;  // the writer of a large file, while writes are in order
+    uint64_t next;      // the writer's position
 };
 
 enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
@@ -39,8 +38,8 @@ static ms_status create(ms_saver *s, const char *path)
     MS_TRY(ms__place(&s->target, path, "save"));
     struct stat info;
     if (fstatat(s->target.folder, s->target.name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
-        // The new file's name would take its place: that of a device, say.
-        if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' is there and is no regular file", path);
+        // The rename would replace it, even a device.
+        if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' exists and is not a regular file", path);
     } else if (errno != ENOENT) {
         return ms__io_failed("save", "look at", path);
     }
@@ -93,7 +92,7 @@ ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
 {
     if (s->text) return ms__fail(MS_ESTATE, "save: metadata '%s' after the first tensor was written", key);
     if (!strcmp(key, MS_ST_SUMS))
-        return ms__fail(MS_EINVAL, "save: metadata '%s': the file's own sums have this name", key);
+        return ms__fail(MS_EINVAL, "save: metadata '%s': this name is reserved for the file's checksums", key);
     return ms__st_add_meta(&s->h, "save", key, strlen(key), value, strlen(value));
 }
 
@@ -101,7 +100,7 @@ ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, c
 {
     if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' declared after the first one was written", name);
     if (dtype < 0 || dtype >= MS_DTYPES)
-        return ms__fail(MS_EINVAL, "save: tensor '%s': dtype %d is none of the %d known", name, dtype, MS_DTYPES);
+        return ms__fail(MS_EINVAL, "save: tensor '%s': unknown dtype %d, expected 0 to %d", name, dtype, MS_DTYPES - 1);
     if (ndim < 0 || ndim > MS_MAX_DIMS)
         return ms__fail(MS_EINVAL, "save: tensor '%s' has %d dimensions; at most %d are supported", name, ndim,
                         MS_MAX_DIMS);
@@ -111,12 +110,12 @@ ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, c
         if (shape[d] < 0)
             return ms__fail(MS_EINVAL, "save: tensor '%s': shape %s has a negative size", name,
                             ms__shape_text(ndim, shape));
-    return ms__st_add(&s->h, "save", name, strlen(name), dtype, ndim, shape);
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const ms_st_entry *)a)->name, ((const ms_st_entry *)b)->name);
+    ms_st_entry *e = ms__st_add(&s->h, "save", name, strlen(name));
+    if (!e) return ms__failure();
+    e->dtype = dtype;
+    e->ndim = ndim;
+    for (int d = 0; d < ndim; d++) e->shape[d] = shape[d];
+    return MS_OK;
 }
 
 static ms_status end_direct(ms_saver *s)
@@ -144,14 +143,12 @@ static ms_status put_header(ms_saver *s)
     return put(s, s->text, s->length, 8);
 }
 
-// Fixes the order and the offsets (wide elements first, so that each tensor is aligned to its element; then by name)
-// and the header.
+// Fixes the order and offsets of the tensors, and the header. Wide elements come first, so that each tensor is aligned
+// to its elements; then names decide.
 static ms_status fix_header(ms_saver *s)
 {
-    if (s->h.n) qsort(s->h.entries, (size_t)s->h.n, sizeof *s->h.entries, by_name);
-    for (int k = 1; k < s->h.n; k++)
-        if (!strcmp(s->h.entries[k - 1].name, s->h.entries[k].name))
-            return ms__fail(MS_EINVAL, "save: tensor '%s' was declared twice", s->h.entries[k].name);
+    const char *twice = ms__st_sort(&s->h);
+    if (twice) return ms__fail(MS_EINVAL, "save: tensor '%s' was declared twice", twice);
     uint64_t place = 0, block = 0, bytes;
     for (int size = 8; size; size /= 2) {
         for (int k = 0; k < s->h.n; k++) {
@@ -169,14 +166,15 @@ static ms_status fix_header(ms_saver *s)
     free(s->written);
     s->written = calloc((size_t)s->h.n + 1, 1);
     if (!s->written) return ms__no_memory((size_t)s->h.n + 1, "save", "the list of %d tensors", s->h.n);
-    MS_TRY(ms__st_format(&s->h, "save", &s->text, &s->length, &s->sums));
+    MS_TRY(ms__st_format(&s->h, &s->text, &s->length, &s->checksums));
     s->data_at = 8 + s->length;
     if (place < DIRECT_FROM) return MS_OK;
     MS_TRY(ms__direct_writer(&s->direct, s->fd, s->path, "save"));
-    return put_header(s);  // it keeps the room: chunks go in order
+    return put_header(s);  // reserves the header's room, since the writer writes in order
 }
 
-// The data of an entry, and its blocks' sums. Hashed and handed on in parts that stay in the cache between the two.
+// Writes the data of an entry and its blocks' checksums, in parts that stay in the CPU's cache between hashing and
+// writing.
 static ms_status put_data(ms_saver *s, const ms_st_entry *e, const char *data)
 {
     uint64_t at = 0, size = e->end - e->begin;
@@ -190,7 +188,7 @@ static ms_status put_data(ms_saver *s, const ms_st_entry *e, const char *data)
             MS_TRY(put(s, data + at, n, s->data_at + e->begin + at));
             at += n;
         }
-        ms__hash_text(ms__hash_end(&h), s->sums + 16 * block);
+        ms__hash_text(ms__hash_end(&h), s->checksums + 16 * block);
     }
     return MS_OK;
 }
@@ -206,22 +204,11 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
         return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
     if (ms__is_meta(ms__device(t)))
         return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
-    bool same = t->dtype == e->dtype && t->ndim == e->ndim;
-    for (int d = 0; same && d < e->ndim; d++) same = t->shape[d] == e->shape[d];
-    if (!same)
+    if (t->dtype != e->dtype || !ms__has_shape(t, e->ndim, e->shape))
         return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t),
                         ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
     MS_TRY(ms__storage_sync(t->storage, false));
-    if (ms__is_cuda(ms__device(t))) {
-        MS_TRY(ms__tensor_new(&c, t->dtype, MS_CPU, t->ndim, t->shape, "save"));
-        ms_status copied = ms__copy(c, t);
-        if (copied != MS_OK) {
-            ms__release(c);
-            return copied;
-        }
-    } else {
-        MS_TRY(ms__contiguous(&c, t));
-    }
+    MS_TRY(ms__on_cpu(&c, t, "save"));
     ms_status st = put_data(s, e, ms__data(c));
     ms__release(c);
     if (!st) s->written[e - s->h.entries] = true;
@@ -252,6 +239,6 @@ ms_status ms_saver_commit(ms_saver *s)
 
 void ms_saver_sum(const ms_saver *s, char *out)
 {
-    memcpy(out, ms__st_sum(s->text), 16);
+    memcpy(out, ms__st_checksum(s->text), 16);
     out[16] = 0;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // train/clip.c -- the norm of all gradients over all ranks, and clipping by it.
 //
-// A sharded parameter's gradient counts with its local part, and the parts of a group are summed over
-// its ranks; what every rank holds whole is counted once. Sums run in double over fixed blocks, so the
-// bits don't depend on the number of threads.
+// Of a sharded parameter's gradient, each rank measures its local part, and the results are combined over the ranks of
+// the parameter's group; gradients that every rank holds whole count once. Sums are in double over fixed blocks, so the
+// bits do not depend on the number of threads.
 #include <math.h>
 
 #include "base/activity.h"
@@ -26,7 +26,7 @@ typedef struct {
     double factor;
 } part_list;
 
-// Sum of |g|^p of one block, or its maximum; 16 lanes whatever the instruction set.
+// Sum of |g|^p over one block, or the maximum of |g|; always in 16 lanes, whatever the instruction set.
 #define NORM_BODY(LOAD)                                                      \
     double lane[16] = { 0 };                                                 \
     int64_t k = 0;                                                           \
@@ -61,25 +61,16 @@ static MS_KERNEL double norm_f64(const double *g, int64_t n, double p) { NORM_BO
 static MS_KERNEL double norm_f16(const ms_f16 *g, int64_t n, double p) { NORM_BODY(ms_f16_to_float) }
 static MS_KERNEL double norm_bf16(const ms_bf16 *g, int64_t n, double p) { NORM_BODY(ms_bf16_to_float) }
 
-static MS_KERNEL void scale_f32(float *g, int64_t n, float f)
-{
-    for (int64_t k = 0; k < n; k++) g[k] *= f;
-}
-static MS_KERNEL void scale_f64(double *g, int64_t n, double f)
-{
-    for (int64_t k = 0; k < n; k++) g[k] *= f;
-}
-static MS_KERNEL void scale_f16(ms_f16 *g, int64_t n, float f)
-{
-    for (int64_t k = 0; k < n; k++) g[k] = ms_float_to_f16(ms_f16_to_float(g[k]) * f);
-}
-static MS_KERNEL void scale_bf16(ms_bf16 *g, int64_t n, float f)
-{
-    for (int64_t k = 0; k < n; k++) g[k] = ms_float_to_bf16(ms_bf16_to_float(g[k]) * f);
-}
+#define SCALE_BODY(LOAD, STORE) \
+    for (int64_t k = 0; k < n; k++) g[k] = STORE(LOAD(g[k]) * f);
+static MS_KERNEL void scale_f32(float *g, int64_t n, float f) { SCALE_BODY(SAME, SAME) }
+static MS_KERNEL void scale_f64(double *g, int64_t n, double f) { SCALE_BODY(SAME, SAME) }
+static MS_KERNEL void scale_f16(ms_f16 *g, int64_t n, float f) { SCALE_BODY(ms_f16_to_float, ms_float_to_f16) }
+static MS_KERNEL void scale_bf16(ms_bf16 *g, int64_t n, float f) { SCALE_BODY(ms_bf16_to_float, ms_float_to_bf16) }
 
-// The part that block b belongs to: the last one that begins at or before it.
-static const part *part_of(const part_list *list, int64_t b)
+// The part of block b (the last one that begins at or before it), and the block's elements in it. NULL for a part on a
+// GPU.
+static const part *part_of(const part_list *list, int64_t b, int64_t *from, int64_t *n)
 {
     int low = 0, high = list->n - 1;
     while (low < high) {
@@ -87,7 +78,10 @@ static const part *part_of(const part_list *list, int64_t b)
         if (list->parts[mid].block <= b) low = mid;
         else high = mid - 1;
     }
-    return &list->parts[low];
+    const part *t = &list->parts[low];
+    *from = (b - t->block) * BLOCK;
+    *n = t->numel - *from < BLOCK ? t->numel - *from : BLOCK;
+    return ms__is_cuda(t->device) ? NULL : t;
 }
 
 static void measure(void *arg, int64_t first, int64_t last, int64_t block)
@@ -95,9 +89,9 @@ static void measure(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     const part_list *list = arg;
     for (int64_t b = first; b < last; b++) {
-        const part *t = part_of(list, b);
-        if (ms__is_cuda(t->device)) continue;
-        int64_t from = (b - t->block) * BLOCK, n = t->numel - from < BLOCK ? t->numel - from : BLOCK;
+        int64_t from, n;
+        const part *t = part_of(list, b, &from, &n);
+        if (!t) continue;
         MS_CASE_FLOAT(t->dtype, t->partial[b] = norm_f32((const float *)t->g + from, n, t->p),
                       t->partial[b] = norm_f64((const double *)t->g + from, n, t->p),
                       t->partial[b] = norm_f16((const ms_f16 *)t->g + from, n, t->p),
@@ -110,9 +104,9 @@ static void scale(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     const part_list *list = arg;
     for (int64_t b = first; b < last; b++) {
-        const part *t = part_of(list, b);
-        if (ms__is_cuda(t->device)) continue;
-        int64_t from = (b - t->block) * BLOCK, n = t->numel - from < BLOCK ? t->numel - from : BLOCK;
+        int64_t from, n;
+        const part *t = part_of(list, b, &from, &n);
+        if (!t) continue;
         void *g = (void *)t->g;
         double f = list->factor;
         MS_CASE_FLOAT(t->dtype, scale_f32((float *)g + from, n, (float)f), scale_f64((double *)g + from, n, f),
@@ -126,7 +120,8 @@ static void over_blocks(part_list *list, int64_t blocks, ms_range_fn fn)
     else ms__parallel_tasks(blocks, fn, list);
 }
 
-// The same on a GPU: one number a part, made there; then all of a device's at once (a part's first block gets it).
+// The same on GPUs: each part's result is computed there; then all results of a device are copied at once, to the
+// partial sums of the parts' first blocks.
 static ms_status measure_there(part_list *list)
 {
     for (int k = 0; k < list->n;) {
@@ -164,7 +159,14 @@ static ms_status scale_there(const part_list *list)
     return MS_OK;
 }
 
-// Sum (or maximum) of one group's partial over its ranks. Collective.
+// Adds x to *sum, or takes their maximum; NaN stays NaN.
+static void fold(double *sum, double x, bool maximum)
+{
+    if (maximum) *sum = x > *sum || x != x ? x : *sum;
+    else *sum += x;
+}
+
+// The sum (or maximum) of *value over the ranks of a group. Collective.
 static ms_status over_ranks(ms_group *group, double *value, bool maximum)
 {
     int64_t one = 1;
@@ -195,7 +197,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     ms_tensor *total_t = NULL;
     int n_parts = 0, n_groups = 0, out_dtype = -1;
     int64_t blocks = 0;
-    double *partial = NULL, sums[GROUPS + 1] = { 0 };  // [0]: held whole; then one per group
+    double *partial = NULL, sums[GROUPS + 1] = { 0 };  // [0]: unsharded gradients; then one sum per group
     ms_group *groups[GROUPS];
     part *parts = malloc((size_t)(n > 0 ? n : 1) * sizeof *parts);
     int *owner = malloc((size_t)(n > 0 ? n : 1) * sizeof *owner);
@@ -208,7 +210,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         if (!t) goto out;
         unit_param *managed = t->unit_param;
         int at = 0;
-        if (managed) {  // counted in even where this rank has no gradient: its peers may
+        if (managed) {  // its group counts even if this rank has no gradient: its peers may have one
             ms_group *group = managed->owner->group;
             for (at = 0; at < n_groups && groups[at] != group;) at++;
             if (at == GROUPS) {
@@ -246,7 +248,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         ms__no_memory((size_t)blocks * sizeof *partial, "clip_grad_norm_", "%lld partial sums", (long long)blocks);
         goto out;
     }
-    // All memory is there before the gradients change, and before the peers count on this rank.
+    // Everything is allocated before gradients change and before the collectives, for which peers wait.
     if (out_dtype < 0) out_dtype = MS_F32;
     if (ms__names_reserve(1, "clip_grad_norm_") ||
         ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_"))
@@ -258,21 +260,17 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     for (int k = 0; k < n_parts; k++) {
         double *sum = &sums[owner[k]];
         int64_t end = k + 1 < n_parts ? parts[k + 1].block : blocks;
-        for (int64_t b = parts[k].block; b < end; b++) {
-            if (maximum) *sum = partial[b] > *sum || partial[b] != partial[b] ? partial[b] : *sum;
-            else *sum += partial[b];
-        }
+        for (int64_t b = parts[k].block; b < end; b++) fold(sum, partial[b], maximum);
     }
     double total = sums[0];
     for (int k = 0; k < n_groups; k++) {
         double *sum = &sums[k + 1];
         if (ms__group_size(groups[k]) > 1 && over_ranks(groups[k], sum, maximum)) goto out;
-        if (maximum) total = *sum > total || *sum != *sum ? *sum : total;
-        else total += *sum;
+        fold(&total, *sum, maximum);
     }
     if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
     double coefficient = max_norm / (total + 1e-6);
-    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // NaN scales too, as everywhere
+    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // a NaN also scales, as in PyTorch
         list.factor = coefficient;
         over_blocks(&list, blocks, scale);
         if (scale_there(&list)) goto out;

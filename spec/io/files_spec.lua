@@ -135,7 +135,7 @@ describe("safetensors files", function()
       assert.are.same({}, select(2, ms.load(path "short", { verify = false })))
     end
     assert.error_matches(function() ms.save(path "ours", {}, { metadata = { ["moonshard.sums"] = "x" } }) end,
-      "the file's own sums have this name")
+      "this name is reserved for the file's checksums")
   end)
 
   it("align the data and put wide elements first", function()
@@ -179,7 +179,7 @@ describe("safetensors files", function()
     assert.are.same({ "link" }, names_in(path "sub"))
     os.remove(path "target")
     assert.error_matches(function() ms.save(path "sub/link", { x = ms.tensor { 3 } }) end,
-      "is a link to what cannot be reached: No such file")
+      "is a link whose target cannot be reached: No such file")
     os.remove(path "sub/link")
     lfs.rmdir(path "sub")
   end)
@@ -191,10 +191,10 @@ describe("safetensors files", function()
     for _, name in ipairs { "pipe", "" } do
       local ok, err = pcall(ms.save, path(name), { x = ms.tensor { 1 } })
       assert.is_false(ok)
-      assert.truthy(err:find(("save: '%s' is there and is no regular file"):format(path(name)), 1, true), err)
+      assert.truthy(err:find(("save: '%s' exists and is not a regular file"):format(path(name)), 1, true), err)
     end
     assert.are.equal("named pipe", lfs.attributes(path "pipe", "mode"))
-    assert.error_matches(function() ms.load(path "pipe") end, "load: '.*pipe' is no regular file")
+    assert.error_matches(function() ms.load(path "pipe") end, "load: '.*pipe' is not a regular file")
     os.remove(path "pipe")
   end)
 
@@ -350,7 +350,7 @@ describe("safetensors files", function()
       write("damaged", text:sub(1, at - 1) .. string.char((text:byte(at) + 128) % 256) .. text:sub(at + 1))
     end
     damaged(first + 2 ^ 20 + 5)                           -- in the second block of a
-    local damage = "is damaged: tensor 'a' is not what was written %(the sum of its block 2 differs%)"
+    local damage = "is damaged: tensor 'a' is not what was written %(the checksum of its block 2 differs%)"
     assert.error_matches(function() ms.load(path "damaged") end, damage)
     assert.are.same({ 1, 1, 1 }, ms.load(path "damaged", { names = { "b" } }).b:tolist())
     local reader = state.reader(path "damaged")
@@ -368,6 +368,6 @@ describe("safetensors files", function()
 
   it("that are missing or folders say so", function()
     assert.error_matches(function() ms.load(path "none") end, "load: cannot open '.*none': No such file or directory")
-    assert.error_matches(function() ms.load(folder) end, "is no regular file")
+    assert.error_matches(function() ms.load(folder) end, "is not a regular file")
   end)
 end)
