@@ -2,30 +2,31 @@
 // cpu/product/gemm.c -- products by our own loops: all of float32, float64 and float16, and bfloat16 where the CPU
 // has no instructions for it.
 //
-// Small: no packing; A is broadcast from where it is, B read from where it is when its columns are
-// adjacent. Large (Goto, van de Geijn 2008): B is cut into panels of KC x 3 vectors, as many at a time as the
-// half of the second cache holds; A into panels of KC x 8 rows, each of which stays close while all of B's pass
-// by. (The other order, B's panel for all of A, brings both out of the second cache: 13 % slower.) Strides that are
-// powers of two, on which caches and address tables run into themselves, are met only while packing. Half types are
-// converted while packing and accumulate in float32, rounded once at the end.
-// Every element of C is summed in the same order whatever the number of threads, rows and columns at a time.
+// Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
+// adjacent. Large products (Goto, van de Geijn 2008): B is packed into panels of KC x 3 vectors, as many at a time as
+// fit half of the second-level cache, A into panels of KC x 8 rows. A panel of A stays in the first-level cache while
+// the panels of B pass. (The other order, a panel of B against all of A, reads both from the second-level cache: 13 %
+// slower.) Strides that are powers of two, which collide in caches and TLBs, occur only while packing. Half types are
+// converted while packing, accumulate in float32 and are rounded once at the end. The order in which an element of C is
+// summed does not depend on the number of threads, nor on the tiles.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
 #include <unistd.h>
 #include "cpu/product/product.h"
 
 enum {
-    SMALL = 16 << 10,  // multiply-adds up to which packing costs more than it saves
-    KC = 1024,  // depth of panels in floats (half as many doubles). Sums are cut here, so it is one number for all CPUs
-    FEW = 400,  // columns up to which rows of A are read where they are: they pass by too few times to pay for packing
+    SMALL = 16 << 10,  // up to this many multiply-adds packing costs more than it saves
+    KC = 1024,  // depth of a panel in floats, half of it in doubles. Sums are split here, so it is the same on all CPUs
+    FEW = 400,  // up to this many columns rows of A are read in place: too few uses to pay for packing
     ROWS = 2048,  // rows of A packed at a time, at most
     ROWS_HALF = 1024,
-    COLUMNS_HALF = 2304,  // half types: of those deeper than KC so many float32 sums are kept
-    RUN = 128,    // bytes of a column of A packed together where columns are the runs of memory: what is fetched as one
-    SHARE = 256,  // lines of B's next columns that are fetched beside a panel of A
+    COLUMNS_HALF = 2304,  // half types deeper than KC: columns whose float32 sums are kept
+    RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
+                // a pair
+    SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
 };
 
-// Without AVX-512 our vectors are taken apart.
+// Without AVX-512 a 64-byte vector does not fit a register.
 static bool narrow(void)
 {
     static int known = -1;
@@ -33,10 +34,10 @@ static bool narrow(void)
     return known;
 }
 
-// Rows of a packed panel of A: what the tiles take.
+// Rows of a packed panel of A, and of a tile.
 static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
 
-// Bytes of the second (2) or third cache, between bounds.
+// Bytes of the cache of level 2 or 3, at least a lower bound.
 static int64_t cache_bytes(int level)
 {
     static int64_t known[2];
@@ -49,34 +50,35 @@ static int64_t cache_bytes(int level)
 
 static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// A large product under way.
+// The state of a large product.
 typedef struct gemm_work {
     const ms_gemm *g;
     int64_t size;                 // bytes of an accumulating number: 4 or 8
     int64_t wide, high;           // columns of a panel of B, rows of one of A
-    int64_t i0, mb;               // the rows at hand,
-    int64_t first_col, last_col;  // the columns whose sums are kept,
-    int64_t j0, nc, p0, kc;       // the columns of B that are packed and the depth,
+    int64_t i0, mb;               // current rows,
+    int64_t first_col, last_col;  // columns whose sums are kept,
+    int64_t j0, nc, p0, kc;       // current packed columns of B, and the depth,
     int64_t then_j, then_nc, then_p,
-        then_kc;       // and those after them; then_nc = 0: none, or several threads share the work
+        then_kc;       // and the block after them; then_nc = 0: none, or several threads share the work
     int64_t mc, cols;  // rows and columns of a task
-    int64_t across;    // tasks beside each other
-    int64_t pack;      // columns of a task of packing
+    int64_t across;    // tasks side by side
+    int64_t pack;      // columns of a packing task
     bool half, first, last, pack_a;
     bool fused;   // the first rows pack B
     char *b, *a;  // packed panels, one after the other
-    float *sums;  // half types: float32 sums, mb rows; of one that is one block deep, a panel's rows for each thread
+    float *sums;  // half types: float32 sums of mb rows, or of a panel for each thread where k is one block deep
     int64_t sums_rs;
 } gemm_work;
 
-// Lines that are packed next, fetched into the second cache while these rows are at work: groups of lines so many bytes
-// apart, and from the end of one group to the next; and those that they will be packed into.
+// Cache lines that are packed next and are prefetched into the second-level cache while the current rows are computed,
+// and the lines into which they will be packed. `apart`: bytes between the lines of a group. `jump`: from the end of a
+// group to the next.
 typedef struct gemm_ahead {
     const char *at;
-    char *to;  // NULL: in the cache already
+    char *to;  // NULL: already in the cache
     int64_t apart, jump, groups;
-    int lines, pairs;         // of a group, an even number; of them fetched
-    struct gemm_ahead *then;  // when all are
+    int lines, pairs;         // lines of a group (even); pairs of them fetched so far
+    struct gemm_ahead *then;  // continues when all groups are fetched
 } gemm_ahead;
 
 #define EACH_LANE(f, s)                                                                                           \
@@ -103,7 +105,7 @@ typedef struct gemm_ahead {
 
 // ---- half types: panels in float32 ----------------------------------------------------------------
 
-// Runs of memory to floats and back.
+// Contiguous half numbers to floats and back.
 static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) out[i] = ms_f16_to_float(in[i]);
@@ -135,7 +137,7 @@ static float load_one(int dtype, const void *in, int64_t at)
     return dtype == MS_F16 ? ms_f16_to_float(((const ms_f16 *)in)[at]) : ms_bf16_to_float(((const ms_bf16 *)in)[at]);
 }
 
-// bfloat16 is the upper half of a float32: a pair of numbers moves as one float, and is then parted.
+// bfloat16 is the upper half of a float32: a pair of numbers moves as one float and is then split.
 typedef uint32_t pair __attribute__((may_alias));
 
 static inline __attribute__((always_inline)) void part(float *out, int64_t out_rs, const pair *t, int rows, int n)
@@ -149,7 +151,7 @@ static inline __attribute__((always_inline)) void part(float *out, int64_t out_r
     }
 }
 
-// 16 columns of adjacent numbers; how many of each are done.
+// Packs 16 contiguous columns; returns how many rows of them are done.
 static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_bf16 *b, int64_t cs, int64_t k)
 {
     pair t[16 * 16] __attribute__((aligned(64)));
@@ -160,7 +162,7 @@ static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_
     return k / 32 * 32;
 }
 
-// 8 rows likewise.
+// The same for 8 contiguous rows.
 static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
 {
     pair t[16 * 8] __attribute__((aligned(64)));
@@ -171,7 +173,7 @@ static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs
     return k / 32 * 32;
 }
 
-// Panels of rows, all of a row's before the next row's: they share lines.
+// Packs panels row by row through all panels, because panels of a row share cache lines.
 static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs, int64_t k, int64_t panels)
 {
     for (int64_t p = 0; p < k; p++, b += rs, out += 48)
@@ -181,7 +183,7 @@ static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs,
         }
 }
 
-// Columns of A, a run of each, to panels of 8 rows.
+// A run of each column of A to panels of 8 rows.
 static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
 {
     for (int64_t i = 0; i < RUN / 16; i++)
@@ -189,7 +191,7 @@ static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int
             memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
 }
 
-// Like pack_f32: squares of 16 x 16 pass through a tile.
+// Like pack_f32; squares of 16 x 16 pass through a buffer.
 static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs,
                       int64_t k, int64_t n)
 {
@@ -219,14 +221,14 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
     }
 }
 
-// Rows of A into panels, converted on the way.
+// Packs rows of A into panels and converts them.
 static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m,
                            int64_t k, int64_t high)
 {
     enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
     float t[8 * KC] __attribute__((aligned(64)));
     int64_t whole = m / high * high;
-    if (rs == 1) {  // columns, LONG numbers of each, through a tile
+    if (rs == 1) {  // LONG numbers of each column pass through a buffer
         if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
         for (int64_t p = 0; p < k; p += ROUND) {
             int64_t columns = k - p < ROUND ? k - p : ROUND;
@@ -286,7 +288,7 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     }
 }
 
-// The finished sums of `rows` rows and n columns plus the bias, rounded.
+// Adds the bias to the sums of `rows` rows and n columns, and rounds them into C.
 static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64_t rows, int64_t n)
 {
     const ms_gemm *g = w->g;
@@ -305,7 +307,7 @@ static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64
     }
 }
 
-// Rows [i, i + m) of the rows at hand, i a multiple of the panels' height, from depth p to stop.
+// Packs rows [i, i + m) of the current rows from depth p to stop; i is a multiple of the panels' height.
 static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64_t stop)
 {
     const ms_gemm *g = w->g;
@@ -319,7 +321,7 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
 
 static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
 
-// Rows that are packed together where A's columns are the runs of memory: whole panels.
+// Rows that are packed together where A's columns are contiguous: whole panels.
 static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
 
 static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
@@ -340,8 +342,8 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 
-// What is packed after rows [i, i + high) of [top, bottom), `step` of which are packed together: this panel's share of
-// it.
+// This panel's share of the rows to prefetch after rows [i, i + high) of [top, bottom), which are packed `step` at a
+// time.
 static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
 {
     const ms_gemm *g = w->g;
@@ -368,8 +370,8 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
     return f;
 }
 
-// The share of B's next columns that is fetched beside the panel of A that `left` more follow: the last ones fetch it,
-// for what comes too early is pushed out again.
+// The share of B's next columns that a panel of A prefetches when `left` more panels follow. Only the last panels
+// prefetch: lines fetched too early would be evicted.
 static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
 {
     const ms_gemm *g = w->g;
@@ -395,9 +397,8 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
             j = task % w->across * w->cols;
     int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
     bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
-    bool along =
-        g->a_rs == 1 &&
-        !w->half;  // a run's columns are packed beside the panels before it, while they are in the second cache
+    bool along = g->a_rs == 1 && !w->half;  // columns are packed while the panels before them are computed and they are
+                                            // in the second-level cache
     (void)end, (void)unused;
 
     for (int64_t i = top; i < bottom; i += w->high) {
@@ -422,13 +423,12 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
     }
 }
 
-// The columns of B that are packed at hand, against the rows at hand.
+// The current columns of B against the current rows of A.
 static void column_block(gemm_work *w, int64_t threads)
 {
     int64_t panels = ceil_div(w->nc, w->wide);
     w->pack = ceil_div(panels, threads) * w->wide;
-    if (threads == 1 && w->pack > 8 * w->wide)
-        w->pack = 8 * w->wide;  // a row of B passes through so many panels at once
+    if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;  // panels that a row of B is packed into at once
     w->across = ceil_div(w->nc, w->cols);
     w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb &&
                w->mb >= w->high;
@@ -438,8 +438,7 @@ static void column_block(gemm_work *w, int64_t threads)
     ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
 }
 
-// The block of B after the one at hand, for the same rows of A: further columns, or the next depth from the first
-// column on.
+// The next block of B for the same rows of A: further columns, or the next depth from the first column.
 static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
 {
     bool beside = w->j0 + w->nc < w->last_col;
@@ -449,13 +448,13 @@ static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
     w->then_nc = w->then_kc == 0 ? 0 : w->last_col - w->then_j < nc ? w->last_col - w->then_j : nc;
 }
 
-// How large a product is cut: depth of panels, rows and columns at hand at a time.
+// How a product is cut: depth of panels, rows at a time, columns whose sums are kept, packed columns.
 typedef struct gemm_cut {
     int64_t kc, mb, jb, nc;
 } gemm_cut;
 
-// Half of the second cache for B's panels, through which a panel of A passes. Several threads: about two tasks each,
-// cut first along rows, 128 of which pay for having B's panels brought, then along columns.
+// B's panels get half of the second-level cache. Several threads: about two tasks each, cut first along rows (128 rows
+// pay for loading B's panels), then along columns.
 static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;
@@ -485,7 +484,7 @@ static gemm_cut cut(gemm_work *w, int64_t threads)
     return c;
 }
 
-// The rows and the columns at hand, through all of the depth.
+// The current rows and columns through the whole depth.
 static void all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
 {
     const ms_gemm *g = w->g;

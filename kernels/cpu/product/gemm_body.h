@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/gemm_body.h -- our own products, included once per accumulation type by gemm.c. REAL is the type,
-// R(name) names its functions, LANES how many fill 64 bytes.
+// cpu/product/gemm_body.h -- our own products, included once per accumulation type by gemm.c. REAL is the type, R(name)
+// names its functions, LANES elements fill 64 bytes.
 //
-// tile: up to 8 rows by 3 vectors of C stay in registers while k runs. It needs of A only a base and
-// two strides (scalars are broadcast), of B rows of adjacent columns: packed panels, or B itself.
-// core: the same, 8 rows whole, where both are packed: it also fetches ahead. sweep: core after core.
-// What is fetched ahead, how far and when was found by trying, all in turns in one process
+// tile: up to 8 rows by 3 vectors of C stay in registers while k runs. A may have any strides (its elements are
+// broadcast); B has rows of adjacent columns: a packed panel, or B itself. core: 8 rows out of packed panels, with
+// prefetches. sweep: cores one after the other. Prefetch distances were found by measurement, in turns in one process
 // (docs/performance.md#products).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
@@ -52,11 +51,11 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
     }
 }
 
-// 8 rows out of packed panels: A's has 8 numbers a step, B's 3 vectors, of which vecs are used. Both are fetched ahead
-// of use: B's panel is larger than the first cache and comes out of the second, A's runs on into the panel of the next
-// 8 rows. C's lines are fetched one row after the other shortly before they are due (all at once they would hold B's
-// up), and two lines every LANES steps of what is packed next, and two of where it goes. first: B, rows b_rs apart, is
-// read where it is, and what has been loaded is kept as its packed panel: half the price of packing it before.
+// 8 rows out of packed panels: a step of A's panel has 8 numbers, of B's 3 vectors, of which vecs are used. Both are
+// prefetched: B's panel exceeds the first-level cache, and A's continues with the panel of the next 8 rows. The lines
+// of C are prefetched row by row shortly before they are stored (all at once they would delay B's). Every LANES steps
+// two lines of the data packed next are prefetched, and two of its destination. first: B is read in place, with rows
+// b_rs apart, and the loaded vectors are stored as its packed panel: half the cost of packing it separately.
 enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24, R(NEAR_ROWS) = 4, R(FAR_ROWS) = 24 };
 
 static inline __attribute__((always_inline)) void R(core)(const int vecs, const bool first, int64_t k, const REAL *a,
@@ -65,7 +64,7 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
 {
     R(vec) s[8][3];
     REAL *row = c;
-    __asm__("" : "+r"(c));  // the rows' addresses are made again below: kept, they would not fit the registers
+    __asm__("" : "+r"(c));  // recomputes the rows' addresses below: kept, they would not fit the registers
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++)
 #pragma GCC unroll 3
@@ -135,7 +134,7 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
         }
 }
 
-// A strip: m rows of C by vecs vectors.
+// m rows of C by vecs vectors.
 static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, const REAL *a,
                                                           int64_t a_rs, int64_t a_cs, const REAL *b, int64_t b_rs,
                                                           REAL *c, int64_t c_rs, const REAL *bias, bool add)
@@ -153,8 +152,8 @@ static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_
     if (m & 1) R(tile)(1, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
 }
 
-// The same for 16 registers of half the width (AVX2): tiles of 6 rows by two halves of a vector. (Vectors of 64 bytes
-// would be taken apart in memory.)
+// The same for 16 registers of 32 bytes (AVX2): tiles of 6 rows by two half vectors. (64-byte vectors would be split
+// through memory.)
 typedef REAL R(half) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 
 static inline __attribute__((always_inline)) void R(thin_tile)(const int rows, int64_t k, const REAL *a, int64_t a_rs,
@@ -209,8 +208,8 @@ static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, in
     }
 }
 
-// One packed panel of A, which stays in the first cache, against the panels of B that make n columns. Rows and columns
-// that fill no panel pass through a tile of our own; the panels have zeros there.
+// One packed panel of A, which stays in the first-level cache, against the panels of B for n columns. Rows and columns
+// that do not fill a panel go through a buffer; the panels are zero there.
 static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs,
                                const REAL *bias, bool add, gemm_ahead *ahead)
 {
@@ -245,7 +244,7 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a
     }
 }
 
-// The same for columns of B that are not packed yet, whole vectors of them: they are packed as they pass by.
+// The same for whole vectors of columns of B that are not packed yet; packs them on the way.
 static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_rs, REAL *keep,
                                      REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
 {
@@ -257,7 +256,7 @@ static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const REAL *a, const 
         }
 }
 
-// C's last columns do not fill a vector (n < LANES of them): through a tile of our own.
+// The last n < LANES columns of C, which do not fill a vector, go through a buffer.
 static void R(strip_part)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b,
                           int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
 {
@@ -272,7 +271,7 @@ static void R(strip_part)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_
     }
 }
 
-// m rows of C by n <= 3 * LANES columns out of a panel of B that is padded to whole vectors.
+// m rows of C by n <= 3 * LANES columns, from a panel of B padded to whole vectors.
 static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b,
                      int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
 {
@@ -284,8 +283,7 @@ static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_r
     }
 }
 
-// One row of C against B whose columns are runs of memory (x W^T with few rows): dot products. Four sums of LANES lanes
-// each.
+// One row of C where B's columns are contiguous (x W^T with few rows): dot products, in four vectors of sums.
 static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_cs, REAL *c,
                               const REAL *bias)
 {
@@ -305,8 +303,8 @@ static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b
     }
 }
 
-// A square of LANES x LANES in registers, its columns so many bytes apart: at each stage the off-diagonal blocks of
-// side `step` change places.
+// Transposes a square of LANES x LANES in registers; its columns are in_cs bytes apart. Each stage exchanges the
+// off-diagonal blocks of side `step`.
 #define LOW(step, l) ((l) & (step) ? (l) - (step) + LANES : (l))
 #define HIGH(step, l) ((l) & (step) ? (l) + LANES : (l) + (step))
 static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_t out_rs, const void *in, int64_t in_cs)
@@ -330,7 +328,7 @@ static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) *(R(vec) *)(out + l * out_rs) = x[l];
 }
-// 8 rows of LANES numbers, so many bytes apart, become LANES rows of 8, one after the other.
+// 8 rows of LANES numbers, in_rs bytes apart, become LANES contiguous rows of 8.
 static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, const void *in, int64_t in_rs)
 {
     R(vec) x[8];
@@ -373,7 +371,7 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
         return;
     }
     int64_t done = 0;
-    if (rs == 1) {  // LANES columns at a time: more runs than the hardware follows would not be fetched ahead
+    if (rs == 1) {  // LANES columns at a time: the hardware prefetcher follows only so many streams
         done = k / LANES * LANES;
         for (j = 0; j < full; j += LANES)
             for (int64_t p = 0; p < done; p += LANES)
@@ -385,8 +383,8 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
     }
 }
 
-// Whole panels of B whose rows are runs: a row at a time through all of them, the rows below fetched ahead into the
-// second cache.
+// Packs whole panels of B whose rows are contiguous, row by row through all panels. Prefetches later rows into the
+// second-level cache.
 static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64_t k, int64_t panels)
 {
     for (int64_t p = 0; p < k; p++, b += rs, out += 3 * LANES) {
@@ -401,16 +399,16 @@ static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64
     }
 }
 
-// Rows of A into panels of `high` rows: out[panel][p][row], panels `depth` long; the last panel's missing rows become
-// 0.
+// Packs rows of A into panels of `high` rows: out[panel][p][row], panels `depth` long. Missing rows of the last panel
+// become 0.
 static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high,
                                    int64_t depth)
 {
     int64_t whole = m / high * high;
     if (whole < m) memset(out + whole * depth, 0, (size_t)(high * k) * sizeof(REAL));
-    if (rs == 1) {  // columns are runs: a piece of each goes to every panel
+    if (rs == 1) {  // columns are contiguous: a piece of each goes to every panel
         int64_t p = 0;
-        if (high == 8)  // 8 at a time: whole lines, which are fetched ahead, for nothing else would
+        if (high == 8)  // 8 at a time: whole lines, prefetched because the hardware does not
             for (; p + 8 <= k && whole == m; p += 8, a += 8 * cs, out += 64) {
                 REAL *o = out;
                 for (int64_t i = 0; i < m; i += 8, o += 8 * depth) {
@@ -438,8 +436,7 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
     }
 }
 
-// Packed rows [i, i + rows) of the rows at hand by n columns from j on. Rows of A that are not packed are read where
-// they are.
+// Rows [i, i + rows) of the current rows by n columns from j. Rows of A that are not packed are read in place.
 static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     const ms_gemm *g = w->g;
@@ -462,8 +459,8 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
      bias ? bias + q : NULL, !w->first);
 }
 
-// A product of at most SMALL multiply-adds, without packing where B's columns are adjacent (its last columns, which
-// don't fill a vector, go through a padded copy). false: not for this path.
+// A product of at most SMALL multiply-adds, without packing where B's columns are adjacent (its last columns, which do
+// not fill a vector, go through a padded copy). Returns false when the product does not suit this path.
 static bool R(small)(const ms_gemm *g)
 {
     enum { ROOM = 32 << 10 };
