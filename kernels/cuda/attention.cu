@@ -13,7 +13,7 @@ struct heads {
     double p, scale;
 };
 
-struct mask_of {
+struct strided_part {
     int dtype;
     const void *data;
     int64_t rs, cs, stride[MS_MAX_DIMS];
@@ -21,7 +21,7 @@ struct mask_of {
 
 struct scores {
     heads h;
-    mask_of mask;  // data NULL: none
+    strided_part mask;  // data NULL: none
     int s_type, p_type;
     uint64_t seed, offset;
 };
@@ -90,12 +90,7 @@ __global__ void attend_backward_kernel(scores q, const T *s, const T *dp, const 
     if (wide_ds) wide_ds[i] = d;
 }
 
-struct row_part {
-    int dtype;
-    const void *data;
-    int64_t rs, cs, stride[MS_MAX_DIMS];
-};
-template <class T> __global__ void delta_kernel(heads h, row_part g, row_part o, const T *g_lse, T *delta)
+template <class T> __global__ void delta_kernel(heads h, strided_part g, strided_part o, const T *g_lse, T *delta)
 {
     int64_t row = GLOBAL_INDEX;
     if (row >= h.count * h.tq) return;
@@ -112,11 +107,9 @@ template <class T> __global__ void delta_kernel(heads h, row_part g, row_part o,
 }
 // The gradients of the scores, summed over the dimensions along which the mask was broadcast: a thread per element of
 // the mask.
-template <class T>
-__global__ void mask_grad_kernel(heads h, mask_of m, int64_t numel, const int64_t dim, const T *ds, void *out)
+template <class T> __global__ void mask_grad_kernel(heads h, strided_part m, int64_t numel, const T *ds, void *out)
 {
     int64_t e = GLOBAL_INDEX;
-    (void)dim;
     if (e >= numel) return;
     double sum = 0;
     for (int64_t head = 0; head < h.count; head++) {
@@ -155,9 +148,9 @@ static heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
     return h;
 }
 // Broadcast dimensions have stride 0, and so have dimensions of size 1, whatever their stride in the tensor.
-template <class P> static P part_of(const ms_tensor *t, const heads &h)
+static strided_part part_of(const ms_tensor *t, const heads &h)
 {
-    P x = {};
+    strided_part x = {};
     x.dtype = t->dtype;
     x.data = ms__data(t);
     x.rs = t->shape[t->ndim - 2] == 1 ? 0 : t->stride[t->ndim - 2];
@@ -173,13 +166,14 @@ template <class P> static P part_of(const ms_tensor *t, const heads &h)
 struct side {
     int type;
     void *data;
-    int64_t rs, cs, bs[MS_MAX_DIMS];
+    int64_t rows, cols, rs, cs, bs[MS_MAX_DIMS];
 };
 static side of_tensor(const ms_tensor *t, const heads &h)
 {
     side s = {};
     s.type = t->dtype;
     s.data = ms__data(t);
+    s.rows = t->shape[h.n], s.cols = t->shape[h.n + 1];
     s.rs = t->stride[h.n], s.cs = t->stride[h.n + 1];
     for (int d = 0; d < h.n; d++) s.bs[d] = t->stride[d];
     return s;
@@ -189,6 +183,7 @@ static side of_scores(int type, void *data, const heads &h)
     side s = {};
     s.type = type;
     s.data = data;
+    s.rows = h.tq, s.cols = h.tk;
     s.rs = h.tk, s.cs = 1;
     int64_t step = h.tq * h.tk;
     for (int d = h.n - 1; d >= 0; d--) {
@@ -199,26 +194,27 @@ static side of_scores(int type, void *data, const heads &h)
 }
 static side turned(side s)
 {
-    int64_t r = s.rs;
-    s.rs = s.cs;
-    s.cs = r;
-    return s;
+    side t = s;
+    t.rows = s.cols, t.cols = s.rows;
+    t.rs = s.cs, t.cs = s.rs;
+    return t;
 }
-static ms_status multiply(const char *what, int index, const heads &h, int64_t m, int64_t n, int64_t k, const side &a,
-                          const side &b, const side &c, double alpha)
+// out = alpha a b, for every head.
+static ms_status multiply(const ms_call *call, const heads &h, const side &a, const side &b, const side &out,
+                          double alpha)
 {
     product p = {};
-    p.what = what;
-    p.a_type = a.type, p.b_type = b.type, p.c_type = c.type;
-    p.m = m, p.n = n, p.k = k;
+    p.what = call->op->name;
+    p.a_type = a.type, p.b_type = b.type, p.c_type = out.type;
+    p.m = out.rows, p.n = out.cols, p.k = a.cols;
     p.a = a.data, p.a_rs = a.rs, p.a_cs = a.cs;
     p.b = b.data, p.b_rs = b.rs, p.b_cs = b.cs;
-    p.c = c.data, p.c_rs = c.rs, p.c_cs = c.cs;
+    p.c = out.data, p.c_rs = out.rs, p.c_cs = out.cs;
     p.alpha = alpha;
     p.nb = h.n;
     for (int d = 0; d < h.n; d++)
-        p.batch[d] = h.shape[d], p.a_bs[d] = a.bs[d], p.b_bs[d] = b.bs[d], p.c_bs[d] = c.bs[d];
-    return ms__cuda_product(index, &p);
+        p.batch[d] = h.shape[d], p.a_bs[d] = a.bs[d], p.b_bs[d] = b.bs[d], p.c_bs[d] = out.bs[d];
+    return ms__cuda_product(index_of(call->out[0]), &p);
 }
 
 template <class T> static ms_status forward(ms_call *c)
@@ -231,7 +227,7 @@ template <class T> static ms_status forward(ms_call *c)
     w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
     w.p_type = q->dtype;
     w.seed = c->saved_rng[0], w.offset = c->saved_rng[1];
-    if (mask) w.mask = part_of<mask_of>(mask, w.h);
+    if (mask) w.mask = part_of(mask, w.h);
     int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
     if (rows == 0) return MS_OK;
     if (w.h.tk == 0) {
@@ -245,14 +241,11 @@ template <class T> static ms_status forward(ms_call *c)
         st = ms__alloc(&p_room, ms__device(q), (size_t)n * (size_t)ms__dtype_size(w.p_type), what);
     if (st == MS_OK) {
         void *s = s_room->data, *p = in_place ? s : p_room->data;
-        st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)),
-                      of_scores(w.s_type, s, w.h), w.h.scale);
+        st = multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
         if (st == MS_OK)
             st =
                 launch_blocks(what, index, attend_kernel<T>, rows, BLOCK, w, (const T *)s, p, (T *)ms__data(c->out[1]));
-        if (st == MS_OK)
-            st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, p, w.h), of_tensor(v, w.h),
-                          of_tensor(o, w.h), 1);
+        if (st == MS_OK) st = multiply(c, w.h, of_scores(w.p_type, p, w.h), of_tensor(v, w.h), of_tensor(o, w.h), 1);
     }
     if (p_room) ms__free(p_room);
     if (s_room) ms__free(s_room);
@@ -276,7 +269,7 @@ template <class T> static ms_status backward(ms_call *c)
     w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
     w.p_type = q->dtype;
     w.seed = (uint64_t)c->i[c->n_i - 3], w.offset = (uint64_t)c->i[c->n_i - 2];
-    if (mask) w.mask = part_of<mask_of>(mask, w.h);
+    if (mask) w.mask = part_of(mask, w.h);
     int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
     if (n == 0) {
         for (int i = 0; i < c->n_out; i++) MS_TRY(ms__cuda_fill_tensor(c->out[i], 0));
@@ -294,30 +287,26 @@ template <class T> static ms_status backward(ms_call *c)
     if (st == MS_OK) {
         void *s = s_room->data, *dp = dp_room->data, *p = p_room->data, *ds = ds_room->data;
         T *delta = (T *)delta_room->data, *wide = wide_room ? (T *)wide_room->data : NULL;
-        st = launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of<row_part>(g, w.h),
-                    part_of<row_part>(o, w.h), (const T *)(g_lse ? ms__data(g_lse) : NULL), delta);
+        st = launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of(g, w.h), part_of(o, w.h),
+                    (const T *)(g_lse ? ms__data(g_lse) : NULL), delta);
         if (st == MS_OK)
-            st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(q, w.h), turned(of_tensor(k, w.h)),
-                          of_scores(w.s_type, s, w.h), w.h.scale);
+            st = multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
         if (st == MS_OK)
-            st = multiply(what, index, w.h, w.h.tq, w.h.tk, w.h.d, of_tensor(g, w.h), turned(of_tensor(v, w.h)),
-                          of_scores(w.s_type, dp, w.h), 1);
+            st = multiply(c, w.h, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp, w.h), 1);
         if (st == MS_OK)
             st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, (const T *)s, (const T *)dp,
                         (const T *)ms__data(lse), (const T *)delta, p, ds, wide);
         if (st == MS_OK && dv)
-            st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, p, w.h)),
-                          of_tensor(g, w.h), of_tensor(dv, w.h), 1);
+            st = multiply(c, w.h, turned(of_scores(w.p_type, p, w.h)), of_tensor(g, w.h), of_tensor(dv, w.h), 1);
         if (st == MS_OK && dq)
-            st = multiply(what, index, w.h, w.h.tq, w.h.d, w.h.tk, of_scores(w.p_type, ds, w.h), of_tensor(k, w.h),
-                          of_tensor(dq, w.h), w.h.scale);
+            st = multiply(c, w.h, of_scores(w.p_type, ds, w.h), of_tensor(k, w.h), of_tensor(dq, w.h), w.h.scale);
         if (st == MS_OK && dk)
-            st = multiply(what, index, w.h, w.h.tk, w.h.d, w.h.tq, turned(of_scores(w.p_type, ds, w.h)),
-                          of_tensor(q, w.h), of_tensor(dk, w.h), w.h.scale);
+            st = multiply(c, w.h, turned(of_scores(w.p_type, ds, w.h)), of_tensor(q, w.h), of_tensor(dk, w.h),
+                          w.h.scale);
         if (st == MS_OK && dmask) {
-            mask_of m = part_of<mask_of>(dmask, w.h);
+            strided_part m = part_of(dmask, w.h);
             st = launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, m, dmask->numel,
-                        (int64_t)0, (const T *)wide, ms__data(dmask));
+                        (const T *)wide, ms__data(dmask));
         }
     }
     if (g_lse) ms__release(g_lse);

@@ -88,8 +88,16 @@ __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_chan
     sg = block_sum(sg, shared);
     sgx = block_sum(sgx, shared);
     if (threadIdx.x != 0) return;
-    ms_bn_channel q = ms_bn_finish(at_channel(var, c, 1), z.eps, at_channel(w, c, 1), (double)count, z.training,
-                                   at_channel(gmean, c, 0), at_channel(gvar, c, 0), sg, sgx);
+    ms_bn_sums s = { at_channel(var, c, 1),
+                     z.eps,
+                     at_channel(w, c, 1),
+                     (double)count,
+                     at_channel(gmean, c, 0),
+                     at_channel(gvar, c, 0),
+                     sg,
+                     sgx,
+                     z.training };
+    ms_bn_channel q = ms_bn_finish(&s);
     if (dw) store<double>(z.stats, dw, c, q.dw);
     if (db) store<double>(z.stats, db, c, q.db);
     if (dmean) store<double>(z.stats, dmean, c, q.dmean);
@@ -155,11 +163,8 @@ static ms_status run_batch_norm(ms_call *c)
         double *scale = (double *)room->data;
         st = launch(what, index, bn_scale_kernel, up(z.c, BLOCK), BLOCK, z, var, channels(h.in[1]), scale);
         if (st == MS_OK)
-            st = BY_REAL(z.dtype,
-                         launch(what, index, bn_kernel<float>, up(y->numel, BLOCK), BLOCK, z, y->numel,
-                                ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y)),
-                         launch(what, index, bn_kernel<double>, up(y->numel, BLOCK), BLOCK, z, y->numel,
-                                ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y)));
+            st = launch(what, index, REAL_KERNEL(z.dtype, bn_kernel), up(y->numel, BLOCK), BLOCK, z, y->numel,
+                        ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y));
     }
     if (room) ms__free(room);
     let_go(&h);

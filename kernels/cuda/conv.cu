@@ -107,14 +107,16 @@ static void take_images(conv_job *j, int64_t bytes_an_image)
     if (j->at_once > j->v.n) j->at_once = j->v.n;
 }
 
-static ms_status unfold(const conv_job *j, int64_t g, int64_t first, int64_t images, int64_t rows, const void *x,
-                        void *cols)
+// `count` images from `first` on, and their channels of a group.
+struct images {
+    int64_t group, first, count;
+};
+
+static ms_status unfold(const conv_job *j, const images &i, int64_t rows, const void *x, void *cols)
 {
-    int64_t count = images * rows * j->L;
-    return j->dtype == MS_F64 ? launch(j->what, j->index, unfold_kernel<double>, up(count, BLOCK), BLOCK, j->v, g,
-                                       first, rows, count, j->dtype, x, cols)
-                              : launch(j->what, j->index, unfold_kernel<float>, up(count, BLOCK), BLOCK, j->v, g, first,
-                                       rows, count, j->dtype, x, cols);
+    int64_t count = i.count * rows * j->L;
+    return launch(j->what, j->index, REAL_KERNEL(j->dtype, unfold_kernel), up(count, BLOCK), BLOCK, j->v, i.group,
+                  i.first, rows, count, j->dtype, x, cols);
 }
 
 // A batched product, one for each image.
@@ -142,9 +144,9 @@ static ms_status forward(const conv_job *j, const void *x, const void *w, int64_
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
-            int64_t images = v.n - first < j->at_once ? v.n - first : j->at_once;
-            product p = of_images(j, images, j->M, j->L, rows);
-            if (cols) MS_TRY(unfold(j, g, first, images, rows, x, cols));
+            int64_t count = v.n - first < j->at_once ? v.n - first : j->at_once;
+            product p = of_images(j, count, j->M, j->L, rows);
+            if (cols) MS_TRY(unfold(j, { g, first, count }, rows, x, cols));
             p.a = element(j, w, g * j->M * rows), p.a_rs = rows, p.a_cs = 1;
             p.b = cols ? cols : element(j, x, (first * v.in + g * j->C) * j->L), p.b_rs = j->L, p.b_cs = 1;
             p.b_bs[0] = (cols ? rows : v.in) * j->L;
@@ -171,10 +173,8 @@ static ms_status run_conv2d(ms_call *c)
     if (st == MS_OK && bias) st = ms__alloc(&wide, j.device, (size_t)(j.v.out * rows * size), j.what);
     if (st == MS_OK && bias) {
         int64_t count = j.v.out * rows;
-        st = j.dtype == MS_F64 ? launch(j.what, j.index, widen_kernel<double>, up(count, BLOCK), BLOCK, j.K, count,
-                                        j.dtype, ms__data(w), ms__data(b), wide->data)
-                               : launch(j.what, j.index, widen_kernel<float>, up(count, BLOCK), BLOCK, j.K, count,
-                                        j.dtype, ms__data(w), ms__data(b), wide->data);
+        st = launch(j.what, j.index, REAL_KERNEL(j.dtype, widen_kernel), up(count, BLOCK), BLOCK, j.K, count, j.dtype,
+                    ms__data(w), ms__data(b), wide->data);
     }
     if (st == MS_OK)
         st = forward(&j, ms__data(x), wide ? wide->data : ms__data(w), rows, cols ? cols->data : NULL, ms__data(y));
@@ -188,18 +188,18 @@ static ms_status run_conv2d(ms_call *c)
 
 // ---- backward ----
 
-// dw = gradient columns^T, summed over images.
+// dw = gradient columns^T, summed over images. parts: at_once weights, and the sums after them.
 template <class T>
-static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, T *parts, T *sums,
+static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, T *parts,
                                  ms_tensor *dw)
 {
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
-            int64_t images = v.n - first < j->at_once ? v.n - first : j->at_once;
-            product p = of_images(j, images, j->M, j->K, j->L);
-            if (!j->pointwise) MS_TRY(unfold(j, g, first, images, j->K, x, cols));
+            int64_t count = v.n - first < j->at_once ? v.n - first : j->at_once;
+            product p = of_images(j, count, j->M, j->K, j->L);
+            if (!j->pointwise) MS_TRY(unfold(j, { g, first, count }, j->K, x, cols));
             p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
             p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
             p.a_bs[0] = v.out * j->L;
@@ -207,8 +207,9 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
             p.b_bs[0] = (j->pointwise ? v.in : j->K) * j->L;
             p.c = parts, p.c_bs[0] = n;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, images, (const T *)parts,
-                          sums, first == 0, first + images == v.n, (int)dw->dtype, ms__data(dw), g * n));
+            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, count, (const T *)parts,
+                          parts + j->at_once * n, first == 0, first + count == v.n, (int)dw->dtype, ms__data(dw),
+                          g * n));
         }
     return MS_OK;
 }
@@ -220,8 +221,8 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
-            int64_t images = v.n - first < j->at_once ? v.n - first : j->at_once, count = images * j->C * v.h * v.w;
-            product p = of_images(j, images, j->K, j->L, j->M);
+            int64_t count = v.n - first < j->at_once ? v.n - first : j->at_once, pixels = count * j->C * v.h * v.w;
+            product p = of_images(j, count, j->K, j->L, j->M);
             p.a = element(j, w, g * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
             p.b = element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1,
             p.b_bs[0] = v.out * j->L;
@@ -233,16 +234,15 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
             p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
             p.c = cols, p.c_bs[0] = j->K * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(count, BLOCK), BLOCK, v, g, first, count,
+            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(pixels, BLOCK), BLOCK, v, g, first, pixels,
                           (const T *)cols, j->dtype, ms__data(dx)));
         }
     return MS_OK;
 }
 
-template <class T>
-static ms_status backward(conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w, ms_tensor *dx, ms_tensor *dw,
-                          ms_tensor *db)
+template <class T> static ms_status backward(ms_call *c, conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w)
 {
+    ms_tensor *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2);
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
     ms_block *cols = NULL, *parts = NULL;
@@ -255,8 +255,7 @@ static ms_status backward(conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w,
         j->pointwise ? MS_OK : ms__alloc(&cols, j->device, (size_t)(j->at_once * j->K * j->L) * sizeof(T), j->what);
     if (st == MS_OK && dw) st = ms__alloc(&parts, j->device, (size_t)((j->at_once + 1) * n) * sizeof(T), j->what);
     if (st == MS_OK && dw)
-        st = weight_gradient<T>(j, ms__data(g), ms__data(x), cols ? cols->data : NULL, (T *)parts->data,
-                                (T *)parts->data + j->at_once * n, dw);
+        st = weight_gradient<T>(j, ms__data(g), ms__data(x), cols ? cols->data : NULL, (T *)parts->data, dw);
     if (st == MS_OK && dx) st = input_gradient<T>(j, ms__data(g), ms__data(w), cols ? (T *)cols->data : NULL, dx);
     if (parts) ms__free(parts);
     if (cols) ms__free(cols);
@@ -271,9 +270,7 @@ static ms_status run_conv2d_backward(ms_call *c)
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK)
-        st = j.dtype == MS_F64 ? backward<double>(&j, g, x, w, grad_out(c, 0), grad_out(c, 1), grad_out(c, 2))
-                               : backward<float>(&j, g, x, w, grad_out(c, 0), grad_out(c, 1), grad_out(c, 2));
+    if (st == MS_OK) st = j.dtype == MS_F64 ? backward<double>(c, &j, g, x, w) : backward<float>(c, &j, g, x, w);
     if (w) ms__release(w);
     if (x) ms__release(x);
     if (g) ms__release(g);

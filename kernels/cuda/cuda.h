@@ -273,8 +273,8 @@ static __device__ inline double log_of(double x) { return ms_log_f64(x); }
 static __device__ inline float sqrt_of(float x) { return ms_sqrt_f32(x); }
 static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 
-// DOUBLE for float64, FLOAT for float32 and half types.
-#define BY_REAL(dtype, FLOAT, DOUBLE) ((dtype) == MS_F64 ? (DOUBLE) : (FLOAT))
+// A kernel template's instance for a dtype: half types and float32 compute in float.
+#define REAL_KERNEL(dtype, kernel) ((dtype) == MS_F64 ? kernel<double> : kernel<float>)
 
 // ---- strided walks ----
 

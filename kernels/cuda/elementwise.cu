@@ -233,10 +233,16 @@ template <> int64_t number<int64_t>(double v)
     return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0;
 }
 
-template <class T>
-static ms_status run_typed(const char *what, int index, const strided &l, int code, double s, double t)
+// A formula's number and the operator's numbers.
+struct chosen {
+    int code;
+    double s = 0, t = 0;
+};
+
+template <class T> static ms_status run_typed(const char *what, int index, const strided &l, const chosen &f)
 {
-    T u = number<T>(s), v = number<T>(t);
+    int code = f.code;
+    T u = number<T>(f.s), v = number<T>(f.t);
     int64_t wide = up(up(l.numel, LANES), THREADS);
     if (!l.dense) return launch(what, index, strided_kernel<T>, up(l.numel, THREADS), THREADS, l, code, u, v);
     if (sizeof(T) == 4) switch (code) {
@@ -248,15 +254,15 @@ static ms_status run_typed(const char *what, int index, const strided &l, int co
     return launch(what, index, dense_kernel<T, -1>, wide, THREADS, l, code, u, v);
 }
 
-static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, int cls, int code, double s, double t)
+static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, int cls, const chosen &f)
 {
     if (x[0]->numel == 0) return MS_OK;
     strided l = ms__strided(n, x);
     int index = index_of(x[0]);
     switch (cls) {
-    case MS_F32: return run_typed<float>(what, index, l, code, s, t);
-    case MS_F64: return run_typed<double>(what, index, l, code, s, t);
-    default: return run_typed<int64_t>(what, index, l, code, s, t);
+    case MS_F32: return run_typed<float>(what, index, l, f);
+    case MS_F64: return run_typed<double>(what, index, l, f);
+    default: return run_typed<int64_t>(what, index, l, f);
     }
 }
 
@@ -264,7 +270,7 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
 static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
 
 // As on the CPU: computes in the type that holds the output and every input.
-static ms_status run(ms_call *c, int n, int code, double s, double t)
+static ms_status run(ms_call *c, int n, const chosen &f)
 {
     const ms_tensor *x[MAX_OPERANDS] = { c->out[0] };
     int cls = class_of(c->out[0]->dtype);
@@ -277,29 +283,32 @@ static ms_status run(ms_call *c, int n, int code, double s, double t)
         MS_TRY(ms__apart(&apart, c->out[0], c->in[1]));
         x[2] = apart;
     }
-    ms_status st = run_loop(c->op->name, n + 1, x, cls, code, s, t);
+    ms_status st = run_loop(c->op->name, n + 1, x, cls, f);
     if (apart) ms__release(apart);
     return st;
 }
 static double f_of(const ms_call *c, int k) { return c->n_f > k ? c->f[k] : 0; }
-static ms_status run(ms_call *c, int n, int code) { return run(c, n, code, f_of(c, 0), f_of(c, 1)); }
+static ms_status run(ms_call *c, int n, int code) { return run(c, n, chosen { code, f_of(c, 0), f_of(c, 1) }); }
 
 static ms_status run_norm_backward(ms_call *c)
 {
-    if (c->f[0] == 1) return run(c, 2, F_bwd_norm_1, 0, 0);
-    return run(c, 3, c->f[0] == 2 ? F_bwd_norm_2 : F_bwd_norm_p, c->f[0], 0);
+    if (c->f[0] == 1) return run(c, 2, chosen { F_bwd_norm_1 });
+    return run(c, 3, chosen { c->f[0] == 2 ? F_bwd_norm_2 : F_bwd_norm_p, c->f[0] });
 }
 static bool tanh_form(const ms_call *c) { return c->n_i > 0 && c->i[0]; }
-static ms_status run_gelu(ms_call *c) { return run(c, 1, tanh_form(c) ? F_gelu_tanh : F_gelu, 0, 0); }
-static ms_status run_gelu_backward(ms_call *c) { return run(c, 2, tanh_form(c) ? F_bwd_gelu_tanh : F_bwd_gelu, 0, 0); }
+static ms_status run_gelu(ms_call *c) { return run(c, 1, chosen { tanh_form(c) ? F_gelu_tanh : F_gelu }); }
+static ms_status run_gelu_backward(ms_call *c)
+{
+    return run(c, 2, chosen { tanh_form(c) ? F_bwd_gelu_tanh : F_bwd_gelu });
+}
 static ms_status run_add(ms_call *c)
 {
-    return run(c, 2, c->n_f == 0 || c->f[0] == 1 ? F_add : F_add_scaled, f_of(c, 0), 0);
+    return run(c, 2, chosen { c->n_f == 0 || c->f[0] == 1 ? F_add : F_add_scaled, f_of(c, 0) });
 }
 static ms_status run_sub(ms_call *c)
 {
-    if (c->n_f == 0 || c->f[0] == 1) return run(c, 2, F_sub, 0, 0);
-    return run(c, 2, F_add_scaled, -c->f[0], 0);
+    if (c->n_f == 0 || c->f[0] == 1) return run(c, 2, chosen { F_sub });
+    return run(c, 2, chosen { F_add_scaled, -c->f[0] });
 }
 static ms_status run_pow_scalar(ms_call *c)
 {
@@ -312,13 +321,13 @@ static ms_status run_pow_scalar(ms_call *c)
                : real && p == -0.5 ? F_rsqrt
                : real && p == -1   ? F_reciprocal
                                    : F_pow_scalar;
-    return run(c, 1, code, p, 0);
+    return run(c, 1, chosen { code, p });
 }
 
 static ms_status compare(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
-    return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), code, 0, 0);
+    return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), { code });
 }
 // The number is rounded to the tensor's dtype. Integers are compared with a fraction as real numbers.
 static ms_status compare_scalar(ms_call *c, int n, int code)
@@ -329,13 +338,13 @@ static ms_status compare_scalar(ms_call *c, int n, int code)
     if (dtype == MS_F16) f = ms_f16_to_float(ms_float_to_f16((float)f));
     if (dtype == MS_BF16) f = ms_bf16_to_float(ms_float_to_bf16((float)f));
     if (cls == MS_I64 && !(f >= -0x1p63 && f < 0x1p63 && (double)(int64_t)f == f)) cls = MS_F64;
-    return run_loop(c->op->name, n + 1, x, cls, code, f, 0);
+    return run_loop(c->op->name, n + 1, x, cls, { code, f });
 }
 static ms_status test(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };
     int dtype = c->in[0]->dtype;
-    return run_loop(c->op->name, n + 1, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, code, 0, 0);
+    return run_loop(c->op->name, n + 1, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, { code });
 }
 // The wider of the inputs' types, so that no nonzero value becomes 0.
 static ms_status logic(ms_call *c, int n, int code)
@@ -346,7 +355,7 @@ static ms_status logic(ms_call *c, int n, int code)
                     a == MS_F64 || b == MS_F64   ? MS_F64
                     : a == MS_F32 || b == MS_F32 ? MS_F32
                                                  : MS_I64,
-                    code, 0, 0);
+                    { code });
 }
 
 #define KERNEL(name, how, n, formula) \
@@ -356,17 +365,17 @@ static ms_status logic(ms_call *c, int n, int code)
 static ms_status run_where(ms_call *c)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1], c->in[2] };
-    return run_loop(c->op->name, 4, x, class_of(c->out[0]->dtype), F_where, 0, 0);
+    return run_loop(c->op->name, 4, x, class_of(c->out[0]->dtype), { F_where });
 }
 static ms_status run_where_backward(ms_call *c)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
-    return run_loop(c->op->name, 3, x, class_of(c->out[0]->dtype), c->i[0] ? F_where_b : F_where_a, 0, 0);
+    return run_loop(c->op->name, 3, x, class_of(c->out[0]->dtype), { c->i[0] ? F_where_b : F_where_a });
 }
 static ms_status run_masked_fill(ms_call *c)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
-    return run_loop(c->op->name, 3, x, class_of(c->out[0]->dtype), F_masked_fill, c->f[0], 0);
+    return run_loop(c->op->name, 3, x, class_of(c->out[0]->dtype), { F_masked_fill, c->f[0] });
 }
 
 // ---- whole tensors compared: one bool ----
@@ -491,7 +500,7 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     const ms_tensor *x[] = { dst, src };
     if (dst->dtype != src->dtype) {
         // Converts through the computing type of the destination; to bool, through the source's.
-        return run_loop("copy", 2, x, class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype), F_copy, 0, 0);
+        return run_loop("copy", 2, x, class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype), { F_copy });
     }
     strided l = ms__strided(2, x);
     if (l.ndim <= 1 && (l.ndim == 0 || (l.stride[0][0] == l.size[0] && l.stride[1][0] == l.size[0]))) {

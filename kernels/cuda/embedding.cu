@@ -105,12 +105,9 @@ static ms_status run_embedding_backward(ms_call *c)
             st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, n, (int)ids->dtype,
                         (const void *)ms__data(ids), next, first);
         if (st == MS_OK)
-            st = dtype == MS_F64 ? launch(what, index, embedding_backward_kernel<double>, up(n * width, THREADS),
-                                          THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g), (int)ids->dtype,
-                                          ms__data(ids), next, first, ms__data(o), more, ms__complaints(index))
-                                 : launch(what, index, embedding_backward_kernel<float>, up(n * width, THREADS),
-                                          THREADS, n, width, o->shape[0], c->i[0], dtype, ms__data(g), (int)ids->dtype,
-                                          ms__data(ids), next, first, ms__data(o), more, ms__complaints(index));
+            st = launch(what, index, REAL_KERNEL(dtype, embedding_backward_kernel), up(n * width, THREADS), THREADS, n,
+                        width, o->shape[0], c->i[0], dtype, ms__data(g), (int)ids->dtype, ms__data(ids), next, first,
+                        ms__data(o), more, ms__complaints(index));
         if (room) ms__free(room);
     }
     if (ids) ms__release(ids);
@@ -156,64 +153,43 @@ template <class T> __global__ void index_kernel(job q, int how)
         else move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);
     }
 }
-// over: the tensor whose shape the lines have; wide: an index of one dimension for all lines.
-static ms_status run_index(ms_call *c, int how, const ms_tensor *x, ms_tensor *y, const ms_tensor *ids,
-                           const ms_tensor *over, int d, int64_t length, int64_t limit, bool wide)
+static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
+
+// in: tensor, positions, source (except for TAKE). one: the positions are 1-d and the same for all lines; else they
+// have the shape of the result, or of the part of the source that is used.
+static ms_status run_index(ms_call *c, int how, bool one)
 {
+    const ms_tensor *whole = c->in[0], *ids = c->in[1], *x = how == TAKE ? whole : c->in[2], *over = one ? whole : ids;
+    ms_tensor *y = c->out[0];
+    int index = index_of(y), d = whole->ndim == 0 ? 0 : (int)(c->i[0] < 0 ? c->i[0] + whole->ndim : c->i[0]);
     job q = {};
-    int index = index_of(y);
     MS_TRY(ms__cuda_use(index));
     q.lines = 1;
     for (int k = 0; k < over->ndim; k++) {
         if (k == d) continue;
         q.shape[q.ndim] = over->shape[k];
-        q.x[q.ndim] = x->stride[k], q.y[q.ndim] = y->stride[k], q.p[q.ndim] = wide ? 0 : ids->stride[k];
+        q.x[q.ndim] = x->stride[k], q.y[q.ndim] = y->stride[k], q.p[q.ndim] = one ? 0 : ids->stride[k];
         q.lines *= over->shape[k];
         q.ndim++;
     }
     q.xd = x->ndim ? x->stride[d] : 0, q.yd = y->ndim ? y->stride[d] : 0;
-    q.pd = wide ? (ids->ndim ? ids->stride[0] : 0) : (ids->ndim ? ids->stride[d] : 0);
-    q.length = length;
-    q.limit = limit;
+    q.pd = ids->ndim ? ids->stride[one ? 0 : d] : 0;
+    q.length = one ? ids->numel : size_of(ids, d);
+    q.limit = size_of(whole, d);
     q.dtype = y->dtype;
     q.id_type = ids->dtype;
     q.from = ms__data(x), q.ids = ms__data(ids), q.to = ms__data(y);
     q.complaint = ms__complaints(index);
-    int64_t n = length == 0 ? 0 : how == TAKE ? q.lines * length : q.lines;
+    int64_t n = q.length == 0 ? 0 : how == TAKE ? q.lines * q.length : q.lines;
     if (y->dtype == MS_F64) return launch(c->op->name, index, index_kernel<double>, up(n, THREADS), THREADS, q, how);
     if (y->dtype <= MS_BF16) return launch(c->op->name, index, index_kernel<float>, up(n, THREADS), THREADS, q, how);
     return launch(c->op->name, index, index_kernel<int64_t>, up(n, THREADS), THREADS, q, how);
 }
-static int dim_of(const ms_call *c, const ms_tensor *t)
-{
-    return t->ndim == 0 ? 0 : (int)(c->i[0] < 0 ? c->i[0] + t->ndim : c->i[0]);
-}
-static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
-
-static ms_status run_index_select(ms_call *c)
-{
-    int d = dim_of(c, c->in[0]);
-    return run_index(c, TAKE, c->in[0], c->out[0], c->in[1], c->in[0], d, c->in[1]->numel, size_of(c->in[0], d), true);
-}
-static ms_status run_index_add_(ms_call *c)
-{
-    int d = dim_of(c, c->in[0]);
-    return run_index(c, ADD, c->in[2], c->out[0], c->in[1], c->in[0], d, c->in[1]->numel, size_of(c->in[0], d), true);
-}
-static ms_status run_gather(ms_call *c)
-{
-    int d = dim_of(c, c->in[0]);
-    return run_index(c, TAKE, c->in[0], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d),
-                     false);
-}
-static ms_status scatter(ms_call *c, int how)
-{
-    int d = dim_of(c, c->in[0]);
-    return run_index(c, how, c->in[2], c->out[0], c->in[1], c->in[1], d, size_of(c->in[1], d), size_of(c->in[0], d),
-                     false);
-}
-static ms_status run_scatter_(ms_call *c) { return scatter(c, PUT); }
-static ms_status run_scatter_add_(ms_call *c) { return scatter(c, ADD); }
+static ms_status run_index_select(ms_call *c) { return run_index(c, TAKE, true); }
+static ms_status run_index_add_(ms_call *c) { return run_index(c, ADD, true); }
+static ms_status run_gather(ms_call *c) { return run_index(c, TAKE, false); }
+static ms_status run_scatter_(ms_call *c) { return run_index(c, PUT, false); }
+static ms_status run_scatter_add_(ms_call *c) { return run_index(c, ADD, false); }
 
 extern const ms_cuda_kernel ms__cuda_embedding[];
 #define ROW(name) { #name, run_##name },

@@ -170,10 +170,13 @@ static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_
         }                                                                                                              \
     } while (0)
 
-// *done: the product was started; false when the layout does not suit cuBLASLt or it has no algorithm.
-static ms_status lt_product(int index, const product *p, int64_t batch, int64_t a_bs, int64_t b_bs, int64_t c_bs,
-                            bool *done)
+// A product of at most one batch dimension. *done: it was started; false when the layout does not suit cuBLASLt or it
+// has no algorithm.
+static ms_status lt_product(int index, const product *p, bool *done)
 {
+    bool many = p->nb > 0;
+    int64_t batch = many ? p->batch[0] : 1, a_bs = many ? p->a_bs[0] : 0, b_bs = many ? p->b_bs[0] : 0,
+            c_bs = many ? p->c_bs[0] : 0;
     shape_key key;
     memset(&key, 0, sizeof key);
     *done = false;
@@ -278,7 +281,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
         q.a_bs[nb] = p->a_bs[d], q.b_bs[nb] = p->b_bs[d], q.c_bs[nb] = p->c_bs[d];
         nb++;
     }
-    int64_t inner = nb ? q.batch[nb - 1] : 1, outer = 1;
+    int64_t outer = 1;
     for (int d = 0; d < nb - 1; d++) outer *= q.batch[d];
     if (outer > 64) return MS_OK;  // one launch of our own kernel is faster than many small ones
     for (int64_t k = 0; k < outer; k++) {
@@ -292,8 +295,12 @@ static ms_status try_cublas(int index, const product *p, bool *done)
         one.a = (const char *)p->a + a * ms__dtype_size(p->a_type);
         one.b = (const char *)p->b + b * ms__dtype_size(p->b_type);
         one.c = (char *)p->c + c * ms__dtype_size(p->c_type);
-        MS_TRY(lt_product(index, &one, inner, nb ? q.a_bs[nb - 1] : 0, nb ? q.b_bs[nb - 1] : 0, nb ? q.c_bs[nb - 1] : 0,
-                          done));
+        one.nb = nb ? 1 : 0;
+        if (nb) {
+            one.batch[0] = q.batch[nb - 1];
+            one.a_bs[0] = q.a_bs[nb - 1], one.b_bs[0] = q.b_bs[nb - 1], one.c_bs[0] = q.c_bs[nb - 1];
+        }
+        MS_TRY(lt_product(index, &one, done));
         if (!*done) return MS_OK;  // our own kernel writes earlier results again
     }
     return MS_OK;
@@ -315,32 +322,6 @@ ms_status ms__cuda_product(int index, const product *p)
 
 // ---- linear and matmul ----
 
-// t's dimensions before the last as rows with one stride. false when they do not join.
-static bool join_rows(const ms_tensor *t, int64_t *rows, int64_t *stride)
-{
-    *rows = 1;
-    *stride = 0;
-    for (int d = t->ndim - 2; d >= 0; d--) {
-        if (t->shape[d] == 1) continue;
-        if (*rows == 1) *stride = t->stride[d];
-        else if (t->stride[d] != *stride * *rows) return false;
-        *rows *= t->shape[d];
-    }
-    if (*rows == 1) *stride = t->shape[t->ndim - 1];
-    return true;
-}
-// t as rows x its last dimension: itself (retained) or a contiguous copy.
-static ms_status as_rows(ms_tensor **out, ms_tensor *t, int64_t *rows, int64_t *rs)
-{
-    if (join_rows(t, rows, rs)) {
-        *out = ms__retain(t);
-        return MS_OK;
-    }
-    MS_TRY(ms__contiguous(out, t));
-    join_rows(*out, rows, rs);
-    return MS_OK;
-}
-
 static product plain_product(const char *what, int dtype, int64_t m, int64_t n, int64_t k)
 {
     product p = {};
@@ -357,7 +338,7 @@ static ms_status run_linear(ms_call *c)
     ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
     int64_t rows, rs;
     if (y->numel == 0) return MS_OK;
-    MS_TRY(as_rows(&x, c->in[0], &rows, &rs));
+    MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
     ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
     if (st == MS_OK) {
         product p = plain_product("linear", x->dtype, rows, w->shape[0], w->shape[1]);
@@ -379,8 +360,8 @@ static ms_status run_linear_backward(ms_call *c)
               *whole;
     int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
     int index = index_of(w);
-    ms_status st = as_rows(&g, c->in[0], &rows, &g_rs);
-    if (st == MS_OK && dw) st = as_rows(&x, c->in[1], &rows, &x_rs);
+    ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
+    if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
     if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1 && (st = ms__contiguous(&whole, g)) == MS_OK) {
         ms__release(g);
         g = whole;
@@ -400,41 +381,25 @@ static ms_status run_linear_backward(ms_call *c)
         p.c = ms__data(dw);
         st = ms__cuda_product(index, &p);
     }
-    if (st == MS_OK && db)
-        st = ms__cuda_column_sum("linear_backward", ms__device(g), g->dtype, ms__data(g), g->numel ? rows : 0, outs,
-                                 g_rs, ms__data(db));
+    if (st == MS_OK && db) st = ms__cuda_column_sum(g, g->numel ? rows : 0, g_rs, db);
     if (x) ms__release(x);
     if (g) ms__release(g);
     return st;
 }
 
-// A 1-d input is a row on the left, a column on the right.
-static void widen(const ms_tensor *t, bool left, int *ndim, int64_t *shape, int64_t *stride)
-{
-    *ndim = t->ndim;
-    memcpy(shape, t->shape, sizeof t->shape);
-    memcpy(stride, t->stride, sizeof t->stride);
-    if (t->ndim != 1) return;
-    *ndim = 2;
-    int64_t n = shape[0], s = stride[0];
-    shape[0] = left ? 1 : n, shape[1] = left ? n : 1;
-    stride[0] = left ? n * s : s, stride[1] = left ? s : 1;
-}
-
 static ms_status run_matmul(ms_call *c)
 {
     ms_tensor *a = c->in[0], *b = c->in[1], *y = c->out[0], *held = NULL;
-    int na, nb;
-    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], ta[MS_MAX_DIMS], tb[MS_MAX_DIMS];
     if (y->numel == 0) return MS_OK;
-    widen(a, true, &na, sa, ta);
-    widen(b, false, &nb, sb, tb);
+    ms_operand left = ms__operand(a, true), right = ms__operand(b, false);
+    const int64_t *sa = left.shape, *sb = right.shape, *ta = left.stride, *tb = right.stride;
+    int na = left.ndim, nb = right.ndim;
     product p = plain_product("matmul", a->dtype, sa[na - 2], sb[nb - 1], sa[na - 1]);
     p.a = ms__data(a), p.a_rs = ta[na - 2], p.a_cs = ta[na - 1];
     p.b = ms__data(b), p.b_rs = tb[nb - 2], p.b_cs = tb[nb - 1];
     p.c = ms__data(y);
     if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
-        MS_TRY(as_rows(&held, a, &p.m, &p.a_rs));
+        MS_TRY(ms__as_rows(&held, a, &p.m, &p.a_rs));
         p.a = ms__data(held);
         p.a_cs = held->stride[na - 1];
     } else {

@@ -4,6 +4,7 @@
 #define MS_CUDA_PRODUCT_H
 
 #include "cuda/cuda.h"
+#include "rows/product.h"
 
 struct product {
     const char *what;
@@ -18,8 +19,7 @@ struct product {
 };
 ms_status ms__cuda_product(int index, const product *p);
 
-// out[n] = sums of the columns of a matrix with row stride rs.
-ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n,
-                              int64_t rs, void *out);
+// out = sums of the columns of g's last dimension, seen as `rows` rows with stride rs and adjacent columns.
+ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out);
 
 #endif

@@ -8,7 +8,8 @@ enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
     uint64_t seed, offset, place;  // place of element 0 in the whole
-    double f[4], limit, low, high;
+    double f[4], limit;
+    ms_truncated truncated;
     int dtype, kind;
     int64_t n;
     void *out;
@@ -31,12 +32,11 @@ __global__ void draw_kernel(draw d)
     }
     if (d.dtype == MS_F64) {
         double v[2];
-        if (d.kind == NORMAL) ms_draw_normal_f64(w[0], w[1], w[2], w[3], d.f[0], d.f[1], &v[0], &v[1]);
+        if (d.kind == NORMAL) ms_draw_normal_f64(w, d.f[0], d.f[1], v);
         else
             for (int h = 0; h < 2; h++)
                 v[h] = d.kind == UNIFORM ? ms_draw_uniform_f64(w[2 * h], w[2 * h + 1], d.f[0], d.f[1] - d.f[0], d.limit)
-                                         : ms_draw_truncated(w[2 * h], w[2 * h + 1], d.f[0], d.f[1], d.f[2], d.f[3],
-                                                             d.low, d.high, 1);
+                                         : ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 1);
         for (int h = 0; h < 2; h++)
             if (k + h >= 0 && k + h < d.n) store<double>(d.dtype, d.out, k + h, v[h]);
         return;
@@ -47,8 +47,7 @@ __global__ void draw_kernel(draw d)
         for (int h = 0; h < 2; h++)
             v[h] = d.kind == UNIFORM
                        ? ms_draw_uniform_f32(w[2 * h], (float)d.f[0], (float)(d.f[1] - d.f[0]), (float)d.limit)
-                       : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], d.f[0], d.f[1], d.f[2], d.f[3], d.low, d.high,
-                                                  0);
+                       : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 0);
     for (int h = 0; h < 2; h++)
         if (k + h >= 0 && k + h < d.n) store<float>(d.dtype, d.out, k + h, v[h]);
 }
@@ -68,10 +67,7 @@ static ms_status fill(ms_call *c, int kind, int n_f)
     d.kind = kind;
     d.n = t->numel;
     if (kind == UNIFORM) d.limit = d.f[1] > d.f[0] ? ms__largest_below(t->dtype, d.f[1]) : d.f[1];
-    if (kind == TRUNCATED) {
-        d.low = ms_erf_f64((d.f[2] - d.f[0]) / d.f[1] * 0.70710678118654752440);
-        d.high = ms_erf_f64((d.f[3] - d.f[0]) / d.f[1] * 0.70710678118654752440);
-    }
+    if (kind == TRUNCATED) d.truncated = ms_truncated_of(d.f);
     if (ms__is_contiguous(t)) whole = ms__retain(t);
     else MS_TRY(ms__tensor_like(&whole, t, c->op->name));
     d.out = ms__data(whole);

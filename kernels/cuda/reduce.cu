@@ -5,6 +5,7 @@
 // by the shape alone. A block folds each segment in a fixed tree; where neighbours in memory belong to different
 // outputs, a thread per output does. The results of segments are joined in order, so bits depend only on shapes.
 #include "cuda/product.h"
+#include "rows/layout.h"
 
 enum {
     SUM,
@@ -31,20 +32,14 @@ struct fold_plan {
     bool columns;
 };
 
-static int collapse(int n, int64_t *shape, int64_t *stride)
+// Cuts the length into segments of about `part` elements.
+static void cut(fold_plan *p, int64_t part)
 {
-    int m = 0;
-    for (int d = 0; d < n; d++) {
-        if (shape[d] == 1) continue;
-        if (m > 0 && stride[m - 1] == stride[d] * shape[d]) {
-            shape[m - 1] *= shape[d];
-            stride[m - 1] = stride[d];
-            continue;
-        }
-        shape[m] = shape[d];
-        stride[m++] = stride[d];
-    }
-    return m;
+    p->segments = up(p->length, part);
+    if (p->segments > MOST_SEGMENTS) p->segments = MOST_SEGMENTS;
+    if (p->segments < 1) p->segments = 1;
+    p->segment = up(p->length, p->segments);
+    if (p->segment > 0) p->segments = up(p->length, p->segment);
 }
 
 static fold_plan make_plan(const ms_tensor *x, unsigned dims)
@@ -65,16 +60,12 @@ static fold_plan make_plan(const ms_tensor *x, unsigned dims)
             p.outputs *= x->shape[d];
         }
     }
-    p.nk = collapse(p.nk, p.kshape, p.kstride);
-    p.nr = collapse(p.nr, p.rshape, p.rstride);
+    p.nk = ms__join_dims(p.nk, p.kshape, p.kstride);
+    p.nr = ms__join_dims(p.nr, p.rshape, p.rstride);
     p.columns = p.nk > 0 &&
                 (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
     int64_t part = p.columns ? 256 : SEGMENT;  // one thread folds a segment of a column
-    p.segments = up(p.length, part);
-    if (p.segments > MOST_SEGMENTS) p.segments = MOST_SEGMENTS;
-    if (p.segments < 1) p.segments = 1;
-    p.segment = up(p.length, p.segments);
-    if (p.segment > 0) p.segments = up(p.length, p.segment);
+    cut(&p, part);
     return p;
 }
 
@@ -192,12 +183,17 @@ template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *ou
     if (m < outputs) out[m] = fold<W>::begin(kind);
 }
 
-// out: one W per output, on the device.
+// A fold's kind, and its parameter on the device: none (NULL), one (step 0), or one per output (step 1).
+struct fold_of {
+    int kind;
+    const double *parameter = NULL;
+    int step = 0;
+};
+// Folds t by a plan. out: one W per output, on the device.
 template <class W>
-static ms_status run_fold(const char *what, int device, const fold_plan &p, int kind, const double *parameter, int step,
-                          W *out)
+static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan &p, const fold_of &f, W *out)
 {
-    int index = ms__index(device);
+    int device = ms__device(t), index = ms__index(device), kind = f.kind;
     if (p.outputs == 0) return MS_OK;
     if (p.length == 0) return launch(what, index, begin_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, kind, out);
     ms_block *room = NULL;
@@ -207,9 +203,9 @@ static ms_status run_fold(const char *what, int device, const fold_plan &p, int 
         parts = (W *)room->data;
     }
     ms_status st = p.columns ? launch(what, index, columns_kernel<W>, up(p.outputs * p.segments, BLOCK), BLOCK, p, kind,
-                                      parameter, step, parts)
+                                      f.parameter, f.step, parts)
                              : launch_blocks(what, index, rows_kernel<W>, p.outputs * p.segments, BLOCK, p, kind,
-                                             parameter, step, parts);
+                                             f.parameter, f.step, parts);
     if (st == MS_OK && p.segments > 1)
         st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind,
                     (const W *)parts, out);
@@ -240,12 +236,30 @@ __global__ void finish_kernel(int64_t n, int how, double number, const W *wide, 
     }
     store<W>(dtype, out, k, v);
 }
-template <class W>
-static ms_status finish(ms_call *c, int64_t n, int how, double number, const W *wide, const double *more, int dtype,
-                        void *out)
+struct ending {
+    int how;
+    double number = 0;
+    const double *more = NULL;
+};
+// Where results go: n elements of a dtype on a device.
+struct target {
+    int index;
+    int64_t n;
+    int dtype;
+    void *out;
+};
+template <class W> static ms_status finish(const char *what, const W *wide, const ending &e, const target &t)
 {
-    return launch(c->op->name, index_of(c->in[0]), finish_kernel<W>, up(n, BLOCK), BLOCK, n, how, number, wide, more,
-                  dtype, out);
+    return launch(what, t.index, finish_kernel<W>, up(t.n, BLOCK), BLOCK, t.n, e.how, e.number, wide, e.more, t.dtype,
+                  t.out);
+}
+static target tensor_of(const fold_plan &p, const ms_tensor *t)
+{
+    return { index_of(t), p.outputs, t->dtype, ms__data(t) };
+}
+static target doubles_of(const fold_plan &p, const ms_tensor *t, double *wide)
+{
+    return { index_of(t), p.outputs, MS_F64, wide };
 }
 static ms_status room_for(ms_call *c, ms_block **b, int64_t outputs, int each)
 {
@@ -260,6 +274,7 @@ static fold_plan plan_of(const ms_call *c, int first_dim)
 static ms_status simple(ms_call *c, int first_dim, int kind, int how, double number)
 {
     fold_plan p = plan_of(c, first_dim);
+    const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     ms_block *b;
     if (p.outputs == 0) return MS_OK;
@@ -267,12 +282,11 @@ static ms_status simple(ms_call *c, int first_dim, int kind, int how, double num
     MS_TRY(room_for(c, &b, p.outputs, 1));
     ms_status st;
     if (real_of(c->in[0])) {
-        st = run_fold<double>(c->op->name, ms__device(o), p, kind, NULL, 0, (double *)b->data);
-        if (st == MS_OK) st = finish<double>(c, p.outputs, how, number, (double *)b->data, NULL, o->dtype, ms__data(o));
+        st = run_fold<double>(what, o, p, { kind }, (double *)b->data);
+        if (st == MS_OK) st = finish<double>(what, (double *)b->data, { how, number }, tensor_of(p, o));
     } else {
-        st = run_fold<int64_t>(c->op->name, ms__device(o), p, kind, NULL, 0, (int64_t *)b->data);
-        if (st == MS_OK)
-            st = finish<int64_t>(c, p.outputs, how, number, (int64_t *)b->data, NULL, o->dtype, ms__data(o));
+        st = run_fold<int64_t>(what, o, p, { kind }, (int64_t *)b->data);
+        if (st == MS_OK) st = finish<int64_t>(what, (int64_t *)b->data, { how, number }, tensor_of(p, o));
     }
     ms__free(b);
     return st;
@@ -298,20 +312,21 @@ static ms_status run_norm(ms_call *c)
                : e == -INFINITY ? ABS_SMALLEST
                                 : POWER_SUM;
     fold_plan p = plan_of(c, 1);
+    const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     ms_block *b;
     if (p.outputs == 0) return MS_OK;
     MS_TRY(room_for(c, &b, p.outputs + 1, 1));
     double *wide = (double *)b->data, *power = wide + p.outputs;
     ms_status st = launch(c->op->name, index_of(o), put_kernel, 1, 1, power, e);
+    if (st == MS_OK) st = run_fold<double>(what, o, p, { kind, kind == POWER_SUM ? power : NULL }, wide);
     if (st == MS_OK)
-        st = run_fold<double>(c->op->name, ms__device(o), p, kind, kind == POWER_SUM ? power : NULL, 0, wide);
-    if (st == MS_OK)
-        st = finish<double>(c, p.outputs,
-                            kind == SQUARE_SUM  ? ROOT
-                            : kind == POWER_SUM ? INVERSE_POWER
-                                                : AS_IS,
-                            e, wide, NULL, o->dtype, ms__data(o));
+        st = finish<double>(what, wide,
+                            { kind == SQUARE_SUM  ? ROOT
+                              : kind == POWER_SUM ? INVERSE_POWER
+                                                  : AS_IS,
+                              e },
+                            tensor_of(p, o));
     ms__free(b);
     return st;
 }
@@ -320,17 +335,17 @@ static ms_status run_norm(ms_call *c)
 static ms_status variance(ms_call *c, int how)
 {
     fold_plan p = plan_of(c, 2);
+    const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     ms_block *b;
     if (p.outputs == 0) return MS_OK;
     double n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
     MS_TRY(room_for(c, &b, p.outputs, 2));
     double *mean = (double *)b->data, *sum = mean + p.outputs;
-    ms_status st = run_fold<double>(c->op->name, ms__device(o), p, SUM, NULL, 0, mean);
-    if (st == MS_OK) st = finish<double>(c, p.outputs, MEAN, n, mean, NULL, MS_F64, mean);
-    if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, DEVIATION, mean, 1, sum);
-    if (st == MS_OK)
-        st = finish<double>(c, p.outputs, how, divisor > 0 ? divisor : 0, sum, NULL, o->dtype, ms__data(o));
+    ms_status st = run_fold<double>(what, o, p, { SUM }, mean);
+    if (st == MS_OK) st = finish<double>(what, mean, { MEAN, n }, doubles_of(p, o, mean));
+    if (st == MS_OK) st = run_fold<double>(what, o, p, { DEVIATION, mean, 1 }, sum);
+    if (st == MS_OK) st = finish<double>(what, sum, { how, divisor > 0 ? divisor : 0 }, tensor_of(p, o));
     ms__free(b);
     return st;
 }
@@ -343,15 +358,16 @@ static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c-
 static ms_status run_logsumexp(ms_call *c)
 {
     fold_plan p = make_plan(c->in[0], one_dim(c));
+    const char *what = c->op->name;
     ms_tensor *o = c->out[0];
     ms_block *b;
     if (p.outputs == 0) return MS_OK;
     MS_TRY(room_for(c, &b, p.outputs, 2));
     double *most = (double *)b->data, *sum = most + p.outputs;
-    ms_status st = run_fold<double>(c->op->name, ms__device(o), p, LARGEST, NULL, 0, most);
-    if (st == MS_OK) st = finish<double>(c, p.outputs, FINITE_OR_0, 0, most, NULL, MS_F64, most);
-    if (st == MS_OK) st = run_fold<double>(c->op->name, ms__device(o), p, EXP_SUM, most, 1, sum);
-    if (st == MS_OK) st = finish<double>(c, p.outputs, PLUS_LOG, 0, sum, most, o->dtype, ms__data(o));
+    ms_status st = run_fold<double>(what, o, p, { LARGEST }, most);
+    if (st == MS_OK) st = finish<double>(what, most, { FINITE_OR_0 }, doubles_of(p, o, most));
+    if (st == MS_OK) st = run_fold<double>(what, o, p, { EXP_SUM, most, 1 }, sum);
+    if (st == MS_OK) st = finish<double>(what, sum, { PLUS_LOG, 0, most }, tensor_of(p, o));
     ms__free(b);
     return st;
 }
@@ -379,8 +395,8 @@ static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tens
                                void *room)
 {
     W *wide = (W *)room;
-    MS_TRY(run_fold<W>(c->op->name, ms__device(c->in[0]), p, kind, NULL, 0, wide));
-    if (values) MS_TRY(finish<W>(c, p.outputs, AS_IS, 0, wide, NULL, values->dtype, ms__data(values)));
+    MS_TRY(run_fold<W>(c->op->name, c->in[0], p, { kind }, wide));
+    if (values) MS_TRY(finish<W>(c->op->name, wide, { AS_IS }, tensor_of(p, values)));
     return launch(c->op->name, index_of(c->in[0]), find_kernel<W>, up(p.outputs, BLOCK), BLOCK, p, (const W *)wide,
                   (int64_t *)ms__data(positions));
 }
@@ -499,30 +515,24 @@ static ms_status run_prod_backward(ms_call *c)
                   (int)x->dtype, (const char *)ms__data(x), (const char *)ms__data(g), (char *)ms__data(o));
 }
 
-ms_status ms__cuda_column_sum(const char *what, int device, int dtype, const void *data, int64_t rows, int64_t n,
-                              int64_t rs, void *out)
+ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)
 {
     fold_plan p = {};
     ms_block *b;
-    if (n == 0) return MS_OK;
-    p.data = (const char *)data;
-    p.dtype = dtype;
+    const char *what = "linear_backward";
+    if (out->numel == 0) return MS_OK;
+    p.data = (const char *)ms__data(g);
+    p.dtype = g->dtype;
     p.nk = p.nr = 1;
-    p.kshape[0] = p.outputs = n;
-    p.kstride[0] = ms__dtype_size(dtype);
+    p.kshape[0] = p.outputs = out->numel;
+    p.kstride[0] = ms__dtype_size(g->dtype);
     p.rshape[0] = p.length = rows;
-    p.rstride[0] = rs * ms__dtype_size(dtype);
+    p.rstride[0] = rs * ms__dtype_size(g->dtype);
     p.columns = true;
-    p.segments = up(rows, 256);
-    if (p.segments > MOST_SEGMENTS) p.segments = MOST_SEGMENTS;
-    if (p.segments < 1) p.segments = 1;
-    p.segment = up(rows, p.segments);
-    if (p.segment > 0) p.segments = up(rows, p.segment);
-    MS_TRY(ms__alloc(&b, device, (size_t)n * sizeof(double), what));
-    ms_status st = run_fold<double>(what, device, p, SUM, NULL, 0, (double *)b->data);
-    if (st == MS_OK)
-        st = launch(what, ms__index(device), finish_kernel<double>, up(n, BLOCK), BLOCK, n, (int)AS_IS, 0.0,
-                    (const double *)b->data, (const double *)NULL, dtype, out);
+    cut(&p, 256);
+    MS_TRY(ms__alloc(&b, ms__device(g), (size_t)out->numel * sizeof(double), what));
+    ms_status st = run_fold<double>(what, g, p, { SUM }, (double *)b->data);
+    if (st == MS_OK) st = finish<double>(what, (double *)b->data, { AS_IS }, tensor_of(p, out));
     ms__free(b);
     return st;
 }

@@ -2,28 +2,14 @@
 // cuda/rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one block
 // per row, sums in float32 (float64 for doubles) in a fixed tree.
 #include "cuda/cuda.h"
+#include "rows/layout.h"
 
-// ---- softmax along any dimension: element j of row r lies at start(r) + j * stride ----
+// ---- softmax along any dimension ----
 
-struct line {
-    int64_t rows, n, stride;
-};
-static line line_of(const ms_tensor *t, int d)
-{
-    line r = { 0, t->ndim ? t->shape[d] : 1, 1 };
-    for (int k = d + 1; k < t->ndim; k++) r.stride *= t->shape[k];
-    r.rows = t->numel && r.n ? t->numel / r.n : 0;
-    return r;
-}
-static __device__ inline int64_t start_of(const line &r, int64_t row)
-{
-    return r.stride == 1 ? row * r.n : row / r.stride * r.stride * r.n + row % r.stride;
-}
-
-template <class T> __global__ void softmax_kernel(line r, int dtype, const void *x, void *y, bool log)
+template <class T> __global__ void softmax_kernel(ms_rows r, int dtype, const void *x, void *y, bool log)
 {
     __shared__ T shared[BLOCK];
-    int64_t at = start_of(r, blockIdx.x);
+    int64_t at = ms__row_start(&r, blockIdx.x);
     T most = -(T)INFINITY, sum = 0;
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) {
         T v = load<T>(dtype, x, at + j * r.stride);
@@ -41,10 +27,10 @@ template <class T> __global__ void softmax_kernel(line r, int dtype, const void 
 }
 // softmax: dx = y (g - sum g y); log_softmax: dx = g - exp(y) sum g
 template <class T>
-__global__ void softmax_backward_kernel(line r, int dtype, const void *g, const void *y, void *dx, bool log)
+__global__ void softmax_backward_kernel(ms_rows r, int dtype, const void *g, const void *y, void *dx, bool log)
 {
     __shared__ T shared[BLOCK];
-    int64_t at = start_of(r, blockIdx.x);
+    int64_t at = ms__row_start(&r, blockIdx.x);
     T sum = 0;
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) {
         int64_t k = at + j * r.stride;
@@ -61,19 +47,15 @@ static ms_status softmax(ms_call *c, bool log, bool backward)
 {
     ms_tensor *x = NULL, *g = NULL, *o = c->out[0];
     int d = (int)(c->i[0] < 0 ? c->i[0] + (o->ndim ? o->ndim : 1) : c->i[0]), index = index_of(o), dtype = o->dtype;
-    line r = line_of(o, d);
+    ms_rows r = ms__rows_along(o, d);
     ms_status st = ms__contiguous(&x, c->in[backward ? 1 : 0]);
     if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK && !backward)
-        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, softmax_kernel<double>, r.rows, BLOCK, r, dtype,
-                                             ms__data(x), ms__data(o), log)
-                             : launch_blocks(c->op->name, index, softmax_kernel<float>, r.rows, BLOCK, r, dtype,
-                                             ms__data(x), ms__data(o), log);
+        st = launch_blocks(c->op->name, index, REAL_KERNEL(dtype, softmax_kernel), r.rows, BLOCK, r, dtype, ms__data(x),
+                           ms__data(o), log);
     else if (st == MS_OK)
-        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, softmax_backward_kernel<double>, r.rows, BLOCK, r,
-                                             dtype, ms__data(g), ms__data(x), ms__data(o), log)
-                             : launch_blocks(c->op->name, index, softmax_backward_kernel<float>, r.rows, BLOCK, r,
-                                             dtype, ms__data(g), ms__data(x), ms__data(o), log);
+        st = launch_blocks(c->op->name, index, REAL_KERNEL(dtype, softmax_backward_kernel), r.rows, BLOCK, r, dtype,
+                           ms__data(g), ms__data(x), ms__data(o), log);
     if (g) ms__release(g);
     if (x) ms__release(x);
     return st;
@@ -175,26 +157,18 @@ __global__ void norm_join_kernel(int64_t count, int64_t n, int dtype, const T *p
     if (db) store<T>(dtype, db, j, b);
 }
 
-static int64_t row_length(const ms_tensor *x, int dims)
-{
-    int64_t n = 1;
-    for (int d = x->ndim - dims; d < x->ndim; d++) n *= x->shape[d];
-    return n;
-}
 static ms_status norm(ms_call *c, bool rms)
 {
     ms_tensor *in[3] = { NULL, NULL, NULL }, *o = c->out[0];
-    int64_t n = row_length(c->in[0], rms ? 1 : (int)c->i[0]);
+    int64_t n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
     int dtype = o->dtype, index = index_of(o);
     ms_status st = MS_OK;
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
     int64_t rows = n ? o->numel / n : 0;
     if (st == MS_OK)
-        st = dtype == MS_F64 ? launch_blocks(c->op->name, index, norm_kernel<double>, rows, BLOCK, n, dtype,
-                                             data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms)
-                             : launch_blocks(c->op->name, index, norm_kernel<float>, rows, BLOCK, n, dtype,
-                                             data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
+        st = launch_blocks(c->op->name, index, REAL_KERNEL(dtype, norm_kernel), rows, BLOCK, n, dtype, data_of(in[0]),
+                           data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
     for (int k = 0; k < 3; k++)
         if (in[k]) ms__release(in[k]);
     return st;
@@ -231,7 +205,7 @@ static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor 
 static ms_status norm_backward(ms_call *c, bool rms)
 {
     ms_tensor *g = NULL, *x = NULL, *w = NULL;
-    int64_t n = row_length(c->in[1], rms ? 1 : (int)c->i[0]);
+    int64_t n = ms__row_length(c->in[1], rms ? 1 : (int)c->i[0]);
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
@@ -489,18 +463,14 @@ static ms_status run_mse_loss(ms_call *c)
     ms_status st = ms__contiguous(&a, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[1]);
     if (st == MS_OK && c->i[0] == NONE)
-        st = dtype == MS_F64 ? launch(what, index, mse_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, ms__data(a),
-                                      ms__data(b), ms__data(o))
-                             : launch(what, index, mse_kernel<float>, up(n, BLOCK), BLOCK, n, dtype, ms__data(a),
-                                      ms__data(b), ms__data(o));
+        st = launch(what, index, REAL_KERNEL(dtype, mse_kernel), up(n, BLOCK), BLOCK, n, dtype, ms__data(a),
+                    ms__data(b), ms__data(o));
     else if (st == MS_OK) {
         st = ms__alloc(&room, ms__device(o), (size_t)(parts + 1) * sizeof(double), what);
         double *sums = room ? (double *)room->data : NULL;
         if (st == MS_OK)
-            st = dtype == MS_F64 ? launch_blocks(what, index, mse_parts_kernel<double>, parts, BLOCK, n, dtype,
-                                                 ms__data(a), ms__data(b), sums)
-                                 : launch_blocks(what, index, mse_parts_kernel<float>, parts, BLOCK, n, dtype,
-                                                 ms__data(a), ms__data(b), sums);
+            st = launch_blocks(what, index, REAL_KERNEL(dtype, mse_parts_kernel), parts, BLOCK, n, dtype, ms__data(a),
+                               ms__data(b), sums);
         if (st == MS_OK)
             st = launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums,
                         c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
@@ -521,10 +491,8 @@ static ms_status run_mse_loss_backward(ms_call *c)
     if (st == MS_OK) st = ms__contiguous(&a, c->in[1]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[2]);
     if (st == MS_OK)
-        st = dtype == MS_F64 ? launch(c->op->name, index, mse_backward_kernel<double>, up(n, BLOCK), BLOCK, n, dtype,
-                                      each, divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db))
-                             : launch(c->op->name, index, mse_backward_kernel<float>, up(n, BLOCK), BLOCK, n, dtype,
-                                      each, divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db));
+        st = launch(c->op->name, index, REAL_KERNEL(dtype, mse_backward_kernel), up(n, BLOCK), BLOCK, n, dtype, each,
+                    divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db));
     if (b) ms__release(b);
     if (a) ms__release(a);
     if (g) ms__release(g);

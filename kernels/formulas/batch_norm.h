@@ -13,21 +13,26 @@ typedef struct ms_bn_channel {
     double of_g, of_x, alone;  // dx = of_g g + of_x (x - mean) + alone
 } ms_bn_channel;
 
-// sg and sgx: the sums of g and of g (x - mean) over the channel's `count` elements. With h = (x - mean) rstd:
-// dw = sum g h, db = sum g. dx = w rstd (g - db / count - h dw / count) when training, else w rstd g. The gradients of
-// the mean and variance outputs (gmean, gvar) are added to `alone` and of_x.
-MS_FN ms_bn_channel ms_bn_finish(double var, double eps, double w, double count, int training, double gmean,
-                                 double gvar, double sg, double sgx)
+// What a channel's gradients are made of: its variance, weight and number of elements, the gradients of its mean and
+// variance outputs, and its sums of g and of g (x - mean).
+typedef struct ms_bn_sums {
+    double var, eps, w, count, gmean, gvar, sg, sgx;
+    int training;
+} ms_bn_sums;
+
+// With h = (x - mean) rstd: dw = sum g h, db = sum g. dx = w rstd (g - db / count - h dw / count) when training, else
+// w rstd g. gmean and gvar are added to `alone` and of_x.
+MS_FN ms_bn_channel ms_bn_finish(const ms_bn_sums *s)
 {
-    double rstd = 1 / ms_sqrt_f64(var + eps);
+    double rstd = 1 / ms_sqrt_f64(s->var + s->eps), w = s->w;
     ms_bn_channel c;
-    c.dw = sgx * rstd;
-    c.db = sg;
-    c.dmean = -w * rstd * sg;
-    c.dvar = -0.5 * w * rstd * rstd * rstd * sgx;
+    c.dw = s->sgx * rstd;
+    c.db = s->sg;
+    c.dmean = -w * rstd * s->sg;
+    c.dvar = -0.5 * w * rstd * rstd * rstd * s->sgx;
     c.of_g = w * rstd;
-    c.of_x = training ? (-w * rstd * rstd * rstd * sgx + 2 * gvar) / count : 0;
-    c.alone = training ? (-w * rstd * sg + gmean) / count : 0;
+    c.of_x = s->training ? (-w * rstd * rstd * rstd * s->sgx + 2 * s->gvar) / s->count : 0;
+    c.alone = s->training ? (-w * rstd * s->sg + s->gmean) / s->count : 0;
     return c;
 }
 

@@ -27,13 +27,12 @@ MS_FN void ms_draw_normal_f32(uint32_t w0, uint32_t w2, float mean, float std, f
     *a = mean + std * (r * c);
     *b = mean + std * (r * s);
 }
-MS_FN void ms_draw_normal_f64(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3, double mean, double std, double *a,
-                              double *b)
+MS_FN void ms_draw_normal_f64(const uint32_t w[4], double mean, double std, double out[2])
 {
-    double u = (double)(((uint64_t)w0 << 32 | w1) >> 11) * 0x1p-53 + 0x1p-54;
-    double r = ms_sqrt_f64(-2.0 * ms_log_f64(u)), t = 6.28318530717958647693 * ms_uniform_f64(w2, w3);
-    *a = mean + std * (r * ms_cos_f64(t));
-    *b = mean + std * (r * ms_sin_f64(t));
+    double u = (double)(((uint64_t)w[0] << 32 | w[1]) >> 11) * 0x1p-53 + 0x1p-54;
+    double r = ms_sqrt_f64(-2.0 * ms_log_f64(u)), t = 6.28318530717958647693 * ms_uniform_f64(w[2], w[3]);
+    out[0] = mean + std * (r * ms_cos_f64(t));
+    out[1] = mean + std * (r * ms_sin_f64(t));
 }
 MS_FN int64_t ms_draw_integer(uint32_t high, uint32_t low_word, int64_t low, uint64_t width)
 {
@@ -64,18 +63,29 @@ MS_FN float ms_erfinv_f32(float x)
     q = 2.83297682f + q * b;
     return (w < 5.0f ? p : q) * x;
 }
-// A normal number in [a, b]: the inverse of the cumulative distribution between low and high, the erf of the bounds.
-// wide: refines the float32 estimate by two Newton steps.
-MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, double mean, double std, double a, double b,
-                               double low, double high, int wide)
+// A normal distribution cut to [a, b]. low, high: erf of the bounds.
+typedef struct ms_truncated {
+    double mean, std, a, b, low, high;
+} ms_truncated;
+// f: mean, std, a, b.
+MS_FN ms_truncated ms_truncated_of(const double f[4])
 {
-    double u = ms_uniform_f64(high_word, low_word), x = low + (high - low) * u;
+    ms_truncated t = { f[0], f[1], f[2], f[3], 0, 0 };
+    t.low = ms_erf_f64((t.a - t.mean) / t.std * 0.70710678118654752440);
+    t.high = ms_erf_f64((t.b - t.mean) / t.std * 0.70710678118654752440);
+    return t;
+}
+// A number of it: the inverse of the cumulative distribution between low and high. wide: refines the float32 estimate
+// by two Newton steps.
+MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, const ms_truncated *t, int wide)
+{
+    double u = ms_uniform_f64(high_word, low_word), x = t->low + (t->high - t->low) * u;
     x = x < -0.9999999 ? -0.9999999 : x > 0.9999999 ? 0.9999999 : x;
     double y = ms_erfinv_f32((float)x);
     if (wide)
         for (int step = 0; step < 2; step++) y -= (ms_erf_f64(y) - x) / (1.12837916709551257390 * ms_exp_f64(-y * y));
-    double v = mean + std * 1.41421356237309504880 * y;
-    return v < a ? a : v > b ? b : v;
+    double v = t->mean + t->std * 1.41421356237309504880 * y;
+    return v < t->a ? t->a : v > t->b ? t->b : v;
 }
 
 #endif

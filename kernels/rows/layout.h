@@ -1,10 +1,51 @@
 // SPDX-License-Identifier: MIT
-// rows/layout.h -- results laid out in the order of another tensor's strides. A script that transposes an input usually
-// transposes the result back; the same layout saves both copies.
+// rows/layout.h -- how tensors lie in memory: dimensions that join, rows, and results laid out in the order of another
+// tensor's strides. A script that transposes an input usually transposes the result back; the same layout saves both
+// copies.
 #ifndef MS_LAYOUT_H
 #define MS_LAYOUT_H
 
 #include "ops/op.h"
+
+// Drops dimensions of size 1 and joins neighbours that lie in one stride. Returns the number of dimensions left.
+static inline int ms__join_dims(int n, int64_t *shape, int64_t *stride)
+{
+    int m = 0;
+    for (int d = 0; d < n; d++) {
+        if (shape[d] == 1) continue;
+        if (m > 0 && stride[m - 1] == stride[d] * shape[d]) {
+            shape[m - 1] *= shape[d];
+            stride[m - 1] = stride[d];
+            continue;
+        }
+        shape[m] = shape[d];
+        stride[m++] = stride[d];
+    }
+    return m;
+}
+
+// Dimension d of a contiguous tensor as rows: row r's element j lies at start(r) + j * stride.
+typedef struct ms_rows {
+    int64_t rows, n, stride;
+} ms_rows;
+static inline ms_rows ms__rows_along(const ms_tensor *t, int d)
+{
+    ms_rows r = { 0, t->ndim ? t->shape[d] : 1, 1 };
+    for (int k = d + 1; k < t->ndim; k++) r.stride *= t->shape[k];
+    r.rows = t->numel && r.n ? t->numel / r.n : 0;
+    return r;
+}
+MS_FN int64_t ms__row_start(const ms_rows *r, int64_t row)
+{
+    return r->stride == 1 ? row * r->n : row / r->stride * r->stride * r->n + row % r->stride;
+}
+// Elements of a row that consists of the last `dims` dimensions.
+static inline int64_t ms__row_length(const ms_tensor *x, int dims)
+{
+    int64_t n = 1;
+    for (int d = x->ndim - dims; d < x->ndim; d++) n *= x->shape[d];
+    return n;
+}
 
 // order[0] is the dimension with the largest stride; the last dimension stays innermost.
 static inline void ms__order_of_strides(const ms_tensor *t, int order[MS_MAX_DIMS])

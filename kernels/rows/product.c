@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // rows/product.c -- matmul and linear: shapes, batches and gradients around ms__gemm.
 //
-// Transposed and otherwise strided inputs are passed on with their strides; only a batch whose rows do
-// not collapse to one stride costs a copy, and only where one large product replaces many.
+// Transposed and otherwise strided inputs are passed on with their strides. Only a batch whose rows do not join to one
+// stride is copied, and only where one large product replaces many.
 #include "cpu/product/product.h"
 #include "rows/grad.h"
+#include "rows/product.h"
 
 static ms_status check_types(ms_call *c)
 {
@@ -16,40 +17,6 @@ static ms_status check_types(ms_call *c)
     if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))
         return ms__call_fail(c, "there is no product of %s%s; cast first", ms__dtype_name(dtype),
                              dtype == MS_BOOL ? "" : " with a bias");
-    return MS_OK;
-}
-
-// ---- matrices of a tensor -------------------------------------------------------------------------
-
-// t's dimensions before the last as one: rows of a matrix with one stride. false when they don't collapse.
-static bool collapse(const ms_tensor *t, int last, int64_t *rows, int64_t *stride)
-{
-    *rows = 1;
-    *stride = 0;
-    for (int d = last; d >= 0; d--) {
-        if (t->shape[d] == 1) continue;
-        if (*rows == 1) *stride = t->stride[d];
-        else if (t->stride[d] != *stride * *rows) return false;
-        *rows *= t->shape[d];
-    }
-    if (*rows == 1) *stride = t->shape[t->ndim - 1];
-    return true;
-}
-
-// t as a matrix of rows x its last dimension: itself (retained) or a contiguous copy.
-static ms_status as_rows(ms_tensor **out, ms_tensor *t, int64_t *rows, int64_t *rs)
-{
-    if (t->ndim == 1) *rows = 1, *rs = t->shape[0];
-    else if (t->numel == 0) {
-        *rows = 1;
-        for (int d = 0; d < t->ndim - 1; d++) *rows *= t->shape[d];
-        *rs = t->shape[t->ndim - 1];
-    } else if (!collapse(t, t->ndim - 2, rows, rs)) {
-        MS_TRY(ms__contiguous(out, t));
-        collapse(*out, t->ndim - 2, rows, rs);
-        return MS_OK;
-    }
-    *out = ms__retain(t);
     return MS_OK;
 }
 
@@ -76,25 +43,14 @@ static ms_status linear_cpu(ms_call *c)
 {
     ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
     int64_t rows, rs;
-    MS_TRY(as_rows(&x, c->in[0], &rows, &rs));
+    MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
     ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
     if (st == MS_OK) {
-        ms_gemm g = {
-            .dtype = x->dtype,
-            .m = rows,
-            .n = w->shape[0],
-            .k = w->shape[1],
-            .a = ms__data(x),
-            .b = ms__data(w),
-            .bias = b ? ms__data(b) : NULL,
-            .c = ms__data(y),
-            .a_rs = rs,
-            .a_cs = x->stride[x->ndim - 1],
-            .b_rs = w->stride[1],
-            .b_cs = w->stride[0],
-            .c_rs = w->shape[0],
-            .what = "linear",
-        };
+        ms_gemm g = ms__gemm_of("linear", x->dtype, rows, w->shape[0], w->shape[1]);
+        g.a = ms__data(x), g.a_rs = rs, g.a_cs = x->stride[x->ndim - 1];
+        g.b = ms__data(w), g.b_rs = w->stride[1], g.b_cs = w->stride[0];
+        g.bias = b ? ms__data(b) : NULL;
+        g.c = ms__data(y);
         st = ms__gemm(&g);
     }
     ms__release(b);
@@ -102,7 +58,7 @@ static ms_status linear_cpu(ms_call *c)
     return st;
 }
 
-// (gradient, x, w; mask) -> the needed ones of dx = g w, dw = g^T x, db = sum of g's rows.
+// (gradient, x, w; mask) -> dx = g w, dw = g^T x, db = sum of g's rows, as the mask asks.
 static ms_status linear_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0], *x = c->in[1], *w = c->in[2];
@@ -118,10 +74,10 @@ static ms_status linear_backward_cpu(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
               *db = ms__grad_out(c, 2);
-    int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
-    ms_status st = as_rows(&g, c->in[0], &rows, &g_rs);
-    if (st == MS_OK && dw) st = as_rows(&x, c->in[1], &rows, &x_rs);
-    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // sums run along adjacent columns
+    int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
+    ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
+    if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
+    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // ms__column_sum takes adjacent columns
         ms_tensor *whole;
         if ((st = ms__contiguous(&whole, g)) == MS_OK) {
             ms__release(g);
@@ -130,39 +86,17 @@ static ms_status linear_backward_cpu(ms_call *c)
         }
     }
     if (st == MS_OK && dx) {
-        ms_gemm p = {
-            .dtype = g->dtype,
-            .m = rows,
-            .n = ins,
-            .k = outs,
-            .a = ms__data(g),
-            .b = ms__data(w),
-            .c = ms__data(dx),
-            .a_rs = g_rs,
-            .a_cs = g->stride[g->ndim - 1],
-            .b_rs = w->stride[0],
-            .b_cs = w->stride[1],
-            .c_rs = ins,
-            .what = "linear_backward",
-        };
+        ms_gemm p = ms__gemm_of("linear_backward", g->dtype, rows, ins, outs);
+        p.a = ms__data(g), p.a_rs = g_rs, p.a_cs = g->stride[g->ndim - 1];
+        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
+        p.c = ms__data(dx);
         st = ms__gemm(&p);
     }
     if (st == MS_OK && dw) {
-        ms_gemm p = {
-            .dtype = g->dtype,
-            .m = outs,
-            .n = ins,
-            .k = rows,
-            .a = ms__data(g),
-            .b = ms__data(x),
-            .c = ms__data(dw),
-            .a_rs = g->stride[g->ndim - 1],
-            .a_cs = g_rs,
-            .b_rs = x_rs,
-            .b_cs = x->stride[x->ndim - 1],
-            .c_rs = ins,
-            .what = "linear_backward",
-        };
+        ms_gemm p = ms__gemm_of("linear_backward", g->dtype, outs, ins, rows);
+        p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
+        p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
+        p.c = ms__data(dw);
         st = ms__gemm(&p);
     }
     if (st == MS_OK && db) ms__column_sum(g->dtype, ms__data(db), ms__data(g), rows, outs, g_rs);
@@ -188,35 +122,22 @@ const ms_op ms__op_linear =
 
 // ---- matmul ---------------------------------------------------------------------------------------
 
-// A 1-d input is a row on the left, a column on the right. ndim >= 2 views of both.
-static void widen(ms_tensor *t, bool left, int *ndim, int64_t *shape, int64_t *stride)
-{
-    *ndim = t->ndim;
-    memcpy(shape, t->shape, sizeof t->shape);
-    memcpy(stride, t->stride, sizeof t->stride);
-    if (t->ndim != 1) return;
-    *ndim = 2;
-    int64_t n = shape[0], s = stride[0];
-    shape[0] = left ? 1 : n, shape[1] = left ? n : 1;
-    stride[0] = left ? n * s : s, stride[1] = left ? s : 1;
-}
-
 static ms_status matmul_check(ms_call *c)
 {
     ms_tensor *a = c->in[0], *b = c->in[1];
-    int na, nb, nd, n = 0;
-    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], unused[MS_MAX_DIMS], out[MS_MAX_DIMS];
+    int n = 0;
+    int64_t out[MS_MAX_DIMS];
     MS_TRY(check_types(c));
     if (a->ndim == 0 || b->ndim == 0)
         return ms__call_fail(c, "arguments need at least one dimension, got %s and %s", ms__tensor_text(a),
                              ms__tensor_text(b));
-    widen(a, true, &na, sa, unused);
-    widen(b, false, &nb, sb, unused);
+    ms_operand oa = ms__operand(a, true), ob = ms__operand(b, false);
+    const int64_t *sa = oa.shape, *sb = ob.shape;
+    int na = oa.ndim, nb = ob.ndim, nd = na > nb ? na : nb;
     if (sa[na - 1] != sb[nb - 2])
         return ms__call_fail(c, "inner dimensions differ: %s has %lld columns, %s has %lld rows",
                              ms__shape_text(a->ndim, a->shape), (long long)sa[na - 1],
                              ms__shape_text(b->ndim, b->shape), (long long)sb[nb - 2]);
-    nd = na > nb ? na : nb;
     for (int d = 0; d < nd - 2; d++) {
         int64_t x = d - nd + na >= 0 ? sa[d - nd + na] : 1, y = d - nd + nb >= 0 ? sb[d - nd + nb] : 1;
         if (x != y && x != 1 && y != 1)
@@ -232,31 +153,19 @@ static ms_status matmul_check(ms_call *c)
 static ms_status matmul_cpu(ms_call *c)
 {
     ms_tensor *a = c->in[0], *b = c->in[1], *y = c->out[0];
-    int na, nb;
-    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], ta[MS_MAX_DIMS], tb[MS_MAX_DIMS], at[MS_MAX_DIMS] = { 0 };
+    ms_operand left = ms__operand(a, true), right = ms__operand(b, false);
+    const int64_t *sa = left.shape, *sb = right.shape, *ta = left.stride, *tb = right.stride;
+    int64_t at[MS_MAX_DIMS] = { 0 };
     size_t size = (size_t)ms__dtype_size(a->dtype);
-    widen(a, true, &na, sa, ta);
-    widen(b, false, &nb, sb, tb);
-    int nd = (na > nb ? na : nb) - 2, oa = nd - (na - 2), ob = nd - (nb - 2);
-    ms_gemm g = {
-        .dtype = a->dtype,
-        .m = sa[na - 2],
-        .n = sb[nb - 1],
-        .k = sa[na - 1],
-        .a = ms__data(a),
-        .b = ms__data(b),
-        .c = ms__data(y),
-        .a_rs = ta[na - 2],
-        .a_cs = ta[na - 1],
-        .b_rs = tb[nb - 2],
-        .b_cs = tb[nb - 1],
-        .c_rs = sb[nb - 1],
-        .what = "matmul",
-    };
+    int na = left.ndim, nb = right.ndim, nd = (na > nb ? na : nb) - 2, oa = nd - (na - 2), ob = nd - (nb - 2);
+    ms_gemm g = ms__gemm_of("matmul", a->dtype, sa[na - 2], sb[nb - 1], sa[na - 1]);
+    g.a = ms__data(a), g.a_rs = ta[na - 2], g.a_cs = ta[na - 1];
+    g.b = ms__data(b), g.b_rs = tb[nb - 2], g.b_cs = tb[nb - 1];
+    g.c = ms__data(y);
     if (y->numel == 0) return MS_OK;
     if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
         ms_tensor *rows;
-        MS_TRY(as_rows(&rows, a, &g.m, &g.a_rs));
+        MS_TRY(ms__as_rows(&rows, a, &g.m, &g.a_rs));
         g.a = ms__data(rows);
         g.a_cs = rows->stride[na - 1];
         ms_status st = ms__gemm(&g);
@@ -290,7 +199,7 @@ static ms_status matmul_cpu(ms_call *c)
 
 static const ms_op op_matmul;
 
-// The last two dimensions exchanged.
+// A view with the last two dimensions exchanged.
 static ms_tensor *transposed(const ms_tensor *t)
 {
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
@@ -302,7 +211,7 @@ static ms_tensor *transposed(const ms_tensor *t)
     return ms__tensor_view(t, n, shape, stride, t->offset);
 }
 
-// (a b), summed over the batch dimensions that the input `like` was broadcast along, in like's shape.
+// (a b), summed to the shape `like` of an input, over the batch dimensions along which the input was broadcast.
 static ms_status product_like(ms_tensor **out, ms_tensor *a, ms_tensor *b, int like_ndim, const int64_t *like)
 {
     ms_tensor *p = NULL, *s = NULL;
@@ -316,17 +225,16 @@ static ms_status product_like(ms_tensor **out, ms_tensor *a, ms_tensor *b, int l
 static ms_status matmul_backward(ms_backward_call *c)
 {
     ms_tensor *a = c->in[0], *b = c->in[1], *g = c->gout[0], *wa, *wb, *wg = NULL, *t = NULL, *r = NULL;
-    int na, nb, ng;
-    int64_t sa[MS_MAX_DIMS], sb[MS_MAX_DIMS], sg[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    ms_operand left = ms__operand(a, true), right = ms__operand(b, false);
+    const int64_t *sa = left.shape, *sb = right.shape;
+    int na = left.ndim, nb = right.ndim, ng = 0;
+    int64_t sg[MS_MAX_DIMS], stride[MS_MAX_DIMS];
     ms_status st = MS_OK;
     if (!g) return MS_OK;
-    widen(a, true, &na, sa, stride);
-    wa = ms__tensor_view(a, na, sa, stride, a->offset);
-    widen(b, false, &nb, sb, stride);
-    wb = ms__tensor_view(b, nb, sb, stride, b->offset);
+    wa = ms__tensor_view(a, na, sa, left.stride, a->offset);
+    wb = ms__tensor_view(b, nb, sb, right.stride, b->offset);
 
-    // The gradient with the dimensions that 1-d inputs took away.
-    ng = 0;
+    // The gradient with the dimensions that 1-d inputs lack.
     for (int d = 0; d < g->ndim; d++) sg[ng] = g->shape[d], stride[ng++] = g->stride[d];
     if (b->ndim == 1) sg[ng] = 1, stride[ng++] = 1;
     if (a->ndim == 1) {
@@ -347,10 +255,10 @@ static ms_status matmul_backward(ms_backward_call *c)
         ms_tensor *ra = NULL, *rg = NULL;
         if (nb == 2 && na > 2) {  // one matrix for the whole batch: one product over all rows
             int64_t rows, rs;
-            if ((st = as_rows(&ra, wa, &rows, &rs)) != MS_OK) goto out;
+            if ((st = ms__as_rows(&ra, wa, &rows, &rs)) != MS_OK) goto out;
             t = ms__tensor_view(ra, 2, (int64_t[]) { sa[na - 1], rows }, (int64_t[]) { ra->stride[na - 1], rs },
                                 ra->offset);
-            if ((st = as_rows(&rg, wg, &rows, &rs)) == MS_OK) {
+            if ((st = ms__as_rows(&rg, wg, &rows, &rs)) == MS_OK) {
                 ms_tensor *v = ms__tensor_view(rg, 2, (int64_t[]) { rows, sg[ng - 1] },
                                                (int64_t[]) { rs, rg->stride[ng - 1] }, rg->offset);
                 st = ms__op2(&r, &op_matmul, t, v);

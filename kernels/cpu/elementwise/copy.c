@@ -66,8 +66,18 @@ static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const
                                    sizeof(T));                                                                   \
             }                                                                                                    \
     }
-static MS_KERNEL void turn(int size, int64_t rows, int64_t cols, char *dst, int64_t dr, const char *src, int64_t sc)
+typedef struct {
+    int64_t rows, cols;
+    char *dst;
+    int64_t dr;  // bytes between rows of dst
+    const char *src;
+    int64_t sc;  // bytes between columns of src
+} tile_job;
+static MS_KERNEL void turn(int size, const tile_job *t)
 {
+    int64_t rows = t->rows, cols = t->cols, dr = t->dr, sc = t->sc;
+    char *dst = t->dst;
+    const char *src = t->src;
     switch (size) {
     case 1: TURN(uint8_t, 16) break;
     case 2: TURN(uint16_t, 16) break;
@@ -125,7 +135,8 @@ static void turn_range(void *arg, int64_t first, int64_t last, int64_t block)
             d += at * j->to[i];
             s += at * j->from[i];
         }
-        turn(j->size, rows < t->strip ? rows : t->strip, j->shape[inner], d, j->to[inner - 1], s, j->from[inner]);
+        turn(j->size, &(tile_job) { rows < t->strip ? rows : t->strip, j->shape[inner], d, j->to[inner - 1], s,
+                                    j->from[inner] });
     }
 }
 

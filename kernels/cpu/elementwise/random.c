@@ -58,7 +58,8 @@ static void normal_f64(const void *job, int64_t n, const words *w, void *out)
     const random_job *j = job;
     double *o = out;
     for (int64_t k = 0; k < n; k++)
-        ms_draw_normal_f64(w->w[0][k], w->w[1][k], w->w[2][k], w->w[3][k], j->f[0], j->f[1], &o[2 * k], &o[2 * k + 1]);
+        ms_draw_normal_f64((uint32_t[]) { w->w[0][k], w->w[1][k], w->w[2][k], w->w[3][k] }, j->f[0], j->f[1],
+                           &o[2 * k]);
 }
 static void integers(const void *job, int64_t n, const words *w, void *out)
 {
@@ -72,12 +73,10 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
 // Normal numbers in [a, b]: the inverse of the cumulative distribution between those of the bounds.
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
-    double mean = j->f[0], std = j->f[1], a = j->f[2], b = j->f[3];
-    double low = ms_erf_f64((a - mean) / std * 0.70710678118654752440),
-           high = ms_erf_f64((b - mean) / std * 0.70710678118654752440);
+    ms_truncated t = ms_truncated_of(j->f);
     for (int64_t k = 0; k < n; k++)
         for (int h = 0; h < 2; h++) {
-            double v = ms_draw_truncated(w->w[2 * h][k], w->w[2 * h + 1][k], mean, std, a, b, low, high, wide);
+            double v = ms_draw_truncated(w->w[2 * h][k], w->w[2 * h + 1][k], &t, wide);
             if (wide) ((double *)out)[2 * k + h] = v;
             else ((float *)out)[2 * k + h] = (float)v;
         }

@@ -127,9 +127,10 @@ static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t
 // ---- forward --------------------------------------------------------------------------------------
 
 // The weight with the bias as one more column, O x (K + 1), and the row of ones for that column.
-static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b, int64_t K, int64_t L)
+static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b)
 {
     static const float one = 1;
+    int64_t K = w->numel / j->v.out, L = j->v.oh * j->v.ow;
     for (int64_t o = 0; o < j->v.out; o++) {
         memcpy(wide + (size_t)(o * (K + 1)) * j->size, (const char *)ms__data(w) + (size_t)(o * K) * j->size,
                (size_t)K * j->size);
@@ -157,24 +158,14 @@ ms_status ms__cpu_conv2d(ms_call *c)
     if (st == MS_OK && bias) st = ms__contiguous(&b, c->in[2]);
     if (st == MS_OK && copy) st = ms__alloc(&room, MS_CPU, (size_t)((K + bias) * L) * j.size, "conv2d");
     if (st == MS_OK && bias) st = ms__alloc(&wide, MS_CPU, (size_t)(v->out * (K + 1)) * j.size, "conv2d");
-    if (st == MS_OK && bias) widen(&j, wide->data, (char *)room->data + (size_t)(K * L) * j.size, w, b, K, L);
+    if (st == MS_OK && bias) widen(&j, wide->data, (char *)room->data + (size_t)(K * L) * j.size, w, b);
     for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
         int64_t n = k / v->groups, g = k % v->groups;
-        ms_gemm p = {
-            .dtype = j.dtype,
-            .m = M,
-            .n = L,
-            .k = K + bias,
-            .a_rs = K + bias,
-            .a_cs = 1,
-            .b_rs = L,
-            .b_cs = 1,
-            .c_rs = L,
-            .what = "conv2d",
-            .a = (const char *)(bias ? wide->data : ms__data(w)) + (size_t)(g * M * (K + bias)) * j.size,
-            .b = columns(&j, ms__data(x), room ? room->data : NULL, n, g),
-            .c = (char *)ms__data(y) + (size_t)((n * v->out + g * M) * L) * j.size,
-        };
+        ms_gemm p = ms__gemm_of("conv2d", j.dtype, M, L, K + bias);
+        p.a_rs = K + bias, p.a_cs = 1, p.b_rs = L, p.b_cs = 1;
+        p.a = (const char *)(bias ? wide->data : ms__data(w)) + (size_t)(g * M * (K + bias)) * j.size;
+        p.b = columns(&j, ms__data(x), room ? room->data : NULL, n, g);
+        p.c = (char *)ms__data(y) + (size_t)((n * v->out + g * M) * L) * j.size;
         st = ms__gemm(&p);
     }
     if (wide) ms__free(wide);
@@ -256,21 +247,10 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
         const char *gradient = (const char *)ms__data(g) + (size_t)((n * v->out + group * M) * L) * j.size;
         if (dw) {
             char *sum = (char *)ms__data(dw) + (size_t)(group * M * K) * j.size;
-            ms_gemm p = {
-                .dtype = dtype,
-                .m = M,
-                .n = K,
-                .k = L,
-                .a = gradient,
-                .a_rs = L,
-                .a_cs = 1,
-                .b = columns(&j, ms__data(x), copy ? room->data : NULL, n, group),
-                .b_rs = 1,
-                .b_cs = L,
-                .c = n ? part->data : sum,
-                .c_rs = K,
-                .what = "conv2d_backward",
-            };
+            ms_gemm p = ms__gemm_of("conv2d_backward", dtype, M, K, L);
+            p.a = gradient, p.a_rs = L, p.a_cs = 1;
+            p.b = columns(&j, ms__data(x), copy ? room->data : NULL, n, group), p.b_rs = 1, p.b_cs = L;
+            p.c = n ? part->data : sum;
             st = ms__gemm(&p);
             if (st != MS_OK) break;
             if (n) {
@@ -281,21 +261,10 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
         }
         if (dx) {
             char *image = (char *)ms__data(dx) + (size_t)((n * v->in + group * C) * v->h * v->w) * j.size;
-            ms_gemm p = {
-                .dtype = dtype,
-                .m = K,
-                .n = L,
-                .k = M,
-                .a = (const char *)ms__data(w) + (size_t)(group * M * K) * j.size,
-                .a_rs = 1,
-                .a_cs = K,
-                .b = gradient,
-                .b_rs = L,
-                .b_cs = 1,
-                .c = copy ? room->data : image,
-                .c_rs = L,
-                .what = "conv2d_backward",
-            };
+            ms_gemm p = ms__gemm_of("conv2d_backward", dtype, K, L, M);
+            p.a = (const char *)ms__data(w) + (size_t)(group * M * K) * j.size, p.a_rs = 1, p.a_cs = K;
+            p.b = gradient, p.b_rs = L, p.b_cs = 1;
+            p.c = copy ? room->data : image;
             st = ms__gemm(&p);
             if (st != MS_OK || !copy) continue;
             j.cols = room->data;

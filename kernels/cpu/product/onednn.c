@@ -73,9 +73,13 @@ static void drop(entry *e)
     memset(e, 0, sizeof *e);
 }
 
-static dnnl_status_t memory(dnnl_memory_t *out, dnnl_memory_desc_t *desc, int64_t rows, int64_t cols, int64_t rs,
-                            int64_t cs, dnnl_data_type_t type)
+typedef struct layout {
+    int64_t rows, cols, rs, cs;
+} layout;
+
+static dnnl_status_t memory(dnnl_memory_t *out, dnnl_memory_desc_t *desc, dnnl_data_type_t type, layout l)
 {
+    int64_t rows = l.rows, cols = l.cols, rs = l.rs, cs = l.cs;
     dnnl_dims_t shape = { rows, cols }, strides = { rs, cs };
     if (rows == 1 && rs < cols) strides[0] = cols * cs;  // the stride of a single row or column means nothing
     if (cols == 1 && cs < rows) strides[1] = rs == 1 ? rows : 1;
@@ -92,10 +96,10 @@ static ms_status make(entry *e, const ms_gemm *g, const key *k)
     dnnl_primitive_desc_t pd = NULL;
     const dnnl_memory_desc_t *scratch;
     const char *doing = "describing memory";
-    dnnl_status_t st = memory(&e->a, &a, g->m, g->k, g->a_rs, g->a_cs, type);
-    if (!st) st = memory(&e->b, &b, g->k, g->n, g->b_rs, g->b_cs, type);
-    if (!st) st = memory(&e->c, &c, g->m, g->n, g->c_rs, 1, type);
-    if (!st && g->bias) st = memory(&e->bias, &bias, 1, g->n, g->n, 1, type);
+    dnnl_status_t st = memory(&e->a, &a, type, (layout) { g->m, g->k, g->a_rs, g->a_cs });
+    if (!st) st = memory(&e->b, &b, type, (layout) { g->k, g->n, g->b_rs, g->b_cs });
+    if (!st) st = memory(&e->c, &c, type, (layout) { g->m, g->n, g->c_rs, 1 });
+    if (!st && g->bias) st = memory(&e->bias, &bias, type, (layout) { 1, g->n, g->n, 1 });
     if (st) goto out;
     doing = "making a matmul primitive";
     if ((st = dnnl_matmul_desc_init(&desc, &a, &b, g->bias ? &bias : NULL, &c))) goto out;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/product.h -- the one product everything is made of: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for
-// A and B. product.c and attention.c call ms__gemm; it picks our own loops (cpu/product/gemm.c) or
-// oneDNN (cpu/product/onednn.c).
+// cpu/product/product.h -- matrix products: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for A and B. ms__gemm picks
+// our own loops (cpu/product/gemm.c) or oneDNN (cpu/product/onednn.c).
 //
-// Numbers: float32 and float64 accumulate in themselves, half types in float32 and round once. Which
-// path is taken, and every order of summation, depends on shapes, strides and the CPU, never on the
-// number of threads.
+// float32 and float64 accumulate in their own type, half types in float32, rounded once. The path and every order of
+// summation depend on shapes, strides and the CPU, never on the number of threads.
 #ifndef MS_PRODUCT_H
 #define MS_PRODUCT_H
 
@@ -22,6 +20,11 @@ typedef struct ms_gemm {
     const char *what;  // operator, for errors
 } ms_gemm;
 
+// A product with a contiguous C. The caller sets a, b, c, their strides and perhaps bias.
+static inline ms_gemm ms__gemm_of(const char *what, int dtype, int64_t m, int64_t n, int64_t k)
+{
+    return (ms_gemm) { .what = what, .dtype = dtype, .m = m, .n = n, .k = k, .c_rs = n };
+}
 ms_status ms__gemm(const ms_gemm *g);
 
 // The paths. own: every dtype. onednn: float32, bfloat16.
@@ -39,8 +42,8 @@ void ms__block_f64(int64_t m, int64_t n, int64_t k, const double *a, int64_t a_r
 void ms__pack_f32(float *out, int64_t out_rs, const float *b, int64_t rs, int64_t cs, int64_t k, int64_t n);
 void ms__pack_f64(double *out, int64_t out_rs, const double *b, int64_t rs, int64_t cs, int64_t k, int64_t n);
 
-// out[n] = sum over m of x[m,n] (row stride rs, columns adjacent): gradients of biases and of affine
-// weights. Half types accumulate in float32. Fixed blocks of rows, so threads don't show.
+// out[n] = sum over m of x[m,n] (row stride rs, columns adjacent): the gradient of a bias. Half types accumulate in
+// float32. Blocks of rows are fixed, so bits do not depend on the number of threads.
 void ms__column_sum(int dtype, void *out, const void *x, int64_t m, int64_t n, int64_t rs);
 
 #endif

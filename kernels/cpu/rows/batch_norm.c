@@ -27,8 +27,12 @@ typedef struct bn {
 // A channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
 static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
 {
-    ms_bn_channel q = ms_bn_finish(p->var[c], p->eps, p->w ? p->w[c] : 1, (double)(p->n * p->s), p->training,
-                                   p->gmean ? p->gmean[c] : 0, p->gvar ? p->gvar[c] : 0, sg, sgx);
+    ms_bn_sums s = { .var = p->var[c], .eps = p->eps, .count = (double)(p->n * p->s), .sg = sg, .sgx = sgx };
+    s.training = p->training;
+    s.w = p->w ? p->w[c] : 1;
+    s.gmean = p->gmean ? p->gmean[c] : 0;
+    s.gvar = p->gvar ? p->gvar[c] : 0;
+    ms_bn_channel q = ms_bn_finish(&s);
     p->dw[c] = q.dw, p->db[c] = q.db, p->dmean[c] = q.dmean, p->dvar[c] = q.dvar;
     k[0] = q.of_g, k[1] = q.of_x, k[2] = q.alone;
 }

@@ -80,8 +80,9 @@ static void let_go(held *h)
     ms__release(h->x);
 }
 
-static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w, int64_t rows)
+static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
 {
+    int64_t rows = ids->numel;
     size_t size = x->dtype == MS_F64 ? 8 : 4;
     memset(h, 0, sizeof *h);
     q->dtype = x->dtype;
@@ -126,7 +127,7 @@ ms_status ms__cpu_cross_entropy(ms_call *c)
     held h;
     cross q = { 0 };
     int64_t rows = c->in[1]->numel;
-    ms_status st = prepare(c, &h, &q, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL, rows);
+    ms_status st = prepare(c, &h, &q, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL);
     if (st == MS_OK) {
         q.lse = ms__data(c->out[1]);
         if (rows) ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, forward_rows, &q);
@@ -151,7 +152,7 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
     cross q = { 0 };
     ms_tensor *g = NULL, *g_lse = NULL;
     int64_t rows = c->in[2]->numel;
-    ms_status st = prepare(c, &h, &q, c->in[1], c->in[2], c->in[3], rows);
+    ms_status st = prepare(c, &h, &q, c->in[1], c->in[2], c->in[3]);
     if (st == MS_OK) st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK && c->n_in > 5 && c->in[5]) st = ms__contiguous(&g_lse, c->in[5]);
     if (st == MS_OK && rows) {

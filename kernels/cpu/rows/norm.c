@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU: rows in the first cache, passed over
-// a few times there and once in memory. Backwards compute means and deviations again from x: cheaper than
-// keeping them, since x is read anyway.
+// cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU: a row is read from memory once and then a
+// few times from the first-level cache. Backward recomputes means and deviations from x, which it reads anyway: cheaper
+// than saving them.
 #include "cpu/rows/rows.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
@@ -30,20 +30,19 @@ typedef struct norm {
 #define BODY "cpu/rows/norm_body.h"
 #include "cpu/both_types.h"
 
-// Scratch: `each` bytes a thread, and `shared` after them. Small ones come from the caller's array.
-static ms_status room_for(ms_block **b, char **room, void *small, size_t small_bytes, size_t each, size_t shared,
-                          const char *what)
+enum { SMALL_ROOM = 16 << 10 };
+
+// Scratch: `each` bytes a thread, then `shared` bytes. Up to SMALL_ROOM bytes it is the caller's array `small`.
+static ms_status room_for(ms_block **b, char **room, void *small, size_t each, size_t shared, const char *what)
 {
     size_t bytes = each * (size_t)ms_num_threads() + shared;
     *b = NULL;
     *room = small;
-    if (bytes <= small_bytes) return MS_OK;
+    if (bytes <= SMALL_ROOM) return MS_OK;
     MS_TRY(ms__alloc(b, MS_CPU, bytes, what));
     *room = (*b)->data;
     return MS_OK;
 }
-
-enum { SMALL_ROOM = 16 << 10 };
 
 // ---- softmax --------------------------------------------------------------------------------------
 
@@ -76,7 +75,7 @@ static ms_status run_soft(ms_call *c, bool log, bool backward)
     if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
     w.r = ms__rows_along(out, d);
     w.room_bytes = (size_t)(3 * w.r.n) * (w.dtype == MS_F64 ? 8 : 4);
-    if (st == MS_OK) st = room_for(&block, &w.room, small, sizeof small, w.room_bytes, 0, c->op->name);
+    if (st == MS_OK) st = room_for(&block, &w.room, small, w.room_bytes, 0, c->op->name);
     if (st == MS_OK && w.r.rows) {
         w.x = ms__data(x);
         w.g = g ? ms__data(g) : NULL;
@@ -114,14 +113,6 @@ static void norm_back(void *arg, int64_t first, int64_t last, int64_t block)
     else norm_backward_f32(p, first / p->n, last / p->n, (float *)room, (float *)sums);
 }
 
-// n = elements of a row, from the forward's weight or its number of trailing dimensions.
-static int64_t row_length(const ms_tensor *x, int dims)
-{
-    int64_t n = 1;
-    for (int d = x->ndim - dims; d < x->ndim; d++) n *= x->shape[d];
-    return n;
-}
-
 static ms_status run_norm(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
@@ -129,11 +120,11 @@ static ms_status run_norm(ms_call *c, bool rms)
     ms_block *block = NULL;
     norm p = { .dtype = out->dtype, .rms = rms, .eps = c->f[0] };
     ms_status st = MS_OK;
-    p.n = row_length(c->in[0], rms ? 1 : (int)c->i[0]);
+    p.n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
     p.room_bytes = (size_t)(3 * p.n) * (p.dtype == MS_F64 ? 8 : 4);
-    if (st == MS_OK) st = room_for(&block, &p.room, small, sizeof small, p.room_bytes, 0, c->op->name);
+    if (st == MS_OK) st = room_for(&block, &p.room, small, p.room_bytes, 0, c->op->name);
     if (st == MS_OK && out->numel) {
         p.x = ms__data(in[0]);
         p.w = in[1] ? ms__data(in[1]) : NULL;
@@ -149,7 +140,7 @@ static ms_status run_norm(ms_call *c, bool rms)
 ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false); }
 ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true); }
 
-// The blocks' parts, added in order, in the dtype of the weight.
+// Adds the parts of the blocks in order; out has the dtype of the weight.
 static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
 {
     if (!out) return;
@@ -177,7 +168,7 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
     norm p = { .dtype = c->in[0]->dtype, .rms = rms, .eps = c->f[0] };
     size_t size = p.dtype == MS_F64 ? 8 : 4;
     ms_status st = ms__contiguous(&g, c->in[0]);
-    p.n = row_length(c->in[1], rms ? 1 : (int)c->i[0]);
+    p.n = ms__row_length(c->in[1], rms ? 1 : (int)c->i[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
     if (st != MS_OK) goto out;
@@ -191,8 +182,7 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
         goto out;
     }
     bool sums = dw || db;
-    st = room_for(&block, &p.room, small, sizeof small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0,
-                  c->op->name);
+    st = room_for(&block, &p.room, small, p.room_bytes, sums ? (size_t)blocks * p.sums_bytes : 0, c->op->name);
     if (st != MS_OK) goto out;
     if (sums) p.sums = p.room + p.room_bytes * (size_t)ms_num_threads();
     p.x = ms__data(x);

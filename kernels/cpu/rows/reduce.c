@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/reduce.c -- folds over dimensions on the CPU.
 //
-// Every fold is cut by its shape alone, never by threads: runs of BLOCK elements are folded in 64
-// lanes (on every ISA level), the blocks' values one after another in the wide type, and long folds in
-// up to SEGMENTS parts that any thread may take. So bits depend on the shape and nothing else.
+// A fold is cut by its shape alone, never by threads: blocks of BLOCK elements are folded in 64 lanes (on every ISA
+// level), the values of the blocks in order in the wide type, and long folds in up to SEGMENTS parts that any thread
+// may take. So bits depend only on the shape.
 //
-// Two walks: *rows*, when elements that belong together lie together; *columns*, when the last kept
-// dimension is the contiguous one: whole rows are then added to a row of accumulators.
+// Two walks: rows, where the elements of a fold are contiguous; columns, where the last kept dimension is: whole rows
+// are then added to a row of accumulators.
 #include "cpu/cpu.h"
 #include "cpu/rows/fold.h"
 #include "formulas/math32.h"
+#include "rows/layout.h"
 
 enum { BLOCK = 4096, LANES = 64, TILE = 512, ROWS = 64, SEGMENTS = 64 };
 
 // ---- inner folds ----
 
-// step: lane = step(lane, x); join: two lanes. W is the wide type.
+// STEP: lane a after element v. JOIN: lanes a and b as one. W is the wide type.
 #define FOLD(name, S, T, W, START, STEP, JOIN)                                                                \
     static MS_KERNEL W row_##name##_##S(int64_t n, const void *from, double parameter)                        \
     {                                                                                                         \
@@ -84,7 +85,7 @@ enum { BLOCK = 4096, LANES = 64, TILE = 512, ROWS = 64, SEGMENTS = 64 };
         *(W *)to = JOIN;                                                                                      \
     }
 typedef struct {
-    void (*put)(void *wide, int64_t n, const void *x, double parameter);  // wide ⊕= the fold of n elements
+    void (*put)(void *wide, int64_t n, const void *x, double parameter);  // joins the fold of n elements to *wide
     void (*column)(int64_t n, void *narrow, const void *x, const double *parameter);
     void (*join)(int64_t n, void *wide, const void *narrow);
     void (*combine)(int64_t n, void *wide, const void *other_wide);
@@ -102,7 +103,7 @@ typedef struct {
 
 #define INF __builtin_inf()
 #define INFF __builtin_inff()
-#define LARGER(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))  // NaN wins
+#define LARGER(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))  // NaN propagates
 #define SMALLER(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
 // clang-format off
 REAL_FOLD(sum, 0, 0, a + v, a + b)
@@ -151,22 +152,6 @@ static const fold_fns fns[MS_FOLDS][MS_CLASSES] = {
 
 // ---- the plan ----
 
-static int collapse(int n, int64_t *shape, int64_t *stride)
-{
-    int m = 0;
-    for (int d = 0; d < n; d++) {
-        if (shape[d] == 1) continue;
-        if (m > 0 && stride[m - 1] == stride[d] * shape[d]) {
-            shape[m - 1] *= shape[d];
-            stride[m - 1] = stride[d];
-            continue;
-        }
-        shape[m] = shape[d];
-        stride[m++] = stride[d];
-    }
-    return m;
-}
-
 void ms__fold_plan(ms_fold_plan *p, const char *what, const ms_tensor *x, unsigned dims)
 {
     p->what = what;
@@ -187,8 +172,8 @@ void ms__fold_plan(ms_fold_plan *p, const char *what, const ms_tensor *x, unsign
             p->outputs *= x->shape[d];
         }
     }
-    p->nk = collapse(p->nk, p->kshape, p->kstride);
-    p->nr = collapse(p->nr, p->rshape, p->rstride);
+    p->nk = ms__join_dims(p->nk, p->kshape, p->kstride);
+    p->nr = ms__join_dims(p->nr, p->rshape, p->rstride);
     p->columns = false;
     if (p->nk > 0 && p->nr > 0) {
         int64_t cols = p->kshape[p->nk - 1], run = p->rshape[p->nr - 1];
@@ -233,9 +218,10 @@ typedef struct {
 } fold_job;
 
 // Elements [from, to) of one fold.
-static void fold_row(const ms_fold_plan *p, const fold_fns *f, const char *base, int64_t from, int64_t to, void *wide,
-                     double parameter)
+static void fold_row(const fold_job *j, const char *base, int64_t from, int64_t to, void *wide, double parameter)
 {
+    const ms_fold_plan *p = j->p;
+    const fold_fns *f = j->f;
     int inner = p->nr - 1, size = ms__class_size(p->cls);
     int64_t run = inner >= 0 ? p->rshape[inner] : 1, stride = inner >= 0 ? p->rstride[inner] : 0;
     bool direct = p->dtype == ms__class_dtype(p->cls) && (stride == size || run == 1);
@@ -253,7 +239,7 @@ static void fold_row(const ms_fold_plan *p, const fold_fns *f, const char *base,
             from += n;
             continue;
         }
-        // Short runs are collected first.
+        // Short runs are collected in the buffer first.
         int64_t have = 0;
         while (from < to && have + n <= BLOCK) {
             ms__load(p->cls, p->dtype, n, (char *)buffer + have * size, x, stride);
@@ -278,7 +264,7 @@ static void rows_range(void *arg, int64_t first, int64_t last, int64_t task)
     char *wide = j->wide + s * p->outputs * 8;
     j->f->start(m1 - m0, NULL, wide + m0 * 8);
     for (int64_t m = m0; m < m1; m++)
-        fold_row(p, j->f, p->data + offset_of(m, p->nk, p->kshape, p->kstride), from, to, wide + m * 8,
+        fold_row(j, p->data + offset_of(m, p->nk, p->kshape, p->kstride), from, to, wide + m * 8,
                  j->parameter ? j->parameter[m * j->step] : 0);
 }
 

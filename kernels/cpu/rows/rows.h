@@ -1,36 +1,20 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/rows.h -- what kernels that work on one row at a time share: rows of half types pass through a
-// float32 row, rows along an inner dimension through a contiguous one; sums keep 16 lanes on every
-// instruction set and a fixed tree, so that bits depend on neither it nor the threads.
+// cpu/rows/rows.h -- helpers of kernels that work row by row. Rows of half types pass through a float32 buffer, rows
+// along an inner dimension through a contiguous one. Sums keep 16 lanes on every instruction set and a fixed tree, so
+// their bits depend neither on the instruction set nor on the threads.
 #ifndef MS_ROWS_H
 #define MS_ROWS_H
 
 #include <math.h>
 #include "formulas/math32.h"
-#include "ops/op.h"
+#include "rows/layout.h"
 
 #define MS_INLINE static inline __attribute__((always_inline))
 
-// Dimension d of a contiguous tensor as rows: row r's element j lies at start(r) + j * stride.
-typedef struct ms_rows {
-    int64_t rows, n, stride;
-} ms_rows;
-static inline ms_rows ms__rows_along(const ms_tensor *t, int d)
-{
-    ms_rows r = { .n = t->ndim ? t->shape[d] : 1, .stride = 1 };
-    for (int k = d + 1; k < t->ndim; k++) r.stride *= t->shape[k];
-    r.rows = t->numel && r.n ? t->numel / r.n : 0;
-    return r;
-}
-static inline int64_t ms__row_start(const ms_rows *r, int64_t row)
-{
-    return r->stride == 1 ? row * r->n : row / r->stride * r->stride * r->n + row % r->stride;
-}
-
-// Rows of a block of a parallel loop: about 8 K elements, a matter of the shape only.
+// Rows in a block of a parallel loop: about 8 K elements; depends only on the shape.
 static inline int64_t ms__rows_per_block(int64_t n) { return n >= 8192 || n <= 0 ? 1 : 8192 / n; }
 
-// n elements as float32: the memory itself where it is that, else converted into room.
+// n elements as float32: the memory itself where possible, else converted into room.
 static inline const float *ms__row_in(int dtype, const void *base, int64_t at, int64_t stride, int64_t n, float *room)
 {
     if (dtype == MS_F32 && stride == 1) return (const float *)base + at;
@@ -44,7 +28,7 @@ static inline const float *ms__row_in(int dtype, const void *base, int64_t at, i
         for (int64_t j = 0; j < n; j++) room[j] = ms_bf16_to_float(((const ms_bf16 *)base)[at + j * stride]);
     return room;
 }
-// Where to write a row that ms__row_out then puts in place.
+// Where to write a row; ms__row_out then stores it.
 static inline float *ms__row_at(int dtype, void *base, int64_t at, int64_t stride, float *room)
 {
     return dtype == MS_F32 && stride == 1 ? (float *)base + at : room;
