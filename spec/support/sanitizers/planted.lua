@@ -24,7 +24,7 @@ elseif fault == "tensor_overflow" or fault == "tensor_after_release" then
 elseif fault == "engine_leak" then
   local path = os.tmpname()
   ms.save(path, { x = ms.ones(3) })
-  assert(lib.ms_loader_open(path) ~= nil)
+  assert(lib.ms_loader_open(path, 0) ~= nil)
   os.remove(path)
 else
   local planted = ffi.load(library)
