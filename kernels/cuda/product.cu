@@ -358,7 +358,7 @@ static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2),
               *whole;
-    int64_t rows, g_rs, x_rs, outs = w->shape[0], ins = w->shape[1];
+    int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
     int index = index_of(w);
     ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
     if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
