@@ -106,8 +106,13 @@ ms_group *ms__group_by_id(double id)
 
 ms_group *ms__group_hold(ms_group *g)
 {
-    if (g) g->held = true;
+    if (g) g->holders++;
     return g;
+}
+
+void ms__group_release(ms_group *g)
+{
+    if (g && --g->holders == 0 && g->freed) group_drop(g);
 }
 
 int ms__group_rank(const ms_group *g) { return g->me; }
@@ -550,6 +555,6 @@ ms_status ms_dist_free_group(double id, const char *site)
     memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
     ms__group_unplace(g, true);
     g->freed = true;
-    if (!g->held) group_drop(g);
+    if (g->holders == 0) group_drop(g);
     return MS_OK;
 }

@@ -12,7 +12,8 @@ int ms__group_rank(const ms_group *g);  // -1: not a member
 int ms__group_size(const ms_group *g);
 ms_group *ms__group_world(void);       // a world of one before dist.init
 ms_group *ms__group_by_id(double id);  // NULL with the error set
-// Keeps the address of g valid for the life of the process; NULL allowed. Collectives fail once the group was freed.
+// Keeps the address of g valid until it is released; NULL allowed. Collectives fail once the group was freed.
 ms_group *ms__group_hold(ms_group *g);
+void ms__group_release(ms_group *g);
 
 #endif

@@ -144,7 +144,7 @@ struct ms_group {
     ms_mismatch_text *mismatch;
     size_t place, bytes;  // where its slots are in the control memory
     bool freed;
-    bool held;              // a unit keeps its address: after dist.free_group, too
+    int holders;            // units that keep its address after dist.free_group, too
     uint64_t seq, epoch;    // engine thread only
     int in_flight;          // its collectives on queues, until they are retired; engine thread only
     uint64_t issued[RING];  // by ring entry: word of the latest collective that this rank issued; engine thread only

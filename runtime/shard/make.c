@@ -42,6 +42,9 @@ static void release_params(unit *u)
 static void unit_delete(unit *u)
 {
     release_params(u);
+    ms__group_release(u->group);
+    ms__group_release(u->replicate);
+    ms__group_release(u->settings.post_group);
     if (u->memory.shard) ms__storage_release(u->memory.shard);
     if (u->memory.gather_buffer) ms__storage_release(u->memory.gather_buffer);
     ms__unit_drop_post(u);
@@ -234,7 +237,10 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         true;
     if (o->replicates && !(u->replicate = ms__group_hold(ms__group_by_id(o->replicate_group)))) goto failed;
     if (o->reshards_to && !(u->settings.post_group = ms__group_hold(ms__group_by_id(o->reshard_group)))) goto failed;
-    if (u->replicate && ms__group_size(u->replicate) == 1) u->replicate = NULL;
+    if (u->replicate && ms__group_size(u->replicate) == 1) {
+        ms__group_release(u->replicate);
+        u->replicate = NULL;
+    }
     ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->options.before,
                      &u->options.after);
     u->params = u->slots = calloc((size_t)n + 1, sizeof *u->params);

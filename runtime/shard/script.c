@@ -247,6 +247,7 @@ ms_status ms_unit_set(double handle, int what, double value)
     case MS_UNIT_SYNC: u->settings.sync = value != 0; break;
     case MS_UNIT_RESHARD_AFTER_FORWARD:
         u->settings.reshard_after_forward = value != 0;
+        ms__group_release(u->settings.post_group);
         u->settings.post_group = NULL;
         u->settings.by_rule = false;
         break;

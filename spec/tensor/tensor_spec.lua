@@ -86,7 +86,7 @@ describe("making tensors", function()
     assert.matches("unknown option 'dtpye'; did you mean 'dtype'", failure(ms.zeros, 2, { dtpye = "float32" }))
     assert.matches("unknown device 'gpu'", failure(ms.zeros, 2, { device = "gpu" }))
     assert.matches("step is 0", failure(ms.arange, 0, 3, 0))
-    assert.matches("2%.5 at position 2 is no whole number", failure(ms.tensor, { 1, 2.5 }, { dtype = "int64" }))
+    assert.matches("2%.5 at position 2 is not a whole number", failure(ms.tensor, { 1, 2.5 }, { dtype = "int64" }))
   end)
 
   it("takes memory of somebody else's", function()
