@@ -17,8 +17,8 @@ struct ms_work {
 static ms_group *world_group, *self_group;
 static double next_group = 2;
 static double delays[OPS];
-static double mismatches;  // of synchronous collectives, that this rank's script has got as errors
-static int debug_level = -1;
+static double mismatches;     // of synchronous collectives, that this rank's script has got as errors
+static int debug_level = -1;  // not read from MOONSHARD_DEBUG so far
 
 // ---- groups ---------------------------------------------------------------------------------------
 
@@ -209,9 +209,9 @@ static int n_ledger, cap_ledger, recording;
 
 static ms_status enter(const ms_coll *c)
 {
-    if (MS_LIKELY(!recording && debug_level <= 0) || c->op == OP_REFUSED) return MS_OK;
+    if (MS_LIKELY(!recording && debug_level == 0) || c->op == OP_REFUSED) return MS_OK;
     double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
-    if (debug_level > 0) {
+    if (ms_dist_debug_level() > 0) {
         char text[400];
         ms__fingerprint_text(&c->fingerprint, text, sizeof text);
         fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->word, c->g->id, text);
@@ -231,7 +231,6 @@ static ms_status enter(const ms_coll *c)
 int ms_dist_record_begin(void)
 {
     if (recording++ == 0) n_ledger = 0;
-    ms_dist_debug_level();
     return n_ledger;
 }
 int ms_dist_record_count(void) { return n_ledger; }

@@ -488,6 +488,16 @@ describe("a disturbed job #mpi", function()
     assert.are.equal(1, select(2, job.stderr:gsub("boom", "")), job.stderr)
   end)
 
+  it("prints each collective where MOONSHARD_DEBUG says so", function()
+    for level, printed in pairs { off = 0, info = 2, detail = 2 } do
+      local job = ranks.run(2, [[ local ms = require "moonshard" ms.dist.all_reduce(ms.ones(3)) ]],
+        { env = { MOONSHARD_DEBUG = level } })
+      assert.are.equal(0, job.code, job.stderr)
+      local _, n = job.stderr:gsub("rank %d: dist: #%d+ of group 0: all_reduce of 3 float32", "")
+      assert.are.equal(printed, n, level .. ": " .. job.stderr)
+    end
+  end)
+
   it("refuses settings that mean nothing, by name", function()
     for name, rule in pairs {
       MOONSHARD_TIMEOUT = { "seconds above 0", "abc", "-1", "nan", "0", "1x", " " },
