@@ -52,6 +52,11 @@ describe("ms.cuda", function()
     assert.is_nil(job.stdout:find "emulated")
   end)
 
+  on_gpu("checks gradients there", function()
+    local x = ms.randn(7, { dtype = "float64", device = "cuda", requires_grad = true })
+    assert.is_true(ms.testing.gradcheck(function(a) return a:tanh() end, x))
+  end)
+
   on_gpu("counts, names and chooses devices", function()
     assert.is_nil(ms.cuda.why_unavailable())
     assert.is_true(ms.cuda.device_count() >= 1)

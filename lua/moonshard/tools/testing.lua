@@ -44,7 +44,7 @@ function M.gradcheck(fn, inputs, given)
       if #list == 0 then errors.raise "gradcheck: the function returned no floating point tensor" end
       weights = weights or (function()
         local w = {}
-        for k, out in ipairs(list) do w[k] = create.rand(out.shape, { dtype = "float64" }) + 0.5 end
+        for k, out in ipairs(list) do w[k] = create.rand(out.shape, { dtype = "float64" }):to(out.device) + 0.5 end
         return w
       end)()
       local sum
