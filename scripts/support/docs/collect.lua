@@ -147,8 +147,14 @@ function M.check_owners(pages, name, of, fault)
   walk(name, of)
 end
 
---- What an entry lacks.
+--- What an entry lacks. One example serves all names of a function.
 function M.check(pages, fault)
+  local shown = {}
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do
+      if entry.example then shown[entry.value] = true end
+    end
+  end
   for _, page in ipairs(pages) do
     for _, section in ipairs(page.sections) do
       for _, entry in ipairs(section.entries) do
@@ -162,7 +168,7 @@ function M.check(pages, fault)
             if not a.params[name] then lack("does not describe argument '%s'", name) end
           end
         end
-        if not entry.example then lack "has no example" end
+        if not (entry.example or entry.value ~= nil and shown[entry.value]) then lack "has no example" end
         for _, text in ipairs(entry.option_faults or {}) do lack("%s", text) end
         for _, text in ipairs(lacks) do fault("%s (%s) %s", entry.name, page.file, text) end
       end
