@@ -289,7 +289,7 @@ struct strided {
     bool dense;                    // every operand is contiguous, one element, or repeats along the first dimensions
     int64_t repeat[MAX_OPERANDS];  // dense: element i is at i (0), or i % repeat
 };
-strided ms__strided(int n, const ms_tensor *const *x);  // x[0] has the shape
+strided ms__strided(int n, const ms_tensor *const *x);  // the shape is x[0]'s
 
 static __device__ inline void place(const strided &l, int64_t i, int64_t at[MAX_OPERANDS])
 {

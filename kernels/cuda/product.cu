@@ -264,7 +264,7 @@ out:
     return st;
 }
 
-// Joins batch dimensions; those that do not join into one stride are walked.
+// Merges batch dimensions where the strides allow. The last one is cuBLAS's batch; a loop covers the others.
 static ms_status try_cublas(int index, const product *p, bool *done)
 {
     product q = *p;

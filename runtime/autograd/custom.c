@@ -13,7 +13,7 @@ void ms__module_call_release(ms_module_call *m)
 
 // ---- identity nodes ---------------------------------------------------------------------------
 
-// Outputs are aliases of the inputs that require grad, of which there is at least one; other inputs pass through.
+// Outputs alias the inputs that require grad (at least one does); other inputs pass through.
 static ms_node *identity(ms_node_kind kind, int n, ms_tensor *const *in, ms_tensor **out)
 {
     ms_node *node = ms__node_new(kind, n, in, n);

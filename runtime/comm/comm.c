@@ -324,7 +324,7 @@ static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
 {
     if (st->vacated) return ms__storage_sync(st, write);  // fails, and names the sharded parameter
     MS_TRY(ms__stream_wait(s, st->event));
-    return ms__stream_wait(s, st->readers);  // readers wait as well: the storage keeps the event of the latest one only
+    return ms__stream_wait(s, st->readers);  // readers wait too: the storage keeps only the latest reader's event
 }
 
 static void mark_storage(ms_storage *st, ms_pending *e, bool write)

@@ -59,7 +59,7 @@ static bool same_request(const ms_slot *a, const ms_slot *b)
     return a->hash == b->hash && strncmp(a->fingerprint.site, b->fingerprint.site, SITE) == 0;
 }
 
-// The first member whose call was refused by its own checks; -1: none so far.
+// The first member that rejected its own call (argument checks failed); -1: none so far.
 static int refused_by(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {

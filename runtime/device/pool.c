@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // device/pool.c -- caching allocators, one over the memory of each device.
 //
-// CPU memory comes from arenas: large reservations of addresses, of which only touched pages cost memory. Blocks are
+// CPU memory comes from arenas: large reserved address ranges; only touched pages use memory. Blocks are
 // cut from an arena by size class (eight per power of two, so at most 1/8 is wasted); a freed block goes to its arena's
 // list of that class. Blocks are never merged or split, because training requests the same sizes in every step.
 //

@@ -202,8 +202,8 @@ static void remove_temporary(int parent, int folder, const char *name)
     unlinkat(parent, name, AT_REMOVEDIR);
 }
 
-// A folder without the owner's text holds no file of a save yet: its process ended early. Other files belong to the
-// user, so only empty folders and an empty owner file are removed.
+// For a folder whose owner file is missing or empty: its process ended before it saved any file. Removes only empty
+// folders and the empty owner file, because other files belong to the user.
 static void remove_empty(int parent, int folder, const char *name)
 {
     char text[OWNER];

@@ -59,7 +59,7 @@ void ms__st_seal(char *text, size_t length);
 void ms__st_prefix(size_t length, unsigned char *out);  // the 8 bytes in front of the text
 const char *ms__st_checksum(const char *text);          // the 16 digits of a sealed text
 
-// Adds an entry, of which only the name is set, or a metadata pair; copies the strings. NULL with the error set.
+// Adds an entry with only its name set, or a metadata pair; copies the strings. On failure: NULL, error set.
 ms_st_entry *ms__st_add(ms_st_header *h, const char *who, const char *name, size_t length);
 const char *ms__st_sort(ms_st_header *h);  // sorts the entries by name; returns a name that occurs twice, or NULL
 ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, size_t key_length, const char *value,

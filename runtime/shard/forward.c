@@ -151,7 +151,8 @@ static void forward_left(unit *u)
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;
-    // The root stays whole for its backward. Without one (validation) it would be stale after the next optimizer step.
+    // The root stays gathered if a backward follows. Otherwise (validation) it is resharded: its gathered parameters
+    // would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
     // reshard_after_forward as a number: the ranks of post_group keep slices for the backward.

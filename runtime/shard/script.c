@@ -90,7 +90,8 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
     return MS_OK;
 }
 
-// The whole of something laid out like p's local tensor (itself, or its gradient), gathered into a tensor of its own.
+// Gathers all ranks' parts into a new tensor of p's whole shape. part: laid out like p's local tensor (that tensor or
+// its gradient).
 static ms_id gather_whole(unit_param *p, ms_tensor *part)
 {
     const unit *u = p->owner;

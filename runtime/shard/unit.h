@@ -120,7 +120,7 @@ typedef struct unit_pass {
     int64_t uses[64];   // use numbers of the passes in progress, by nesting depth
     bool open;          // a unit of several modules is in a pass, in which more of them may run
     bool open_graph;    // a module of the open pass recorded a graph
-    int64_t open_pass;  // the use with which the open pass began; 0 before it
+    int64_t open_pass;  // number of the use that began the open pass; 0: none
     uint64_t skipped;   // bit stack over nested passes; set: the pass ignores the unit
 } unit_pass;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // train/optim.c -- optimizers: one fused pass over all leaves that have a gradient.
 //
-// Every rank steps the leaves it holds: a sharded parameter stands for its local part. State lives in
-// tensors of the script (so that it can be saved), made here at a leaf's first step: of the leaf's
-// shape, in its dtype, float32 for half types. All leaves are cut into fixed blocks that share one
-// parallel region, so bits don't depend on the number of threads.
+// Every rank steps the leaves it holds; for a sharded parameter, its local part. The script holds the state tensors, so
+// that it can save them. They are created here at a leaf's first step, with the leaf's shape and dtype (float32 for
+// half types). All leaves are split into blocks of fixed size in one parallel region, so the results do not depend on
+// the number of threads.
 #include <math.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>

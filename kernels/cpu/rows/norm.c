@@ -32,7 +32,7 @@ typedef struct norm {
 
 enum { SMALL_ROOM = 16 << 10 };
 
-// Scratch: `each` bytes a thread, then `shared` bytes. Up to SMALL_ROOM bytes it is the caller's array `small`.
+// Scratch: `each` bytes per thread, then `shared` bytes. Up to SMALL_ROOM bytes it is the caller's array `small`.
 static ms_status room_for(ms_block **b, char **room, void *small, size_t each, size_t shared, const char *what)
 {
     size_t bytes = each * (size_t)ms_num_threads() + shared;

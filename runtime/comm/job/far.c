@@ -415,7 +415,7 @@ ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t strid
     for (int k = 0; k < g->n; k++)
         if (bytes[k] > most) most = bytes[k];
     for (size_t at = 0; at < most; at += MESSAGE)
-        // Distance by distance around the group, so that all links are busy at once.
+        // Step j: send to the rank j ahead, receive from the rank j behind. All links are busy at once.
         for (int j = 1; j < g->n; j++) {
             int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
             size_t theirs = left(bytes[from], at, MESSAGE), ours = left(bytes[g->me], at, MESSAGE);

@@ -420,8 +420,8 @@ static int successors(int node, uint64_t *version, int *out)
     if (!g) return 0;
     int n = 0;
     uint64_t seq = (word & 0xffffffff) - 1;
-    // Its own slot is not ready: it waits for its ring entry, which earlier collectives of the same rank free. Those
-    // have edges of their own.
+    // This node's rank has not filled its own slot: the node waits for a free ring entry. Earlier collectives of the
+    // same rank occupy the ring; they have their own edges.
     for (int k = 0; k < g->n; k++)
         if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < word) return 0;
     for (int k = 0; k < g->n; k++) {

@@ -10,7 +10,7 @@
 // Alphabetical, as in the message about an unknown name.
 static const struct row {
     const char *name, *launchers;
-    const ms_transport *table;           // NULL: in a plugin
+    const ms_transport *table;           // NULL: loaded from the plugin
     const char *plugin, *title, *needs;  // its file; NULL: not in this build
 } transports[] = {
     { "mpi", " mpirun srun PMIx mpiexec ", NULL, "libmoonshard_mpi.so", "MPI", "mpicc" },

@@ -16,7 +16,8 @@ struct layout {
     int (*local_shape)(const unit_param *p, int64_t *shape);
     // A view of this rank's part of p's whole.
     ms_tensor *(*part)(const unit_param *p, ms_tensor *whole);
-    // Fills out, a whole of p, from all ranks' parts, which are laid out like p's local tensor. Collective.
+    // Gathers all ranks' parts into out, which has the shape of the whole p. Each part is laid out like p's local
+    // tensor. Collective.
     ms_status (*gather_whole)(unit_param *p, ms_tensor *part, ms_tensor *out);
 
     // Elements of one rank's block of a gradient for the listed parameters, and where each one's part begins in it.

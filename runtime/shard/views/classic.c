@@ -328,7 +328,7 @@ static ms_status take_to_reduce(unit *u)
     for (int j = 0; j < u->n_slots; j++) {
         unit_param *q = &u->slots[j];
         if (!waits(q)) continue;
-        ms__landed(q)->unreduced = false;  // the script may still hold it
+        ms__landed(q)->unreduced = false;  // the script may still hold this tensor
         ms__leaf_set_grad(q->local->leaf, q->saved);
         q->saved = NULL;
     }

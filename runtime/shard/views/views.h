@@ -10,8 +10,8 @@
 struct views {
     const char *name;
 
-    // ---- making ----
-    // Fails unless t can be a parameter of the unit, whose first one is `first`.
+    // ---- construction ----
+    // Fails if t cannot be a parameter of the unit. first: the unit's first parameter.
     ms_status (*check)(const unit *u, const ms_tensor *t, const ms_tensor *first);
     bool one_leaf;     // the parameters become one leaf, so they agree in whether they require grad
     int align;         // flat layout: parameters begin at multiples of this many bytes; 0: no alignment
