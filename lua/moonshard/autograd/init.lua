@@ -171,7 +171,8 @@ local function end_all(which, message)
   end
 end
 
---- Pulls a run to its end; NULL: the engine has failed to make it. The tensors are for messages.
+--- Steps a run until it ends and handles its events. run is NULL if the engine failed to create it. The other
+--- arguments are tensors for error messages.
 local function pull(run, ...)
   if run == nil then errors.fail(...) end
   local event = events[depth + 1]

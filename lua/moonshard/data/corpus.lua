@@ -13,7 +13,7 @@ local lfs = require "lfs"
 local ffi, lib = engine.ffi, engine.lib
 
 local HEADER = 1024
--- magic number -> bytes a token, vocabulary (GPT-2's and Llama 3's: what llm.c writes).
+-- magic number -> bytes per token, vocabulary size (GPT-2's and Llama 3's, as written by llm.c).
 local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes = 4, vocab = 128256 } }
 
 ---@class Document

@@ -345,7 +345,8 @@ local function want_range(readers, name, entry, target, first, n)
   end
 end
 
--- Plans the reading of one tensor; returns what to do after the files were read.
+-- Requests the reads for one tensor. Returns a function to call after the reads, which copies the data; nil if the
+-- reads write to the tensor directly.
 local function plan(readers, name, entry, e)
   local place, part = e.place, e.part
   local dim = entry.pieces[1][2]

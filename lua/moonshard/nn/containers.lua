@@ -109,7 +109,7 @@ local function first_and_others(y, ...)
   return y
 end
 
--- The children from number i on, of which each may take and return several values.
+-- Runs the children from number i on. Each may take and return several values.
 local function forward_from(self, i, ...)
   if i > #self then return ... end
   return forward_from(self, i + 1, self[i](...))

@@ -26,7 +26,7 @@ local function block_of(rows)
   return size, first, math.min(rows, first + size) - first
 end
 
---- The whole of a tensor of which each rank has its rows; collective. `shape` is the whole's.
+--- Gathers a tensor whose rows are distributed over the ranks. shape: of the whole tensor. Collective.
 local function whole(part, shape, sharded)
   if not sharded or dist.world_size() == 1 then return part end
   local size, _, here = block_of(shape[1])

@@ -118,7 +118,7 @@ function M.wrap_same(id, t)
   return wrap(id)
 end
 
---- A tensor of another class: nn.Parameter, and what extends it.
+--- Wraps an id as an instance of cls: nn.Parameter or a class that extends it.
 function M.wrap_as(cls, id)
   local t = setmetatable({ id = id }, cls)
   if state.scope == 0 or cls.__unscoped then own(t) end

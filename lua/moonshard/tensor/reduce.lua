@@ -12,7 +12,8 @@ local type = type
 
 local KEEPDIM = { keepdim = false }
 
--- Writes dimensions d to engine.a_i from `at`, none for all; returns the number of integers.
+-- Writes dimensions d to engine.a_i, starting at index `at`; writes none if d is nil (all dimensions). Returns the
+-- number of integers in a_i.
 local function positions(d, at, who)
   if d == nil then return at end
   if type(d) == "number" then

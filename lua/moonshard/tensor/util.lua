@@ -58,7 +58,7 @@ end
 
 local function copy_tensor(t, memo, copy)
   local parts = tensor.inner(t)
-  if parts then                                                 -- of a tensor class
+  if parts then                                                 -- an instance of a tensor class
     for k, part in ipairs(parts) do parts[k] = copy(part) end
     local out = setmetatable(tensor.rebuild(parts, t), getmetatable(t))
     memo[t] = out

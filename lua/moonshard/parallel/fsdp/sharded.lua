@@ -46,7 +46,7 @@ end
 --- Does every rank of the unit hold the whole parameters (FSDP's no_shard)? Then there is nothing to gather.
 function M.is_replicated(unit) return unit.classic and unit.placed.strategy == "no_shard" end
 
--- The parameter that t is placed like; for an instance of a tensor class, that of its first inner tensor.
+-- The parameter whose sharding t has; for an instance of a tensor class, that of its first inner tensor.
 local parameter_of
 function parameter_of(t)
   if t.id < 0 then return parameter_of(tensor.inner(t)[1]) end
@@ -367,7 +367,7 @@ local function plan_of(p)
   return unit.plan .. " at " .. at
 end
 
---- The unit of the parameter that t is placed like.
+--- The unit of the parameter whose sharding t has.
 function M.unit_of(t) return rawget(parameter_of(t), "_unit") end
 
 -- The ranks that p is sharded over.

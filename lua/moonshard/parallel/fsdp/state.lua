@@ -145,8 +145,8 @@ function M.from_first(groups, t, there)
   end)
 end
 
--- Replaces flat parameters in a state dict of type "local" by the parameters that they consist of. Returns a list of {
--- parameter, value }, and a state dict that has the present values of those parameters.
+-- Replaces each flat parameter in a state dict of type "local" by its original parameters. Returns a list of pairs
+-- { parameter, value }, and a state dict with the current values of those parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
   for name, t in pairs(sd) do rest[name] = t end         -- order does not matter: a copy

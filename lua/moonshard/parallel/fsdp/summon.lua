@@ -45,7 +45,7 @@ local function check(units, o)
   end
 end
 
--- Sets whole gradients, by parameter; the pieces have been reduced.
+-- Sets each original parameter's whole gradient, gathered from the pieces' reduced gradients.
 local function show_grads(units)
   for _, unit in ipairs(units) do
     for _, p in ipairs(unit.originals) do
