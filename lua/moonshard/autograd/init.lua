@@ -358,7 +358,7 @@ function M.is_grad_enabled() return state.grad_mode ~= 0 end
 ---@return boolean  what was set before
 function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
 
---- Sets whether gradients of this leaf are computed. Errors: a tensor that is no leaf; a dtype that is no floating
+--- Sets whether gradients of this leaf are computed. Errors: a tensor that is not a leaf; a dtype that is not floating
 --- point.
 ---@param on? boolean  true
 ---@return Tensor self
@@ -400,7 +400,7 @@ end
 ---@return Handle  whose remove() takes the hook away
 function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
 
---- fn(p) runs each time the gradient of this leaf has been added to its grad. Errors: a tensor that is no leaf, or
+--- fn(p) runs each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf, or
 --- requires no gradient.
 ---@param fn fun(p: Tensor)  p is the leaf
 ---@return Handle  whose remove() takes the hook away

@@ -91,7 +91,7 @@ function M.linear_warmup(optimizer, given)
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
---- Half a cosine from 1 to min_factor over steps, of which the first warmup rise linearly (Loshchilov & Hutter 2017).
+--- Linear warmup, then half a cosine from 1 to min_factor at the last of steps (Loshchilov & Hutter 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
 ---   steps: until the last factor, warmup included; warmup: steps that rise linearly, 0; min_factor: the last factor,

@@ -159,7 +159,7 @@ local function construct(self, params, given, spec)
   end
 end
 
---- Adds a group. Errors: a parameter that another group has; one that is no leaf.
+--- Adds a group. Errors: a parameter that another group has; one that is not a leaf.
 ---@param group { params: Tensor[], lr: number }
 ---   params: leaves that no group has; lr: learning rate; any other option may stand beside it, and one that is left
 ---   out is the optimizer's

@@ -80,7 +80,7 @@ for _, name in ipairs { "argmax", "argmin" } do
 end
 
 local NORM = op "norm"
---- The p-norm, `sum(|t|^p)^(1/p)`; math.huge gives the largest absolute value. Errors: a dtype that is no floating
+--- The p-norm, `sum(|t|^p)^(1/p)`; math.huge gives the largest absolute value. Errors: a dtype that is not floating
 --- point.
 ---@param p? number  2
 ---@param d? integer|integer[]  dimensions to reduce (default: all)

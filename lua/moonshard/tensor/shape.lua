@@ -114,8 +114,8 @@ function methods.transpose(t, d1, d2)
   return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
 end
 
---- The transpose of a matrix, without copying; a vector or number gives itself. Errors: more than 2 dimensions.
----@return Tensor  [B, A] of a t of [A, B]
+--- The transpose of a matrix, without copying; a vector or number returns itself. Errors: more than 2 dimensions.
+---@return Tensor  shape [B, A] if t has shape [A, B]
 function methods.t(t)
   id_of(t, "t")
   local n = info_of(t).ndim
