@@ -152,7 +152,7 @@ static ms_status check_power(const ms_call *c)
 {
     MS_TRY(need_number(c));
     if (!ms__is_float(c->in[0]->dtype) && c->f[0] < 0)
-        return ms__call_fail(c, "an integer tensor to the negative power %g is no integer; cast %s first", c->f[0],
+        return ms__call_fail(c, "an integer tensor to the negative power %g is not an integer; cast %s first", c->f[0],
                              ms__tensor_text(c->in[0]));
     return MS_OK;
 }

@@ -31,7 +31,7 @@ static ms_status places_of(column *out, const ms_tensor *t, const int64_t *sizes
     int64_t n = t->shape[1], cells = 1;
     for (int64_t d = 0; d < t->shape[0]; d++)
         if (__builtin_mul_overflow(cells, sizes[d] > 0 ? sizes[d] : 1, &cells))
-            return ms__fail(MS_EINVAL, "sparse_coo: shape %s has more places than can be numbered",
+            return ms__fail(MS_EINVAL, "sparse_coo: shape %s has too many elements for int64 positions",
                             ms__shape_text((int)t->shape[0], sizes));
     for (int64_t k = 0; k < n; k++) {
         int64_t place = 0;

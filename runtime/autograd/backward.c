@@ -58,7 +58,8 @@ static ms_status used_up(const ms_node *n)
 static ms_status add_node(ms_run *r, ms_node *n)
 {
     if (MS_UNLIKELY(n->freed && n->keeps)) return used_up(n);
-    MS_TRY(ms__grow(&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda, "backward", "the run's agenda"));
+    MS_TRY(
+        ms__grow(&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda, "backward", "the lists of pending work"));
     if (MS_UNLIKELY(n->run != NULL)) MS_TRY(set_aside_node(r, n));
     n->run = r;
     n->counted = false;
@@ -99,7 +100,8 @@ static bool edge_needed(const ms_run *r, ms_edge e)
 static ms_status touch_leaf(ms_run *r, ms_leaf *l)
 {
     if (l->run != r) {
-        MS_TRY(ms__grow(&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves, "backward", "the run's agenda"));
+        MS_TRY(ms__grow(&r->leaves, &r->cap_leaves, r->n_leaves, sizeof *r->leaves, "backward",
+                        "the lists of pending work"));
         if (MS_UNLIKELY(l->run != NULL)) MS_TRY(set_aside_leaf(r, l));
         l->run = r;
         l->pending = 0;
@@ -176,7 +178,7 @@ static ms_status count_leaves(ms_run *r, int n_new)
 
 static ms_status hold(ms_run *r, ms_node *n)
 {
-    MS_TRY(ms__grow(&r->held, &r->cap_held, r->n_held, sizeof *r->held, "backward", "the run's agenda"));
+    MS_TRY(ms__grow(&r->held, &r->cap_held, r->n_held, sizeof *r->held, "backward", "the lists of pending work"));
     n->refs++;
     r->held[r->n_held++] = n;
     return MS_OK;

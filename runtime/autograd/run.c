@@ -16,7 +16,7 @@ const ms_run_owner *ms__run_owner;
 
 // ---- state of runs ----------------------------------------------------------------------------
 
-ms_status ms__run_no_memory(size_t bytes) { return ms__no_memory(bytes, "backward", "the run's agenda"); }
+ms_status ms__run_no_memory(size_t bytes) { return ms__no_memory(bytes, "backward", "the lists of pending work"); }
 
 bool ms__run_is_backward(const ms_run *r) { return r->backward; }
 bool ms__run_has_units(const ms_run *r) { return r->units; }
@@ -163,7 +163,7 @@ ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
         ms_leaf *l = ms__leaf_of(t);
         if (!l) return MS_ENOMEM;
         MS_TRY(ms__grow(&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards, "backward",
-                        "the run's agenda"));
+                        "the lists of pending work"));
         l->forward = &node->edges[k];
         l->refs++;
         r->forwards[r->n_forwards++] = l;

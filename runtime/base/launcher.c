@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include "base/launcher.h"
 
-// Environment variables of each launcher. A row matches if `rank` and, where the row has one, `world` are set. The
-// first match wins: mpirun can run inside srun's allocations, and both set PMIx's variables too.
+// Environment variables of each launcher. A job must have `rank` and, where the row has one, `world`. The first row
+// that applies is used: mpirun can run inside srun's allocations, and both set PMIx's variables too.
 static const struct launcher {
     const char *name, *rank, *world, *local_rank, *local_world;
 } launchers[] = {

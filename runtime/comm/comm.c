@@ -481,7 +481,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     ms_group *world = ms__group_world();
     if (!world) return -1;
     if (n < 1 || n > world->n) {
-        ms__fail(MS_EINVAL, "dist.new_group: %d ranks of a world of %d", n, world->n);
+        ms__fail(MS_EINVAL, "dist.new_group: %d ranks given, the world has %d", n, world->n);
         return -1;
     }
     int *sorted = malloc((size_t)n * sizeof *sorted);

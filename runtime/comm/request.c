@@ -147,8 +147,8 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     ms_tensor *in = row->kind & IN_PLACE ? r->out : r->in;
     const ms_tensor *sent = compared(r), *counted = c->op == OP_REDUCE_SCATTER ? r->out : sent;
     if (c->op == OP_REDUCE_SCATTER && (in->numel != r->out->numel * n || in->dtype != r->out->dtype))
-        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s, for %d ranks", ms__tensor_text(r->out),
-                        ms__tensor_text(in), n);
+        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s; sizes don't fit %d ranks, or dtypes differ",
+                        ms__tensor_text(r->out), ms__tensor_text(in), n);
     if (in && on_side(row->reads, me, c->root)) {
         c->in.storage = in->storage;
         c->in.data = ms__data(in);

@@ -69,8 +69,8 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
         ms_tensor *t = ms__tensor(d->list[k]), *whole;
         ms_status status = t ? check_tensor("scatter", "an element of the list", t) : (ms_status)ms_error_code();
         if (status == MS_OK && (t->numel != out->numel || t->dtype != out->dtype))
-            status = ms__fail(MS_EINVAL, "scatter: element %d of the list is %s, out is %s", k + 1, ms__tensor_text(t),
-                              ms__tensor_text(out));
+            status = ms__fail(MS_EINVAL, "scatter: element %d of the list does not match out: it is %s, out is %s",
+                              k + 1, ms__tensor_text(t), ms__tensor_text(out));
         if (status == MS_OK && (status = ms__contiguous(&whole, t)) == MS_OK) {
             status = ms__storage_sync(whole->storage, false);
             if (status == MS_OK && n)
@@ -125,7 +125,8 @@ static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, m
         if (!(in = ms__tensor(d->in))) return (ms_status)ms_error_code();
         MS_TRY(check_tensor(name, "the input", in));
         if (out && in->dtype != out->dtype)
-            return ms__fail(MS_EINVAL, "%s: out is %s, in is %s", name, ms__tensor_text(out), ms__tensor_text(in));
+            return ms__fail(MS_EINVAL, "%s: dtypes differ: out is %s, in is %s", name, ms__tensor_text(out),
+                            ms__tensor_text(in));
     }
     if (reduces(r->op)) MS_TRY(check_reduction(name, d->reduction, out->dtype));
     if (!sizes_fit(r->op, out, in, g->n))

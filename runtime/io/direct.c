@@ -194,7 +194,7 @@ ms_status ms__direct_read(ms_direct *d, const char **data, uint64_t *n)
     size_t got, want = d->bytes - d->at < CHUNK ? (size_t)(d->bytes - d->at) : CHUNK;
     MS_TRY(ms__check_interrupt());
     MS_TRY(answer(d, &got));
-    if (got < want) return ms__fail(MS_EIO, "%s: '%s' ended while it was read", d->who, d->path);
+    if (got < want) return ms__fail(MS_EIO, "%s: unexpected end of file in '%s'", d->who, d->path);
     d->current = !d->current;
     d->at += got;
     if (d->at < d->bytes) ask(d, !d->current, d->at, d->bytes - d->at < CHUNK ? (size_t)(d->bytes - d->at) : CHUNK);

@@ -131,7 +131,7 @@ ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, ui
         ssize_t n = pread(fd, p, bytes < (64u << 20) ? bytes : 64u << 20, (off_t)at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return ms__io_failed(who, "read", path);
-        if (n == 0) return ms__fail(MS_EIO, "%s: '%s' ended while it was read", who, path);
+        if (n == 0) return ms__fail(MS_EIO, "%s: unexpected end of file in '%s'", who, path);
         p += n;
         at += (uint64_t)n;
         bytes -= (uint64_t)n;

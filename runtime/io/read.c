@@ -161,7 +161,7 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
     if (!e) return ms__failure();
     uint64_t esz = (uint64_t)ms__dtype_size(e->dtype), numel = (e->end - e->begin) / esz;
     if (!(first >= 0 && count >= 0 && first + count <= (double)numel))
-        return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f of tensor '%s', which has shape %s", first,
+        return ms__fail(MS_EINVAL, "load: elements %.0f to %.0f are out of range for tensor '%s' of shape %s", first,
                         first + count, e->name, ms__shape_text(e->ndim, e->shape));
     if (t->dtype != e->dtype || !ms__is_contiguous(t) || ms__device_type(ms__device(t)) != MS_CPU ||
         !(at >= 0 && at + count <= (double)t->numel))
@@ -328,8 +328,8 @@ ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
     memcpy(shape, e->shape, sizeof shape);
     if (count < 0) count = (double)rows - first;
     if (!(first >= 0 && count >= 0 && first + count <= (double)rows)) {
-        ms__fail(MS_EINVAL, "load: rows %.0f to %.0f of tensor '%s', which has shape %s", first, first + count, e->name,
-                 ms__shape_text(e->ndim, e->shape));
+        ms__fail(MS_EINVAL, "load: rows %.0f to %.0f are out of range for tensor '%s' of shape %s", first,
+                 first + count, e->name, ms__shape_text(e->ndim, e->shape));
         return 0;
     }
     uint64_t row_bytes = rows ? (e->end - e->begin) / (uint64_t)rows : 0;

@@ -284,7 +284,7 @@ static ms_status whole_number(parser *p, uint64_t *out)
 
 static ms_status metadata(parser *p, ms_st_header *h)
 {
-    if (!accept(p, '{')) return bad(p, "__metadata__ is no object");
+    if (!accept(p, '{')) return bad(p, "__metadata__ is not an object");
     if (accept(p, '}')) return MS_OK;
     do {
         MS_TRY(string(p));
@@ -303,7 +303,7 @@ static ms_status metadata(parser *p, ms_st_header *h)
 
 static ms_status shape_of(parser *p, ms_st_entry *e)
 {
-    if (!accept(p, '[')) return bad(p, "shape is no array");
+    if (!accept(p, '[')) return bad(p, "shape is not an array");
     if (accept(p, ']')) return MS_OK;
     do {
         uint64_t size;
@@ -318,7 +318,7 @@ static ms_status entry(parser *p, ms_st_entry *e)
 {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
     int seen = 0;
-    if (!accept(p, '{')) return bad(p, "a tensor's entry is no object");
+    if (!accept(p, '{')) return bad(p, "a tensor's entry is not an object");
     do {
         MS_TRY(string(p));
         int field = !strcmp(p->buffer, "dtype")          ? DTYPE
@@ -338,7 +338,7 @@ static ms_status entry(parser *p, ms_st_entry *e)
         } else if (field == SHAPE) {
             MS_TRY(shape_of(p, e));
         } else {
-            if (!accept(p, '[')) return bad(p, "data_offsets is no array");
+            if (!accept(p, '[')) return bad(p, "data_offsets is not an array");
             MS_TRY(whole_number(p, &e->begin));
             if (!accept(p, ',')) return bad(p, "data_offsets needs two numbers");
             MS_TRY(whole_number(p, &e->end));
@@ -571,7 +571,7 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
         ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
         ms_status st =
             ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "save: the header has more than 100 MB"
-                                                           : "save: a name or a metadata text is no valid UTF-8");
+                                                           : "save: a name or a metadata text is not valid UTF-8");
         free(*text);
         *text = NULL;
         return st;

@@ -47,7 +47,7 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     if (token_bytes != 1 && token_bytes != 2 && token_bytes != 4)
         return ms__fail(MS_EINVAL, "tokens: '%s': tokens of %d bytes; 1, 2 or 4 are supported", path, token_bytes);
     if (!(offset >= 0 && count >= 0 && offset < 0x1p53 && count < 0x1p50))
-        return ms__fail(MS_EINVAL, "tokens: '%s': %.0f tokens from byte %.0f", path, count, offset);
+        return ms__fail(MS_EINVAL, "tokens: '%s': invalid range: %.0f tokens from byte %.0f", path, count, offset);
     if (count == 0) return MS_OK;
     int fd;
     uint64_t size;
@@ -170,7 +170,7 @@ double ms_hash_below(double a, double b, double c, double n) { return n >= 1 ? (
 ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored,
                           int length, double ignore, ms_id *out)
 {
-    if (n < 0 || length < 1) return ms__fail(MS_EINVAL, "tokens: a batch of %d sequences of %d tokens", n, length);
+    if (n < 0 || length < 1) return ms__fail(MS_EINVAL, "tokens: invalid batch: %d sequences of %d tokens", n, length);
     for (int k = 0; k < n; k++)
         if (!(starts[k] >= 0 && starts[k] < (double)t->count))
             return ms__fail(MS_EINVAL, "tokens: sequence %d begins at position %.0f; the token file has %lld", k,

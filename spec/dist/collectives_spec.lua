@@ -251,7 +251,8 @@ for _, case in ipairs {
       refuses("all_gather: sizes don't fit: out is float32 %[7%] cpu, in is float32 %[4%] cpu, for " .. world
         .. " ranks", dist.all_gather,
         ms.ones(7), x)
-      refuses("reduce_scatter: out is float64", dist.reduce_scatter, ms.ones(1, { dtype = "float64" }), ms.ones(world))
+      refuses("reduce_scatter: dtypes differ: out is float64", dist.reduce_scatter,
+        ms.ones(1, { dtype = "float64" }), ms.ones(world))
       refuses("broadcast: option 'src' is missing", dist.broadcast, x)
       refuses("broadcast: rank 9 is not a member", dist.broadcast, x, { src = 9 })
       refuses("all_reduce: option 'op' is 'mean', expected one of", dist.all_reduce, x, { op = "mean" })

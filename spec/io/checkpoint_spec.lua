@@ -307,7 +307,7 @@ describe("a sharded checkpoint", function()
     { "an index of another format", index(function(t) t.format = "x" end),
     "its format is 'x', expected 'moonshard checkpoint 2'" },
     { "no list of files", index(function(t) t.files = nil end), "index.json lacks files or tensors" },
-    { "another number of files", index(function(t) t.world = 2 end), "1 files, 2 ranks" },
+    { "another number of files", index(function(t) t.world = 2 end), "lists 1 files for 2 ranks" },
     { "a file outside", index(function(t) t.files[1].name = "../x" end), "file 1 is named '../x'" },
     { "a file without size", index(function(t) t.files[1].bytes = -1 end), "has %-1 bytes" },
     { "a hash that is none", index(function(t) t.files[1].hash = "zz" end), "has the hash 'zz'" },

@@ -252,7 +252,7 @@ ranks.describe(3, "ZeroRedundancyOptimizer of some ranks #mpi", function()
     local _, _, dist, optim = load()
     local group = dist.new_group { 0, 2 }
     if not dist.rank(group) then
-      assert.matches("this rank is no member of", message(optim.ZeroRedundancyOptimizer, make():parameters(),
+      assert.matches("this rank is not a member of", message(optim.ZeroRedundancyOptimizer, make():parameters(),
         { optimizer_class = optim.SGD, process_group = group }), 1, true)
       return
     end

@@ -103,7 +103,7 @@ describe("a sparse tensor", function()
       failure(ms.sparse_coo, ids { { 0, 1 }, { 2, 3 } }, ms.ones(2), { 2, 3 }))
     assert.matches("index %-1 at position 1 is outside dimension 1", failure(ms.sparse_coo, ids { { -1 } }, ms.ones(1),
       { 2 }))
-    assert.matches("3 positions, but values of shape %[2%]", failure(ms.sparse_coo, ids { { 0, 1, 1 } }, ms.ones(2),
+    assert.matches("indices has 3 positions, but values has shape %[2%]", failure(ms.sparse_coo, ids { { 0, 1, 1 } }, ms.ones(2),
       { 2 }))
     assert.matches("float32 %[1, 1%], expected int64", failure(ms.sparse_coo, ms.zeros(1, 1), ms.ones(1), { 2 }))
     assert.matches("shape %[2, 3%] has 2 dimensions, the indices 1", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1),
@@ -112,7 +112,7 @@ describe("a sparse tensor", function()
       failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1, 4), { 2, 3 }))
     assert.matches("at most 8 dimensions", failure(ms.sparse_coo, ms.zeros(9, 1, { dtype = "int64" }), ms.ones(1),
       { 1, 1, 1, 1, 1, 1, 1, 1, 1 }))
-    assert.matches("more places than can be numbered", failure(ms.sparse_coo, ms.zeros(2, 1, { dtype = "int64" }),
+    assert.matches("too many elements for int64 positions", failure(ms.sparse_coo, ms.zeros(2, 1, { dtype = "int64" }),
       ms.ones(1), { 2 ^ 50, 2 ^ 50 }))
     assert.matches("unknown option 'dtpye'", failure(ms.sparse_coo, ids { { 0 } }, ms.ones(1), { 2 },
       { dtpye = "float32" }))

@@ -72,7 +72,7 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local d, n = indices:size(1), indices:size(2)
   if values.ndim < 1 or values:size(1) ~= n then
-    errors.raise("%s: %d positions, but values of shape %s", who, n, tostring(values.shape))
+    errors.raise("%s: indices has %d positions, but values has shape %s", who, n, tostring(values.shape))
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)
   if #whole ~= d + values.ndim - 1 or d < 1 then

@@ -91,7 +91,7 @@ local function shard_header(file)
   if not head then return nil, err end
   local n = #head == HEADER and ffi.cast("const int32_t *", head)
   local kind = n and SHARDS[n[0]]
-  if not kind then return nil, ("'%s' is no token shard of llm.c: its header is not one"):format(file.path) end
+  if not kind then return nil, ("'%s' is not a token shard of llm.c: its header does not match"):format(file.path) end
   local count = tonumber(n[2])
   if count < 0 or HEADER + count * kind.bytes > file.size then
     return nil, ("'%s' says it holds %d tokens, its %d bytes do not"):format(file.path, count, file.size)

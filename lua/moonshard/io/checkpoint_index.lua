@@ -190,7 +190,7 @@ end
 
 local function check_files(dir, index)
   need(type(index.files) == "table" and type(index.tensors) == "table", dir, "index.json lacks files or tensors")
-  need(whole_number(index.world, 1) and index.world == #index.files, dir, "%s files, %s ranks", #index.files,
+  need(whole_number(index.world, 1) and index.world == #index.files, dir, "index.json lists %s files for %s ranks", #index.files,
     tostring(index.world))
   for k, file in ipairs(index.files) do
     if type(file) ~= "table" then bad(dir, "file %d is %s", k, errors.kind(file)) end

@@ -140,7 +140,7 @@ function Zero:init(params, given)
     raise("%s got an empty parameter list", NAME)
   end
   local rank = dist.rank(o.process_group)
-  if not rank then raise("%s: this rank is no member of %s", NAME, tostring(o.process_group)) end
+  if not rank then raise("%s: this rank is not a member of %s", NAME, tostring(o.process_group)) end
   self._group, self._rank, self._world = o.process_group, rank + 1, dist.world_size(o.process_group)
   self._ranks = dist.group_ranks(o.process_group)
   self._as_view, self._overlaps = o.parameters_as_bucket_view, o.overlap_with_ddp

@@ -133,7 +133,7 @@ function M.open(path)
   local self = setmetatable({ path = path, reader = reader, step = tonumber(meta.step) }, Checkpoint)
   local ok, config = pcall(cjson.decode, meta.config or "")
   if not self.step or not ok or type(config) ~= "table" then
-    error(("checkpoint '%s' has no step and configuration: it is no checkpoint of scripts/train"):format(path), 0)
+    error(("checkpoint '%s' has no step and configuration: it is not a checkpoint of scripts/train"):format(path), 0)
   end
   self.config = config
   return self

@@ -213,7 +213,7 @@ end
 local function extend(base, name)
   if type(name) ~= "string" or name == "" then opts.wrong(name, "a class name", "extend: argument 1") end
   if base ~= Tensor and not base.__isa[Instance] then
-    errors.raise("extend: %s is no class of tensors with inner tensors; extend ms.Tensor", base.__name)
+    errors.raise("extend: %s is not a class of tensors with inner tensors; extend ms.Tensor", base.__name)
   end
   local cls = tensor.subclass(name, base == Tensor and Instance or base)
   rawset(cls, "__construct", construct)

@@ -245,7 +245,7 @@ static ms_status join(const ms_launch *launch)
             "dist.init: %s started %d ranks, but %d met over '%s'; the launcher must be that of the library "
             "which the plugin was built with",
             launch->name, (int)launch->world, w->size, w->transport->name);
-    if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks, at most 1024", w->size);
+    if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks; at most 1024 are supported", w->size);
     if (w->size == 1) return MS_OK;
     hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);
     if (!all) return ms__no_memory((size_t)w->size * sizeof *all, "dist.init", "%d ranks", w->size);

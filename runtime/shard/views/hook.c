@@ -26,7 +26,7 @@ ms_status ms__divide(ms_tensor *t, double by)
 static ms_status group_fits(const ms_group *g, int n, const char *what)
 {
     if (ms__group_rank(g) < 0)
-        return ms__fail(MS_EINVAL, "communication hook: this rank is no member of the state's process group");
+        return ms__fail(MS_EINVAL, "communication hook: this rank is not a member of the state's process group");
     if (ms__group_size(g) != n)
         return ms__fail(MS_EINVAL, "communication hook: the state's process group has %d ranks, %s %d",
                         ms__group_size(g), what, n);
@@ -39,8 +39,9 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
     ms_group *g = ms__group_by_id(h->group);
     if (!grad || !g || (out_id != 0 && !(out = ms__tensor(out_id)))) return ms__failure();
     if (out && (grad->numel != out->numel * ms__group_size(g) || grad->dtype != out->dtype))
-        return ms__fail(MS_EINVAL, "communication hook: grad is %s, output %s, for %d ranks", ms__tensor_text(grad),
-                        ms__tensor_text(out), ms__group_size(g));
+        return ms__fail(MS_EINVAL,
+                        "communication hook: grad is %s, output is %s; sizes don't fit %d ranks, or dtypes differ",
+                        ms__tensor_text(grad), ms__tensor_text(out), ms__group_size(g));
     if (!ms__is_contiguous(grad) || (out && !ms__is_contiguous(out)))
         return ms__fail(MS_EINVAL, "communication hook: grad and output must be contiguous");
     bool low = h->kind == MS_COMM_LOW && h->low != grad->dtype;

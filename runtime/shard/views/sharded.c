@@ -17,7 +17,7 @@ static ms_status check(const unit *u, const ms_tensor *t, const ms_tensor *first
     if (t->unit_param)
         return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
                         ((unit_param *)t->unit_param)->owner->name);
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is no leaf", p, name);
+    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is not a leaf", p, name);
     if (t->ndim == 0)
         return ms__fail(
             MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.",
