@@ -664,15 +664,15 @@ MS_API void ms_file_free(char *data);
 MS_API void ms_file_sum(const char *data, double n, char *out);  // XXH64: 16 hexadecimal digits and a 0
 
 // A folder that is replaced as a whole.
-//  new      resolves path, links included, and looks; creates nothing yet
+//  new      resolves path and its symbolic links, then does what look does; creates nothing
 //  look     notes which folder has the name now: commit replaces only that one. Call it before checking its content
 //  make     creates a temporary folder beside it, to be filled in at ms_folder_made; removes temporary folders whose
 //           processes on this host have ended
 //  commit   gives the finished folder the name, on disk; the replaced folder goes into the temporary one. Where the
 //           file system cannot exchange two folders, an existing folder stays unchanged and *inside is set: replace its
 //           files with move_in (a finished file gets the name `to`, replacing a file of that name) and remove
-//  free     removes the temporary folder and its files; if commit was told `later`, in a thread that ends before the
-//           next free or the end of the process
+//  free     removes the temporary folder and its files; after a commit with `later` set, in a thread that ends before
+//           the next free or the end of the process
 typedef struct ms_folder ms_folder;
 MS_API ms_folder *ms_folder_new(const char *path);
 MS_API const char *ms_folder_path(const ms_folder *f);

@@ -29,7 +29,7 @@ struct ms_loader {
     int fd;
     uint64_t data_at;
     bool verify;
-    char *block;            // the last block of which a part was read
+    char *block;            // the block that was read last, for reads of parts
     uint64_t block_number;  // its number; UINT64_MAX: none
 };
 

@@ -194,8 +194,8 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
--- Do other ranks unscale with this one? Then they wait for its result, so its errors are published. Gradients that are
--- not reduced yet are refused before that, because every rank detects them by itself.
+-- Whether other ranks unscale with this one: they wait for its result, so its errors are published. Unreduced gradients
+-- are refused earlier and not published: every rank detects them by itself.
 local function has_peers(self, optimizer)
   if type(optimizer) ~= "table" or not optimizer.param_groups then return false end
   if not (self._sums_over_ranks and dist.world_size(self._group) > 1) and #sharding_groups(optimizer) == 0 then

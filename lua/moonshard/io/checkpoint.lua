@@ -223,11 +223,11 @@ end
 local function agree(dist, ok, value)
   local all = dist.all_gather_object { ok = ok, value = ok and value or tostring(value) }
   if not ok then errors.raise("%s", (tostring(value):gsub("^[^\n]-:%d+: ", ""))) end
-  for r, told in ipairs(all) do
-    if not told.ok then errors.raise("%s (on rank %d)", told.value:gsub("^[^\n]-:%d+: ", ""), r - 1) end
+  for r, result in ipairs(all) do
+    if not result.ok then errors.raise("%s (on rank %d)", result.value:gsub("^[^\n]-:%d+: ", ""), r - 1) end
   end
   local values = {}
-  for r, told in ipairs(all) do values[r] = told.value end
+  for r, result in ipairs(all) do values[r] = result.value end
   return values
 end
 

@@ -354,8 +354,8 @@ local function unwrapped(m)
   return m
 end
 
--- Parameters or buffers at and below self: names and values, each value once. A value's `_hidden` function tells whether
--- to leave it out.
+-- The parameters or buffers of self and, with recurse, of its descendants: names and values, each value once. Values
+-- whose `_hidden` function returns true are left out.
 local function collect(self, list, prefix, recurse)
   local names, values, modules = {}, {}, {}
   if recurse then

@@ -24,7 +24,7 @@ local function shown(size, most, edge)
   return list
 end
 
--- The number of lines of dimensions 1 … n, of which these positions are shown; a gap is one line.
+-- The number of lines that dimensions 1 … n take. lists: the positions shown, by dimension; a gap takes one line.
 local function lines_of(lists, n)
   local lines = 1
   for d = n, 1, -1 do
@@ -54,7 +54,7 @@ local function rows_shown(shape, n, budget)
   return lists
 end
 
--- A format for all numbers of a tensor, as short as tells them apart.
+-- One format for all numbers of a tensor: the shortest that keeps different numbers different.
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
   if kind == "int" then return function(v) return ("%d"):format(v) end end

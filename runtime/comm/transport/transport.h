@@ -25,7 +25,7 @@ typedef struct {
     void *(*isend)(const void *p, size_t bytes, int to, int tag);  // at most 1 GiB; NULL: failed
     void *(*irecv)(void *p, size_t bytes, int from, int tag);
     int (*test)(void **request);                      // 1: complete (and *request is NULL), 0: not yet, < 0: failed
-    void (*cancel)(void *request);                    // a receive; test then tells when it has ended
+    void (*cancel)(void *request);                    // of a receive; test returns 1 once it has ended
     int (*probe)(int tag, int *from, size_t *bytes);  // 1: a message waits
     int (*finalize)(void);
     // The library's own collectives on float32, for comparisons in benchmarks. op: 0 all-gather, 1 reduce-scatter,
