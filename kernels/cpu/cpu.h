@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/cpu.h -- the CPU kernels that the rows in kernels/rows name, and helpers for them.
+// cpu/cpu.h -- declares the CPU kernels that the operator rows in kernels/rows use, and helpers for them.
 #ifndef MS_CPU_KERNELS_H
 #define MS_CPU_KERNELS_H
 
@@ -30,12 +30,12 @@ MS_CPU_RANDOM(MS_DECLARE)
 #define GRADIENT(name, kept) MS_DECLARE(name##_backward)
 #include "rows/elementwise.def"
 
-// dst = src, broadcast and cast; any strides.
+// Copies src to dst, with broadcasting and conversion; any strides.
 void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src);
-// x (retained), or a copy where x overlaps o as a different view: writing o would change elements of x before they are
-// read.
+// *use = x (retained); or a copy of x when x overlaps o but is not the same view: writing o would then change elements
+// of x before they are read.
 ms_status ms__cpu_apart(ms_tensor **use, const ms_tensor *o, ms_tensor *x);
-// The largest number of this dtype below x: the upper limit of uniform numbers.
+// The largest number of this dtype that is less than x: the greatest value a uniform distribution may return.
 double ms__largest_below(int dtype, double x);
 void ms__cpu_fill_tensor(ms_tensor *dst, double value);
 

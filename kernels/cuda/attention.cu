@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention.cu -- scaled dot-product attention from products and one pass over each row of scores. A call holds
-// the scores of all heads (float32 or float64) and the probabilities (in the inputs' type) while it runs. Forward saves
-// the logsumexp; backward recomputes the scores. Masks, causality and dropout are those of the CPU: the same random
+// cuda/attention.cu -- scaled dot-product attention from matrix products and one pass over each row of scores. During a
+// call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs' dtype). Forward
+// saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU: the same random
 // words drop the same elements.
 #include "ops/philox.h"
 #include "cuda/product.h"
@@ -21,12 +21,12 @@ struct strided_part {
 
 struct scores {
     heads h;
-    strided_part mask;  // data NULL: none
+    strided_part mask;  // data is NULL without a mask
     int s_type, p_type;
     uint64_t seed, offset;
 };
 
-// Score j of row i of a head, masked.
+// Score j of row i of a head, after the mask.
 template <class T> __device__ inline T masked(const scores &q, int64_t head, int64_t i, int64_t j, T s)
 {
     if (q.h.causal && j > i) return -(T)INFINITY;
@@ -50,7 +50,8 @@ template <class T> __device__ inline T kept(const scores &q, int64_t head, int64
     return w[at & 3] >= limit ? (T)(1 / (1 - q.h.p)) : 0;
 }
 
-// Scores to probabilities (after dropout); the logsumexp of each row. A row without allowed keys gets zeros.
+// Turns scores into probabilities (after dropout) and computes the logsumexp of each row. A row without allowed keys
+// gets zeros.
 template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, T *lse)
 {
     __shared__ T shared[BLOCK];
@@ -105,7 +106,7 @@ template <class T> __global__ void delta_kernel(heads h, strided_part g, strided
         sum += load<T>(g.dtype, g.data, a + j * g.cs) * load<T>(o.dtype, o.data, b + j * o.cs);
     delta[row] = g_lse ? sum - g_lse[row] : sum;
 }
-// The gradients of the scores, summed over the dimensions along which the mask was broadcast: a thread per element of
+// Sums the gradients of the scores over the dimensions along which the mask was broadcast: one thread per element of
 // the mask.
 template <class T> __global__ void mask_grad_kernel(heads h, strided_part m, int64_t numel, const T *ds, void *out)
 {
@@ -147,7 +148,7 @@ static heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
     h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
     return h;
 }
-// Broadcast dimensions have stride 0, and so have dimensions of size 1, whatever their stride in the tensor.
+// The strides of broadcast dimensions are 0, and so are those of size 1, whatever their stride in the tensor.
 static strided_part part_of(const ms_tensor *t, const heads &h)
 {
     strided_part x = {};
@@ -162,7 +163,7 @@ static strided_part part_of(const ms_tensor *t, const heads &h)
     return x;
 }
 
-// One operand of the products: a tensor of heads, or the contiguous [heads, rows, columns] scores.
+// One operand of a product: a tensor of heads, or the contiguous scores [heads, rows, columns].
 struct side {
     int type;
     void *data;
@@ -256,7 +257,7 @@ static ms_status run_attention(ms_call *c)
     return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c);
 }
 
-// (gradient, q, k, v, mask?, out, lse, gradient of lse?)
+// Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?
 template <class T> static ms_status backward(ms_call *c)
 {
     ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5],

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/batch_norm.cu -- batch_norm and its gradient. Sums: a block per channel, in double, in a fixed tree. Elements: a
-// thread each, in float32 or float64.
+// cuda/batch_norm.cu -- batch_norm and its gradient. Sums: one block per channel, in double, in a fixed tree. Elements:
+// one thread per element, in float32 or float64.
 #include "formulas/batch_norm.h"
 #include "cuda/cuda.h"
 
-// x is [n, c, s]: the channel is the second dimension, s all that follow.
+// x is [n, c, s]: c is the second dimension of the tensor, s the product of all later ones.
 struct bn_sizes {
     int64_t n, c, s;
     int dtype, stats;
@@ -17,13 +17,13 @@ static bn_sizes bn_sizes_of(const ms_tensor *x, bool training, double eps)
     for (int d = 2; d < x->ndim; d++) z.s *= x->shape[d];
     return z;
 }
-// Index of element j of channel c.
+// The index of element j of channel c.
 static __device__ inline int64_t place_of(const bn_sizes &z, int64_t c, int64_t j)
 {
     return (j / z.s * z.c + c) * z.s + j % z.s;
 }
 
-// One number per channel, of any dtype. data NULL: absent.
+// One number per channel, of any dtype. data is NULL if absent.
 struct by_channel {
     int dtype;
     const void *data;
@@ -51,7 +51,7 @@ __global__ void bn_stats_kernel(bn_sizes z, const void *x, void *mean, void *var
     store<double>(z.stats, var, c, spread / (double)count);
 }
 
-// The scale of every channel, so that the square root is computed once per channel.
+// Computes the scale of every channel first, so that there is one square root per channel.
 __global__ void bn_scale_kernel(bn_sizes z, by_channel var, by_channel w, double *scale)
 {
     int64_t c = GLOBAL_INDEX;
@@ -69,7 +69,8 @@ __global__ void bn_kernel(bn_sizes z, int64_t count, const void *x, by_channel m
              (load<T>(z.dtype, x, i) - (T)at_channel(mean, c, 0)) * (T)scale[c] + (T)at_channel(b, c, 0));
 }
 
-// Gradients of weight, bias and running statistics (NULL: not needed), and the three factors of dx, for every channel.
+// For every channel: the gradients of weight, bias and running statistics (NULL: not needed), and the three factors of
+// dx.
 template <class T>
 __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_channel w, by_channel mean, by_channel var,
                                by_channel gmean, by_channel gvar, void *dw, void *db, void *dmean, void *dvar,
@@ -119,7 +120,7 @@ __global__ void bn_backward_kernel(bn_sizes z, int64_t count, const void *g, con
     store<T>(z.dtype, dx, i, v);
 }
 
-// The inputs of a call, each contiguous (NULL: absent).
+// The inputs of a call, made contiguous (NULL: absent).
 enum { INPUTS = 7 };
 struct bn_inputs {
     ms_tensor *in[INPUTS];
@@ -186,8 +187,8 @@ template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, cons
               : MS_OK;
 }
 
-// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?; training, mask; eps) -> dx, dw, db, dmean,
-// dvar as the mask asks
+// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask. Number: eps.
+// Outputs, those that the mask needs: dx, dw, db, dmean, dvar.
 static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// cuda/conv.cu -- conv2d as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
-// time as ROOM holds, and one batched product a group does the rest. For a 1 x 1 kernel the matrices are the images. A
-// bias is one more column of the weight and a row of ones, so that half types round once. Gradients accumulate in
-// float32 or float64, images in order.
+// cuda/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
+// time as fit ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel the images are the
+// matrices. A bias is stored as an additional column of the weight and a row of ones, so that half types round once.
+// Gradients accumulate in float32 or float64, in the order of the images.
 //
 // Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group.
 #include "rows/conv.h"
 #include "cuda/product.h"
 
-// Bytes of matrices at a time, unless one image needs more. The emulator has few, so that specs take several rounds.
+// Bytes for unfolded matrices; a single image may exceed them. The emulator has few, so that specs take several rounds.
 #ifdef MS_EMULATED
 enum { ROOM = 4 << 10 };
 #else
 enum { ROOM = 64 << 20 };
 #endif
 
-// Unfolds images from `first` on of group g: K rows (and one of ones) by L columns each, `count` elements in all.
+// Unfolds images of group g, from image `first` on: K rows by L columns each, and a row of ones for the bias; `count`
+// elements in all.
 template <class T>
 __global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows, int64_t count, int dtype,
                               const void *x, void *cols)
@@ -32,7 +33,7 @@ __global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows,
     store<T>(dtype, cols, i, value);
 }
 
-// The gradient of every element of these images: the sum over the kernel elements that read it, in their order.
+// The gradient of every element of these images: the sum over the kernel elements that read it, in order.
 template <class T>
 __global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, const T *cols, int dtype, void *dx)
 {
@@ -48,7 +49,7 @@ __global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, 
     store<T>(dtype, dx, (((first + n) * v.in + g * C + c) * v.h + h) * v.w + w, sum);
 }
 
-// The weight with the bias as one more column.
+// Stores the weight with the bias as an additional column.
 template <class T>
 __global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w, const void *b, void *wide)
 {
@@ -58,7 +59,7 @@ __global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w,
     store<T>(dtype, wide, i, k < K ? load<T>(dtype, w, o * K + k) : load<T>(dtype, b, o));
 }
 
-// Adds the images' parts to sums, in order. The last call stores the result in dw.
+// Adds the images' partial results to sums, in order. The last call stores the result in dw.
 template <class T>
 __global__ void add_parts_kernel(int64_t n, int64_t images, const T *parts, T *sums, bool begin, bool end, int dtype,
                                  void *dw, int64_t at)
@@ -83,7 +84,7 @@ __global__ void bias_kernel(ms_conv v, int dtype, const void *g, void *db)
     if (threadIdx.x == 0) store<double>(dtype, db, o, sum);
 }
 
-// A convolution: its sizes, and the number of images at a time.
+// A convolution: its sizes, and the number of images processed at a time.
 struct conv_job {
     const char *what;
     int index, device, dtype;
@@ -107,7 +108,7 @@ static void take_images(conv_job *j, int64_t bytes_an_image)
     if (j->at_once > j->v.n) j->at_once = j->v.n;
 }
 
-// `count` images from `first` on, and their channels of a group.
+// `count` images from image `first` on, restricted to the channels of a group.
 struct images {
     int64_t group, first, count;
 };
@@ -119,7 +120,7 @@ static ms_status unfold(const conv_job *j, const images &i, int64_t rows, const 
                   i.first, rows, count, j->dtype, x, cols);
 }
 
-// A batched product, one for each image.
+// A batched product, one product per image.
 static product of_images(const conv_job *j, int64_t images, int64_t m, int64_t n, int64_t k)
 {
     product p = {};
@@ -188,7 +189,7 @@ static ms_status run_conv2d(ms_call *c)
 
 // ---- backward ----
 
-// dw = gradient columns^T, summed over images. parts: at_once weights, and the sums after them.
+// dw = gradient columns^T, summed over images. parts: `at_once` partial results, followed by the sums.
 template <class T>
 static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, T *parts,
                                  ms_tensor *dw)
@@ -262,7 +263,7 @@ template <class T> static ms_status backward(ms_call *c, conv_job *j, ms_tensor 
     return st;
 }
 
-// (gradient, x, w; …, mask) -> dx, dw, db as the mask asks
+// Inputs: gradient, x, w. The last integer is the mask. Outputs, those that the mask needs: dx, dw, db.
 static ms_status run_conv2d_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = NULL;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cuda/copy.cu -- operators whose values depend on positions: arange_, tril, triu. Copies, casts and fills are in
+// cuda/copy.cu -- operators whose results depend on positions: arange_, tril, triu. Copies, casts and fills are in
 // elementwise.cu; the engine calls them.
 #include "cuda/cuda.h"
 
 enum { THREADS = 256 };
 
-// Element k is first + k * step, in integers for integers: exact beyond 2^53.
+// Element k is first + k * step, computed as int64 for integer dtypes: exact beyond 2^53.
 __global__ void arange_kernel(int64_t n, int dtype, char *out, int64_t stride, double first, double step, bool whole)
 {
     int64_t k = GLOBAL_INDEX;
@@ -22,7 +22,7 @@ static ms_status run_arange(ms_call *c)
                   !real && c->f[1] == (double)(int64_t)c->f[1]);
 }
 
-// Clears the elements above (lower) or below diagonal k of contiguous matrices.
+// Sets the elements above (lower) or below diagonal k of contiguous matrices to 0.
 __global__ void triangle_kernel(int64_t n, int64_t rows, int64_t cols, int64_t k, bool lower, int dtype, void *out)
 {
     int64_t i = GLOBAL_INDEX;

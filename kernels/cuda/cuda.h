@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// cuda/cuda.h -- helpers of all CUDA kernel files: checked calls and launches, loads and stores of every dtype, the
-// engine's functions.
+// cuda/cuda.h -- helpers for all CUDA kernel files: checked calls and launches, loads and stores of every dtype, and
+// the engine's functions.
 //
-// The sources compile twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h (MS_EMULATED), which runs
-// the kernels on the CPU thread by thread. So they use only what the shim has: no dynamic shared memory, launches by
-// the two functions below, barriers only in kernels started by launch_blocks.
+// The sources are compiled twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h (MS_EMULATED), which
+// runs the kernels on the CPU thread by thread. They may use only what the shim provides: no dynamic shared memory,
+// launches by the two functions below, barriers only in kernels started by launch_blocks.
 //
-// Compiled without contraction (-fmad=false), so that the shared formulas give the CPU's bits. The order of sums
-// depends only on shapes.
+// Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give bitwise the CPU's results. The
+// order of sums depends only on shapes.
 #ifndef MS_CUDA_H
 #define MS_CUDA_H
 
@@ -49,9 +49,9 @@ extern const ms_cuda_engine *ms__engine;  // set when the plugin starts
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 cudaStream_t ms__cuda_stream(int index, int kind);
-ms_status ms__cuda_use(int index);  // makes it the current device
+ms_status ms__cuda_use(int index);  // makes device `index` current
 
-// Fails with the call, the device and its purpose.
+// Returns a failure that names the call, the device and the purpose of the call.
 #define CUDA_TRY(index, expr, ...)                                                      \
     do {                                                                                \
         cudaError_t e__ = (expr);                                                       \
@@ -63,7 +63,7 @@ static inline int index_of(const ms_tensor *t) { return ms__index(ms__device(t))
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 
 static inline void *data_of(const ms_tensor *t) { return t ? ms__data(t) : NULL; }
-// The output for the gradient of input k; NULL when the mask, the last integer, says it is not needed (rows/grad.h).
+// The output for the gradient of input k; NULL if the mask (the last integer) says that it is not needed (rows/grad.h).
 static inline ms_tensor *grad_out(const ms_call *c, int k)
 {
     int64_t mask = c->i[c->n_i - 1];
@@ -100,14 +100,14 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
     return MS_OK;
 }
 
-// For kernels whose threads are independent.
+// Launches a kernel whose threads are independent.
 template <class... P, class... A>
 static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
 {
     std::tuple<P...> args(static_cast<P>(a)...);
     return launch_any<false>(what, index, kernel, blocks, threads, args);
 }
-// For kernels with barriers.
+// Launches a kernel that uses barriers.
 template <class... P, class... A>
 static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
 {
@@ -124,7 +124,7 @@ typedef struct {
     int what, taken;
     long long value, limit;
 } ms_complaint;
-ms_complaint *ms__complaints(int index);  // in memory that device and host share
+ms_complaint *ms__complaints(int index);  // in memory shared by device and host
 static __device__ inline void complain(ms_complaint *c, int what, int64_t value, int64_t limit)
 {
     if (atomicCAS(&c->taken, 0, 1) != 0) return;
@@ -139,7 +139,7 @@ template <class T> struct value;
 static __device__ inline int64_t whole(double x)
 {
     return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
-}  // as the CPU's conversion
+}  // converts as the CPU does
 
 template <> struct value<float> {
     static __device__ inline float load(int dtype, const void *p)
@@ -235,7 +235,7 @@ template <class T> static __device__ inline void store(int dtype, void *p, int64
 
 // ---- inside a block: sums and maxima over its threads in a fixed tree; every thread gets the result ----
 
-enum { BLOCK = 256 };  // threads of a kernel that uses these
+enum { BLOCK = 256 };  // threads per block of a kernel that uses the reductions below
 
 template <class T> static __device__ inline T block_sum(T v, T *shared /* BLOCK */)
 {
@@ -256,7 +256,7 @@ template <class T> static __device__ inline T block_max(T v, T *shared)
     for (int step = BLOCK / 2; step > 0; step /= 2) {
         if ((int)threadIdx.x < step) {
             T a = shared[threadIdx.x], b = shared[threadIdx.x + step];
-            shared[threadIdx.x] = ((b > a) | (b != b)) ? b : a;  // NaN wins
+            shared[threadIdx.x] = ((b > a) | (b != b)) ? b : a;  // NaN propagates
         }
         __syncthreads();
     }
@@ -278,7 +278,7 @@ static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 
 // ---- strided walks ----
 
-// Operands of an elementwise loop, broadcast to one shape; strides in bytes. Dimensions are joined where possible.
+// Operands of an elementwise loop, broadcast to one shape; strides in bytes. Dimensions are merged where possible.
 enum { MAX_OPERANDS = 4 };
 struct strided {
     int n, ndim;
@@ -287,7 +287,7 @@ struct strided {
     int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];
     uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
     bool dense;                    // every operand is contiguous, one element, or repeats along the first dimensions
-    int64_t repeat[MAX_OPERANDS];  // dense: element i is at i (0), or i % repeat
+    int64_t repeat[MAX_OPERANDS];  // dense: element i of operand k is at i (repeat 0) or at i % repeat
 };
 strided ms__strided(int n, const ms_tensor *const *x);  // the shape is x[0]'s
 

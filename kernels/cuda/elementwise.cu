@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/elementwise.cu -- the formulas of rows/elementwise.def on the GPU. One kernel per computing type and layout; a
-// number that is the same for all threads selects the formula. So there are few instantiations and the plugin builds in
-// seconds. The formulas that training uses most have kernels of their own.
+// cuda/elementwise.cu -- the formulas of rows/elementwise.def on the GPU. There is one kernel per computing type and
+// layout; a number that is the same for all threads selects the formula. This keeps the number of instantiations small,
+// and the plugin builds in seconds. The formulas that training uses most have their own kernels.
 #include "cuda/cuda.h"
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 177  // unused functions: formulas that this type does not use
@@ -107,7 +107,7 @@ template <> struct formula<int64_t> {
 
 enum { LANES = 4, THREADS = 256 };
 
-// LANES neighbours, in one wide access where type and alignment allow it.
+// Loads `LANES` adjacent elements, in one wide access where type and alignment allow it.
 template <class T> static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, T *v)
 {
     int64_t r = l.repeat[k];
@@ -200,7 +200,7 @@ strided ms__strided(int n, const ms_tensor *const *x)
                 d < lead || (t->shape[d - lead] == 1 && o->shape[d] != 1) ? 0 : t->stride[d - lead] * l.size[k];
     }
     for (int d = 0; d < o->ndim; d++) shape[d] = o->shape[d];
-    // Drops dimensions of size 1; joins neighbours that lie in one stride for every operand.
+    // Drop dimensions of size 1; merge adjacent dimensions that every operand can traverse with one stride.
     int nd = 0;
     for (int d = 0; d < o->ndim; d++) {
         if (shape[d] == 1) continue;
@@ -211,7 +211,7 @@ strided ms__strided(int n, const ms_tensor *const *x)
         for (int k = 0; k < n; k++) l.stride[k][at] = stride[k][d];
     }
     l.ndim = nd;
-    // Dense: 4 elements at a time, aligned.
+    // Dense operands: 4 elements at a time, aligned.
     l.dense = true;
     for (int k = 0; k < n && l.dense; k++) {
         int64_t run = 1;
@@ -226,14 +226,14 @@ strided ms__strided(int n, const ms_tensor *const *x)
     return l;
 }
 
-// A number as an element: integers saturate (clamp's bounds may be infinite).
+// Converts a number to an element: integers saturate (clamp's bounds may be infinite).
 template <class T> static T number(double v) { return (T)v; }
 template <> int64_t number<int64_t>(double v)
 {
     return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0;
 }
 
-// A formula's number and the operator's numbers.
+// The number that selects a formula, and the operator's numbers.
 struct chosen {
     int code;
     double s = 0, t = 0;
@@ -266,10 +266,10 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
     }
 }
 
-// The type an operator on this dtype computes in; bools count as integers.
+// The computing type of an operator on this dtype; bools are computed as integers.
 static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
 
-// As on the CPU: computes in the type that holds the output and every input.
+// As on the CPU: computes in a type that can represent the output and every input.
 static ms_status run(ms_call *c, int n, const chosen &f)
 {
     const ms_tensor *x[MAX_OPERANDS] = { c->out[0] };
@@ -329,7 +329,7 @@ static ms_status compare(ms_call *c, int n, int code)
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
     return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), { code });
 }
-// The number is rounded to the tensor's dtype. Integers are compared with a fraction as real numbers.
+// The number is first rounded to the tensor's dtype. Integer tensors are compared with a fraction as real numbers.
 static ms_status compare_scalar(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };
@@ -346,7 +346,7 @@ static ms_status test(ms_call *c, int n, int code)
     int dtype = c->in[0]->dtype;
     return run_loop(c->op->name, n + 1, x, dtype == MS_F32 || ms__is_half(dtype) ? MS_F32 : MS_F64, { code });
 }
-// The wider of the inputs' types, so that no nonzero value becomes 0.
+// Computes in the wider of the inputs' types, so that no nonzero value becomes 0.
 static ms_status logic(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
@@ -401,7 +401,7 @@ __global__ void truth_kernel(uint8_t *out, int *same, int begin)
     if (begin >= 0) *same = begin;
     else *out = (uint8_t)*same;
 }
-// a and b broadcast to the shape of `over`, whose data is not read.
+// a and b are broadcast to the shape of `over`, whose data is not read.
 static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1], *x[] = { over, a, b };
@@ -426,7 +426,7 @@ static ms_status run_equal(ms_call *c)
     return all_true(c, F_eq, a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0,
                     a);
 }
-// f2: is NaN close to NaN?
+// f2: whether NaN equals NaN.
 static ms_status run_allclose(ms_call *c)
 {
     ms_tensor over = *c->in[0];
@@ -443,7 +443,7 @@ static ms_status run_allclose(ms_call *c)
 
 // ---- copies and fills of tensors, for the engine ----
 
-// Same dtype: moves bytes, which keeps the payload of NaN.
+// A copy without conversion moves bytes, which keeps the payload of NaN.
 __global__ void move_kernel(strided l)
 {
     int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
@@ -459,7 +459,7 @@ __global__ void move_kernel(strided l)
     }
 }
 
-// A transposed source: 32 x 32 tiles through shared memory, so that reads and writes are both coalesced.
+// A transposed source is read in 32 x 32 tiles through shared memory, so that reads and writes are both coalesced.
 enum { TILE = 32 };
 __global__ void turn_kernel(strided l, int64_t tiles_r, int64_t tiles_c)
 {
@@ -499,7 +499,7 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     int index = index_of(dst);
     const ms_tensor *x[] = { dst, src };
     if (dst->dtype != src->dtype) {
-        // Converts through the computing type of the destination; to bool, through the source's.
+        // Converts through the destination's computing type; conversion to bool uses the source's.
         return run_loop("copy", 2, x, class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype), { F_copy });
     }
     strided l = ms__strided(2, x);
@@ -519,7 +519,7 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
         for (int d = 0; d < n - 1; d++)
             if (l.stride[1][d] == l.size[0] && l.shape[d] >= 16) other = d;
         if (other >= 0) {
-            for (int d = other; d < n - 2; d++) {  // the source's contiguous dimension becomes the last but one
+            for (int d = other; d < n - 2; d++) {  // move the source's contiguous dimension next to the last
                 int64_t shape = l.shape[d], a = l.stride[0][d], b = l.stride[1][d];
                 l.shape[d] = l.shape[d + 1], l.stride[0][d] = l.stride[0][d + 1], l.stride[1][d] = l.stride[1][d + 1];
                 l.shape[d + 1] = shape, l.stride[0][d + 1] = a, l.stride[1][d + 1] = b;

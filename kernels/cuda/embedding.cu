@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/embedding.cu -- reads and writes by position: embedding, index_select, index_add_, gather, scatter_,
-// scatter_add_. Sums run in the order of the positions, without atomics, so they repeat bitwise. A position out of
-// range cannot stop the call: the kernel records a complaint, and the next wait raises it.
+// scatter_add_. Sums are computed in the order of the positions, without atomics, so they repeat bitwise. A position
+// out of range cannot stop the call: the kernel records the error, and the host raises it when it next waits.
 #include "cuda/cuda.h"
 
 enum { THREADS = 256 };
@@ -53,7 +53,7 @@ static ms_status run_embedding(ms_call *c)
     return st;
 }
 
-// next[k]: the next position with the same id, n if none. first[k]: no earlier position has this id.
+// next[k]: the next position with the same id; n if there is none. first[k]: whether no earlier position has this id.
 __global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *next, uint8_t *first)
 {
     int64_t k = GLOBAL_INDEX;
@@ -64,7 +64,7 @@ __global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *n
     for (j = k - 1; j >= 0 && load<int64_t>(id_type, ids, j) != id;) j--;
     first[k] = j < 0;
 }
-// The thread of an id's first position adds up the id's chain, a thread per column.
+// Adds up the gradients of each id along its chain, one thread per column. Only threads of an id's first position work.
 template <class T>
 __global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype,
                                           const void *g, int id_type, const void *ids, const int64_t *next,
@@ -95,7 +95,7 @@ static ms_status run_embedding_backward(ms_call *c)
     const char *what = c->op->name;
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
-    bool more = c->n_in == 3;  // added to the gradient that the table has already
+    bool more = c->n_in == 3;  // whether to add to a gradient that the table already has
     if (st == MS_OK && !more) st = ms__cuda_fill_tensor(o, 0);
     if (st == MS_OK && n && o->numel) {
         st = ms__alloc(&room, ms__device(o), (size_t)n * 9, what);
@@ -118,10 +118,10 @@ static ms_status run_embedding_backward(ms_call *c)
 // ---- along one dimension: a thread per line, so that values for one place are added in order ----
 
 struct job {
-    int ndim;                      // of the lines: every dimension but d
-    int64_t lines, length, limit;  // positions along a line; size of the indexed dimension
+    int ndim;                      // number of dimensions of the lines: all but d
+    int64_t lines, length, limit;  // positions per line; size of the indexed dimension
     int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides in elements
-    int64_t xd, yd, pd;                                                          // along d
+    int64_t xd, yd, pd;                                                          // strides along d
     int dtype, id_type;
     const void *from, *ids;
     void *to;
@@ -129,7 +129,7 @@ struct job {
 };
 enum { TAKE, PUT, ADD };  // y[l, k] = x[l, p]; y[l, p] = x[l, k]; y[l, p] += x[l, k]
 
-// TAKE has a thread per element, the others a thread per line.
+// TAKE uses one thread per element, PUT and ADD one thread per line.
 template <class T> __global__ void index_kernel(job q, int how)
 {
     int64_t i = GLOBAL_INDEX, k0 = 0, k1 = q.length;
@@ -155,8 +155,8 @@ template <class T> __global__ void index_kernel(job q, int how)
 }
 static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
 
-// in: tensor, positions, source (except for TAKE). one: the positions are 1-d and the same for all lines; else they
-// have the shape of the result, or of the part of the source that is used.
+// Inputs: tensor, positions, source (except for TAKE). one: the positions are 1-d and the same for all lines; otherwise
+// they have the shape of the result, or of the used part of the source.
 static ms_status run_index(ms_call *c, int how, bool one)
 {
     const ms_tensor *whole = c->in[0], *ids = c->in[1], *x = how == TAKE ? whole : c->in[2], *over = one ? whole : ids;

@@ -25,7 +25,7 @@ enum {
 #include "formulas/optim/list.h"
 };
 
-// The formulas by type, as members that a template can name.
+// The formulas of each type as static members, so that a template can select them.
 template <class T> struct step;
 #define OPTIMIZER(NAME, FORMULA)                                                                        \
     static __device__ inline float NAME(float x, float g, float *a, float *b, float *c, const float *f) \
@@ -63,7 +63,7 @@ template <class T> static __device__ inline void run_part(const ms_optim_job &j,
 
 __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block)
 {
-    int low = 0, high = n - 1;  // the last leaf that begins at or before this block
+    int low = 0, high = n - 1;  // search for the last leaf that begins at or before this block
     while (low < high) {
         int mid = (low + high + 1) / 2;
         if (jobs[mid].block <= (int64_t)blockIdx.x) low = mid;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.cu -- matmul and linear: by cuBLASLt where it is installed and the strides suit it, else by our own
+// cuda/product.cu -- matmul and linear: by cuBLASLt if it is installed and supports the strides, else by our own
 // kernel.
 //
 // cuBLASLt is loaded at the first product that uses it (up to 440 ms). MOONSHARD_CUBLAS=off always selects our own
@@ -132,7 +132,7 @@ static cudaDataType_t type_of(int dtype)
     return dtype == MS_F32 ? CUDA_R_32F : dtype == MS_F64 ? CUDA_R_64F : dtype == MS_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-// Row-major C is column-major C^T = B^T A^T: so "x" is B seen by columns (n x k), "y" is A (k x m).
+// A row-major C is a column-major C^T = B^T A^T. "x" is therefore B read by columns (n x k), "y" is A (k x m).
 struct shape_key {
     int x_type, y_type, c_type, x_turned, y_turned, bias, index, align;
     int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
@@ -144,7 +144,7 @@ static struct {
     bool none;
 } cache[CACHE];
 
-// The layout of a matrix with strides rs and cs: 0 row-major (cs 1), 1 column-major (rs 1), -1 neither. *ld, the
+// The layout of a matrix with strides rs and cs: 0 row-major (cs is 1), 1 column-major (rs is 1), -1 neither. *ld, the
 // leading dimension, is the other stride.
 static int lies(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t *ld)
 {
@@ -170,8 +170,8 @@ static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_
         }                                                                                                              \
     } while (0)
 
-// A product of at most one batch dimension. *done: it was started; false when the layout does not suit cuBLASLt or it
-// has no algorithm.
+// Computes a product with at most one batch dimension. *done: whether it was started; false if cuBLASLt does not
+// support the layout or finds no algorithm.
 static ms_status lt_product(int index, const product *p, bool *done)
 {
     bool many = p->nb > 0;
@@ -301,7 +301,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
             one.a_bs[0] = q.a_bs[nb - 1], one.b_bs[0] = q.b_bs[nb - 1], one.c_bs[0] = q.c_bs[nb - 1];
         }
         MS_TRY(lt_product(index, &one, done));
-        if (!*done) return MS_OK;  // our own kernel writes earlier results again
+        if (!*done) return MS_OK;  // our own kernel overwrites the results so far
     }
     return MS_OK;
 }
@@ -353,7 +353,8 @@ static ms_status run_linear(ms_call *c)
     return st;
 }
 
-// (gradient, x, w; mask) -> dx = g w, dw = g^T x, db = sum of g's rows, as the mask asks.
+// Inputs: gradient, x, w. Integer: mask. Outputs, those that the mask needs: dx = g w, dw = g^T x, db = sum of g's
+// rows.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2),
@@ -398,7 +399,7 @@ static ms_status run_matmul(ms_call *c)
     p.a = ms__data(a), p.a_rs = ta[na - 2], p.a_cs = ta[na - 1];
     p.b = ms__data(b), p.b_rs = tb[nb - 2], p.b_cs = tb[nb - 1];
     p.c = ms__data(y);
-    if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
+    if (nb == 2 && na > 2) {  // one matrix on the right: all rows of the batch form one matrix
         MS_TRY(ms__as_rows(&held, a, &p.m, &p.a_rs));
         p.a = ms__data(held);
         p.a_cs = held->stride[na - 1];

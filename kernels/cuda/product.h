@@ -10,16 +10,16 @@ struct product {
     const char *what;
     int a_type, b_type, c_type;
     int64_t m, n, k;
-    const void *a, *b, *bias;  // bias[n], of c's type; may be NULL
+    const void *a, *b, *bias;  // bias[n] has c's dtype; may be NULL
     void *c;
     int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // strides in elements: of a row, of a column
     double alpha;
-    int nb;  // batch dimensions: sizes, and strides in elements
+    int nb;  // number of batch dimensions; their sizes and strides in elements
     int64_t batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
 };
 ms_status ms__cuda_product(int index, const product *p);
 
-// out = sums of the columns of g's last dimension, seen as `rows` rows with stride rs and adjacent columns.
+// out = sums over rows: g is seen as `rows` rows with stride rs, whose columns are adjacent.
 ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out);
 
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/random.cu -- random fills and dropout: the CPU's words and formulas (draws.h), a thread per Philox block.
+// cuda/random.cu -- random fills and dropout, with the same words and formulas as the CPU (draws.h): one thread per
+// Philox block.
 #include "cuda/cuda.h"
 #include "formulas/draws.h"
 
@@ -7,7 +8,7 @@ enum { THREADS = 256 };
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
-    uint64_t seed, offset, place;  // place of element 0 in the whole
+    uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor
     double f[4], limit;
     ms_truncated truncated;
     int dtype, kind;
@@ -15,7 +16,7 @@ struct draw {
     void *out;
 };
 
-// An element at an even place and the next one share a block of four words.
+// An element at an even position and the next one share a block of four words.
 __global__ void draw_kernel(draw d)
 {
     int64_t pair = GLOBAL_INDEX, k = 2 * pair - (int64_t)(d.place & 1);

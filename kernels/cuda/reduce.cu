@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cuda/reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
 //
-// A tensor is outputs x length. Real numbers are folded in double, integers in int64. The length is cut into segments
-// by the shape alone. A block folds each segment in a fixed tree; where neighbours in memory belong to different
-// outputs, a thread per output does. The results of segments are joined in order, so bits depend only on shapes.
+// A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The shape alone
+// determines how the length is divided into segments. One block folds each segment in a fixed tree; where adjacent
+// elements belong to different outputs, one thread does. The results of segments are combined in order, so results
+// depend only on shapes.
 #include "cuda/product.h"
 #include "rows/layout.h"
 
@@ -27,12 +28,12 @@ struct fold_plan {
     const char *data;
     int dtype, nk, nr;
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS],
-        rstride[MS_MAX_DIMS];  // kept, reduced; bytes
+        rstride[MS_MAX_DIMS];  // of kept and of reduced dimensions, in bytes
     int64_t outputs, length, segments, segment;
     bool columns;
 };
 
-// Cuts the length into segments of about `part` elements.
+// Divides the length into segments of about `part` elements.
 static void cut(fold_plan *p, int64_t part)
 {
     p->segments = up(p->length, part);
@@ -189,7 +190,7 @@ struct fold_of {
     const double *parameter = NULL;
     int step = 0;
 };
-// Folds t by a plan. out: one W per output, on the device.
+// Folds t as the plan says. out: one W per output, on the device.
 template <class W>
 static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan &p, const fold_of &f, W *out)
 {
@@ -241,7 +242,7 @@ struct ending {
     double number = 0;
     const double *more = NULL;
 };
-// Where results go: n elements of a dtype on a device.
+// Where results are stored: n elements of a dtype on a device.
 struct target {
     int index;
     int64_t n;
@@ -299,7 +300,7 @@ static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY, 0); }
 static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS, 0); }
 static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS, 0); }
 
-// Puts a number that every output shares on the device.
+// Stores a number used for every output on the device.
 __global__ void put_kernel(double *at, double v) { *at = v; }
 
 static ms_status run_norm(ms_call *c)
@@ -331,7 +332,7 @@ static ms_status run_norm(ms_call *c)
     return st;
 }
 
-// The mean, then the squared deviations from it. i: keepdim, correction, dims
+// Computes the mean, then the squared deviations from it. Integers: keepdim, correction, dims.
 static ms_status variance(ms_call *c, int how)
 {
     fold_plan p = plan_of(c, 2);
@@ -354,7 +355,7 @@ static ms_status run_std(ms_call *c) { return variance(c, STD); }
 
 static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
 
-// m + log(sum(exp(x - m))), m the maximum, or 0 where the maximum is infinite.
+// m + log(sum(exp(x - m))), where m is the maximum, or 0 if the maximum is infinite.
 static ms_status run_logsumexp(ms_call *c)
 {
     fold_plan p = make_plan(c->in[0], one_dim(c));
@@ -421,7 +422,7 @@ static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->o
 struct lines {
     int ndim, d;
     int64_t count, length, shape[MS_MAX_DIMS], a[MS_MAX_DIMS], b[MS_MAX_DIMS];
-};  // strides in bytes, dimension d left out
+};  // strides in bytes, without dimension d
 static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
 {
     lines l = {};
@@ -466,12 +467,13 @@ static ms_status run_cumsum(ms_call *c)
                   (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
 }
 
-// in: g (expanded to x's shape), x. The gradient of an element is the product of the others: product / x without zeros.
-// A single zero gets the product of the others; with two zeros all gradients are 0.
+// Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
+// product / x where no element is 0. If one element is 0, only its gradient is not 0; if two are 0, all gradients are
+// 0.
 struct prod_job {
     int nk, nr;
     int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];
-};  // kept first
+};  // kept dimensions first
 __global__ void prod_backward_kernel(prod_job p, int dtype, const char *x, const char *g, char *o)
 {
     int64_t m = GLOBAL_INDEX;

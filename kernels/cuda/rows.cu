@@ -16,7 +16,7 @@ template <class T> __global__ void softmax_kernel(ms_rows r, int dtype, const vo
         most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
-    if (most == -(T)INFINITY) most = 0;  // a fully masked row gives 0 / 0, as in PyTorch
+    if (most == -(T)INFINITY) most = 0;  // a row of -inf only gives 0 / 0, as in PyTorch
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) sum += exp_of(load<T>(dtype, x, at + j * r.stride) - most);
     sum = block_sum(sum, shared);
     T shift = most + log_of(sum), scale = 1 / sum;
@@ -99,7 +99,7 @@ __global__ void norm_kernel(int64_t n, int dtype, const void *x, const void *w, 
         store<T>(dtype, y, at + j, h);
     }
 }
-// dx = rstd (q - mean(q) - h mean(q h)), q = g w. stats: receives mean and rstd of every row.
+// dx = rstd (q - mean(q) - h mean(q h)), q = g w. Stores mean and rstd of every row in stats.
 template <class T>
 __global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const void *x, const void *w, void *dx,
                                      double eps, bool rms, T *stats)
@@ -125,7 +125,7 @@ __global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const 
         store<T>(dtype, dx, at + j, rstd * (q - mq - h * mh));
     }
 }
-// Column sums of g h and g over ROWS rows each; norm_join_kernel adds these parts in order.
+// Column sums of g h and of g over ROWS rows each; norm_join_kernel adds these partial sums in order.
 enum { ROWS = 64 };
 template <class T>
 __global__ void norm_parts_kernel(int64_t rows, int64_t n, int dtype, const void *g, const void *x, const T *stats,
@@ -201,7 +201,7 @@ static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor 
     if (room) ms__free(room);
     return st;
 }
-// (gradient, x, w?) -> dx, dw, db as the mask asks
+// Inputs: gradient, x, w?. Outputs, those that the mask needs: dx, dw, db.
 static ms_status norm_backward(ms_call *c, bool rms)
 {
     ms_tensor *g = NULL, *x = NULL, *w = NULL;
@@ -230,7 +230,7 @@ struct cross {
     const void *x, *ids, *w;
     ms_complaint *complaint;
 };
-// The class of a row; -1 if the row is ignored.
+// The target class of a row; -1 if the row is ignored.
 static __device__ inline int64_t target_of(const cross &q, int64_t row)
 {
     int64_t t = load<int64_t>(q.id_type, q.ids, row);
@@ -270,8 +270,8 @@ template <class T> __global__ void cross_kernel(cross q, T *lse_out, T *losses)
     }
     losses[row] = loss;
 }
-// totals[0]: sum of the losses (if given). totals[1]: weights of the rows that are not ignored. One block, a fixed
-// tree.
+// totals[0]: the sum of the losses (if given). totals[1]: the sum of the weights of the rows that are not ignored. Runs
+// as one block and adds in a fixed tree.
 template <class T> __global__ void cross_total_kernel(cross q, const T *losses, double *totals)
 {
     __shared__ double shared[BLOCK];
@@ -382,7 +382,8 @@ static ms_status run_cross_entropy(ms_call *c)
     cross_let_go(&h);
     return st;
 }
-// (gradient, logits, ids, weight?, logsumexp, its gradient?; reduction, ignore_index, mask; label_smoothing)
+// Inputs: gradient, logits, ids, weight?, logsumexp, its gradient?. Integers: reduction, ignore_index, mask. Number:
+// label_smoothing.
 static ms_status run_cross_entropy_backward(ms_call *c)
 {
     cross q;
@@ -421,7 +422,7 @@ template <class T> __global__ void mse_kernel(int64_t n, int dtype, const void *
     T d = load<T>(dtype, a, k) - load<T>(dtype, b, k);
     store<T>(dtype, out, k, d * d);
 }
-// Sums of blocks of 16 K elements, in double.
+// Sums blocks of 16 K elements in double.
 enum { PIECE = 16384 };
 template <class T> __global__ void mse_parts_kernel(int64_t n, int dtype, const void *a, const void *b, double *parts)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/runtime.cu -- the plugin's table: devices, memory, streams, events, copies. Every call of the CUDA runtime is
+// cuda/runtime.cu -- the plugin's function table: devices, memory, streams, events, copies. Every CUDA runtime call is
 // checked; errors name the call, the device and sizes.
 #include <cstdarg>
 #include <cstdio>
@@ -11,11 +11,12 @@ const ms_cuda_engine *ms__engine;
 typedef struct {
     bool ready;
     cudaStream_t stream[MS_STREAMS];
-    ms_complaint *complaint;        // pinned, mapped
+    ms_complaint *complaint;        // in pinned memory, mapped to the device
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-static thread_local int current = -1;  // device of this thread, either the engine's or one that finishes collectives
+// the device that is current in this thread, which is the engine's or one that finishes collectives
+static thread_local int current = -1;
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
 {
@@ -24,12 +25,12 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
     va_start(ap, fmt);
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
-    cudaGetLastError();  // clears an error that is not sticky
+    cudaGetLastError();  // clears the error, unless it is sticky
     return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)",
                     index, call, what, cudaGetErrorString(e), (int)e);
 }
 
-// Makes streams that do not wait for the legacy default stream, and the complaint that kernels write.
+// Makes streams that do not wait for the legacy default stream, and the memory in which kernels record errors.
 static ms_status prepare(int index)
 {
     gpu *g = &gpus[index];
@@ -116,7 +117,7 @@ static ms_status host_alloc(size_t bytes, void **out)
 static void host_free(void *p) { cudaFreeHost(p); }
 
 #if defined(MS_EMULATED)
-// In stream order, because kernels queued earlier may still use the bytes.
+// Marks bytes in stream order, because kernels queued earlier may still use them.
 static void mark(int index, void *p, size_t used, size_t size)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -205,8 +206,8 @@ static ms_status stream_wait(int index, int stream, void *event)
 }
 static void drop(void *event) { cudaEventDestroy((cudaEvent_t)event); }
 
-// The source's stream copies after the destination's has finished with the old bytes; the destination's stream waits
-// for the copy.
+// The source's stream copies after the destination's stream no longer uses the old bytes; the destination's stream
+// waits for the copy.
 static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t bytes)
 {
     void *free = NULL, *there = NULL;

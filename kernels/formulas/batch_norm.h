@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// formulas/batch_norm.h -- the formulas of a channel, shared by the CPU and the GPU.
+// formulas/batch_norm.h -- formulas for one channel, shared by the CPU and the GPU.
 #ifndef MS_BATCH_NORM_H
 #define MS_BATCH_NORM_H
 
@@ -10,18 +10,18 @@ MS_FN double ms_bn_scale(double var, double eps, double w) { return w / ms_sqrt_
 
 typedef struct ms_bn_channel {
     double dw, db, dmean, dvar;
-    double of_g, of_x, alone;  // dx = of_g g + of_x (x - mean) + alone
+    double of_g, of_x, alone;  // dx = of_g * g + of_x * (x - mean) + alone
 } ms_bn_channel;
 
-// What a channel's gradients are made of: its variance, weight and number of elements, the gradients of its mean and
+// The input of ms_bn_finish: a channel's variance, weight and number of elements, the gradients of its mean and
 // variance outputs, and its sums of g and of g (x - mean).
 typedef struct ms_bn_sums {
     double var, eps, w, count, gmean, gvar, sg, sgx;
     int training;
 } ms_bn_sums;
 
-// With h = (x - mean) rstd: dw = sum g h, db = sum g. dx = w rstd (g - db / count - h dw / count) when training, else
-// w rstd g. gmean and gvar are added to `alone` and of_x.
+// With h = (x - mean) rstd: dw = sum g h, db = sum g. In training dx = w rstd (g - db / count - h dw / count),
+// otherwise dx = w rstd g. gmean and gvar contribute to `alone` and of_x.
 MS_FN ms_bn_channel ms_bn_finish(const ms_bn_sums *s)
 {
     double rstd = 1 / ms_sqrt_f64(s->var + s->eps), w = s->w;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// formulas/draws.h -- random numbers from the words of Philox, for the CPU's loops and the GPU's kernels. float32 uses
-// only + - * / sqrt fma and our own log and sincos, so that every device gives the same bits; float64 goes through libm
-// and may differ in the last place.
+// formulas/draws.h -- random numbers from Philox words, for the CPU's loops and the GPU's kernels. float32 uses only +
+// - * / sqrt, fma and our own log and sincos, so that every device gives the same bits; float64 uses libm and may
+// differ in the last place.
 #ifndef MS_DRAWS_H
 #define MS_DRAWS_H
 
@@ -18,7 +18,7 @@ MS_FN double ms_draw_uniform_f64(uint32_t high, uint32_t low_word, double low, d
     double v = low + width * ms_uniform_f64(high, low_word);
     return v > limit ? limit : v;
 }
-// Box-Muller: two numbers at a time.
+// Box-Muller; computes two numbers at a time.
 MS_FN void ms_draw_normal_f32(uint32_t w0, uint32_t w2, float mean, float std, float *a, float *b)
 {
     float u = (float)(int32_t)(w0 >> 1) * 0x1p-31f + 0x1p-32f, s, c;  // (0, 1]
@@ -63,7 +63,7 @@ MS_FN float ms_erfinv_f32(float x)
     q = 2.83297682f + q * b;
     return (w < 5.0f ? p : q) * x;
 }
-// A normal distribution cut to [a, b]. low, high: erf of the bounds.
+// A normal distribution restricted to [a, b]. low, high: erf at the bounds.
 typedef struct ms_truncated {
     double mean, std, a, b, low, high;
 } ms_truncated;
@@ -75,8 +75,8 @@ MS_FN ms_truncated ms_truncated_of(const double f[4])
     t.high = ms_erf_f64((t.b - t.mean) / t.std * 0.70710678118654752440);
     return t;
 }
-// A number of it: the inverse of the cumulative distribution between low and high. wide: refines the float32 estimate
-// by two Newton steps.
+// A random number of this distribution: its inverse distribution function between low and high. wide: refines the
+// float32 estimate by two Newton steps.
 MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, const ms_truncated *t, int wide)
 {
     double u = ms_uniform_f64(high_word, low_word), x = t->low + (t->high - t->low) * u;

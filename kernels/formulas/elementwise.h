@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// formulas/elementwise.h -- the elementwise formulas. Included once per element type, by C and by nvcc, with REAL and
-// R(name) defined, and MS_INTEGER for int64_t. R(ms_exp) and the like come from math32.h (ours for float, libm's for
-// double).
+// formulas/elementwise.h -- the elementwise formulas. C and nvcc include it once per element type, with REAL and
+// R(name) defined, and MS_INTEGER for int64_t. R(ms_exp) and similar functions come from math32.h (our own for float,
+// libm's for double).
 //
 // fwd: the value. bwd: the gradient of the input, from the gradient of the output (g) and a saved input x or output y.
-// NaN propagates, as in PyTorch: comparisons are written so that NaN fails them.
+// NaN propagates as in PyTorch: the formulas rely on comparisons with NaN being false.
 
 #ifndef MS_FORMULAS_ONCE
 #define MS_FORMULAS_ONCE
@@ -17,7 +17,7 @@
 // ---- all types ----
 
 #ifdef MS_INTEGER
-// Integers wrap around, as they do in PyTorch; signed overflow is undefined in C.
+// Integers wrap around, as in PyTorch; signed overflow is undefined in C.
 MS_FN REAL R(ms_fwd_add)(REAL a, REAL b) { return (REAL)((uint64_t)a + (uint64_t)b); }
 MS_FN REAL R(ms_fwd_sub)(REAL a, REAL b) { return (REAL)((uint64_t)a - (uint64_t)b); }
 MS_FN REAL R(ms_fwd_mul)(REAL a, REAL b) { return (REAL)((uint64_t)a * (uint64_t)b); }
@@ -105,7 +105,7 @@ MS_FN REAL R(ms_bwd_gelu_tanh)(REAL g, REAL x)
     REAL du = (REAL)(2 * MS_SQRT_2_OVER_PI) * (1 + (REAL)(3 * 0.044715) * x2);
     return g * (s + x * s * (1 - s) * du);
 }
-// d/dx x^p, where 0^0 = 1 has slope 0
+// d/dx x^p; the constant x^0 has gradient 0 everywhere, also at 0
 MS_FN REAL R(ms_bwd_pow_scalar)(REAL g, REAL x, REAL p) { return p == 0 ? 0 : g * p * R(ms_pow)(x, p - 1); }
 MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b)
 {
@@ -114,12 +114,12 @@ MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b)
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
-// An infinite maximum takes the whole gradient. -inf takes none, even when all inputs are -inf.
+// An infinite maximum receives the whole gradient. An input of -inf receives none, even when all inputs are -inf.
 MS_FN REAL R(ms_bwd_logsumexp)(REAL g, REAL x, REAL y)
 {
     return x == y ? (y < 0 && y - y != 0 ? 0 : g) : g * R(ms_exp)(x - y);
 }
-// p-norms, p finite and not 0: n is the norm, whose gradient at 0 is 0. p = 1 and 2 need no power.
+// p-norms with finite p other than 0; n is the norm. The gradient at norm 0 is 0. p = 1 and 2 avoid pow.
 MS_FN REAL R(ms_bwd_norm_1)(REAL g, REAL x) { return g * R(ms_fwd_sign)(x); }
 MS_FN REAL R(ms_bwd_norm_2)(REAL g, REAL x, REAL n) { return n == 0 ? 0 : g * (x / n); }
 MS_FN REAL R(ms_bwd_norm_p)(REAL g, REAL x, REAL n, REAL p)

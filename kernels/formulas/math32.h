@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // formulas/math32.h -- float exp, log, tanh, erf, sine and cosine without branches or tables, so that loops vectorise
-// (tanh-GELU takes 0.35 ns an element, 9.9 with libm's functions).
+// (tanh-GELU takes 0.35 ns per element; 9.9 ns with libm's functions).
 //
-// Only + - * /, sqrt and explicit fma, so that every ISA level and device gives the same bits (level v1 has no fma
-// instruction and calls libm's fmaf, which is slow). The largest errors over all floats are 1-3 ulp; the bounds are in
-// spec/kernels/math32_spec.lua.
+// They use only + - * /, sqrt and explicit fma, so that every ISA level and device gives the same bits (level v1 has no
+// fma instruction and calls libm's fmaf, which is slow). The largest errors over all floats are 1-3 ulp; the bounds are
+// in spec/kernels/math32_spec.lua.
 #ifndef MS_MATH32_H
 #define MS_MATH32_H
 
@@ -28,13 +28,13 @@ MS_FN float ms__int_float(int32_t i)
 // 2^n for n in [-126, 127]
 MS_FN float ms_pow2i_f32(int32_t n) { return ms__int_float((int32_t)((uint32_t)(n + 127) << 23)); }
 
-// Cephes' expf. The scale is applied in two halves, so that subnormal results round once and overflow gives infinity.
-// NaN passes through the comparisons and the polynomial.
+// From Cephes' expf. The scale is applied in two halves, so that subnormal results round once and overflow gives
+// infinity. NaN propagates through the comparisons and the polynomial.
 MS_FN float ms_exp_f32(float x)
 {
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
-    float shifted = MS_FMA(x, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: rounds to an integer
+    float shifted = MS_FMA(x, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     int32_t n = (int32_t)(ms__float_bits(shifted) - 0x4b400000u);
     float k = shifted - 12582912.0f;
     float r = MS_FMA(k, 2.12194440e-4f, MS_FMA(k, -0.693359375f, x));
@@ -50,14 +50,14 @@ MS_FN float ms_exp_f32(float x)
     return p * ms_pow2i_f32(half) * ms_pow2i_f32(n - half);
 }
 
-// Cephes' logf: x = m * 2^e with m in [sqrt(1/2), sqrt(2)).
+// From Cephes' logf: x = m * 2^e with m in [sqrt(1/2), sqrt(2)).
 MS_FN float ms_log_f32(float x)
 {
     int tiny = x < 1.17549435e-38f;
-    float y = tiny ? x * 8388608.0f : x;  // subnormals: 2^23
+    float y = tiny ? x * 8388608.0f : x;  // scale subnormals by 2^23
     int32_t bits = ms__float_int(y);
     int32_t e = ((bits >> 23) & 0xff) - 126 - (tiny ? 23 : 0);
-    float m = ms__int_float((bits & 0x007fffff) | 0x3f000000);  // [1/2, 1)
+    float m = ms__int_float((bits & 0x007fffff) | 0x3f000000);  // in [1/2, 1)
     int low = m < 0.707106781186547524f;
     e -= low;
     m = (low ? m + m : m) - 1.0f;
@@ -87,7 +87,7 @@ MS_FN float ms_copysign_f32(float x, float s)
     return ms__bits_float((ms__float_bits(x) & 0x7fffffffu) | (ms__float_bits(s) & 0x80000000u));
 }
 
-// Cephes' tanhf: an odd polynomial near 0, 1 - 2 / (exp(2x) + 1) beyond.
+// From Cephes' tanhf: an odd polynomial near 0, elsewhere 1 - 2 / (exp(2x) + 1).
 MS_FN float ms_tanh_f32(float x)
 {
     float a = ms_abs_f32(x), z = x * x;
@@ -101,7 +101,7 @@ MS_FN float ms_tanh_f32(float x)
     return a < 0.625f ? p : ms_copysign_f32(q, x);
 }
 
-// N. Juffa's two-piece erf.
+// Two-piece erf by N. Juffa.
 MS_FN float ms_erf_f32(float x)
 {
     float t = ms_abs_f32(x), s = x * x;
@@ -125,7 +125,7 @@ MS_FN float ms_erf_f32(float x)
     return t > 0.927734375f ? ms_copysign_f32(r, x) : p;
 }
 
-// Sine and cosine of r in [-pi/4, pi/4], rotated by q quarter turns.
+// Sine and cosine of r + q pi/2, with r in [-pi/4, pi/4].
 MS_FN void ms__sincos_quarter_f32(float r, int32_t q, float *sine, float *cosine)
 {
     float z = r * r;
@@ -137,19 +137,19 @@ MS_FN void ms__sincos_quarter_f32(float r, int32_t q, float *sine, float *cosine
     *sine = q & 2 ? -a : a;
     *cosine = (q + 1) & 2 ? -b : b;
 }
-// Range reduction in double: exact up to about |x| < 2^24.
+// Reduces the argument in double: exact up to about |x| < 2^24.
 MS_FN void ms_sincos_f32(float x, float *sine, float *cosine)
 {
     double d = (double)x, t = d * 0.63661977236758134308;  // 2 / pi
     double shifted = t + 6755399441055744.0;               // 1.5 * 2^52
     double k = shifted - 6755399441055744.0;
     double r = d - k * 1.57079632673412561417e+00 - k * 6.07710050650619224932e-11;
-    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;  // huge x has no meaningful angle; keep r in range
+    r = r > 0.8 ? 0.8 : r < -0.8 ? -0.8 : r;  // for huge x the reduction is meaningless; keep r in range
     int64_t bits;
     memcpy(&bits, &shifted, 8);
     ms__sincos_quarter_f32((float)r, (int32_t)bits, sine, cosine);
 }
-// Sine and cosine of 2 pi u, u in [0, 1), for Box-Muller: here the reduction is exact.
+// Sine and cosine of 2 pi u, u in [0, 1), for Box-Muller: the reduction of u is exact.
 MS_FN void ms_sincos_turn_f32(float u, float *sine, float *cosine)
 {
     float t = u * 4.0f, shifted = t + 12582912.0f;
@@ -171,7 +171,7 @@ MS_FN float ms_cos_f32(float x)
 MS_FN float ms_sqrt_f32(float x) { return __builtin_sqrtf(x); }
 MS_FN float ms_pow_f32(float x, float y) { return __builtin_powf(x, y); }
 
-// double serves gradient checks, not speed: libm.
+// double is used for gradient checks, where speed does not matter: use libm.
 MS_FN double ms_exp_f64(double x) { return __builtin_exp(x); }
 MS_FN double ms_log_f64(double x) { return __builtin_log(x); }
 MS_FN double ms_tanh_f64(double x) { return __builtin_tanh(x); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/assemble.c -- rows of cat, stack, tile, tril and triu. They are copies between views, so their kernels are here.
+// rows/assemble.c -- rows of cat, stack, tile, tril and triu. All but tril and triu copy between views, so their
+// kernels are here.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
@@ -151,7 +152,7 @@ static ms_status check_tile(ms_call *c)
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
 }
-// The input is copied to the corner. Then the filled block is repeated along each dimension, the last one first.
+// Copies the input to the corner, then repeats the filled block along each dimension, the last one first.
 static ms_status run_tile(ms_call *c)
 {
     ms_tensor *o = c->out[0];
@@ -175,7 +176,7 @@ static ms_status run_tile(ms_call *c)
     ms__release(block);
     return st;
 }
-// Dimension by dimension: the gradient seen as [before, times, size, after] is summed over `times`.
+// Sums one dimension after the other: the gradient, seen as [before, times, size, after], is summed over `times`.
 static ms_status tile_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0], *om = &b->out_meta[0];
@@ -223,7 +224,7 @@ static ms_status triangle(ms_call *c, bool lower)
     size_t size = (size_t)ms__dtype_size(o->dtype);
     char *row = ms__data(o);
     for (int64_t n = 0; n < lines; n++, row += (size_t)cols * size) {
-        int64_t edge = n % rows + k + (lower ? 1 : 0);  // first column that tril clears, or that triu keeps
+        int64_t edge = n % rows + k + (lower ? 1 : 0);  // first column that tril clears or triu keeps
         edge = edge < 0 ? 0 : edge > cols ? cols : edge;
         if (lower) memset(row + (size_t)edge * size, 0, (size_t)(cols - edge) * size);
         else memset(row, 0, (size_t)edge * size);
@@ -237,7 +238,7 @@ static ms_status triangle_grad(ms_backward_call *b)
     return ms__run_op(b->op, &(ms_op_args) { 1, b->gout, .n_i = b->n_i, .i = b->i }, 1, b->gin);
 }
 
-// On a GPU: the same function where it is made of copies, or NULL for a kernel of the plugin.
+// The kernel on a GPU: the same function if it consists of copies, NULL if the plugin has one.
 #define BOTH_cat run_cat
 #define BOTH_stack run_stack
 #define BOTH_tile run_tile

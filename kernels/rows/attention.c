@@ -4,7 +4,7 @@
 #include "rows/grad.h"
 #include "rows/layout.h"
 
-// out[k]: t's shape but for the last dimension, and the order of t's strides.
+// Allocates out[k] with t's shape except for the last dimension, and with the order of t's strides.
 static ms_status out_laid_out_like(ms_call *c, int k, const ms_tensor *t, int64_t last)
 {
     int order[MS_MAX_DIMS], n = t->ndim;
@@ -53,7 +53,8 @@ static ms_status attention_check(ms_call *c)
     return ms__call_out(c, 1, q->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(q), n - 1, q->shape);
 }
 
-// (gradient, q, k, v, mask?, out, lse, gradient of lse?; …, seed, offset, needed gradients) -> dq, dk, dv, dmask
+// Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?. The last integers: seed, offset, mask of needed
+// gradients. Outputs: dq, dk, dv, dmask.
 static ms_status attention_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];
@@ -84,7 +85,7 @@ static ms_status attention_backward(ms_backward_call *b)
     return st;
 }
 
-// out[1]: the logsumexp of each row of scores, in float32 or float64.
+// out[1] is the logsumexp of each row of scores, in float32 or float64.
 static const ms_op op_attention =
     MS_ROW("attention", 3, 4, .flags = MS_OP_RANDOM | MS_OP_LOW, .save_in = 15, .save_out = 3, .check = attention_check,
            .run = { [MS_CPU] = ms__cpu_attention }, .backward = attention_backward,

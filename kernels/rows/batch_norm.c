@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
-// rows/batch_norm.c -- row of batch_norm: normalisation over all dimensions but the second.
+// rows/batch_norm.c -- row of batch_norm: normalisation over all dimensions except the second.
 //
-// Training normalises by the statistics of the batch and returns them (biased variance); the caller updates running
-// statistics. With half types the statistics are float32, and the weights may be.
+// Training normalises by the statistics of the batch and returns them (biased variance); the caller updates the running
+// statistics. With half types the statistics are float32, and the weights may be float32.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 #include "rows/ops.h"
 
 static int stats_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
 
-// (x [N, C, ...], weight?, bias?, running mean?, running var?; training; eps) -> y, and when training mean and var
+// Inputs: x [N, C, ...], weight?, bias?, running mean?, running var?. Integer: training. Number: eps. Outputs: y; in
+// training also mean and var.
 static ms_status batch_norm_check(ms_call *c)
 {
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
@@ -39,8 +40,8 @@ static ms_status batch_norm_check(ms_call *c)
     return MS_OK;
 }
 
-// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?; training, mask; eps) -> dx, dw, db, and
-// when not training the gradients of the running statistics
+// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask. Number: eps.
+// Outputs: dx, dw, db; in evaluation also the gradients of the running statistics.
 static ms_status batch_norm_backward_check(ms_call *c)
 {
     const ms_tensor *x = c->in[1];
@@ -77,7 +78,7 @@ static ms_status batch_norm_backward(ms_backward_call *b)
     MS_TRY(ms__run_op(&op_batch_norm_backward, &(ms_op_args) { 7, in, 2, i, b->n_f, b->f }, n_out, out));
     for (int k = 0; k < b->n_in; k++)
         if (mask >> k & 1) b->gin[k] = out[o++];
-    for (int k = 1; k < b->n_in; k++)  // gradients of half-type weights come in float32
+    for (int k = 1; k < b->n_in; k++)  // the kernel computes gradients of half-type weights in float32
         if (b->gin[k] && b->gin[k]->dtype != b->in_meta[k].dtype) {
             ms_tensor *wide = b->gin[k];
             b->gin[k] = NULL;

@@ -20,7 +20,7 @@ static ms_status conv_check(ms_call *c)
         return ms__call_fail(c, "the stride must be positive, got (%lld, %lld)", (long long)c->i[0],
                              (long long)c->i[1]);
     for (int k = 2; k < 6; k++)
-        if (c->i[k] < 0 || c->i[k] > INT32_MAX)  // added twice to a size without overflow
+        if (c->i[k] < 0 || c->i[k] > INT32_MAX)  // so that adding it to a size twice cannot overflow
             return ms__call_fail(c, "the padding must be from 0 to %d, got %lld", INT32_MAX, (long long)c->i[k]);
     if (c->i[6] < 1 || c->i[7] < 1)
         return ms__call_fail(c, "the dilation must be positive, got (%lld, %lld)", (long long)c->i[6],
@@ -52,7 +52,7 @@ static ms_status conv_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), 4, (int64_t[]) { v.n, v.out, v.oh, v.ow });
 }
 
-// (gradient, x, w; …, mask) -> dx, dw, db
+// Inputs: gradient, x, w. The last integer is the mask. Outputs: dx, dw, db.
 static ms_status conv_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

@@ -6,7 +6,7 @@
 #include "ops/op.h"
 
 typedef struct ms_conv {
-    int64_t n, in, h, w, out, kh, kw;           // images, channels, rows, columns; kernels
+    int64_t n, in, h, w, out, kh, kw;  // images; input channels, rows, columns; output channels; kernel rows, columns
     int64_t sh, sw, top, left, dh, dw, groups;  // strides, padding, dilation
     int64_t oh, ow;                             // rows and columns of the output
 } ms_conv;
@@ -20,7 +20,7 @@ static inline ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const 
     return v;
 }
 
-// The unfolded image would be the image itself.
+// Whether the unfolded matrix would equal the image.
 static inline bool ms__conv_pointwise(const ms_conv *v)
 {
     return v->kh == 1 && v->kw == 1 && v->sh == 1 && v->sw == 1 && v->oh == v->h && v->ow == v->w && v->top == 0 &&

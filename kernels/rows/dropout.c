@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/dropout.c -- rows of dropout. The seed and the offset are saved instead of the mask; backward draws it again.
+// rows/dropout.c -- rows of dropout. The seed and offset are saved instead of the mask; backward generates the mask
+// again.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 
@@ -19,7 +20,7 @@ static ms_status dropout_check(ms_call *c)
     return MS_OK;
 }
 
-// (gradient; seed, offset, mask)
+// Input: gradient. Integers: seed, offset, mask.
 static ms_status dropout_backward_check(ms_call *c)
 {
     c->saved_rng[0] = (uint64_t)c->i[c->n_i - 3];

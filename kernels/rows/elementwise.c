@@ -12,14 +12,14 @@ static ms_status no_bool(const ms_call *c, const ms_tensor *t)
                          ms__tensor_text(t));
 }
 
-// The output has the input's dtype, real or integer.
+// The output has the input's dtype, which may be real or integer.
 static ms_status check_number(ms_call *c)
 {
     if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
     return ms__call_out_like(c, 0, c->in[0]);
 }
 static ms_status check_same(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
-// The output is real: integers become the default dtype.
+// The output is real: integer inputs give the default dtype.
 static ms_status check_real(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
@@ -39,7 +39,7 @@ static ms_status binary_out(ms_call *c, const ms_tensor *a, const ms_tensor *b, 
     MS_TRY(ms__broadcast(c, a, b, &ndim, shape));
     return ms__call_out(c, 0, dtype, ms__device(a), ndim, shape);
 }
-// The factor alpha of add and sub.
+// Checks alpha, the factor of add and sub.
 static ms_status check_alpha(const ms_call *c, int dtype)
 {
     if (c->n_f && !ms__is_float(dtype) && c->f[0] != (double)(int64_t)c->f[0])
@@ -68,13 +68,14 @@ static ms_status check_div(ms_call *c)
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
 static ms_status check_compare(ms_call *c) { return binary_out(c, c->in[0], c->in[1], MS_BOOL); }
-// Gradients: the output is like g, which is the first or the second input.
+// The operators of gradients: the output has the shape and dtype of g, which is the first or the second input.
 static ms_status check_like_first(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
 // 0 bool, 1 integer, 2 real: PyTorch's categories of dtypes.
 static int category(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
-// Makes in[0] the output. b must broadcast to it, and a result of `dtype` must fit its category.
+// Makes in[0] the output of an in-place call. b must broadcast to in[0], and the category of in[0] must hold results of
+// `dtype`.
 static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
 {
     const ms_tensor *a = c->in[0];
@@ -121,7 +122,8 @@ static ms_status check_div_(ms_call *c)
 }
 
 static ms_status need_number(const ms_call *c) { return c->n_f < 1 ? ms__call_fail(c, "a number is missing") : MS_OK; }
-// A number takes the tensor's dtype, so with an integer tensor it must be whole; bool counts as int64.
+// Converts a number to the tensor's dtype; for an integer tensor the number must be whole. Bool tensors are treated as
+// int64.
 static ms_status scalar_dtype(const ms_call *c, int *dtype)
 {
     MS_TRY(need_number(c));
@@ -250,7 +252,8 @@ static ms_status check_masked_fill_(ms_call *c)
 
 // ---- backwards --------------------------------------------------------------------------------
 
-// gin[k] = *g (owned), summed to the shape and dtype of input k. st: status of the call that made *g.
+// Sets gin[k] to *g (owned), summed to the shape and converted to the dtype of input k. st: status of the call that
+// made *g.
 static ms_status give(ms_backward_call *b, int k, ms_status st, ms_tensor **g)
 {
     MS_TRY(st);
@@ -293,7 +296,7 @@ static ms_status mul_backward(ms_backward_call *b)
     return MS_OK;
 }
 
-// The gradient of an operator of one input: row(g, kept tensor).
+// The gradient of an operator with one input: calls row(g, kept tensor).
 static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor *kept)
 {
     ms_tensor *in[2] = { b->gout[0], kept };
@@ -372,7 +375,7 @@ static ms_status where_grad(ms_backward_call *b)
 
 // ---- rows -------------------------------------------------------------------------------------
 
-enum { A = 1, B = 2, NONE = 0 };  // bits of save_in, save_out
+enum { A = 1, B = 2, NONE = 0 };  // bits for save_in and save_out
 enum {
     METHOD = MS_OP_METHOD,
     ACTIVATION = MS_OP_ACTIVATION,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/grad.h -- gradients computed by one operator. Its outputs are the needed gradients, in the order of the
-// forward's inputs, so backward runs on every device that has the operator's kernel.
+// rows/grad.h -- gradients computed by a single operator. Its outputs are the needed gradients, in the order of the
+// forward's inputs, so backward runs on every device that has a kernel for the operator.
 #ifndef MS_GRAD_H
 #define MS_GRAD_H
 
@@ -10,11 +10,11 @@ static inline ms_status ms__zeros_of(ms_tensor **out, const ms_meta *m)
 {
     return ms__zeros(out, m->dtype, m->device, m->ndim, m->shape);
 }
-// The backward of an operator that overwrites its one input, or does not depend on it.
+// The backward of an operator whose result does not depend on the old values of its only input: the gradient is 0.
 static inline ms_status ms__zero_gradient(ms_backward_call *b) { return ms__zeros_of(&b->gin[0], &b->in_meta[0]); }
 
-// Calls `op` on in[] with the forward's integers and numbers and moves its outputs to gin[]. Two things follow the
-// forward's integers: its seed and offset (if rng), and last a bit mask of the needed gradients.
+// Calls `op` on in[], with the integers and numbers of the forward, and moves its outputs to gin[]. The forward's
+// integers are followed by its seed and offset (if rng is set) and by a bit mask of the needed gradients.
 static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_in, ms_tensor *const *in, bool rng)
 {
     int64_t i[MS_MAX_I], mask = 0;
@@ -35,7 +35,7 @@ static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_
     return MS_OK;
 }
 
-// For kernels: the output for the gradient of the forward's input k; NULL when it is not needed.
+// For kernels: the output for the gradient of the forward's input k, or NULL if it is not needed.
 static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
 {
     int64_t mask = c->i[c->n_i - 1];

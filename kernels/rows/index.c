@@ -40,7 +40,7 @@ static ms_status check_index_add_(ms_call *c)
     return MS_OK;
 }
 
-// No size of the positions may exceed t's, except along d.
+// No size of the positions may exceed that of t, except along d.
 static ms_status within(const ms_call *c, const ms_tensor *t, const char *what, int d)
 {
     const ms_tensor *index = c->in[1];
@@ -81,7 +81,7 @@ static const ms_op index_add_row = MS_ROW("index_add_", 3, 3, .flags = MS_OP_INP
                                           .run = { [MS_CPU] = ms__cpu_index_add });
 extern const ms_op ms__op_gather, ms__op_scatter_, ms__op_scatter_add_;
 
-// Zeros of the input's shape, with g written or added at the positions.
+// Zeros of the input's shape, into which g is written or added at the positions.
 static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 {
     ms_tensor *zeros;
@@ -95,7 +95,7 @@ static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 static ms_status index_select_grad(ms_backward_call *b) { return into_zeros(b, &index_add_row); }
 static ms_status gather_grad(ms_backward_call *b) { return into_zeros(b, &ms__op_scatter_add_); }
 
-// The gradient of the source is gathered from the positions. A source larger than the positions gets zeros elsewhere.
+// Gathers the gradient of the source from the positions. Elements of the source outside the positions' shape get 0.
 static ms_status source_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[2];

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// rows/layout.h -- how tensors lie in memory: dimensions that join, rows, and results laid out in the order of another
-// tensor's strides. A script that transposes an input usually transposes the result back; the same layout saves both
-// copies.
+// rows/layout.h -- how tensors lie in memory: merged dimensions, rows, and results whose strides have the order of
+// another tensor's strides. A script that transposes an input usually transposes the result back; keeping the order
+// saves both copies.
 #ifndef MS_LAYOUT_H
 #define MS_LAYOUT_H
 
 #include "ops/op.h"
 
-// Drops dimensions of size 1 and joins neighbours that lie in one stride. Returns the number of dimensions left.
+// Drops dimensions of size 1 and merges adjacent dimensions that one stride can traverse. Returns the number of
+// dimensions left.
 static inline int ms__join_dims(int n, int64_t *shape, int64_t *stride)
 {
     int m = 0;
@@ -24,7 +25,7 @@ static inline int ms__join_dims(int n, int64_t *shape, int64_t *stride)
     return m;
 }
 
-// Dimension d of a contiguous tensor as rows: row r's element j lies at start(r) + j * stride.
+// Dimension d of a contiguous tensor seen as rows: element j of row r lies at start(r) + j * stride.
 typedef struct ms_rows {
     int64_t rows, n, stride;
 } ms_rows;
@@ -39,7 +40,7 @@ MS_FN int64_t ms__row_start(const ms_rows *r, int64_t row)
 {
     return r->stride == 1 ? row * r->n : row / r->stride * r->stride * r->n + row % r->stride;
 }
-// Elements of a row that consists of the last `dims` dimensions.
+// The length of a row that consists of the last `dims` dimensions.
 static inline int64_t ms__row_length(const ms_tensor *x, int dims)
 {
     int64_t n = 1;
@@ -47,7 +48,7 @@ static inline int64_t ms__row_length(const ms_tensor *x, int dims)
     return n;
 }
 
-// order[0] is the dimension with the largest stride; the last dimension stays innermost.
+// order[0] is the dimension with the largest stride; the last dimension always comes last.
 static inline void ms__order_of_strides(const ms_tensor *t, int order[MS_MAX_DIMS])
 {
     for (int d = 0; d < t->ndim; d++) order[d] = d;
@@ -64,7 +65,7 @@ static inline void ms__in_order(int ndim, const int *order, const int64_t *shape
     for (int d = 0; d < ndim; d++) out[d] = shape[order[d]];
 }
 
-// Gives `shape` to a fresh contiguous tensor made with the sizes of ms__in_order.
+// Changes a contiguous tensor made with the sizes of ms__in_order to `shape`.
 static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *shape)
 {
     int64_t stride[MS_MAX_DIMS];
@@ -75,7 +76,7 @@ static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *sh
     }
 }
 
-// Do t's elements lie without gaps in that order?
+// Whether t's elements lie in that order without gaps.
 static inline bool ms__is_dense(const ms_tensor *t, const int *order)
 {
     int64_t step = 1;

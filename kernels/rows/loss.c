@@ -36,7 +36,8 @@ static ms_status cross_entropy_check(ms_call *c)
     return ms__call_out(c, 1, x->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(x), ids->ndim, ids->shape);
 }
 
-// (gradient, logits, ids, weight?, logsumexp, its gradient?; reduction, ignore_index, mask; label_smoothing)
+// Inputs: gradient, logits, ids, weight?, logsumexp, its gradient?. Integers: reduction, ignore_index, mask. Number:
+// label_smoothing.
 static ms_status cross_entropy_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
 static const ms_op op_cross_entropy_backward =
@@ -81,7 +82,7 @@ static ms_status mse_loss_check(ms_call *c)
     return ms__call_out(c, 0, a->dtype, ms__device(a), c->i[0] == NONE ? a->ndim : 0, a->shape);
 }
 
-// (gradient, a, b; reduction, mask) -> da, db
+// Inputs: gradient, a, b. Integers: reduction, mask. Outputs: da, db.
 static ms_status mse_loss_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

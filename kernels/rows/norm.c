@@ -27,7 +27,7 @@ static ms_status softmax_check(ms_call *c)
     return ms__call_out_like(c, 0, c->in[0]);
 }
 
-// (gradient, output; dimension, mask)
+// Inputs: gradient, output. Integers: dimension, mask.
 static ms_status softmax_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
 static const ms_op op_softmax_backward =
@@ -56,7 +56,7 @@ static const ms_op op_log_softmax =
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
-// The affine weights have the shape of x's normalised dimensions.
+// The weight and bias have the shape of x's normalised dimensions.
 static ms_status norm_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[0];
@@ -81,7 +81,8 @@ static ms_status layer_norm_check(ms_call *c)
 }
 static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
 
-// (gradient, x, w?; …, mask) -> dx, dw, db; dw and db have the shape of the normalised dimensions
+// Inputs: gradient, x, w?. The last integer is the mask. Outputs: dx, dw, db; dw and db have the shape of the
+// normalised dimensions.
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];

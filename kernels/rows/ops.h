@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/ops.h -- what row files share, and the rows that other families, autograd and sharding call from C.
+// rows/ops.h -- helpers shared by the files in rows, and the rows that C code outside them calls.
 #ifndef MS_OPS_H
 #define MS_OPS_H
 
@@ -19,7 +19,7 @@ extern const ms_op ms__op_norm_backward, ms__op_logsumexp_backward;
 extern const ms_op ms__op_copy_, ms__op_cast, ms__op_clone, ms__op_fill_, ms__op_zero_;
 extern const ms_op ms__op_sum, ms__op_mean, ms__op_cumsum, ms__op_cat;
 
-// A bit for each of the n dimensions d, which are valid and may be negative; all bits when n is 0.
+// A bit mask of the n dimensions d, which are valid and may be negative; all bits if n is 0.
 unsigned ms__reduced_dims(const ms_tensor *x, int n, const int64_t *d);
 static inline bool ms__same_shape(const ms_tensor *a, const ms_tensor *b)
 {
@@ -39,7 +39,7 @@ static inline ms_status ms__check_writable(const ms_call *c)
     return MS_OK;
 }
 
-// in[0] is the output: the end of most checks of in-place operators.
+// Makes in[0] the output. Most checks of in-place operators end with it.
 static inline ms_status ms__write_in_place(ms_call *c)
 {
     MS_TRY(ms__check_writable(c));

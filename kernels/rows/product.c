@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // rows/product.c -- matmul and linear: shapes, batches and gradients around ms__gemm.
 //
-// Transposed and otherwise strided inputs are passed on with their strides. Only a batch whose rows do not join to one
-// stride is copied, and only where one large product replaces many.
+// Transposed and otherwise strided inputs are passed on with their strides. A batch is copied only if its rows cannot
+// be traversed with one stride and one large product replaces many.
 #include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "rows/product.h"
@@ -58,7 +58,7 @@ static ms_status linear_cpu(ms_call *c)
     return st;
 }
 
-// (gradient, x, w; mask) -> dx = g w, dw = g^T x, db = sum of g's rows, as the mask asks.
+// Inputs: gradient, x, w. Integer: mask. Outputs: dx = g w, dw = g^T x, db = sum of g's rows.
 static ms_status linear_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0], *x = c->in[1], *w = c->in[2];
@@ -77,7 +77,7 @@ static ms_status linear_backward_cpu(ms_call *c)
     int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
     ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
     if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
-    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // ms__column_sum takes adjacent columns
+    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // ms__column_sum needs adjacent columns
         ms_tensor *whole;
         if ((st = ms__contiguous(&whole, g)) == MS_OK) {
             ms__release(g);
@@ -163,7 +163,7 @@ static ms_status matmul_cpu(ms_call *c)
     g.b = ms__data(b), g.b_rs = tb[nb - 2], g.b_cs = tb[nb - 1];
     g.c = ms__data(y);
     if (y->numel == 0) return MS_OK;
-    if (nb == 2 && na > 2) {  // one matrix on the right: the batch is more rows
+    if (nb == 2 && na > 2) {  // one matrix on the right: all rows of the batch form one matrix
         ms_tensor *rows;
         MS_TRY(ms__as_rows(&rows, a, &g.m, &g.a_rs));
         g.a = ms__data(rows);
@@ -199,7 +199,7 @@ static ms_status matmul_cpu(ms_call *c)
 
 static const ms_op op_matmul;
 
-// A view with the last two dimensions exchanged.
+// t with its last two dimensions exchanged, as a view.
 static ms_tensor *transposed(const ms_tensor *t)
 {
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
@@ -211,7 +211,7 @@ static ms_tensor *transposed(const ms_tensor *t)
     return ms__tensor_view(t, n, shape, stride, t->offset);
 }
 
-// (a b), summed to the shape `like` of an input, over the batch dimensions along which the input was broadcast.
+// a b, summed over the batch dimensions along which an input of shape `like` was broadcast.
 static ms_status product_like(ms_tensor **out, ms_tensor *a, ms_tensor *b, int like_ndim, const int64_t *like)
 {
     ms_tensor *p = NULL, *s = NULL;
@@ -234,7 +234,7 @@ static ms_status matmul_backward(ms_backward_call *c)
     wa = ms__tensor_view(a, na, sa, left.stride, a->offset);
     wb = ms__tensor_view(b, nb, sb, right.stride, b->offset);
 
-    // The gradient with the dimensions that 1-d inputs lack.
+    // The gradient with the dimensions that were added to 1-d inputs.
     for (int d = 0; d < g->ndim; d++) sg[ng] = g->shape[d], stride[ng++] = g->stride[d];
     if (b->ndim == 1) sg[ng] = 1, stride[ng++] = 1;
     if (a->ndim == 1) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// rows/product.h -- tensors as the matrices of a product, for the CPU and the GPU.
+// rows/product.h -- tensors as matrices of a product, for the CPU and the GPU.
 #ifndef MS_ROWS_PRODUCT_H
 #define MS_ROWS_PRODUCT_H
 
 #include "ops/op.h"
 
-// t's dimensions before the last as one: rows of a matrix with one stride. false when they do not join.
+// Merges all dimensions of t but the last into rows with one stride. Returns false if no single stride can traverse
+// them.
 static inline bool ms__join_rows(const ms_tensor *t, int64_t *rows, int64_t *stride)
 {
     *rows = 1;
@@ -20,7 +21,8 @@ static inline bool ms__join_rows(const ms_tensor *t, int64_t *rows, int64_t *str
     return true;
 }
 
-// t as a matrix of rows x its last dimension: itself (retained), or a contiguous copy where its rows do not join.
+// t as a matrix whose columns are its last dimension: t itself (retained), or a contiguous copy if its rows cannot be
+// merged.
 static inline ms_status ms__as_rows(ms_tensor **out, ms_tensor *t, int64_t *rows, int64_t *stride)
 {
     if (t->numel == 0) {
@@ -36,7 +38,8 @@ static inline ms_status ms__as_rows(ms_tensor **out, ms_tensor *t, int64_t *rows
     return MS_OK;
 }
 
-// A tensor as an operand of matmul: at least 2-d. A 1-d one is a row on the left, a column on the right.
+// A tensor as an operand of matmul, with at least two dimensions. A 1-d tensor is a row on the left, a column on the
+// right.
 typedef struct ms_operand {
     int ndim;
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/random.c -- rows of the random fills, all in place. i0: position of the first element in the whole tensor, so
-// that a shard gets the numbers of its part. Each call draws one offset.
+// that a shard gets its part of the numbers. Each call uses one offset of the generator.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
@@ -23,7 +23,7 @@ static ms_status check_real(ms_call *c, int n_f)
         return ms__call_fail(c, "fills real tensors, got %s", ms__tensor_text(c->in[0]));
     return MS_OK;
 }
-// Two numbers, 0 and 1 unless given: bounds, or mean and standard deviation.
+// The two numbers of the operator, 0 and 1 by default: bounds, or mean and standard deviation.
 static ms_status check_pair(ms_call *c)
 {
     if (c->n_f == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/reduce.c -- rows of the reductions. Integers: keepdim, then the dimensions; without dimensions all are reduced.
+// rows/reduce.c -- rows of the reductions. Integers: keepdim, then the dimensions; without dimensions, all are reduced.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
@@ -21,7 +21,7 @@ static int reduced_shape(const ms_tensor *x, unsigned mask, bool keepdim, int64_
     return n;
 }
 
-// out[0] from the checked dimensions i[first_dim …] and keepdim, i[0].
+// Allocates out[0] for the dimensions i[first_dim …], which are checked, and keepdim (i[0]).
 static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
 {
     const ms_tensor *x = c->in[0];
@@ -57,7 +57,8 @@ static ms_status check_mean(ms_call *c)
     return reduce_out(c, 1, c->in[0]->dtype);
 }
 
-// A view with the input's shape of t, which has one value per output, with or without the reduced dimensions.
+// Expands t, which has one value per output, to the input's shape as a view. t may or may not have the reduced
+// dimensions.
 static ms_tensor *spread(const ms_tensor *t, const ms_meta *m, unsigned mask)
 {
     int64_t stride[MS_MAX_DIMS];
@@ -76,7 +77,7 @@ static unsigned mask_of(const ms_backward_call *b, int first_dim)
 }
 static ms_status sum_backward(ms_backward_call *b)
 {
-    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // a view: one number for many elements
+    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // a view that repeats one number
     return MS_OK;
 }
 static double length_of(const ms_meta *m, unsigned mask)
@@ -124,7 +125,7 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
     ms_status st = ms__run_op(&ms__op_mean, &(ms_op_args) { 1, b->in, .n_i = n, .i = dims }, 1, &mean);
     if (!st) st = ms__op2(&away, &ms__op_sub, b->in[0], mean);
     if (!st) st = ms__op1f(&scale, &ms__op_mul_scalar, b->gout[0], (root ? 1 : 2) / divisor);
-    if (!st && root) {  // equal elements, std 0: the gradient is 0, as in PyTorch
+    if (!st && root) {  // if all elements are equal, std is 0 and so is the gradient, as in PyTorch
         st = ms__op2(&scale2, &ms__op_div, scale, b->out[0]);
         ms__release(scale);
         scale = NULL;
@@ -149,7 +150,7 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
 static ms_status var_grad(ms_backward_call *b) { return deviation_backward(b, false); }
 static ms_status std_grad(ms_backward_call *b) { return deviation_backward(b, true); }
 
-// Shares the gradient among the elements that equal the result. of: the values compared with the result.
+// Divides the gradient equally among the elements that equal the result. of: the values compared with the result.
 static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask, ms_tensor **out)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -255,7 +256,7 @@ static ms_status check_extreme_all(ms_call *c)
     c->n_i = 0;
     return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), 0, NULL);
 }
-// i: dimension, keepdim.
+// Integers: dimension, keepdim.
 static ms_status one_dim_shape(ms_call *c, int *ndim, int64_t *shape)
 {
     const ms_tensor *x = c->in[0];
@@ -358,7 +359,7 @@ ROW(logsumexp, check_logsumexp,   logsumexp_grad,   1, 1,  W,    "[3,4] i=0;[2,3
 ROW(cumsum,    check_cumsum,      cumsum_grad,      0, 0,  W,    "[3,4] i=0;[2,3,4] i=-1;[2,3,4] i=1")
 // clang-format on
 
-// An element is part of all later sums, so its gradient is the running sum from the end.
+// An element is part of its own and all later sums, so its gradient is the running sum from the end.
 static ms_status cumsum_grad(ms_backward_call *b)
 {
     return ms__run_op(&ms__op_cumsum, &(ms_op_args) { 1, b->gout, .n_i = 2, .i = (int64_t[]) { b->i[0], 1 } }, 1,

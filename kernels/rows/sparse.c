@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// rows/sparse.c -- positions of sparse tensors: int64 [D, N], one column a value. Coalescing is no operator, because
-// the shape of its result depends on the values.
+// rows/sparse.c -- positions of sparse tensors: int64 [D, N], one column per value. Coalescing is not an operator,
+// because the shape of its result depends on the values.
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 
-// A column of the positions: its place in the tensor's row-major order, and its number.
+// A column of the positions: its index in the row-major order of the tensor, and its number.
 typedef struct column {
     int64_t place, at;
 } column;
@@ -13,7 +13,7 @@ static int by_place(const void *a, const void *b)
 {
     const column *x = a, *y = b;
     if (x->place != y->place) return x->place < y->place ? -1 : 1;
-    return x->at < y->at ? -1 : 1;  // equal places keep their order, so sums repeat bitwise
+    return x->at < y->at ? -1 : 1;  // columns of equal position keep their order, so sums repeat bitwise
 }
 
 static ms_status check_positions(const ms_tensor *t)
@@ -24,7 +24,7 @@ static ms_status check_positions(const ms_tensor *t)
     return MS_OK;
 }
 
-// The places of all columns; checks every position against the sizes.
+// Computes the row-major index of every column; checks positions against the sizes.
 static ms_status places_of(column *out, const ms_tensor *t, const int64_t *sizes)
 {
     const int64_t *x = ms__data(t);

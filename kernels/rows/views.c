@@ -5,7 +5,7 @@
 #include "rows/grad.h"
 #include "rows/layout.h"
 
-// The shape in i[]. One size may be -1: it follows from the number of elements.
+// Reads a shape from i[]. One size may be -1; it is computed from the number of elements.
 static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
 {
     const ms_tensor *x = c->in[0];
@@ -53,7 +53,7 @@ static ms_status check_reshape(ms_call *c)
     if (v) return ms__call_view(c, 0, v);
     return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), ndim, shape);
 }
-// Copies the input's elements in row-major order, where check_reshape found no view.
+// Copies the input's elements in row-major order; used where check_reshape found no view.
 static ms_status run_reshape(ms_call *c)
 {
     ms_tensor *o = c->out[0], *x = c->in[0];
@@ -144,7 +144,7 @@ static ms_status check_narrow(ms_call *c)
     for (int k = 0; k < v->ndim; k++) v->numel *= v->shape[k];
     return ms__call_view(c, 0, v);
 }
-// Zeros with g in the part [first, first + len) of dimension d.
+// Zeros of the input's shape with g in [first, first + len) of dimension d.
 static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *g, const int64_t *part_shape)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -277,7 +277,7 @@ static ms_status check_split(ms_call *c)
     MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
-    // i = d, size: pieces of that size, the last one smaller. i = d, size1, size2 …: pieces of those sizes.
+    // i = d, size: pieces of that size; the last one may be smaller. i = d, size1, size2 …: pieces of those sizes.
     int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;
     if (n == 1) {
         if (c->i[1] <= 0) return ms__call_fail(c, "pieces of size %lld: must be positive", (long long)c->i[1]);
@@ -316,7 +316,8 @@ static ms_status split_backward(ms_backward_call *b)
     int64_t sizes[MS_MAX_DIMS];
     for (int k = 0; k < b->n_out && !like; k++) like = b->gout[k];
     for (int e = 0; e < m->ndim; e++) order[e] = e;
-    if (like) ms__order_of_strides(like, order);  // heads of attention: the layout before they were transposed
+    // g has the shape of attention heads: keep the layout that they had before they were transposed
+    if (like) ms__order_of_strides(like, order);
     if (like && !ms__is_dense(like, order))
         for (int e = 0; e < m->ndim; e++) order[e] = e;
     ms__in_order(m->ndim, order, m->shape, sizes);

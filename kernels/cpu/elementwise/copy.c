@@ -40,8 +40,8 @@ static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const
     }
 }
 
-// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Tiles go down the rows first:
-// several cache lines of one source column are read in turn, and its page is visited once.
+// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Within a column of tiles, rows
+// advance first: several cache lines of one source column are read in turn, and its page is visited once.
 #define TURN(T, B)                                                                                               \
     {                                                                                                            \
         for (int64_t c0 = 0; c0 < cols; c0 += B)                                                                 \
@@ -91,7 +91,7 @@ static void bytes_range(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     const bytes_job *j = arg;
     int inner = j->ndim - 1;
-    // first and last are elements at the ends of rows; a row's number runs over the outer dimensions.
+    // first and last are elements at the ends of rows. Rows are numbered in row-major order of the outer dimensions.
     int64_t n = j->shape[inner], index[MS_MAX_DIMS], rest = first / n;
     char *d = j->dst;
     const char *s = j->src;
@@ -147,8 +147,8 @@ static void copy_range(void *arg, int64_t first, int64_t last, int64_t block)
     memmove(j->dst + first, j->src + first, (size_t)(last - first));
 }
 
-// Sorts dimensions by the destination's strides, so that dimensions contiguous on both sides become neighbours and
-// join.
+// Sorts dimensions by the destination's strides, so that dimensions contiguous on both sides become adjacent and can be
+// merged.
 static void by_stride(bytes_job *j)
 {
     for (int d = 1; d < j->ndim; d++)
@@ -187,13 +187,13 @@ static void copy_bytes(bytes_job *j)
     int inner = nd - 1;
     if (nd == 1 && j->to[0] == j->size && j->from[0] == j->size) {
         int64_t n = numel * j->size;
-        // Overlapping ranges must be moved by one memmove.
+        // If the ranges overlap, one memmove must copy all bytes.
         bool apart = j->dst + n <= j->src || j->src + n <= j->dst;
         if (n < 131072 || !apart) memmove(j->dst, j->src, (size_t)n);
         else ms__parallel(n, 1 << 20, copy_range, j);
         return;
     }
-    // The source is contiguous along another dimension than the destination: transpose blocks.
+    // The innermost dimension is contiguous in the destination but not in the source: transpose blocks.
     if (nd > 1 && j->to[inner] == j->size && j->from[inner] != j->size) {
         int other = -1;
         for (int d = 0; d < inner; d++)
@@ -216,7 +216,7 @@ static void copy_bytes(bytes_job *j)
             return;
         }
     }
-    // A short last dimension makes many rows: walk the longest dimension instead.
+    // A short last dimension makes many short rows: iterate over the longest dimension instead.
     if (nd > 1 && j->shape[inner] < 8) {
         int best = inner;
         for (int d = 0; d < inner; d++)
@@ -254,7 +254,7 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src)
         copy_bytes(&j);
         return;
     }
-    // Converts through the computing type of the destination; to bool, through the source's.
+    // Converts through the destination's computing type; conversion to bool uses the source's.
     uint8_t cls = (uint8_t)ms__class_of(dst->dtype == MS_BOOL ? src->dtype : dst->dtype);
     ms__loop(2, (ms_tensor *[]) { dst, (ms_tensor *)src }, (uint8_t[]) { cls, cls }, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/dropout.c -- y = x / (1 - p) where the element's random word is large enough, else 0 (masks.h). The
-// gradient is the same function with the same words.
+// cpu/elementwise/dropout.c -- y = x / (1 - p) for elements that are kept, else 0; masks.h says which are kept. The
+// gradient is the same function of the output's gradient, with the same random words.
 #include "cpu/rows/layers.h"
 #include "cpu/elementwise/masks.h"
 
@@ -49,7 +49,7 @@ static MS_KERNEL void part(void *arg, int64_t first, int64_t last, int64_t block
     }
 }
 
-// Forward draws the seed and offset in saved_rng; backward receives the same ones as integers.
+// Forward stores the seed and offset in saved_rng; backward receives them as integers.
 ms_status ms__cpu_dropout(ms_call *c)
 {
     ms_tensor *x, *y = c->out[0];

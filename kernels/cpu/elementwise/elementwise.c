@@ -7,7 +7,7 @@
 
 // ---- loops ----
 
-// A number as an element: integers saturate (clamp's bounds may be infinite), bools are truth.
+// Converts a number to an element: integers saturate (clamp's bounds may be infinite); bools become 0 or 1.
 static inline float from_f32(double v) { return (float)v; }
 static inline double from_f64(double v) { return v; }
 static inline int64_t from_i64(double v)
@@ -16,7 +16,7 @@ static inline int64_t from_i64(double v)
 }
 static inline uint8_t from_u8(double v) { return v != 0; }
 
-// omp simd, because the output may be an input (in place) and the vectoriser cannot prove that harmless. u and v are
+// Needs omp simd: the output may be an input (in place), and the vectoriser cannot prove that this is safe. u and v are
 // the first two inputs as masks.
 #define LOOP(name, TO, expression)                                                   \
     static MS_KERNEL void R(loop_##name)(int64_t n, void *const *x, const double *p) \
@@ -50,7 +50,7 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 #include "cpu/elementwise/loops_body.h"
 #undef MS_BYTE
 
-// fns_NAME: a formula's loops by class.
+// fns_NAME: the loops of a formula, indexed by computing type.
 #define BOTH(name) [MS_C_F32] = loop_##name##_f32, [MS_C_F64] = loop_##name##_f64
 #define TABLE_FLOATS(name) { BOTH(name) };
 #define TABLE_ALL(name) { BOTH(name), [MS_C_I64] = loop_##name##_i64 };
@@ -63,10 +63,10 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 
 // ---- kernels ----
 
-// Arithmetic on bools is done in integers and stored back as truth.
+// Arithmetic on bools is done in int64; results are stored as 0 or 1.
 static int arithmetic_class(int dtype) { return dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype); }
 
-// In the type that holds both the output and every input: an in-place f16 += f32 adds in float.
+// Computes in a type that can represent the output and every input: an in-place f16 += f32 adds in float.
 static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->out[0]->dtype;
@@ -88,7 +88,7 @@ static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
     return MS_OK;
 }
 
-// in: g, x, norm; f0 = p, finite and not 0
+// Inputs: g, x, norm. f0 = p, finite and not 0
 ms_status ms__cpu_norm_backward(ms_call *c)
 {
     if (c->f[0] == 1) return run(c, 2, fns_bwd_norm_1);
@@ -110,7 +110,7 @@ ms_status ms__cpu_sub(ms_call *c)
     return st;
 }
 
-// libm's pow costs 10 ns. The exponents that models use have their own formulas, which are also exact.
+// libm's pow takes 10 ns. The common exponents have their own formulas, which are also exact.
 ms_status ms__cpu_pow_scalar(ms_call *c)
 {
     double p = c->f[0];
@@ -131,8 +131,8 @@ static ms_status compare(ms_call *c, int n, const ms_loop_fn *fns)
              (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-// The number is rounded to the tensor's dtype (0.1 equals the float16 of 0.1). Integers are compared with a fraction as
-// real numbers.
+// The number is first rounded to the tensor's dtype (0.1 equals the float16 of 0.1). Integer tensors are compared with
+// a fraction as real numbers.
 static ms_status compare_scalar(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->in[0]->dtype, cls = arithmetic_class(dtype);
@@ -168,7 +168,7 @@ ms_status ms__cpu_where(ms_call *c)
              fns_where[cls], NULL);
     return MS_OK;
 }
-// in: condition, gradient of the output; i0: which branch's gradient
+// Inputs: condition, gradient of the output. i0: the branch whose gradient is computed.
 ms_status ms__cpu_where_backward(ms_call *c)
 {
     uint8_t cls = (uint8_t)ms__class_of(c->out[0]->dtype);
@@ -208,7 +208,7 @@ ms_status ms__cpu_equal(ms_call *c)
     int cls = ms__class_of(ms__promote(c->in[0]->dtype, c->in[1]->dtype));
     return all_true(c, cls, fns_eq[cls], NULL, c->in[0]->ndim, c->in[0]->shape);
 }
-// f2: is NaN close to NaN?
+// f2: whether NaN equals NaN.
 ms_status ms__cpu_allclose(ms_call *c)
 {
     int64_t shape[MS_MAX_DIMS];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/loops.c -- the elementwise engine (loops.h): conversions, then the walk over strided operands.
+// cpu/elementwise/loops.c -- the elementwise engine (loops.h): conversions and iteration over strided operands.
 #include "cpu/elementwise/loops.h"
 
 // ---- conversions: every dtype to and from every computing type ----
@@ -104,7 +104,7 @@ void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const v
 
 // ---- the walk ----
 
-// A cast: one conversion when either side has the computing type.
+// A cast. Needs only one conversion when either side has the computing type.
 static void convert_row(const ms_loop *l, int64_t n, char *const *at)
 {
     int cls = l->cls[0];
@@ -125,7 +125,7 @@ static void convert_row(const ms_loop *l, int64_t n, char *const *at)
     }
 }
 
-// One run along the innermost dimension.
+// Computes one row along the innermost dimension.
 static void run_row(const ms_loop *l, int64_t n, char *const *at)
 {
     void *x[MS_LOOP_MAX] = { 0 };
@@ -190,8 +190,8 @@ static void run_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-// Drops dimensions of size 1 and joins neighbours that lie in one stride for every operand. A short last dimension is
-// swapped with a much longer one, because each row costs tens of nanoseconds.
+// Drops dimensions of size 1 and merges adjacent dimensions that every operand can traverse with one stride. A short
+// last dimension is swapped with a much longer one, because each row costs tens of nanoseconds.
 static int64_t collapse(ms_loop *l)
 {
     int nd = 0;
@@ -240,7 +240,7 @@ void ms__loop_run(ms_loop *l)
     else ms__parallel(numel, 16384, run_range, l);
 }
 
-// ms__is_contiguous, inline, for tensors with elements.
+// An inline ms__is_contiguous for tensors with at least one element.
 static inline bool dense(const ms_tensor *t)
 {
     int64_t n = 1;
@@ -255,7 +255,7 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
 {
     const ms_tensor *o = x[0];
     if (o->numel == 0) return;
-    // Common cases first: contiguous operands of the computing type whose shapes equal the output's, or its last
+    // Common cases first: contiguous operands of the computing type, whose shapes equal the output's shape or its last
     // dimensions (a bias).
     if (o->numel < 32768 && fn && dense(o)) {
         char *at[MS_LOOP_MAX] = { 0 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cpu/elementwise/loops.h -- the CPU's elementwise engine.
 //
-// An inner loop works on contiguous runs of one of four computing types. The engine walks strided and broadcast
-// operands and converts element types in chunks that fit the first-level cache. So one loop per operator and computing
-// type serves every dtype and layout; half types are loaded as float and rounded on store; no tensor is copied whole.
-// Contiguous operands of the computing type are passed to the loop in place.
+// An inner loop works on contiguous chunks of one of four computing types. The engine iterates over strided and
+// broadcast operands and converts element types in chunks that fit the first-level cache. One loop per operator and
+// computing type therefore serves every dtype and layout; half types are loaded as float and rounded on store; no
+// tensor is copied as a whole. Contiguous operands of the computing type are passed to the loop in place.
 #ifndef MS_LOOPS_H
 #define MS_LOOPS_H
 
@@ -13,23 +13,23 @@
 typedef enum { MS_C_F32, MS_C_F64, MS_C_I64, MS_C_BOOL, MS_CLASSES } ms_class;  // float, double, int64_t, uint8_t 0/1
 enum { MS_CHUNK = 512, MS_LOOP_MAX = 4 };
 
-// x[k] is operand k. x[0] is the output, which may be an input too.
+// x[k] is operand k. x[0] is the output; it may also be an input.
 typedef void (*ms_loop_fn)(int64_t n, void *const *x, const double *p);
 
 typedef struct ms_loop {
-    int n;  // operands
+    int n;  // number of operands
     int ndim;
     int64_t shape[MS_MAX_DIMS];
     char *data[MS_LOOP_MAX];
-    int64_t stride[MS_LOOP_MAX][MS_MAX_DIMS];  // bytes
+    int64_t stride[MS_LOOP_MAX][MS_MAX_DIMS];  // in bytes
     uint8_t dtype[MS_LOOP_MAX], cls[MS_LOOP_MAX];
     ms_loop_fn fn;
     const double *p;
     int64_t inner[MS_LOOP_MAX];     // set by ms__loop_run: strides along the last dimension,
-    bool direct[MS_LOOP_MAX], all;  // which operands are passed to fn in place; all of them
+    bool direct[MS_LOOP_MAX], all;  // direct[k]: operand k is passed to fn in place; all: every operand is
 } ms_loop;
 
-// The type an operator on this dtype computes in.
+// The computing type of an operator on this dtype.
 static inline int ms__class_of(int dtype)
 {
     return dtype == MS_F64                                        ? MS_C_F64
@@ -47,10 +47,11 @@ static inline int ms__class_size(int cls) { return cls == MS_C_F32 ? 4 : cls == 
 // x[0] = fn(x[1], …), all broadcast to x[0]'s shape. cls[k]: the computing type of operand k.
 // fn NULL converts x[1] to x[0] through cls[0] (== cls[1]).
 void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p);
-// The same for a loop whose fields are set; collapses its dimensions.
+// As ms__loop, for a loop whose fields are set; merges its dimensions.
 void ms__loop_run(ms_loop *l);
 
-// Converts n elements of dtype, stride bytes apart (0 repeats one), to contiguous elements of class cls; and back.
+// ms__load converts n elements of dtype, `stride` bytes apart (0 repeats one element), to contiguous elements of type
+// cls; ms__store converts back.
 void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t stride);
 void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const void *src);
 

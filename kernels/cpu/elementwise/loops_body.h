@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/loops_body.h -- the loops of one computing type; included by elementwise.c once per type with
-// REAL, R(name), and one of MS_FLOAT, MS_DOUBLE, MS_INTEGER, MS_BYTE.
+// cpu/elementwise/loops_body.h -- the loops of one computing type. elementwise.c includes it once per type, with REAL,
+// R(name), and one of MS_FLOAT, MS_DOUBLE, MS_INTEGER and MS_BYTE defined.
 
 #ifndef MS_BYTE
 #include "formulas/elementwise.h"

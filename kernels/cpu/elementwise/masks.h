@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/elementwise/masks.h -- dropout's random words: element k of a call has word k % 4 of Philox block k / 4 and is
-// kept when that word is >= p * 2^32. Backward draws the same words again, so no mask is stored.
+// cpu/elementwise/masks.h -- dropout's random words. Element k of a call uses word k % 4 of Philox block k / 4 and is
+// kept if that word is at least p * 2^32. Backward generates the same words again, so no mask is stored.
 #ifndef MS_MASKS_H
 #define MS_MASKS_H
 
@@ -9,7 +9,7 @@
 
 enum { MS_MASK_BLOCKS = 64 };  // 256 elements at a time
 
-// Words of blocks first .. first + n, n <= MS_MASK_BLOCKS, in the order of the elements.
+// Writes the words of n <= MS_MASK_BLOCKS blocks, starting at block `first`, in element order.
 static inline __attribute__((always_inline)) void ms__mask_words(uint32_t *out, int64_t n, uint64_t seed,
                                                                  uint64_t offset, uint64_t first)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/elementwise/random.c -- random fills on the CPU. Two elements share one Philox block of four words: the element
-// at an even place uses words 0 and 1, the next one words 2 and 3. A block gives a pair of normal numbers (Box-Muller).
-// A shard that starts at an odd place begins in the middle of a block.
+// at an even position uses words 0 and 1, the next element words 2 and 3. A block gives a pair of normal numbers
+// (Box-Muller). A shard that starts at an odd position begins in the middle of a block.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 #include "formulas/draws.h"
@@ -20,14 +20,14 @@ static MS_KERNEL void draw(words *o, int64_t n, uint64_t seed, uint64_t offset, 
 }
 
 typedef struct {
-    uint64_t seed, offset, place;  // place of element 0
-    double f[4], limit;            // the operator's numbers; largest value below the upper bound
+    uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor
+    double f[4], limit;            // f: the operator's numbers; limit: the largest value below the upper bound
     int dtype;
     char *data;
     void (*fill)(const void *job, int64_t pairs, const words *w, void *out);
 } random_job;
 
-// A fill makes 2 * n numbers of its class from n blocks of words.
+// Fills make 2 * n numbers of their computing type from n blocks of words.
 static MS_KERNEL void uniform_f32(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;
@@ -70,7 +70,7 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
         for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_integer(w->w[2 * h][k], w->w[2 * h + 1][k], low, width);
 }
 
-// Normal numbers in [a, b]: the inverse of the cumulative distribution between those of the bounds.
+// Normal numbers in [a, b]: the inverse of the distribution function, applied between its values at a and b.
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
     ms_truncated t = ms_truncated_of(j->f);
@@ -106,7 +106,7 @@ static void random_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-// The largest number of this dtype below x.
+// See cpu.h.
 double ms__largest_below(int dtype, double x)
 {
     char bits[8];

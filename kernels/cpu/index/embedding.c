@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT
-// cpu/index/embedding.c -- gathers rows. Backward adds the gradients of an id in the order of the ids (a stable
-// counting sort), so that threads share no row and half types round once. A table that has a gradient already gets the
-// sums of rows added in place, with the same bits as adding a separate gradient.
+// cpu/index/embedding.c -- looks up rows of a table. Backward adds the gradients of each id in the order in which the
+// id occurs (a stable counting sort), so that no two threads write the same row and half types round once. If the table
+// has a gradient already, sums of rows are added to it in place; the result is bitwise the same as adding a separate
+// gradient.
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
 
 typedef struct table {
     const void *from;
     void *to;
-    const int64_t *ids;  // as int64
+    const int64_t *ids;  // converted to int64
     const int64_t *start, *order;
     int64_t n, rows, width, padding;
     int dtype;
-    bool more;  // adds to the gradient in `to`
+    bool more;  // add to the gradient in `to`
 } table;
 
-// *out: the checked ids as int64, converted into *block if they are int32. *held keeps their memory.
+// *out: the ids as int64, after a range check; int32 ids are converted into *block. *held is the tensor that owns
+// *out's memory otherwise.
 static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **held, ms_block **block,
                           const int64_t **out)
 {
@@ -71,7 +73,7 @@ static MS_KERNEL void add_row_f64(double *s, const double *x, int64_t n)
     for (int64_t j = 0; j < n; j++) s[j] += x[j];
 }
 
-enum { PART = 1024 };  // numbers of a row at a time
+enum { PART = 1024 };  // elements of a row that are summed at a time
 
 // Writes the sum of one id's gradients, columns [j, j + n), to its row, or adds it.
 static void scatter_f64(const table *t, int64_t row, int64_t from, int64_t to, int64_t j, int64_t n)
@@ -132,7 +134,7 @@ ms_status ms__cpu_embedding_backward(ms_call *c)
     if (st == MS_OK) st = ms__alloc(&sorted, MS_CPU, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);
     if (st == MS_OK && out->numel) {
         int64_t *start = sorted->data,
-                *order = start + t.rows + 2;  // shifted by one, because start[row + 1] advances while sorting
+                *order = start + t.rows + 2;  // shifted by one element: start[row + 1] advances during the sort
         memset(start, 0, (size_t)(t.rows + 2) * sizeof *start);
         for (int64_t k = 0; k < ids->numel; k++) start[t.ids[k] + 2]++;
         for (int64_t r = 1; r < t.rows; r++) start[r + 1] += start[r];

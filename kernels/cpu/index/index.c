@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/index/index.c -- CPU kernels that read or write by position. All positions are checked before anything is
-// written. Threads share the work by lines (all dimensions but the indexed one fixed), which are independent. Along a
-// line the order is that of the index, so sums repeat bitwise.
+// written. Threads divide the lines, which are independent (a line: all dimensions fixed but the indexed one). Within a
+// line, elements are processed in index order, so sums repeat bitwise.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 
@@ -11,7 +11,7 @@ static int64_t index_at(const ms_tensor *t, int64_t offset)
     return t->dtype == MS_I64 ? ((const int64_t *)p)[offset] : ((const int32_t *)p)[offset];
 }
 
-// Walks a shape in row-major order, for up to three tensors with strides of their own.
+// Iterates over a shape in row-major order, for up to three tensors, each with its own strides.
 typedef struct {
     int ndim;
     int64_t shape[MS_MAX_DIMS], index[MS_MAX_DIMS], stride[3][MS_MAX_DIMS], at[3];
@@ -63,7 +63,8 @@ static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int6
 // ---- index_select, index_add_ ----
 
 typedef struct {
-    int64_t count, inner, from, to;  // positions; elements of one slice; sizes of the indexed dimension
+    // number of positions; elements of a slice; sizes of the indexed dimension in source and destination
+    int64_t count, inner, from, to;
     const ms_tensor *index;
     const char *src;
     char *dst;
@@ -106,7 +107,7 @@ ms_status ms__cpu_index_select(ms_call *c)
 }
 
 enum { STRIP = 512 };
-// One strip of a slice, all positions in order: no other task writes these elements.
+// Adds one strip of every slice, in the order of the positions. No other task writes these elements.
 static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;
@@ -133,7 +134,7 @@ static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
         ms__store(cls, s->dtype, n, to, s->size, &a);
     }
 }
-// in: dst (contiguous), index, src; dst[…, index[j], …] += src[…, j, …]
+// Inputs: dst (contiguous), index, src. dst[…, index[j], …] += src[…, j, …]
 ms_status ms__cpu_index_add(ms_call *c)
 {
     ms_tensor *o = c->out[0], *src;

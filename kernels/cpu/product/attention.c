@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/attention.c -- softmax(q k^T) v without the T x T matrix (Dao et al. 2022): in tiles of 32 queries by 512
-// keys. Forward saves one number a row (the logsumexp); backward recomputes the scores.
+// cpu/product/attention.c -- softmax(q k^T) v without storing the T x T matrix (Dao et al. 2022), in tiles of 32
+// queries by 512 keys. Forward saves one number per row (the logsumexp); backward recomputes the scores.
 //
 // One thread computes a whole head. It converts keys and values to float32 (or float64) once, and adds the gradients of
-// keys and values in the order of the queries. So memory is linear in T and bits do not depend on the threads. A query
-// that may attend to no key gets zeros.
+// keys and values in query order. Memory is therefore linear in T, and results do not depend on the number of threads.
+// The output of a query without allowed keys is 0.
 #include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
@@ -13,7 +13,8 @@
 
 enum { ROWS = 32, CHUNK = 512 };
 
-// A tensor [batch..., t, d] as heads: strides of rows, of columns, and of the batch dimensions (0 where broadcast).
+// A tensor [batch..., t, d] seen as heads. Strides: of rows, of columns, and of the batch dimensions (0 where
+// broadcast).
 typedef struct part {
     int dtype, n;
     void *data;
@@ -24,12 +25,12 @@ typedef struct attend {
     part q, k, v, mask, o, g, dq, dk, dv;
     void *lse, *dmask;
     const void *g_lse;
-    int64_t heads, tq, tk, d, wide, keys;  // wide, keys: d and tk up to multiples of 16
+    int64_t heads, tq, tk, d, wide, keys;  // wide, keys: d and tk rounded up to multiples of 16
     bool causal;
     double p, scale;
     uint64_t seed, offset;
     char *room;
-    size_t room_bytes;  // a thread
+    size_t room_bytes;  // scratch memory per thread
 } attend;
 
 static int64_t head_start(const part *x, int64_t head)
@@ -42,7 +43,7 @@ static int64_t head_start(const part *x, int64_t head)
     return at;
 }
 
-// like: the batch dimensions of the whole call.
+// t as heads. like: a tensor with the batch dimensions of the whole call.
 static part part_of(const ms_tensor *t, const ms_tensor *like)
 {
     part x = { .dtype = t->dtype,
@@ -50,7 +51,7 @@ static part part_of(const ms_tensor *t, const ms_tensor *like)
                .data = ms__data(t),
                .rs = t->stride[t->ndim - 2],
                .cs = t->stride[t->ndim - 1] };
-    if (t->shape[t->ndim - 2] == 1) x.rs = 0;  // masks broadcast along queries or keys
+    if (t->shape[t->ndim - 2] == 1) x.rs = 0;  // a mask may broadcast along queries or keys
     if (t->shape[t->ndim - 1] == 1) x.cs = 0;
     for (int d = 0; d < x.n; d++) {
         int from = d + t->ndim - like->ndim;
@@ -98,13 +99,13 @@ static void sizes(attend *w, const ms_call *c, const ms_tensor *q, const ms_tens
 
 static void run_heads(const attend *w, ms_range_fn fn)
 {
-    // A parallel region costs more than small heads gain.
+    // Starting threads costs more than small problems gain.
     if (w->heads * w->tq * w->tk * w->d < 1 << 16)
         for (int64_t h = 0; h < w->heads; h++) fn((void *)w, h, h + 1, h);
     else ms__parallel_tasks(w->heads, fn, (void *)w);
 }
 
-// The gradients of the scores, summed over the dimensions along which the mask was broadcast. m: the mask's gradient.
+// Sums the gradients of the scores over the dimensions along which the mask was broadcast. m: the mask's gradient.
 static ms_status sum_mask(const attend *w, const part *m, int64_t numel)
 {
     ms_block *sums;
@@ -148,7 +149,7 @@ ms_status ms__cpu_attention(ms_call *c)
     return MS_OK;
 }
 
-// (gradient, q, k, v, mask?, out, lse, gradient of lse?)
+// Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?
 ms_status ms__cpu_attention_backward(ms_call *c)
 {
     ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;
@@ -177,7 +178,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
-    if (dmask) {  // the mask is quadratic in T itself
+    if (dmask) {  // the mask itself is quadratic in T, so a buffer of that size is acceptable
         st = ms__alloc(&scores, MS_CPU, (size_t)(w.heads * w.tq * w.tk) * size, "attention_backward");
         if (st == MS_OK) w.dmask = scores->data;
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/attention_body.h -- attention over one head, included once per accumulation type by attention.c.
+// cpu/product/attention_body.h -- attention over one head; attention.c includes it once per accumulation type.
 
-// Rows [first, first + n) of a head of x as [n][wide], times scale; columns from d on are 0.
+// Loads rows [first, first + n) of a head of x as [n][wide], multiplied by scale; columns from d on become 0.
 static MS_KERNEL void R(load_rows)(REAL *out, const part *x, int64_t head, int64_t first, int64_t n, int64_t d,
                                    int64_t wide, REAL scale)
 {
     int64_t start = head_start(x, head);
-    if (x->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && x->cs == 1 && d == wide) {  // whole vectors
+    if (x->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && x->cs == 1 && d == wide) {  // copy whole vectors
         for (int64_t r = 0; r < n; r++, out += wide) {
             const REAL *row = (const REAL *)x->data + start + (first + r) * x->rs;
             for (int64_t j = 0; j < wide; j += 16) *(R(ms_lanes) *)(out + j) = *(const R(ms_lanes) *)(row + j) * scale;
@@ -33,7 +33,7 @@ static MS_KERNEL void R(store_rows)(const part *x, int64_t head, int64_t first, 
     }
 }
 
-// Adds the mask to n scores of query i from key j0 on. Scores that are not allowed become -inf.
+// Adds the mask to n scores of query i, from key j0 on. Scores of masked keys become -inf.
 static MS_KERNEL void R(mask_row)(const attend *w, int64_t head, int64_t i, int64_t j0, int64_t n, REAL *s)
 {
     const part *m = &w->mask;
@@ -69,7 +69,7 @@ static MS_KERNEL void R(keep_row)(const attend *w, int64_t head, int64_t i, int6
     }
 }
 
-// s[valid .. n) = value. n is a multiple of 16: the vector that contains `valid` is completed first.
+// Sets s[valid .. n) to value. n is a multiple of 16; the vector that contains s[valid] is filled element by element.
 MS_INLINE void R(fill_tail)(REAL *s, int64_t valid, int64_t n, REAL value)
 {
     int64_t j = valid / 16 * 16;
@@ -78,15 +78,15 @@ MS_INLINE void R(fill_tail)(REAL *s, int64_t valid, int64_t n, REAL value)
     for (j += 16; j < n; j++) s[j] = value;
 }
 
-// Turns a row of scores s[0 .. valid) into probabilities relative to the row's running maximum and sum; s[valid .. n)
-// becomes 0. Returns the factor for earlier sums and outputs.
+// Turns the scores s[0 .. valid) of a row into probabilities relative to the row's running maximum and sum; s[valid ..
+// n) becomes 0. Returns the factor by which the previous sum and outputs must be multiplied.
 static MS_KERNEL REAL R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, REAL *sum)
 {
     int64_t used = (valid + 15) / 16 * 16;
-    R(fill_tail)(s, valid, used, s[0]);  // a value of the row, which does not change the maximum
+    R(fill_tail)(s, valid, used, s[0]);  // pad with a value of the row, which cannot change the maximum
     REAL m = R(ms__row_max)(s, used), factor;
     m = m > *max ? m : *max;
-    if (m == -(REAL)INFINITY) {  // no key allowed so far
+    if (m == -(REAL)INFINITY) {  // all keys so far are masked
         for (int64_t j = 0; j < n; j++) s[j] = 0;
         return 1;
     }
@@ -98,7 +98,7 @@ static MS_KERNEL REAL R(soft_row)(REAL *s, int64_t valid, int64_t n, REAL *max, 
     return factor;
 }
 
-// Divides the outputs by the sums; lse = max + log(sum).
+// Divides the outputs by the sums of their rows and computes lse = max + log(sum).
 static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const REAL *max, const REAL *sum, REAL *lse)
 {
     for (int64_t r = 0; r < rows; r++) lse[r] = max[r] + LOG(sum[r]);
@@ -108,13 +108,14 @@ static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const 
     }
 }
 
-// How many of the keys j0 .. j0 + n the queries before i may attend to. Causal blocks are processed 8 rows at a time.
+// The number of keys in [j0, j0 + n) that at least one query before i may attend to. Causal blocks are processed 8 rows
+// at a time.
 static inline int64_t R(seen)(const attend *w, int64_t i, int64_t j0, int64_t n)
 {
     return !w->causal || i - j0 >= n ? n : i > j0 ? i - j0 : 0;
 }
 
-// s = rows of a times columns of bt from j0, up to the last key that each 8 rows may attend to.
+// s = rows of a times columns of bt from j0 on. Each group of 8 rows stops at the last key that it may attend to.
 static void R(scores)(const attend *w, const REAL *a, const REAL *bt, int64_t i0, int64_t j0, int64_t rows, int64_t n,
                       REAL *s)
 {
@@ -125,7 +126,7 @@ static void R(scores)(const attend *w, const REAL *a, const REAL *bt, int64_t i0
     }
 }
 
-// o (+)= s times the rows of b from j0.
+// o = s times the rows of b from j0 on; or o += that product.
 static void R(mix)(const attend *w, const REAL *s, const REAL *b, int64_t i0, int64_t j0, int64_t rows, int64_t n,
                    REAL *o, bool add)
 {
@@ -137,7 +138,7 @@ static void R(mix)(const attend *w, const REAL *s, const REAL *b, int64_t i0, in
     }
 }
 
-// out = softmax(q k^T scale + mask) v and the logsumexp of every row.
+// Computes out = softmax(q k^T scale + mask) v and the logsumexp of every row.
 static void R(attend_head)(const attend *w, int64_t head, REAL *room)
 {
     int64_t d = w->d, wide = w->wide, keys = w->keys;
@@ -177,7 +178,7 @@ static void R(attend_head)(const attend *w, int64_t head, REAL *room)
 // P = exp(S - lse) in s; ds = P (keep dP - delta), then s = keep P. n is a multiple of 16.
 static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse, REAL delta, int64_t valid, int64_t n)
 {
-    if (lse == -(REAL)INFINITY) valid = 0;  // no key was allowed
+    if (lse == -(REAL)INFINITY) valid = 0;  // all keys are masked
     int64_t used = (valid + 15) / 16 * 16;
     if (keep)
         for (int64_t j = 0; j < valid; j++) {
@@ -218,7 +219,7 @@ static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
             if (w->g_lse) delta[r] -= ((const REAL *)w->g_lse)[head * w->tq + i0 + r];
         }
         R(load_rows)(q, &w->q, head, i0, rows, d, wide, (REAL)w->scale);
-        memset(o, 0, (size_t)(rows * wide) * sizeof *o);  // o holds dq from here on
+        memset(o, 0, (size_t)(rows * wide) * sizeof *o);  // from here on, o holds dq
         for (int64_t j0 = 0; j0 < end; j0 += CHUNK) {
             int64_t n = end - j0 < CHUNK ? end - j0 : CHUNK, padded = (n + 15) / 16 * 16;
             R(scores)(w, q, kt, i0, j0, rows, n, s);

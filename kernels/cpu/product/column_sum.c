@@ -3,7 +3,7 @@
 #include "cpu/product/product.h"
 #include "cpu/rows/rows.h"
 
-// Each block of 64 rows is summed row by row into a partial row; the partial rows are added in order.
+// Each block of 64 rows is summed into a partial row; the partial rows are added in order.
 enum { SUM_ROWS = 64, SUM_COLS = 512 };
 
 typedef struct colsum {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv.c -- conv2d on the CPU. An image is unfolded to a matrix with a row for each kernel element
-// (im2col), and one product a group does the rest, in every dtype and with the product's guarantees (order of sums,
-// threads). For a 1 x 1 kernel that matrix is the image itself, and nothing is copied. oneDNN's convolutions lack
-// float64 and have their own order of sums; convolutions are no bottleneck of the models here.
+// cpu/product/conv.c -- conv2d on the CPU. Each image is unfolded to a matrix with one row per kernel element (im2col),
+// and one matrix product per group computes the output, in every dtype and with the guarantees of products (fixed order
+// of sums, any number of threads). For a 1 x 1 kernel the image itself is that matrix, and nothing is copied. oneDNN's
+// convolutions lack float64 and sum in a different order; convolutions do not limit the speed of the models here.
 //
-// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group. A bias is one more
-// column of the weight and a row of ones in the matrix, so that half types round once. Gradients of half types are
-// computed in float32.
+// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group. A bias is stored as
+// an additional column of the weight and a row of ones in the matrix, so that half types round once. Gradients of half
+// types are computed in float32.
 #include "rows/conv.h"
 #include "cpu/product/product.h"
 #include "rows/grad.h"
@@ -17,7 +17,7 @@ typedef struct job {
     ms_conv v;
     size_t size;  // of an element
     int dtype;
-    const char *x;  // the image's channels of this group
+    const char *x;  // channels of the image that belong to this group
     char *cols;     // K x L
     const void *from;
     void *to;
@@ -26,7 +26,7 @@ typedef struct job {
 
 // ---- image to columns and back --------------------------------------------------------------------
 
-// Row r of the matrix: the pixels of channel r / (kh kw) that kernel element r % (kh kw) is multiplied with.
+// Writes row r of the matrix: the pixels of channel r / (kh kw) that are multiplied with kernel element r % (kh kw).
 static void unfold_row(const job *j, int64_t r)
 {
     const ms_conv *v = &j->v;
@@ -40,7 +40,8 @@ static void unfold_row(const job *j, int64_t r)
             continue;
         }
         const char *row = image + (size_t)(h * v->w) * j->size;
-        // Output columns [first, last) read the image, column o at o * sw + shift; the others read padding.
+        // Output columns [first, last) read the image: column o reads image column o * sw + shift. The remaining
+        // columns read padding.
         int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,
                 last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;
         if (last > v->ow) last = v->ow;
@@ -68,7 +69,7 @@ static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
     for (int64_t r = first / L; r < last / L; r++) unfold_row(j, r);
 }
 
-// A channel's gradient: the rows of its kernel elements added back to the image, in order.
+// The gradient of a channel of the image: adds the matrix rows of its kernel elements back to the pixels, in order.
 #define FOLD(REAL, name)                                                                                            \
     static void name(const job *j, int64_t c)                                                                       \
     {                                                                                                               \
@@ -112,7 +113,7 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
         for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
 }
 
-// The unfolded matrix of image n, group g: in room, or the image itself when room is NULL.
+// Returns the unfolded matrix of image n, group g, stored in room; or the image itself when room is NULL.
 static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t g)
 {
     const ms_conv *v = &j->v;
@@ -126,7 +127,7 @@ static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// The weight with the bias as one more column, O x (K + 1), and the row of ones for that column.
+// The weight with the bias as an additional column, O x (K + 1), and the row of ones that multiplies this column.
 static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b)
 {
     static const float one = 1;
@@ -184,7 +185,7 @@ static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
     return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
 }
 
-// The tensor in which a gradient is computed: the output itself (retained), or a new one of the working dtype.
+// The tensor in which a gradient is computed: the output itself (retained) or a new tensor of the working dtype.
 static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
 {
     *work = NULL;
@@ -203,7 +204,7 @@ static ms_status put_back(ms_tensor *out, ms_tensor *work, ms_status st)
     return st;
 }
 
-// Sums of a channel over images and positions, in double.
+// Sums each channel of g over images and positions, in double.
 static void bias_gradient(const ms_conv *v, ms_tensor *db, const ms_tensor *g)
 {
     int64_t L = v->oh * v->ow;
@@ -221,7 +222,8 @@ static void bias_gradient(const ms_conv *v, ms_tensor *db, const ms_tensor *g)
     }
 }
 
-// (gradient, x, w; …, mask) -> dx = folded W^T g, dw = g columns^T summed over images, db
+// Inputs: gradient, x, w. The last integer is the mask of needed gradients. dx = folded W^T g; dw = g columns^T, summed
+// over images.
 ms_status ms__cpu_conv2d_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = NULL, *dw = NULL, *db = NULL;

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/gemm.c -- products by our own loops: all of float32, float64 and float16, and bfloat16 where the CPU
+// cpu/product/gemm.c -- matrix products by our own loops: float32, float64 and float16 always; bfloat16 where the CPU
 // has no instructions for it.
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
-// adjacent. Large products (Goto, van de Geijn 2008): B is packed into panels of KC x 3 vectors, as many at a time as
-// fit half of the second-level cache, A into panels of KC x 8 rows. A panel of A stays in the first-level cache while
-// the panels of B pass. (The other order, a panel of B against all of A, reads both from the second-level cache: 13 %
-// slower.) Strides that are powers of two, which collide in caches and TLBs, occur only while packing. Half types are
-// converted while packing, accumulate in float32 and are rounded once at the end. The order in which an element of C is
-// summed does not depend on the number of threads, nor on the tiles.
+// adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels of KC x 3 vectors, as many at a
+// time as fit half of the second-level cache; A is packed into panels of KC x 8 rows. A panel of A stays in the
+// first-level cache while all panels of B are read. (The opposite order, one panel of B against all of A, reads both
+// from the second-level cache and is 13 % slower.) Strides that are powers of two, which cause conflicts in caches and
+// TLBs, are met only while packing. Half types are converted while packing, accumulate in float32 and are rounded once
+// at the end. The order in which an element of C is summed depends neither on the number of threads nor on the tiles.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
 #include <unistd.h>
 #include "cpu/product/product.h"
 
 enum {
-    SMALL = 16 << 10,  // up to this many multiply-adds packing costs more than it saves
+    SMALL = 16 << 10,  // largest number of multiply-adds at which packing costs more than it saves
     KC = 1024,  // depth of a panel in floats, half of it in doubles. Sums are split here, so it is the same on all CPUs
-    FEW = 400,  // up to this many columns rows of A are read in place: too few uses to pay for packing
-    ROWS = 2048,  // rows of A packed at a time, at most
+    FEW = 400,  // largest number of columns at which rows of A are read in place: packing would not pay
+    ROWS = 2048,  // largest number of rows of A packed at a time
     ROWS_HALF = 1024,
-    COLUMNS_HALF = 2304,  // half types deeper than KC: columns whose float32 sums are kept
+    COLUMNS_HALF = 2304,  // half types deeper than KC: number of columns whose float32 sums are kept
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
@@ -34,10 +34,10 @@ static bool narrow(void)
     return known;
 }
 
-// Rows of a packed panel of A, and of a tile.
+// Rows in a packed panel of A, and in a tile.
 static int64_t panel_rows(void) { return narrow() ? 6 : 8; }
 
-// Bytes of the cache of level 2 or 3, at least a lower bound.
+// The size of the cache of level 2 or 3 in bytes, or a lower bound.
 static int64_t cache_bytes(int level)
 {
     static int64_t known[2];
@@ -53,32 +53,32 @@ static int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // The state of a large product.
 typedef struct gemm_work {
     const ms_gemm *g;
-    int64_t size;                 // bytes of an accumulating number: 4 or 8
-    int64_t wide, high;           // columns of a panel of B, rows of one of A
-    int64_t i0, mb;               // current rows,
-    int64_t first_col, last_col;  // columns whose sums are kept,
-    int64_t j0, nc, p0, kc;       // current packed columns of B, and the depth,
+    int64_t size;                 // bytes of a number of the accumulating type: 4 or 8
+    int64_t wide, high;           // columns in a panel of B, rows in a panel of A
+    int64_t i0, mb;               // current rows
+    int64_t first_col, last_col;  // columns whose sums are kept
+    int64_t j0, nc, p0, kc;       // current packed columns of B, and current depth
     int64_t then_j, then_nc, then_p,
-        then_kc;       // and the block after them; then_nc = 0: none, or several threads share the work
+        then_kc;       // the block computed next; then_nc is 0 if there is none or several threads share the work
     int64_t mc, cols;  // rows and columns of a task
-    int64_t across;    // tasks side by side
-    int64_t pack;      // columns of a packing task
+    int64_t across;    // number of tasks side by side
+    int64_t pack;      // columns that a packing task packs
     bool half, first, last, pack_a;
-    bool fused;   // the first rows pack B
-    char *b, *a;  // packed panels, one after the other
-    float *sums;  // half types: float32 sums of mb rows, or of a panel for each thread where k is one block deep
+    bool fused;   // B is packed while the first rows are computed
+    char *b, *a;  // packed panels, stored consecutively
+    float *sums;  // half types: float32 sums of mb rows; if k is one block deep, sums of one panel per thread
     int64_t sums_rs;
 } gemm_work;
 
-// Cache lines that are packed next and are prefetched into the second-level cache while the current rows are computed,
-// and the lines into which they will be packed. `apart`: bytes between the lines of a group. `jump`: from the end of a
-// group to the next.
+// Cache lines of the data packed next, prefetched into the second-level cache while the current rows are computed, and
+// the lines into which that data will be packed. `apart`: bytes between the lines of a group. `jump`: bytes from the
+// end of a group to the next group.
 typedef struct gemm_ahead {
     const char *at;
-    char *to;  // NULL: already in the cache
+    char *to;  // NULL: the destination is already in the cache
     int64_t apart, jump, groups;
-    int lines, pairs;         // lines of a group (even); pairs of them fetched so far
-    struct gemm_ahead *then;  // continues when all groups are fetched
+    int lines, pairs;         // lines per group (even); pairs of them fetched so far
+    struct gemm_ahead *then;  // what to prefetch when all groups of this one are fetched
 } gemm_ahead;
 
 #define EACH_LANE(f, s)                                                                                           \
@@ -105,7 +105,7 @@ typedef struct gemm_ahead {
 
 // ---- half types: panels in float32 ----------------------------------------------------------------
 
-// Contiguous half numbers to floats and back.
+// Converts contiguous half-precision numbers to floats and back.
 static MS_KERNEL void load_f16(float *out, const ms_f16 *in, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) out[i] = ms_f16_to_float(in[i]);
@@ -151,7 +151,7 @@ static inline __attribute__((always_inline)) void part(float *out, int64_t out_r
     }
 }
 
-// Packs 16 contiguous columns; returns how many rows of them are done.
+// Packs 16 contiguous columns; returns the number of rows packed.
 static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_bf16 *b, int64_t cs, int64_t k)
 {
     pair t[16 * 16] __attribute__((aligned(64)));
@@ -162,7 +162,7 @@ static MS_KERNEL int64_t pack_columns_bf16(float *out, int64_t out_rs, const ms_
     return k / 32 * 32;
 }
 
-// The same for 8 contiguous rows.
+// As pack_columns_bf16, for 8 contiguous rows.
 static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs, int64_t k)
 {
     pair t[16 * 8] __attribute__((aligned(64)));
@@ -173,7 +173,7 @@ static MS_KERNEL int64_t pack_rows_bf16(float *out, const ms_bf16 *a, int64_t rs
     return k / 32 * 32;
 }
 
-// Packs panels row by row through all panels, because panels of a row share cache lines.
+// Packs several panels row by row, all panels of a row together, because they share cache lines.
 static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs, int64_t k, int64_t panels)
 {
     for (int64_t p = 0; p < k; p++, b += rs, out += 48)
@@ -183,7 +183,7 @@ static MS_KERNEL void pack_panels_bf16(float *out, const ms_bf16 *b, int64_t rs,
         }
 }
 
-// A run of each column of A to panels of 8 rows.
+// Packs a part of each column of A into panels of 8 rows.
 static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int64_t panel)
 {
     for (int64_t i = 0; i < RUN / 16; i++)
@@ -191,7 +191,7 @@ static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int
             memcpy(out + i * panel + q * 8, t + q * RUN / 2 + i * 8, 8 * sizeof(float));
 }
 
-// Like pack_f32; squares of 16 x 16 pass through a buffer.
+// As pack_f32, for half types; squares of 16 x 16 numbers pass through a buffer.
 static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs,
                       int64_t k, int64_t n)
 {
@@ -221,7 +221,7 @@ static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int6
     }
 }
 
-// Packs rows of A into panels and converts them.
+// Packs rows of A into panels and converts them to float.
 static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m,
                            int64_t k, int64_t high)
 {
@@ -259,7 +259,7 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
 
 // ---- large products -------------------------------------------------------------------------------
 
-// n cut into equal parts of at most `most`, each a multiple of `unit`.
+// Divides n into equal parts of at most `most`, each a multiple of `unit`.
 static int64_t even(int64_t n, int64_t most, int64_t unit)
 {
     return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit;
@@ -307,7 +307,7 @@ static void finish(const gemm_work *w, float *s, int64_t row, int64_t col, int64
     }
 }
 
-// Packs rows [i, i + m) of the current rows from depth p to stop; i is a multiple of the panels' height.
+// Packs rows [i, i + m) of the current rows, depths [p, stop). i is a multiple of the panel height.
 static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64_t stop)
 {
     const ms_gemm *g = w->g;
@@ -321,7 +321,7 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
 
 static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
 
-// Rows that are packed together where A's columns are contiguous: whole panels.
+// The number of rows packed together where A's columns are contiguous, in whole panels.
 static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
 
 static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)
@@ -342,8 +342,8 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 
-// This panel's share of the rows to prefetch after rows [i, i + high) of [top, bottom), which are packed `step` at a
-// time.
+// What to prefetch while rows [i, i + high) of [top, bottom) are computed: this panel's share of the rows packed next.
+// These are packed `step` rows at a time.
 static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t bottom, int64_t step)
 {
     const ms_gemm *g = w->g;
@@ -351,7 +351,7 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
             at = (w->i0 + next) * g->a_rs + w->p0 * g->a_cs;
     gemm_ahead f = { 0 };
     if (next + step > bottom) return f;
-    if (g->a_rs == 1) {  // columns, each `step` rows high
+    if (g->a_rs == 1) {  // columns are contiguous: prefetch `step` rows of each
         int64_t part = (i - top) % step / w->high, parts = step / w->high, from = w->kc * part / parts;
         f.lines = (int)(step * size / 128) * 2;
         f.apart = 64;
@@ -359,7 +359,7 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
         f.groups = w->kc * (part + 1) / parts - from;
         at += from * g->a_cs;
         next += part * w->high;
-    } else {  // a line of each row
+    } else {  // prefetch one line of each row
         f.lines = (int)w->high;
         f.apart = g->a_rs * size;
         f.jump = 64 - w->high * f.apart;
@@ -370,8 +370,8 @@ static gemm_ahead rows_ahead(const gemm_work *w, int64_t top, int64_t i, int64_t
     return f;
 }
 
-// The share of B's next columns that a panel of A prefetches when `left` more panels follow. Only the last panels
-// prefetch: lines fetched too early would be evicted.
+// What to prefetch of B's next columns while a panel of A is computed, when `left` more panels follow. Only the last
+// panels prefetch: lines fetched too early would be evicted.
 static gemm_ahead columns_ahead(const gemm_work *w, int64_t left)
 {
     const ms_gemm *g = w->g;
@@ -397,8 +397,8 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
             j = task % w->across * w->cols;
     int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
     bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
-    bool along = g->a_rs == 1 && !w->half;  // columns are packed while the panels before them are computed and they are
-                                            // in the second-level cache
+    // Columns are packed while the preceding panels are computed and they are in the second-level cache.
+    bool along = g->a_rs == 1 && !w->half;
     (void)end, (void)unused;
 
     for (int64_t i = top; i < bottom; i += w->high) {
@@ -423,12 +423,13 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
     }
 }
 
-// The current columns of B against the current rows of A.
+// Computes the current rows of A times the current columns of B.
 static void column_block(gemm_work *w, int64_t threads)
 {
     int64_t panels = ceil_div(w->nc, w->wide);
     w->pack = ceil_div(panels, threads) * w->wide;
-    if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;  // panels that a row of B is packed into at once
+    // at most 8 panels, because a row of B is packed into all of them at once
+    if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
     w->across = ceil_div(w->nc, w->cols);
     w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb &&
                w->mb >= w->high;
@@ -438,7 +439,7 @@ static void column_block(gemm_work *w, int64_t threads)
     ms__parallel_tasks(ceil_div(w->mb, w->mc) * w->across, row_task, w);
 }
 
-// The next block of B for the same rows of A: further columns, or the next depth from the first column.
+// Determines the next block of B for the same rows of A: the next columns, or the next depth from the first column on.
 static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
 {
     bool beside = w->j0 + w->nc < w->last_col;
@@ -448,13 +449,13 @@ static void what_follows(gemm_work *w, int64_t nc, int64_t kc)
     w->then_nc = w->then_kc == 0 ? 0 : w->last_col - w->then_j < nc ? w->last_col - w->then_j : nc;
 }
 
-// How a product is cut: depth of panels, rows at a time, columns whose sums are kept, packed columns.
+// How a product is divided: depth of panels, rows at a time, columns whose sums are kept, columns packed at a time.
 typedef struct gemm_cut {
     int64_t kc, mb, jb, nc;
 } gemm_cut;
 
-// B's panels get half of the second-level cache. Several threads: about two tasks each, cut first along rows (128 rows
-// pay for loading B's panels), then along columns.
+// B's panels get half of the second-level cache. With several threads each gets about two tasks. Rows are divided first
+// (from 128 rows on, loading B's panels pays), then columns.
 static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;
@@ -484,7 +485,7 @@ static gemm_cut cut(gemm_work *w, int64_t threads)
     return c;
 }
 
-// The current rows and columns through the whole depth.
+// Multiplies the current rows and columns through all depths.
 static void all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
 {
     const ms_gemm *g = w->g;
@@ -513,7 +514,7 @@ static ms_status large(const ms_gemm *g)
     size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size),
            s_bytes = 0;
     if (w.half) {
-        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // not a power of two
+        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // the stride must not be a power of two
         s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
     }
     ms_block *scratch;
@@ -534,7 +535,7 @@ static ms_status large(const ms_gemm *g)
 
 // ---- choice ---------------------------------------------------------------------------------------
 
-// k = 0: the empty sum.
+// k = 0: every sum is empty, so C is the bias or 0.
 static void only_bias(const ms_gemm *g)
 {
     size_t size = (size_t)ms__dtype_size(g->dtype);
@@ -554,10 +555,10 @@ ms_status ms__gemm_own(const ms_gemm *g)
     return large(g);
 }
 
-// oneDNN does bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs): elsewhere it takes ten
-// times as long as our own loops. These do float32 as fast as oneDNN at 512 and faster at 1024 and 2048
-// (docs/performance.md#products), and give the same bits with any number of threads, which oneDNN does not promise
-// below AVX-512.
+// oneDNN computes bfloat16 where the CPU has instructions for it (tiles, or dot products of pairs); elsewhere it takes
+// ten times as long as our own loops. For float32 our loops are as fast as oneDNN at size 512 and faster at 1024 and
+// 2048 (docs/performance.md#products), and give the same bits with any number of threads, which oneDNN does not
+// guarantee below AVX-512.
 static bool has_bf16(void)
 {
     static int known = -1;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/gemm_body.h -- our own products, included once per accumulation type by gemm.c. REAL is the type, R(name)
-// names its functions, LANES elements fill 64 bytes.
+// cpu/product/gemm_body.h -- our own matrix products; gemm.c includes it once per accumulation type. REAL is the type,
+// R(name) names its functions, and LANES elements fill 64 bytes.
 //
-// tile: up to 8 rows by 3 vectors of C stay in registers while k runs. A may have any strides (its elements are
-// broadcast); B has rows of adjacent columns: a packed panel, or B itself. core: 8 rows out of packed panels, with
-// prefetches. sweep: cores one after the other. Prefetch distances were found by measurement, in turns in one process
-// (docs/performance.md#products).
+// tile: up to 8 rows by 3 vectors of C stay in registers over the whole depth k. A may have any strides (its elements
+// are broadcast); the rows of B have adjacent columns, in a packed panel or in B itself. core: 8 rows from packed
+// panels, with prefetches. sweep: calls core for one panel of columns after the other. Prefetch distances were
+// measured, in turns in one process (docs/performance.md#products).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 typedef REAL R(loose)
@@ -51,11 +51,11 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
     }
 }
 
-// 8 rows out of packed panels: a step of A's panel has 8 numbers, of B's 3 vectors, of which vecs are used. Both are
-// prefetched: B's panel exceeds the first-level cache, and A's continues with the panel of the next 8 rows. The lines
-// of C are prefetched row by row shortly before they are stored (all at once they would delay B's). Every LANES steps
-// two lines of the data packed next are prefetched, and two of its destination. first: B is read in place, with rows
-// b_rs apart, and the loaded vectors are stored as its packed panel: half the cost of packing it separately.
+// Computes 8 rows from packed panels: each step reads 8 numbers of A's panel and `vecs` of the 3 vectors of B's. Both
+// panels are prefetched: B's exceeds the first-level cache, and after A's comes the panel of the next 8 rows. The lines
+// of C are prefetched row by row shortly before they are stored (prefetching all at once would delay B's). Every LANES
+// steps, two lines of the data packed next and two lines of its destination are prefetched. first: B is read in place,
+// with rows b_rs apart, and the loaded vectors are stored as its packed panel: half the cost of packing it separately.
 enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24, R(NEAR_ROWS) = 4, R(FAR_ROWS) = 24 };
 
 static inline __attribute__((always_inline)) void R(core)(const int vecs, const bool first, int64_t k, const REAL *a,
@@ -64,7 +64,8 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
 {
     R(vec) s[8][3];
     REAL *row = c;
-    __asm__("" : "+r"(c));  // recomputes the rows' addresses below: kept, they would not fit the registers
+    // forces the addresses of the rows below to be recomputed: there are too few registers to keep them
+    __asm__("" : "+r"(c));
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++)
 #pragma GCC unroll 3
@@ -134,7 +135,7 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
         }
 }
 
-// m rows of C by vecs vectors.
+// m rows of C by `vecs` vectors of columns.
 static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, const REAL *a,
                                                           int64_t a_rs, int64_t a_cs, const REAL *b, int64_t b_rs,
                                                           REAL *c, int64_t c_rs, const REAL *bias, bool add)
@@ -152,8 +153,8 @@ static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_
     if (m & 1) R(tile)(1, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
 }
 
-// The same for 16 registers of 32 bytes (AVX2): tiles of 6 rows by two half vectors. (64-byte vectors would be split
-// through memory.)
+// As R(rows) for 16 registers of 32 bytes (AVX2): tiles of 6 rows by two half vectors. (The compiler would split
+// 64-byte vectors through memory.)
 typedef REAL R(half) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 
 static inline __attribute__((always_inline)) void R(thin_tile)(const int rows, int64_t k, const REAL *a, int64_t a_rs,
@@ -208,8 +209,8 @@ static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, in
     }
 }
 
-// One packed panel of A, which stays in the first-level cache, against the panels of B for n columns. Rows and columns
-// that do not fill a panel go through a buffer; the panels are zero there.
+// Multiplies one packed panel of A, which stays in the first-level cache, by the panels of B for n columns. Rows and
+// columns that do not fill a panel go through a buffer; panels are padded with zeros.
 static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs,
                                const REAL *bias, bool add, gemm_ahead *ahead)
 {
@@ -244,7 +245,7 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a
     }
 }
 
-// The same for whole vectors of columns of B that are not packed yet; packs them on the way.
+// As sweep, for columns of B that fill whole vectors and are not packed yet; packs them on the way.
 static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_rs, REAL *keep,
                                      REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
 {
@@ -283,7 +284,7 @@ static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_r
     }
 }
 
-// One row of C where B's columns are contiguous (x W^T with few rows): dot products, in four vectors of sums.
+// One row of C where B's columns are contiguous (x W^T with few rows): dot products, with four vectors of partial sums.
 static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_cs, REAL *c,
                               const REAL *bias)
 {
@@ -358,7 +359,7 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
 #undef LOW
 #undef HIGH
 
-// out[p * out_rs + j] = b[p * rs + j * cs] for p < k, j < n; columns up to a multiple of LANES become 0.
+// out[p * out_rs + j] = b[p * rs + j * cs] for p < k, j < n. Pads rows with zeros to a multiple of LANES.
 static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t rs, int64_t cs, int64_t k, int64_t n)
 {
     int64_t j = 0, full = n / LANES * LANES, wide = (n + LANES - 1) / LANES * LANES;
@@ -371,7 +372,7 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
         return;
     }
     int64_t done = 0;
-    if (rs == 1) {  // LANES columns at a time: the hardware prefetcher follows only so many streams
+    if (rs == 1) {  // LANES columns at a time: the hardware prefetcher follows only a few streams
         done = k / LANES * LANES;
         for (j = 0; j < full; j += LANES)
             for (int64_t p = 0; p < done; p += LANES)
@@ -383,8 +384,8 @@ static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t 
     }
 }
 
-// Packs whole panels of B whose rows are contiguous, row by row through all panels. Prefetches later rows into the
-// second-level cache.
+// Packs whole panels of B, whose rows are contiguous: row by row, all panels of a row together. Prefetches later rows
+// into the second-level cache.
 static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64_t k, int64_t panels)
 {
     for (int64_t p = 0; p < k; p++, b += rs, out += 3 * LANES) {
@@ -399,16 +400,16 @@ static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64
     }
 }
 
-// Packs rows of A into panels of `high` rows: out[panel][p][row], panels `depth` long. Missing rows of the last panel
-// become 0.
+// Packs rows of A into panels of `high` rows: out[panel][p][row], each panel `depth` long. Pads the last panel with
+// zeros.
 static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high,
                                    int64_t depth)
 {
     int64_t whole = m / high * high;
     if (whole < m) memset(out + whole * depth, 0, (size_t)(high * k) * sizeof(REAL));
-    if (rs == 1) {  // columns are contiguous: a piece of each goes to every panel
+    if (rs == 1) {  // columns are contiguous: a part of each column goes to every panel
         int64_t p = 0;
-        if (high == 8)  // 8 at a time: whole lines, prefetched because the hardware does not
+        if (high == 8)  // 8 at a time: whole cache lines, prefetched explicitly because the hardware does not
             for (; p + 8 <= k && whole == m; p += 8, a += 8 * cs, out += 64) {
                 REAL *o = out;
                 for (int64_t i = 0; i < m; i += 8, o += 8 * depth) {
@@ -436,7 +437,8 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
     }
 }
 
-// Rows [i, i + rows) of the current rows by n columns from j. Rows of A that are not packed are read in place.
+// Computes rows [i, i + rows) of the current rows by n columns from j on. Rows of A that are not packed are read in
+// place.
 static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     const ms_gemm *g = w->g;
@@ -459,8 +461,9 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
      bias ? bias + q : NULL, !w->first);
 }
 
-// A product of at most SMALL multiply-adds, without packing where B's columns are adjacent (its last columns, which do
-// not fill a vector, go through a padded copy). Returns false when the product does not suit this path.
+// Computes a product of at most SMALL multiply-adds. Does not pack if B's columns are adjacent, except for the last
+// columns, which do not fill a vector and go through a padded copy. Returns false if the product does not suit this
+// path.
 static bool R(small)(const ms_gemm *g)
 {
     enum { ROOM = 32 << 10 };

@@ -33,7 +33,7 @@ static void rows(void *arg, int64_t first, int64_t last, int64_t block)
 
 ms_status ms__gemm_integer(const ms_gemm *g)
 {
-    int64_t work = g->n * g->k, block = work > 0 ? 65536 / work + 1 : g->m + 1;  // rows worth a task
+    int64_t work = g->n * g->k, block = work > 0 ? 65536 / work + 1 : g->m + 1;  // rows per task
     ms__parallel(g->m, block, rows, (void *)g);
     return MS_OK;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/onednn.c -- products by oneDNN's matmul primitive (C API v2, 2.6). No other file uses oneDNN.
 //
-// Creating a primitive costs 0.2-1 ms, starting one well under a microsecond. So primitives are cached in a bounded
-// table whose key is all that they depend on: sizes, strides, dtype, bias, threads. An entry owns its memory objects; a
-// call only sets their data handles. Scratch memory comes from our pool.
+// Creating a primitive takes 0.2-1 ms, starting one well under a microsecond. Primitives are therefore cached in a
+// bounded table. Its key is everything that a primitive depends on: sizes, strides, dtype, bias, threads. An entry owns
+// its memory objects; a call only sets their data handles. Scratch memory comes from our pool.
 #include <oneapi/dnnl/dnnl.h>
 #include "cpu/product/product.h"
 
@@ -38,7 +38,7 @@ static ms_status failed(const ms_gemm *g, dnnl_status_t st, const char *doing)
                     (int)st, doing, (long long)g->m, (long long)g->n, (long long)g->k, ms__dtype_name(g->dtype));
 }
 
-// MOONSHARD_ISA lowers oneDNN's instruction set with ours.
+// Initialises oneDNN on the first call. A limit set by MOONSHARD_ISA applies to oneDNN, too.
 static bool ready(void)
 {
     if (MS_LIKELY(state)) return state > 0;
@@ -81,7 +81,8 @@ static dnnl_status_t memory(dnnl_memory_t *out, dnnl_memory_desc_t *desc, dnnl_d
 {
     int64_t rows = l.rows, cols = l.cols, rs = l.rs, cs = l.cs;
     dnnl_dims_t shape = { rows, cols }, strides = { rs, cs };
-    if (rows == 1 && rs < cols) strides[0] = cols * cs;  // the stride of a single row or column means nothing
+    // a matrix of one row or column may have any stride in that dimension
+    if (rows == 1 && rs < cols) strides[0] = cols * cs;
     if (cols == 1 && cs < rows) strides[1] = rs == 1 ? rows : 1;
     dnnl_status_t st = dnnl_memory_desc_init_by_strides(desc, 2, shape, type, strides);
     return st ? st : dnnl_memory_create(out, desc, engine, DNNL_MEMORY_NONE);

@@ -2,9 +2,9 @@
 // cpu/rows/batch_norm.c -- batch_norm on the CPU. Statistics and weights are double, elements float32 or float64 (half
 // types are converted on load and store).
 //
-// Sizes: N batch, C channels, S the rest. With S > 1 a task is a channel, which is read a few times from the
-// second-level cache. With S = 1 a task is a block of rows; its size depends only on the shape, and blocks are joined
-// in order.
+// Sizes: N batch, C channels, S product of the remaining dimensions. With S > 1 a task is one channel, which is read
+// several times from the second-level cache. With S = 1 a task is a block of rows; the block size depends only on the
+// shape, and results of blocks are combined in order.
 #include "cpu/rows/rows.h"
 #include "formulas/batch_norm.h"
 #include "rows/grad.h"
@@ -12,19 +12,19 @@
 #include "cpu/rows/layers.h"
 
 typedef struct bn {
-    int dtype;  // REAL's
+    int dtype;  // the dtype of REAL
     bool training;
-    int64_t n, c, s, rows;  // sizes; rows of a block
+    int64_t n, c, s, rows;  // sizes; number of rows in a block
     double eps;
     const void *x, *g;
-    void *y;                                    // or dx, NULL when not needed
-    void *coefficients;                         // REAL, by channel, for rows
-    double *parts;                              // 2 C by block
-    double *w, *b, *mean, *var, *gmean, *gvar;  // by channel; w, b, gmean, gvar may be NULL
+    void *y;                                    // dx in backward; NULL: not needed
+    void *coefficients;                         // as REAL, one set per channel; used where S = 1
+    double *parts;                              // 2 C numbers per block
+    double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL
     double *dw, *db, *dmean, *dvar;
 } bn;
 
-// A channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
+// Computes a channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
 static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
 {
     ms_bn_sums s = { .var = p->var[c], .eps = p->eps, .count = (double)(p->n * p->s), .sg = sg, .sgx = sgx };
@@ -94,7 +94,7 @@ static void rows_backward_part(void *arg, int64_t first, int64_t last, int64_t b
 
 static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
 
-// Combines the means and spreads of blocks of rows (Chan, Golub, LeVeque 1979).
+// Combines the means and squared deviations of blocks of rows (Chan, Golub, LeVeque 1979).
 static void add_stats(const bn *p)
 {
     double count = 0;
@@ -161,7 +161,7 @@ static void sizes(bn *p, const ms_tensor *x)
     p->dtype = x->dtype == MS_F64 ? MS_F64 : MS_F32;
 }
 
-// Allocates the arrays by channel, the coefficients and the parts.
+// Allocates the arrays with one number per channel, the coefficients and the results of blocks.
 static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const char *what)
 {
     int64_t parts = p->s == 1 ? 2 * p->c * blocks_of(p) : 0;
@@ -172,14 +172,14 @@ static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const c
     return MS_OK;
 }
 
-// t as contiguous numbers of that dtype: itself (retained) or a copy.
+// t as contiguous numbers of `dtype`: t itself (retained) or a copy.
 static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
 {
     if (t->dtype == dtype) return ms__contiguous(out, t);
     return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
 }
 
-// One number a channel, as doubles in `room`; NULL for an absent tensor.
+// Converts a tensor of one number per channel to doubles in `room`. *out is NULL for an absent tensor.
 static ms_status channels(double **out, double *room, ms_tensor *t)
 {
     *out = NULL;
@@ -201,7 +201,8 @@ static void put_channels(ms_tensor *out, const double *from)
     }
 }
 
-// Where elements of `out` are written: itself (retained), or a tensor of the working dtype that put_back copies.
+// The tensor that is computed in place of `out`: `out` itself (retained), or one of the working dtype, which put_back
+// copies.
 static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
 {
     *work = NULL;
@@ -255,7 +256,8 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     return st;
 }
 
-// (gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?) -> dx, dw, db, dmean, dvar as the mask asks
+// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Outputs, those that the mask needs:
+// dx, dw, db, dmean, dvar.
 ms_status ms__cpu_batch_norm_backward(ms_call *c)
 {
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };

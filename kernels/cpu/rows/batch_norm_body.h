@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/batch_norm_body.h -- batch_norm and its gradient, included once per accumulation type by batch_norm.c. For
-// [N, C, S] a channel at a time, whose elements lie in runs of S; for [N, C] a block of rows at a time. A run is summed
-// in REAL; runs and rows are added in double, in order.
+// cpu/rows/batch_norm_body.h -- batch_norm and its gradient; batch_norm.c includes it once per accumulation type. [N,
+// C, S] is processed one channel at a time, whose elements lie in runs of S; [N, C] one block of rows at a time. A run
+// is summed in REAL; runs and rows are added in double, in order.
 
 // ---- a channel, in runs ---------------------------------------------------------------------------
 
-// sum of g (x - m)
+// The sum of g (x - m).
 MS_INLINE REAL R(row_dot_from)(const REAL *g, const REAL *x, REAL m, int64_t n)
 {
     R(ms_lanes) s = { 0 };
@@ -57,8 +57,8 @@ static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
 
 // ---- rows -----------------------------------------------------------------------------------------
 
-// A block's mean of every channel and the sum of squared deviations from it; add_stats joins the blocks. Four rows at a
-// time, so that the sums by channel are read and written less often.
+// Computes a block's mean of every channel and the sum of squared deviations from it; add_stats combines the blocks.
+// Processes four rows at a time, so that the sums are read and written less often.
 static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, double *restrict mean,
                                     double *restrict spread)
 {
@@ -81,7 +81,7 @@ static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, do
         for (int64_t c = 0; c < C; c++) spread[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
 }
 
-// Per channel: mean, scale, shift.
+// coefficients, per channel: mean, scale, shift.
 static MS_KERNEL void R(rows)(const bn *p, int64_t first, int64_t last)
 {
     const REAL *x = p->x, *mean = p->coefficients, *scale = mean + p->c, *shift = scale + p->c;
@@ -91,7 +91,7 @@ static MS_KERNEL void R(rows)(const bn *p, int64_t first, int64_t last)
         for (int64_t c = 0; c < C; c++) y[n * C + c] = (x[n * C + c] - mean[c]) * scale[c] + shift[c];
 }
 
-// A block's sums of g and of g (x - mean).
+// Computes a block's sums of g and of g (x - mean), per channel.
 static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, double *restrict sg, double *restrict sgx)
 {
     int64_t C = p->c, n = first;
@@ -111,7 +111,7 @@ static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, dou
         }
 }
 
-// Per channel: mean, and the three factors of ms_bn_finish.
+// coefficients, per channel: mean, and the three factors of ms_bn_finish.
 static MS_KERNEL void R(rows_backward)(const bn *p, int64_t first, int64_t last)
 {
     const REAL *x = p->x, *g = p->g, *mean = p->coefficients, *kg = mean + p->c, *a = kg + p->c, *d = a + p->c;

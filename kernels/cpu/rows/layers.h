@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/layers.h -- the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv), which the rows in
-// kernels/rows name.
+// cpu/rows/layers.h -- declares the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv) that the
+// operator rows in kernels/rows use.
 #ifndef MS_LAYERS_H
 #define MS_LAYERS_H
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/loss.c -- cross_entropy fused with its softmax: forward reads the logits once and saves one number a row
-// (its logsumexp); backward writes the gradient in one pass. Sums over rows are float64 over fixed blocks, so bits do
-// not depend on the threads. And mse_loss.
+// cpu/rows/loss.c -- mse_loss, and cross_entropy fused with its softmax: forward reads the logits once and saves one
+// number per row (its logsumexp); backward writes the gradient in one pass. Sums over rows are computed in float64 over
+// fixed blocks, so results do not depend on the number of threads.
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
@@ -11,14 +11,14 @@ enum { PIECE = 512, BLOCK = 16384 };
 
 typedef struct cross {
     int dtype;
-    bool g_rows;  // one gradient a row
+    bool g_rows;  // g has one element per row; otherwise one in all
     int64_t n, ignore;
     double smooth, scale;
     const void *x, *w, *g, *g_lse;
     const int64_t *ids;
     void *lse, *losses, *out;
     char *room;
-    size_t room_bytes;  // a thread
+    size_t room_bytes;  // per thread
 } cross;
 
 typedef struct mse {
@@ -113,7 +113,7 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     return MS_OK;
 }
 
-// The divisor of the mean: the weights of the rows that are not ignored.
+// The divisor of the mean: the sum of the weights of the rows that are not ignored.
 static double total_weight(const cross *q, int64_t rows)
 {
     double total = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/loss_body.h -- cross_entropy's rows and mse_loss's blocks, included once per accumulation type by loss.c.
+// cpu/rows/loss_body.h -- rows of cross_entropy and blocks of mse_loss; loss.c includes it once per accumulation type.
 
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s is the label smoothing.
 static MS_KERNEL void R(cross_rows)(const cross *q, int64_t first, int64_t last, REAL *room)
@@ -56,7 +56,7 @@ static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int6
     }
 }
 
-// (a - b)^2, to out or added to *sum.
+// Computes (a - b)^2, stored in out or added to *sum.
 static MS_KERNEL void R(squares)(const mse *q, int64_t first, int64_t last, double *sum)
 {
     REAL ra[PIECE], rb[PIECE], ro[PIECE];

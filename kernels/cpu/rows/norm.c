@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU: a row is read from memory once and then a
-// few times from the first-level cache. Backward recomputes means and deviations from x, which it reads anyway: cheaper
-// than saving them.
+// cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU. A row is read from memory once, then
+// several times from the first-level cache. Backward recomputes means and deviations from x, which it reads anyway:
+// this is cheaper than saving them.
 #include "cpu/rows/rows.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
@@ -13,7 +13,7 @@ typedef struct soft {
     void *out;
     ms_rows r;
     char *room;
-    size_t room_bytes;  // a thread
+    size_t room_bytes;  // per thread
 } soft;
 
 typedef struct norm {
@@ -24,7 +24,7 @@ typedef struct norm {
     const void *x, *w, *b, *g;
     void *out;
     char *room, *sums;
-    size_t room_bytes, sums_bytes;  // a thread; a block
+    size_t room_bytes, sums_bytes;  // per thread; per block
 } norm;
 
 #define BODY "cpu/rows/norm_body.h"
@@ -32,7 +32,8 @@ typedef struct norm {
 
 enum { SMALL_ROOM = 16 << 10 };
 
-// Scratch: `each` bytes per thread, then `shared` bytes. Up to SMALL_ROOM bytes it is the caller's array `small`.
+// Allocates scratch memory: `each` bytes per thread, then `shared` bytes. Uses the caller's array `small` for up to
+// SMALL_ROOM bytes.
 static ms_status room_for(ms_block **b, char **room, void *small, size_t each, size_t shared, const char *what)
 {
     size_t bytes = each * (size_t)ms_num_threads() + shared;
@@ -140,7 +141,7 @@ static ms_status run_norm(ms_call *c, bool rms)
 ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false); }
 ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true); }
 
-// Adds the parts of the blocks in order; out has the dtype of the weight.
+// Adds the partial sums of all blocks in order; out has the dtype of the weight.
 static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
 {
     if (!out) return;
@@ -158,7 +159,7 @@ static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
     else ms__row_out(p->dtype, ms__data(out), 0, 1, p->n, narrow + at);
 }
 
-// (gradient, x, w?) -> dx, dw, db as the mask asks
+// Inputs: gradient, x, w?. Outputs, those that the mask needs: dx, dw, db.
 static ms_status run_norm_backward(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/norm_body.h -- softmax, log_softmax, layer_norm, rms_norm and their gradients over blocks of rows,
-// included once per accumulation type by norm.c.
+// cpu/rows/norm_body.h -- softmax, log_softmax, layer_norm, rms_norm and their gradients over blocks of rows; norm.c
+// includes it once per accumulation type.
 
 static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REAL *room)
 {
@@ -9,7 +9,7 @@ static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REA
         int64_t at = ms__row_start(&w->r, row);
         const REAL *x = ROW_IN(w->dtype, w->x, at, stride, n, room);
         REAL *y = ROW_AT(w->dtype, w->out, at, stride, room), m = R(ms__row_max)(x, n);
-        if (m == -(REAL)INFINITY) m = 0;  // a fully masked row gives 0 / 0, as in PyTorch
+        if (m == -(REAL)INFINITY) m = 0;  // a row of -inf only gives 0 / 0, as in PyTorch
         if (w->log) {
             REAL *e = room + n;
             REAL shift = m + LOG(R(ms__row_exp)(e, x, m, n));
@@ -42,7 +42,7 @@ static MS_KERNEL void R(softmax_backward)(const soft *w, int64_t first, int64_t 
     }
 }
 
-// y = (x - mean) * rstd * weight + bias; rms_norm: mean = 0, no bias.
+// y = (x - mean) * rstd * weight + bias. For rms_norm, mean = 0 and there is no bias.
 static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *room)
 {
     int64_t n = p->n;
@@ -63,8 +63,8 @@ static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *
     }
 }
 
-// With h = (x - mean) * rstd and q = g * w:  dx = rstd (q - mean(q) - h mean(q h)), without mean(q) for rms_norm;
-// dw = sum g h, db = sum g over rows; a block's parts go to sums[0 .. n) and sums[n .. 2 n).
+// With h = (x - mean) * rstd and q = g * w: dx = rstd (q - mean(q) - h mean(q h)); rms_norm omits mean(q). dw = sum of
+// g h over rows, db = sum of g. A block's partial sums are stored in sums[0 .. n) and sums[n .. 2 n).
 static MS_KERNEL void R(norm_backward)(const norm *p, int64_t first, int64_t last, REAL *room, REAL *sums)
 {
     int64_t n = p->n;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/reduce.c -- folds over dimensions on the CPU.
 //
-// A fold is cut by its shape alone, never by threads: blocks of BLOCK elements are folded in 64 lanes (on every ISA
-// level), the values of the blocks in order in the wide type, and long folds in up to SEGMENTS parts that any thread
-// may take. So bits depend only on the shape.
+// The shape alone determines how a fold is divided: blocks of BLOCK elements are folded in 64 lanes (at every ISA
+// level), the results of the blocks are combined in order in the wide type, and long folds are divided into up to
+// SEGMENTS parts that any thread may compute. Results therefore depend neither on the ISA level nor on the number of
+// threads.
 //
-// Two walks: rows, where the elements of a fold are contiguous; columns, where the last kept dimension is: whole rows
-// are then added to a row of accumulators.
+// There are two ways to traverse a tensor. Rows: the elements of a fold are contiguous. Columns: the last kept
+// dimension is contiguous, and whole rows are added to a row of accumulators.
 #include "cpu/cpu.h"
 #include "cpu/rows/fold.h"
 #include "formulas/math32.h"
@@ -16,7 +17,7 @@ enum { BLOCK = 4096, LANES = 64, TILE = 512, ROWS = 64, SEGMENTS = 64 };
 
 // ---- inner folds ----
 
-// STEP: lane a after element v. JOIN: lanes a and b as one. W is the wide type.
+// STEP: the new value of lane a after element v. JOIN: the combination of lanes a and b. W is the wide type.
 #define FOLD(name, S, T, W, START, STEP, JOIN)                                                                \
     static MS_KERNEL W row_##name##_##S(int64_t n, const void *from, double parameter)                        \
     {                                                                                                         \
@@ -85,7 +86,7 @@ enum { BLOCK = 4096, LANES = 64, TILE = 512, ROWS = 64, SEGMENTS = 64 };
         *(W *)to = JOIN;                                                                                      \
     }
 typedef struct {
-    void (*put)(void *wide, int64_t n, const void *x, double parameter);  // joins the fold of n elements to *wide
+    void (*put)(void *wide, int64_t n, const void *x, double parameter);  // combines the fold of n elements with *wide
     void (*column)(int64_t n, void *narrow, const void *x, const double *parameter);
     void (*join)(int64_t n, void *wide, const void *narrow);
     void (*combine)(int64_t n, void *wide, const void *other_wide);
@@ -217,7 +218,7 @@ typedef struct {
     int64_t group;
 } fold_job;
 
-// Elements [from, to) of one fold.
+// Folds elements [from, to) of one output.
 static void fold_row(const fold_job *j, const char *base, int64_t from, int64_t to, void *wide, double parameter)
 {
     const ms_fold_plan *p = j->p;
@@ -239,7 +240,7 @@ static void fold_row(const fold_job *j, const char *base, int64_t from, int64_t 
             from += n;
             continue;
         }
-        // Short runs are collected in the buffer first.
+        // Short runs are first collected in a buffer.
         int64_t have = 0;
         while (from < to && have + n <= BLOCK) {
             ms__load(p->cls, p->dtype, n, (char *)buffer + have * size, x, stride);

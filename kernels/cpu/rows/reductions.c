@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/reductions.c -- CPU kernels of the reducing operators: one or two folds (reduce.c), then a formula on their
-// results.
+// cpu/rows/reductions.c -- CPU kernels of the reducing operators: one or two folds (reduce.c), then a formula applied
+// to their results.
 #include <math.h>
 
 #include "cpu/cpu.h"
@@ -9,7 +9,7 @@
 
 enum { FEW = 256 };
 
-// The results of a fold; on the stack up to FEW.
+// The results of a fold; on the stack if there are at most FEW.
 typedef struct {
     void *at;
     double few[FEW];
@@ -67,7 +67,7 @@ ms_status ms__cpu_any(ms_call *c) { return simple(c, 1, MS_FOLD_COUNT, ANY); }
 ms_status ms__cpu_max_all(ms_call *c) { return simple(c, 0, MS_FOLD_MAX, AS_IS); }
 ms_status ms__cpu_min_all(ms_call *c) { return simple(c, 0, MS_FOLD_MIN, AS_IS); }
 
-// Two passes: the mean, then the squared deviations from it. i: keepdim, correction, dims
+// Two passes: the mean, then the squared deviations from it. Integers: keepdim, correction, dims.
 static ms_status variance(ms_call *c, bool root)
 {
     ms_fold_plan p;
@@ -97,7 +97,7 @@ static ms_status variance(ms_call *c, bool root)
 ms_status ms__cpu_var(ms_call *c) { return variance(c, false); }
 ms_status ms__cpu_std(ms_call *c) { return variance(c, true); }
 
-// f0 = p; i: keepdim, dims
+// f0 = p. Integers: keepdim, dims.
 ms_status ms__cpu_norm(ms_call *c)
 {
     double e = c->f[0];
@@ -122,7 +122,7 @@ ms_status ms__cpu_norm(ms_call *c)
     return st;
 }
 
-// log(sum(exp(x))) = m + log(sum(exp(x - m))), m the maximum, or 0 where the maximum is infinite.
+// log(sum(exp(x))) = m + log(sum(exp(x - m))), where m is the maximum, or 0 if the maximum is infinite.
 ms_status ms__cpu_logsumexp(ms_call *c)
 {
     ms_fold_plan p;
@@ -148,7 +148,7 @@ ms_status ms__cpu_logsumexp(ms_call *c)
     return st;
 }
 
-// Values into out[value], positions into out[position]; either may be -1.
+// Stores values in out[value] and positions in out[position]; either index may be -1 (not needed).
 static ms_status extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value, int position)
 {
     ms_fold_plan p;
@@ -169,8 +169,9 @@ ms_status ms__cpu_min(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), 0
 ms_status ms__cpu_argmax(ms_call *c) { return extreme(c, MS_FOLD_MAX, one_dim(c), -1, 0); }
 ms_status ms__cpu_argmin(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), -1, 0); }
 
-// in: g (expanded to x's shape), x; i: keepdim, dims. The gradient of an element is the product of the others: product
-// / x without zeros. A single zero gets the product of the others; with two zeros all gradients are 0.
+// Inputs: g (expanded to x's shape), x. Integers: keepdim, dims. The gradient of an element is g times the product of
+// the other elements: the product / x where no element is 0. If one element is 0, only its gradient is not 0; if two
+// are 0, all gradients are 0.
 ms_status ms__cpu_prod_backward(ms_call *c)
 {
     const ms_tensor *x = c->in[1];
@@ -221,7 +222,8 @@ ms_status ms__cpu_prod_backward(ms_call *c)
 
 // ---- running sums ----
 
-// Lines along one dimension: outer x length x inner. Accumulates in the wide type; i0: dimension, i1: 1 = backwards.
+// Scans lines along one dimension; the tensor is outer x length x inner. Accumulates in the wide type. i0: dimension;
+// i1: 1 = backwards.
 static void scan_f64(int64_t n, double *total, double *x)
 {
     double t = *total;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/rows.h -- helpers of kernels that work row by row. Rows of half types pass through a float32 buffer, rows
-// along an inner dimension through a contiguous one. Sums keep 16 lanes on every instruction set and a fixed tree, so
-// their bits depend neither on the instruction set nor on the threads.
+// cpu/rows/rows.h -- helpers for kernels that work row by row. Rows of half types pass through a float32 buffer, rows
+// along an inner dimension through a contiguous buffer. Sums use 16 lanes on every instruction set and a fixed tree, so
+// results depend neither on the instruction set nor on the number of threads.
 #ifndef MS_ROWS_H
 #define MS_ROWS_H
 
@@ -11,10 +11,10 @@
 
 #define MS_INLINE static inline __attribute__((always_inline))
 
-// Rows in a block of a parallel loop: about 8 K elements; depends only on the shape.
+// The number of rows in a block of a parallel loop: about 8 K elements. Depends only on the shape.
 static inline int64_t ms__rows_per_block(int64_t n) { return n >= 8192 || n <= 0 ? 1 : 8192 / n; }
 
-// n elements as float32: the memory itself where possible, else converted into room.
+// n elements as float32: a pointer to the tensor's memory where possible, else to a converted copy in room.
 static inline const float *ms__row_in(int dtype, const void *base, int64_t at, int64_t stride, int64_t n, float *room)
 {
     if (dtype == MS_F32 && stride == 1) return (const float *)base + at;
@@ -28,7 +28,7 @@ static inline const float *ms__row_in(int dtype, const void *base, int64_t at, i
         for (int64_t j = 0; j < n; j++) room[j] = ms_bf16_to_float(((const ms_bf16 *)base)[at + j * stride]);
     return room;
 }
-// Where to write a row; ms__row_out then stores it.
+// Where to write a row: the tensor's memory or room. ms__row_out stores the row afterwards.
 static inline float *ms__row_at(int dtype, void *base, int64_t at, int64_t stride, float *room)
 {
     return dtype == MS_F32 && stride == 1 ? (float *)base + at : room;

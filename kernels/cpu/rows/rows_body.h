@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/rows_body.h -- rows.h's loops, included once per accumulation type: REAL, INT of the same size, R(name),
-// EXP.
+// cpu/rows/rows_body.h -- the loops of rows.h; included once per accumulation type, with REAL, INT (an integer of the
+// same size), R(name) and EXP defined.
 
 typedef REAL R(ms_lanes) __attribute__((vector_size(16 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 typedef INT R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
@@ -19,8 +19,8 @@ MS_INLINE REAL R(ms__fold)(const V *p)
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-// Four vectors of sums at a time, which shortens the chain of dependent additions; then vector by vector. TERM(j) is a
-// vector.
+// Adds four vectors at a time into separate sums, which shortens the chain of dependent additions; then one vector at a
+// time. TERM(j) is a vector.
 #define SUM_OF(TERM)                                 \
     V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 }; \
     int64_t j = 0;                                   \
@@ -51,7 +51,7 @@ MS_INLINE REAL R(ms__row_dot)(const REAL *x, const REAL *y, int64_t n)
     return R(ms__fold)(&s);
 }
 
-// sum of (x - m)^2
+// The sum of (x - m)^2.
 MS_INLINE REAL R(ms__row_spread)(const REAL *x, REAL m, int64_t n)
 {
 #define TERM(j) ((LANES_AT(x + (j)) - m) * (LANES_AT(x + (j)) - m))
@@ -62,7 +62,7 @@ MS_INLINE REAL R(ms__row_spread)(const REAL *x, REAL m, int64_t n)
 }
 #undef SUM_OF
 
-// May skip NaN: the exponentials that follow propagate it.
+// The result may ignore NaN; the exponentials computed next propagate it.
 MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
 {
     REAL m = -(REAL)INFINITY;
@@ -86,7 +86,7 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
         LARGER(s, s2);
         for (; j + 16 <= n; j += 16) LARGER(s, LANES_AT(x + j));
         LARGER(s, __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
-                                          7));  // the tree of ms__fold
+                                          7));  // as in ms__fold
         LARGER(s, __builtin_shufflevector(s, s, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3));
         LARGER(s, __builtin_shufflevector(s, s, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1));
         LARGER(s, __builtin_shufflevector(s, s, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0));
@@ -97,8 +97,8 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
     return m;
 }
 
-// exp of the non-positive differences in a softmax; 0 where the result would be subnormal. (A subnormal result costs
-// 150 cycles, and all masked scores would give one.)
+// The exponential of a softmax, whose argument is at most 0. Returns 0 where the result would be subnormal. (A
+// subnormal result takes 150 cycles, and every masked score would give one.)
 MS_INLINE REAL R(ms__soft_exp)(REAL d)
 {
     const REAL lowest = sizeof(REAL) == 4 ? (REAL)-87 : (REAL)-708;
@@ -106,8 +106,8 @@ MS_INLINE REAL R(ms__soft_exp)(REAL d)
     return d < lowest ? 0 : e;
 }
 
-// y = exp(x - m); x may be y. Returns the sum, added as in ms__row_sum. Prefetches the memory after x, usually the next
-// row, whose maximum is needed next.
+// y = exp(x - m); x may be y. Returns the sum, added as in ms__row_sum. Prefetches the memory after x, which usually is
+// the next row.
 MS_INLINE REAL R(ms__row_exp)(REAL *y, const REAL *x, REAL m, int64_t n)
 {
     V s = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// formulas/optim/list.h -- the optimizers, one self-contained header each. Included several times, by C and by nvcc;
-// what the headers give depends on what is defined:
+// formulas/optim/list.h -- the optimizers, one self-contained header each. C and nvcc include it several times. What
+// the headers define depends on the macro that is set:
 //
 //   MS_OPTIM_ROWS             ms__optim_NAME, an optimizer: state, options, defaults, checks, factors
 //   MS_OPTIM_FORMULAS         ms_FORMULA, one element's step, in REAL (with R(name) and R_SQRT): the new parameter from
@@ -15,16 +15,18 @@
 
 typedef struct {
     ms_optim_row row;
-    const char *range;                              // the step's name in a profile
-    ms_status (*check)(const ms_optim_options *o);  // of options that depend on each other; NULL: none do
+    const char *range;                              // the name of the step in a profile
+    ms_status (*check)(const ms_optim_options *o);  // checks options that depend on each other; NULL: none do
     unsigned (*keeps)(const ms_optim_options *o);   // the set of states that these options need
-    int (*is_plain)(const ms_optim_options *o);     // is a step p -= lr * g and nothing else? NULL: never
-    // Factors that the formula reads, at most MS_OPTIM_FACTORS. step: of the parameter, counted from 1.
+    int (*is_plain)(const ms_optim_options *o);     // whether a step is p -= lr * g and nothing else; NULL: never
+    // Computes the factors that the formula reads, at most MS_OPTIM_FACTORS. step: the parameter's step, counted from
+    // 1.
     void (*factors)(const ms_optim_options *o, double step, double *f);
 } optimizer;
 
-// Options of a row. field: its field in ms_optim_options, `more[k]` if it has none of its own. low: the least value a
-// constructor accepts. A pair must always be within its limits. doc: the option's meaning, for the reference.
+// One option of an optimizer. field: its field in ms_optim_options, or `more[k]` if it has no field of its own. low:
+// the least value that a constructor accepts. A pair must always be within its limits. doc: the option's meaning, for
+// the generated reference.
 #define MS_OPTION(name, field, value, low, doc)                                          \
     {                                                                                    \
 #name, doc, offsetof(ms_optim_options, field), 1, { value }, low, INFINITY, 0, 0 \

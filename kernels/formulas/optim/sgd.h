@@ -4,8 +4,8 @@
 #ifndef MS_OPTIM_SGD
 #define MS_OPTIM_SGD
 
-enum { SGD_LR, SGD_DECAY, SGD_KEEP, SGD_TAKE, SGD_OF_GRAD, SGD_OF_BUFFER };  // factors
-enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 };                                     // sets of states: none, the buffer
+enum { SGD_LR, SGD_DECAY, SGD_KEEP, SGD_TAKE, SGD_OF_GRAD, SGD_OF_BUFFER };  // indices into the factors
+enum { MS_KEEPS_sgd = 1 << 0 | 1 << 1 };  // supported sets of states: none, or the momentum buffer
 
 #ifdef MS_OPTIM_ROWS
 static ms_status sgd_check(const ms_optim_options *o)
