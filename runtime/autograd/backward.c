@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// autograd/backward.c -- a run through the graph.
+// autograd/backward.c -- the nodes of a run: traverses the graph from its roots to its leaves.
 //
-// The nodes reachable from the roots are sorted by ascending sequence number and taken from the end. Every reachable
-// node is taken, also if no gradient reaches it, so that each leaf's count of contributions stays right. A checkpoint's
-// recomputed nodes are younger than all remaining nodes, so they join the end of the agenda.
+// The nodes reachable from the roots are sorted by ascending sequence number and processed from the end. Every
+// reachable node is processed, even if no gradient reaches it, so that each leaf's count of pending contributions stays
+// correct. A checkpoint's recomputed nodes are younger than all remaining nodes, so they are appended to the agenda.
 //
-// Nodes and leaves carry the state of the run that uses them (run, gout, total ...). A nested run over the same graph
-// sets the outer run's state aside and restores it when it ends.
+// Nodes and leaves hold the state of the run that uses them (run, gout, total ...). A nested run over the same graph
+// saves the outer run's state and restores it at its end.
 #include "autograd/owner.h"
 #include "autograd/backward.h"
 
@@ -124,7 +124,7 @@ static ms_status collect(ms_run *r, int first)
             if (m && m->run != r) MS_TRY(add_node(r, m));
         }
     }
-    // The search found the nodes nearly in descending order; of a chain, the reverse is sorted.
+    // The search finds the nodes in nearly descending order (for a chain, exactly), so the reverse order is sorted.
     ms_entry *a = r->agenda;
     for (int i = first, j = r->n_agenda - 1; i < j; i++, j--) {
         ms_entry e = a[i];
@@ -148,8 +148,8 @@ static ms_status collect(ms_run *r, int first)
     return MS_OK;
 }
 
-// Counts the contributions of the agenda's last n_new uncounted nodes to leaves. In ascending order, so that `needed`
-// of an input's node is known before its consumers'.
+// For the last n_new nodes of the agenda, counts the contributions that leaves will receive from them. Works in
+// ascending order, so that `needed` is known for the nodes of the inputs before their consumers.
 static ms_status count_leaves(ms_run *r, int n_new)
 {
     int first = r->n_agenda;
@@ -186,8 +186,8 @@ static ms_status hold(ms_run *r, ms_node *n)
 
 // ---- along the edges ----------------------------------------------------------------------------
 
-// Adds g to the gradient at the end of an edge. Takes over g, which may be NULL. counts: it is one of the contributions
-// that the leaf expects.
+// Adds g to the gradient at the end of an edge. Takes ownership of g, which may be NULL. counts: whether g is one of
+// the contributions that the leaf expects.
 static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 {
     e = edge_end(e);
@@ -212,7 +212,7 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 
 // ---- nodes ------------------------------------------------------------------------------------
 
-// Fails unless the saved tensors still have the versions at which they were saved.
+// Fails if a saved tensor was modified after it was saved.
 static ms_status check_versions(const char *op, const char *role, int n, ms_tensor *const *saved,
                                 const uint32_t *version)
 {
@@ -280,7 +280,8 @@ void ms__node_drop_gouts(ms_node *n)
     for (int k = 0; k < n->n_out; k++) ms__drop(&n->gout[k]);
 }
 
-// The recomputed region joins the agenda; the gradients of its detached inputs flow on to the checkpoint's own.
+// Adds the recomputed region to the agenda. The gradients of its detached inputs continue along the checkpoint's own
+// edges.
 static ms_status enter_region(ms_run *r, ms_node *n)
 {
     int first = r->n_agenda;
@@ -311,15 +312,15 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     for (int k = 0; k < na; k++) {
         if (!n->gout[k] || !a[k]->requires_grad) continue;
         ms_edge e = edge_end((ms_edge) { a[k]->node, a[k]->node ? NULL : a[k]->leaf, a[k]->out_index });
-        bool own_leaf = e.leaf && !a[k]->leaf->forward;  // an output that is itself a leaf, such as a parameter
+        bool own_leaf = e.leaf && !a[k]->leaf->forward;  // an output that is itself a leaf, for example a parameter
         if (own_leaf) MS_TRY(touch_leaf(r, e.leaf));
         MS_TRY(deliver(r, e, ms__retain(n->gout[k]), own_leaf));
     }
     return MS_OK;
 }
 
-// Counts down the contributions that the leaves expected from the region: it was recomputed and its own contributions
-// are counted now, or no gradient reached it.
+// Subtracts the contributions that the leaves expected from the region: either it was recomputed and the contributions
+// of its own nodes are counted now, or no gradient reached it.
 static ms_status settle_region(ms_run *r, const ms_region *g)
 {
     for (int k = 0; g && k < g->n; k++) {
@@ -364,7 +365,7 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward gave %d gradients for %d inputs", who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
-        if (!all && !g) continue;  // nil keeps the gradient
+        if (!all && !g) continue;  // nil keeps the gradient unchanged
         if (g && (!n->in_meta[k].present || !(n->edges[k].node || n->edges[k].leaf))) ms__drop(&g);
         if (g) MS_TRY(ms__fit_gradient(&g, &n->in_meta[k], who, k));
         ms__release(r->at.gin[k]);
@@ -374,7 +375,7 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
 }
 
 // Processes one node: its hooks, its backward, its gradients along the edges. Returns DONE when the node is finished,
-// or when it has pushed tasks that come first.
+// and also when it has pushed tasks that must run first.
 ms_run_state ms__node_step(ms_run *r, ms_event *ev)
 {
     ms_node *n = r->at.node;
@@ -394,7 +395,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             r->at.hook = h;
             if (h->kind == MS_HOOK_UNIT) {
                 if (ms__run_owner->pre_backward(r, h->unit, h->use)) return MS_RUN_FAILED;
-                return MS_RUN_DONE;  // the tasks that it pushed come first
+                return MS_RUN_DONE;  // the tasks that it pushed run first
             }
             r->at.hook_output = h->index;
             return ms__run_event(r, ev,
@@ -413,7 +414,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         for (int k = 0; k < n->n_in; k++) r->at.gin[k] = NULL;
         r->at.phase = PHASE_DELIVER;
         if (MS_LIKELY(any && n->needed)) {
-            if (MS_UNLIKELY(n->freed && n->keeps)) {  // by a nested run
+            if (MS_UNLIKELY(n->freed && n->keeps)) {  // freed by a nested run
                 used_up(n);
                 return MS_RUN_FAILED;
             }
@@ -428,7 +429,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
             case MS_NODE_MODULE_OUT:
                 for (int k = 0; k < n->n_in; k++) r->at.gin[k] = ms__retain(n->gout[k]);
                 module_out(n);
-                // No input requires a gradient, so there is no MODULE_IN node: the hook runs here.
+                // If no input requires a gradient, there is no MODULE_IN node: the hook runs here.
                 if (((ms_module_call *)n->unit)->n_in == 0) return module_event(r, ev, n, n->unit);
                 break;
             case MS_NODE_MODULE_IN:
@@ -468,7 +469,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
 
 // ---- backward and grad ------------------------------------------------------------------------
 
-// The gradient of root k: the given one, or 1.
+// The gradient of root k: the one that the caller passed, or 1.
 static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const char *who, int k)
 {
     if (given) {
@@ -553,7 +554,7 @@ static ms_status start(ms_run *r, const root_list *l)
     }
     MS_TRY(collect(r, 0));
     MS_TRY(count_leaves(r, r->n_agenda));
-    // Count the roots that are leaves before any gradient is delivered, so that none lands early.
+    // Count all roots that are leaves before delivering any gradient, so that no leaf is completed too early.
     for (int k = 0; k < l->n; k++) {
         if (l->at[k]->node) continue;
         if (!ms__leaf_of(l->at[k])) return MS_ENOMEM;
@@ -567,7 +568,7 @@ static ms_status start(ms_run *r, const root_list *l)
     return MS_OK;
 }
 
-// m 0: a backward; else the gradients with respect to m inputs.
+// m 0: a backward; otherwise computes the gradients with respect to m inputs.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
     ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// autograd/backward.h -- the struct of a run, for run.c (stack, tasks, events), backward.c (nodes) and leaf.c.
+// autograd/backward.h -- the struct of a run, shared by run.c (stack, tasks, events), backward.c (nodes) and leaf.c.
 #ifndef MS_BACKWARD_H
 #define MS_BACKWARD_H
 
@@ -23,7 +23,7 @@ typedef struct {
     ms_tensor *value;
 } ms_capture;
 
-// State of the outer run that a nested run set aside: of a node (gout) or of a leaf.
+// The outer run's state that a nested run saved, for a node (gout) or a leaf.
 typedef struct ms_aside {
     ms_node *node;
     ms_leaf *leaf;
@@ -38,18 +38,18 @@ struct ms_run {
     ms_run *below;
     ms_open_range range;
     bool backward, grad, retain, unused_ok, finished, final_done;
-    bool units;      // it goes through units, so peers take part in it
-    uint64_t epoch;  // number of published errors when it began
-    // Nodes in ascending order of seq; the last is next. Tasks come before nodes.
+    bool units;      // the run reaches nodes of units, so peers take part in it
+    uint64_t epoch;  // the number of published errors when the run began
+    // Nodes in ascending order of seq; the last is processed next. Tasks are processed before nodes.
     ms_entry *agenda;
     int n_agenda, cap_agenda;
     ms_stacked *tasks;
     ms_aside *asides;
-    ms_leaf **leaves;  // that the run touched; retained
+    ms_leaf **leaves;  // leaves that received gradients in this run; retained
     int n_leaves, cap_leaves;
-    ms_leaf **forwards;  // detached inputs of checkpoints, retained
+    ms_leaf **forwards;  // detached inputs of checkpoints; retained
     int n_forwards, cap_forwards;
-    // Keep the graph alive during the run: roots, recomputed outputs.
+    // Roots and recomputed outputs, held to keep the graph alive during the run.
     ms_node **held;
     int n_held, cap_held;
     ms_capture *captures;
@@ -57,24 +57,24 @@ struct ms_run {
     struct {  // the node in progress
         ms_node *node;
         int phase, hook_output;
-        ms_hook *hook;  // the last one that ran
+        ms_hook *hook;  // the hook that ran last
         ms_tensor *gin[MS_MAX_IN];
     } at;
     struct {
-        bool out;  // the script has not answered it yet
+        bool out;  // an event waits for the script's answer
         int kind;
         ms_id ids[MS_MAX_IN + MS_MAX_OUT];
         ms_tensor *answers[MS_MAX_IN];
         int n_answers;
     } event;
-    struct {  // the script's modes, restored after an event
+    struct {  // the script's modes, to be restored after an event
         double scope;
         int grad_mode, autocast;
         double rng[2];
     } modes;
 };
 
-ms_run_state ms__node_step(ms_run *r, ms_event *ev);  // r->at.node, from r->at.phase on
+ms_run_state ms__node_step(ms_run *r, ms_event *ev);  // Processes r->at.node from phase r->at.phase on.
 void ms__node_drop_gouts(ms_node *n);
 
 #endif

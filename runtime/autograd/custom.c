@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/custom.c -- nodes other than operators: identities around units and modules, functions whose backward the
-// script computes, checkpoints. backward.c runs their backwards.
+// autograd/custom.c -- nodes that are not operators: identities around units and modules, functions whose backward the
+// script computes, and checkpoints. backward.c runs their backwards.
 #include "autograd/graph.h"
 
 void ms__module_call_release(ms_module_call *m)
@@ -13,7 +13,7 @@ void ms__module_call_release(ms_module_call *m)
 
 // ---- identity nodes ---------------------------------------------------------------------------
 
-// Outputs alias the inputs that require grad (at least one does); other inputs pass through.
+// Inputs that require grad (at least one does) get aliases as outputs; other inputs are returned unchanged.
 static ms_node *identity(ms_node_kind kind, int n, ms_tensor *const *in, ms_tensor **out)
 {
     ms_node *node = ms__node_new(kind, n, in, n);
@@ -68,8 +68,8 @@ static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor 
     return MS_OK;
 }
 
-// Module calls whose outputs have not been given yet. A call whose forward failed stays here until a call around it
-// ends.
+// Module calls whose outputs have not been recorded yet. A call whose forward failed stays in the list until an
+// enclosing call ends.
 enum { CALLS = 1024 };
 static ms_module_call *calls[CALLS];
 static int n_calls;
@@ -84,7 +84,7 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
 {
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
     if (tensors_of("module hook", n, ids, in)) return 0;
-    if (n_calls == CALLS) drop_calls(0);  // remains of failed forwards
+    if (n_calls == CALLS) drop_calls(0);  // calls left over from failed forwards
     ms_module_call *m = calloc(1, sizeof *m);
     if (!m) {
         ms__no_memory(sizeof *m, "module hook", "a call");
@@ -137,7 +137,7 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
 // ---- regions of checkpoints --------------------------------------------------------------------
 
 ms_region *ms__region;
-static ms_region *ended;  // the last region that ended, until it is recorded
+static ms_region *ended;  // the region that ended last, until its checkpoint is recorded
 static double next_region = 1;
 
 void ms__region_release(ms_region *g)
@@ -153,13 +153,14 @@ static void meet(int n, ms_tensor *const *in)
     ms_region *g = ms__region;
     for (int k = 0; k < n; k++) {
         ms_tensor *t = in[k];
-        // A unit counts its parameters itself: their gradients land when the unit has reduced them.
+        // Units count the contributions to their parameters themselves; these gradients land after the unit has reduced
+        // them.
         if (!t || !t->requires_grad || t->node || t->unit_param) continue;
         ms_leaf *l = ms__leaf_of(t);
         bool known = !l;
         for (int j = 0; j < g->n && !known; j++) known = g->leaves[j] == l;
         if (known) continue;
-        // Without memory for the list, hooks may run twice; gradients stay right.
+        // If there is no memory for the list, hooks may run twice; gradients stay correct.
         if (ms__grow(&g->leaves, &g->cap, g->n, sizeof *g->leaves, "checkpoint", "leaves")) return;
         l->refs++;
         g->leaves[g->n++] = l;
@@ -190,7 +191,7 @@ void ms_checkpoint_end(double token)
     ms_region *g = ms__region;
     while (g && g->token != token) g = g->around;
     if (!g) return;
-    while (ms__region != g) {  // left open inside it
+    while (ms__region != g) {  // regions left open inside g
         ms_region *inner = ms__region;
         enter(inner->around);
         ms__region_release(inner);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// autograd/custom.h -- nodes other than operators, and regions of checkpoints.
+// autograd/custom.h -- nodes that are not operators, and the regions of checkpoints.
 #ifndef MS_CUSTOM_H
 #define MS_CUSTOM_H
 
 #include "autograd/graph.h"
 
-// One call of a module with a full backward hook: the two identity nodes around it share this.
+// One call of a module with a full backward hook; the two identity nodes around the call share it.
 typedef struct ms_module_call {
     int refs, n_in, n_out;
     double key, token;
@@ -22,13 +22,14 @@ typedef struct ms_region {
     ms_leaf **leaves;          // retained
     struct ms_region *around;  // the enclosing open region
 } ms_region;
-extern ms_region *ms__region;  // the innermost open one, or NULL
+extern ms_region *ms__region;  // the innermost open region, or NULL
 void ms__region_release(ms_region *g);
 
-// An identity node over in[], whose backward calls the owner's post_backward(unit, use). out[] gets owned aliases;
-// inputs without grad pass through (retained). *recorded is false if no input requires grad.
+// Records an identity node over in[], whose backward calls the owner's post_backward(unit, use). out[] receives owned
+// aliases; inputs that do not require grad are returned unchanged (retained). *recorded is false if no input requires
+// grad.
 ms_status ms__unit_boundary(void *unit, int64_t use, int n, ms_tensor *const *in, ms_tensor **out, bool *recorded);
-// Before the gradient of t's node output is used, run the owner's pre_backward(unit, use).
+// Makes backward call the owner's pre_backward(unit, use) before it uses the gradient of t.
 ms_status ms__unit_hook(ms_tensor *t, void *unit, int64_t use);
 
 #endif

@@ -2,16 +2,16 @@
 // autograd/graph.c -- the tape: nodes, leaves, hooks, and recording.
 //
 // A node is one block from a pool: the struct and its arrays. It holds its inputs' nodes (edges) and the tensors that
-// its backward reads. It keeps its own outputs only as aliases, so that the graph has no cycles and is freed with the
-// last tensor that needs it. It keeps parameters of a unit as aliases too: the parameter is re-pointed while the graph
-// needs the view it had.
+// its backward reads. Of its own outputs it holds only aliases, so that the graph has no cycles and is freed with the
+// last tensor that needs it. Of a unit's parameters it holds aliases too: the parameter tensor changes its storage
+// while the graph still needs the earlier view.
 #include "autograd/graph.h"
 #include "base/watched.h"
 
-enum { CLASS = 256, CLASSES = 17 };  // pooled up to 4 KiB
+enum { CLASS = 256, CLASSES = 17 };  // blocks of up to 4 KiB are pooled
 static ms_node *pool[CLASSES];
 static uint64_t next_seq = 1;
-static ms_leaf *spare_leaf;  // linked through tensor
+static ms_leaf *spare_leaf;  // free list, linked through tensor
 
 // ---- dead keys --------------------------------------------------------------------------------
 
@@ -21,7 +21,7 @@ static int n_dead, cap_dead;
 void ms__dead_key(double key)
 {
     if (key == 0) return;
-    // Without memory for the list, the script keeps the key's entry for ever.
+    // If there is no memory for the list, the script never removes its entry for this key.
     if (ms__grow(&dead, &cap_dead, n_dead, sizeof *dead, "autograd", "released keys")) return;
     dead[n_dead++] = key;
 }
@@ -35,7 +35,7 @@ int ms_dead_keys(double *out, int capacity)
 
 // ---- hooks ------------------------------------------------------------------------------------
 
-// A handle is a slot of this table and its generation.
+// A handle is an index of this table and a generation.
 enum { HOOK_BITS = 22 };
 static struct {
     ms_hook *hook;
@@ -142,7 +142,7 @@ void ms_hook_remove(double handle)
     ms__dead_key(h->key);
     h->key = 0;
     h->kind = MS_HOOK_REMOVED;
-    if (ms__state.run_depth) return;  // a run may refer to it: it is freed with its owner
+    if (ms__state.run_depth) return;  // a run may refer to it; its owner frees it later
     ms_hook **p = h->list;
     while (*p != h) p = &(*p)->next;
     *p = h->next;
@@ -238,7 +238,7 @@ ms_status ms_set_grad(ms_id id, ms_id grad)
     const ms_tensor *before = t->leaf ? t->leaf->grad : NULL;
     bool unreduced = before && before->unreduced && ms__has_shape(g, before->ndim, before->shape) &&
                      g->dtype == before->dtype && ms__device(g) == ms__device(before);
-    if (unreduced) {  // replaces another whole gradient (shard/views/classic.c)
+    if (unreduced) {  // replaces an earlier gradient of the whole parameter (shard/views/classic.c)
         g->unreduced = true;
     } else if (g->dtype != t->dtype || !ms__has_shape(g, t->ndim, t->shape) || ms__device(g) != ms__device(t))
         return ms__fail(MS_EINVAL, "grad: %s given, the tensor is %s: shape, dtype and device must be equal",
@@ -271,7 +271,7 @@ static ms_node *node_alloc(const char *who, node_size s)
         ms__no_memory(bytes, who, "a graph node");
         return NULL;
     }
-    // Arrays of 8-byte alignment first, then the 4-byte versions.
+    // Arrays with 8-byte elements come first, then those with 4-byte elements.
     char *p = (char *)n + UP(sizeof(ms_node), 8);
 #define TAKE(field, count) \
     n->field = (void *)p;  \
@@ -341,7 +341,7 @@ void ms__node_output(ms_node *n, int k, ms_tensor *t)
     t->out_index = (int16_t)k;
     t->requires_grad = true;
     n->refs++;
-    if (old) ms__node_release(old);  // written in place: the edge keeps it
+    if (old) ms__node_release(old);  // the tensor was written in place: an edge holds its earlier node
 }
 
 static inline ms_node *node_new(const char *who, ms_node_kind kind, node_size s, ms_tensor *const *in)
@@ -382,14 +382,14 @@ bool ms__any_grad(int n, ms_tensor *const *in)
     return false;
 }
 
-// The old values of an in-place operator's target, from record_before to record.
+// The old values of an in-place operator's target, between record_before and record.
 static ms_tensor *before;
 
 static ms_status record_before(const ms_call *c)
 {
     ms__drop(&before);
     if (!(c->op->save_in & 1) || !c->in[0]) return MS_OK;
-    bool wanted = c->n_in == 1;  // with more inputs, only the gradients of the others read the target's old values
+    bool wanted = c->n_in == 1;  // with more inputs, only gradients of the other inputs read the target's old values
     for (int k = 1; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
     if (!wanted) return MS_OK;
     MS_TRY(ms__tensor_like(&before, c->in[0], c->op->name));
@@ -423,7 +423,7 @@ static void record(ms_node *n, ms_call *c)
         ms_tensor *t = c->in[k];
         if (!(save & 1) || !t) continue;
         if (MS_UNLIKELY(inplace && k == 0)) {
-            // The saved old values, or the target itself if no gradient reads it.
+            // The copy of the old values; or the target itself if no gradient reads them.
             t = before ? before : ms__tensor_alias(t);
             before = NULL;
         } else {
@@ -446,7 +446,7 @@ static void record(ms_node *n, ms_call *c)
     for (int k = 0; k < c->n_f; k++) n->f[k] = c->f[k];
     n->saved_rng[0] = c->saved_rng[0];
     n->saved_rng[1] = c->saved_rng[1];
-    if (MS_UNLIKELY(n->refs == 0)) record_drop(n);  // no floating-point output
+    if (MS_UNLIKELY(n->refs == 0)) record_drop(n);  // no output is floating-point
 }
 
 void ms__node_free_saved(ms_node *n)
@@ -460,7 +460,7 @@ void ms__node_free_saved(ms_node *n)
     for (int k = 0; k < n->n_out; k++) ms__drop(&n->out[k]);
 }
 
-// Releasing a node may release the nodes of its inputs, and so on: a list instead of recursion.
+// Releasing a node may release the nodes of its inputs, and so on. Uses a list instead of recursion.
 void ms__node_release(ms_node *n)
 {
     static ms_node *dying;

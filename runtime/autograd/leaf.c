@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/leaf.c -- sums contributions to gradients, converts a gradient to its tensor's dtype, and completes leaves:
-// their totals pass their hooks and land in their grad.
+// autograd/leaf.c -- sums the contributions to gradients, converts gradients to the dtype of their tensors, and
+// completes leaves: runs the hooks on a leaf's total and adds it to the leaf's grad.
 #include "autograd/owner.h"
 #include "autograd/backward.h"
 
@@ -17,7 +17,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
-    if (*total == g) {  // the operator has added its gradient to so_far in place
+    if (*total == g) {  // the operator has already added its gradient in place (so_far)
         ms__release(g);
         return MS_OK;
     }
@@ -26,7 +26,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         add_ = ms__op_by_name("add_");
     }
     ms_tensor *a = *total, *sum = NULL;
-    // An exclusive buffer takes the sum; the order of the terms stays the same.
+    // An exclusive buffer receives the sum in place; the order of the terms is the same either way.
     ms_status st = ms__exclusive(a) ? ms__op2(&sum, add_, a, g) : ms__op2(&sum, add, a, g);
     ms__release(g);
     if (st != MS_OK) return st;
@@ -63,7 +63,7 @@ ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int
     return ms__or_drop(fit(g, m, who, k), g);
 }
 
-// A complete total becomes the leaf's grad, or is added to it. Takes over g.
+// Makes the complete total the leaf's grad, or adds it to the grad. Takes ownership of g.
 static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *t = l->tensor;
@@ -107,7 +107,8 @@ static ms_hook *skip_removed(ms_hook *h, ms_hook_kind kind)
     return h;
 }
 
-// A leaf with hooks. phase 0: tensor hooks, 1: their answers, 2: land, 3: leaf hooks. n: the hook's position.
+// Completes a leaf that has hooks. phase 0: call tensor hooks, 1: read their answers, 2: land, 3: call leaf hooks. n:
+// the hook's position.
 static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
 {
     ms_leaf *l = k->ptr;
@@ -144,7 +145,7 @@ static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
     l->total = NULL;
     bool managed = l->tensor && l->tensor->unit_param;
     if (land(r, l, g)) return MS_RUN_FAILED;
-    // A managed parameter's gradient lands when its unit has reduced it; the unit then calls ms__leaf_hooks.
+    // The gradient of a managed parameter lands after its unit has reduced it; the unit then calls ms__leaf_hooks.
     if (managed || !skip_removed(l->hooks, MS_HOOK_LEAF)) return MS_RUN_DONE;
     k->phase = 3;
     k->n = 0;

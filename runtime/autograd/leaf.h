@@ -5,14 +5,15 @@
 
 #include "autograd/graph.h"
 
-bool ms__exclusive(const ms_tensor *t);  // no other tensor shares its storage, and it covers all of it
-// *total += g, in place if *total is exclusive. Takes over g.
+bool ms__exclusive(const ms_tensor *t);  // whether t covers all of its storage and no other tensor shares it
+// *total += g, in place if *total is exclusive. Takes ownership of g.
 ms_status ms__accumulate(ms_tensor **total, ms_tensor *g);
 
-// Runs the leaf hooks of a managed parameter whose gradient has landed on the shard: pushes a task if there are any.
+// Runs the leaf hooks of a managed parameter after its gradient has landed on the shard: pushes a task if it has hooks.
 ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
-// Casts *g to m's dtype. Fails, and drops *g, unless it has m's shape and device.
+// Converts *g to m's dtype. Fails and releases *g if its shape or device differs from m's.
 ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int k);
-ms_status ms__leaf_complete(ms_run *r, ms_leaf *l);  // after its last contribution: runs hooks, lands
+// called after the leaf's last contribution: runs its hooks and lands its gradient
+ms_status ms__leaf_complete(ms_run *r, ms_leaf *l);
 
 #endif

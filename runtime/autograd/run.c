@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// autograd/run.c -- runs: engine work that the script drives step by step, so that it can answer events on the way.
+// autograd/run.c -- runs: engine work that the script advances step by step, so that it can answer events in between.
 //
 // A run has an agenda: a stack of small tasks (push, step, pop) and, for a backward, the nodes to process (backward.c).
 // Runs form a stack: only the innermost one can continue. While an event waits for its answer, the script may use the
-// engine; it does so in a scope and modes of the event's own, which end with it.
+// engine; each event has its own scope and modes, which end with it.
 #include "base/activity.h"
 #include "autograd/owner.h"
 #include "autograd/backward.h"
@@ -248,7 +248,7 @@ static ms_run_state step_task(ms_run *r, ms_event *ev)
         task_free(k);
         return MS_RUN_DONE;
     }
-    // Put it back below the tasks that it pushed.
+    // Move the task below the tasks that it pushed.
     ms_stacked **at = &r->tasks;
     while (*at != under) at = &(*at)->next;
     k->next = under;
@@ -341,7 +341,7 @@ static void abort_from(ms_run *r, const char *why)
     bool open = false;
     for (ms_run *k = top; k; k = k->below) open |= k == r;
     if (!open) return;
-    // ms_error() keeps the error that led to the abort.
+    // ms_error() keeps the error that caused the abort.
     ms_status code = ms__failure();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());

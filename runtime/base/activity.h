@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 // base/activity.h -- whether the script's thread makes progress in the engine. Peers read it (comm/job/peer.c): at the
-// start and the end of a job they wait for a rank that computes, and give up on one that only loops.
+// start and end of a job they wait for a rank that computes, and give up on a rank that only executes Lua.
 #ifndef MS_ACTIVITY_H
 #define MS_ACTIVITY_H
 
 #include <stdint.h>
 
 typedef struct {
-    uint64_t calls;    // long engine calls begun
+    uint64_t calls;    // number of long engine calls begun
     int32_t inside;    // nesting depth of long engine calls
     int32_t joined;    // 1: in dist.init, 2: dist.init has returned
-    uint64_t error;    // hash of the error that ended the script; 0: none
-    int64_t error_at;  // when it was published (ms__now_ns)
+    uint64_t error;    // hash of the error that ended the script; 0 if none did
+    int64_t error_at;  // when the error was published (ms__now_ns)
 } ms_activity;
 extern ms_activity *ms__activity;
 

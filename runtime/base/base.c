@@ -20,7 +20,7 @@ static __thread ms_status text_code;
 
 ms_state ms__state = { .grad_mode = 1 };
 
-static ms_activity private_activity;  // in use until the rank's place in shared memory is known
+static ms_activity private_activity;  // used until the rank's place in shared memory is known
 ms_activity *ms__activity = &private_activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }
@@ -37,7 +37,7 @@ void ms__clear_error(void)
 ms_status ms__fail(ms_status code, const char *fmt, ...)
 {
     va_list ap;
-    char fresh[TEXT_SIZE];  // an argument may point at the old text
+    char fresh[TEXT_SIZE];  // a buffer of its own, because an argument may point into the old text
     va_start(ap, fmt);
     vsnprintf(fresh, sizeof fresh, fmt, ap);
     va_end(ap);
@@ -99,8 +99,8 @@ static struct sigaction previous_sigint;
 static int catching;
 static volatile int64_t first_sigint;
 
-// If an interrupt has been pending for more than a second, nothing polls for it: the next Ctrl-C then kills the
-// process. Two key presses in quick succession do not.
+// If an interrupt has been pending for more than a second, no code is polling for it, so the next Ctrl-C kills the
+// process. Pressing the key twice in quick succession does not.
 static void on_sigint(int sig)
 {
     int64_t now = ms__now_ns();
@@ -129,8 +129,8 @@ void ms_catch_sigint(int on)
 
 // ---- checkpoint signals -------------------------------------------------------------------------
 
-static atomic_int checkpoint_signals;         // received: bit 0 SIGUSR1, bit 1 SIGUSR2
-static _Atomic int64_t checkpoint_signal_at;  // time of the latest one
+static atomic_int checkpoint_signals;         // signals received: bit 0 SIGUSR1, bit 1 SIGUSR2
+static _Atomic int64_t checkpoint_signal_at;  // when the latest of them arrived
 
 static void on_checkpoint_signal(int sig)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/base.h -- status and error text, clock, interrupt, macros: included by every other file.
+// base/base.h -- status and error text, clock, interrupt, macros. Every other file includes it.
 #ifndef MS_BASE_H
 #define MS_BASE_H
 
@@ -23,8 +23,8 @@ extern "C" {
 #define MS_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MS_COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-// Compiles a function once per x86-64 level and selects a version at load time. For kernels whose loops should
-// vectorise. Off with clang: versions 14 and 16 do not know these levels.
+// Compiles a function once per x86-64 level; the version is selected at load time. For kernels whose loops should
+// vectorise. Disabled with clang: versions 14 and 16 do not know these levels.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MS_NO_CLONES)
 #define MS_CLONES 1
 #define MS_KERNEL __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -36,19 +36,19 @@ extern "C" {
 // Stores the text for ms_error() and returns code. The text names the function or operator, the
 // argument, its value and what was expected.
 ms_status ms__fail(ms_status code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-// Puts a prefix in front of the stored text, for a caller that knows the context, and returns the stored code.
+// Adds a prefix to the stored text, for a caller that knows the context. Returns the stored code.
 ms_status ms__fail_prefix(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void ms__clear_error(void);
-static inline ms_status ms__failure(void) { return (ms_status)ms_error_code(); }  // the code of the stored text
-// MS_ENOMEM after malloc failed: "who: no memory for N bytes (purpose)". who is the operator or function.
+static inline ms_status ms__failure(void) { return (ms_status)ms_error_code(); }  // the code of the stored error
+// Fails with MS_ENOMEM after malloc failed: "who: no memory for N bytes (purpose)". who is the operator or function.
 ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-int64_t ms__now_ns(void);             // monotonic
+int64_t ms__now_ns(void);             // monotonic clock
 void ms__nap(int64_t ns);             // sleeps; a signal ends it early
-ms_status ms__check_interrupt(void);  // MS_EINTR once after ms_interrupt
+ms_status ms__check_interrupt(void);  // returns MS_EINTR once after ms_interrupt
 extern ms_state ms__state;
 
-// FNV-1a.
+// The FNV-1a hash of a string.
 static inline uint32_t ms__hash(const char *s)
 {
     uint32_t h = 2166136261u;
@@ -56,7 +56,7 @@ static inline uint32_t ms__hash(const char *s)
     return h;
 }
 
-// FNV-1a in 64 bits: start with MS_HASH_START, then add values or bytes.
+// FNV-1a with 64 bits: start with MS_HASH_START, then add values or bytes.
 #define MS_HASH_START 14695981039346656037ull
 static inline uint64_t ms__hash_value(uint64_t h, uint64_t value) { return (h ^ value) * 1099511628211ull; }
 static inline uint64_t ms__hash_bytes(uint64_t h, const void *p, size_t n)
@@ -65,17 +65,17 @@ static inline uint64_t ms__hash_bytes(uint64_t h, const void *p, size_t n)
     return h;
 }
 
-// Makes room in *array (a pointer to elements of `size` bytes) for more than n elements: a full array doubles its
-// capacity. On MS_ENOMEM, whose text has who and what (ms__no_memory), nothing has changed.
+// Makes room in *array (a pointer to elements of `size` bytes) for more than n elements: doubles the capacity of a full
+// array. On MS_ENOMEM nothing has changed; who and what are for its text (ms__no_memory).
 ms_status ms__grow(void *array, int *capacity, int n, size_t size, const char *who, const char *what);
 
-// The interned copy of a string: equal strings, equal pointers; never freed.
+// The interned copy of a string: equal strings give the same pointer. Never freed.
 const char *ms__intern(const char *s);
 
-// Appends to the string in a buffer of n bytes; text that does not fit is cut off.
+// Appends to the string in a buffer of n bytes; truncates text that does not fit.
 void ms__append(char *text, size_t n, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-// Text of a shape "[2, 3]" in one of 8 rotating thread-local buffers.
+// The shape as text, "[2, 3]", in one of 8 thread-local buffers that are reused in turn.
 const char *ms__shape_text(int ndim, const int64_t *shape);
 
 #ifdef __cplusplus

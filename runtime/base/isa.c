@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/isa.c -- MOONSHARD_ISA=v1|v3|v4 lowers the instruction set that target_clones kernels run with.
+// base/isa.c -- MOONSHARD_ISA=v1|v3|v4 limits the instruction set of kernels compiled with target_clones.
 //
 // The clones' resolvers run while the library is being relocated, before any constructor. They read libgcc's
 // __cpu_features2, which __cpu_indicator_init fills. The linker wraps that function (--wrap in CMakeLists.txt), and the
@@ -26,7 +26,7 @@ EARLY static long call3(long n, long a, long b, long c)
     return r;
 }
 
-// The digit after MOONSHARD_ISA=v, or 0.
+// The digit after MOONSHARD_ISA=v; 0 if unset or invalid.
 EARLY static int asked_level(void)
 {
     static const char key[] = "MOONSHARD_ISA=v", path[] = "/proc/self/environ";

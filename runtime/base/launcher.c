@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// base/launcher.c -- finds this process's launcher by its environment variables. The start of a job, the number of
-// threads, prefixes of log lines and command lines all depend on this one answer.
+// base/launcher.c -- finds the launcher of this process from its environment variables. The start of a job, the number
+// of threads, the prefixes of log lines and the command line all use this one result.
 #include <limits.h>
 #include <stdio.h>
 #include "base/launcher.h"
 
-// Environment variables of each launcher. A job must have `rank` and, where the row has one, `world`. The first row
-// that applies is used: mpirun can run inside srun's allocations, and both set PMIx's variables too.
+// The environment variables of each launcher. A job must set `rank` and, if the row has it, `world`. The first row that
+// applies is used, because several may: mpirun can run inside srun's allocations, and both also set PMIx's variables.
 static const struct launcher {
     const char *name, *rank, *world, *local_rank, *local_world;
 } launchers[] = {
@@ -24,7 +24,7 @@ static const char *text_of(const char *name)
     return s && *s ? s : NULL;
 }
 
-// A whole number >= 0; -1: not set; -2: anything else.
+// Parses a whole number >= 0. Returns -1 if the variable is unset, -2 if its value is invalid.
 static int number_of(const char *name)
 {
     const char *s = text_of(name);
@@ -34,7 +34,8 @@ static int number_of(const char *name)
     return *end || n < 0 || n > INT_MAX ? -2 : (int)n;
 }
 
-// "2(x3),1": two tasks on each of the first three nodes, one on the last.
+// The number of tasks on a node, from a list like "2(x3),1": two tasks on each of the first three nodes, one on the
+// last.
 static int slurm_tasks(const char *list, int node)
 {
     while (list && *list) {
@@ -61,15 +62,15 @@ static int world_of(const struct launcher *l)
     return n == -1 && is(l, "srun") ? number_of("SLURM_NTASKS") : n;
 }
 
-// A job of one rank under srun, mpiexec or torchrun counts as a single process; under mpirun it is a job of MPI.
+// Under srun, mpiexec or torchrun a job of one rank counts as a single process; under mpirun it is an MPI job.
 static bool applies(const struct launcher *l)
 {
     int world = world_of(l);
     if (is(l, "mpirun")) return world != -1;
     if (!text_of(l->rank)) return false;
     if (is(l, "PMIx")) return true;
-    // Slurm also sets its variables in batch scripts and allocations, where this is a single process. torchrun's names
-    // are generic (RANK), so all three must be set.
+    // Slurm also sets its variables in batch scripts and allocations, where this is a single process. torchrun's
+    // variable names are generic (RANK), so all three must be set.
     if (is(l, "srun") && !text_of("SLURM_STEP_ID")) return false;
     if (is(l, "torchrun") && !text_of(l->local_rank)) return false;
     return world != -1 && world != 1;
@@ -83,8 +84,8 @@ static bool refuse(ms_launch *out, const char *name, const char *expected)
     return false;
 }
 
-// Sets *value to the variable's rank, which must be below `limit` (0: no limit). An unset variable leaves *value
-// unchanged unless `must`.
+// Sets *value to the rank in the variable, which must be below `limit` (0: no limit). If the variable is unset, *value
+// stays unchanged, or the call fails if `must` is set.
 static bool read_rank(ms_launch *out, const char *name, int limit, bool must, int32_t *value)
 {
     char expected[64] = "a rank";
@@ -124,7 +125,7 @@ void ms_launcher(ms_launch *out)
         const struct launcher *l = &launchers[k];
         if (!applies(l)) continue;
         out->name = l->name;
-        // Otherwise MPI_Init would end the process with a long text that does not name the cause.
+        // Fail here: MPI_Init would end the process with a long message that does not name the cause.
         if (read_all(l, out) && is(l, "srun") && !getenv("PMIX_RANK") && !getenv("PMI_RANK")) {
             const char *way = getenv("SLURM_MPI_TYPE");
             snprintf(out->reason, sizeof out->reason,

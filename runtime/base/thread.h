@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// base/thread.h -- starting threads that block all signals: signals, such as Ctrl-C, must reach the engine thread.
+// base/thread.h -- starts threads that block all signals: signals such as Ctrl-C must reach the engine thread.
 #ifndef MS_THREAD_H
 #define MS_THREAD_H
 
 #include <pthread.h>
 #include <signal.h>
 
-// 0, or an error number as of pthread_create.
+// Returns 0 or an error number, as pthread_create does.
 static inline int ms__thread_start(pthread_t *thread, void *(*fn)(void *), void *arg)
 {
     sigset_t all, before;

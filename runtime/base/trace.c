@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // base/trace.c -- the profiler's recorder.
 //
-// A range is recorded when it ends, so on one thread inner ranges come before outer ones. Ranges of all threads share
-// one list, whose capacity the script chooses; ranges beyond it are only counted. Several recordings may run at a time
-// (one of the whole script, one of a part): each gets the ranges that began in it. While nothing is recorded, a range
-// costs a load and a branch.
+// A range is recorded when it ends, so on each thread inner ranges come before outer ones. Ranges of all threads share
+// one list, whose capacity the script chooses; ranges that do not fit are only counted. Several recordings may be
+// active at a time (one of the whole script, one of a part): each receives the ranges that began during it. While
+// nothing is recorded, a range costs a load and a branch.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -29,8 +29,8 @@ typedef struct recording {
 int32_t ms__trace_on;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static recording *active;  // list of active recordings; under lock
-static int wanted;         // MS_TRACE_* bits of the active recordings; engine thread
+static recording *active;  // list of active recordings; protected by lock
+static int wanted;         // MS_TRACE_* bits of the active recordings; engine thread only
 static __thread int lane;
 
 void ms__trace_lane(int k) { lane = k; }
@@ -39,7 +39,8 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Interned texts of all recordings, freed with the last recording. A range that is open then is in no later recording.
+// Interned texts of all recordings, freed with the last recording. Later recordings do not include ranges that are open
+// then.
 typedef struct text {
     struct text *next;
     char s[];
@@ -47,7 +48,7 @@ typedef struct text {
 static text *texts[4096];
 static int n_recordings;
 
-// Under lock.
+// Requires the lock.
 static const char *keep(const char *s)
 {
     if (!s || !*s) return "";
@@ -88,7 +89,7 @@ const char *ms__trace_text(const char *fmt, ...)
 
 // ---- ranges -----------------------------------------------------------------------------------
 
-// Only the engine thread allocates, so only its ranges report memory.
+// Only the engine thread allocates, so only its ranges report memory; other threads report 0.
 static double no_memory(void) { return 0; }
 double (*ms__trace_memory)(void) = no_memory;
 static double allocated(void) { return lane == 0 ? ms__trace_memory() : 0; }
@@ -191,7 +192,7 @@ void ms_trace_stop(ms_trace *t)
     __atomic_store_n(&ms__trace_on, active != NULL, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
     r->active = false;
-    // A script may keep many profiles: free the unused capacity of each.
+    // A script may keep many profiles: free the unused capacity of this one.
     ms_range *fitting = realloc(r->trace.ranges, (size_t)(r->n ? r->n : 1) * sizeof *fitting);
     if (fitting) r->trace.ranges = fitting;
     r->trace.n = (double)r->n;
@@ -213,9 +214,9 @@ void ms_trace_free(ms_trace *t)
 
 // ---- Chrome's trace format ---------------------------------------------------------------------
 
-// The document "Trace Event Format" defines it; chrome://tracing and ui.perfetto.dev show it.
+// The format is defined in the document "Trace Event Format"; chrome://tracing and ui.perfetto.dev display it.
 
-// Names may hold any bytes, but the file is UTF-8: invalid bytes become U+FFFD.
+// Writes a JSON string. Names may contain any bytes; invalid UTF-8 is replaced by U+FFFD.
 static void put_string(FILE *f, const char *s)
 {
     const unsigned char *p = (const unsigned char *)s, *end = p + strlen(s), *wrong = ms__utf8_error(p, end);
@@ -262,7 +263,7 @@ ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
                 k, lanes[k]);
     for (int64_t k = 0; k < (int64_t)t->n; k++) {
         const ms_range *r = &t->ranges[k];
-        // Microseconds of the machine's monotonic clock, so traces of a node's ranks share one time line.
+        // Times are microseconds of the machine's monotonic clock, so traces of ranks on one node share a time line.
         fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank,
                 (int)r->lane, r->start * 1e6, r->duration * 1e6, ms_range_category(r->kind));
         put_string(f, r->name);

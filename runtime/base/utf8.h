@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-// The first byte in [s, end) that is not valid UTF-8, or NULL. Strict: no overlong forms, no surrogates, nothing above
-// U+10FFFF (Unicode 15, table 3-7).
+// Returns the first byte in [s, end) that is not valid UTF-8, or NULL. Overlong forms, surrogates and code points above
+// U+10FFFF are invalid (Unicode 15, table 3-7).
 static inline const unsigned char *ms__utf8_error(const unsigned char *s, const unsigned char *end)
 {
     while (s < end) {

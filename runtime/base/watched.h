@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// base/watched.h -- builds for memory checkers: sanitizers, or valgrind (-D MS_MEMCHECK=ON). Our allocators would hide
-// uses after release and overruns from these tools. In such builds structs are not recycled, and the pool marks the
-// bytes that no block owns.
+// base/watched.h -- settings of builds for memory checkers: sanitizers, or valgrind (-D MS_MEMCHECK=ON). Our allocators
+// would hide uses after release and overruns from these tools. In such builds structs are not recycled, and the pool
+// marks the bytes that no block owns.
 #ifndef MS_WATCHED_H
 #define MS_WATCHED_H
 
@@ -18,7 +18,7 @@
 #define MS_UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-// Limit on an arena's size; 0: none. valgrind needs minutes for a reservation of twice the machine's memory.
+// Maximum size of an arena; 0: unlimited. valgrind takes minutes to reserve twice the machine's memory.
 #if defined(MS_MEMCHECK)
 #define MS_ARENA ((size_t)1 << 30)
 #else
