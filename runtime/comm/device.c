@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// comm/device.c -- collectives on a GPU's tensors: their bytes go through memory of the CPU, where peers read them like
-// all others. In a group of one they stay on the device.
+// comm/device.c -- collectives on tensors of a GPU: their bytes are copied to CPU memory, where peers read them. In a
+// group of one rank they stay on the device.
 //
 // The input is copied when the collective is issued, in the order of the compute stream. The thread that runs the
-// collective copies the output back, on a stream of its own, before the collective completes. Until then the output's
+// collective copies the output back, on a separate stream, before the collective completes. Until then the output's
 // storage carries the collective's event, so that the next operator on it waits.
 #include "comm/internal.h"
 #include "device/device.h"
@@ -34,7 +34,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     c->stage = s;
     char *in = c->in.data, *out = c->out.data;
     size_t in_bytes = c->in.bytes, out_bytes = c->out.bytes;
-    if (c->n_pieces) {  // places count from the beginning of the storages
+    if (c->n_pieces) {  // pieces are placed relative to the beginning of their storages
         if (c->in.storage) in_bytes = c->in.storage->bytes - (size_t)(in - (char *)c->in.storage->data);
         if (c->out.storage) out_bytes = c->out.storage->bytes - (size_t)(out - (char *)c->out.storage->data);
         s->runs = true;
@@ -107,7 +107,7 @@ void ms__coll_stage_drop(ms_coll *c)
     c->stage = NULL;
 }
 
-// A group of one: copies on the device.
+// A collective in a group of one rank: copies on the device.
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device)
 {
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype);

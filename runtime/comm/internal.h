@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
-// comm/internal.h -- what the files of this wing share: the control memory of a node, groups, one collective.
+// comm/internal.h -- definitions shared by the files of comm: the control memory of a node, groups, collectives.
 //
-// The ranks of a node share one *control memory*: a board (the state of every rank), staging windows, and for every
-// group a ring of slots per member. Collective number `seq` of a group uses entry seq % RING of every member. Only its
-// member writes a slot: its fingerprint, the places of its input and output, a small payload; then `ready`. The group's
-// leader on this node mirrors members of other nodes into their slots here, so waiting ranks read slots only.
+// The ranks of a node share a *control memory*: a board (the state of every rank), staging windows, and for every group
+// a ring of slots per member. Collective number `seq` of a group uses entry seq % RING of every member. Only the member
+// itself writes its slot: a fingerprint, the places of its input and output, a small payload, and finally `ready`. The
+// group's leader on this node copies the slots of members on other nodes into their slots here, so waiting ranks read
+// local slots only.
 //
-// A collective's `word` is (epoch << 32) + seq + 1: it grows with every collective of the group, over epochs too.
+// A collective's `word` is (epoch << 32) + seq + 1. It increases with every collective of the group, also across
+// epochs.
 #ifndef MS_COMM_INTERNAL_H
 #define MS_COMM_INTERNAL_H
 
@@ -20,17 +22,17 @@
 
 enum {
     RING = 16,
-    PAYLOAD = 512,     // bytes that travel with the ready flag
-    WINDOW = 1 << 20,  // bytes of a staging buffer: each rank and stream has one for input and one for results
+    PAYLOAD = 512,     // bytes sent with the ready flag
+    WINDOW = 1 << 20,  // bytes of a staging buffer: each rank has one for input and one for results per stream
     ARENAS = 64,
     SITE = 120,
     UNIT_NAME = 72,
     PART_OF = 96,
     TEXT = 2048,
-    ERRORS = 16,  // published errors whose texts are kept
+    ERRORS = 16,  // number of published errors whose texts are kept
 };
 
-// A send and its receive are one collective. OP_REFUSED: a call that its own checks refused.
+// A send and its receive are one collective. OP_REFUSED stands for a call whose argument checks failed.
 enum {
     OP_BARRIER = MS_DIST_BARRIER,
     OP_ALL_REDUCE = MS_DIST_ALL_REDUCE,
@@ -46,34 +48,34 @@ enum {
     OPS
 };
 
-// What one rank asks for. All members must ask for the same, apart from the script's line, or the collective fails
-// before data moves.
+// What one rank requests. The requests of all members must be equal, apart from the script's line; otherwise the
+// collective fails before data moves.
 typedef struct {
-    uint8_t op, dtype, reduction, text_only;  // text_only: unit and model are not compared
-    int32_t root;                             // world rank, -1: none
-    uint64_t count;                           // elements
-    uint64_t agreed;                          // hash of pieces, scale, a script's shape and the caller's value
-    uint64_t part;                            // hash of the part of the unit that is served; 0: the whole unit
-    int64_t step;                             // of ms.steps
-    char site[SITE], unit[UNIT_NAME];         // site: the script's line, in texts only
-    uint32_t model;                           // distinguishes models whose units have equal names
-    char part_of[PART_OF];                    // the part in words
-    uint8_t shaped;                           // dimensions + 1 of a script's tensor; 0: no shape
-    uint32_t shape[MS_MAX_DIMS];              // for texts
+    uint8_t op, dtype, reduction, text_only;  // text_only: do not compare unit and model
+    int32_t root;                             // world rank, or -1
+    uint64_t count;                           // number of elements
+    uint64_t agreed;                   // hash of pieces, scale, shape (if the script chose it) and the caller's value
+    uint64_t part;                     // hash of the part of the unit that is communicated; 0: the whole unit
+    int64_t step;                      // number of the step of ms.steps
+    char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in texts
+    uint32_t model;                    // distinguishes models whose units have equal names
+    char part_of[PART_OF];             // description of the part
+    uint8_t shaped;                    // number of dimensions + 1 of the script's tensor; 0: no shape
+    uint32_t shape[MS_MAX_DIMS];       // used in texts
 } ms_fingerprint;
 
 typedef struct {
-    _Atomic uint64_t ready, done;  // words
+    _Atomic uint64_t ready, done;  // each holds a word
     uint64_t hash, in_at, out_at;
-    uint32_t in_arena, out_arena;  // 0: the control memory itself
-    uint32_t flags, bytes;         // SLOT_*; bytes of the payload
+    uint32_t in_arena, out_arena;  // 0: the control memory
+    uint32_t flags, bytes;         // SLOT_*; size of the payload
     uint64_t pad0;
-    _Atomic uint64_t commit;  // in the slot of the group's leader here: 2 * word + 1: go on; 2 * word: dropped
+    _Atomic uint64_t commit;  // in the slot of the group's leader on this node: 2 * word + 1 to go on, 2 * word to drop
     _Atomic uint64_t round;
     uint64_t pad1[6];
     ms_fingerprint fingerprint;
     char pad2[1024 - 128 - sizeof(ms_fingerprint) - PAYLOAD];
-    char payload[PAYLOAD];  // a small input, or an ms_part_place for each part
+    char payload[PAYLOAD];  // a small input, or an ms_part_place per part
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == 1024, "slots are aligned");
 
@@ -84,20 +86,21 @@ typedef struct {
 } ms_part_place;
 _Static_assert(MS_PARTS * sizeof(ms_part_place) <= PAYLOAD, "parts' places travel with the ready flag");
 
-typedef struct {              // per member of a group
-    _Atomic uint64_t issued;  // word of the latest collective that its script issued
-    uint8_t executor[RING];   // the stream that runs each of the latest ones
+typedef struct {              // one per member of a group
+    _Atomic uint64_t issued;  // word of the latest collective issued by the member's script
+    uint8_t executor[RING];   // for each of the latest collectives, the stream that runs it
     char pad[40];
 } ms_head;
 
-typedef struct {                        // per group: the text of its latest mismatch, the same on every rank here
-    _Atomic uint64_t claimed, written;  // word of that collective: a rank writes the text; the text is complete
+typedef struct {  // the text of a group's latest mismatch, the same on every rank of this node
+    // word of that collective: claimed by the rank that writes the text; set when the text is complete
+    _Atomic uint64_t claimed, written;
     char text[TEXT];
     char pad[48];
 } ms_mismatch_text;
 
-typedef struct {               // the collective that one executor (engine thread or stream worker) waits in
-    _Atomic uint64_t version;  // odd: waiting
+typedef struct {               // the collective that an executor (the engine thread or a stream's worker) waits in
+    _Atomic uint64_t version;  // odd while the executor waits
     double group;
     uint64_t word;
     int64_t since;
@@ -107,7 +110,7 @@ typedef struct {               // the collective that one executor (engine threa
 typedef enum { RANK_RUNNING, RANK_LEFT, RANK_RAISED } rank_state;
 
 typedef struct {
-    _Atomic int state, engine_waits;  // engine_waits: the stream that the engine thread waits for, -1: none
+    _Atomic int state, engine_waits;  // engine_waits: the stream that the engine thread waits for; -1: none
     int pid;
     _Atomic int n_arenas;
     struct {
@@ -115,9 +118,9 @@ typedef struct {
         int fd;
     } arena[ARENAS];
     ms_waiting wait[MS_STREAMS];
-    ms_waiting last;              // the latest collective issued; only reports read it, so a torn read does no harm
-    struct ms_text {              // errors that it published; written before the board's entry
-        _Atomic uint64_t number;  // 0 while the words are written
+    ms_waiting last;  // the latest collective issued; read only by reports, so an inconsistent read does no harm
+    struct ms_text {  // texts of the errors that this rank published; written before the board's entry
+        _Atomic uint64_t number;  // the number of the error; 0 while the text is written
         char words[TEXT];
     } text[ERRORS];
 } ms_board_rank;
@@ -125,31 +128,34 @@ typedef struct {
 typedef struct {
     uint64_t nonce;
     _Atomic uint64_t epoch;            // number of published errors; see comm/error.c
-    _Atomic uint64_t error[ERRORS];    // the latest ones, by number: (number << 16) | rank that raised it
+    _Atomic uint64_t error[ERRORS];    // the latest errors, by number: (number << 16) | rank that raised it
     _Atomic int ending;                // 1 + the rank whose failure ends the job; 0: none
-    atomic_bool failing, reported;     // a report of why the job ends is due; has been printed
-    _Atomic uint64_t failed_backward;  // epoch of the latest error by which a rank gave up a backward
+    atomic_bool failing, reported;     // this node will report why the job ends; has reported it
+    _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     char pad[4096 - 32 - 8 * ERRORS];
-    ms_board_rank rank[];  // by world rank; entries of other nodes stay empty
+    ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
 } ms_board;
 
 struct ms_group {
     double id;
-    int n, me;         // me: -1 when this rank is no member
-    int *ranks;        // world ranks, in the group's order
-    bool far, single;  // has members on several nodes; has one member on each node
+    int n, me;         // me: this rank's member number; -1 if it is not a member
+    int *ranks;        // world ranks, in the order of the group
+    bool far, single;  // has members on several nodes; has exactly one member on each node
     int leader;        // the first member on this node
     ms_slot *slots;
     ms_head *heads;
     ms_mismatch_text *mismatch;
-    size_t place, bytes;  // where its slots are in the control memory
+    size_t place, bytes;  // where the group's slots are in the control memory
     bool freed;
-    int holders;            // units that keep its address after dist.free_group, too
-    uint64_t seq, epoch;    // engine thread only
-    int in_flight;          // its collectives on queues, until they are retired; engine thread only
-    uint64_t issued[RING];  // by ring entry: word of the latest collective that this rank issued; engine thread only
-    _Atomic uint64_t finished[RING];  // ... that its executor has finished: the next may begin
-    uint64_t committed[RING];         // ... that was committed; written before `finished`
+    int holders;          // number of units that keep the group's address, also after dist.free_group
+    uint64_t seq, epoch;  // used by the engine thread only
+    int in_flight;        // number of its collectives on queues that are not retired yet; engine thread only
+    // for each ring entry: word of the latest collective that this rank issued; engine thread only
+    uint64_t issued[RING];
+    // for each ring entry: word of the latest collective that its executor finished; the entry may then be reused
+    _Atomic uint64_t finished[RING];
+    // for each ring entry: word of the latest collective that was committed; written before `finished`
+    uint64_t committed[RING];
     ms_group *next;
 };
 
@@ -158,118 +164,120 @@ typedef struct {
     int dtype;
     ms_reduction reduction;
     int n_ranks;
-    double scale;  // multiplies the result before it is rounded
+    double scale;  // multiplied with the result before rounding
 } ms_reducer;
 
 typedef struct {
-    ms_storage *storage;  // NULL: this rank does not touch it; retained by the issuer
+    ms_storage *storage;  // NULL: this rank does not access the tensor; retained by the issuer
     char *data;
     size_t bytes;
-    double numel;  // for the ledger
+    double numel;  // number of elements, for the ledger
 } ms_operand;
 
 typedef struct ms_coll {
     ms_group *g;
     uint8_t op;
-    ms_reducer reducer;  // its dtype is the collective's, whatever the operation
+    ms_reducer reducer;  // its dtype is that of the collective, for every operation
     ms_stream_kind stream;
-    int root;  // member, -1
+    int root;  // member number, or -1
     uint64_t seq, word, epoch;
-    uint64_t before;  // word of the collective that used this ring entry before; it must be finished
-    size_t count;     // elements of a block (all_reduce, broadcast: of the tensor)
+    uint64_t before;  // word of the collective that used this ring entry before; that collective must have finished
+    size_t count;     // elements of a block (for all_reduce and broadcast: of the tensor)
     double delay;
     ms_operand in, out;
     int n_pieces;
-    ms_piece *pieces;  // all_gather
+    ms_piece *pieces;  // for all_gather
     int n_parts;
-    ms_part *parts;    // reduce_scatter: the input, if it is not one tensor; retained
-    const char *unit;  // the name, not cut off, interned; NULL: none
+    ms_part *parts;    // for reduce_scatter, if the input consists of several tensors; retained
+    const char *unit;  // the full name, interned; NULL: none
     ms_fingerprint fingerprint;
     uint64_t hash;
-    bool inline_;            // the input fits the payload
+    bool inline_;            // the input fits into the payload
     ms_tensor *keep[2];      // retained
-    atomic_bool raised;      // failed by a published error
-    bool mismatched;         // the fingerprints differ: it fails on every member without a published error
-    struct ms_far *far;      // on the leader: messages that exchange ready slots with other nodes
-    struct ms_stage *stage;  // copies on the CPU of tensors on a GPU
+    atomic_bool raised;      // failed because of a published error
+    bool mismatched;         // the fingerprints differ: the collective fails on every member, so no error is published
+    struct ms_far *far;      // set on the leader: messages that exchange ready slots with other nodes
+    struct ms_stage *stage;  // CPU copies of tensors on a GPU
 } ms_coll;
 
 // ---- comm/job/start.c ----
 typedef struct {
     int rank, size, local_rank, local_size, nodes, node;
-    int *node_of;     // by world rank
+    int *node_of;     // indexed by world rank
     bool up, mapped;  // mapped: every rank of the node can map the others' arenas
     const ms_transport *transport;
-    char *ctl;  // control memory
+    char *ctl;  // the control memory
     size_t ctl_bytes;
     ms_board *board;
-    double timeout;          // seconds
-    _Atomic uint64_t epoch;  // of this rank
+    double timeout;          // in seconds
+    _Atomic uint64_t epoch;  // epoch of this rank
     int64_t step;
 } ms_world;
 extern ms_world ms__world;
 
-ms_status ms__comm_start(const char *backend, double timeout);  // timeout 0: as the environment says
+ms_status ms__comm_start(const char *backend, double timeout);  // timeout 0: use the environment's setting
 void ms__transport_lock(void);
 void ms__transport_unlock(void);
 
-#define CONTROL_NAME "moonshard-control-"  // a control memory's file; the process id and six letters follow
+#define CONTROL_NAME "moonshard-control-"  // a control memory's file name; the process id and six letters follow
 void ms__comm_clean(
-    bool leaving);  // comm/job/clean.c: removes files that killed jobs left; leaving: this process's files, too
+    bool leaving);  // comm/job/clean.c: removes files left by killed jobs; leaving: also removes this process's files
 
 // ---- comm/job/peer.c: processes of peers on this node, observed from outside ----
 typedef struct {
     uint64_t calls, bytes, run;
     int64_t at;
-} ms_progress;  // run: ns on a processor; at: when progress was last seen
+} ms_progress;  // run: ns spent on a processor; at: when progress was last seen
 typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
-extern pid_t ms__launcher_pid;  // mpirun or its daemon, if that is the parent process; else 0
+extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);
-const ms_activity *ms__peer_activity(int pid);  // NULL: the engine is not loaded there
-// Busy: inside an engine call, running a program, or with calls, reads or writes since *before, which is then updated.
+const ms_activity *ms__peer_activity(int pid);  // NULL: that process has not loaded the engine
+// Whether a peer is busy: inside an engine call, running another program, or with calls, reads or writes since *before.
+// Updates *before.
 ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before);
-size_t ms__peer_file(int pid, const char *name, char *text, size_t n);  // under /proc/PID; "" when it cannot be read
-int ms__launched_peers(int parent, int *pids, int room);                // its children
+// reads a file under /proc/PID; "" if it cannot be read
+size_t ms__peer_file(int pid, const char *name, char *text, size_t n);
+int ms__launched_peers(int parent, int *pids, int room);  // the children of the launcher
 bool ms__launcher_ends_job(void);
-void ms__wake_launcher(void);  // while it ends the job: cuts its sleeps short
+void ms__wake_launcher(void);  // to be called repeatedly while mpirun ends the job: interrupts its sleeps
 
 void ms__launcher_to_loopback(void);
-void ms__fork_waker(void);  // a child that wakes mpirun until it has exited, even if this rank is killed
+void ms__fork_waker(void);  // starts a child process that wakes mpirun until it has exited, even if this rank is killed
 _Noreturn void ms__exit_first(
-    int code);  // of the first rank to fail: a child keeps waking mpirun, because the peers may be stopped
+    int code);  // called by the first rank to fail: a child keeps waking mpirun, because the peers may be stopped
 
 // ---- comm/job/join.c: the start of a job ----
-void ms__join_begin(double limit);  // the script has called dist.init
+void ms__join_begin(double limit);  // called when the script calls dist.init
 void ms__join_end(bool through);
-bool ms__error_reported_by_peer(uint64_t hash);  // false: this rank reports it
-void ms__thread_start(void *(*fn)(void *));      // detached, without signals
+bool ms__error_reported_by_peer(uint64_t hash);  // false: this rank must report it
+void ms__thread_start(void *(*fn)(void *));      // starts a detached thread that blocks signals
 
 // ---- comm/job/report.c: uncaught errors of scripts, with the rank ----
-void ms__report_errors(void);  // from now on
+void ms__report_errors(void);  // starts reporting errors
 bool ms__error_reported(void);
-int ms__rank_launched(void);  // world rank by the launcher's variables: known before dist.init
+int ms__rank_launched(void);  // world rank from the launcher's variables, known before dist.init
 
 // ---- comm/job/end.c: the end of a job ----
-void ms__comm_stop(void);  // orderly end: MPI_Finalize
+void ms__comm_stop(void);  // orderly end, with MPI_Finalize
 bool ms__comm_stopped(void);
-void ms__end_catch(void);               // handles exits from now on
-ms_status ms__end_start(void);          // peers' pids are on the board: watch them
-_Noreturn void ms__end_stay(int code);  // a peer failed and has reported why
-// A collective cannot complete: returns code, whose error is set, and ends the job soon. culprit: the rank that died;
-// -1: this rank reports and is the first to fail.
+void ms__end_catch(void);               // starts handling exits
+ms_status ms__end_start(void);          // starts watching the peers whose pids are on the board
+_Noreturn void ms__end_stay(int code);  // called when a peer has failed and reported why
+// To be called when a collective cannot complete: returns code, whose error is set, and ends the job soon. culprit: the
+// rank that died; -1: this rank is the first to fail and reports.
 ms_status ms__fail_job(ms_status code, int culprit);
 bool ms__rank_dead(int rank);
 
 // ---- comm/job/node.c: control memory, peers, waiting ----
-char *ms__window(int world_rank, ms_stream_kind stream);  // WINDOW of input, WINDOW of results
+char *ms__window(int world_rank, ms_stream_kind stream);  // WINDOW bytes for input, then WINDOW bytes for results
 uint64_t ms__ctl_offset(const void *p);
-ms_status ms__group_place(ms_group *g);          // slots in the control memory
-void ms__group_unplace(ms_group *g, bool used);  // frees the slots for other groups; used: zeroes them first
-ms_group *ms__pair(int from, int to);            // the two-member group behind send and recv
+ms_status ms__group_place(ms_group *g);          // allocates the group's slots in the control memory
+void ms__group_unplace(ms_group *g, bool used);  // frees the slots for other groups; used: zero them first
+ms_group *ms__pair(int from, int to);            // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
 bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at);
-char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at);  // NULL with the error set
-bool ms__comm_can_map(int rank);                                // tries it, at the start
+char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at);  // the address in this process; NULL with the error set
+bool ms__comm_can_map(int rank);  // tries to map that rank's arena, at the start of the job
 
 typedef struct {
     ms_coll *c;
@@ -281,20 +289,21 @@ void ms__wait_begin(ms_waiter *w, ms_coll *c);
 ms_status ms__node_layout(void);  // needs ms__world.node_of
 size_t ms__ctl_size(void);
 ms_status ms__node_start(void);  // watches peers; needs their process ids on the board
-// Yields or sleeps; now and then checks for errors and deaths of peers, deadlocks and the timeout.
+// Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
 ms_status ms__wait_poll(ms_waiter *w);
-void ms__wait_moved(ms_waiter *w);  // a wait has succeeded: the next one begins anew
+void ms__wait_moved(ms_waiter *w);  // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
 
 // ---- comm/error.c: errors that a script survives ----
-ms_status ms__comm_meet_error(void);        // engine thread: fails once with the next published error, if there is one
-bool ms__comm_error_since(uint64_t epoch);  // an error was published that a rank in that epoch has not met
-// Engine thread: the script gets a failed collective of that epoch as an error with this text (NULL: the published
-// one). The error counts as met.
+ms_status ms__comm_meet_error(void);  // engine thread: fails once for each published error that this rank has not met
+bool ms__comm_error_since(uint64_t epoch);  // whether an error was published that a rank in that epoch has not met
+// Engine thread: to be called when the script receives the error of a failed collective of that epoch, with this text
+// (NULL: the published text). The error counts as met.
 void ms__comm_reported(uint64_t epoch, const char *text);
-void ms__comm_backward_failed(uint64_t epoch);  // a rank gave up a backward by the error of that epoch
-// Any thread: this rank alone cannot complete c, for the reason in ms_error(). Publishes it, so that the peers fail at
-// once.
+// records that a rank aborted a backward because of the error of that epoch
+void ms__comm_backward_failed(uint64_t epoch);
+// Any thread: to be called when this rank alone cannot complete c, for the reason in ms_error(). Publishes the error,
+// so that the peers fail at once.
 ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);                         // any thread: fails c with the next published error
 bool ms__comm_publish_as(uint64_t number, const char *text);  // false: another rank published this number first
@@ -302,10 +311,10 @@ bool ms__comm_publish_as(uint64_t number, const char *text);  // false: another 
 // ---- comm/request.c ----
 enum {
     REDUCES = 1,
-    IN_PLACE = 2,        // the output is the input
-    CUT = 4,             // the input has a block for each member
-    SIZED_BY_INPUT = 8,  // its size is the input's; otherwise the output's
-    IN_PAYLOAD = 16,     // a small input travels with the ready flag
+    IN_PLACE = 2,        // the output is the input tensor
+    CUT = 4,             // the input has one block per member
+    SIZED_BY_INPUT = 8,  // the size of the request is that of the input; otherwise that of the output
+    IN_PAYLOAD = 16,     // a small input is sent with the ready flag
     IN_BLOCK = 32,       // the smaller tensor may be this rank's block within the larger one
 };
 typedef enum { NO_RANK, EVERY_RANK, THE_ROOT, THE_OTHERS } ms_side;  // send/recv: the sender is the root
@@ -323,20 +332,20 @@ static inline bool on_side(ms_side side, int member, int root)
     return side == EVERY_RANK || (side == THE_ROOT && member == root) || (side == THE_OTHERS && member != root);
 }
 static inline bool is_rooted(int op) { return ROW(op)->reads == THE_ROOT || ROW(op)->writes == THE_ROOT; }
-// The root's member number in g; -1: the operation has no root, or the root is not a member.
+// The root's member number in g; -1 if the operation has no root or the root is not a member.
 int ms__coll_root(const ms_group *g, int op, int root);
 ms_status ms__coll_make(const ms_request *r, ms_coll **out);
 
 // ---- comm.c: issuing ----
 ms_coll *ms__coll_new(int op);  // zeroed; NULL with the error set
 void ms__coll_drop(ms_coll *c);
-// Takes ownership of c, whose storages are borrowed. On the compute stream c is complete on return. work may be NULL.
+// Takes ownership of c, but not of its storages. On the compute stream c is complete on return. work may be NULL.
 ms_status ms__coll_issue(ms_coll *c, ms_work **work);
 int ms__group_member(const ms_group *g, int rank);  // member number of a world rank; -1: not a member
 
 // ---- comm/exchange.c ----
 ms_status ms__coll_run(ms_coll *c);
-ms_status ms__coll_fail(const ms_coll *c, const char *what);  // MS_ECOMM; the text names the collective
+ms_status ms__coll_fail(const ms_coll *c, const char *what);  // fails with MS_ECOMM; the text names the collective
 void ms__group_text(const ms_group *g, char *out, size_t n);
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
@@ -349,28 +358,29 @@ static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 ms_status ms__move_inline(ms_coll *c);
 ms_status ms__move_direct(ms_coll *c);
 ms_status ms__move_staged(ms_waiter *w);
-ms_status ms__coll_alone(ms_coll *c);  // in a group of one
+ms_status ms__coll_alone(ms_coll *c);  // runs c in a group of one rank
 
 // ---- comm/device.c: tensors on a GPU ----
 bool ms__coll_on_device(const ms_coll *c);
-// Swaps c's storages for copies on the CPU. *marked: the output's own storage, which gets the collective's event.
+// Replaces c's storages by copies on the CPU. *marked: the output's original storage, which carries the collective's
+// event.
 ms_status ms__coll_stage(ms_coll *c, ms_storage **marked);
-ms_status ms__coll_unstage(ms_coll *c);  // copies the output back; on the thread that ran c
+ms_status ms__coll_unstage(ms_coll *c);  // copies the output back; called on the thread that ran c
 void ms__coll_stage_drop(ms_coll *c);
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm/job/far.c: members on other nodes ----
 ms_status ms__far_ready(ms_coll *c);  // on the leader: sends and receives the ready slots that have become available
 ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n);
-// The members' windows of other nodes land in mirror, `bytes` of each, one behind the other.
+// Receives the windows of the members on other nodes into mirror, `bytes` bytes each, one after the other.
 ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_t bytes);
-// In a group with one member on every node: sends `in` to all other members, and receives theirs: bytes[k] bytes of
-// member k land at out + k * stride.
+// For a group with one member on every node: sends `in` to all other members and receives theirs; the bytes[k] bytes of
+// member k are stored at out + k * stride.
 ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes);
-// A reduction of two members: member k reduces bytes[k] bytes, this rank into `mine`. Each sends the other its values
-// for the other's part, and both add in rank order. The peer's result lands at `theirs`, unless that is NULL. source
-// returns bytes [at, at + n) of this rank's values for a member's part; if they are not contiguous, it packs them into
-// its buffer number k, 0 to 4.
+// A reduction of two members. Member k reduces bytes[k] bytes; this rank stores its part in `mine`. Each member sends
+// the other its values for the other's part, and both add in rank order. The peer's result is stored at `theirs` unless
+// that is NULL. source returns bytes [at, at + n) of this rank's values for a member's part; if they are not
+// contiguous, it packs them into its buffer k, 0 to 4.
 typedef const char *ms_far_source(ms_coll *c, int member, size_t at, size_t n, size_t k);
 ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs);
 void ms__far_end(ms_coll *c);
@@ -381,7 +391,7 @@ void ms__far_poll(void);
 int ms__acc_size(int dtype);
 void ms__acc_load(void *acc, const void *src, int dtype, size_t n);
 void ms__acc_add(const ms_reducer *how, void *acc, const void *src, size_t n);
-// The last step: mean, scale, rounding. acc is changed.
+// The last step: applies mean and scale, and rounds. Changes acc.
 void ms__acc_store(const ms_reducer *how, void *dst, void *acc, size_t n);
 // Each of dst[0..n_dst) = reduction of src[0..n_ranks) over n elements. A dst may be one of the sources.
 void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *const *dst, size_t n);

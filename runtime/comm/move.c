@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// comm/move.c -- how the bytes of a collective move, after the members have agreed on it (comm/exchange.c).
+// comm/move.c -- moves the bytes of a collective after the members have agreed on it (comm/exchange.c). Three ways:
 //
-//  inline      every input is in a payload of the control memory
+// inline      every input is in a payload in the control memory
 //  direct      peers' tensors are read and written in place
 //  staged      in rounds through the windows: for memory that peers cannot map, and for other nodes (comm/job/far.c)
 //
@@ -17,7 +17,7 @@ static inline void put(void *to, const void *from, size_t n)
     if (n) memmove(to, from, n);
 }
 
-// The number of bytes from `at` to `bytes`, at most n.
+// The number of bytes in [at, bytes), but at most n.
 static size_t left(size_t bytes, size_t at, size_t n) { return at < bytes ? min(bytes - at, n) : 0; }
 
 // Waits until every member on this node has reached `round`.
@@ -35,8 +35,8 @@ static ms_status wait_round(ms_waiter *w, uint64_t round)
     return MS_OK;
 }
 
-// The elements [*first, *first + n) of count that member k of n_members reduces: cut at cache lines, which does not
-// change a bit of the result. Returns n.
+// The elements [*first, *first + n) of `count` that member k of n_members reduces. The cuts are at cache lines; they do
+// not affect the result. Returns n.
 static size_t share(size_t count, int n_members, int k, size_t *first)
 {
     size_t each = ((count + (size_t)n_members - 1) / (size_t)n_members + 63) & ~(size_t)63;
@@ -44,7 +44,7 @@ static size_t share(size_t count, int n_members, int k, size_t *first)
     return count - *first < each ? count - *first : each;
 }
 
-// The operations whose result each rank makes alone, from the whole inputs of all members.
+// Runs operations whose result each rank computes from the complete inputs of all members.
 static void move_blocks(ms_coll *c, const char **in)
 {
     int n = c->g->n, me = c->g->me;
@@ -118,7 +118,7 @@ static void gather_pieces(ms_coll *c, int k, const char *from)
     }
 }
 
-// The bytes of a member's block that the part's tensor has; zeros follow up to the part's size.
+// The number of bytes of a member's block that the part's tensor provides; the remaining bytes of the part are zeros.
 static size_t part_bytes(const ms_part *p, int member)
 {
     return ms__piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
@@ -207,7 +207,8 @@ ms_status ms__coll_alone(ms_coll *c)
 // The number of blocks that this rank sends: one, or one per member.
 static int input_blocks(const ms_coll *c) { return ROW(c->op)->kind & CUT ? c->g->n : 1; }
 
-// Moves bytes [at, at + n) of every block, n <= WINDOW / blocks. piece: of an all-gather.
+// Moves bytes [at, at + n) of every block; n <= WINDOW / blocks. piece: the piece of an all-gather that the block
+// belongs to.
 static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t at, size_t n, const ms_piece *piece)
 {
     ms_coll *c = w->c;
@@ -215,13 +216,14 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
     int members = g->n, me = g->me, blocks = input_blocks(c);
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), stride = (n + 63) & ~(size_t)63;
     char *windows[1024], *mine;
-    // The ranks may run the collective on different streams, so each slot says where its member's window is.
+    // The ranks may run the collective on different streams, so each slot gives the position of its member's window.
     for (int k = 0; k < members; k++) {
         bool here = ms__world.node_of[g->ranks[k]] == ms__world.node;
         windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
     }
     mine = windows[me];
-    char *result = windows[g->leader] + WINDOW;  // of other nodes too; on one node each window has a part of it
+    // with members on other nodes, the leader's window gets the whole result; on one node, each window gets a part
+    char *result = windows[g->leader] + WINDOW;
 
     if (on_side(ROW(c->op)->reads, me, c->root)) {
         if (piece) {
@@ -258,7 +260,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             }
         }
     } else {
-        // A peer's slice is in its window, or, from another node, in the leader's mirror.
+        // A peer on this node has its slice in its own window; one on another node, in the leader's mirror.
         size_t bytes = stride * (size_t)blocks;
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
@@ -286,13 +288,13 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             }
         }
     }
-    // No window is filled again before all members have read it.
+    // Windows may be filled again only after all members have read them.
     return wait_round(w, ++*round);
 }
 
 // ---- one member on every node: no windows ------------------------------------------------------------
 
-// Where the part that member k reduces begins, in a reduction of two, and its size.
+// Where the part that member k reduces begins, in a reduction of two members, and its size.
 static size_t half_at(const ms_coll *c, int k, size_t *bytes)
 {
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), half = (c->count + 1) / 2;
@@ -302,7 +304,7 @@ static size_t half_at(const ms_coll *c, int k, size_t *bytes)
     return c->op == OP_REDUCE ? 0 : (size_t)k * (c->op == OP_REDUCE_SCATTER ? c->count : half) * esize;
 }
 
-// Parts are packed into the windows; buffer 4 holds this rank's own values.
+// Parts are packed into the windows; buffer 4 is for this rank's own values.
 static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k)
 {
     size_t bytes;
@@ -313,7 +315,7 @@ static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k
     return to;
 }
 
-// Runs a collective that needs no windows. False: it needs them.
+// Runs a collective that needs no windows. Returns false if it needs them.
 static bool single(ms_waiter *w, ms_status *status)
 {
     ms_coll *c = w->c;
@@ -348,7 +350,7 @@ ms_status ms__move_staged(ms_waiter *w)
     ms_group *g = c->g;
     int blocks = input_blocks(c);
     uint64_t round = 0;
-    // Every slot says where its member's window is, once the first round is complete.
+    // After the first round, every slot gives the position of its member's window.
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(wait_round(w, ++round));
     size_t room = WINDOW / (size_t)blocks;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// comm/reduce.c -- the arithmetic of collectives, and their copies.
+// comm/reduce.c -- arithmetic and copies of collectives.
 //
 // Sources are combined in rank order: ((s0 op s1) op s2) ... Half types are accumulated in float32 and rounded once,
-// other types in themselves. One pass over mapped memory and a chain over nodes call load, add and store of this file
-// on the same values in the same order, so the bits do not depend on the path.
+// other types in their own type. A single pass over mapped memory and a chain over nodes apply the functions of this
+// file to the same values in the same order, so both give the same bits.
 #include "comm/internal.h"
 
-enum { TILE = 2048 };  // elements accumulated at a time: they stay in the first-level cache
+enum { TILE = 2048 };  // elements accumulated at a time: they fit the first-level cache
 
 int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dtype); }
 
@@ -31,7 +31,7 @@ int ms__acc_size(int dtype) { return ms__is_half(dtype) ? 4 : ms__dtype_size(dty
     {                                                                            \
         for (size_t i = 0; i < n; i++) a[i] = (A)(a[i] * IN(s[i]));              \
     }
-// A NaN on any rank wins, as in the operators max and min.
+// The result is NaN if any rank's value is, as in the operators max and min.
 #define ORDER_LOOPS(N, T, A, IN)                                                \
     MS_KERNEL static void max_##N(A *restrict a, const T *restrict s, size_t n) \
     {                                                                           \
@@ -56,7 +56,7 @@ ADD_LOOPS(f32, float, float, SAME)
 ADD_LOOPS(f64, double, double, SAME)
 ADD_LOOPS(f16, ms_f16, float, ms_f16_to_float)
 ADD_LOOPS(bf16, ms_bf16, float, ms_bf16_to_float)
-ADD_LOOPS(i64, uint64_t, uint64_t, SAME)        // unsigned, because integer sums wrap
+ADD_LOOPS(i64, uint64_t, uint64_t, SAME)        // unsigned, because sums of integers wrap around
 ADD_LOOPS(i32, uint32_t, uint32_t, SAME)
 ADD_LOOPS(u8, uint8_t, uint8_t, SAME)
 ORDER_LOOPS(f32, float, float, SAME)
@@ -91,11 +91,11 @@ SCALE_LOOPS(f32, float)
 SCALE_LOOPS(f64, double)
 // clang-format on
 
-// A sum of two ranks, with the mean or a scale, is the most frequent reduction in training: one pass. d may be a or b.
-// Data that a peer wrote a moment ago is in its core's cache, too far for the hardware prefetcher: a prefetch 2 KiB
-// ahead reads it at 54 instead of 36 GB/s (copies of 512 KiB). The destination is prefetched too: non-temporal stores
-// would avoid that read, but a core keeps few of them in flight (64 MiB: copied in 14.5 instead of 11.8 ms, reduced in
-// 10.9 instead of 8.6).
+// The sum of two ranks with a mean or a scale is the most frequent reduction in training, so it has a loop that needs
+// one pass. d may be a or b. Data that a peer has just written is in its core's cache, too far away for the hardware
+// prefetcher: prefetching 2 KiB ahead raises the read rate from 36 to 54 GB/s (copies of 512 KiB). The destination is
+// prefetched as well. Non-temporal stores would avoid reading it, but a core keeps few of them in flight (64 MiB:
+// copied in 14.5 instead of 11.8 ms, reduced in 10.9 instead of 8.6 ms).
 enum { AHEAD = 2048, STEP = 64 };
 #define PAIR_LOOP(N, T, TO, FROM)                                                                              \
     MS_KERNEL static void pair_##N(T *d, const T *a, const T *b, float m, size_t n)                            \
@@ -213,13 +213,13 @@ void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *
     bool in_place = false;
     for (int d = 0; d < n_dst; d++)
         for (int s = 0; s < n_src; s++) in_place = in_place || dst[d] == src[s];
-    // A mean over two is a product by one half, bit for bit; x * 1 is x.
+    // The mean of two values is their sum times one half, exactly; x * 1 is x.
     float m = reduction == MS_AVG ? 0.5f : (float)how->scale;
     bool pairs = n_src == 2 && (reduction == MS_SUM || (reduction == MS_AVG && how->scale == 1)) &&
                  (dtype == MS_F32 || ms__is_half(dtype));
     for (size_t i = 0; i < n; i += TILE) {
         size_t k = n - i < TILE ? n - i : TILE, at = i * esize;
-        // The result is made in the first destination, unless that may be a source that is read later.
+        // Compute into the first destination, unless it may be a source that is read later.
         char *result = n_src > 2 && in_place ? out : dst[0] + at;
         if (!pairs || !pair(dtype, result, src[0] + at, src[1] + at, m, k)) {
             ms__acc_load(acc, src[0] + at, dtype, k);

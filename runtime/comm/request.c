@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// comm/request.c -- turns a request into a collective that can be issued: the ranks on which each operation reads and
-// writes, and the fields that ranks compare.
+// comm/request.c -- turns a request into a collective that can be issued: determines which ranks read and write in each
+// operation, and the fields that ranks compare.
 #include <stdio.h>
 #include "comm/internal.h"
 
-// Name; kind; the ranks that read the input and write the output; the stream of a script's asynchronous call.
+// Name; kind; the ranks that read the input; the ranks that write the output; the stream of a script's asynchronous
+// call.
 const ms_coll_row ms__coll_rows[OPS] = {
     [OP_BARRIER] = { "barrier", IN_PAYLOAD, EVERY_RANK, NO_RANK, MS_STREAM_COMPUTE },
     [OP_ALL_REDUCE] = { "all_reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, EVERY_RANK, MS_STREAM_REDUCE },
@@ -12,7 +13,7 @@ const ms_coll_row ms__coll_rows[OPS] = {
                         MS_STREAM_GATHER },
     [OP_REDUCE_SCATTER] = { "reduce_scatter", REDUCES | CUT | IN_PAYLOAD | IN_BLOCK, EVERY_RANK, EVERY_RANK,
                             MS_STREAM_REDUCE },
-    // A rank does not wait for tensors that it neither reads nor writes.
+    // A rank does not wait for the storage of a tensor that it neither reads nor writes.
     [OP_BROADCAST] = { "broadcast", IN_PLACE | IN_PAYLOAD, THE_ROOT, THE_OTHERS, MS_STREAM_REDUCE },
     [OP_REDUCE] = { "reduce", REDUCES | IN_PLACE | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
     [OP_GATHER] = { "gather", SIZED_BY_INPUT | IN_PAYLOAD, EVERY_RANK, THE_ROOT, MS_STREAM_REDUCE },
@@ -35,7 +36,7 @@ static void agree_on(ms_coll *c, uint64_t value)
     c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, value);
 }
 
-// Shapes must agree where the script chose them. Those of units are the engine's choice.
+// Shapes chosen by the script must agree on all ranks. Shapes of units need not be compared: the engine chooses them.
 static void agree_on_shape(ms_coll *c, const ms_tensor *t)
 {
     ms_fingerprint *p = &c->fingerprint;
@@ -51,7 +52,7 @@ static void label(ms_coll *c, const ms_label *l)
 {
     ms_fingerprint *p = &c->fingerprint;
     if (l->site) {
-        // Keeps the end of a long path.
+        // Keep the end of a long path.
         size_t n = strlen(l->site);
         memcpy(p->site, n < SITE ? l->site : l->site + n - SITE + 1, n < SITE ? n + 1 : SITE);
     }
@@ -91,7 +92,7 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
         c->in.numel += (double)(mine / esize);
         c->out.numel += (double)(p->total / esize);
         c->in.bytes += mine;
-        // Places in the output may differ between ranks; places that peers read must agree.
+        // Places in the output may differ between ranks; places that peers read must be equal.
         agree_on(c, p->in_offset);
         agree_on(c, p->bytes);
         agree_on(c, p->total);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// comm/job/clean.c -- removes files that killed jobs left: Open MPI's segments, 4 MiB a rank, and control memories,
-// which a running job unlinks as soon as all ranks have them open. A file is stale if it belongs to this user, was made
-// on this host, and no process has it open or mapped: its maker has it open until it is mapped, and keeps the mapping
-// until it exits.
+// comm/job/clean.c -- removes files left by killed jobs: Open MPI's segments (4 MiB per rank) and control memories. (A
+// running job unlinks its control memory as soon as all ranks have opened it.) A file is stale if it belongs to this
+// user, was made on this host, and no process has it open or mapped. A file in use always qualifies: its maker keeps it
+// open until it is mapped, and mapped until the process exits.
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -47,8 +47,8 @@ static void unlist(const char *path)
         }
 }
 
-// Removes the files that a process uses from the list: first its descriptors, because a file is mapped before it is
-// closed. A process whose /proc this user cannot read is no rank of this user's jobs.
+// Removes the files that a process uses from the list. Checks its descriptors first, because a file is mapped before it
+// is closed. A process whose /proc this user cannot read does not belong to this user's jobs.
 static void unlist_used_by(const char *pid)
 {
     char path[300], to[NAME + 100], line[600];

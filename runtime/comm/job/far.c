@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// comm/job/far.c -- groups over several nodes: their leaders exchange messages with non-blocking calls, and poll.
+// comm/job/far.c -- groups over several nodes: their leaders exchange messages with non-blocking calls and poll.
 //
-// A leader sends the ready slots of its node's members to the other leaders and mirrors theirs here. A reduction is a
-// chain in rank order over the nodes, with unrounded partial results, so it gives the same bits as on one node. All
+// A leader sends the ready slots of its node's members to the other leaders and copies theirs to this node. A reduction
+// is a chain over the nodes in rank order with unrounded partial results, so it gives the same bits as on one node. All
 // other collectives exchange windows among leaders.
 #include <pthread.h>
 #include <sched.h>
@@ -20,16 +20,16 @@ typedef struct {
 } far_ready;
 
 typedef struct ms_far {
-    struct ms_far *next;  // in the list of those with messages in flight
+    struct ms_far *next;  // links the list of entries with messages in flight
     int n_in, n_out, n_here;
     far_ready *in, *out;
     void **in_req, **out_req;
-    bool *sent;               // by member
+    bool *sent;               // sent[k]: the slot of member k was sent
     int *leaders, n_leaders;  // world ranks of the other nodes' leaders
 } ms_far;
 
-// A message that a failed collective left unreceived must not match a later one: the tags of an epoch recur after 4096
-// errors. Within an epoch at most RING collectives of a group are in flight.
+// A message of a failed collective that was not received must not match a later collective: the tags of an epoch are
+// reused after 4096 errors. Within an epoch at most RING collectives of a group are in flight.
 static int tag_of(const ms_coll *c, int kind)
 {
     uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
@@ -46,7 +46,7 @@ static int leader_on(const ms_group *g, int node)
 
 static int is_here(const ms_group *g, int k) { return ms__world.node_of[g->ranks[k]] == ms__world.node; }
 
-// The world rank that sends the slot of the i-th member on other nodes.
+// The world rank that sends the slot of the i-th member that is on another node.
 static int sender(const ms_group *g, int i)
 {
     int k = 0;
@@ -85,8 +85,8 @@ static void cancel(void *r)
     ms__transport_unlock();
 }
 
-// Memory of a failed collective that MPI may still read or write. It is never freed; the list keeps it reachable for
-// leak checkers.
+// Memory of a failed collective that MPI may still access. It is never freed; the list keeps it reachable for leak
+// checkers.
 typedef struct kept {
     struct kept *next;
     void *memory;
@@ -95,7 +95,7 @@ typedef struct kept {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER,
                        error_lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
 static kept *left_with_mpi;
-static ms_far *lingering;  // ended, with messages in flight
+static ms_far *lingering;  // ended collectives with messages in flight
 
 static void keep(void *memory)
 {
@@ -107,7 +107,8 @@ static void keep(void *memory)
     pthread_mutex_unlock(&lock);
 }
 
-// This rank alone cannot continue. The error is published; otherwise peers would wait until the timeout.
+// Fails c because of an error on this rank alone. Publishes the error; otherwise the peers would wait until the
+// timeout.
 static ms_status lost(ms_coll *c, const char *what)
 {
     ms__coll_fail(c, what);
@@ -154,7 +155,7 @@ static ms_status far_new(ms_coll *c)
         far_free(f);
         return no_memory(c, ((size_t)g->n + 2) * sizeof *f->in, "messages to other nodes");
     }
-    c->far = f;  // ms__far_end ends the posted messages
+    c->far = f;  // ms__far_end completes or cancels the messages
     for (int i = 0; i < f->n_in; i++)
         if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
             return lost(c, "MPI refused a message");
@@ -191,7 +192,7 @@ ms_status ms__far_ready(ms_coll *c)
         if (rc < 0) return lost(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
-        if (m->word < c->word || m->group != g->id) {  // of an earlier call, which failed here
+        if (m->word < c->word || m->group != g->id) {  // a message of an earlier call that failed here
             f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
             if (!f->in_req[i]) return lost(c, "MPI refused a message");
             continue;
@@ -217,8 +218,8 @@ static bool complete(ms_far *f)
     return all;
 }
 
-// Sends of this size usually complete at once. Those in flight, and receives that no peer will serve, keep their memory
-// until MPI has completed them.
+// Sends of this size usually complete at once. Those still in flight, and receives whose peer will never send, keep
+// their memory until MPI has completed them.
 void ms__far_end(ms_coll *c)
 {
     ms_far *f = c->far;
@@ -257,7 +258,7 @@ static ms_status finish(ms_waiter *w, void **req)
     }
 }
 
-// A message of a failed collective. A receive is cancelled, so that it does not take a later message.
+// Abandons a message of a failed collective. Cancels a receive, so that it does not match a later message.
 static void leave(void *req, bool receives)
 {
     if (req && receives) cancel(req);
@@ -320,7 +321,7 @@ static char *room_of(const ms_coll *c)
     return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
 }
 
-// After a failure MPI may still write to the buffer: the next collective gets a new one.
+// After a failure MPI may still write to the buffer, so the next collective gets a new one.
 static void room_back(const ms_coll *c, char *room, ms_status status)
 {
     if (status == MS_OK) return;
@@ -338,7 +339,7 @@ ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_
     return status;
 }
 
-// A ring of messages in flight. When it is full, the oldest is waited for.
+// Messages in flight, as a ring. When the ring is full, waits for the oldest message.
 enum { FLIGHT = 32 };
 typedef struct {
     void *req[FLIGHT];
@@ -398,7 +399,7 @@ ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_
     return land_all(w, &f);
 }
 
-// The number of bytes from `at` to `bytes`, at most one part.
+// The number of bytes in [at, bytes), but at most `part`.
 static size_t left(size_t bytes, size_t at, size_t part)
 {
     return at >= bytes ? 0 : bytes - at < part ? bytes - at : part;
@@ -415,7 +416,7 @@ ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t strid
     for (int k = 0; k < g->n; k++)
         if (bytes[k] > most) most = bytes[k];
     for (size_t at = 0; at < most; at += MESSAGE)
-        // Step j: send to the rank j ahead, receive from the rank j behind. All links are busy at once.
+        // Step j: send to the rank j places ahead, receive from the rank j places behind. All links are used at once.
         for (int j = 1; j < g->n; j++) {
             int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
             size_t theirs = left(bytes[from], at, MESSAGE), ours = left(bytes[g->me], at, MESSAGE);
@@ -458,7 +459,8 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
             ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
             if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
-        if (status == MS_OK && m) status = finish(w, &sent[k]);  // before the result overwrites the buffer
+        // the result overwrites the buffer that this message sends
+        if (status == MS_OK && m) status = finish(w, &sent[k]);
         if (status == MS_OK && m && theirs)
             status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
     }
@@ -487,8 +489,7 @@ static int first_on(int node)
 }
 
 // Errors are sent from static memory, so that running out of memory can be reported. A message of this size has usually
-// been sent when isend returns; if all slots are still in flight, the error gets memory of its own, which stays with
-// MPI.
+// been sent when isend returns. If all slots are still in flight, the error gets separate memory, which is not freed.
 static struct {
     far_error message;
     void *req;
@@ -513,7 +514,7 @@ static void send_error(int node, uint64_t number, const char *text, bool backwar
     keep(m);
 }
 
-// MPI makes progress only inside its calls, and a rank that leads no group may make no other calls.
+// MPI makes progress only inside its calls, and a rank that does not lead a group may make no other calls.
 static bool sent_errors(void)
 {
     bool all = true;
@@ -527,7 +528,7 @@ void ms__far_error(uint64_t number, const char *text, bool backward)
     pthread_mutex_lock(&error_lock);
     for (int node = 0; node < ms__world.nodes; node++)
         if (node != ms__world.node) send_error(node, number, text, backward);
-    // The script may not call MPI again for long, so the connection is made now, if the peer answers soon.
+    // The script may not call MPI again for a long time, so the connection is made now, if the peer answers soon.
     for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
     pthread_mutex_unlock(&error_lock);
 }
@@ -537,7 +538,7 @@ void ms__far_poll(void)
     static far_error m;
     int from;
     size_t n;
-    // One thread at a time: two threads that probe the same message would both wait for it.
+    // Only one thread may probe: two threads that see the same message would both wait for it.
     if (pthread_mutex_trylock(&error_lock) != 0) return;
     sent_errors();
     int there = 0;

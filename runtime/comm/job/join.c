@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// comm/job/join.c -- a job's start: from loading this library until the ranks share a board.
+// comm/job/join.c -- the start of a job, from loading this library until the ranks share a board.
 //
-// MPI_Init blocks until every rank is in it, so a thread watches the ranks of this node meanwhile. A rank that dies
-// before it has joined ends the job at once. A rank that is stopped, or runs Lua without an engine call, ends the job
-// after the timeout of collectives. A rank that computes, reads or writes is waited for; a line says so after every
-// timeout.
+// MPI_Init blocks until every rank has called it, so a thread watches the ranks of this node meanwhile. A rank that
+// dies before it has joined ends the job at once. A rank that is stopped, or that runs Lua without an engine call, ends
+// the job after the timeout of collectives. A rank that computes, reads or writes does not; a message about it is
+// printed after every timeout.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -16,24 +16,24 @@
 #include "comm/internal.h"
 
 typedef struct {
-    int rank, pid, pidfd;     // pidfd -1: it has ended
-    const ms_activity *page;  // NULL: the engine is not loaded there, or not yet
+    int rank, pid, pidfd;     // pidfd -1: the process has ended
+    const ms_activity *page;  // NULL: the process has not loaded the engine, or not yet
     ms_progress seen;
 } join_peer;
 
 enum { MS = 1000000 };
 
 static join_peer *peers;
-static int n_peers, n_expected;  // on this node, besides this rank
+static int n_peers, n_expected;  // ranks on this node except this one
 static int my_rank;
-static bool all_here;                                     // mpirun started every rank on this node
-static pid_t parent;                                      // of all ranks of this node
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards the peers, which error reports read too
+static bool all_here;                                     // mpirun started all ranks on this node
+static pid_t parent;                                      // the parent process of all ranks of this node
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // protects the peers, which error reports also read
 static atomic_bool over;                                  // dist.init has returned
 static _Atomic int64_t joined_at;                         // 0: the script has not called dist.init
 static double limit;                                      // written before joined_at
 
-// The rank as which process pid was launched; -1: none, or not yet (between fork and exec).
+// The rank of process pid, from its launcher's variables; -1: none, or not yet known (between fork and exec).
 static int rank_of(int pid)
 {
     static char text[1 << 17];
@@ -63,7 +63,7 @@ static int joined(join_peer *p)
     return p->page ? __atomic_load_n(&p->page->joined, __ATOMIC_ACQUIRE) : 0;
 }
 
-// Whether this is the lowest of the waiting ranks of this node, which reports for all.
+// Whether this rank is the lowest one of this node that waits. That rank reports for all.
 static bool reports(void)
 {
     for (int k = 0; k < n_peers; k++) {
@@ -94,8 +94,8 @@ static void peer_ended(join_peer *p)
     if (joined(p) == 2) return;  // handled in comm/job/end.c
     char text[200] = "";
     append_peer(text, sizeof text, p, joined(p) ? "died while the job started" : "ended before it joined the job");
-    // A script may end without calling dist.init. If another rank waits there, the job must end: mpirun ends it if the
-    // peer was killed or failed.
+    // A script may end without calling dist.init. If another rank waits in dist.init, the job must end: mpirun ends it
+    // only if the peer was killed or failed.
     int64_t since = ms__now_ns(), reported_at = 0;
     for (int64_t now = since;
          now - since < 1500ll * MS && (!reported_at || now - reported_at < 300ll * MS || ms__launcher_ends_job());
@@ -104,7 +104,7 @@ static void peer_ended(join_peer *p)
         bool waits = atomic_load(&joined_at), ends = ms__launcher_ends_job();
         if (!reported_at && (waits || ends) && now - since > (waits ? 20ll : 50ll) * MS) {
             reported_at = now;
-            ms__fork_waker();  // mpirun may kill this rank before it exits
+            ms__fork_waker();  // needed because mpirun may kill this rank before it exits
             bool explained = p->page && __atomic_load_n(&p->page->error, __ATOMIC_RELAXED);
             if (!explained && (waits ? reports() : lowest_seen()))
                 fprintf(stderr, "rank %d: dist.init: %s\n", my_rank, text);
@@ -130,8 +130,8 @@ bool ms__error_reported_by_peer(uint64_t hash)
     return false;
 }
 
-// Peers without progress for the length of the timeout end the job; others are waited for. report: print a line about
-// them. Returns report.
+// Ends the job if a peer made no progress for the length of the timeout; waits for other peers. report: print a line
+// about these. Returns report.
 static bool check_peers(int64_t since, int64_t now, bool report)
 {
     char culprits[2000] = "", working[2000] = "";
@@ -157,7 +157,8 @@ static bool check_peers(int64_t since, int64_t now, bool report)
     }
     if (reports()) {
         fprintf(stderr, "rank %d: dist.init: %.1f s have passed and %s\n", my_rank, waited, culprits);
-        // A peer without the engine cannot wake mpirun: it is killed, and this process stays to wake it.
+        // A peer that has not loaded the engine cannot wake mpirun: kill it, and keep this process alive to wake
+        // mpirun.
         for (int k = 0; k < n_peers; k++) {
             ms_progress unused = { 0 };
             if (!joined(&peers[k]) || ms__peer_watch(peers[k].pid, NULL, &unused) == PEER_STOPPED)
@@ -167,7 +168,7 @@ static bool check_peers(int64_t since, int64_t now, bool report)
     ms__end_stay(1);
 }
 
-// Names the ranks that died before they were seen. They are known only if all ranks are on this node.
+// Names the ranks that died before this thread saw them. They are known only if all ranks are on this node.
 static void report_unseen(void)
 {
     if (!all_here) return;
@@ -205,7 +206,7 @@ static void *join_thread(void *unused)
             for (int k = 0; k < n_peers; k++)
                 if (joined(&peers[k]) != 2 && peers[k].pidfd < 0) peer_ended(&peers[k]);
         }
-        // After a gap of half a second the whole job was probably stopped; that time does not count.
+        // A gap of half a second means that the whole job was probably stopped; that time does not count.
         if (since && now - before > 500ll * MS) since += now - before, reported_at += now - before;
         before = now;
         if (since && now - looked > 50ll * MS * (n_expected + 1)) {
@@ -239,8 +240,8 @@ void ms__thread_start(void *(*fn)(void *))
     pthread_attr_setstacksize(&small, 256 << 10);
     pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the engine thread
-    pthread_create(&t, &small, fn, NULL);         // without the thread a failed job ends too, but later
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals must reach the engine thread
+    pthread_create(&t, &small, fn, NULL);         // without the thread a failed job still ends, but later
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&small);
 }
@@ -252,12 +253,12 @@ __attribute__((constructor)) static void launched(void)
     ms_launch launch;
     ms_launcher(&launch);
     n_expected = *launch.name ? launch.local_world - 1 : -1;
-    // Peers are found by PMIx's variable in their environment.
+    // Peers are found by the PMIx variable in their environment.
     if (n_expected < 0 || n_expected > 1023 || rank_of(getpid()) < 0) return;
     my_rank = launch.rank;
     parent = getppid();
     if (rank_of(parent) >= 0)
-        return;  // the parent is a rank itself, a shell for example: the other ranks cannot be found
+        return;  // the parent is not the launcher, for example a shell: the other ranks cannot be found
     bool mpirun = strcmp(launch.name, "mpirun") == 0;
     if (mpirun) ms__launcher_pid = parent;
     all_here = mpirun && launch.world == n_expected + 1;

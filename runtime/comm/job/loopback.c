@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// comm/job/loopback.c -- scripts/train preloads this library into mpirun, so that on one host nothing listens beyond
-// loopback.
+// comm/job/loopback.c -- a library that scripts/train preloads into mpirun. If all ranks are on one host, no socket of
+// mpirun then listens beyond loopback.
 //
 // mpirun listens on every address of the host for daemons on other hosts, and no setting changes that. This library
-// binds such sockets to the loopback address. The ranks run without it.
+// binds these sockets to the loopback address. It is not loaded into the ranks.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ __attribute__((visibility("default"))) int bind(int fd, const struct sockaddr *a
     return next(fd, address, n);
 }
 
-// The ranks get the LD_PRELOAD with which scripts/train was started.
+// Restores for the ranks the LD_PRELOAD that scripts/train was started with.
 __attribute__((constructor)) static void loaded(void)
 {
     const char *name = program_invocation_short_name;

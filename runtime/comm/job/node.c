@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // comm/job/node.c -- the control memory of a node: its layout, peers' arenas, the board, and waiting.
 //
-// A wait polls flags: it yields first, sleeps after 50 us, and every few milliseconds checks whether it can still
-// succeed: a peer may have published an error, left or died, the ranks may wait for each other in a cycle, the timeout
-// may have passed. A rank may leave a collective only before it is committed (comm/exchange.c); afterwards peers may be
-// reading and writing its tensors.
+// A wait polls flags. It yields first, and sleeps after 50 us. Every few milliseconds it checks whether the wait can
+// still succeed: a peer may have published an error, left or died; ranks may wait for each other in a cycle; the
+// timeout may have passed. A rank may leave a collective only before it is committed (comm/exchange.c); afterwards
+// peers may be reading and writing its tensors.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,18 +17,18 @@
 #include <unistd.h>
 #include "comm/internal.h"
 
-static ms_group *groups;            // every group, members or not
-static _Atomic(ms_group *) *pairs;  // send and recv, by from * size + to
-static size_t groups_used;          // bytes of the control memory's part for groups
+static ms_group *groups;            // all groups, including those without this rank
+static _Atomic(ms_group *) *pairs;  // groups of send and recv, indexed by from * size + to
+static size_t groups_used;          // bytes used in the part of the control memory for groups
 typedef struct {
     size_t at, bytes;
 } hole;
-static hole *holes;  // free ranges below groups_used, sorted, never adjacent
+static hole *holes;  // free ranges below groups_used, sorted; adjacent ranges are merged
 static size_t n_holes, n_groups, hole_room;
-static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;  // other threads walk the list for reports
-static int *local_of;                                            // by world rank
+static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;  // other threads read the list for reports
+static int *local_of;                                            // indexed by world rank
 
-// What n members share: their slots, their heads, then the text of a mismatch.
+// Bytes that a group of n members needs: slots, heads, and the text of a mismatch.
 static size_t group_bytes(int n)
 {
     return (size_t)n * (sizeof(ms_head) + RING * sizeof(ms_slot)) + sizeof(ms_mismatch_text);
@@ -78,7 +78,7 @@ static void group_nodes(ms_group *g)
 ms_status ms__group_place(ms_group *g)
 {
     size_t bytes = page_up(group_bytes(g->n));
-    if (n_groups + 3 > hole_room) {  // enough for freeing every group: freeing must not fail
+    if (n_groups + 3 > hole_room) {  // room for freeing every group: freeing must not fail
         size_t room = 2 * n_groups + 8;
         hole *grown = realloc(holes, room * sizeof *grown);
         if (!grown) return ms__no_memory(room * sizeof *grown, "dist.new_group", "places of %zu groups", room);
@@ -124,8 +124,8 @@ void ms__group_unplace(ms_group *g, bool used)
     pthread_mutex_unlock(&groups_lock);
     n_groups--;
     if (g->bytes == 0) return;
-    // A new group at this place numbers its collectives from 1. One rank zeroes the slots, and does so before it can
-    // make the next group.
+    // A new group at this place numbers its collectives from 1. One rank zeroes the slots; it must do so before it
+    // makes the next group.
     if (used && ms__world.local_rank == 0) memset(g->slots, 0, g->bytes);
     size_t k = 0;
     while (k < n_holes && holes[k].at < g->place) k++;
@@ -180,7 +180,7 @@ static ms_group *pair_new(int from, int to, size_t at)
     return g;
 }
 
-static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;  // worker threads use pairs in reports
+static pthread_mutex_t pair_lock = PTHREAD_MUTEX_INITIALIZER;  // workers read pairs in reports
 
 ms_group *ms__pair(int from, int to)
 {
@@ -200,9 +200,9 @@ static pthread_mutex_t map_lock = PTHREAD_MUTEX_INITIALIZER;
 typedef struct {
     _Atomic(char *) base[ARENAS];
 } peer_maps;
-static peer_maps *maps;  // by world rank
+static peer_maps *maps;  // indexed by world rank
 
-// The number on the board (from 1) of the arena with the storage's memory, which is entered there at its first use.
+// Finds the arena of the storage's memory: its number on the board (from 1). Enters the arena there at its first use.
 // False: the memory has no arena and must be staged.
 bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at)
 {
@@ -243,7 +243,7 @@ static char *map_arena(int rank, int k)
         ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno));
         return NULL;
     }
-    // Another inode: the descriptor has been reused, or belongs to another process namespace.
+    // The inode differs: the descriptor has been reused, or belongs to another process namespace.
     void *p = NULL;
     if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode) p = ms__map_aligned(fd, r->arena[k].bytes);
     close(fd);
@@ -270,7 +270,7 @@ char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at)
     return base + at;
 }
 
-// Needs the first arena of every local peer on the board.
+// Requires that the first arena of every peer on this node is on the board.
 bool ms__comm_can_map(int rank)
 {
     return ms__world.board->rank[rank].n_arenas > 0 && ms__comm_resolve(rank, 1, 0) != NULL;
@@ -301,7 +301,7 @@ ms_status ms__node_start(void)
 
 void ms__wait_begin(ms_waiter *w, ms_coll *c) { *w = (ms_waiter) { .c = c }; }
 
-// Waits are posted only after a millisecond.
+// Publishes this wait on the board; called only after a millisecond.
 static void post_on_board(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -317,7 +317,7 @@ static void post_on_board(ms_waiter *w)
 
 void ms__wait_end(ms_waiter *w)
 {
-    if (!w->checked) return;  // it was not posted
+    if (!w->checked) return;  // the wait was not published
     ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
     ms_waiting *b = &me->wait[w->c->stream];
     if (w->c->stream == MS_STREAM_COMPUTE) atomic_store(&me->engine_waits, -1);
@@ -332,7 +332,7 @@ static bool is_missing(const ms_waiter *w, int member)
     return atomic_load(w->committed ? &s->done : &s->ready) < c->word;
 }
 
-// Describes what a rank is doing, for reports.
+// Describes what a rank is doing; for reports.
 static void describe_rank(int rank, char *out, size_t n)
 {
     if (local_of[rank] < 0) {
@@ -399,14 +399,15 @@ static ms_status report_absence(ms_waiter *w)
     return ms__fail_job(MS_ECOMM, -1);
 }
 
-// Waits as a graph: a node is an executor of a rank, with an edge to each executor that must proceed before it can. A
-// deadlock is a cycle whose nodes were all waiting at one instant: it is walked twice, and the versions must agree.
+// Waits as a graph. A node is an executor of a rank; it has an edge to each executor that must proceed before it can. A
+// deadlock is a cycle whose nodes were all waiting at the same instant: the cycle is walked twice, and the versions
+// must agree.
 typedef struct {
     int node;
     uint64_t version;
 } visit;
 
-// Lists the successors of node and returns their number. *version: of the node's board entry.
+// Lists the successors of node and returns their number. *version: the version of the node's entry on the board.
 static int successors(int node, uint64_t *version, int *out)
 {
     ms_waiting *b = &ms__world.board->rank[node / MS_STREAMS].wait[node % MS_STREAMS];
@@ -415,13 +416,13 @@ static int successors(int node, uint64_t *version, int *out)
     double id = b->group;
     uint64_t word = b->word;
     if (atomic_load(&b->version) != *version) return 0;
-    if (ms__comm_error_since(word >> 32)) return 0;  // a published error ends this wait
+    if (ms__comm_error_since(word >> 32)) return 0;  // a published error will end this wait
     ms_group *g = group_with(id);
     if (!g) return 0;
     int n = 0;
     uint64_t seq = (word & 0xffffffff) - 1;
-    // This node's rank has not filled its own slot: the node waits for a free ring entry. Earlier collectives of the
-    // same rank occupy the ring; they have their own edges.
+    // The rank of this node has not filled its own slot, so the node waits for a free ring entry. Earlier collectives
+    // of the same rank, which have edges of their own, occupy the ring.
     for (int k = 0; k < g->n; k++)
         if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < word) return 0;
     for (int k = 0; k < g->n; k++) {
@@ -481,7 +482,8 @@ static ms_status find_cycle(ms_waiter *w)
             ms__append(text, sizeof text, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank,
                        to, what, (unsigned)b->word, group);
         }
-        // If a peer has reported the deadlock and gone on, its present wait is not part of it.
+        // A peer that has reported the deadlock and continued may wait for something else now; that wait is not part of
+        // it.
         if (!ms__comm_error_since(w->c->epoch)) ms__comm_publish_as(w->c->epoch + 1, text);
         status = ms__comm_raise(w->c);
     }
@@ -499,7 +501,7 @@ static ms_status check_deadlock(ms_waiter *w)
     return status;
 }
 
-// Called every few milliseconds of a long wait.
+// Called every few milliseconds during a long wait.
 static ms_status check_peers(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -509,7 +511,7 @@ static ms_status check_peers(ms_waiter *w)
         int rank = c->g->ranks[k];
         if (k == c->g->me || local_of[rank] < 0) continue;
         int state = atomic_load(&ms__world.board->rank[rank].state);
-        // The peer has printed its traceback and the job ends. A second error would hide the first.
+        // The peer has printed its traceback and the job is ending. A second error would hide the first.
         if (state == RANK_RAISED) ms__end_stay(1);
         if (state == RANK_LEFT && is_missing(w, k)) {
             snprintf(text, sizeof text, "rank %d has left: its script has ended", rank);
@@ -526,7 +528,7 @@ static ms_status check_peers(ms_waiter *w)
     return w->committed ? MS_OK : check_deadlock(w);
 }
 
-// Otherwise later slices of a long collective would be polled as rarely as one that hangs.
+// Without this reset, later slices of a long collective would be polled as rarely as a collective that hangs.
 void ms__wait_moved(ms_waiter *w)
 {
     w->begun = 0;
@@ -538,18 +540,18 @@ ms_status ms__wait_poll(ms_waiter *w)
     ms_coll *c = w->c;
     w->now = ms__now_ns();
     if (!w->begun) w->begun = w->last = w->now;
-    // After a gap of half a second this process was stopped (Ctrl-Z, a debugger), usually together with its peers. That
-    // time does not count towards the timeout.
+    // After a gap of half a second, assume that this process was stopped (Ctrl-Z, a debugger), usually together with
+    // its peers. That time does not count towards the timeout.
     if (w->now - w->last > 500000000) w->begun += w->now - w->last;
     w->last = w->now;
     int64_t for_ns = w->now - w->begun;
-    // Messages between nodes move only while both sides poll: a nap takes longer than a message of 4 MiB.
+    // Messages between nodes make progress only while both sides poll, and a sleep takes longer than sending 4 MiB.
     if (for_ns < (w->committed && c->g->far ? 20000 : 50) * 1000 || w->polls++ < 4) {
         sched_yield();
         return MS_OK;
     }
     ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
-    // Between nodes peers access only windows, so even a committed collective may be left.
+    // Between nodes peers access only windows, so even a committed collective may be abandoned.
     if (!w->committed || c->g->far) {
         if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
         if (c->stream == MS_STREAM_COMPUTE && !w->committed) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // comm/job/report.c -- prints an uncaught error of a script once, with its rank.
 //
-// luajit prints the message and its traceback to the C library's stderr, in the pieces "luajit", ":", " ", text,
-// newline, and ends with status 1. Under a launcher this file replaces that stream: it prefixes the text with the rank,
-// and omits the text if another rank of this node has printed the same error or is about to print it as its own.
+// luajit prints the message and its traceback to the C library's stderr in the pieces "luajit", ":", " ", text,
+// newline, and exits with status 1. Under a launcher this file replaces that stream: it prefixes the text with the
+// rank, or omits the text if another rank of this node has reported the same error or is about to.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ static bool reported;
 
 bool ms__error_reported(void) { return reported; }
 
-// Hashes the first line, because tracebacks end with an address.
+// Hashes only the first line, because tracebacks end with an address.
 static uint64_t hash_of(const char *text, size_t n)
 {
     const char *end = memchr(text, '\n', n);
@@ -23,7 +23,7 @@ static uint64_t hash_of(const char *text, size_t n)
     return h ? h : 1;
 }
 
-// Whether the text is the error of a peer on this node that ends with it.
+// Whether the text ends with the error of a peer on this node, which that peer reports.
 static bool is_peers(const char *text, size_t n)
 {
     ms_world *w = &ms__world;
@@ -54,7 +54,7 @@ static void report(const char *text, size_t n)
 {
     reported = true;
     if (ms__error_reported_by_peer(hash_of(text, n)) || is_peers(text, n)) return;
-    // One write, so that the errors of several ranks do not interleave.
+    // A single write, so that the errors of several ranks do not interleave.
     char *whole = malloc(n + 40);
     if (!whole) {
         put(text, n);

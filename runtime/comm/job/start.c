@@ -33,7 +33,7 @@ typedef struct {
     char path[128], why[128];
 } hello;
 
-// Ranks share a node when they run on one kernel and see each other's processes.
+// Ranks are on one node if they run on the same kernel and see each other's processes.
 static uint64_t node_identity(int rank, int size)
 {
     char text[128] = "";
@@ -46,7 +46,7 @@ static uint64_t node_identity(int rank, int size)
     h = ms__hash_bytes(h, text, strlen(text));
     ssize_t n = readlink("/proc/self/ns/pid", text, sizeof text - 1);
     if (n > 0) h = ms__hash_bytes(h, text, (size_t)n);
-    // For specs: pretends a number of nodes ("2"), or the node of each rank ("0,1,0,1").
+    // For specs: simulates a number of nodes ("2"), or assigns each rank a node ("0,1,0,1").
     const char *pretend = getenv("MOONSHARD_COMM_NODES");
     if (pretend && *pretend) {
         int node = 0;
@@ -109,8 +109,8 @@ static char *map_file(int fd, size_t bytes)
     return p;
 }
 
-// The first rank of a node makes the control memory: a memfd that its peers open through /proc, or, if that is refused,
-// a file under /dev/shm or /tmp, which is unlinked as soon as all ranks have it open.
+// The first rank of a node makes the control memory: a memfd that its peers open through /proc; or, if that is not
+// permitted, a file under /dev/shm or /tmp, which is unlinked as soon as all ranks have opened it.
 static ms_status control_memory(hello *mine, hello *all)
 {
     ms_world *w = &ms__world;
@@ -136,7 +136,7 @@ static ms_status control_memory(hello *mine, hello *all)
                 snprintf(mine->path, sizeof mine->path, "%s/" CONTROL_NAME "%d-XXXXXX", folders[way], (int)getpid());
                 fd = mkostemp(mine->path, O_CLOEXEC);
             }
-            // Writing to a page for which the file system has no room would kill the process.
+            // If the file system has no room for a page, writing to that page would kill the process.
             struct statvfs fs;
             bool room = way == 0 || fd < 0 || fstatvfs(fd, &fs) != 0 ||
                         (double)fs.f_bavail * (double)fs.f_frsize >= (double)w->ctl_bytes;
@@ -186,8 +186,8 @@ static ms_status control_memory(hello *mine, hello *all)
     return MS_OK;
 }
 
-// Finds out whether the ranks of this node can map each other's tensors. The answer must be the same on all of them, or
-// a rank would read in place what its peer stages.
+// Tests whether the ranks of this node can map each other's tensors. All ranks must use the same result; otherwise a
+// rank would read in place what its peer stages.
 static ms_status map_peers(hello *mine, hello *all)
 {
     ms_world *w = &ms__world;
@@ -197,7 +197,7 @@ static ms_status map_peers(hello *mine, hello *all)
     ms_board_rank *me = &w->board->rank[w->rank];
     me->pid = (int)getpid();
     atomic_store(&me->engine_waits, -1);
-    // Allocates one block, so that the arena exists and is on the board.
+    // Allocates a block, so that the arena exists and is entered on the board.
     ms_storage *probe;
     uint32_t arena;
     uint64_t at;
@@ -238,7 +238,7 @@ static ms_status join(const ms_launch *launch)
     w->rank = w->transport->rank();
     w->size = w->transport->size();
     ms__end_catch();
-    // Otherwise each process would train alone.
+    // Fail here: otherwise each process would train alone.
     if (*launch->name && launch->world > w->size)
         return ms__fail(
             MS_ECOMM,
@@ -260,7 +260,7 @@ static ms_status join(const ms_launch *launch)
     MS_TRY(status);
     MS_TRY(ms__node_start());
     if (w->local_rank == 0) ms__comm_clean(false);
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // waits sleep for 10 us
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);  // so that waits can sleep for 10 us
     return MS_OK;
 }
 

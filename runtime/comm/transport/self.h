@@ -5,6 +5,6 @@
 
 #include "comm/transport/transport.h"
 
-extern const ms_transport ms__transport_self;  // a world of one
+extern const ms_transport ms__transport_self;  // a world of one rank
 
 #endif

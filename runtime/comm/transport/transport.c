@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/transport/transport.c -- the table of transports: names, the launchers whose ranks each connects, plugins.
+// comm/transport/transport.c -- the table of transports: their names, the launchers that each supports, their plugins.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -7,11 +7,11 @@
 #include "comm/transport/self.h"
 #include "comm/transport/transport.h"
 
-// Alphabetical, as in the message about an unknown name.
+// In alphabetical order, which the error for an unknown name uses.
 static const struct row {
     const char *name, *launchers;
-    const ms_transport *table;           // NULL: loaded from the plugin
-    const char *plugin, *title, *needs;  // its file; NULL: not in this build
+    const ms_transport *table;           // NULL: the plugin has the table
+    const char *plugin, *title, *needs;  // plugin: its file; NULL: not part of this build
 } transports[] = {
     { "mpi", " mpirun srun PMIx mpiexec ", NULL, "libmoonshard_mpi.so", "MPI", "mpicc" },
     { "nccl", " torchrun ", NULL, NULL, NULL, NULL },

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/transport/mpi/plugin.c -- the transport over MPI. It connects ranks and carries messages; the collectives are
-// the engine's own.
+// comm/transport/mpi/plugin.c -- the transport over MPI. It connects ranks and sends messages; the engine itself
+// implements the collectives.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 static MPI_Comm world = MPI_COMM_NULL;
 static int my_rank, n_ranks;
 
-// Whether the folder has room for Open MPI's segments, 4 MiB for each rank of this node.
+// Whether the folder has room for Open MPI's segments, 4 MiB per rank of this node.
 static int has_room(const char *folder, int ranks)
 {
     struct statvfs fs;
@@ -18,8 +18,8 @@ static int has_room(const char *folder, int ranks)
     return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (ranks > 0 ? ranks : 1);
 }
 
-// Open MPI puts its segments into /dev/shm, which is small in many containers. Little data goes through them, so
-// another folder serves as well.
+// Open MPI puts its segments into /dev/shm, which is small in many containers. Little data passes through them, so
+// another folder works as well.
 static int place_segments(int ranks, char *text, size_t n)
 {
     const char *set = getenv("OMPI_MCA_btl_vader_backing_directory"), *temporary = getenv("TMPDIR");
@@ -34,17 +34,18 @@ static int place_segments(int ranks, char *text, size_t n)
     return 0;
 }
 
-// Open MPI's defaults are for clusters of many nodes. Values already set in the environment win.
+// Changes Open MPI's defaults, which are for clusters of many nodes. Values already set in the environment win.
 static void defaults(int one_node)
 {
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);  // most containers refuse CMA, with warnings
+    // most containers forbid CMA, and Open MPI would print warnings
+    setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
     if (!one_node) return;
     setenv("OMPI_MCA_pml", "ob1", 0);
     setenv("OMPI_MCA_btl", "self,vader", 0);
     setenv("OMPI_MCA_osc", "^ucx", 0);
     setenv("OMPI_MCA_mtl", "^ofi", 0);
-    // hwloc would load X11, OpenCL and PCI plugins to find devices: a quarter of MPI_Init's time.
+    // hwloc would load plugins for X11, OpenCL and PCI to find devices: a quarter of the time of MPI_Init.
     setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 0);
 }
 
@@ -80,7 +81,7 @@ static int all_gather(const void *in, void *out, int bytes)
 }
 
 // Handles of requests, recycled; all calls are made under one lock. A handle is allocated before its message starts, so
-// that no message in flight lacks one.
+// that every message in flight has one.
 typedef union handle {
     MPI_Request request;
     union handle *next;
