@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // device/device.c -- finds and loads the CUDA plugin, and moves bytes between devices.
 //
-// MOONSHARD_CUDA selects the plugin: unset or "real", the GPU's; "emulated", the emulator on which specs run the same
-// kernels (libmoonshard_cuda_emulated.so), never selected by default; "off", none.
+// MOONSHARD_CUDA selects the plugin. Unset or "real": the plugin for GPUs. "emulated": the emulator on which specs run
+// the same kernels (libmoonshard_cuda_emulated.so); never selected by default. "off": no plugin.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@ static char why[1024] = "no GPU was requested yet";
 
 const ms_cuda_table *ms__cuda(void) { return table; }
 
-// Stores why there is no GPU, and returns NULL.
+// Stores the reason why there is no GPU. Returns NULL.
 static __attribute__((format(printf, 1, 2))) const ms_cuda_table *none(const char *fmt, ...)
 {
     va_list args;
@@ -53,7 +53,7 @@ static const ms_cuda_table *plugin(void)
         return none(
             "this build has no CUDA plugin (%s): it is built where %s is installed, unless with scripts/setup --engine",
             name, emulated ? "g++" : "nvcc");
-    // The driver before the plugin: a missing driver is common and gets its own message.
+    // Check the driver before the plugin: a missing driver is common and has its own message.
     if (!emulated && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
         return none("no NVIDIA driver is installed (libcuda.so.1 is not found)");
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// device/device.h -- the interface to GPUs: one versioned table that the plugin libmoonshard_cuda.so exports. The
-// engine links neither CUDA nor its kernels; it loads the plugin when a tensor is first created on device "cuda". If
-// the plugin is unavailable, the reason is kept as text (ms_cuda_why).
+// device/device.h -- the interface to GPUs: a versioned function table that the plugin libmoonshard_cuda.so exports.
+// The engine links neither CUDA nor its kernels; it loads the plugin when a tensor is first created on device "cuda".
+// If the plugin is unavailable, ms_cuda_why returns the reason.
 //
-// Every device has four streams (ms_stream_kind). Operators run on the compute stream in the order of their calls,
-// and the host does not wait for them. Reading a result on the host waits first (ms__move to the CPU, ms__cuda_sync).
+// Every device has four streams (ms_stream_kind). Operators run on the compute stream in the order of their calls, and
+// the host does not wait for them. Reading a result on the host waits for it (ms__move to the CPU, ms__cuda_sync).
 #ifndef MS_DEVICE_H
 #define MS_DEVICE_H
 
@@ -31,55 +31,58 @@ typedef struct {
 enum { MS_OPTIM_FACTORS = 12 };
 typedef struct ms_optim_job {
     int kind, dtype;
-    void *p, *state[MS_OPTIM_STATES];  // NULL: this step keeps no such state
+    void *p, *state[MS_OPTIM_STATES];  // state[k] is NULL if this step does not use it
     const void *g;
     double factors[MS_OPTIM_FACTORS];
-    int64_t numel, block;  // block: number of the leaf's first block
+    int64_t numel, block;  // block: index of the leaf's first block
     int device;
 } ms_optim_job;
 
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 
-// On failure a function stores its text with the engine's fail and returns the status. stream: an ms_stream_kind.
+// On failure a function stores its message by the engine's fail and returns the status. stream: an ms_stream_kind.
 typedef struct ms_cuda_table {
     int version, emulated;
     // Returns the number of devices, at least 1; or -1 with the reason in text.
     int (*start)(const struct ms_cuda_engine *engine, char *text, size_t n);
     ms_status (*describe)(int index, char *text, size_t n);
-    // MS_ENOMEM without a text when the device is out of memory.
+    // Returns MS_ENOMEM without storing a message when the device is out of memory.
     ms_status (*alloc)(int index, size_t bytes, void **out);
     void (*free)(int index, void *p);
-    // For memory checkers: in stream order, the first `used` of p's `size` bytes are owned from here on. NULL: no
-    // checker.
+    // For memory checkers: marks, in stream order, the first `used` of p's `size` bytes as owned. NULL if there is no
+    // memory checker.
     void (*mark)(int index, void *p, size_t used, size_t size);
-    ms_status (*host_alloc)(size_t bytes, void **out);  // pinned
+    ms_status (*host_alloc)(size_t bytes, void **out);  // pinned memory
     void (*host_free)(void *p);
-    // Queued. Host memory that is not pinned is staged, so it may be reused at once.
+    // Queues a copy. Host memory that is not pinned is staged, so the caller may reuse it at once.
     ms_status (*copy)(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way);
-    // On the compute stream of `from`; both devices' compute streams then wait for it.
+    // Copies on the compute stream of `from`; both devices' compute streams then wait for the copy.
     ms_status (*copy_peer)(int to, void *dst, int from, const void *src, size_t bytes);
     ms_status (*fill)(int index, int stream, void *p, int byte, size_t bytes);
-    ms_status (*sync)(int index, int stream);                  // stream < 0: all; also reports errors of kernels
-    ms_status (*record)(int index, int stream, void **event);  // a new event after the work now in the stream
-    int (*done)(void *event);                                  // 1, 0, or < 0: failed
-    ms_status (*wait)(void *event);                            // the host waits
+    ms_status (*sync)(int index, int stream);  // stream < 0: all streams; also reports errors of kernels
+    // Makes an event that completes after the work queued so far.
+    ms_status (*record)(int index, int stream, void **event);
+    int (*done)(void *event);        // 1: complete, 0: not yet, < 0: failed
+    ms_status (*wait)(void *event);  // makes the host wait
     ms_status (*stream_wait)(int index, int stream, void *event);
     void (*drop)(void *event);
     // Sharing memory between processes of this machine: exports an allocation as a handle, and maps a handle.
-    ms_status (*share)(void *p, uint8_t handle[MS_CUDA_HANDLE]);  // p as alloc returned it
+    ms_status (*share)(void *p, uint8_t handle[MS_CUDA_HANDLE]);  // p: as returned by alloc
     ms_status (*open)(int index, const uint8_t handle[MS_CUDA_HANDLE], void **out);
     void (*close)(int index, void *p);
     ms_status (*copy_tensor)(struct ms_tensor *dst,
-                             const struct ms_tensor *src);  // one device; broadcast, cast, any strides
+                             const struct ms_tensor *src);  // within one device; broadcasts, converts, any strides
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);
-    const ms_cuda_kernel *const *families;  // NULL-terminated list of lists that end with op NULL
+    // a NULL-terminated list of lists, each ending with an entry whose op is NULL
+    const ms_cuda_kernel *const *families;
     ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
-    // Sum of |g|^p (or the maximum, p infinite) over n elements into *out (double, on the device); and g *= f.
+    // norm: stores the sum of |g|^p (for infinite p, the maximum of |g|) over n elements in *out, a double on the
+    // device. scale: g *= f.
     ms_status (*norm)(int index, int dtype, const void *g, int64_t n, double p, double *out);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);
 } ms_cuda_table;
 
-// The engine's side of the plugin: its table, and where kernels are registered. ops/cuda.c sets it when the library is
+// The engine's functions for the plugin: its table, and registration of kernels. ops/cuda.c sets it when the library is
 // loaded.
 typedef struct {
     const struct ms_cuda_engine *engine;
@@ -87,13 +90,13 @@ typedef struct {
 } ms_cuda_client;
 extern ms_cuda_client ms__cuda_client;
 
-// The loaded table; NULL while no GPU was requested, or if there is none.
+// The loaded table. NULL if no GPU was requested so far or there is none.
 const ms_cuda_table *ms__cuda(void);
-// Loads it; MS_EUNSUPPORTED with the reason if there is none, MS_EINVAL if there is no such device.
+// Loads the plugin. MS_EUNSUPPORTED with the reason if that fails, MS_EINVAL if the device does not exist.
 ms_status ms__cuda_need(int device, const char *what);
 ms_status ms__cuda_sync(int device, int stream);
 
-// Copies bytes between and within devices, in the order of the compute stream. A copy to the CPU waits for its end.
+// Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);
 ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes);
 

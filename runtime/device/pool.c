@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// device/pool.c -- caching allocators, one over the memory of each device.
+// device/pool.c -- caching allocators, one per device.
 //
-// CPU memory comes from arenas: large reserved address ranges; only touched pages use memory. Blocks are
-// cut from an arena by size class (eight per power of two, so at most 1/8 is wasted); a freed block goes to its arena's
-// list of that class. Blocks are never merged or split, because training requests the same sizes in every step.
+// CPU memory comes from arenas: large reserved address ranges in which only touched pages use memory. Blocks are
+// allocated from an arena by size class (eight classes per power of two, so at most 1/8 is wasted). A freed block is
+// added to its arena's free list for that class. Blocks are never merged or split, because training requests the same
+// sizes in every step.
 //
-// An arena is anonymous memory, or one memfd that a peer on the node maps once and in which it then finds every block
-// by offset. Invariant: every block is live, free (its pages are resident) or hollow (its pages were returned; its
-// addresses can be reused).
+// An arena is either anonymous memory or a memfd. A peer on the node maps a memfd once and finds every block in it by
+// its offset. Invariant: every block is live, free (its pages are resident) or hollow (its pages were returned to the
+// system; its addresses can be reused).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
@@ -23,14 +24,14 @@
 #include "base/watched.h"
 
 #ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25  // Linux 6.1; older headers lack it
+#define MADV_COLLAPSE 25  // since Linux 6.1; older headers lack it
 #endif
 
 enum {
-    UNIT = 64,             // alignment and smallest block
+    UNIT = 64,             // alignment, and size of the smallest block
     CLASSES = 8 + 8 * 32,  // up to 2^41 bytes
-    LARGE = 256 << 10,     // blocks of this size and more have pages of their own
-    CHUNK = 1 << 20,       // smaller blocks are cut from chunks
+    LARGE = 256 << 10,     // blocks of at least this size have their own pages
+    CHUNK = 1 << 20,       // smaller blocks are allocated from chunks
     HUGE_PAGE = 2 << 20,
 };
 
@@ -38,9 +39,9 @@ struct ms_segment {
     ms_block *free[CLASSES], *hollow[CLASSES];
     char *base;
     size_t bytes, used;
-    char *chunk;  // the rest of the latest chunk
+    char *chunk;  // the unused part of the latest chunk
     size_t chunk_left;
-    int fd;  // -1: anonymous
+    int fd;  // -1: anonymous memory
     uint64_t id;
     ms_segment *older;
 };
@@ -50,17 +51,17 @@ typedef struct {
 } usage;
 
 static struct {
-    ms_segment *top;    // new blocks come from here; `older` arenas of the same kind are searched for free blocks
+    ms_segment *top;    // new blocks come from this arena; `older` arenas of the same kind are searched for free blocks
     ms_block *headers;  // unused block records
     usage use;
-    size_t limit;      // on allocated; SIZE_MAX = none
-    size_t memory;     // of the machine or of our control group
-    uint64_t fail_in;  // the nth allocation from now fails; 0 = off
-    bool fail_on;      // ... and all after it
+    size_t limit;      // for allocated bytes; SIZE_MAX: none
+    size_t memory;     // memory of the machine or of this process's control group
+    uint64_t fail_in;  // the nth allocation from now fails; 0: none
+    bool fail_on;      // and so do all later ones
     bool shared;
 } pool = { .limit = SIZE_MAX };
 
-// GPUs use the same size classes. Small blocks are cut from chunks; large ones are allocations of the driver.
+// GPUs use the same size classes. Small blocks are allocated from chunks, large ones directly from the driver.
 enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256 };
 
 typedef struct {
@@ -91,7 +92,7 @@ static void add_reserved(usage *u, size_t bytes)
     if (u->reserved > u->peak_reserved) u->peak_reserved = u->reserved;
 }
 
-// Classes of 1 to 8 units, then eight per power of two.
+// There are eight classes of 1 to 8 units, then eight per power of two.
 static inline int class_of(size_t bytes, size_t *size)
 {
     size_t n = (bytes + UNIT - 1) / UNIT;
@@ -100,7 +101,7 @@ static inline int class_of(size_t bytes, size_t *size)
         return (int)n - 1;
     }
     int shift = 60 - __builtin_clzll(n - 1);
-    size_t m = (n - 1) >> shift;  // 8..15
+    size_t m = (n - 1) >> shift;  // in 8..15
     *size = ((m + 1) << shift) * UNIT;
     return 8 * shift + (int)m;
 }
@@ -135,8 +136,9 @@ void *ms__map_aligned(int fd, size_t bytes)
     return at;
 }
 
-// Puts huge pages under a block without content: one translation then serves 512 small pages. Shared memory gets them
-// only by a collapse (Linux 6.1), which needs one small page in each and takes less than half the time of touching all.
+// Requests huge pages for a block without content, so that one address translation covers 512 small pages. Shared
+// memory gets huge pages only by collapsing small ones (Linux 6.1). This needs one touched small page per huge page and
+// takes less than half the time of touching all small pages.
 static void huge_pages(ms_segment *s, char *p, size_t size)
 {
     static bool refused;
@@ -146,7 +148,7 @@ static void huge_pages(ms_segment *s, char *p, size_t size)
         madvise(p, whole, MADV_HUGEPAGE);
         return;
     }
-    if (refused || whole > pool.memory / 8) return;  // a huge block may never be touched as a whole
+    if (refused || whole > pool.memory / 8) return;  // a huge block may never be used as a whole
     for (size_t i = 0; i < whole; i += HUGE_PAGE) {
         MS_UNPOISON(p + i, 1);
         p[i] = 0;
@@ -163,12 +165,12 @@ static ms_segment *arena_new(bool shared, size_t need)
     s->fd = -1;
     if (!pool.memory) pool.memory = memory_size();
     if (MS_ARENA && pool.memory > MS_ARENA) pool.memory = MS_ARENA;
-    // Peers map it too: the arenas of all ranks of a large machine must fit one address space.
+    // Peers map this memory too: the arenas of all ranks of a large machine must fit one address space.
     int local = shared ? ms__ranks_here() : 0;
     size_t bytes = 2 * pool.memory / (size_t)(local > 8 ? local / 4 : 1);
     if (bytes < 4 * need) bytes = 4 * need;
     bytes = (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
-    // Halve the reservation while a limit on the address space (ulimit -v, valgrind) refuses it.
+    // Halve the reservation while a limit on address space (ulimit -v, valgrind) forbids it.
     for (; bytes >= need + 2 * HUGE_PAGE && bytes >= (64u << 20); bytes /= 2) {
         if (shared) {
             if (s->fd < 0 && (s->fd = memfd_create("moonshard", MFD_CLOEXEC)) < 0) break;
@@ -209,7 +211,7 @@ static ms_block *header_new(void)
     return pop(&pool.headers);
 }
 
-// Cuts `size` bytes from arena s; NULL when it is full.
+// Allocates `size` bytes from arena s; NULL if it is full.
 static void *cut(ms_segment *s, size_t size)
 {
     if (size < LARGE) {
@@ -253,11 +255,11 @@ static void empty_cache(void)
         }
 }
 
-// No free block of the class in the top arena.
+// Allocates a block when the top arena has no free block of the class.
 static ms_block *alloc_slow(int c, size_t size, bool retried)
 {
     if (!pool.top) {
-        // In a job of several ranks, peers can then also read in place what is made before dist.init.
+        // In a job of several ranks, peers can then read in place tensors that were made before dist.init, too.
         ms_launch launch;
         ms_launcher(&launch);
         bool beside = launch.local_world != 1;
@@ -267,7 +269,7 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     for (ms_segment *s = pool.top; s; s = s->older) {
         if ((s->fd >= 0) != pool.shared) continue;
         ms_block *b = pop(&s->free[c]);
-        // A free block that is slightly larger is cheaper than fresh pages.
+        // A slightly larger free block is cheaper than fresh pages.
         for (int k = 1; !b && size >= LARGE && k <= 2 && c + k < CLASSES; k++) b = pop(&s->free[c + k]);
         if (b) return b;
     }
@@ -317,7 +319,7 @@ static ms_status no_memory(int device, size_t bytes, const char *what, const cha
 
 // ---- a GPU's memory ---------------------------------------------------------------------------
 
-// The starts of all chunks: other processes map whole allocations of the driver.
+// The start addresses of all chunks: other processes can only map whole allocations of the driver.
 static char **chunks;
 static int n_chunks, cap_chunks;
 
@@ -329,7 +331,7 @@ void *ms__device_base(const ms_block *b)
     return NULL;
 }
 
-// Returns free blocks to the driver, after the kernels that still use them; pieces of chunks stay.
+// Returns free blocks to the driver after kernels have finished using them. Parts of chunks are kept.
 static void cuda_empty_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();
@@ -346,12 +348,12 @@ static void cuda_empty_cache(int index)
     }
 }
 
-// A new piece of a chunk, or an allocation of the driver.
+// Allocates a new part of a chunk, or new memory from the driver.
 static ms_status cuda_fresh(void **out, int index, size_t size)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
-    bool small = size < CUDA_LARGE && !t->emulated;  // the emulator's blocks lie apart, so that it detects overruns
+    bool small = size < CUDA_LARGE && !t->emulated;  // the emulator's blocks are separate, so that it detects overruns
     size_t fresh = small ? CUDA_CHUNK : size;
     if (!small || g->chunk_left < size) {
         ms_status st = t->alloc(index, fresh, out);
@@ -362,9 +364,9 @@ static ms_status cuda_fresh(void **out, int index, size_t size)
         MS_TRY(st);
         add_reserved(&g->use, fresh);
         if (!small) return MS_OK;
-        g->chunk = *out;  // the rest of the previous chunk stays unused
+        g->chunk = *out;  // the unused part of the previous chunk is abandoned
         g->chunk_left = CUDA_CHUNK;
-        // Without memory for the list, the chunk's tensors cannot be shared.
+        // If there is no memory for the list, tensors in this chunk cannot be shared.
         if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks"))
             chunks[n_chunks++] = g->chunk;
     }
@@ -377,7 +379,7 @@ static ms_status cuda_fresh(void **out, int index, size_t size)
 }
 
 // A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
-// stream holds its storage until the record has run.
+// stream retains its storage until the record has run.
 static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
     int index = ms__index(device);
@@ -434,7 +436,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
             MS_TRY(ms__cuda_need(device, what));
         }
         if (!(b = header_new())) return no_memory(MS_CPU, bytes, what, "malloc");
-        *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta has no bytes
+        *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta tensors have no bytes
         *out = b;
         return MS_OK;
     }
@@ -483,8 +485,9 @@ void ms__pool_share(void)
 {
     if (pool.shared) return;
     ms_segment *s = arena_new(true, CHUNK);
-    if (!s) return;  // without memfds, tensors stay in anonymous memory and reach peers through staging
-    // Free blocks cannot be shared: return their pages. Live blocks are freed into their own arena later.
+    if (!s) return;  // without memfds, tensors stay in anonymous memory and are staged for peers
+    // Free blocks in anonymous memory cannot be shared: return their pages to the system. Live blocks will be freed to
+    // their own arena.
     empty_cache();
     s->older = pool.top;
     pool.top = s;

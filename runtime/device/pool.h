@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// device/pool.h -- caching allocator: one pool per device. Freed blocks are kept by size class and reused without a
-// call to the system. With peers on the node, CPU segments are memfds, so that peers map them and read any tensor in
-// place.
+// device/pool.h -- the caching allocator: one pool per device. Freed blocks are kept by size class and reused without a
+// system call. If there are peers on the node, CPU segments are memfds, so that peers can map them and read any tensor
+// in place.
 //
-// The ledger counts requested bytes exactly: `allocated` is the sum over live blocks.
+// The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks.
 #ifndef MS_POOL_H
 #define MS_POOL_H
 
@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-// A device is a type and, from bit 8 on, an index.
+// A device is a type, and an index from bit 8 on.
 static inline int ms__device_type(int device) { return device & 0xff; }
 static inline int ms__index(int device) { return device >> 8; }
 static inline bool ms__is_cuda(int device) { return ms__device_type(device) == MS_CUDA; }
@@ -22,27 +22,29 @@ static inline bool ms__is_meta(int device) { return ms__device_type(device) == M
 typedef struct ms_segment ms_segment;
 typedef struct ms_block {
     void *data;    // 64-byte aligned; NULL for 0 bytes
-    size_t bytes;  // as requested
-    size_t size;   // of the size class
+    size_t bytes;  // the requested size
+    size_t size;   // the size of the class
     int device;
-    ms_segment *segment;    // NULL for foreign memory and memory of a GPU
+    ms_segment *segment;    // NULL for foreign memory and for GPU memory
     struct ms_block *next;  // free list
 } ms_block;
 
-// The text of MS_ENOMEM names `what` (an operator or purpose) and the sizes.
+// On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
 void ms__free(ms_block *b);
 
-// How peers find b: the segment's descriptor in this process, and b's offset; false for memory that peers cannot map.
+// Finds what peers need to map b: the segment's descriptor in this process, and b's offset. False if peers cannot map
+// it.
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes);
-// Maps fd (-1: anonymous memory) at a multiple of the size of a huge page; NULL with errno on failure.
+// Maps fd (-1: anonymous memory) at a multiple of the huge page size. NULL with errno on failure.
 void *ms__map_aligned(int fd, size_t bytes);
-// Makes new CPU segments shareable from now on; dist calls it at start-up with peers on the node.
+// Makes CPU segments allocated from now on shareable. dist calls it at start-up if the node has peers.
 void ms__pool_share(void);
 void ms__pool_stats(int device, ms_memory *out);
-extern int64_t ms__live_tensors;  // tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats
+// Number of tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats.
+extern int64_t ms__live_tensors;
 
-// The start of the driver's allocation that contains a GPU's block; NULL: unknown.
+// The start of the driver's allocation that contains a GPU's block; NULL if unknown.
 void *ms__device_base(const ms_block *b);
 
 #ifdef __cplusplus

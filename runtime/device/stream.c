@@ -17,19 +17,21 @@
 enum { ARG_BYTES = 192, TEXT_BYTES = 1024 };
 
 struct ms_pending {
-    int refs;  // engine thread only
+    int refs;  // used by the engine thread only
     atomic_int done;
     ms_stream_kind kind;
-    ms_status status;  // written before done
-    char *text;        // of a failure; malloced by the worker
-    uint64_t epoch;    // the observer's at the launch; for a failure passed on, the epoch of the record that failed
+    ms_status status;  // written before `done`
+    char *text;        // message of a failure; allocated by the worker
+    // The observer's epoch when the record was launched; for a failure passed on by another record, that record's
+    // epoch.
+    uint64_t epoch;
 };
 
 typedef struct ms_record {
     ms_record_fn fn;
     ms_retire_fn retire;
     ms_pending *event;
-    ms_pending **waits;  // events to wait for first
+    ms_pending **waits;  // events to wait for before running
     int n_waits;
     struct ms_record *next;
     _Alignas(16) char arg[ARG_BYTES];
@@ -39,8 +41,8 @@ struct ms_stream {
     ms_stream_kind kind;
     bool started;
     pthread_t thread;
-    ms_record *first, *last;  // queue, under lock
-    ms_pending **waits;       // for the next record
+    ms_record *first, *last;  // the queue; protected by lock
+    ms_pending **waits;       // events that the next record waits for
     int n_waits, cap_waits;
 };
 
@@ -50,12 +52,12 @@ static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
                                          { .kind = MS_STREAM_COPY } };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
-static ms_record *finished, *finished_last;  // under lock, oldest first
-static atomic_int n_finished, n_queued;      // n_finished: not reaped yet; n_queued: waiting or running
+static ms_record *finished, *finished_last;  // oldest first; protected by lock
+static atomic_int n_finished, n_queued;      // n_finished: records not reaped yet; n_queued: records waiting or running
 static atomic_bool cancelled;
-static ms_record *spare;  // free list; engine thread only
+static ms_record *spare;  // free list; used by the engine thread only
 
-// comm points it at its board, where peers read it to tell a blocked rank from a busy one.
+// comm sets it to a field of the board, where peers read whether this rank is blocked or busy.
 static atomic_int private_waits;
 atomic_int *ms__engine_waits = &private_waits;
 static uint64_t no_epoch(void) { return 0; }
@@ -66,7 +68,7 @@ bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory
 
 ms_stream *ms__stream(int device, ms_stream_kind kind)
 {
-    (void)device;  // meta tensors have no work; CUDA has its own streams
+    (void)device;  // meta tensors need no work; CUDA has its own streams
     return &streams[kind];
 }
 
@@ -82,8 +84,8 @@ static ms_status run_record(ms_record *r)
         }
         if (e->status != MS_OK) bad = e;
     }
-    // The record runs even after a failed one, since peers wait for this rank's part of a collective. Its result is
-    // then invalid.
+    // The record runs even if an earlier one failed, because peers wait for this rank's part of a collective. Its
+    // result is then invalid.
     ms_status status = r->fn(r->arg);
     if (status == MS_OK && bad) {
         status = ms__fail(bad->status, "%s", bad->text ? bad->text : "an earlier record failed");
@@ -230,7 +232,7 @@ void ms__stream_reap(void)
 static ms_status wait_for(ms_pending *e)
 {
     MS_BUSY;
-    // Yield first: the worker may need this core. Sleep when the wait takes longer.
+    // Yield first: the worker may need this core. Sleep if the wait takes longer.
     int64_t since = 0;
     for (int spins = 0;; spins++) {
         if (e ? ms__event_done(e) : atomic_load_explicit(&n_queued, memory_order_acquire) == 0) return MS_OK;
@@ -247,7 +249,7 @@ static ms_status wait_for(ms_pending *e)
         }
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 5 * 1000 * 1000;  // then check for an interrupt again
+        until.tv_nsec += 5 * 1000 * 1000;  // after that, check for an interrupt again
         if (until.tv_nsec >= 1000000000L) {
             until.tv_nsec -= 1000000000L;
             until.tv_sec++;
@@ -261,7 +263,7 @@ static ms_status wait_for(ms_pending *e)
 ms_status ms__event_wait(ms_pending *e)
 {
     if (!e) return MS_OK;
-    e->refs++;  // reaping may drop the last other reference
+    e->refs++;  // reaping may release the last other reference
     static const char *const names[] = { "", "waiting for the gather queue", "waiting for the reduce queue",
                                          "waiting for the copy queue" };
     MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
@@ -294,5 +296,5 @@ ms_status ms__streams_drain(void)
     return status;
 }
 
-// Makes records that wait for peers give up when the process ends.
+// Makes waiting records stop when the process ends.
 __attribute__((destructor)) static void streams_end(void) { atomic_store(&cancelled, true); }

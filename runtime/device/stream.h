@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// device/stream.h -- streams and events. The CPU's compute stream runs a record at once on the calling thread; its
-// gather, reduce and copy streams are queues with a worker thread each.
+// device/stream.h -- streams and events. The CPU's compute stream runs each record immediately on the calling thread;
+// the gather, reduce and copy streams are queues, each with a worker thread.
 //
-// Only the engine thread touches reference counts: it drops a record's references when it reaps the record
+// Only the engine thread changes reference counts: it drops a record's references when it reaps the record
 // (ms__stream_reap, which waits call).
 #ifndef MS_STREAM_H
 #define MS_STREAM_H
@@ -16,12 +16,12 @@ extern "C" {
 typedef enum { MS_STREAM_COMPUTE, MS_STREAM_GATHER, MS_STREAM_REDUCE, MS_STREAM_COPY, MS_STREAMS } ms_stream_kind;
 typedef struct ms_stream ms_stream;
 
-// An event: reference-counted, pending until its record has run. It may carry a failure, which waiting reports.
-// NULL is an event that is done: the compute stream returns it, and every function here accepts it.
+// An event, reference-counted: pending until its record has run. It may carry a failure, which waiting for it returns.
+// NULL is an event that is complete: the compute stream returns NULL, and every function here accepts it.
 typedef struct ms_pending ms_pending;
 
-// A record has a function, an argument block of at most 192 bytes, which is copied, and a function that retires it on
-// the engine thread (drops references). fn runs on the stream's thread, never starts a parallel loop, and polls
+// A record consists of a function, a copied argument block of at most 192 bytes, and a function that retires it on the
+// engine thread (drops references). fn runs on the stream's thread. It must not start a parallel loop, and must poll
 // ms__stream_cancelled() in loops that may wait.
 typedef ms_status (*ms_record_fn)(void *arg);
 typedef void (*ms_retire_fn)(void *arg, ms_status result);
@@ -31,24 +31,26 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
                      ms_pending **event /* may be NULL */);
 // Makes later records of s wait for e.
 ms_status ms__stream_wait(ms_stream *s, ms_pending *e);
-// Blocks the engine thread (polling interrupt, deadline, progress). Returns the record's failure with its text.
+// Blocks the engine thread, polling for interrupts, the deadline and progress. Returns the record's failure with its
+// message.
 ms_status ms__event_wait(ms_pending *e);
 bool ms__event_done(ms_pending *e);
 ms_pending *ms__event_retain(ms_pending *e);
-void ms__event_release(ms_pending *e);  // NULL allowed
+void ms__event_release(ms_pending *e);  // e may be NULL
 void ms__stream_reap(void);
 ms_status ms__streams_drain(void);  // waits for everything queued
-bool ms__stream_cancelled(void);    // the process is ending: stop waiting
+bool ms__stream_cancelled(void);    // the process is ending: waits must stop
 
 // Hooks for collectives: comm/error.c sets them when the library is loaded.
 typedef struct {
-    uint64_t (*epoch)(void);                             // stored with every record at its launch
-    void (*reported)(uint64_t epoch, const char *text);  // a wait returned MS_ECOMM of a record of this epoch
+    uint64_t (*epoch)(void);  // stored with every record at its launch
+    // Called when a wait returned MS_ECOMM of a record of this epoch.
+    void (*reported)(uint64_t epoch, const char *text);
 } ms_stream_observer;
 extern ms_stream_observer ms__stream_observer;
 
 #ifndef __cplusplus
-extern _Atomic int *ms__engine_waits;  // the kind of stream that the engine thread waits for, -1: none
+extern _Atomic int *ms__engine_waits;  // the kind of stream that the engine thread waits for; -1: none
 #endif
 
 #ifdef __cplusplus

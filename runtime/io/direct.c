@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // io/direct.c -- direct reading and writing of large files (direct.h). The thread processes one request at a time:
-// chunk k of the file, to or from buffer k % 2.
+// chunk k of the file uses buffer k % 2.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,18 +16,18 @@ enum { CHUNK = 8 << 20, BLOCK = 4096 };
 
 struct ms_direct {
     bool writes, quit, started;
-    int fd, direct;          // direct: a descriptor with O_DIRECT, or -1
+    int fd, direct;          // direct: a descriptor opened with O_DIRECT, or -1
     const char *path, *who;  // path: a copy
-    uint64_t at, bytes;      // at: the caller's position; bytes: the size of a file to read
+    uint64_t at, bytes;      // at: the caller's position; bytes: size of the file that is read
     unsigned char *buffer[2];
-    size_t held;  // writer: bytes in the current buffer
-    int current;  // the caller's buffer
-    // Shared with the thread, under lock.
+    size_t held;  // writer: number of bytes in the current buffer
+    int current;  // the buffer that the caller fills or reads
+    // The fields below are shared with the thread; protected by lock.
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    bool busy;  // a request waits or is being processed
-    int which;  // the request's buffer
+    bool busy;  // a request is waiting or being processed
+    int which;  // the buffer of the request
     uint64_t from;
     size_t n, got;
     int error;
@@ -37,17 +37,17 @@ static ssize_t chunk_io(ms_direct *d, unsigned char *p, size_t n, uint64_t at)
 {
     size_t done = 0;
     while (done < n) {
-        // Direct requests must be aligned in position, size and memory; other parts go through the page cache.
+        // The position, size and memory of direct requests must be aligned; other parts go through the page cache.
         bool aligned = d->direct >= 0 && (at + done) % BLOCK == 0 && done % BLOCK == 0 &&
                        (d->writes ? (n - done) % BLOCK == 0 : true);
         int fd = aligned ? d->direct : d->fd;
         size_t want = n - done;
         if (!d->writes && aligned)
-            want = (want + BLOCK - 1) & ~(size_t)(BLOCK - 1);  // the buffer has room; the file ends earlier
+            want = (want + BLOCK - 1) & ~(size_t)(BLOCK - 1);  // the buffer has room beyond the end of the file
         ssize_t k =
             d->writes ? pwrite(fd, p + done, want, (off_t)(at + done)) : pread(fd, p + done, want, (off_t)(at + done));
         if (k < 0 && errno == EINTR) continue;
-        if (k < 0 && aligned && errno == EINVAL) {  // the file system does not support it after all
+        if (k < 0 && aligned && errno == EINVAL) {  // the file system does not support O_DIRECT after all
             close(d->direct);
             d->direct = -1;
             continue;
@@ -136,7 +136,7 @@ static ms_status start(ms_direct **out, int fd, const char *path, const char *wh
         direct_free(d);
         return ms__no_memory(2 * (size_t)CHUNK, who, "two buffers of %d bytes", CHUNK);
     }
-    // Opens the same file even if its path has been replaced. On failure (-1) the page cache is used.
+    // Opens the same file even if its path has been replaced. If that fails (-1), the page cache is used.
     char same[32];
     snprintf(same, sizeof same, "/proc/self/fd/%d", fd);
     d->direct = open(same, (writes ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
@@ -168,7 +168,7 @@ ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n)
         n -= m;
         if (d->held < CHUNK) break;
         MS_TRY(ms__check_interrupt());
-        MS_TRY(answer(d, NULL));  // the other buffer is free again
+        MS_TRY(answer(d, NULL));  // wait until the other buffer is free
         ask(d, d->current, d->at, CHUNK);
         d->at += CHUNK;
         d->current = !d->current;

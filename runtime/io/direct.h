@@ -8,13 +8,13 @@
 
 typedef struct ms_direct ms_direct;
 
-// fd: an open descriptor of the file, for parts that are not aligned; the caller closes it. On a file system without
-// O_DIRECT, chunks go through the page cache. who: for messages.
+// fd: an open descriptor of the file, used for parts that are not aligned; the caller closes it. On a file system
+// without O_DIRECT, all data goes through the page cache. who: the function named in messages.
 ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const char *who);
 ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n);  // appends
 ms_status ms__direct_reader(ms_direct **out, int fd, const char *path, uint64_t bytes, const char *who);
-// The next chunk, valid until the next call; *n is 0 at the end.
+// Returns the next chunk, valid until the next call; *n is 0 at the end of the file.
 ms_status ms__direct_read(ms_direct *d, const char **data, uint64_t *n);
-ms_status ms__direct_end(ms_direct *d);  // writes the rest; frees d, also on failure
+ms_status ms__direct_end(ms_direct *d);  // writes buffered data; frees d even on failure
 
 #endif

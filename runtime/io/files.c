@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// io/files.c -- places, whole reads and writes, XXH64 (files.h).
+// io/files.c -- resolved paths, complete reads and writes, XXH64 (files.h).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@ ms_status ms__io_failed(const char *who, const char *doing, const char *path)
 
 // ---- places -------------------------------------------------------------------------------------
 
-// The path without links. The last part need not exist.
+// The absolute path without symbolic links. Its last part need not exist.
 static ms_status resolve(char **out, char *path, const char *who)
 {
     struct stat info;
@@ -58,7 +58,7 @@ ms_status ms__place(ms_place *out, const char *path, const char *who)
     ms_status st = resolve(&whole, copy, who);
     free(copy);
     if (st) return st;
-    char *slash = strrchr(whole, '/');  // it is absolute
+    char *slash = strrchr(whole, '/');  // whole is absolute, so it has a slash
     if (!slash[1]) {
         free(whole);
         return ms__fail(MS_EIO, "%s: '%s' is the root folder", who, path);
@@ -80,7 +80,7 @@ void ms__place_clear(ms_place *p)
     *p = (ms_place) { .folder = -1 };
 }
 
-// File systems that cannot sync folders (EINVAL) need no sync.
+// File systems that cannot sync folders return EINVAL; they need no sync.
 ms_status ms__folder_sync(int fd, const char *path)
 {
     return fsync(fd) && errno != EINVAL ? ms__io_failed("save", "sync folder", path) : MS_OK;
@@ -88,7 +88,7 @@ ms_status ms__folder_sync(int fd, const char *path)
 
 ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, p->path); }
 
-enum { DIGITS = 16, NAME = 200 };  // longer names are cut off: file systems allow 255 bytes
+enum { DIGITS = 16, NAME = 200 };  // longer names are truncated, because file systems allow 255 bytes
 
 ms_status ms__temporary_name(const char *name, char *out)
 {
@@ -142,7 +142,7 @@ ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, ui
 ms_status ms__file_open(int *out, uint64_t *size, const char *path, const char *who)
 {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // O_NONBLOCK: a pipe must not block
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // O_NONBLOCK: opening a pipe must not block
     if (fd < 0) return ms__io_failed(who, "open", path);
     ms_status st = MS_OK;
     if (fstat(fd, &info)) st = ms__io_failed(who, "read", path);

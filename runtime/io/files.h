@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// io/files.h -- helpers of reading, writing and folders: places, whole reads and writes, XXH64.
+// io/files.h -- helpers for reading and writing files and folders: resolved paths, complete reads and writes, XXH64.
 #ifndef MS_FILES_H
 #define MS_FILES_H
 
@@ -7,31 +7,31 @@
 
 // ---- places: a name in an open folder -----------------------------------------------------------
 
-// A path is resolved once, links included. Everything after that happens in the open folder, even if the path then
-// leads elsewhere.
+// A resolved path. Symbolic links are resolved once; all later operations use the open folder, even if the path leads
+// elsewhere by then.
 typedef struct {
-    int folder;         // descriptor; -1: none
-    char *path, *name;  // the whole path without links; its last part (inside path)
+    int folder;         // open descriptor; -1: none
+    char *path, *name;  // the whole path without symbolic links; its last part (inside path)
 } ms_place;
 
-// On failure nothing needs freeing. A dangling link is an error.
+// On failure nothing needs freeing. A link without a target is an error.
 ms_status ms__place(ms_place *out, const char *path, const char *who);
 void ms__place_clear(ms_place *p);
-ms_status ms__place_sync(const ms_place *p);  // writes the folder's entries to disk
+ms_status ms__place_sync(const ms_place *p);  // makes the folder's entries durable
 
 // A temporary name for a place: its name, ".tmp-" and 16 random hexadecimal digits. out has MS_TEMPORARY bytes.
 enum { MS_TEMPORARY = 256 };
 ms_status ms__temporary_name(const char *name, char *out);
-// Whether an entry of a folder is a temporary name for `name`.
+// Whether `entry` is a temporary name for `name`.
 bool ms__is_temporary(const char *entry, const char *name);
 
 // ---- bytes --------------------------------------------------------------------------------------
 
-// "who: cannot DOING 'path': " and errno's text.
+// Fails with "who: cannot DOING 'path': " and the text of errno.
 ms_status ms__io_failed(const char *who, const char *doing, const char *path);
 ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at);
 ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, uint64_t at, const char *who);
-// Opens a regular file for reading. Anything else fails at once, also a pipe without a writer.
+// Opens a regular file for reading. Fails at once for anything else, including a pipe without a writer.
 ms_status ms__file_open(int *fd, uint64_t *size, const char *path, const char *who);
 ms_status ms__folder_sync(int fd, const char *path);
 
@@ -46,6 +46,6 @@ typedef struct {
 void ms__hash_begin(ms_hash *h);
 void ms__hash_add(ms_hash *h, const void *data, size_t n);
 uint64_t ms__hash_end(const ms_hash *h);
-void ms__hash_text(uint64_t hash, char *out);  // 16 hexadecimal digits, without a terminating 0
+void ms__hash_text(uint64_t hash, char *out);  // writes 16 hexadecimal digits, without a terminating 0
 
 #endif

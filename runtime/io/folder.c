@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // io/folder.c -- small files, and folders that are replaced as a whole.
 //
-// A finished folder gets its name by one rename, which exchanges it with an existing folder of that name: at every
-// moment both exist. It is made in a temporary folder beside the target:
+// A complete folder gets its name by one rename, which exchanges it with an existing folder of that name, so that at
+// every moment one of them has the name. It is made in a temporary folder beside the target:
 //   NAME.tmp-<16 random digits>/owner        its process: boot, process namespace, number and start time
 //   NAME.tmp-<16 random digits>/checkpoint/  the new folder; after the exchange, the old one
-// Every step uses descriptors of folders that were opened once and without following links. Only files with the names
-// that saves give are deleted.
+// Every step uses descriptors of folders that were opened once, without following symbolic links. Only files whose
+// names match those written by saves are deleted.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -81,7 +81,7 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
                    : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path)
                         : MS_OK;
     while (!st) {
-        errno = 0;  // distinguishes an error of readdir from the end
+        errno = 0;  // to distinguish an error of readdir from the end
         struct dirent *e = readdir(d);
         if (!e && errno) st = ms__io_failed(who, "read folder", path);
         if (!e) break;
@@ -102,7 +102,7 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
 
 enum { OWNER = 256, FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
 
-// The beginning of a regular file as a string; "" for other files, or if it cannot be read.
+// Reads the beginning of a regular file as a string; "" for other files, or if it cannot be read.
 static void beginning(int folder, const char *path, char *out, size_t size)
 {
     struct stat info;
@@ -113,7 +113,7 @@ static void beginning(int folder, const char *path, char *out, size_t size)
     out[n > 0 ? n : 0] = 0;
 }
 
-// Boot and process namespace, within which process numbers are comparable; "" if /proc lacks them.
+// Identifies the boot and the process namespace, within which process numbers are comparable; "" if /proc lacks them.
 static void here(char *out, size_t size)
 {
     char boot[64], namespace[64];
@@ -125,14 +125,14 @@ static void here(char *out, size_t size)
     if (*boot && *namespace) snprintf(out, size, "%s %s", boot, namespace);
 }
 
-// The start time of a process, in clock ticks since the boot; "" if there is no such process or it is a zombie.
+// The start time of a process, in clock ticks since boot; "" if there is no such process or it is a zombie.
 static void start_of(long pid, char *out, size_t size)
 {
     char path[32], stat[1024], *at;
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     beginning(AT_FDCWD, path, stat, sizeof stat);
     *out = 0;
-    at = strrchr(stat, ')');  // the program's name may have blanks in it
+    at = strrchr(stat, ')');  // the program's name may contain blanks
     if (!at || !at[1] || strchr("ZX", at[2])) return;
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
     if (at) snprintf(out, size, "%.*s", (int)strcspn(at + 1, " \n"), at + 1);
@@ -147,7 +147,7 @@ static void owner_text(char *out)
              *start ? start : "unknown");
 }
 
-// Whether the process that made a temporary folder has certainly ended: it was one of this boot and namespace, and no
+// Whether the process that made a temporary folder has certainly ended: it belonged to this boot and namespace and no
 // longer exists.
 static bool abandoned(int folder)
 {
@@ -174,7 +174,8 @@ static const char *skip_word(const char *p, const char *word)
     return p && !strncmp(p, word, strlen(word)) ? p + strlen(word) : NULL;
 }
 
-// index.json, rank-00000.safetensors, rank-00000-<16 digits>.safetensors, and their temporaries.
+// Whether a name is index.json, rank-00000.safetensors, rank-00000-<16 digits>.safetensors, or a temporary name for one
+// of them.
 static bool is_ours(const char *name)
 {
     const char *hex = "0123456789abcdef", *p = skip_word(name, "index.json");
@@ -187,8 +188,8 @@ static bool is_ours(const char *name)
     return p && !*p;
 }
 
-// Removes a temporary folder and the files of a save in it. Other files, and the folders that contain them, stay.
-// Closes the descriptor.
+// Removes a temporary folder and the files that a save wrote to it. Keeps other files and the folders that contain
+// them. Closes the descriptor.
 static void remove_temporary(int parent, int folder, const char *name)
 {
     int sub = openat(folder, "checkpoint", FOLDER);
@@ -203,7 +204,7 @@ static void remove_temporary(int parent, int folder, const char *name)
 }
 
 // For a folder whose owner file is missing or empty: its process ended before it saved any file. Removes only empty
-// folders and the empty owner file, because other files belong to the user.
+// folders and the empty owner file, because all other files belong to the user.
 static void remove_empty(int parent, int folder, const char *name)
 {
     char text[OWNER];
@@ -241,10 +242,10 @@ struct ms_folder {
     ms_place place;
     char temporary[MS_TEMPORARY];  // name of the temporary folder
     char *made;                    // path of the new folder in it
-    int fd;                        // of the temporary folder; -1: none
-    int old;                       // of the folder that has the name, while its files are replaced; -1: not open
-    struct stat there;             // of the folder that has the name; st_mode 0: none
-    bool later;                    // remove the temporary folder in a thread
+    int fd;                        // descriptor of the temporary folder; -1: none
+    int old;            // descriptor of the folder with this name, while its files are replaced; -1: not open
+    struct stat there;  // the folder that has the name; st_mode 0: none
+    bool later;         // remove the temporary folder in a thread
 };
 
 static void folder_free(ms_folder *f)
@@ -340,7 +341,7 @@ static ms_status exchange(ms_folder *f, int *inside)
     if (fstatat(f->fd, "checkpoint", &old, AT_SYMLINK_NOFOLLOW)) st = ms__io_failed("save", "look at", f->made);
     else if (old.st_dev != f->there.st_dev || old.st_ino != f->there.st_ino) st = replaced(f);
     else st = ms__place_sync(&f->place);
-    // On failure the old folder gets its name back.
+    // On failure give the old folder its name back.
     if (st && rename_to(f, RENAME_EXCHANGE)) {
         close(f->fd);  // otherwise ms_folder_free would remove the old folder
         f->fd = -1;
@@ -392,8 +393,8 @@ ms_status ms_folder_remove(ms_folder *f, const char *name)
     return unlinkat(f->old, name, 0) == 0 ? MS_OK : ms__io_failed("save", "remove a file of", f->place.path);
 }
 
-// Freeing the blocks of a large file can take a disk longer than writing them, so a thread does it: one folder at a
-// time, and the end of the process waits for it.
+// Freeing the blocks of a large file can take longer than writing them, so a thread removes folders: one at a time. The
+// process waits for it before it ends.
 static struct {
     pthread_t thread;
     bool runs;

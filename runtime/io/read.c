@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// io/read.c -- reads tensors from safetensors files, after the header has passed every check. Of a file with checksums,
+// io/read.c -- reads tensors from safetensors files. The header is checked completely first. If the file has checksums,
 // only verified bytes are returned.
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 typedef struct {
     int entry;
-    uint64_t from, bytes, at;  // from: position in the entry; at: position in the file
+    uint64_t from, bytes, at;  // from: position in the entry's data; at: position in the file
     char *to;
     ms_tensor *keep;
 } want;
@@ -25,17 +25,17 @@ struct ms_loader {
     uint64_t size;
     ms_st_header h;
     char *path;
-    char checksum[17];  // of the header; "" if it was not verified
+    char checksum[17];  // the header's checksum; "" if it was not verified
     int fd;
     uint64_t data_at;
     bool verify;
-    char *block;            // the block that was read last, for reads of parts
-    uint64_t block_number;  // its number; UINT64_MAX: none
+    char *block;            // the block read last; used by reads of partial blocks
+    uint64_t block_number;  // the number of that block; UINT64_MAX: none
 };
 
 static bool verifies(const ms_loader *l) { return l->verify && l->h.checksums; }
 
-// Entry k, or NULL with the error set.
+// Entry k; NULL with the error set if there is none.
 static const ms_st_entry *entry_at(const ms_loader *l, int k)
 {
     if (k >= 0 && k < l->h.n) return &l->h.entries[k];
@@ -128,7 +128,8 @@ static ms_status read_block(ms_loader *l, const ms_st_entry *e, uint64_t block, 
     return check_block(l, e, block, &h);
 }
 
-// Reads bytes of an entry. Whole blocks are verified in place; of a partial block, the whole is read into l->block.
+// Reads bytes of an entry. Whole blocks are verified in place. To read a part of a block, reads and verifies the whole
+// block in l->block.
 static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t bytes, char *to)
 {
     if (!verifies(l)) return ms__file_read(l->fd, l->path, to, bytes, l->data_at + e->begin + from, "load");
@@ -186,11 +187,11 @@ static int by_place(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-// Verifies the data in order, block by block.
+// Verification of the data in order, block by block.
 typedef struct {
-    const ms_st_entry **order;  // the entries from the current one on
-    uint64_t at;                // position in the current entry
-    ms_hash hash;               // of the current block so far
+    const ms_st_entry **order;  // the remaining entries, the current one first
+    uint64_t at;                // position in the current entry's data
+    ms_hash hash;               // hash of the current block up to here
 } verifier;
 
 static int by_begin(const void *a, const void *b)
@@ -247,7 +248,7 @@ static ms_status stream(ms_loader *l, verifier *f)
     return st != MS_OK ? st : end;
 }
 
-// Reads the whole file in order, and copies the wanted ranges on the way. hash: XXH64 of a file without checksums.
+// Reads the whole file in order and copies the requested ranges. hash: receives the XXH64 of a file without checksums.
 static ms_status fetch_whole(ms_loader *l, char *hash)
 {
     const ms_st_entry **order = NULL;

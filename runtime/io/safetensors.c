@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// io/safetensors.c -- a strict parser and a writer of safetensors headers.
+// io/safetensors.c -- a strict parser for safetensors headers, and a writer.
 //
-// The text comes from a file, so everything in it is checked: JSON of exactly the format's structure, strict UTF-8, no
-// duplicate keys at any level, whole numbers only, checked multiplication, and data that the tensors cover without gap,
-// overlap or tail. The length of the text bounds what the parser allocates.
+// The text comes from a file, so everything is checked: the JSON must have exactly the format's structure, valid UTF-8,
+// no duplicate keys at any level and only whole numbers; products must not overflow; the tensors must cover the data
+// without gap, overlap or unused end. The length of the text limits what the parser allocates.
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -29,7 +29,7 @@ static const char *st_name(int dtype)
 
 bool ms__st_bytes(const ms_st_entry *e, uint64_t *bytes)
 {
-    // A size 0 must not hide the overflow of other sizes, since strides are products of them.
+    // A size of 0 must not hide the overflow of the other sizes, because strides are products of them.
     uint64_t n = (uint64_t)ms__dtype_size(e->dtype);
     bool fits = true, empty = false;
     for (int d = 0; d < e->ndim; d++) {
@@ -136,7 +136,7 @@ ms_st_entry *ms__st_find(const ms_st_header *h, const char *name)
 
 typedef struct {
     const char *path, *text, *at, *end;
-    char *buffer;  // the last string; as long as the text, so every string fits
+    char *buffer;  // the latest string; as long as the text, so that every string fits
     size_t buffered;
 } parser;
 
@@ -155,7 +155,7 @@ static ms_status bad(const parser *p, const char *what)
     return invalid(p, "header, byte %zu: %s", (size_t)(p->at - p->text), what);
 }
 
-// The same, with the byte that was found.
+// Fails as bad does, and names the byte that was found.
 static ms_status bad_byte(const parser *p, const char *what)
 {
     char text[96];
@@ -219,7 +219,7 @@ static void put_utf8(parser *p, uint32_t c)
     }
 }
 
-// Decoding never lengthens an escape (6 bytes give at most 3), so the buffer holds any string.
+// Parses a string. Decoding never makes it longer (an escape of 6 bytes gives at most 3), so it fits the buffer.
 static ms_status string(parser *p)
 {
     if (!accept(p, '"')) return bad(p, "expected a string");
@@ -419,8 +419,8 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
 
 // ---- checksums ----------------------------------------------------------------------------------
 
-static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";  // MS_ST_BLOCK in digits
-static const char MARK[] = "\t\r\t\r\t\r\t\r";  // blanks that no other program writes
+static const char PREFIX[] = "{\"__metadata__\":{\"" MS_ST_SUMS "\":\"xxh64 1048576 ";  // the number is MS_ST_BLOCK
+static const char MARK[] = "\t\r\t\r\t\r\t\r";  // a sequence of blanks that no other program writes
 enum { DIGITS = 16, IN_PREFIX = sizeof PREFIX - 1, IN_MARK = sizeof MARK - 1 };
 
 void ms__st_prefix(size_t length, unsigned char *out)
@@ -445,7 +445,7 @@ void ms__st_seal(char *text, size_t length) { header_checksum(text, length, text
 
 const char *ms__st_checksum(const char *text) { return text + IN_PREFIX; }
 
-// Whether the header has checksums. Most of the mark is enough, since the mark itself may be damaged.
+// Whether the header has checksums. Accepts a damaged mark if most of it is intact.
 static bool has_checksums(const char *text, size_t length)
 {
     while (length && strchr(" \t\r\n", text[length - 1]) && text[length - 1]) length--;
@@ -465,7 +465,7 @@ static ms_status verify_header(const parser *p, size_t length)
                     p->path);
 }
 
-// Moves the checksums from the metadata to the header.
+// Removes the checksums from the metadata and stores them in the header.
 static ms_status take_checksums(const parser *p, ms_st_header *h, bool marked, bool verify)
 {
     for (int k = 0; k < h->n_meta; k++) {

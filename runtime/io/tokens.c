@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// io/tokens.c -- token files: concatenated ranges of memory-mapped files as one sequence, and batches of it. A text
+// io/tokens.c -- token files: ranges of memory-mapped files, concatenated to one sequence, and batches from it. A text
 // file is a sequence of 1-byte tokens; llm.c's shards have tokens of 2 or 4 bytes.
 //
-// The pages belong to the kernel's page cache: a corpus may exceed memory, and the ranks of a node share it. If a
-// mapped file is truncated, the process ends with SIGBUS, as with every mmap.
+// The kernel's page cache holds the pages: a corpus may exceed memory, and the ranks of a node share it. If a mapped
+// file is truncated, the process ends with SIGBUS, as with any mmap.
 #include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ typedef struct {
     size_t map_bytes;
     const void *data;  // the first token
     int token_bytes;
-    int64_t first, count;  // position in the whole sequence
+    int64_t first, count;  // first: position in the whole sequence
 } range;
 
 struct ms_tokens {
@@ -71,7 +71,7 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     return MS_OK;
 }
 
-// The range that contains a position; place < t->count.
+// The index of the range that contains a position, which must be less than t->count.
 static int find(const ms_tokens *t, int64_t place)
 {
     int low = 0, high = t->n - 1;
@@ -87,7 +87,7 @@ static int64_t token(const range *r, int64_t k)
 {
     switch (r->token_bytes) {
     case 1: return ((const uint8_t *)r->data)[k];
-    case 2: {  // ranges may begin at odd bytes
+    case 2: {  // a range may begin at an odd byte
         uint16_t v;
         memcpy(&v, (const char *)r->data + 2 * k, 2);
         return v;
@@ -100,7 +100,7 @@ static int64_t token(const range *r, int64_t k)
     }
 }
 
-// Copies [first, first + count) to out, with 0 past the end of the sequence.
+// Copies [first, first + count) to out; positions past the end of the sequence give 0.
 static void copy(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
 {
     int64_t done = 0;
@@ -132,7 +132,7 @@ ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t
 
 // ---- shuffles -----------------------------------------------------------------------------------
 
-// splitmix64's finalizer (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
+// The finalizer of splitmix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
 static uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
@@ -144,8 +144,8 @@ static uint64_t mix(uint64_t x)
 static uint64_t whole(double x) { return (uint64_t)(int64_t)x; }
 static uint64_t hash(double a, double b, double c) { return mix(mix(mix(whole(a)) + whole(b)) + whole(c)); }
 
-// A Feistel network of 4 rounds over an even number of bits, repeated until the result is below n (cycle walking, Black
-// and Rogaway 2002). A bijection by construction.
+// A Feistel network of 4 rounds over an even number of bits, applied repeatedly until the result is below n (cycle
+// walking, Black and Rogaway 2002). It is a bijection by construction.
 double ms_shuffle(double a, double b, double c, double j, double n)
 {
     uint64_t key = hash(a, b, c), count = n >= 1 ? whole(n) : 1, at = j >= 0 && j < n ? whole(j) : 0;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// io/write.c -- writes tensors to a safetensors file. A crash at any moment leaves the old file or the new one.
+// io/write.c -- writes tensors to a safetensors file. After a crash at any moment, either the old or the new file
+// exists.
 //
-// The steps: a temporary file beside the target, data, header with checksums, fsync, rename, fsync of the folder. The
-// rename makes the file visible. Without the two fsyncs, a power loss could leave a name without its bytes.
+// The steps: make a temporary file beside the target, write the data and the header with checksums, fsync, rename,
+// fsync the folder. The rename makes the file visible. Without both fsyncs, a power loss could leave a name without its
+// bytes.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,16 +21,16 @@
 
 struct ms_saver {
     ms_st_header h;
-    bool *written;  // per entry, once the header is fixed
+    bool *written;  // per entry; allocated once the header is final
     ms_place target;
     char temporary[MS_TEMPORARY];  // name of the temporary file in the target's folder
     char *path;                    // its path, for messages
-    int fd;                        // of the temporary file; -1 once it is closed
-    char *text, *checksums;        // the header, once it is fixed, and the place of the blocks' checksums in it
+    int fd;                        // descriptor of the temporary file; -1 once it is closed
+    char *text, *checksums;        // the header, once it is final, and the place in it for the checksums of blocks
     size_t length;
-    uint64_t data_at;   // position of the data in the file
-    ms_direct *direct;  // the writer of a large file, while writes are in order
-    uint64_t next;      // the writer's position
+    uint64_t data_at;   // where the data begins in the file
+    ms_direct *direct;  // the writer used for a large file, as long as writes are in order
+    uint64_t next;      // position of that writer
 };
 
 enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
@@ -38,7 +40,7 @@ static ms_status create(ms_saver *s, const char *path)
     MS_TRY(ms__place(&s->target, path, "save"));
     struct stat info;
     if (fstatat(s->target.folder, s->target.name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
-        // The rename would replace it, even a device.
+        // The rename would replace it, even if it is a device.
         if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' exists and is not a regular file", path);
     } else if (errno != ENOENT) {
         return ms__io_failed("save", "look at", path);
@@ -143,8 +145,8 @@ static ms_status put_header(ms_saver *s)
     return put(s, s->text, s->length, 8);
 }
 
-// Fixes the order and offsets of the tensors, and the header. Wide elements come first, so that each tensor is aligned
-// to its elements; then names decide.
+// Determines the order and offsets of the tensors, and the header. Tensors with larger elements come first, so that
+// each is aligned to its element size; tensors with elements of one size are ordered by name.
 static ms_status fix_header(ms_saver *s)
 {
     const char *twice = ms__st_sort(&s->h);
@@ -170,11 +172,11 @@ static ms_status fix_header(ms_saver *s)
     s->data_at = 8 + s->length;
     if (place < DIRECT_FROM) return MS_OK;
     MS_TRY(ms__direct_writer(&s->direct, s->fd, s->path, "save"));
-    return put_header(s);  // reserves the header's room, since the writer writes in order
+    return put_header(s);  // writes the header now, because the direct writer writes in order
 }
 
-// Writes the data of an entry and its blocks' checksums, in parts that stay in the CPU's cache between hashing and
-// writing.
+// Writes the data of an entry and the checksums of its blocks, in parts that stay in the CPU's cache between hashing
+// and writing.
 static ms_status put_data(ms_saver *s, const ms_st_entry *e, const char *data)
 {
     uint64_t at = 0, size = e->end - e->begin;

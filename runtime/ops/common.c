@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/common.c -- helpers of checks and backwards: result types, gradients in an input's shape, filling and copying.
+// ops/common.c -- helpers for checks and backwards: result dtypes, reducing gradients to an input's shape, filling,
+// copying.
 #include "cpu/cpu.h"
 #include "device/device.h"
 #include "rows/ops.h"
@@ -27,7 +28,7 @@ ms_tensor *ms__view_as(const ms_tensor *t, int ndim, const int64_t *shape)
         }
         return ms__tensor_view(t, ndim, shape, stride, t->offset);
     }
-    // Walk both shapes from the end: a run of new dimensions must cover a contiguous run of old ones.
+    // Compare both shapes from the end: a group of new dimensions must cover a contiguous group of old ones.
     int d = ndim - 1;
     int64_t old = 1, new = 1, base = t->ndim ? t->stride[t->ndim - 1] : 1;
     for (int k = t->ndim - 1; k >= 0; k--) {
@@ -67,7 +68,7 @@ ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *sha
         return MS_OK;
     }
     int lead = t->ndim - ndim, n = 1;
-    int64_t args[MS_MAX_DIMS + 1] = { 1 };  // keepdim
+    int64_t args[MS_MAX_DIMS + 1] = { 1 };  // args[0]: keepdim
     for (int d = 0; d < t->ndim; d++)
         if (d < lead || (shape[d - lead] == 1 && t->shape[d] != 1)) args[n++] = d;
     ms_tensor *sum, *from = t;
@@ -84,7 +85,7 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
     ms_status st = ms__sum_to(&sum, g, input->ndim, input->shape);
     ms__release(g);
     MS_TRY(st);
-    if (ms__device(sum) != input->device) {  // the input was copied to another device
+    if (ms__device(sum) != input->device) {  // the forward copied the input to another device
         ms_tensor *there = NULL;
         st = ms__tensor_new(&there, sum->dtype, input->device, sum->ndim, sum->shape, "to");
         if (st == MS_OK) st = ms__or_drop(ms__copy(there, sum), &there);
@@ -109,7 +110,7 @@ ms_status ms__fill_data(ms_tensor *t, double value)
     return MS_OK;
 }
 
-// src as a contiguous tensor of that dtype on its own device: itself (retained) or a copy.
+// src as a contiguous tensor of `dtype` on its own device: src itself (retained) or a copy.
 static ms_status dense(ms_tensor **out, const ms_tensor *src, int dtype)
 {
     if (src->dtype == dtype && ms__is_contiguous(src)) {
@@ -132,7 +133,7 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
     if (from == MS_META)
         return ms__fail(MS_EINVAL, "copy: %s has no values to copy into %s", ms__tensor_text(src),
                         ms__tensor_text(dst));
-    // Between devices contiguous bytes of the destination's dtype move; each side handles its own strides and
+    // Between devices, contiguous bytes of the destination's dtype are sent; each device handles its own strides and
     // broadcasting.
     ms_tensor *whole, *there = NULL;
     MS_TRY(dense(&whole, src, dst->dtype));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.c -- asynchronous copies between the CPU and a GPU, on the copy stream. For offloading: a unit's bytes
-// arrive while the previous unit computes, and leave while the next one does.
+// ops/copy.c -- asynchronous copies between the CPU and a GPU, on the copy stream. Used for offloading: a unit's bytes
+// are copied to the GPU while the previous unit computes, and back while the next one does.
 //
-// The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that the compute stream
-// had when the copy was issued, copies, and ends when the bytes have arrived. Both storages carry its event, for which
-// the next operator on either waits, and are held until it has ended.
+// The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that was on the compute
+// stream when the copy was issued, copies, and ends when the copy is complete. Both storages carry the record's event,
+// so that the next operator on either waits, and are retained until the record has ended.
 #include "device/device.h"
 #include "ops/op.h"
 
@@ -69,7 +69,7 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
     MS_TRY(ms__stream_wait(s, dst->storage->event));
     MS_TRY(ms__stream_wait(s, dst->storage->readers));
     copy_record r = { .to = to, .from = from, .dst = ms__data(dst), .src = ms__data(src), .bytes = ms__nbytes(dst) };
-    // Earlier work of the compute stream comes first: it writes the source, and may still read the destination.
+    // Wait for earlier work of the compute stream: it writes the source, and may still read the destination.
     if (ms__is_cuda(to) || ms__is_cuda(from))
         MS_TRY(ms__cuda()->record(ms__index(ms__is_cuda(to) ? to : from), MS_STREAM_COMPUTE, &r.ready));
     r.a = ms__storage_retain(dst->storage);

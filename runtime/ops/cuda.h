@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/cuda.h -- the table of engine functions that the CUDA plugin may call. The plugin is loaded by name and does not
-// see the engine's symbols, which are hidden.
+// ops/cuda.h -- the table of engine functions that the CUDA plugin may call. The plugin is loaded at run time and
+// cannot link the engine's symbols, which are hidden.
 #ifndef MS_OP_CUDA_H
 #define MS_OP_CUDA_H
 

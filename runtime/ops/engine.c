@@ -14,8 +14,8 @@
 static int threads = 1;
 static bool ready;
 
-// The CPUs of this rank: those of its affinity mask; if that has all CPUs, an equal share per rank of the node (mpirun
-// binds to cores only on request or when there are few ranks).
+// The number of CPUs for this rank: those in its affinity mask. If the mask has all CPUs, an equal share of them per
+// rank of the node (mpirun binds ranks to cores only on request or if there are few ranks).
 static int default_threads(void)
 {
     double given = 0;
@@ -31,7 +31,7 @@ static int default_threads(void)
     return cpus > 0 ? cpus : 1;
 }
 
-// An invalid value is an error that names the variable.
+// Fails if a variable has an invalid value, with an error that names the variable.
 static ms_status check_environment(void)
 {
     static const struct {
@@ -93,11 +93,11 @@ ms_status ms_init(void)
 
 int ms_num_threads(void) { return threads; }
 
-// At most 1024: libgomp crashes with a team of 100,000.
+// The limit is 1024, because libgomp crashes with a team of 100,000.
 void ms_set_num_threads(int n)
 {
     threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
-    // oneDNN uses OpenMP's threads and loads its library.
+    // oneDNN uses OpenMP threads and loads that library.
     void (*set_openmp)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_num_threads");
     if (set_openmp) set_openmp(threads);
 }
@@ -119,7 +119,8 @@ int ms_set_default_dtype(int dtype)
 
 // ---- random numbers ---------------------------------------------------------------------------
 
-static uint64_t rng_seed = 20231, rng_offset;  // a fixed default: runs repeat unless a script seeds otherwise
+// a fixed default: runs are reproducible unless the script sets another seed
+static uint64_t rng_seed = 20231, rng_offset;
 
 void ms_manual_seed(double seed)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/engine.h -- the random generator: Philox 4x32-10 (ops/philox.h), keyed by seed, counted by (offset, element).
+// ops/engine.h -- the random generator: Philox 4x32-10 (ops/philox.h). The seed is the key; the counter is (offset,
+// element).
 #ifndef MS_ENGINE_H
 #define MS_ENGINE_H
 
@@ -9,10 +10,10 @@
 extern "C" {
 #endif
 
-// Draws the offset of an operator call; the element's place is the rest of the counter.
+// Returns the offset for an operator call; the element's position is the rest of the counter.
 void ms__rng_next(uint64_t *seed, uint64_t *offset);
-uint64_t ms__rng_offset(void);         // the offset of the next draw
-void ms__rng_rewind(uint64_t offset);  // undoes the draws of a call that failed
+uint64_t ms__rng_offset(void);         // the offset that the next call will get
+void ms__rng_rewind(uint64_t offset);  // gives back the offsets of a call that failed
 
 #ifdef __cplusplus
 }

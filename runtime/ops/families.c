@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/families.c -- the list of operator families: a new family file adds its line here.
+// ops/families.c -- the list of operator families; to add a family, add a line here.
 #include "ops/families.h"
 
 // clang-format off

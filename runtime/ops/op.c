@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// ops/op.c -- dispatch: one path for every operator, from scripts and from C.
+// ops/op.c -- dispatch: one path for all operators, called from scripts and from C.
 //
-// A call is checked (inputs alive, on one device, resident; then the row's own check, which makes the outputs), run on
-// its device, and recorded on the tape if an input requires a gradient. On failure the outputs are released and the
+// A call is checked (inputs alive, on one device, resident; then the row's own check, which makes the outputs), runs on
+// its device, and is recorded on the tape if an input requires a gradient. On failure the outputs are released and the
 // error names the operator. A call that fails for lack of memory has no effect, because scripts repeat it after a
 // garbage collection (tensor/init.lua): the tape's node and the outputs' ids are allocated before the kernel runs, and
-// drawn random numbers are undone.
+// random offsets are given back.
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ const char *ms_op_doc(int op) { return op_at(op) && table[op]->doc ? table[op]->
 int ms_op_inputs(int op) { return op_at(op) ? table[op]->n_in_min : 0; }
 int ms_op_flags(int op) { return op_at(op) ? table[op]->flags | (table[op]->backward ? MS_OP_DIFFERENTIABLE : 0) : 0; }
 
-// CUDA's kernels, once the plugin is loaded: by name, because some rows are in no family's list.
+// CUDA's kernels, once the plugin is loaded. Found by name, because some rows are not in a family's list.
 static struct {
     const char *op;
     ms_status (*run)(ms_call *);
@@ -172,8 +172,8 @@ static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
 
 static ms_status dispatch(ms_call *c, bool record);
 
-// A 0-dim tensor on the CPU may be an input beside tensors of another device, unless it is changed in place: it is
-// copied to that device, which the tape records.
+// Allows a 0-dim CPU tensor as input next to tensors of another device, unless it is changed in place: copies it to
+// that device. The tape records the copy.
 static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
 {
     ms_tensor *brought[MS_MAX_IN], *was[MS_MAX_IN];
@@ -209,8 +209,8 @@ static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
     return ms__fail(MS_ESTATE, "%s", ms_error());
 }
 
-// The tape knows a view only as a function of its base's values at the view's creation: after a recorded change of the
-// base, the view's gradient would be that of the old values.
+// Fails if the gradient of a view would be wrong: the tape represents a view as a function of its base's values when
+// the view was made, so after a recorded change of the base the view's gradient would be that of the old values.
 static ms_status stale_view(const ms_call *c, int k)
 {
     return ms__call_fail(c,
@@ -236,7 +236,7 @@ static ms_status check_inplace(const ms_call *c)
     return MS_OK;
 }
 
-// For the profiler: "[4, 8] float32, [8] float32".
+// The inputs' shapes for the profiler: "[4, 8] float32, [8] float32".
 static const char *shapes_of(const ms_call *c)
 {
     char text[400] = "";
@@ -287,7 +287,7 @@ static ms_status dispatch(ms_call *c, bool record)
 
     st = op->check(c);
     if (MS_UNLIKELY(st != MS_OK)) goto failed;
-    // Allocates everything for recording before the kernel changes anything, so that the call can be repeated.
+    // Allocates everything that recording needs before the kernel changes anything, so that the call can be repeated.
     if (grad && op->backward && !(node = ms__recorder.node_for(c))) {
         st = MS_ENOMEM;
         goto failed;
@@ -322,8 +322,8 @@ failed:
     return st;
 }
 
-// Under autocast: casts floating-point inputs except float64 to the dtype of the operator's flag. The tape records the
-// casts.
+// Runs a call under autocast: converts floating-point inputs except float64 to the dtype that the operator's flag
+// requires. The tape records the casts.
 static ms_status dispatch_cast(ms_call *c)
 {
     int want = c->op->flags & MS_OP_LOW ? ms__state.autocast - 1 : MS_F32;
@@ -393,7 +393,7 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 
 static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator %d does not exist", op); }
 
-// Allocates what must not fail after an operator has run: ids of n outputs, headers of views.
+// Allocates what must not fail after an operator has run: ids for n outputs, headers of views.
 static ms_status reserve(const ms_op *op, int n)
 {
     MS_TRY(ms__names_reserve(n, op->name));
@@ -439,7 +439,7 @@ ms_status ms_call_op(int op, ms_args *a)
     return MS_OK;
 }
 
-// Starts a call of an operator on n tensors. False with the error set.
+// Starts a call of an operator on n tensors. Returns false with the error set.
 static inline bool begin(ms_call *c, int op, int n, const ms_id *in)
 {
     if (!(c->op = op_at(op))) return bad_op(op), false;

@@ -3,8 +3,8 @@
 //
 // An operator is one constant row: `const ms_op ms__op_relu = {…}`. A family file ends with the list of its rows;
 // families.c lists the families. Lua and the specs find rows by name. A new operator needs a row (kernels/rows: check,
-// backward, samples), kernels (kernels/cpu, kernels/cuda) and a Lua method; the row's samples give its specs for
-// gradients, strides, size 0 and devices.
+// backward, samples), kernels (kernels/cpu, kernels/cuda) and a Lua method. The generic specs test gradients, strides,
+// size 0 and devices with the row's samples.
 #ifndef MS_OP_H
 #define MS_OP_H
 
@@ -16,19 +16,19 @@ extern "C" {
 
 typedef struct ms_op ms_op;
 
-// One call. check() validates in[], i[], f[] and makes out[]; run() fills them.
+// One call of an operator. check() validates in[], i[] and f[] and makes out[]; run() fills out[].
 typedef struct ms_call {
     const ms_op *op;
     int n_in, n_out, n_i, n_f;
-    ms_tensor *in[MS_MAX_IN];  // NULL where an optional input is absent
+    ms_tensor *in[MS_MAX_IN];  // NULL if an optional input is absent
     ms_tensor *out[MS_MAX_OUT];
     int64_t i[MS_MAX_I];
     double f[MS_MAX_F];
-    uint64_t saved_rng[2];  // seed and offset drawn by random operators, for backward
+    uint64_t saved_rng[2];  // the seed and offset that a random operator used, for its backward
 } ms_call;
 
-// The arguments of a backward, from the node. in[k] and out[k] are NULL unless saved; gout[k] is NULL where no gradient
-// arrived.
+// The arguments of a backward, from the node. in[k] and out[k] are NULL unless saved; gout[k] is NULL if output k
+// received no gradient.
 typedef struct ms_backward_call {
     const ms_op *op;
     int n_in, n_out, n_i, n_f;
@@ -38,12 +38,12 @@ typedef struct ms_backward_call {
     const double *f;
     const uint64_t *saved_rng;
     ms_tensor **gout;
-    ms_tensor **gin;  // to fill with owned references; leave NULL where need is false
+    ms_tensor **gin;  // to be filled with owned references; leave NULL where need is false
     const bool *need;
-    // The sum so far of input k's gradient, if backward may add to it and return it as gin[k] (an owned reference); it
-    // has the shape, dtype and device of the input. NULL otherwise. For gradients that are mostly zeros.
+    // Returns the sum so far of input k's gradient if backward may add to it and return it as gin[k] (an owned
+    // reference); otherwise NULL. It has the input's shape, dtype and device. For gradients that are mostly zeros.
     ms_tensor *(*so_far)(const struct ms_backward_call *b, int k);
-    const struct ms_run *run;  // run and edges serve so_far
+    const struct ms_run *run;  // used by so_far
     const struct ms_edge *edges;
 } ms_backward_call;
 
@@ -56,29 +56,29 @@ typedef struct ms_meta {
 
 struct ms_op {
     const char *name;
-    int8_t n_in_min, n_in_max;   // inputs
+    int8_t n_in_min, n_in_max;   // number of inputs
     int16_t flags;               // MS_OP_*
-    uint64_t save_in, save_out;  // bits of the tensors that backward reads
+    uint64_t save_in, save_out;  // bits of the inputs and outputs that backward reads
     ms_status (*check)(ms_call *c);
-    ms_status (*run[MS_DEVICES])(ms_call *c);    // unused for meta
-    ms_status (*backward)(ms_backward_call *b);  // NULL: not differentiable
+    ms_status (*run[MS_DEVICES])(ms_call *c);    // none for meta tensors
+    ms_status (*backward)(ms_backward_call *b);  // NULL if not differentiable
     // Sample inputs for the generic specs, separated by ';'. A sample is a list of blank-separated words:
     //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9); [3]i5 int64 ids in [0,5);
     //   [3,4]b bool; - absent;  i=1,2 integers; f=0.5,1 numbers.
     const char *samples;
-    const char *doc;  // one line of documentation of its method, or NULL
+    const char *doc;  // a line of documentation for the method, or NULL
 };
 
 // ---- for check ----
 ms_status ms__call_out(ms_call *c, int k, int dtype, int device, int ndim, const int64_t *shape);  // allocates out[k]
 ms_status ms__call_out_like(ms_call *c, int k, const ms_tensor *t);
-ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] = an owned view
-void ms__call_inplace(ms_call *c, int k, int in);             // out[k] is in[in]; increments its version
-// MS_EINVAL with the text "OPERATOR: ...".
+ms_status ms__call_view(ms_call *c, int k, ms_tensor *view);  // out[k] becomes an owned view
+void ms__call_inplace(ms_call *c, int k, int in);             // out[k] becomes in[in], whose version is incremented
+// Fails with MS_EINVAL and the text "OPERATOR: ...".
 ms_status ms__call_fail(const ms_call *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-// The 0-based dimension of d, which may be negative; MS_EINVAL if it is out of range.
+// Converts d, which may be negative, to a 0-based dimension; MS_EINVAL if it is out of range.
 ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out);
-// The shape to which two inputs broadcast.
+// Computes the shape to which two inputs broadcast.
 ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b, int *ndim, int64_t *shape);
 
 // ---- calling operators from C ----
@@ -90,27 +90,28 @@ typedef struct {
     int n_f;
     const double *f;
 } ms_op_args;
-// Runs an operator without recording a graph, in any grad mode. out[] gets owned references to the first n_out outputs;
-// in-place operators return in[0], retained.
+// Runs an operator without recording a graph, whatever the grad mode. out[] receives owned references to the first
+// n_out outputs; in-place operators return in[0], retained.
 ms_status ms__run_op(const ms_op *op, const ms_op_args *a, int n_out, ms_tensor **out);
 ms_status ms__op1(ms_tensor **out, const ms_op *op, ms_tensor *a);
 ms_status ms__op1f(ms_tensor **out, const ms_op *op, ms_tensor *a, double f);
 ms_status ms__op2(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b);
 ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, ms_tensor *c);
-// Records calls on the tape: autograd/graph.c sets it when the library is loaded. A call with an input that requires a
-// gradient is recorded in two steps, when its outputs exist: node_for before its kernel runs, and record afterwards.
+// Functions that record calls on the tape; autograd/graph.c sets them when the library is loaded. A call with an input
+// that requires a gradient is recorded in two steps: node_for before its kernel runs, record when its outputs exist.
 typedef struct {
-    // Call before an in-place operator that will be recorded: saves the old values that its backward reads.
+    // Called before an in-place operator that will be recorded: saves the old values that its backward reads.
     ms_status (*before)(const ms_call *c);
-    ms_node *(*node_for)(const ms_call *c);     // NULL with the error set
-    void (*record)(ms_node *n, ms_call *c);     // cannot fail: saves what backward reads and sets the outputs' node
-    void (*drop)(ms_node *n);                   // instead of record, if the kernel failed
-    void (*meet)(int n, ms_tensor *const *in);  // notes the inputs of calls inside a checkpoint's region; NULL outside
+    ms_node *(*node_for)(const ms_call *c);  // NULL with the error set
+    void (*record)(ms_node *n, ms_call *c);  // cannot fail: saves what backward reads and sets the node of the outputs
+    void (*drop)(ms_node *n);                // called instead of record if the kernel failed
+    // Records the inputs of calls inside a checkpoint's region; NULL outside.
+    void (*meet)(int n, ms_tensor *const *in);
 } ms_recorder;
 extern ms_recorder ms__recorder;
 
 // ---- dispatch ----
-ms_status ms__dispatch(ms_call *c);  // checks, runs, records; c->out then has owned references
+ms_status ms__dispatch(ms_call *c);  // checks, runs and records c; c->out then has owned references
 const ms_op *ms__op_by_name(const char *name);
 void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *));
 

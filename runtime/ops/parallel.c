@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // ops/parallel.c -- loops over this rank's threads.
 //
-// The calling thread works too; helper threads take blocks that have not begun. The caller waits only for blocks in
-// progress, so a helper that is not scheduled on a busy machine costs nothing. (OpenMP's barriers wait for every thread
-// of a team: on such a machine two threads took 8 times as long as one.) Helpers spin for a moment, then sleep on a
+// The calling thread works too; helper threads take blocks that no thread has begun. The caller only waits for blocks
+// in progress, so a helper that is not scheduled on a busy machine does no harm. (OpenMP's barriers wait for every
+// thread of a team: on such a machine two threads took 8 times as long as one.) Helpers spin briefly, then sleep on a
 // futex.
 //
 // A job is open while `open_` is set. Its fields are written before `open_` is set, and not again until `inside` is 0:
@@ -18,13 +18,13 @@
 #include "ops/op.h"
 
 enum {
-    PARALLEL_FROM = 32768,  // elements; waking a helper for fewer costs more than it saves
-    SPINS = 1000,           // about 40 us: longer than a script needs between two operators
+    PARALLEL_FROM = 32768,  // number of elements below which waking a helper costs more than it saves
+    SPINS = 1000,           // about 40 us: longer than a script takes between two operators
     MAX_THREADS = 1024,
     LINE = 64,
 };
 
-// The blocks of one thread, [next, last). A thread that has finished its own takes blocks of other threads.
+// The blocks of one thread, [next, last). A thread that has finished its own blocks takes blocks from others.
 typedef struct {
     int64_t next;
     int64_t last;
@@ -39,12 +39,12 @@ static struct {
     part part[MAX_THREADS];
 } job;
 
-// Held by the thread whose loop uses the helpers; loops of other threads run on their own thread.
+// Held by the thread whose loop uses the helpers; loops on other threads run on those threads alone.
 static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER;
-static int helpers;  // started; under `owner`
+static int helpers;  // number of helpers started; protected by `owner`
 static int sleepers;
 static _Alignas(LINE) int inside;
-static _Alignas(LINE) uint32_t generation;  // number of jobs begun: helpers wait for its change
+static _Alignas(LINE) uint32_t generation;  // number of jobs begun; helpers wait for it to change
 static int open_;
 static _Thread_local int thread_number;
 
@@ -83,7 +83,7 @@ static void *helper(void *number)
                 continue;
             }
             __atomic_add_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
-            // Returns at once if the generation has changed.
+            // Returns at once if the generation has already changed.
             syscall(SYS_futex, &generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
             __atomic_sub_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
         }
@@ -95,10 +95,10 @@ static void *helper(void *number)
     return NULL;
 }
 
-// A forked child has no helpers.
+// A forked child process has no helpers.
 static void after_fork(void) { helpers = inside = sleepers = 0; }
 
-// Starts missing helpers, as many as the system allows: with fewer, loops are slower.
+// Starts the missing helpers. If the system allows fewer, loops are only slower.
 static void start_helpers(int wanted)
 {
     if (helpers >= wanted) return;
@@ -110,7 +110,8 @@ static void start_helpers(int wanted)
     }
 }
 
-// Runs the loop on all threads; false if another loop uses the helpers. one_queue: threads share one queue of blocks.
+// Runs the loop on all threads. Returns false if another loop uses the helpers. one_queue: all threads take blocks from
+// one queue.
 static bool shared(int64_t n, int64_t block, bool one_queue, ms_range_fn fn, void *arg)
 {
     if (thread_number > 0 || pthread_mutex_trylock(&owner) != 0) return false;

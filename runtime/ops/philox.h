@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// ops/philox.h -- the random generator: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random
-// numbers: as easy as 1, 2, 3", 2011). Keyed by the seed; the counter is (block, offset), where every
-// operator call draws its own offset (ms__rng_next) and the block comes from an element's place in the
-// whole tensor. So a number depends only on seed, call and place, not on device, threads or world size.
+// ops/philox.h -- the random generator: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
+// as 1, 2, 3", 2011). The seed is the key; the counter is (block, offset). Every operator call uses its own offset
+// (ms__rng_next); the block is computed from an element's position in the whole tensor. A number therefore depends only
+// on seed, call and position, not on device, threads or world size.
 #ifndef MS_PHILOX_H
 #define MS_PHILOX_H
 
@@ -18,7 +18,7 @@ ms_philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t *w0, uint32_t
     uint32_t a = (uint32_t)block, b = (uint32_t)(block >> 32), c = (uint32_t)offset, d = (uint32_t)(offset >> 32);
     uint32_t k = (uint32_t)seed, l = (uint32_t)(seed >> 32);
 #if defined(__GNUC__) && !defined(__CUDACC__)
-#pragma GCC unroll 10  // so that a loop over blocks vectorises
+#pragma GCC unroll 10  // lets loops over blocks vectorise
 #endif
     for (int round = 0; round < 10; round++) {
         uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
@@ -36,7 +36,7 @@ ms_philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t *w0, uint32_t
     *w3 = d;
 }
 
-// In [0, 1), 24 bits; never 1.
+// A number in [0, 1) with 24 bits; never 1.
 MS_FN float ms_uniform_f32(uint32_t bits) { return (float)(bits >> 8) * 0x1p-24f; }
 MS_FN double ms_uniform_f64(uint32_t high, uint32_t low)
 {

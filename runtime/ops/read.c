@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/read.c -- public functions that read a tensor's values: as numbers, by pointer, as a copy of its whole storage.
+// ops/read.c -- public functions that read a tensor: its values as numbers, its address, a copy of its whole storage.
 #include "base/activity.h"
 #include "device/device.h"
 #include "ops/op.h"
@@ -17,7 +17,7 @@ static double load(const void *data, int dtype, int64_t k)
     }
 }
 
-// Waits for the tensor's bytes. A sharded or vacated tensor, or one on meta, has none.
+// Waits for the tensor's bytes. Fails for a tensor without bytes: sharded, vacated or on meta.
 static ms_status readable(ms_tensor *t, const char *who)
 {
     if (t->sharded)
