@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// shard/backward.c -- what a unit does before and after its module's backward (docs/semantics.md#lifecycle,
+// shard/backward.c -- the work of a unit before and after its module's backward (docs/semantics.md#lifecycle,
 // #accumulation). Runs call it through autograd/owner.h.
 //
 // The first gradient of a module's output gathers its unit again and starts the gather of the preceding unit in the
 // recorded order. When the gradients of the module's inputs are complete, the unit's own gradients are packed and
 // reduced on the reduce stream while the next unit computes. At most one reduction is in flight. It lands when half of
-// the next unit's gradients have arrived, at the latest at that unit's post-backward: its buffers are free before that
-// unit's are allocated, and the place does not depend on timing.
+// the next unit's gradients have arrived, at the latest at that unit's post-backward. Its buffers are then free before
+// that unit's are allocated, and the point at which it lands does not depend on timing.
 #include "autograd/owner.h"
 #include "shard/gather.h"
 #include "shard/gather_run.h"
@@ -17,8 +17,8 @@
 
 // ---- backward ---------------------------------------------------------------------------------
 
-// Units with all-gather extensions are gathered by tasks, which run before the node's backward. The last one pushed
-// runs first: this unit's.
+// Units with all-gather extensions are gathered by tasks, which run before the node's backward. The task pushed last,
+// for this unit, runs first.
 static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
 {
     context *c = u->context;
@@ -32,7 +32,7 @@ static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
     return u->settings.unshard_in_backward ? ms__unit_push_gather(run, u, false, false) : MS_OK;
 }
 
-// A backward gathers the parameters again: they must be what its forward computed with.
+// Fails if the parameters that backward gathers again differ from those that the forward computed with.
 static ms_status check_unchanged(const unit *u, int64_t use)
 {
     if (MS_LIKELY(ms__use_versions((uint64_t)use) == ms__use_versions(ms__unit_versions(u))) ||
@@ -62,8 +62,8 @@ static ms_status pre_backward(ms_run *run, void *token, int64_t use)
                                                                                        : ms__prefetch_backward(u, use);
 }
 
-// A piece may have the length of the whole's last dimension: adding it to a gradient of the whole would broadcast it
-// without an error.
+// The check is needed because a piece may have the length of the whole's last dimension: adding it to a gradient of the
+// whole would broadcast it without an error.
 static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
 {
     const unit_param *p = param->unit_param;
@@ -80,7 +80,7 @@ static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool
     unit_param *p = param->unit_param;
     unit *u = p->owner;
     *taken = false;
-    if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself, outside of forward
+    if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself, outside of a forward
     if (!u->context)
         return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward",
                         param->name ? param->name : "?", u->name);
@@ -131,7 +131,7 @@ static ms_status post_backward(ms_run *run, void *token, int64_t use)
     if (k >= 0) ms__unit_deactivate(u, k);
     if (at >= 0) u->context->order[at].done = true;
     u->gradients.behind = ms__order_passes_left(u);
-    // The gradients of all modules of a pass are reduced together.
+    // The gradients of all modules of a pass are reduced together, after the last of them.
     if (at >= 0 && ms__order_pass_waits(u->context, at)) {
         u->gradients.partly = true;
         return MS_OK;
@@ -148,8 +148,8 @@ static ms_status final(ms_run *run)
         if (!c->in_backward) continue;
         ms__unit_log(NULL, "root_post_backward");
         UNIT_RANGE(NULL, "root_post_backward");
-        // Units without a post-backward in this run: their inputs needed no gradient (usually the root), or their
-        // gradients come from earlier backwards without sync.
+        // Handles units that had no post-backward in this run: either their inputs needed no gradient (usually the
+        // root), or their gradients come from earlier backwards without sync.
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             bool waiting = u->pass.n_active > 0 || u->gradients.partly;

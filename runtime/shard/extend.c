@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// shard/extend.c -- all-gather extensions: the script chooses the tensors that are sent for a parameter, and builds the
-// whole from the gathered ones (docs/semantics.md#extensions).
+// shard/extend.c -- all-gather extensions: the script chooses the tensors that are gathered for a parameter, and builds
+// the whole parameter from the gathered tensors (docs/semantics.md#extensions).
 //
 // An extension's inputs are appended to the unit's cast shard and its outputs to the gather buffer, so one collective
-// carries all parameters. The script builds the whole at the first gather, which the parameter views from then on, and
-// fills it again at later gathers. Storages that the script gives to the unit are vacated and refilled together with
-// the gather buffer.
+// gathers all parameters. At the first gather the script builds the whole, of which the parameter is a view from then
+// on; at later gathers the script fills it again. Storages that the script passes to the unit are vacated and refilled
+// together with the gather buffer.
 #include <stdio.h>
 
 #include "shard/extend.h"
@@ -16,16 +16,16 @@ enum { MAX_PARTS = 16, ALIGN = 64 };
 
 typedef struct {
     int dtype, ndim;
-    int64_t shape[MS_MAX_DIMS];  // of this rank's input, padding included
-    bool like_rows;              // laid out like the parameter's rows: padding does not travel
+    int64_t shape[MS_MAX_DIMS];  // of this rank's input, including padding
+    bool like_rows;              // the input is laid out like the parameter's rows: padding is not sent
     ms_tensor *in, *out;
     size_t cast_at;
 } part;
 
 typedef struct extension {
-    int n, *which;  // parameters
+    int n, *which;  // the extension's parameters
     int n_parts, n_given;
-    bool made;  // its whole exists
+    bool made;  // its whole has been built
     part parts[MAX_PARTS];
     ms_storage **freed;
     int n_freed;
@@ -240,7 +240,8 @@ ms_status ms__extensions_place(unit *u)
             q->out = ms__tensor_on(u->memory.gather_buffer, q->dtype, q->ndim, shape, (int64_t)(at / esz));
         }
     }
-    u->memory.gather_buffer->bytes = u->memory.gather_bytes;  // vacated: the gather allocates them
+    // The storage is vacated: the gather allocates these bytes.
+    u->memory.gather_buffer->bytes = u->memory.gather_bytes;
     return MS_OK;
 }
 
@@ -305,7 +306,7 @@ static ms_status check_whole(const unit *u, const extension *x, const unit_param
 static ms_status free_with(unit *u, extension *x, ms_tensor *t)
 {
     ms_storage *s = t->storage;
-    if (s == u->memory.gather_buffer) return MS_OK;  // vacated with the unit
+    if (s == u->memory.gather_buffer) return MS_OK;  // it is vacated with the unit anyway
     if (s == u->memory.shard)
         return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
     for (int k = 0; k < x->n_freed; k++)
@@ -330,7 +331,7 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return ms__failure();
         MS_TRY(check_whole(u, x, &u->params[x->which[k]], t));
-        // The unit frees memory that only the whole refers to, even if the hook does not name it.
+        // The unit also frees memory that only the whole refers to, even if the hook does not return it.
         if (t->storage->refs == 1) MS_TRY(free_with(u, x, t));
     }
     for (int k = 0; k < n_free; k++) {

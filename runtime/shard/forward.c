@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// shard/forward.c -- what a unit does before and after its module's forward (docs/semantics.md#lifecycle).
+// shard/forward.c -- the work of a unit before and after its module's forward (docs/semantics.md#lifecycle).
 //
-// Entering a module gathers its unit and then starts the gather of the unit that followed it in the latest forward, so
-// that this one overlaps with compute. At most two units besides the root are whole at a time, unless the script lifts
-// the limit: then all units that follow are gathered at once.
+// Entering a module gathers its unit, then starts the gather of the unit that followed it in the latest forward, so
+// that this gather overlaps with compute. At most two units besides the root are whole at a time, unless the script
+// removes the limit: then all units that follow are gathered at once.
 #include <stdio.h>
 
 #include "shard/gather.h"
@@ -87,11 +87,11 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     ms__run_meets_unit();
     ms__unit_after_errors(u);
     // Parameters that stayed whole after a forward without backward are stale if the script has changed their shards
-    // since. All ranks come to the same result.
+    // since. All ranks reach the same result.
     if (MS_UNLIKELY(u->state.gathered && !u->memory.in_place && ms__unit_idle(u) &&
                     u->state.gathered_from != ms__unit_versions(u)))
         ms__unit_shard(u);
-    // A checkpoint is recomputed inside this unit's own backward: the parameters are whole already.
+    // A checkpoint is recomputed during this unit's own backward, so the parameters are whole already.
     bool recomputing = ms__run_recomputing();
     u->pass.skipped = u->pass.skipped << 1 | (recomputing && u->pass.n_active > 0);
     u->pass.forwards++;
@@ -114,7 +114,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (u->pass.open && !u->pass.open_pass) u->pass.open_pass = use;
     if (st == MS_OK && recomputing) {
         if (ms__state.grad_mode)
-            st = ms__order_take_place(u, use);  // without grad mode a nested checkpoint runs for the first time
+            st = ms__order_take_place(u, use);  // without grad mode, a nested checkpoint is running for the first time
     } else if (st == MS_OK && (!u->pass.open || u->pass.open_pass == use)) {
         ms__order_entered(c, u);
         st = ms__prefetch_forward(u);
@@ -141,21 +141,21 @@ static void forward_left(unit *u)
     context *c = u->context;
     if (c->opened != u || u->pass.forwards > 0 || u->pass.open) return;
     c->opened = NULL;
-    // Releases what was prefetched for modules that did not run.
+    // Reshard units that were gathered early for modules that did not run.
     for (int k = 0; k < c->n; k++)
         if ((c->units[k]->state.gather || c->units[k]->state.fetched) && ms__unit_idle(c->units[k]))
             ms__unit_shard(c->units[k]);
 }
 
-// graph: the pass recorded a graph for a backward.
+// graph: whether the pass recorded a graph for a backward.
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;
-    // The root stays gathered if a backward follows. Otherwise (validation) it is resharded: its gathered parameters
+    // The root stays gathered if a backward follows. Otherwise (in validation) it is resharded: its gathered parameters
     // would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
-    // reshard_after_forward as a number: the ranks of post_group keep slices for the backward.
+    // reshard_after_forward is a number: the ranks of post_group keep slices for the backward.
     bool few = u->settings.reshard_after_forward > 1 && u->settings.post_group;
     if (few && graph) return ms__unit_shard_to_post(u);
     if (few || leave) {
@@ -166,7 +166,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     return MS_OK;
 }
 
-// The forward that u opened is complete: its order becomes the latest one.
+// Called when the forward that u opened is complete: its recorded order becomes the latest one.
 static void iteration_left(unit *u)
 {
     context *c = u->context;
@@ -194,8 +194,8 @@ ms_status ms_unit_post_forward(double handle, int n, ms_id *io)
     UNIT_RANGE_IF(!skipped, u, "post_forward");
     ms_status st = inputs_of(n, io, out);
     bool grad = false,
-         regional = ms__region &&
-                    !ms__state.grad_mode;  // regional: the graph is recorded when the checkpoint's region runs again
+         regional =
+             ms__region && !ms__state.grad_mode;  // the graph is recorded when the checkpoint's region runs again
     if (st == MS_OK && !skipped && u->n > 0) {
         for (int k = 0; k < n; k++) {
             if (!out[k]->requires_grad || !ms__state.grad_mode) continue;

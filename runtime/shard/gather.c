@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/gather.c -- makes a unit's parameters whole and shards them again. Changes that scripts make in place to whole
-// parameters are kept.
+// parameters are copied to the shards.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -24,8 +24,8 @@ uint64_t ms__unit_versions(const unit *u)
     return ms__unit_shard_versions(u) + (u->views->written ? u->views->written(u) : 0);
 }
 
-// Takes over the elements of part that differ from p's local tensor after both are rounded to the gathered dtype. The
-// others keep the precision of the stored dtype.
+// Copies to p's local tensor those elements of part that still differ after both are rounded to the gathered dtype. All
+// other elements keep the precision of the stored dtype.
 static ms_status merge(unit_param *p, ms_tensor *part)
 {
     int ndim = p->local->ndim, home = p->owner->memory.home;
@@ -70,8 +70,9 @@ static ms_status keep(unit_param *p)
     return st;
 }
 
-// Scripts change wholes; the shard is updated before it is read and before the whole is released. The engine's own
-// copies do not count as changes: a backward continues with the parameters of its forward.
+// Copies changes that scripts made to whole parameters to the shard: called before the shard is read and before the
+// whole parameters are released. Copies made by the engine do not count as changes: a backward continues with the
+// parameters of its forward.
 void ms__unit_keep(unit *u)
 {
     if (!u->state.gathered || u->memory.in_place || u->state.concealed || u->state.summoning) return;
@@ -100,7 +101,7 @@ void ms__unit_show(unit *u, bool whole)
 
 // ---- gather ------------------------------------------------------------------------------------
 
-// A copy from another device may still be writing: unlike a collective, it has not been waited for.
+// Waits first: a copy from another device may still be writing. (Collectives have been waited for already.)
 static void vacate_buffer(unit *u)
 {
     while (MS_UNLIKELY(u->memory.gather_buffer->event || u->memory.gather_buffer->readers))
@@ -108,8 +109,8 @@ static void vacate_buffer(unit *u)
     ms__storage_vacate(u->memory.gather_buffer);
 }
 
-// Copies this rank's parts in the gathered dtype to a storage laid out like the shard, or (world of one) like the
-// whole. Copies to another device are asynchronous; readers wait for them.
+// Copies this rank's parts, in the gathered dtype, to a storage laid out like the shard, or (in a world of one) like
+// the gather buffer. Copies to another device are asynchronous; readers wait for them.
 static ms_status cast_shard(unit *u, ms_storage *to)
 {
     for (int j = 0; j < u->n; j++) {
@@ -132,15 +133,15 @@ void ms__unit_drop_post(unit *u)
     u->memory.post = NULL;
 }
 
-// Whether the slice that the forward kept can be gathered: not if the parameters have changed since. All ranks come to
-// the same result.
+// Whether the backward can gather the slice that the forward kept: not if the parameters have changed since. All ranks
+// reach the same result.
 static bool post_serves(unit *u)
 {
     if (u->memory.post && u->memory.post_version != ms__unit_versions(u)) ms__unit_drop_post(u);
     return u->memory.post != NULL;
 }
 
-// The dtype of the gathered data; bytes if there are several.
+// The dtype of the gathered data; bytes if the parameters have several.
 static int gathered_dtype(const unit *u)
 {
     int dtype = -1;
@@ -163,7 +164,7 @@ ms_status ms__unit_check_home(const unit *u)
     return u->views->off_home(u, device);
 }
 
-// Offloaded shards are gathered from the CPU's memory into the device's.
+// Offloaded shards are gathered from CPU memory into the device's memory.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
 {
     if (MS_UNLIKELY(u->state.unkept != NULL)) {
@@ -172,12 +173,12 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         return ms__fail(MS_ESTATE, "%s", text);
     }
     MS_TRY(ms__unit_check_home(u));
-    // The parameters were gathered ahead of their forward and have changed since. All ranks come to the same result.
+    // The parameters were gathered before their forward and have changed since. All ranks reach the same result.
     if (MS_UNLIKELY(u->state.ahead && (u->state.gather || u->state.fetched) &&
                     u->state.ahead != ms__unit_versions(u) + 1))
         ms__unit_shard(u);
     u->state.ahead = 0;
-    bool nothing = u->memory.in_place || ms__is_meta(u->memory.device);  // nothing to fetch
+    bool nothing = u->memory.in_place || ms__is_meta(u->memory.device);  // there is nothing to fetch
     nothing |= u->world == 1 && early && u->memory.home == u->memory.device;
     if (u->state.gathered || u->state.gather || u->state.fetched || u->n == 0 || (nothing && early)) return MS_OK;
     if (u->memory.n_extensions && !nothing) {
@@ -201,7 +202,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         u->state.fetched = true;
         return MS_OK;
     }
-    if (st == MS_OK && u->world == 1 && u->memory.n_extensions == 0) {  // the cast is the gather
+    if (st == MS_OK && u->world == 1 && u->memory.n_extensions == 0) {  // with one rank, the cast completes the gather
         st = cast_shard(u, u->memory.gather_buffer);
         if (st != MS_OK) vacate_buffer(u);
         else u->state.fetched = true;
@@ -232,7 +233,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         u->memory.cast = NULL;
     }
     if (st != MS_OK) vacate_buffer(u);
-    else u->state.fetched = !u->state.gather;  // without work the collective is complete already
+    else u->state.fetched = !u->state.gather;  // without a work, the collective is already complete
     return st;
 }
 
@@ -249,7 +250,7 @@ ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to,
     return ms__collective(&r, NULL);
 }
 
-// Waits for the gather in flight. A failed gather only read the shard, so it must not fail later uses of it.
+// Waits for the gather in flight. A failed gather only read the shard, so later uses of the shard must not fail.
 static ms_status wait_gather(unit *u)
 {
     ms_status st = ms_work_wait(u->state.gather);
@@ -295,7 +296,7 @@ ms_status ms__unit_finish_gather(unit *u)
 
 void ms__unit_shard(unit *u)
 {
-    if (u->state.gather) {  // peers read and write these bytes until it is complete
+    if (u->state.gather) {  // peers access these bytes until the gather is complete
         (void)wait_gather(u);
         if (!u->state.gathered && !u->memory.in_place) vacate_buffer(u);
     }

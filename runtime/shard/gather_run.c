@@ -16,7 +16,7 @@ static ms_run_state gather_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     unit *u = ms__unit((double)(uint64_t)(uintptr_t)t->ptr);
     bool early = t->n & 1, prefetched = t->n & 2;
-    if (!u) {  // its module has been collected
+    if (!u) {  // the unit was freed because its module was collected
         ms__clear_error();
         return MS_RUN_DONE;
     }

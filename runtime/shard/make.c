@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/make.c -- makes units of parameters, moves them to other devices and dtypes, and deletes them.
+// shard/make.c -- makes units, moves them to other devices and dtypes, and deletes them.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -66,7 +66,7 @@ static const char *owner_text(const unit *u)
     return ms__intern(text);
 }
 
-// The storage for the wholes: the shard itself, or a vacated one, whose bytes the first gather allocates.
+// The storage for whole parameters: the shard itself, or a vacated storage, whose bytes the first gather allocates.
 static ms_status make_buffer(unit *u, ms_storage *shard, ms_storage **out)
 {
     u->memory.in_place = u->world == 1 && !u->memory.casts && u->memory.home == u->memory.device;
@@ -81,10 +81,11 @@ static ms_status make_buffer(unit *u, ms_storage *shard, ms_storage **out)
     return MS_OK;
 }
 
-// Sets the dtypes in which parameters are gathered, and whether one of them differs from its stored dtype.
+// Sets the dtype in which each parameter is gathered, and whether one of them differs from the parameter's stored
+// dtype.
 static void choose_dtypes(unit *u)
 {
-    u->memory.casts = u->memory.n_extensions > 0;  // inputs of extensions are copied into what is gathered
+    u->memory.casts = u->memory.n_extensions > 0;  // inputs of extensions are copied into the cast shard
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;
@@ -92,9 +93,9 @@ static void choose_dtypes(unit *u)
     }
 }
 
-// Decides where a unit computes and where its shards are when its module is on `device`. Offloaded shards move to the
-// CPU when the unit is made, and the unit always computes on the module's first device. A script may move the shards
-// with the module, but only shards on the CPU are gathered.
+// Decides where a unit computes and where its shards are, given that its module is on `device`. Offloaded shards are
+// moved to the CPU when the unit is made, and the unit always computes on the module's first device. A script may move
+// the shards with the module, but shards can only be gathered from the CPU.
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
@@ -108,7 +109,7 @@ static void settle(unit *u, int device, bool made)
     if (made) u->memory.home = MS_CPU;
 }
 
-// Plans the unit and makes its storages on its present devices; the shard is zeroed.
+// Plans the unit and makes its storages on its current devices; the shard is set to 0.
 static ms_status make_storages(unit *u)
 {
     MS_TRY(u->layout->plan(u));
@@ -135,7 +136,7 @@ static void make_views(unit *u, unit_param *p)
     int64_t shape[MS_MAX_DIMS];
     int ndim = u->layout->local_shape(p, shape);
     ms_tensor *local = ms__tensor_on(u->memory.shard, p->dtype, ndim, shape, ms__shard_index(p));
-    if (p->local) {  // scripts may hold the object: it is re-pointed
+    if (p->local) {  // scripts may hold this tensor, so it is made a view of the new storage
         ms__tensor_point(p->local, local);
         ms__release(local);
     } else {
@@ -153,7 +154,7 @@ static void make_views(unit *u, unit_param *p)
     p->resting->sharded = !u->views->resting;
 }
 
-// Copies this rank's part of a whole to p's local tensor.
+// Copies this rank's part of the whole parameter to p's local tensor.
 static ms_status copy_part(unit_param *p, ms_tensor *whole)
 {
     if (p->here == 0) return MS_OK;
@@ -182,9 +183,9 @@ ms_status ms__unit_replan(unit *u)
     return MS_OK;
 }
 
-// The serial of the next unit of this name over this group. It counts calls, successful or not, because every rank
-// makes the same calls. A rank on which making a model fails skips the model's later units, so counts start again with
-// each epoch of errors.
+// The serial number of the next unit with this name in this group. It counts calls, whether they succeed or not,
+// because every rank makes the same calls. If making a model fails on one rank, that rank skips the model's later
+// units; so counting starts again in each epoch of errors.
 static uint32_t next_serial(const char *name, double group)
 {
     static struct {
@@ -277,7 +278,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         make_views(u, p);
         if (!ms__is_meta(u->memory.device) && copy_part(p, p->param) != MS_OK) goto failed_late;
     }
-    for (int j = 0; j < n; j++) {  // nothing fails from here on
+    for (int j = 0; j < n; j++) {  // from here on nothing can fail
         unit_param *p = &u->params[j];
         ms__tensor_point(p->param, p->resting);
         p->param->sharded = p->resting->sharded;
@@ -369,7 +370,7 @@ ms_status ms_unit_extend(double handle, int n, const int32_t *count, const int32
 
 // ---- moving -----------------------------------------------------------------------------------
 
-// Moves a gradient to its parameter's device and dtype. Takes *t.
+// Moves a gradient to its parameter's device and dtype. Takes ownership of *t.
 static ms_status moved_grad(ms_tensor **t, const ms_tensor *local, bool keep_values)
 {
     ms_tensor *old = *t, *g = NULL;

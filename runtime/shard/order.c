@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/order.c -- the order in which units run: uses of a unit, the recorded forward order, and prefetching by it.
+// shard/order.c -- the order in which units run: the uses of a unit, the recorded forward order, and prefetching by it.
 #include <stdio.h>
 
 #include "shard/gather.h"
@@ -41,7 +41,7 @@ ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool re
     return MS_OK;
 }
 
-// Searches from the end, because a backward runs passes last to first.
+// Searches from the end, because a backward runs the passes in reverse order.
 int ms__order_find(const context *c, int64_t use)
 {
     int k = c->n_order - 1;
@@ -49,15 +49,15 @@ int ms__order_find(const context *c, int64_t use)
     return k;
 }
 
-// Records the order in which this forward entered its units; the next forward prefetches by it.
+// Records that this forward entered u; the next forward prefetches in the recorded order.
 void ms__order_entered(context *c, unit *u)
 {
-    // Without memory nothing is prefetched.
+    // If there is no memory for the list, nothing is prefetched.
     if (ms__grow(&c->entered, &c->cap_entered, c->n_entered, sizeof *c->entered, "fsdp", "the forward order")) return;
     c->entered[c->n_entered++] = u;
 }
 
-// The unit that the latest forward entered `ahead` places after the current one, or NULL where the two forwards differ.
+// The unit that the latest forward entered `ahead` places after the current one; NULL if the two forwards differ.
 static unit *forward_successor(const context *c, int ahead)
 {
     int at = c->n_entered - 1;
@@ -65,7 +65,7 @@ static unit *forward_successor(const context *c, int ahead)
     return c->last[at + ahead];
 }
 
-// The number of u's passes without a backward.
+// The number of u's passes that have had no backward yet.
 int ms__order_passes_left(const unit *u)
 {
     const context *c = u->context;
@@ -125,9 +125,8 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     return n;
 }
 
-// Starts the gather of the first unit of the latest forward as soon as the optimizer has stepped. On the CPU compute
-// runs on the calling thread, so the step is complete here; on a device the gather itself waits for writes to the
-// shard.
+// Starts the gather of the first unit of the latest forward after the optimizer's step. On the CPU compute runs on the
+// calling thread, so the step is complete by now; on a GPU the gather itself waits for writes to the shard.
 ms_status ms_unit_gather_first(double handle)
 {
     unit *u = ms__unit(handle);
@@ -171,8 +170,8 @@ bool ms__order_extended(const context *c)
     return false;
 }
 
-// A checkpoint's region that contains u runs again: the backward has reached u's place in the order, which is its last
-// use without a graph. If the region has more units, the next one is prefetched.
+// Called when a checkpoint's region that contains u runs again: the backward has reached u's place in the order, which
+// is its last use without a graph. If the region has more units, the next one is prefetched.
 ms_status ms__order_take_place(unit *u, int64_t use)
 {
     context *c = u->context;

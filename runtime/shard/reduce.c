@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/reduce.c -- the steps that all reductions of gradients share (docs/semantics.md#reduction): listing gradients,
-// waiting, landing. backward.c decides when, the views how.
+// waiting, landing. backward.c decides when to reduce, the views decide how.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -94,7 +94,7 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
 
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
 {
-    for (int step = 0; step < 2; step++) {  // cast on the source device, then move
+    for (int step = 0; step < 2; step++) {  // first convert on the source device, then move
         ms_tensor *from = *t, *to;
         int where = step == 0 ? ms__device(from) : device;
         if (from->dtype == dtype && ms__device(from) == where) continue;
@@ -111,9 +111,10 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
     return MS_OK;
 }
 
-// A script may skip a backward on one rank, for example after an error it caught. If the next forward gathers nothing,
-// that rank's next reduction would match its peers' reduction of the previous step, and the ranks would stay one step
-// apart. Ranks compare the names of collectives, so the name contains the number of passes without a backward.
+// A script may skip a backward on one rank, for example after an error that it caught. If the next forward gathers
+// nothing, that rank's next reduction would match its peers' reduction of the previous step, and the ranks would stay
+// one step apart. The name of the reduction therefore contains the number of passes without a backward, and ranks
+// compare names.
 const char *ms__unit_reduced_name(const unit *u)
 {
     if (MS_LIKELY(u->gradients.behind <= 0)) return u->name;

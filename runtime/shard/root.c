@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/root.c -- the context that the units of one root share: lazy initialisation makes it, errors reset it, and a
-// unit leaves it when its module is collected.
+// shard/root.c -- the context that all units of a root share. Lazy initialisation makes it, errors reset it, and a unit
+// leaves it when its module is collected.
 #include <stdio.h>
 
 #include "shard/gather.h"
@@ -11,7 +11,7 @@ static context *contexts;
 
 context *ms__contexts(void) { return contexts; }
 
-// Whether an initialised unit may get a new root because a module around it is wrapped.
+// Whether an initialised unit may get a new root because a module around its root is wrapped.
 static bool may_change_root(const unit *u)
 {
     const context *c = u->context;
@@ -142,9 +142,9 @@ void ms__unit_drop_pending(context *c)
     }
 }
 
-// An error of one rank ends work at different places on different ranks, so units may be whole on one rank and sharded
-// on another. This brings all ranks to the same state: idle units are sharded and the order is forgotten. After a
-// failed backward pending gradients are dropped too, because some ranks have reduced theirs already.
+// An error of one rank ends work at different points on different ranks, so a unit may be whole on one rank and sharded
+// on another. This makes the state equal on all ranks: reshards idle units and discards the recorded order. After a
+// failed backward it also drops pending gradients, because some ranks have reduced theirs already.
 void ms__unit_after_errors(unit *u)
 {
     context *c = u->context;

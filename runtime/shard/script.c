@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// shard/script.c -- what scripts call on units beside the schedule: parts and wholes of parameters, settings, gathering
-// by hand, stand-ins for sharded gradients and copies, and the owner that the garbage collector releases.
+// shard/script.c -- functions that scripts call on units outside of the schedule: parts and wholes of parameters,
+// settings, manual gathering, stand-ins for sharded gradients and copies, and the owner that the garbage collector
+// releases.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -31,8 +32,8 @@ ms_tensor *ms__unit_local(ms_tensor *t)
     return p->local;
 }
 
-// The step makes wholes stale. Those that no backward needs are resharded at once, so that a script cannot read or
-// change stale values.
+// A step makes whole parameters stale. Those that no backward needs are resharded at once, so that a script cannot read
+// or change stale values.
 void ms__unit_stepped(ms_tensor *t)
 {
     unit_param *p = t->unit_param;
@@ -90,8 +91,8 @@ ms_status ms_unit_shard_info(ms_id id, ms_shard_info *out)
     return MS_OK;
 }
 
-// Gathers all ranks' parts into a new tensor of p's whole shape. part: laid out like p's local tensor (that tensor or
-// its gradient).
+// Gathers all ranks' parts into a new tensor of the whole parameter's shape. part: p's local tensor or its gradient, or
+// a tensor laid out like it.
 static ms_id gather_whole(unit_param *p, ms_tensor *part)
 {
     const unit *u = p->owner;
@@ -121,7 +122,7 @@ ms_id ms_unit_full_grad(ms_id id)
     if (!g) return 0;
     if (!g->unreduced) return gather_whole(p, g);
     if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK)
-        return 0;  // not reduced: already whole, with this rank's values
+        return 0;  // the gradient is not reduced: it is already whole, with this rank's values
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
     ms__release(copy);
     return 0;
@@ -158,7 +159,7 @@ ms_id ms_unit_stand_in(ms_id id, int dtype)
     unit_param *p = managed(id);
     if (!p) return 0;
     ms_tensor *s = ms__tensor_on(p->owner->memory.gather_buffer, dtype, p->ndim, p->shape, 0);
-    s->sharded = true;  // operators must refuse it: it has no values
+    s->sharded = true;  // the tensor has no values, so operators must refuse it
     s->name = p->param->name;
     return ms__name(s);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// shard/script.h -- what other wings ask of managed parameters.
+// shard/script.h -- functions on managed parameters for the other wings.
 #ifndef MS_SHARD_SCRIPT_H
 #define MS_SHARD_SCRIPT_H
 
 #include "autograd/graph.h"
 
-ms_tensor *ms__unit_local(ms_tensor *p);      // this rank's part of p; p itself when it is not managed
-void ms__unit_stepped(ms_tensor *p);          // an optimizer has changed its local tensor
-bool ms__unit_unreduced(const ms_tensor *p);  // p's grad is whole, and p is not
+ms_tensor *ms__unit_local(ms_tensor *p);      // this rank's part of p; p itself if it is not managed
+void ms__unit_stepped(ms_tensor *p);          // called after an optimizer has changed p's local tensor
+bool ms__unit_unreduced(const ms_tensor *p);  // whether p has a whole, unreduced grad although p itself is sharded
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/summon.c -- fsdp.FSDP makes parameters whole for scripts to read and write (docs/semantics.md#summon).
+// shard/summon.c -- makes the parameters of fsdp.FSDP whole for scripts to read and write (docs/semantics.md#summon).
 #include <stdio.h>
 
 #include "device/device.h"
@@ -15,7 +15,7 @@ int ms_unit_is_idle(double handle)
 
 // ---- summon_full_params -----------------------------------------------------------------------
 
-// A view of p's whole in the stored dtype.
+// A view of the whole parameter p in the stored dtype.
 static ms_tensor *whole_of(const unit *u, const unit_param *p, int ndim, const int64_t *shape, int64_t from)
 {
     ms_storage *wholes = u->state.summoned ? u->state.summoned : u->memory.gather_buffer;
@@ -33,7 +33,7 @@ static void show_wholes(unit *u)
     }
 }
 
-// Moves the wholes from the device to the CPU's memory.
+// Moves the whole parameters from the device to the CPU.
 static ms_status show_on_cpu(unit *u)
 {
     ms_storage *from = u->state.summoned ? u->state.summoned : u->memory.gather_buffer, *to;
@@ -64,7 +64,7 @@ ms_status ms_unit_summon(double handle, int show)
     u->state.was_whole = u->state.gathered && !u->memory.casts;
     u->state.was_concealed = u->state.was_whole && u->state.concealed;
     if (u->memory.casts && u->n) {
-        ms__unit_shard(u);  // the script must see and change values in the stored dtype
+        ms__unit_shard(u);  // the script must access values in the stored dtype
         ms_piece piece = { .out_stride = u->memory.shard_bytes,
                            .bytes = u->memory.shard_bytes,
                            .total = u->memory.shard_bytes * (size_t)u->world };
@@ -119,7 +119,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     ms_status st = writeback && (u->state.summoned || !u->memory.in_place) ? write_back(u) : MS_OK;
     u->state.summoning = false;
     bool discards = !writeback && !u->memory.in_place;
-    for (int j = 0; j < u->n; j++) {  // discarded writes do not count as changes
+    for (int j = 0; j < u->n; j++) {  // discarded changes must not count
         unit_param *p = &u->params[j];
         if (discards) p->param->version->count = p->seen;
         p->seen = p->param->version->count;
@@ -129,10 +129,10 @@ ms_status ms_unit_unsummon(double handle, int writeback)
         ms__unit_show(u, false);
         ms__storage_release(u->state.summoned);
         u->state.summoned = NULL;
-    } else if (!u->state.was_whole || discards) {  // on all ranks, even if only one wrote
+    } else if (!u->state.was_whole || discards) {  // on all ranks, even if only one rank wrote
         ms__unit_shard(u);
     } else {
-        ms__unit_show(u, !u->state.was_concealed);  // shown again, unless they were concealed before
+        ms__unit_show(u, !u->state.was_concealed);  // restore what the parameters showed before
         u->state.concealed = u->state.was_concealed;
     }
     return st;

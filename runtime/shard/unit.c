@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/unit.c -- handles of units, and the records that scripts, logs and profiles keep of them.
+// shard/unit.c -- handles of units; records of unit events for scripts, logs and profiles.
 #include <stdio.h>
 
 #include "shard/unit.h"
@@ -68,7 +68,8 @@ void ms__unit_note(const unit *u, int event, bool prefetched)
     events[n_events++] = (ms_unit_event) { .event = event, .prefetched = prefetched, .unit = u->name };
 }
 
-// MOONSHARD_LOG=fsdp: a line on stderr for every phase of every unit, by PyTorch's names (docs/semantics.md#logging).
+// MOONSHARD_LOG=fsdp: prints a line to stderr for every phase of every unit, with PyTorch's names
+// (docs/semantics.md#logging).
 void ms__unit_log(const unit *u, const char *phase)
 {
     static int on = -1;

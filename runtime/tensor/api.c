@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/api.c -- public functions on tensors: creating them from numbers, naming, re-pointing, describing. ops/read.c
-// reads their values.
+// tensor/api.c -- public functions on tensors: making them from numbers, naming, changing their data, describing.
+// ops/read.c reads their values.
 #include <math.h>
 #include <stdio.h>
 
@@ -71,7 +71,7 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
     return ms__name(t);
 }
 
-// A contiguous tensor on memory that it does not own. NULL with the error set.
+// A contiguous tensor on memory that it does not own. NULL with the error set on failure.
 static ms_tensor *on_memory(void *data, int device, int dtype, int ndim, const int64_t *shape)
 {
     int64_t n = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tensor/dtype.c -- names, sizes and promotion of element types.
+// tensor/dtype.c -- names, sizes and promotion of dtypes.
 #include "base/base.h"
 #include "tensor/dtype.h"
 
@@ -14,7 +14,7 @@ static const struct {
 
 const char *ms__dtype_name(int dtype) { return dtypes[dtype].name; }
 
-// PyTorch's table: bool < uint8 < int32 < int64 < halves < float32 < float64; the two halves meet in float32.
+// PyTorch's order: bool < uint8 < int32 < int64 < half types < float32 < float64. float16 with bfloat16 gives float32.
 int ms__promote(int a, int b)
 {
     static const uint8_t rank[MS_DTYPES] = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/dtype.h -- element types and their conversions. Half types are loaded to float and rounded on store (to
-// nearest even), on the CPU and in CUDA by the functions here.
+// tensor/dtype.h -- element types and their conversions. Half types are loaded as float and rounded on store (to
+// nearest even) by the functions here, on the CPU and in CUDA.
 #ifndef MS_DTYPE_H
 #define MS_DTYPE_H
 
@@ -40,15 +40,16 @@ MS_FN ms_bf16 ms_float_to_bf16(float f)
     uint32_t u = ms__float_bits(f);
     uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     ms_bf16 h;
-    h.bits = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : r);  // NaN stays NaN
+    h.bits = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : r);  // NaN must stay NaN
     return h;
 }
 
-// Branch-free both ways, so that loops vectorise (F. Giesen's float<->half by magic multiplication).
+// Both conversions have no branches, so that loops vectorise (F. Giesen: float<->half by magic multiplication).
 MS_FN float ms_f16_to_float(ms_f16 h)
 {
     uint32_t sign = (uint32_t)(h.bits & 0x8000u) << 16, mag = (uint32_t)(h.bits & 0x7fffu) << 13;
-    float f = ms__bits_float(mag) * ms__bits_float(0x77800000u);  // 2^112: rebias, subnormals too
+    // Multiply by 2^112: corrects the exponent's bias, also of subnormals.
+    float f = ms__bits_float(mag) * ms__bits_float(0x77800000u);
     uint32_t u = ms__float_bits(f);
     u = mag >= 0x0f800000u ? (mag | 0x7f800000u) : u;  // inf, NaN
     return ms__bits_float(u | sign);
@@ -56,31 +57,31 @@ MS_FN float ms_f16_to_float(ms_f16 h)
 MS_FN ms_f16 ms_float_to_f16(float x)
 {
     uint32_t u = ms__float_bits(x), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
-    float sub = ms__bits_float(a) + 0.5f;  // subnormal: the adder rounds
+    float sub = ms__bits_float(a) + 0.5f;  // for subnormals, the addition rounds
     uint32_t subnormal = ms__float_bits(sub) - 0x3f000000u;
     uint32_t normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;
     uint32_t r = a < 0x38800000u ? subnormal : normal;
-    r = a >= 0x47800000u ? 0x7c00u : r;  // overflow after rounding comes out as inf by the carry
+    r = a >= 0x47800000u ? 0x7c00u : r;  // if rounding overflows, the carry gives inf
     r = a > 0x7f800000u ? 0x7e00u : r;
     ms_f16 h;
     h.bits = (uint16_t)(r | sign);
     return h;
 }
 
-// A table in one constant, with a hexadecimal digit per type: every operator call reads it several times.
+// The sizes are the hexadecimal digits of one constant, a digit per dtype: every operator call reads several.
 MS_FN int ms__dtype_size(int dtype) { return 0x11482284 >> (4 * dtype) & 15; }
 #ifdef __cplusplus
 extern "C" {
 #endif
 const char *ms__dtype_name(int dtype);
-int ms__promote(int a, int b);  // PyTorch's result type of two tensors of at least one dimension
+int ms__promote(int a, int b);  // PyTorch's result dtype of two tensors with at least one dimension each
 #ifdef __cplusplus
 }
 #endif
 
 MS_FN int ms__is_float(int dtype) { return dtype <= MS_BF16; }  // float32, float64, float16, bfloat16
 MS_FN int ms__is_half(int dtype) { return dtype == MS_F16 || dtype == MS_BF16; }
-// 1 if v is a value of the dtype. Floating-point dtypes and bool (0 or not) accept every number.
+// Whether v can be stored in the dtype. Floating-point dtypes and bool (0 or not 0) accept every number.
 MS_FN int ms__holds(int dtype, double v)
 {
     double low = dtype == MS_I64   ? -0x1p63
@@ -91,7 +92,7 @@ MS_FN int ms__holds(int dtype, double v)
                                     : 256;
     return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));
 }
-// Runs the statement of a floating-point dtype.
+// Runs the statement given for a floating-point dtype.
 #define MS_CASE_FLOAT(dtype, F32, F64, F16, BF16) \
     switch (dtype) {                              \
     case MS_F32: F32; break;                      \

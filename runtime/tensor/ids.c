@@ -2,8 +2,9 @@
 // tensor/ids.c -- ids of tensors (slot and generation), and the scopes that release them.
 //
 // A slot holds one reference to its tensor. Releasing an id drops that reference and increments the slot's generation,
-// so a released id is never valid again: a slot whose generations are used up is retired. A ring remembers the ids
-// released last, so that a use after release names the operator that made the tensor and the scope that released it.
+// so a released id is never valid again; a slot whose generations are used up is retired. A ring records the ids
+// released most recently, so that an error about a released tensor names the operator that made it and the scope that
+// released it.
 #include <stdio.h>
 
 #include "tensor/tensor.h"
@@ -22,16 +23,16 @@ enum {
 typedef struct slot {
     ms_tensor *tensor;
     uint32_t generation;
-    uint32_t next, prev;  // in its scope's list, or the free list
-    uint32_t scope;       // 0: unscoped
-    uint16_t owners;      // of the engine, beside the script: a grad, a field
-    bool collected;       // a finalizer in Lua will release it
-    const char *made_by;  // an operator's name, or NULL
+    uint32_t next, prev;  // neighbours in the scope's list or in the free list
+    uint32_t scope;       // the scope that owns the id; 0: unscoped
+    uint16_t owners;      // number of owners in the engine besides the script: a grad, a field
+    bool collected;       // a finalizer in Lua will release the id
+    const char *made_by;  // name of the operator that made the tensor, or NULL
 } slot;
 
 typedef struct grave {  // a released id
     ms_id id;
-    const char *scope;  // that released it, interned; NULL: released otherwise
+    const char *scope;  // the scope that released the id, interned; NULL: something else released it
     const char *made_by;
 } grave;
 
@@ -43,7 +44,7 @@ typedef struct scope {
 } scope;
 
 static slot *chunks[CHUNKS];
-static uint32_t n_slots = 1, free_head, free_tail;  // slot 0 is no slot
+static uint32_t n_slots = 1, free_head, free_tail;  // slot 0 is unused
 static scope *scopes;
 static uint32_t n_scopes = 1, free_scope;
 static uint32_t chain_top[CHAINS];
@@ -51,13 +52,13 @@ static uint8_t chain_used[CHAINS];
 static int chain;
 static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
 static bool gc_asked;
-static grave *graves;  // a ring of GRAVES; NULL without memory for it
+static grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
 static uint32_t n_graves;
 
 static inline slot *slot_at(uint32_t i) { return &chunks[i >> CHUNK_BITS][i & (CHUNK - 1)]; }
 static inline ms_id id_of(uint32_t i, const slot *s) { return (ms_id)(((uint64_t)s->generation << SLOT_BITS) | i); }
 
-// The slot of a live id, or NULL. Its index is tensor->slot.
+// The slot of an id that is alive; NULL otherwise. Its index is tensor->slot.
 static slot *slot_of(ms_id id)
 {
     if (!(id >= 1 && id < 9007199254740992.0)) return NULL;
@@ -121,7 +122,7 @@ static const grave *grave_of(ms_id id)
     return NULL;
 }
 
-// Interns a scope's name; a cache by its address avoids most searches, since scripts use few names.
+// Interns a scope's name. A cache indexed by its address avoids most searches, because scripts use few names.
 static const char *scope_text(const char *name)
 {
     static struct {
@@ -152,7 +153,7 @@ static void slot_release(slot *s)
     ms__release(t);
 }
 
-// Requests a garbage collection when the unscoped tensors, or all live memory (a small unscoped loss may hold a large
+// Requests a garbage collection when the unscoped tensors, or all memory in use (a small unscoped loss may hold a large
 // graph), have grown by the limit and by half of their size after the last collection.
 static void count_unscoped(const ms_tensor *t)
 {
@@ -160,7 +161,7 @@ static void count_unscoped(const ms_tensor *t)
     ms_memory all;
     ms__pool_stats(MS_CPU, &all);
     unscoped_live += (double)ms__nbytes(t);
-    if (gc_asked && !ms__state.gc_wanted) {  // the script has collected
+    if (gc_asked && !ms__state.gc_wanted) {  // the script has run the collection
         gc_asked = false;
         unscoped_since = 0;
         live_after = all.allocated;
@@ -352,7 +353,7 @@ double ms_scope_open(const char *name)
     uint32_t i = free_scope;
     if (MS_UNLIKELY(!scopes)) {
         scopes = calloc(SCOPES, sizeof *scopes);
-        // Touched once now, so that resident memory does not grow while the ring fills.
+        // Touch the memory once now, so that resident memory does not grow while the ring fills.
         if ((graves = malloc(GRAVES * sizeof *graves))) memset(graves, 0, GRAVES * sizeof *graves);
     }
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;
@@ -366,7 +367,7 @@ double ms_scope_open(const char *name)
     s->head = 0;
     s->chain = chain;
     s->open = true;
-    s->name = name;  // not copied: the caller keeps it alive while the scope is open
+    s->name = name;  // not copied: the caller keeps the name alive while the scope is open
     ms__state.scope = (int32_t)i;
     chain_top[chain] = i;
     return (double)(((uint64_t)s->generation << 16) | i);
@@ -392,7 +393,7 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
     for (int k = 0; k < n; k++) {
         slot *e = slot_of(keep[k]);
         if (!e || !e->scope) continue;
-        // Only tensors of this scope, or of one left open inside it, move out.
+        // Only moves tensors of this scope and of scopes left open inside it.
         uint32_t c = chain_top[in];
         while (c != at && c != e->scope) c = scopes[c].parent;
         if (c != e->scope) continue;
@@ -427,7 +428,7 @@ int ms_chain_new(void)
     for (int c = 1; c < CHAINS; c++)
         if (!chain_used[c]) {
             chain_used[c] = 1;
-            // A coroutine's first scope has no parent: tensors made outside its own scopes are unscoped.
+            // A coroutine's first scope has no parent: tensors made outside of its own scopes are unscoped.
             chain_top[c] = 0;
             return c;
         }

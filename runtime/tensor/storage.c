@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// tensor/storage.c -- storages: reference-counted bytes of one device, resident or vacated, with the events of the
-// latest records on a queue that write and read them.
+// tensor/storage.c -- storages: reference-counted bytes on one device, resident or vacated, with the events of the
+// latest queued records that write and read them.
 #include "tensor/tensor.h"
 #include "base/watched.h"
 
-static ms_storage *spare;  // released structs, linked through data
+static ms_storage *spare;  // free list, linked through data
 
 static void recycle(ms_storage *s)
 {
@@ -53,7 +53,7 @@ static void drop_events(ms_storage *s)
 void ms__storage_release(ms_storage *s)
 {
     if (--s->refs > 0) return;
-    // A queued record holds a reference, so no record uses the bytes now.
+    // A queued record retains its storage, so no record uses the bytes any more.
     drop_events(s);
     if (s->block) ms__free(s->block);
     recycle(s);

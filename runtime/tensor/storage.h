@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// tensor/storage.h -- storages: bytes of one device, resident or vacated.
+// tensor/storage.h -- storages: bytes on one device, resident or vacated.
 #ifndef MS_STORAGE_H
 #define MS_STORAGE_H
 
@@ -14,21 +14,22 @@ extern "C" {
 typedef struct ms_storage {
     int refs;
     int device;
-    void *data;  // NULL while vacated, of 0 bytes, or on meta
+    void *data;  // NULL while vacated, for 0 bytes, and on meta
     size_t bytes;
-    ms_block *block;  // NULL for foreign memory and meta
+    ms_block *block;  // NULL for foreign memory and on meta
     bool vacated;
-    const char *owner;    // for messages: "parameter 'w' of unit 'blocks.0'"; interned, may be NULL
-    ms_pending *event;    // of the latest record that writes it: readers and writers wait; NULL: none
-    ms_pending *readers;  // of the latest record that reads it: writers wait; NULL: none
+    const char *owner;  // for messages: "parameter 'w' of unit 'blocks.0'"; interned; may be NULL
+    // Of the latest queued record that writes the bytes: readers and writers wait for it; NULL: none.
+    ms_pending *event;
+    ms_pending *readers;  // of the latest queued record that reads the bytes: writers wait for it; NULL: none
 } ms_storage;
 
 ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char *what);
 ms_storage *ms__storage_retain(ms_storage *s);
 void ms__storage_release(ms_storage *s);
-void ms__storage_vacate(ms_storage *s);                         // frees the bytes; views stay
+void ms__storage_vacate(ms_storage *s);                         // frees the bytes; views remain
 ms_status ms__storage_refill(ms_storage *s, const char *what);  // allocates the bytes again, uninitialised
-ms_status ms__storage_sync(ms_storage *s, bool write);          // waits for its events; fails if it is vacated
+ms_status ms__storage_sync(ms_storage *s, bool write);          // waits for its events; fails if the storage is vacated
 
 #ifdef __cplusplus
 }

@@ -5,13 +5,13 @@
 #include "tensor/tensor.h"
 #include "base/watched.h"
 
-static ms_tensor *spare;           // linked through node
-static ms_counter *spare_version;  // linked through the first word
+static ms_tensor *spare;           // free list, linked through node
+static ms_counter *spare_version;  // free list, linked through the first word
 ms_tensor_observer ms__tensor_observer;
 
-// Views are also made where nothing may fail (a unit re-points its parameters, a run releases its graph). If malloc
-// fails there, they come from this reserve. ms__tensor_new, which may fail, refills the reserve and fails while it is
-// not full.
+// Some views are made where nothing may fail (a unit makes its parameters views of other storages, a run releases its
+// graph). If malloc fails there, their memory comes from this reserve. ms__tensor_new, which may fail, refills the
+// reserve and fails if it cannot.
 enum { RESERVE = 128 };
 static ms_tensor *reserve[RESERVE];
 static ms_counter *reserve_version[RESERVE];
@@ -47,7 +47,7 @@ static void version_release(ms_counter *v)
     spare_version = v;
 }
 
-// A tensor with one reference; its view, storage and version are not set.
+// A tensor with one reference whose view, storage and version are not set yet.
 static ms_tensor *tensor_raw(void)
 {
     ms_tensor *t = spare;
@@ -84,7 +84,7 @@ static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
         t->stride[d] = n;
         n *= shape[d];
     }
-    // Strides of an empty tensor: as if its zero sizes were 1.
+    // An empty tensor gets the strides that it would have if its sizes of 0 were 1.
     if (n == 0) {
         int64_t s = 1;
         for (int d = ndim - 1; d >= 0; d--) {
@@ -140,7 +140,7 @@ ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what)
     return ms__tensor_new(out, t->dtype, ms__device(t), t->ndim, t->shape, what);
 }
 
-// Called when the reserve is used up before the next ms__tensor_new could fail: there is no way to recover.
+// Called when the reserve is empty before the next ms__tensor_new can fail: there is no way to recover.
 static _Noreturn void exhausted(void)
 {
     fputs("moonshard: out of memory for a tensor header\n", stderr);
@@ -170,7 +170,7 @@ static ms_counter *version_must(void)
 ms_status ms__tensor_reserve(int n, const char *what)
 {
     bool there = fill_reserve();
-    for (int k = RESERVE; there && k < n; k++) {  // beyond the reserve, on the free lists
+    for (int k = RESERVE; there && k < n; k++) {  // those beyond the reserve go to the free lists
         ms_tensor *t = malloc(sizeof *t);
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
         there = t && v;

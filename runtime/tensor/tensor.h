@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // tensor/tensor.h -- tensors: views of storages (tensor/storage.h), named by ids (tensor/ids.h).
 //
-// A *storage* is bytes, resident or vacated. A *tensor* is a view of a storage (offset, shape, strides, dtype, shared
-// version counter). A *parameter* is a leaf tensor that lives as long as its owner and may be re-pointed at other
-// views.
+// A *storage* is a sequence of bytes, resident or vacated. A *tensor* is a view of a storage (offset, shape, strides,
+// dtype, shared version counter). A *parameter* is a leaf tensor that lives as long as its owner and can be made a view
+// of other storages.
 //
-// Reference counts are plain ints: only the engine thread touches them.
+// Reference counts are plain ints, because only the engine thread accesses them.
 #ifndef MS_TENSOR_H
 #define MS_TENSOR_H
 
@@ -23,10 +23,10 @@ typedef struct ms_leaf ms_leaf;
 
 typedef struct ms_counter {
     int refs;
-    uint32_t count, tape;  // changes in place; those of them that the tape recorded
+    uint32_t count, tape;  // count: changes in place; tape: those of them that the tape recorded
 } ms_counter;
 
-#define MS_OFF_TAPE UINT32_MAX  // tape of a view without gradients: from detach(), or made under no_grad
+#define MS_OFF_TAPE UINT32_MAX  // value of `tape` for a view without gradients: from detach(), or made under no_grad
 
 typedef struct ms_tensor {
     int refs;
@@ -34,43 +34,45 @@ typedef struct ms_tensor {
     bool requires_grad;  // a leaf that requires a gradient, or a tensor with a node
     bool is_param;
     bool sharded;       // a sharded parameter: operators refuse it
-    bool is_view;       // made by a view operator (in-place writes reach its base)
-    int16_t out_index;  // index among the node's outputs
-    bool unreduced;     // a unit parameter's grad that is whole and not reduced over ranks yet (shard/layout/flat.c)
+    bool is_view;       // made by a view operator (writes in place change its base, too)
+    int16_t out_index;  // its index among the node's outputs
+    bool unreduced;     // the grad of a unit's parameter, whole and not yet reduced over ranks (views/classic.c)
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];  // strides in elements
-    int64_t numel, offset;                            // elements
+    int64_t numel, offset;                            // in elements
     ms_storage *storage;
     ms_counter *version;
-    ms_node *node;     // that computed it; NULL for leaves
-    ms_leaf *leaf;     // grad and hooks of a leaf; made on demand
-    void *unit_param;  // the shard engine's record of it, or NULL
+    ms_node *node;     // the node that computed it; NULL for leaves
+    ms_leaf *leaf;     // grad and hooks of a leaf; made when needed
+    void *unit_param;  // the record that the sharding engine has of it, or NULL
     const char *name;  // interned, or NULL
-    uint32_t slot;     // of its id; 0: it has no id
-    uint32_t tape;     // of a view: its counter's `tape` at its creation
+    uint32_t slot;     // slot of its id; 0: the tensor has no id
+    uint32_t tape;     // for a view: its counter's `tape` when the view was made
 } ms_tensor;
 
 // ---- tensors ----------------------------------------------------------------------------------
-// A new tensor with its own storage, contiguous, uninitialised. what: operator or purpose, for errors.
+// Makes a contiguous, uninitialised tensor with its own storage. what: operator or purpose, for errors.
 ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what);
-ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what);  // shape, dtype, device; contiguous
-// Allocates the headers of n views, whose creation cannot fail.
+// Contiguous, with t's shape, dtype and device.
+ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what);
+// Allocates the headers of n views, so that making these cannot fail.
 ms_status ms__tensor_reserve(int n, const char *what);
 // A view of t's storage (shares the version counter). shape and stride may be t's own.
 ms_tensor *ms__tensor_view(const ms_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset);
-ms_tensor *ms__tensor_alias(const ms_tensor *t);  // same view, no graph
-// A contiguous tensor on s with a new version counter.
+ms_tensor *ms__tensor_alias(const ms_tensor *t);  // the same view, without graph
+// Makes a contiguous tensor on s with a new version counter.
 ms_tensor *ms__tensor_on(ms_storage *s, int dtype, int ndim, const int64_t *shape, int64_t offset);
-// Re-points t at another tensor's storage, view and dtype. t keeps its version counter, which is not incremented.
+// Makes t a view like `at`: the same storage, shape, strides and dtype. t keeps its version counter, which is not
+// incremented.
 void ms__tensor_point(ms_tensor *t, const ms_tensor *at);
-ms_tensor *ms__retain(ms_tensor *t);  // NULL allowed
-void ms__release(ms_tensor *t);       // NULL allowed
+ms_tensor *ms__retain(ms_tensor *t);  // t may be NULL
+void ms__release(ms_tensor *t);       // t may be NULL
 static inline void ms__drop(ms_tensor **t)
 {
     ms_tensor *old = *t;
     *t = NULL;
     ms__release(old);
 }
-// Returns status; drops *t if it is a failure.
+// Returns status. If it is a failure, releases *t.
 static inline ms_status ms__or_drop(ms_status status, ms_tensor **t)
 {
     if (MS_UNLIKELY(status != MS_OK)) ms__drop(t);
@@ -87,12 +89,12 @@ static inline void *ms__data(const ms_tensor *t)
 {
     return (char *)t->storage->data + (size_t)t->offset * (size_t)ms__dtype_size(t->dtype);
 }
-// "float32 [2, 3] cpu" in a rotating buffer.
+// "float32 [2, 3] cpu" in one of several buffers that are reused in turn.
 const char *ms__tensor_text(const ms_tensor *t);
 
-// Calls into autograd: autograd/graph.c sets them when the library is loaded.
+// Functions of autograd; autograd/graph.c sets them when the library is loaded.
 typedef struct {
-    void (*leaf_drop)(ms_tensor *t);  // t, which has a leaf, is being freed
+    void (*leaf_drop)(ms_tensor *t);  // called when t, which has a leaf, is being freed
     void (*node_release)(ms_node *n);
     bool (*has_grad)(const ms_tensor *t);
 } ms_tensor_observer;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // train/clip.c -- the norm of all gradients over all ranks, and clipping by it.
 //
-// Of a sharded parameter's gradient, each rank measures its local part, and the results are combined over the ranks of
-// the parameter's group; gradients that every rank holds whole count once. Sums are in double over fixed blocks, so the
-// bits do not depend on the number of threads.
+// For a sharded parameter, each rank computes the norm of its local part of the gradient, and the results are combined
+// over the ranks of the parameter's group. A gradient that every rank holds whole counts once. Sums are in double over
+// fixed blocks, so results do not depend on the number of threads.
 #include <math.h>
 
 #include "base/activity.h"
@@ -26,7 +26,7 @@ typedef struct {
     double factor;
 } part_list;
 
-// Sum of |g|^p over one block, or the maximum of |g|; always in 16 lanes, whatever the instruction set.
+// The sum of |g|^p over one block, or the maximum of |g|. Uses 16 lanes on every instruction set.
 #define NORM_BODY(LOAD)                                                      \
     double lane[16] = { 0 };                                                 \
     int64_t k = 0;                                                           \
@@ -68,8 +68,8 @@ static MS_KERNEL void scale_f64(double *g, int64_t n, double f) { SCALE_BODY(SAM
 static MS_KERNEL void scale_f16(ms_f16 *g, int64_t n, float f) { SCALE_BODY(ms_f16_to_float, ms_float_to_f16) }
 static MS_KERNEL void scale_bf16(ms_bf16 *g, int64_t n, float f) { SCALE_BODY(ms_bf16_to_float, ms_float_to_bf16) }
 
-// The part of block b (the last one that begins at or before it), and the block's elements in it. NULL for a part on a
-// GPU.
+// The part that contains block b (the last part that begins at or before it), and the block's elements in that part.
+// NULL for a part on a GPU.
 static const part *part_of(const part_list *list, int64_t b, int64_t *from, int64_t *n)
 {
     int low = 0, high = list->n - 1;
@@ -120,8 +120,8 @@ static void over_blocks(part_list *list, int64_t blocks, ms_range_fn fn)
     else ms__parallel_tasks(blocks, fn, list);
 }
 
-// The same on GPUs: each part's result is computed there; then all results of a device are copied at once, to the
-// partial sums of the parts' first blocks.
+// The norms of parts on GPUs: each part's result is computed on its GPU; then all results of a device are copied at
+// once, to the partial sums of the parts' first blocks.
 static ms_status measure_there(part_list *list)
 {
     for (int k = 0; k < list->n;) {
@@ -159,14 +159,14 @@ static ms_status scale_there(const part_list *list)
     return MS_OK;
 }
 
-// Adds x to *sum, or takes their maximum; NaN stays NaN.
+// Adds x to *sum, or computes their maximum; NaN propagates.
 static void fold(double *sum, double x, bool maximum)
 {
     if (maximum) *sum = x > *sum || x != x ? x : *sum;
     else *sum += x;
 }
 
-// The sum (or maximum) of *value over the ranks of a group. Collective.
+// Computes the sum (or maximum) of *value over the ranks of a group. Collective.
 static ms_status over_ranks(ms_group *group, double *value, bool maximum)
 {
     int64_t one = 1;
@@ -197,7 +197,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     ms_tensor *total_t = NULL;
     int n_parts = 0, n_groups = 0, out_dtype = -1;
     int64_t blocks = 0;
-    double *partial = NULL, sums[GROUPS + 1] = { 0 };  // [0]: unsharded gradients; then one sum per group
+    double *partial = NULL, sums[GROUPS + 1] = { 0 };  // [0]: gradients that are not sharded; then one sum per group
     ms_group *groups[GROUPS];
     part *parts = malloc((size_t)(n > 0 ? n : 1) * sizeof *parts);
     int *owner = malloc((size_t)(n > 0 ? n : 1) * sizeof *owner);
@@ -210,7 +210,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         if (!t) goto out;
         unit_param *managed = t->unit_param;
         int at = 0;
-        if (managed) {  // its group counts even if this rank has no gradient: its peers may have one
+        if (managed) {  // the group counts even if this rank has no gradient: a peer may have one
             ms_group *group = managed->owner->group;
             for (at = 0; at < n_groups && groups[at] != group;) at++;
             if (at == GROUPS) {
@@ -248,7 +248,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
         ms__no_memory((size_t)blocks * sizeof *partial, "clip_grad_norm_", "%lld partial sums", (long long)blocks);
         goto out;
     }
-    // Everything is allocated before gradients change and before the collectives, for which peers wait.
+    // Allocate everything before gradients change and before the collectives, in which peers wait for this rank.
     if (out_dtype < 0) out_dtype = MS_F32;
     if (ms__names_reserve(1, "clip_grad_norm_") ||
         ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_"))
@@ -270,7 +270,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     }
     if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
     double coefficient = max_norm / (total + 1e-6);
-    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // a NaN also scales, as in PyTorch
+    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // NaN also scales, as in PyTorch
         list.factor = coefficient;
         over_blocks(&list, blocks, scale);
         if (scale_there(&list)) goto out;

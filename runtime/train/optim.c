@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // train/optim.c -- optimizers: one fused pass over all leaves that have a gradient.
 //
-// Every rank steps the leaves it holds; for a sharded parameter, its local part. The script holds the state tensors, so
-// that it can save them. They are created here at a leaf's first step, with the leaf's shape and dtype (float32 for
-// half types). All leaves are split into blocks of fixed size in one parallel region, so the results do not depend on
-// the number of threads.
+// Every rank steps its own leaves; for a sharded parameter, its local part. The script holds the state tensors, so that
+// it can save them. They are made at a leaf's first step, with the leaf's shape and dtype (float32 for half types). All
+// leaves are divided into blocks of fixed size and processed in one parallel loop, so the results do not depend on the
+// number of threads.
 #include <math.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -17,7 +17,7 @@
 
 enum { BLOCK = 1 << 14 };
 
-typedef ms_optim_job job;  // one leaf
+typedef ms_optim_job job;  // the work on one leaf
 
 // ---- the table ----
 
@@ -108,13 +108,13 @@ typedef struct {
     int n;
 } job_list;
 
-// Squares of small gradients fall below the smallest normal number, where arithmetic is a hundred times slower: they
-// count as zero here, and only here.
+// Makes subnormal numbers count as 0, only during the step: squares of small gradients are often subnormal, and
+// arithmetic with these takes a hundred times longer.
 static unsigned flush_tiny(void)
 {
 #if defined(__x86_64__)
     unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);  // flush to zero, denormals are zero
+    _mm_setcsr(before | 0x8040);  // bits: flush to zero, denormals are zero
     return before;
 #else
     return 0;
@@ -130,12 +130,12 @@ static void keep_tiny(unsigned before)
 #endif
 }
 
-// Blocks [first, last) of all leaves together.
+// Processes blocks [first, last); blocks are numbered across all leaves.
 static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
     const job_list *list = arg;
-    int low = 0, high = list->n - 1;  // the last job that begins at or before `first`
+    int low = 0, high = list->n - 1;  // search for the last job that begins at or before `first`
     while (low < high) {
         int mid = (low + high + 1) / 2;
         if (list->jobs[mid].block <= first) low = mid;
@@ -151,15 +151,15 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
     keep_tiny(mode);
 }
 
-// A step over all leaves of its groups: jobs, and what a failure takes back.
+// A step over all leaves of some groups: its jobs, and what must be undone or released at its end.
 typedef struct {
     int n_jobs, n_stepped, n_made, n_copies;
     int64_t blocks;
     job *jobs;
-    double **steps;  // of the leaves that step: their counts, and themselves
+    double **steps;  // pointers to the step counts of the leaves that are stepped, and the leaves
     ms_tensor **stepped;
-    ms_id *made;         // new states
-    ms_tensor **copies;  // contiguous gradients
+    ms_id *made;         // states that this step made
+    ms_tensor **copies;  // gradients that were copied to be contiguous
 } step;
 
 static ms_status step_begin(step *s, int n)
@@ -186,7 +186,7 @@ static void step_end(step *s)
     free(s->copies);
 }
 
-// A leaf's state tensors, as many as `keeps` has bits: checked, or made when there is none.
+// Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet.
 static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *state, job *j)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
@@ -210,22 +210,22 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
     return MS_OK;
 }
 
-// *out: the leaf's gradient, contiguous and in its dtype; step_end releases it.
+// *out: the leaf's gradient, contiguous and in the leaf's dtype; step_end releases it.
 static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int number, ms_tensor **out)
 {
     bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
     if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p))
         return ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), number,
                         ms__tensor_text(p));
-    if (cast)  // kept in low precision: promoted, as arithmetic between the two would
+    if (cast)  // a gradient kept in low precision is converted, as arithmetic between both dtypes would do
         MS_TRY(ms__tensor_new(out, p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"));
     else MS_TRY(ms__contiguous(out, g));
     s->copies[s->n_copies++] = *out;
     return cast ? ms__copy(*out, g) : MS_OK;
 }
 
-// The job of leaf k of a group, if it has a gradient. An empty shard steps too: it has no work, but its peers' parts
-// change.
+// Adds the job of leaf k of a group if the leaf has a gradient. An empty shard is stepped too: there is no work, but
+// its step count must agree with its peers'.
 static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
 {
     const optimizer *row = optimizer_at(of->options->kind);
@@ -263,7 +263,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// One list for every run of leaves on one device.
+// Makes one list of jobs for each sequence of leaves on one device, and runs it.
 static ms_status run_jobs(job *jobs, int n)
 {
     for (int k = 0; k < n;) {
@@ -288,8 +288,8 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
 {
     for (int i = 0; i < n_groups; i++)
         for (int k = 0; k < groups[i].n; k++) MS_TRY(add_leaf(s, &groups[i], k));
-    // Nothing has changed so far: a step that fails for lack of memory can be repeated. From here on only a device can
-    // fail.
+    // Up to here nothing has changed: a step that failed for lack of memory can be repeated. From here on only a device
+    // can fail.
     MS_TRY(run_jobs(s->jobs, s->n_jobs));
     for (int k = 0; k < s->n_stepped; k++) {
         ++*s->steps[k];

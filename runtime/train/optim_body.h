@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// train/optim_body.h -- the optimizers' passes over one block; included by optim.c once per element type with
+// train/optim_body.h -- the optimizers' loops over one block; optim.c includes it once per element type with
 //   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x), STORE(x), N(name), R(name).
 // Every array is read and written once. The formulas are in formulas/optim.
 
-// One loop for each set of states that the formula may have: inside it, which are there is no question.
+// One loop for each set of states that the formula accepts, so that the loop does not test which states exist.
 #define LOOP(FORMULA, SET)                                                                                       \
     if ((MS_KEEPS_##FORMULA >> SET & 1) && set == SET) {                                                         \
         for (int64_t k = 0; k < n; k++)                                                                          \

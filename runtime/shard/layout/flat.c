@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/layout/flat.c -- a unit's parameters are concatenated into one padded flat parameter, cut into equal parts.
+// shard/layout/flat.c -- concatenates a unit's parameters into one padded flat parameter, which is divided into equal
+// parts.
 #include "device/device.h"
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
@@ -7,8 +8,8 @@
 
 static size_t size_of(int dtype) { return (size_t)ms__dtype_size(dtype); }
 
-// Where a parameter begins: at a multiple of the views' alignment, in elements of the dtype that the unit was made
-// with. So every element stays on its rank when the unit moves to another dtype.
+// The offset at which a parameter begins: a multiple of the views' alignment, in elements of the dtype that the unit
+// was made with. Every element therefore stays on its rank when the unit is converted to another dtype.
 static int64_t place(const unit *u, int64_t at)
 {
     return (at + u->memory.piece_elements - 1) / u->memory.piece_elements * u->memory.piece_elements;
@@ -69,7 +70,8 @@ static ms_tensor *part(const unit_param *p, ms_tensor *whole)
                            whole->offset + p->first * p->row_numel);
 }
 
-// The ranks' parts of p differ in size and place, so each rank sends a block as long as p with its part in place.
+// The ranks' parts of p differ in size and position, so each rank sends a block as long as p that has its part in
+// place.
 static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// shard/layout/rows.c -- rank k of W has rows [k*chunk, (k+1)*chunk) of a parameter, chunk = ceil(rows / W), as
-// torch.chunk cuts: the last ranks may have fewer or none. The gather moves each parameter's rows directly to their
-// place in the whole, so there is no copy-out, and padding rows are not sent. A later dimension is cut the same way,
-// but evenly; a rank's part then arrives in lines.
+// shard/layout/rows.c -- rank k of W has rows [k*chunk, (k+1)*chunk) of a parameter, with chunk = ceil(rows / W), as
+// torch.chunk divides: the last ranks may have fewer rows or none. The gather copies each parameter's rows directly to
+// their place in the whole, so no second copy is needed, and padding rows are not sent. A later dimension is divided
+// the same way, but evenly; the gather then copies a rank's part in lines.
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
 
-enum { ALIGN = 64 };  // every parameter starts on a cache line, in the shard and in the whole
+enum { ALIGN = 64 };  // every parameter begins on a cache line, in the shard and in the gather buffer
 
 static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
 static size_t size_of(int dtype) { return (size_t)ms__dtype_size(dtype); }
@@ -66,7 +66,7 @@ static ms_tensor *part(const unit_param *p, ms_tensor *whole)
                            whole->offset + p->first * p->row_numel);
 }
 
-// Every rank sends `chunk` rows, padded.
+// Every rank sends `chunk` rows, padded if it has fewer.
 static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;
@@ -121,7 +121,7 @@ static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
     return MS_OK;
 }
 
-// A gradient whose rows are contiguous is read in place; others are packed.
+// A gradient whose rows are contiguous is read in place; all others are packed.
 static ms_status parts(unit *u, int n, unit_param **present, ms_part *parts)
 {
     memset(parts, 0, (size_t)n * sizeof *parts);

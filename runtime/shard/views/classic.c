@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// shard/views/classic.c -- the rules of fsdp.FSDP (docs/semantics.md#comm-hooks, #summon, #classic): a unit's gradients
-// are one flat gradient, divided before and after it is summed (by the unit, or by a communication hook), and it lands
-// in the unit's slots: the flat parameter, or the pieces of the parameters.
+// shard/views/classic.c -- the rules of fsdp.FSDP (docs/semantics.md#comm-hooks, #summon, #classic). The gradients of a
+// unit form one flat gradient, which is divided before and after it is summed (by the unit or by a communication hook).
+// It lands in the unit's slots: in the flat parameter, or in the pieces of the parameters.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -61,17 +61,17 @@ ms_status ms__classic_changed(const unit *u, bool stayed)
 
 // ---- reduction ---------------------------------------------------------------------------------
 
-// p's piece of a tensor laid out like the shard.
+// p's piece as a view of a tensor that is laid out like the shard.
 static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
 {
     int64_t at = flat->offset + ms__shard_index(p);
     return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape, at);
 }
 
-// The slot whose grad has p's part of the flat gradient.
+// The slot whose grad contains p's part of the flat gradient.
 static unit_param *slot_of(unit *u, unit_param *p) { return u->slots == u->params ? p : u->slots; }
 
-// Calls fn for each slot whose grad is a part of the flat gradient, with that part.
+// Calls fn for each slot whose grad is a part of the flat gradient, and passes that part.
 static ms_status each_part(unit *u, ms_tensor *flat, ms_status (*fn)(unit_param *p, ms_tensor *part))
 {
     if (u->slots != u->params) return fn(u->slots, flat);
@@ -108,7 +108,7 @@ static ms_status land_flat(ms_run *run, reduction *r)
     MS_TRY(ms__unit_bring(u->memory.home, r->dtype, &r->out));
     MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
     bool one = u->slots != u->params;
-    for (int j = u->n_slots - 1; j >= 0; j--)  // the agenda is a stack: the first parameter's hooks run first
+    for (int j = u->n_slots - 1; j >= 0; j--)  // tasks form a stack: the hooks of the first parameter run first
         if (one || u->slots[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->slots[j].param));
     return MS_OK;
 }
@@ -124,7 +124,7 @@ ms_status ms__classic_land(ms_run *run, reduction *reducing)
     return st;
 }
 
-// The script's communication hook reduces, in an event between two nodes of the backward.
+// Lets the script's communication hook reduce, in an event between two nodes of the backward.
 static ms_run_state hook_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     reduction *r = t->ptr;
@@ -152,7 +152,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     reduction r;
     ms_status st = ms__reduction_new(run, u, reducing, &r);
     if (st != MS_OK || r.n == 0) return st;
-    // A low-precision hook casts from the gradients' own dtype.
+    // A low-precision hook converts from the gradients' own dtype.
     int own = r.present[0]->pending->dtype, dtype = h->kind == MS_COMM_LOW          ? h->low
                                                     : u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype
                                                                                     : own;
@@ -162,13 +162,13 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // The result of an offloaded unit is made on the CPU, unless the script reduces it.
+    // The result for an offloaded unit is stored on the CPU, unless the script reduces.
     if (st == MS_OK && u->world > 1)
         st = ms__tensor_new(&r.out, dtype, script ? u->memory.device : u->memory.home, 1, &wide,
                             "fsdp: reduced gradients");
     else if (st == MS_OK) r.out = ms__retain(r.in);
     if (st == MS_OK && script) {
-        // Unsharded gradients are reduced in place, together with those that landed before.
+        // With one rank, gradients are reduced in place, together with those that landed before.
         r.replaces = u->world == 1;
         if (r.replaces) st = each_part(u, r.in, add_landed);
         if (st == MS_OK) st = ms__reduction_push(run, &r, hook_step);
@@ -179,7 +179,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     ms_group *scatter = u->world > 1 ? (group ? group : u->group) : NULL,
              *replicas = u->world == 1 && u->replicate && group ? group : u->replicate;
     r.after = summed ? h->after : u->options.after;
-    if (st == MS_OK && u->settings.fake_reduce) {  // without the collective: this rank's part of its own gradient
+    if (st == MS_OK && u->settings.fake_reduce) {  // skip the collective: use this rank's part of its own gradient
         r.after = 0;
         if (r.out != r.in) {
             ms_tensor *own = ms__tensor_on(r.in->storage, r.in->dtype, 1, &wide, u->rank * wide);
@@ -229,7 +229,8 @@ static ms_status add_part(ms_tensor *to, ms_tensor **g)
     return ms__add_to(to, *g);
 }
 
-// The script may have cleared an unreduced gradient, and with it the saved one, or replaced it by another tensor.
+// Checks the unreduced gradients: the script may have cleared one, and with it the saved gradient, or assigned another
+// tensor.
 static ms_status look_at(unit *u)
 {
     for (int j = 0; j < u->n_slots; j++) {
@@ -245,13 +246,14 @@ static ms_status look_at(unit *u)
     return MS_OK;
 }
 
-// Makes a tensor for the unreduced gradient of every slot that has none. filled[j] is false if it has no values yet.
+// Makes a tensor for the unreduced gradient of every slot that has none. filled[j] is false if that tensor has no
+// values yet.
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];
     int64_t n = ms__whole_index(last) + last->numel;
     ms_tensor *flat = NULL;
-    for (int j = 0; j < u->n_slots; j++)  // below only the allocation can fail
+    for (int j = 0; j < u->n_slots; j++)  // only the allocation after this loop can fail
         if (!ms__leaf_of(u->slots[j].local)) return ms__failure();
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j], *q = slot_of(u, p);
@@ -290,7 +292,7 @@ static ms_status keep_whole(unit *u)
     for (int j = 0; st == MS_OK && j < u->n; j++) {
         unit_param *p = &u->params[j];
         p->run = NULL;
-        if (!waits(slot_of(u, p))) {  // it no longer requires grad
+        if (!waits(slot_of(u, p))) {  // the parameter no longer requires grad
             ms__drop(&p->fresh);
             continue;
         }
@@ -305,7 +307,7 @@ static ms_status keep_whole(unit *u)
     return st;
 }
 
-// Moves fresh gradients and the unreduced ones of the slots to pending.
+// Moves fresh gradients and the slots' unreduced gradients to `pending`.
 static ms_status take_to_reduce(unit *u)
 {
     MS_TRY(look_at(u));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/views/flat.c -- units of fsdp.FSDP without use_orig_params: one flat parameter over the shard is the leaf that
-// optimizers have, and the modules' own parameters are views of the whole.
+// optimizers step, and the modules' own parameters are views of the whole.
 #include "shard/views/classic.h"
 
 static void place(unit *u)
@@ -16,7 +16,7 @@ static void place(unit *u)
     f->row_numel = 1;
     f->ndim = 1;
     f->shape[0] = f->numel;
-    if (f->local) {  // scripts may hold the object: it is re-pointed
+    if (f->local) {  // scripts may hold this tensor, so it is made a view of the new storage
         ms__tensor_point(f->local, t);
         ms__release(t);
         return;

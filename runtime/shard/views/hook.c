@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/views/hook.c -- communication hooks that the engine runs itself (docs/semantics.md#comm-hooks): gradients are
-// divided, summed over a group of the script's choice, in low precision or as they are, and divided again.
+// divided, summed over a group chosen by the script, in low precision or unconverted, and divided again.
 #include "shard/views/hook.h"
 #include "ops/op.h"
 

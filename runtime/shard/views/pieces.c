@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// shard/views/pieces.c -- units of fsdp.FSDP with use_orig_params: while sharded, a parameter is this rank's 1-d piece
-// of itself. The flat parameter over all pieces is made when a script asks for it.
+// shard/views/pieces.c -- units of fsdp.FSDP with use_orig_params: while sharded, a parameter shows this rank's 1-d
+// piece of it. The flat parameter over all pieces is made when a script asks for it.
 #include "shard/gather.h"
 #include "shard/views/classic.h"
 #include "ops/op.h"
@@ -14,8 +14,8 @@ static uint64_t written(const unit *u)
     return sum;
 }
 
-// A unit that stays whole, such as the root, shows its pieces between passes, as sharded units do. The graph's saved
-// tensors are views of the whole and stay valid.
+// A unit that stays whole, such as the root, shows its pieces between passes, as sharded units do. Tensors saved in the
+// graph are views of the whole and stay valid.
 static void stay(unit *u)
 {
     if (!u->state.gathered || u->world == 1) return;
@@ -31,8 +31,8 @@ static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
     return g->unreduced ? ms__whole_index(p) : ms__shard_index(p);
 }
 
-// The flat gradient of which the pieces' gradients are views. Where the script has replaced some, a new one is made and
-// the pieces' gradients become views of it. NULL: no gradient.
+// *out: the flat gradient; the pieces' gradients are views of it. If the script has replaced some of these, makes a new
+// flat gradient and makes them views of it. NULL if there is no gradient.
 static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 {
     const ms_tensor *first = NULL;
@@ -72,7 +72,7 @@ static ms_status grad_of_pieces(unit *u, ms_tensor **out)
     return st;
 }
 
-// A flat parameter over the pieces, its grad over theirs.
+// A flat parameter over the pieces; its grad contains the pieces' grads.
 static ms_id flat(unit *u)
 {
     ms_tensor *g = NULL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// shard/views/sharded.c -- parameters of fully_shard: while sharded they refuse operators, and this rank's part of each
-// is a local tensor, on which its reduced gradient lands (docs/semantics.md#reduction). Gradients are reduced where
-// backward left them, or packed.
+// shard/views/sharded.c -- parameters of fully_shard: operators refuse them while they are sharded. This rank's part of
+// each is a local tensor, on which its reduced gradient lands (docs/semantics.md#reduction). Gradients are reduced in
+// place where backward stored them, or packed.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -44,7 +44,7 @@ static ms_status off_home(const unit *u, const char *device)
                     names);
 }
 
-// A backward may continue with the wholes of its forward.
+// Not an error if the whole parameters of the forward still exist: backward then uses these.
 static ms_status changed(const unit *u, bool stayed)
 {
     if (stayed) return MS_OK;
@@ -64,7 +64,7 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
         ms__release(part);
         MS_TRY(st);
     }
-    for (int k = r->n - 1; k >= 0; k--)  // the agenda is a stack: the first parameter's hooks run first
+    for (int k = r->n - 1; k >= 0; k--)  // tasks form a stack: the hooks of the first parameter run first
         MS_TRY(ms__leaf_hooks(run, r->present[k]->param));
     return MS_OK;
 }
@@ -75,7 +75,7 @@ static bool same_present(const unit *u, const reduction *r)
            !memcmp(u->gradients.partial_of, r->present, (size_t)r->n * sizeof *r->present);
 }
 
-// Keeps the reduced but not yet all-reduced block until a backward with all-reduce.
+// Keeps a block that is reduced but not yet all-reduced, until a backward with all-reduce.
 static ms_status keep_partial(reduction *r)
 {
     unit *u = r->owner;
@@ -106,7 +106,7 @@ static ms_status land_reduced(ms_run *run, reduction *r)
     return st;
 }
 
-// A unit with an all-reduce hook: the script gets the reduced block before it lands.
+// For a unit with an all-reduce hook: passes the reduced block to the script before it lands.
 static ms_run_state hooked_step(ms_task *t, ms_run *run, ms_event *ev)
 {
     reduction *r = t->ptr;
@@ -136,8 +136,8 @@ static ms_status land(ms_run *run, reduction *reducing)
 
 // ---- reduction -----------------------------------------------------------------------------------
 
-// Adds the running backward's gradients to those of earlier ones. Gradients that are not reduced now are kept in the
-// reduce dtype.
+// Adds the gradients of the current backward to those of earlier ones. Gradients that are not reduced now are kept in
+// the reduce dtype.
 static ms_status take(unit *u)
 {
     for (int j = 0; j < u->n; j++) {
@@ -147,7 +147,8 @@ static ms_status take(unit *u)
         p->fresh = NULL;
         p->run = NULL;
         if (p->pending) {
-            MS_TRY(ms__accumulate(&p->pending, g));  // takes g; never writes into a buffer that another gradient shares
+            // Takes ownership of g; never writes into a buffer that another gradient shares.
+            MS_TRY(ms__accumulate(&p->pending, g));
             continue;
         }
         int dtype = u->settings.reduce_dtype >= 0 && !u->settings.sync ? u->settings.reduce_dtype : g->dtype;
@@ -179,8 +180,8 @@ static bool uniform(int n, unit_param **present)
     return true;
 }
 
-// The block has no place for parameters without a gradient. If ranks omitted different parameters of equal size, it
-// would mix gradients without an error, so the label says which parameters are present.
+// The block has no room for parameters without a gradient. If ranks omitted different parameters of equal size, their
+// gradients would be mixed without an error, so the label lists the parameters that are present.
 static void mark_present(const unit *u, const reduction *r, ms_label *label, char *words, size_t size)
 {
     uint64_t mark = MS_HASH_START;
@@ -238,7 +239,7 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
     return MS_OK;
 }
 
-// Adds the block that earlier backwards without all-reduce kept.
+// Adds the block kept by earlier backwards without all-reduce.
 static ms_status add_partial(unit *u, reduction *r)
 {
     if (!same_present(u, r))
@@ -254,12 +255,12 @@ static ms_status add_partial(unit *u, reduction *r)
     return MS_OK;
 }
 
-// Packs the present gradients and starts their reduce-scatter. The sum is in rank order; the mean is one multiplication
-// before the only rounding, so it cannot overflow and needs no division before the sum.
+// Packs the gradients that are present and starts their reduce-scatter. Values are summed in rank order; the mean is
+// one multiplication before the only rounding, so it cannot overflow and needs no division before the sum.
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
-    // Over a mesh each of the two steps takes its own mean; a factor of the script's divides at the first. The mean is
-    // the sum divided once, as in DDP: the same bits for any number of ranks.
+    // On a mesh each of the two steps computes its own mean; a divide factor set by the script applies to the first
+    // step. The mean is the sum divided once, as in DDP: the same bits for any number of ranks.
     double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
     if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r;
@@ -267,7 +268,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     if (st != MS_OK || r.n == 0) return st;
     int dtype = u->settings.reduce_dtype >= 0 ? u->settings.reduce_dtype : promoted(r.n, r.present);
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
-    // Gradients in the dtype of the reduction are sent in place, unless they are small: packing those is faster.
+    // Gradients that have the dtype of the reduction are sent in place, unless they are small: packing these is faster.
     ms_part parts[MS_PARTS] = { { 0 } };
     bool apart = u->layout->parts && r.n <= MS_PARTS && u->memory.device == MS_CPU &&
                  dtype == r.present[0]->pending->dtype && uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
@@ -275,7 +276,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // The result of an offloaded unit is made on the CPU, unless the script's hook works on it first.
+    // The result for an offloaded unit is stored on the CPU, unless the script's hook needs it first.
     int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
     if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
     char words[256];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // shard/views/views.h -- how scripts see a unit's parameters, and where their gradients land: `sharded` parameters
-// (fully_shard), or, with fsdp.FSDP, one `flat` parameter or this rank's `pieces` of the parameters. The schedule does
-// not know which.
+// (fully_shard); or, with fsdp.FSDP, one `flat` parameter, or this rank's `pieces` of the parameters. The schedule is
+// the same for all three.
 #ifndef MS_SHARD_VIEWS_H
 #define MS_SHARD_VIEWS_H
 
@@ -13,41 +13,43 @@ struct views {
     // ---- construction ----
     // Fails if t cannot be a parameter of the unit. first: the unit's first parameter.
     ms_status (*check)(const unit *u, const ms_tensor *t, const ms_tensor *first);
-    bool one_leaf;     // the parameters become one leaf, so they agree in whether they require grad
-    int align;         // flat layout: parameters begin at multiples of this many bytes; 0: no alignment
+    bool one_leaf;     // the parameters become one leaf, so all or none must require grad
+    int align;         // flat layout: parameters begin at multiples of this many bytes; 0: not aligned
     bool keeps_shape;  // flat layout in a world of one: local tensors have the shapes of their parameters
     // Called when the unit has new storages. May be NULL.
     void (*place)(unit *u);
-    // The tensor that p's parameter views while the unit is sharded. NULL: the vacated whole, which operators refuse.
+    // The tensor that p's parameter shows while the unit is sharded. NULL: the vacated whole, which operators refuse.
     ms_tensor *(*resting)(unit_param *p);
-    // The flat parameter's id. NULL: these views have none.
+    // Returns the flat parameter's id. NULL: these views have no flat parameter.
     ms_id (*flat)(unit *u);
 
     // ---- while the parameters are whole ----
-    void (*shown)(unit *u);  // called when they have become whole; may be NULL
-    void (*stay)(unit *u);   // called when they stay whole between two passes; may be NULL
-    // The version of changes that scripts made to the shard through the parameters. May be NULL.
+    void (*shown)(unit *u);  // called after the parameters have become whole; may be NULL
+    void (*stay)(unit *u);   // called when the parameters stay whole between two passes; may be NULL
+    // Returns a version that counts changes that scripts made to the shard through the parameters. May be NULL.
     uint64_t (*written)(const unit *u);
-    // A unit stays whole only for a backward: a forward without graph reshards it whatever its options say, and so does
-    // the end of a backward that did not reach it.
+    // A unit only stays whole if a backward follows: a forward without a graph reshards it whatever its options say,
+    // and so does the end of a backward that did not reach it.
     bool whole_for_backward;
-    bool rewraps;  // an idle unit below a root may get a new root, around modules that are wrapped again
+    bool rewraps;  // an idle unit below a root may get a new root, when modules around it are wrapped again
 
     // ---- gradients ----
-    bool reduces_once;  // after the last of the unit's passes, when its one flat gradient is complete
-    // Adds fresh gradients to those that wait to be reduced.
+    // Gradients are reduced once, after the last of the unit's passes, when its flat gradient is complete.
+    bool reduces_once;
+    // Adds fresh gradients to those waiting to be reduced.
     ms_status (*take)(unit *u);
-    // Lands *reducing, then starts the reduction of the waiting gradients as *reducing.
+    // Lands *reducing, then starts a reduction of the waiting gradients and stores it in *reducing.
     ms_status (*reduce)(ms_run *run, unit *u, reduction *reducing);
     // Waits for the reduction in flight and lands it.
     ms_status (*land)(ms_run *run, reduction *reducing);
-    // Drops the gradients that wait to be reduced. May be NULL.
+    // Drops the gradients waiting to be reduced. May be NULL.
     void (*drop_waiting)(unit *u);
 
     // ---- errors ----
-    // The error that an offloaded shard is on `device`.
+    // Raises the error that an offloaded shard is on `device`.
     ms_status (*off_home)(const unit *u, const char *device);
-    // The parameters have changed between forward and backward. stayed: the wholes of the forward are still there.
+    // Raises the error that the parameters have changed between forward and backward. stayed: the whole parameters of
+    // the forward still exist.
     ms_status (*changed)(const unit *u, bool stayed);
 };
 
