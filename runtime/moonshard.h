@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // moonshard.h -- the engine's public interface, and its only public header.
 //
-// LuaJIT's cdef is generated from this file at build time (preprocessed, stripped). The header therefore uses only what
-// the FFI parses: enums instead of macros, opaque types, no structs by value, no callbacks.
+// LuaJIT's cdef is generated from this file at build time (preprocessed, without comments). The header therefore uses
+// only what the FFI can parse: enums instead of macros, opaque types, no structs by value, no callbacks.
 //
 // Conventions:
 //  * Tensors are named by ids: plain numbers made of a slot and a generation, never pointers. An id
-//    is valid until its scope ends or it is released; using it later fails with MS_ERELEASED. 0 is no tensor.
+//    is valid until its scope ends or it is released; using it later fails with MS_ERELEASED. 0 means no tensor.
 //    Negative numbers are reserved for scripts (Lua's tensor classes); every function refuses them.
 //  * A function that returns an id returns 0 on failure; one that returns ms_status returns MS_OK or
 //    a code. In both cases ms_error() then gives the reason. A failed call changes nothing and leaks nothing.
@@ -48,41 +48,43 @@ enum { MS_VERSION = 1, MS_MAX_DIMS = 8, MS_MAX_IN = 64, MS_MAX_OUT = 64, MS_MAX_
 
 // ---- engine -----------------------------------------------------------------------------------
 
-// State that Lua reads without a call. One struct per process; the engine writes the fields.
+// State that Lua reads without a call. There is one struct per process; the engine writes the fields.
 typedef struct {
-    int32_t scope;          // innermost open scope, 0 = none (tensors made now are unscoped)
-    int32_t grad_mode;      // 1 = operators record the graph; use ms_set_grad_mode
-    int32_t interrupted;    // set by ms_interrupt (signal handler), cleared when the interrupt is reported
-    int32_t gc_wanted;      // unscoped bytes passed the soft limit: run a collection, then clear
-    int32_t autocast;       // dtype + 1 of ms.amp.autocast, 0 = off
-    int32_t run_depth;      // open runs
-    int32_t default_dtype;  // of numbers without one, and of real functions of integers; use ms_set_default_dtype
-    int32_t sigints;        // Ctrl-Cs caught so far
+    int32_t scope;        // innermost open scope; 0: none (tensors made now are unscoped)
+    int32_t grad_mode;    // 1: operators record the graph; use ms_set_grad_mode
+    int32_t interrupted;  // set by ms_interrupt (a signal handler), cleared when the interrupt is reported
+    int32_t gc_wanted;  // set when unscoped bytes exceed the soft limit: Lua runs a garbage collection, then clears it
+    int32_t autocast;   // dtype + 1 of ms.amp.autocast; 0: off
+    int32_t run_depth;  // number of open runs
+    // Dtype of numbers that have none, and of real functions of integers; use ms_set_default_dtype.
+    int32_t default_dtype;
+    int32_t sigints;  // number of Ctrl-Cs caught so far
 } ms_state;
 
-MS_API int ms_version(void);               // version of this interface: MS_VERSION when the library was built
-MS_API const char *ms_release_name(void);  // version of the release: "1.1.0", or "1.1.0-dev" before it
+MS_API int ms_version(void);               // version of this interface: MS_VERSION at the time the library was built
+MS_API const char *ms_release_name(void);  // version of the release: "1.1.0", or "1.1.0-dev" before that release
 MS_API ms_status ms_init(void);            // idempotent
 MS_API ms_state *ms_get_state(void);       // the same struct at every call
-MS_API const char *ms_error(void);         // text of the last failure on this thread
+MS_API const char *ms_error(void);         // message of the last failure on this thread
 MS_API int ms_error_code(void);            // ms_status of the last failure
-MS_API void ms_interrupt(void);            // async-signal-safe: the next engine call fails with MS_EINTR
-MS_API void ms_catch_sigint(int on);       // SIGINT calls ms_interrupt; if that is not noticed for 1 s, the next kills
-// on: SIGUSR1 and SIGUSR2 are recorded instead of ending the process.
+MS_API void ms_interrupt(void);            // async-signal-safe; makes the next engine call fail with MS_EINTR
+// Makes SIGINT call ms_interrupt; if that is not noticed within 1 s, the next SIGINT ends the process.
+MS_API void ms_catch_sigint(int on);
+// on: record SIGUSR1 and SIGUSR2 instead of letting them end the process.
 MS_API void ms_catch_checkpoint_signals(int on);
-// The checkpoint signal received since the last call: 0 none, 1 SIGUSR1, 2 SIGUSR2 or both. *at is the time (ms_time)
-// of the latest one.
+// The checkpoint signals received since the last call. 0: none, 1: SIGUSR1, 2: SIGUSR2 or both. *at is the time
+// (ms_time) of the latest.
 MS_API int ms_checkpoint_signal(double *at);
-MS_API int ms_num_threads(void);               // of operators on the CPU
-MS_API void ms_set_num_threads(int n);         // 1 to 1024
-MS_API double ms_time(void);                   // seconds, monotonic
+MS_API int ms_num_threads(void);               // number of threads for operators on the CPU
+MS_API void ms_set_num_threads(int n);         // from 1 to 1024
+MS_API double ms_time(void);                   // seconds of a monotonic clock
 MS_API const char *ms_cpu_isa(void);           // x86-64 level of the kernels in use: "v1", "v3", "v4"
 MS_API int ms_set_grad_mode(int on);           // returns the previous mode
 MS_API int ms_set_autocast(int dtype_plus_1);  // returns the previous value
 MS_API int ms_set_default_dtype(int dtype);    // a floating-point dtype; returns the previous one
 
 MS_API const char *ms_dtype_name(int dtype);  // "float32" …
-MS_API int ms_dtype_size(int dtype);          // bytes
+MS_API int ms_dtype_size(int dtype);          // in bytes
 
 // ---- memory -----------------------------------------------------------------------------------
 
@@ -90,89 +92,97 @@ typedef struct {
     double allocated, peak_allocated, reserved, peak_reserved, live_tensors;
 } ms_memory;
 
-MS_API ms_status ms_memory_stats(int device, ms_memory *out);  // bytes; `allocated` is exactly what tensors requested
-MS_API void ms_reset_peak_memory(int device);                  // to what is in use now
-MS_API void ms_empty_cache(void);                              // returns unused reserved memory to the system
-MS_API void ms_set_memory_limit(double bytes);                 // allocating more fails with MS_ENOMEM; 0 = no limit
-MS_API void ms_set_gc_limit(double bytes);                     // soft limit on unscoped bytes between collections
+// In bytes; `allocated` is exactly the sum that tensors requested.
+MS_API ms_status ms_memory_stats(int device, ms_memory *out);
+MS_API void ms_reset_peak_memory(int device);   // sets the peak to the current use
+MS_API void ms_empty_cache(void);               // returns unused reserved memory to the system
+MS_API void ms_set_memory_limit(double bytes);  // allocations beyond it fail with MS_ENOMEM; 0: no limit
+MS_API void ms_set_gc_limit(double bytes);      // soft limit on unscoped bytes allocated between garbage collections
 
-// CPU kernels define MS_TYPES_ONLY: a function added below does not invalidate their ccache entries.
+// CPU kernels define MS_TYPES_ONLY, so that a function added below does not invalidate their ccache entries.
 #ifndef MS_TYPES_ONLY
 
 // ---- the GPU ----------------------------------------------------------------------------------
 
 MS_API int ms_cuda_count(void);                   // number of devices
-MS_API const char *ms_cuda_why(void);             // why there are none; "" otherwise
-MS_API const char *ms_cuda_name(int index);       // NULL: no such device (ms_error)
-MS_API ms_status ms_cuda_synchronize(int index);  // waits for everything queued on the device
-// dst = src on the copy stream, between the CPU and a GPU or within one device. Returns at once; the next operator on
-// dst or src waits for the copy.
+MS_API const char *ms_cuda_why(void);             // the reason if there are none; otherwise ""
+MS_API const char *ms_cuda_name(int index);       // NULL if there is no such device (see ms_error)
+MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued on the device
+// Copies src to dst on the copy stream, between the CPU and a GPU or within one device. Returns at once; the next
+// operator on dst or src waits for the copy.
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
-// Exports t's memory to another process of this machine: a handle of 64 bytes, and t's offset in bytes in that memory.
-// Waits for queued work on t. The caller keeps t alive while the other process uses it.
+// Exports t's memory to another process of this machine: *handle has 64 bytes, *offset is t's byte offset in that
+// memory. Waits for queued work on t. The caller must keep t alive while the other process uses it.
 MS_API ms_status ms_cuda_share(ms_id t, uint8_t *handle, double *offset);
-// A contiguous tensor on memory that another process exported by ms_cuda_share; mapped until the process ends.
+// Makes a contiguous tensor on memory that another process exported by ms_cuda_share. The memory stays mapped until
+// this process ends.
 MS_API ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape);
 
 // ---- tensors ----------------------------------------------------------------------------------
 
-// Devices in arguments: type | index << 8 (cuda:1 = MS_CUDA | 1 << 8).
+// A device argument is type | index << 8 (cuda:1 is MS_CUDA | 1 << 8).
 typedef struct {
     int32_t dtype, device, ndim, requires_grad, is_leaf, is_contiguous, version, is_param, sharded, has_grad;
     int64_t numel, offset;
     int64_t shape[8], stride[8];
 } ms_info;
 
-MS_API ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape);                // uninitialised
-MS_API ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values);  // cpu; converted
-MS_API ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);  // cpu; caller keeps data alive
-MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);                               // MS_ERELEASED after its release
-MS_API void *ms_data_ptr(ms_id t);                                // of the first element; waits for the storage's event
-MS_API ms_status ms_read(ms_id t, double *out, double capacity);  // all elements, row-major, as doubles (int64 too)
-MS_API ms_status ms_item(ms_id t, double *out);                   // the value of a tensor of one element
-MS_API int ms_is_alive(ms_id t);                                  // 0 once released, by ms_release or by its scope
-MS_API void ms_release(ms_id t);                                  // releases the id; no-op if it is released already
-MS_API ms_status ms_keep(ms_id t);                                // takes t out of its scope: it lives until released
-MS_API double ms_scope_of(ms_id t);  // a number that stands for t's scope; 0: unscoped or released
-MS_API void ms_adopt(ms_id t);    // moves an unscoped tensor without an owner into the innermost scope, if one is open
-MS_API void ms_drop(ms_id t);     // releases t if it belongs to the innermost scope; else no-op
-MS_API ms_id ms_detach(ms_id t);  // same storage, no graph
-// To copy tensors that share a storage: the key of t's storage (0: only t uses it), a copy of all its bytes
-// (uint8 [n]), and a view of such a copy with t's shape, strides, offset and dtype (no graph).
+MS_API ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape);  // uninitialised
+// On the CPU; values are converted to dtype.
+MS_API ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values);
+// On the CPU; the caller keeps data alive.
+MS_API ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);
+MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);  // MS_ERELEASED after t's release
+MS_API void *ms_data_ptr(ms_id t);                       // address of the first element; waits for the storage's event
+// All elements in row-major order, converted to double (int64 too).
+MS_API ms_status ms_read(ms_id t, double *out, double capacity);
+MS_API ms_status ms_item(ms_id t, double *out);  // the value of a tensor of one element
+MS_API int ms_is_alive(ms_id t);                 // 0 once t was released, by ms_release or by its scope
+MS_API void ms_release(ms_id t);                 // no-op if t was released already
+MS_API ms_status ms_keep(ms_id t);               // removes t from its scope: t lives until it is released
+MS_API double ms_scope_of(ms_id t);              // a number that identifies t's scope; 0: unscoped or released
+// Moves an unscoped tensor without an owner into the innermost scope, if a scope is open.
+MS_API void ms_adopt(ms_id t);
+MS_API void ms_drop(ms_id t);     // releases t if it belongs to the innermost scope; otherwise a no-op
+MS_API ms_id ms_detach(ms_id t);  // a tensor on the same storage, without graph
+// For copying tensors that share a storage: ms_storage_key gives the key of t's storage (0: only t uses it),
+// ms_storage_copy a copy of all its bytes (uint8 [n]), and ms_view_alike a view of such a copy with t's shape, strides,
+// offset and dtype (no graph).
 MS_API double ms_storage_key(ms_id t);
 MS_API ms_id ms_storage_copy(ms_id t);
 MS_API ms_id ms_view_alike(ms_id t, ms_id copy);
-MS_API ms_status ms_set_data(ms_id t, ms_id src);         // re-points t (a leaf) at src's storage, shape, dtype
+// Makes t (a leaf) a view of src's storage, with src's shape and dtype.
+MS_API ms_status ms_set_data(ms_id t, ms_id src);
 MS_API int ms_same_storage(ms_id a, ms_id b);             // 1 if both are views of one storage
-MS_API int ms_storage_is_shared(ms_id t);                 // 1 if anything but t holds its storage
-MS_API ms_id ms_param_new(ms_id t, int requires_grad);    // a new leaf sharing t's storage, unscoped
-MS_API ms_status ms_set_name(ms_id t, const char *name);  // shown in errors ("blocks.0.weight")
-MS_API ms_status ms_bump_version(ms_id t);                // counts a change in place that no operator made
+MS_API int ms_storage_is_shared(ms_id t);                 // 1 if anything besides t holds its storage
+MS_API ms_id ms_param_new(ms_id t, int requires_grad);    // a new unscoped leaf that shares t's storage
+MS_API ms_status ms_set_name(ms_id t, const char *name);  // a name shown in errors ("blocks.0.weight")
+MS_API ms_status ms_bump_version(ms_id t);                // records a change in place that was not made by an operator
 
 // ---- scopes -----------------------------------------------------------------------------------
 
-// Opens a scope in the current chain; the caller keeps name alive while it is open. Returns its handle, > 0.
+// Opens a scope in the current chain and returns its handle, > 0. The caller keeps name alive while the scope is open.
 MS_API double ms_scope_open(const char *name);
-// Closes the scope and every scope left open inside it; keep[0..n) move to the enclosing scope (or become unscoped).
-// No-op if the scope is closed already.
+// Closes the scope and all scopes left open inside it. The tensors keep[0..n) move to the enclosing scope, or become
+// unscoped. No-op if the scope is closed already.
 MS_API void ms_scope_close(double scope, const ms_id *keep, int n);
-MS_API int ms_scope_is_open(double scope);  // 1 until it is closed
+MS_API int ms_scope_is_open(double scope);  // 1 until the scope is closed
 // A chain is the stack of one coroutine's scopes; 0 is the main chain. ms_chain_switch returns the previous one.
 MS_API int ms_chain_new(void);
 MS_API int ms_chain_switch(int chain);
 MS_API void ms_chain_free(int chain);
 
-// Lua's owner of an unscoped tensor, with a C finalizer (ffi.gc): a closure would keep its tensor alive.
+// Lua's owner of an unscoped tensor. Its finalizer (ffi.gc) is a C function: a closure would keep the tensor alive.
 typedef struct {
     ms_id id;
 } ms_owner;
-MS_API void ms_owner_init(ms_owner *o, ms_id id);  // call it once, before ffi.gc
+MS_API void ms_owner_init(ms_owner *o, ms_id id);  // to be called once, before ffi.gc
 MS_API void ms_owner_release(ms_owner *o);         // the finalizer: releases the tensor
 
 // ---- operators --------------------------------------------------------------------------------
 
-// Arguments of one operator call. The caller owns the struct and may reuse it; the engine reads
-// n_* and that many entries, and writes out[].
+// Arguments of an operator call. The caller owns the struct and may reuse it; the engine reads n_in, n_i and n_f and
+// that many entries, and writes out[].
 typedef struct {
     int32_t n_in, n_out, n_i, n_f;
     ms_id in[64];
@@ -228,10 +238,10 @@ typedef struct {
 //   trunc_normal_                               i: place?; f: mean, std, low, high
 // place: the position of t's first element in a larger tensor, so that a shard gets the same numbers as the whole.
 
-MS_API int ms_op_find(const char *name);  // -1 if there is none
+MS_API int ms_op_find(const char *name);  // -1 if there is no such operator
 MS_API int ms_op_count(void);             // operators are numbered from 0
-MS_API const char *ms_op_name(int op);    // NULL: no such operator
-MS_API const char *ms_op_doc(int op);     // one line of documentation of its method, "" if none
+MS_API const char *ms_op_name(int op);    // NULL if there is no such operator
+MS_API const char *ms_op_doc(int op);     // a line of documentation for the operator's method; "" if it has none
 MS_API int ms_op_inputs(int op);          // the smallest number of inputs
 MS_API int ms_op_flags(int op);           // MS_OP_*
 enum {
@@ -246,23 +256,24 @@ enum {
     MS_OP_METHOD = 256 /* a method of tensors that takes only tensors; its variant with a number is NAME_scalar */,
     MS_OP_ACTIVATION = 512 /* also a function of nn.F */
 };
-MS_API int ms_op_has_kernel(int op, int device);  // 1 if the operator runs on that device
+MS_API int ms_op_has_kernel(int op, int device);  // 1 if the operator can run on that device
 
-MS_API ms_status ms_call_op(int op, ms_args *a);           // fills a->out and a->n_out
+MS_API ms_status ms_call_op(int op, ms_args *a);           // sets a->out and a->n_out
 MS_API ms_id ms_call1(int op, ms_id a);                    // one input, one output
-MS_API ms_id ms_call1f(int op, ms_id a, double f);         // and one number
-MS_API ms_id ms_call2(int op, ms_id a, ms_id b);           // two tensors
-MS_API ms_id ms_call3(int op, ms_id a, ms_id b, ms_id c);  // c may be 0
+MS_API ms_id ms_call1f(int op, ms_id a, double f);         // one input and one number
+MS_API ms_id ms_call2(int op, ms_id a, ms_id b);           // two inputs
+MS_API ms_id ms_call3(int op, ms_id a, ms_id b, ms_id c);  // three inputs; c may be 0
 
-// indices: positions of a sparse tensor, int64 [D, N] on the cpu, checked against its D sizes. Unless unique is NULL,
-// makes two new tensors: the distinct positions in order, and for each of the N its place among them.
+// indices: the positions of a sparse tensor, int64 [D, N] on the CPU. They are checked against the D sizes. Unless
+// unique is NULL, makes two new tensors: *unique has the distinct positions in order; *places has, for each of the N
+// positions, its index among them.
 MS_API ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *unique, ms_id *places);
 
 // ---- random numbers ---------------------------------------------------------------------------
 
-MS_API void ms_manual_seed(double seed);               // resets the offset too
-MS_API void ms_rng_get(double *seed, double *offset);  // the generator's state
-MS_API void ms_rng_set(double seed, double offset);    // a state that ms_rng_get returned
+MS_API void ms_manual_seed(double seed);               // also resets the offset
+MS_API void ms_rng_get(double *seed, double *offset);  // reads the generator's state
+MS_API void ms_rng_set(double seed, double offset);    // restores a state that ms_rng_get returned
 
 // ---- autograd ---------------------------------------------------------------------------------
 
@@ -282,111 +293,120 @@ typedef enum {                        /* in                                   an
 
 typedef struct {
     int32_t kind;
-    int32_t n;   // tensors in `in`
-    double key;  // of the hook, function or checkpoint: the number it was registered with
+    int32_t n;   // number of tensors in `in`
+    double key;  // the number with which the hook, function or checkpoint was registered
     double unit;
     const ms_id *in;  // borrowed until the next call on the run
-    int32_t n_first;  // MODULE_BACKWARD: the first n_first tensors are grad_in
+    int32_t n_first;  // MODULE_BACKWARD: the first n_first tensors are grad_in, the rest grad_out
 } ms_event;
 
 typedef struct ms_run ms_run;
 
-// A backward from n roots. grads[k] may be 0 for one-element roots (then 1). NULL on failure.
+// Starts a backward from n roots. grads[k] may be 0 for roots of one element (meaning 1). NULL on failure.
 MS_API ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_graph);
-// The gradients of n roots with respect to m inputs; read them with ms_run_result after MS_RUN_DONE. Does not change
-// the leaves' grads.
+// Starts computing the gradients of n roots with respect to m inputs; read them with ms_run_result after MS_RUN_DONE.
+// Does not change the grads of leaves.
 MS_API ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
                        int allow_unused);
-MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);            // until MS_RUN_DONE
-MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);  // to the last event; before ms_run_next
-MS_API ms_id ms_run_result(ms_run *r, int k);                        // 0: unused input
-MS_API void ms_run_free(ms_run *r);                                  // after MS_RUN_DONE
-MS_API void ms_run_abort(ms_run *r);                                 // ends r and the runs above it, and frees them
-// ms_run_abort for an error of the script: peers that wait in r's collectives raise text.
+MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);  // to be called until it returns MS_RUN_DONE
+// Answers the last event; to be called before ms_run_next.
+MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);
+MS_API ms_id ms_run_result(ms_run *r, int k);  // 0 if the input was not used
+MS_API void ms_run_free(ms_run *r);            // to be called after MS_RUN_DONE
+MS_API void ms_run_abort(ms_run *r);           // ends and frees r and the runs that began after it
+// As ms_run_abort, after an error of the script: peers that wait in r's collectives raise text.
 MS_API void ms_run_fail(ms_run *r, const char *text);
 MS_API ms_run *ms_run_top(void);  // the innermost open run, or NULL
 
-MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // leaves only
-MS_API ms_id ms_get_grad(ms_id t);                       // 0 = none; every call returns the same id
-MS_API ms_status ms_set_grad(ms_id t, ms_id grad);       // 0 clears
-// Hooks: key is a number of the caller's choice that events carry. Returns a handle for ms_hook_remove, 0 on failure.
-MS_API double ms_register_hook(ms_id t, double key);       // runs before t's gradient is used
-MS_API double ms_register_leaf_hook(ms_id t, double key);  // runs when t's gradient has landed in its grad
+MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
+MS_API ms_id ms_get_grad(ms_id t);                       // 0 if there is none; every call returns the same id
+MS_API ms_status ms_set_grad(ms_id t, ms_id grad);       // grad 0 clears it
+// Hooks: key is a number chosen by the caller, which the events contain. Returns a handle for ms_hook_remove; 0 on
+// failure.
+MS_API double ms_register_hook(ms_id t, double key);       // called before t's gradient is used
+MS_API double ms_register_leaf_hook(ms_id t, double key);  // called when t's gradient has landed in its grad
 MS_API void ms_hook_remove(double handle);
-// A custom function: out (made without grad) become the outputs of a node over in, whose backward is MS_EV_FUNCTION.
+// Records a custom function: makes out, which was computed without grad, the outputs of a node over in. Its backward
+// raises MS_EV_FUNCTION.
 MS_API ms_status ms_function_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out);
-// A checkpointed region. Its forward runs without gradients between begin (returns a token, 0: failed) and end, and is
-// then recorded. Its backward is MS_EV_RECOMPUTE, which runs with gradients on: the script sets the random offset of
-// the forward, and the engine restores the current one afterwards. The graph of the answer ends at detached leaves
-// that ms_checkpoint_inputs names (one per input; 0 where the input is no tensor or needs no gradient).
+// A checkpointed region. Its forward runs without gradients between ms_checkpoint_begin (returns a token, 0: failed)
+// and ms_checkpoint_end, and is then recorded. Its backward raises MS_EV_RECOMPUTE with grad mode on: the script sets
+// the forward's random offset and computes the outputs again, and the engine restores the current offset afterwards.
+// The graph of the recomputed outputs ends at detached leaves, which ms_checkpoint_inputs names (one per input; 0 if
+// the input is not a tensor or needs no gradient).
 MS_API double ms_checkpoint_begin(void);
 MS_API void ms_checkpoint_end(double token);
 MS_API ms_status ms_checkpoint_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out);
 MS_API ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached);
-// A full backward hook on a module: identity nodes around it. Call once on the inputs and once on the outputs; each
-// call replaces the ids by those to use from here on.
+// Records identity nodes around a module that has a full backward hook. Call ms_module_hook_inputs on the inputs and
+// ms_module_hook_outputs on the outputs; each replaces the ids by those to be used from then on.
 MS_API double ms_module_hook_inputs(double key, int n, ms_id *in);
 MS_API ms_status ms_module_hook_outputs(double token, int n, ms_id *out);
 
-// Keys whose hooks, functions or checkpoints were freed since the last call: Lua drops what it keeps under them. The
-// key of a module hook serves every call of the module and is never reported.
+// Returns the keys whose hooks, functions or checkpoints were freed since the last call: Lua then drops what it stores
+// for them. The key of a module hook serves every call of the module and is never reported.
 MS_API int ms_dead_keys(double *out, int capacity);
 
 // ---- sharded units ----------------------------------------------------------------------------
 
-// Handles are numbers > 0. Every function marked collective is called by all ranks of the group in the same order.
+// Handles are numbers > 0. Every function marked "collective" must be called by all ranks of the group in the same
+// order.
 enum { MS_LAYOUT_ROWS, MS_LAYOUT_FLAT };
-// What scripts see of a flat unit while it is sharded: its sharded parameters; one flat parameter (ms_unit_flat), which
-// is the leaf that optimizers step; or the parameters themselves as this rank's 1-d pieces. The last two follow the
-// rules of fsdp.FSDP.
+// How scripts see a flat unit while it is sharded. SHARDED: its sharded parameters. FLAT: one flat parameter
+// (ms_unit_flat), which is the leaf that optimizers step. PIECES: the parameters themselves, as this rank's 1-d pieces.
+// FLAT and PIECES follow the rules of fsdp.FSDP.
 enum { MS_VIEWS_SHARDED, MS_VIEWS_FLAT, MS_VIEWS_PIECES };
 enum { MS_PREFETCH_PRE, MS_PREFETCH_POST, MS_PREFETCH_NONE };
 typedef struct {
-    double group;  // the shard group's id
+    double group;  // id of the shard group
     int32_t views, backward_prefetch, keep_low_precision_grads;
     int32_t offload;  // shards and their gradients stay on the CPU
-    int32_t device;   // on which the unit computes; -1: the parameters' current device
+    int32_t device;   // the device on which the unit computes; -1: the parameters' current device
     int32_t layout;
-    int32_t reshard_after_forward;  // 1, 0, or -1: by the root rule (true for non-roots, false for the root)
+    int32_t reshard_after_forward;  // 1, 0, or -1: as the root rule says (true for all units but the root)
     int32_t param_dtype, reduce_dtype, output_dtype;  // -1: unchanged
     int32_t cast_forward_inputs;
-    int32_t replicates, reshards_to;  // 1: the group below is used
-    double replicate_group;           // ranks that hold the same shards: reduced gradients are all-reduced over them
-    double reshard_group;  // ranks (consecutive members of group) that keep the parameters in slices after forward
-    const int32_t *dims;   // per parameter, the dimension to shard (rows only; divides evenly); NULL: the first
+    int32_t replicates, reshards_to;  // 1: replicate_group, reshard_group is used
+    double replicate_group;           // ranks that hold the same shards and all-reduce their reduced gradients
+    double reshard_group;  // ranks (consecutive members of group) that keep slices of the parameters after forward
+    // For each parameter, the dimension that is sharded (layout rows only; must divide evenly); NULL: the first
+    // dimension.
+    const int32_t *dims;
 } ms_unit_options;
 
-// Makes a unit of n parameters (whole, equal on all ranks, contiguous, of at least one dimension; also on meta) and
-// keeps this rank's part of each. name: the module's, for errors. Pass shared parameters once. n 0 makes a unit of
-// hooks alone.
+// Makes a unit of n parameters and keeps this rank's part of each. The parameters must be whole, contiguous, equal on
+// all ranks, and have at least one dimension; they may be on meta. name: the module's name, for errors. Pass shared
+// parameters once. n 0 makes a unit that only has hooks.
 MS_API double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o);
-// The script's owner of a unit: its C finalizer frees the unit when the module is collected.
+// The script's owner of a unit: its finalizer, a C function, frees the unit when the module is collected.
 typedef struct {
     double unit;
 } ms_unit_owner;
 MS_API void ms_unit_owner_release(ms_unit_owner *o);
-MS_API ms_status ms_unit_set_name(double unit, const char *name);  // the module's name below the root
-MS_API void ms_unit_free(double unit);  // after the module was freed: its parameters keep only their local parts
-// Call once, at the first forward: units are all units of the root, the root's own included, in module order.
+MS_API ms_status ms_unit_set_name(double unit, const char *name);  // name: the module's path below the root
+// To be called after the module was freed: its parameters keep only their local parts.
+MS_API void ms_unit_free(double unit);
+// To be called once, at the first forward. units: all units of the root, including the root's own, in module order.
 MS_API ms_status ms_unit_lazy_init(double root, int n, const double *units);
-MS_API int ms_unit_is_lazy(double unit);       // 1 once lazily initialised
-MS_API double ms_unit_backwards(double unit);  // number of backwards completed through its root's units
+MS_API int ms_unit_is_lazy(double unit);       // 1 once ms_unit_lazy_init was called
+MS_API double ms_unit_backwards(double unit);  // number of backwards completed through the units of its root
 MS_API double ms_unit_root(double unit);       // 0 before ms_unit_lazy_init
 MS_API int ms_unit_is_gathered(double unit);   // 1 if its parameters are whole on this rank
-MS_API int ms_unit_device(double unit);        // the device it computes on
-// Call before and after the module's forward, after an error ms_unit_forward_failed. io: the tensors among the inputs
-// or outputs; each entry is replaced by the tensor to use from here on. Collective.
+MS_API int ms_unit_device(double unit);        // the device on which it computes
+// To be called before and after the module's forward; after an error, call ms_unit_forward_failed instead of the
+// latter. io: the tensors among the inputs or outputs; each entry is replaced by the tensor to be used from then on.
+// Collective.
 MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);
 MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
 MS_API void ms_unit_forward_failed(double unit);
-// A unit of several modules has a pass around the forwards of those that run together: it is gathered, resharded and
-// reduced once for all of them. Call begin before each module's pre-forward; it returns 1 if it began a pass, 0 inside
-// a pass, -1 if there is none (a checkpoint recomputes). Call end after the last module's post-forward, at the end of
-// the root's forward if some modules did not run, or after an error.
+// A unit of several modules has a pass that contains the forwards of modules that run together: the unit is gathered,
+// resharded and reduced once for all of them. Call ms_unit_begin_pass before each module's pre-forward; it returns 1 if
+// it began a pass, 0 inside a pass, -1 if no pass is needed (a checkpoint recomputes). Call ms_unit_end_pass after the
+// last module's post-forward, at the end of the root's forward if some modules did not run, or after an error.
 MS_API int ms_unit_begin_pass(double unit);
 MS_API ms_status ms_unit_end_pass(double unit, int failed);
-MS_API ms_status ms_unit_unshard(double unit, int async);  // collective; async: ms_unit_wait later
-MS_API ms_status ms_unit_wait(double unit);                // for the gather of ms_unit_unshard
+MS_API ms_status ms_unit_unshard(double unit, int async);  // collective; async: ms_unit_wait must follow
+MS_API ms_status ms_unit_wait(double unit);                // waits for the gather that ms_unit_unshard started
 MS_API ms_status ms_unit_reshard(double unit);             // releases the gathered parameters
 enum {
     MS_UNIT_SYNC,
@@ -396,82 +416,92 @@ enum {
     MS_UNIT_DIVIDE_FACTOR,
     MS_UNIT_UNSHARD_IN_BACKWARD,
     MS_UNIT_ALL_REDUCE,
-    MS_UNIT_ALL_REDUCE_HOOK,  // the hook's key, 0: none
+    MS_UNIT_ALL_REDUCE_HOOK,  // key of the hook; 0: none
     MS_UNIT_CAST_FORWARD_INPUTS,
-    MS_UNIT_FORWARD_PREFETCH,  // 0: no unit is gathered early when this unit's forward begins
-    MS_UNIT_LIMIT_GATHERS,     // 1: one unit is gathered early at a time; 0: all that are left in the order
-    MS_UNIT_FULL_PRECISION,    // 1: gathers and reduces in the stored dtype, despite the options; the unit must be idle
+    MS_UNIT_FORWARD_PREFETCH,  // 0: do not gather any unit early when this unit's forward begins
+    MS_UNIT_LIMIT_GATHERS,  // 1: gather one unit early at a time; 0: gather all remaining units of the recorded order
+    // 1: gather and reduce in the stored dtype, whatever the options say; the unit must be idle
+    MS_UNIT_FULL_PRECISION,
     MS_UNIT_FAKE_GATHER,
-    MS_UNIT_FAKE_REDUCE,  // 1: skips the collective, to measure its cost; the numbers are wrong (flat units)
-    // 1: the script checks the order of units: collectives do not compare it, and forward gathers no unit early
+    MS_UNIT_FAKE_REDUCE,  // 1: skip the collective, to measure its cost; the results are wrong (flat units)
+    // 1: the script checks the order of units: collectives do not compare it, and forward does not gather units early
     MS_UNIT_CHECKED
 };
 MS_API ms_status ms_unit_set(double unit, int what, double value);
-// Replaces the unit's own reduction of gradients. SCRIPT: the script reduces (MS_EV_REDUCE gives it the padded gradient
-// and the shard to fill; an unsharded gradient comes alone and is reduced in place). SUM: the gradient is divided and
-// summed over a group of the script's choice. LOW: the same in a low-precision dtype.
+// Replaces the unit's own reduction of gradients. SCRIPT: the script reduces (MS_EV_REDUCE passes the padded gradient
+// and the shard to fill; the gradient of an unsharded unit is passed alone and is reduced in place). SUM: the gradient
+// is divided and summed over a group chosen by the script. LOW: as SUM, in a low-precision dtype.
 enum { MS_COMM_NONE, MS_COMM_SCRIPT, MS_COMM_SUM, MS_COMM_LOW };
 typedef struct {
-    int32_t kind, low, lands, pad;  // LOW: the dtype that is sent, and the one in which the gradient lands
-    double key;                     // SCRIPT
-    double group, before, after;    // SUM, LOW: the divisors before and after the sum
+    // low: the dtype that is sent; lands: the dtype in which the gradient lands (kind LOW).
+    int32_t kind, low, lands, pad;
+    double key;                   // for kind SCRIPT
+    double group, before, after;  // for kinds SUM and LOW: the group, and the divisors before and after the sum
 } ms_comm_hook;
-MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);  // NULL: the default reduction
-// Runs a SUM or LOW hook: out = this rank's block of the sum of grad; out 0: reduces grad in place. Collective.
+MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);  // NULL: restores the default reduction
+// Runs a SUM or LOW hook: out receives this rank's block of the sum of grad; out 0: reduces grad in place. Collective.
 MS_API ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad, ms_id out);
-MS_API void ms_comm_division(int n, double *before, double *after);  // the divisors for n ranks
-// Shows whole parameters in the stored dtype, for the script to read and write (flat units only). show 0: takes part,
-// but keeps showing this rank's pieces; 2: shows the whole parameters on the CPU. unsummon with writeback keeps what
-// was written. Collective; not inside a forward or backward.
+MS_API void ms_comm_division(int n, double *before, double *after);  // computes the divisors for n ranks
+// Makes the whole parameters visible in the stored dtype, for the script to read and write (flat units only). show 0:
+// takes part, but keeps this rank's pieces visible; 2: shows the whole parameters on the CPU. ms_unit_unsummon with
+// writeback keeps the script's changes. Collective; not allowed inside a forward or backward.
 MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
-MS_API int ms_unit_is_idle(double unit);  // 1 outside its forward and backward phases
+MS_API int ms_unit_is_idle(double unit);  // 1 outside of its forward and backward
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
-// Call when the parameters are final until the next forward: gathers the first unit with parameters, in the order of
-// the latest forward, in the background. Collective.
+// To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
+// the order of the latest forward, in the background. Collective.
 MS_API ms_status ms_unit_gather_first(double unit);
-MS_API double ms_unit_of(ms_id p);           // a managed parameter's unit; 0: not managed
-MS_API double ms_unit_flat_offset(ms_id p);  // flat units: offset of p's piece in this rank's part, in elements
-MS_API ms_id ms_unit_flat(double unit);      // MS_VIEWS_FLAT: the flat parameter, 1-d, padded; always the same id
-MS_API ms_id ms_unit_local(ms_id p);         // this rank's part; always the same id
-MS_API ms_id ms_unit_full_tensor(ms_id p);   // the whole: a new tensor, detached, in the stored dtype. Collective
-// Fails if some gradient of p has not been reduced yet.
+MS_API double ms_unit_of(ms_id p);  // the unit of a managed parameter; 0: p is not managed
+// Flat units: offset of p's piece in this rank's part of the flat parameter, in elements.
+MS_API double ms_unit_flat_offset(ms_id p);
+// MS_VIEWS_FLAT: the flat parameter, 1-d, padded; every call returns the same id
+MS_API ms_id ms_unit_flat(double unit);
+MS_API ms_id ms_unit_local(ms_id p);  // this rank's part of p; every call returns the same id
+// The whole parameter as a new detached tensor in the stored dtype; collective.
+MS_API ms_id ms_unit_full_tensor(ms_id p);
+// Fails if a gradient of p has not been reduced yet.
 MS_API ms_status ms_unit_check_reduced(ms_id p);
-// Drops the reduced gradient that an unreduced gradient of p replaced until its reduction; no-op for other parameters.
+// Releases the reduced gradient that an unreduced gradient of p replaced until its reduction. No-op for other
+// parameters.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
-MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole of its gradient; 0 without an error when there is none
-// A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded: it represents a sharded
-// gradient or copy in scripts. gather_like gathers the whole of one whose part on this rank is `part` (collective).
+MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
+// A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded
+// gradient or copy of p in scripts. ms_unit_gather_like gathers the whole of such a tensor, given this rank's part
+// (collective).
 MS_API ms_id ms_unit_stand_in(ms_id p, int dtype);
 MS_API ms_id ms_unit_gather_like(ms_id p, ms_id part);
-// Rows lie along dimension `dim`: this rank has `here` of them, from row `first` on. outer: product of the sizes before
-// dim; row_numel: product of those after it.
+// Rows lie along dimension `dim`. This rank has `here` rows, from row `first` on. outer: product of the sizes before
+// dim; row_numel: product of the sizes after it.
 typedef struct {
     double unit;
     int32_t layout, world, rank, dtype, dim, pad;
     int64_t first, here, rows, row_numel, outer;
 } ms_shard_info;
-MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);  // the position of this rank's part in the whole
-// Moves the shards to a device and dtype (-1: keep); keep_values 0 leaves them uninitialised (to_empty).
+// The position of this rank's part in the whole parameter.
+MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
+// Moves the shards to a device and dtype (-1: unchanged). keep_values 0 leaves them uninitialised (to_empty).
 MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);
-// Replaces parameter j of the unit (as in ms_unit_new) by p, of the same shape and dtype, with this rank's part of p's
-// values. The replaced parameter leaves the unit. The unit must be idle.
+// Replaces parameter j of the unit (counted as in ms_unit_new) by p, which must have the same shape and dtype and
+// receives this rank's part of its values. The replaced parameter no longer belongs to the unit. The unit must be idle.
 MS_API ms_status ms_unit_replace(double unit, int j, ms_id p);
-// All-gather extensions: the script decides what is gathered for some parameters (by position in ms_unit_new; extension
-// e has count[e] of them, consecutive in `which`), and makes the whole of it. Units with extensions are gathered by
-// runs: MS_EV_PRE_GATHER asks for every extension's inputs (ms_unit_extension_inputs); MS_EV_POST_GATHER says that
-// outputs are gathered. At the first gather the script answers with ms_unit_extension_whole; later it fills that
-// tensor. n 0 removes the extensions, as ms_unit_to does.
+// All-gather extensions: the script decides which tensors are gathered for some parameters, and builds the whole
+// parameters from them. Extension e covers count[e] parameters, consecutive in `which`, as positions in ms_unit_new.
+// Units with extensions are gathered by runs. MS_EV_PRE_GATHER asks for every extension's inputs
+// (ms_unit_extension_inputs). MS_EV_POST_GATHER says that the outputs are gathered: at the first gather the script
+// answers with ms_unit_extension_whole; later it fills that tensor again. n 0 removes the extensions; so does
+// ms_unit_to.
 MS_API ms_status ms_unit_extend(double unit, int n, const int32_t *count, const int32_t *which);
-// A run that gathers the unit; early: it ends when the gather has been issued.
+// Makes a run that gathers the unit. early: the run ends when the gather has been issued.
 MS_API ms_run *ms_unit_gather_run(double unit, int early, int prefetched);
-// Units with extensions that should be gathered early when this one's forward begins; returns their number.
+// Lists the units with extensions that should be gathered early when this unit's forward begins; returns their number.
 MS_API int ms_unit_prefetches(double unit, double *units, int capacity);
 MS_API ms_status ms_unit_extension_inputs(double unit, int e, int n, const ms_id *in);
-MS_API int ms_unit_extension_outputs(double unit, int e, ms_id *out, int capacity);  // as many as inputs; -1: failed
+// There are as many as inputs; -1: failed.
+MS_API int ms_unit_extension_outputs(double unit, int e, ms_id *out, int capacity);
 MS_API ms_status ms_unit_extension_whole(double unit, int e, int n_whole, const ms_id *whole, int n_free,
                                          const ms_id *freed);
-// A record of the schedule's events, in order. prefetched is set only for UNSHARD.
+// A record of the schedule's events, in order. prefetched is only set for UNSHARD.
 enum { MS_UNIT_EV_UNSHARD, MS_UNIT_EV_RESHARD, MS_UNIT_EV_POST_BACKWARD };
 typedef struct {
     int32_t event, prefetched;
@@ -482,79 +512,80 @@ MS_API int ms_unit_recorded(ms_unit_event *out, int capacity);
 
 // ---- optimizers -------------------------------------------------------------------------------
 
-typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;  // indices in the table of optimizers (ms_optim_at)
+typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;  // indices into the table of optimizers (ms_optim_at)
 typedef struct {
     int32_t kind, nesterov, amsgrad, reserved;
     double lr, weight_decay;
-    double momentum, dampening;  // SGD
-    double beta1, beta2, eps;    // Adam, AdamW
-    double more[5];              // of the table's other optimizers
+    double momentum, dampening;  // for SGD
+    double beta1, beta2, eps;    // for Adam and AdamW
+    double more[5];              // for optimizers added to the table
 } ms_optim_options;
 
-// The table of optimizers: one row each, from a header of kernels/formulas/optim.
+// The table of optimizers: one row per optimizer, each from a header in kernels/formulas/optim.
 enum { MS_OPTIM_STATES = 3, MS_OPTIM_OPTIONS = 8 };
 typedef struct {
     const char *name, *doc;  // name: NULL ends the list
-    int32_t at, count;       // byte offset in ms_optim_options; 1, 2: that many numbers; 0, -1: an int32_t, double flag
-    double value[2];         // defaults
-    double low, below;       // low <= number < below, at construction; infinite: no limit
-    int32_t later, unused;   // later: the limits also hold for changes between steps
+    // at: byte offset in ms_optim_options; count: 1, 2: as many numbers; 0, -1: a flag stored as int32_t, double.
+    int32_t at, count;
+    double value[2];        // default values
+    double low, below;      // allowed values at construction: low <= number < below; an infinite value means no limit
+    int32_t later, unused;  // later: the limits also apply to changes between steps
 } ms_optim_option;
 typedef struct {
-    const char *name;                     // of the class: "AdamW"
-    const char *doc;                      // its formula in words, with the source
-    const char *states[MS_OPTIM_STATES];  // names of the states of a parameter; NULL ends the list
-    uint32_t needed, reserved;            // bits of the states that it keeps under all options
+    const char *name;                     // of the Lua class: "AdamW"
+    const char *doc;                      // description of the formula, with its source
+    const char *states[MS_OPTIM_STATES];  // names of the states kept per parameter; NULL ends the list
+    uint32_t needed, reserved;            // needed: bits of the states that it keeps with all options
     ms_optim_option options[MS_OPTIM_OPTIONS];
 } ms_optim_row;
-MS_API const ms_optim_row *ms_optim_at(int kind);            // NULL: there is none
-MS_API ms_status ms_optim_check(const ms_optim_options *o);  // checks that the options fit together
+MS_API const ms_optim_row *ms_optim_at(int kind);            // NULL if there is no such optimizer
+MS_API ms_status ms_optim_check(const ms_optim_options *o);  // checks options that depend on each other
 MS_API int ms_optim_is_plain(const ms_optim_options *o);     // 1 if a step is p -= lr * g and nothing else
 
-// One fused pass over those of the n leaves that have a gradient. Of a sharded parameter, the local part is stepped.
-// state: MS_OPTIM_STATES ids per leaf, in the order of its row; each is 0 until the leaf's first step makes it,
-// unscoped. steps: the number of steps each leaf has taken. On failure nothing was changed.
+// Steps all leaves that have a gradient, in one fused pass. A sharded parameter's local part is stepped. state:
+// MS_OPTIM_STATES ids per leaf, in the order of the optimizer's row; each is 0 until the leaf's first step makes it,
+// unscoped. steps: the number of steps that each leaf has taken. On failure nothing has changed.
 MS_API ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps);
-// The same for several groups of leaves. On failure no group was changed.
+// As ms_optim_step, for several groups of leaves. On failure no group has changed.
 typedef struct {
     const ms_optim_options *options;
     int64_t n;
     const ms_id *leaves;
-    ms_id *state;   // MS_OPTIM_STATES x n
-    double *steps;  // n
+    ms_id *state;   // MS_OPTIM_STATES x n ids
+    double *steps;  // n numbers
 } ms_optim_group;
 MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups);
 // Scales the gradients of all leaves so that their norm of order p (> 0, may be infinite) over all ranks is at most
-// max_norm (infinite: only measures). Returns the norm before scaling: a new 0-dim tensor. Collective where some leaves
-// are sharded.
+// max_norm (infinite: only computes the norm). Returns the norm before scaling as a new 0-dim tensor. Collective if
+// some leaves are sharded.
 MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);
 
 // ---- dist -------------------------------------------------------------------------------------
 
-// The launcher of this process, by its environment variables: known before ms_dist_init.
+// The launcher of this process, from its environment variables. Known before ms_dist_init.
 typedef struct {
-    const char *name;                              // "mpirun", "srun", "PMIx", "mpiexec", "torchrun"; "": no launcher
-    int32_t rank, world, local_rank, local_world;  // local: on this node. world, local_world 0: unknown
-    char reason[200];                              // why its variables are invalid; "": they are valid
+    const char *name;  // "mpirun", "srun", "PMIx", "mpiexec", "torchrun"; "" without a launcher
+    int32_t rank, world, local_rank, local_world;  // local: on this node. world or local_world 0: unknown
+    char reason[200];                              // why the launcher's variables are invalid; "" if they are valid
 } ms_launch;
 MS_API void ms_launcher(ms_launch *out);  // reads the environment
 
-// Process groups are numbers: 0 is the world, 1 this rank alone. Ranks in arguments are ranks of the world. Before
-// ms_dist_init, and without a launcher, the world is this process alone and collectives are copies.
+// Process groups are numbers: 0 is the world, 1 contains only this rank. Ranks in arguments are world ranks. Before
+// ms_dist_init, and without a launcher, the world contains only this process and collectives are copies.
 // backend: "auto", "mpi", "self"; NULL: "auto". timeout: in seconds; 0: unchanged.
 MS_API ms_status ms_dist_init(const char *backend, double timeout);
-MS_API int ms_dist_is_initialized(void);                              // 1 once this process has joined
-MS_API void ms_dist_finalize(void);                                   // also called when the process ends with code 0
-MS_API const char *ms_dist_backend(void);                             // "self" or "mpi"
-MS_API const char *ms_dist_launcher(void);                            // the name of ms_launcher
+MS_API int ms_dist_is_initialized(void);    // 1 once this process has joined the job
+MS_API void ms_dist_finalize(void);         // is also called when the process ends with code 0
+MS_API const char *ms_dist_backend(void);   // "self" or "mpi"
+MS_API const char *ms_dist_launcher(void);  // as ms_launcher gives it
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed
-MS_API int ms_dist_rank(double group);              // -1: not a member, -2: no such group (ms_error)
-MS_API int ms_dist_size(double group);              // ranks of the group
+MS_API int ms_dist_rank(double group);              // -1: not a member, -2: no such group (see ms_error)
+MS_API int ms_dist_size(double group);              // number of ranks in the group
 MS_API int ms_dist_member(double group, int k);     // world rank of member k
-MS_API int ms_dist_local_rank(void);                // among the ranks of this node
-MS_API int ms_dist_local_size(void);                // ranks of this node
+MS_API int ms_dist_local_rank(void);                // this rank's number among the ranks of this node
+MS_API int ms_dist_local_size(void);                // number of ranks on this node
 MS_API int ms_dist_nodes(void);                     // number of nodes
 
 enum {
@@ -576,54 +607,57 @@ typedef struct ms_work ms_work;  // an asynchronous collective
 typedef struct {
     int32_t op, reduction, root, async;  // root: source or destination; for send and recv, the peer
     double group;
-    ms_id out, in;   // all_reduce, broadcast, reduce, recv: out only; send: in only. gather: out on the root only
-    int32_t n_list;  // scatter on the root: one tensor per member
+    ms_id out, in;   // all_reduce, broadcast, reduce, recv use only out; send only in; gather uses out only on the root
+    int32_t n_list;  // scatter on the root: number of tensors, one per member
     const ms_id *list;
     const char *site;  // the script's "file:line", for messages; NULL: unknown
 } ms_dist_call;
-// Runs a collective, or queues it and sets *work (NULL if there is nothing to wait for).
+// Runs a collective; or queues it and sets *work, which is NULL if there is nothing to wait for.
 MS_API ms_status ms_dist_run(const ms_dist_call *c, ms_work **work);
-MS_API ms_status ms_work_wait(ms_work *w);  // NULL allowed
+MS_API ms_status ms_work_wait(ms_work *w);  // w may be NULL
 MS_API int ms_work_done(ms_work *w);        // never waits
 MS_API void ms_work_free(ms_work *w);       // does not cancel the collective
 
-// Gathers bytes: *all is every member's n bytes, concatenated in the order of the group; *lengths is each member's n.
-// Both are borrowed until the next call.
+// Gathers bytes: *all receives the n bytes of every member, concatenated in the order of the group; *lengths receives
+// every member's n. Both are borrowed until the next call.
 MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
                                       const double **lengths);
-// Broadcasts bytes. On rank `source`, *bytes and *n are the bytes to send; on return, every rank has them there,
-// borrowed until the next call.
+// Broadcasts bytes. On rank `source`, *bytes and *n are the bytes to send. On return they are the received bytes on
+// every rank, borrowed until the next call.
 MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, const char **bytes, double *n);
 
-// The ledger of collectives issued here: recording nests; entries are kept until the outermost end.
+// The ledger of collectives issued by this rank. Recordings may be nested; entries are kept until the outermost one
+// ends.
 typedef struct {
     int32_t op, dtype;
-    double input_numel, output_numel, bytes, group;  // bytes: of the larger of input and output
+    double input_numel, output_numel, bytes, group;  // bytes: size of the larger of input and output
     const char *unit;                                // NULL: none
 } ms_ledger_entry;
 MS_API int ms_dist_record_begin(void);                             // number of entries so far
-MS_API int ms_dist_record_count(void);                             // entries so far
+MS_API int ms_dist_record_count(void);                             // number of entries so far
 MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);  // entry k, from 0
-MS_API void ms_dist_record_end(void);                              // ends the innermost begin
+MS_API void ms_dist_record_end(void);                              // ends the innermost recording
 
-MS_API void ms_dist_set_timeout(double seconds);  // for waiting for a peer
-MS_API void ms_dist_set_step(double step);        // the step of ms.steps, -1: none; compared over ranks
+MS_API void ms_dist_set_timeout(double seconds);  // how long to wait for a peer
+MS_API void ms_dist_set_step(double step);        // the step of ms.steps; -1: none; compared between ranks
 MS_API void ms_dist_set_debug_level(int level);   // 0 off, 1 info, 2 detail
 MS_API int ms_dist_debug_level(void);             // 0 off, 1 info, 2 detail
 MS_API double ms_dist_errors(void);               // number of published errors that this rank has met
-MS_API double ms_dist_mismatches(void);  // number of collectives that failed here because members' calls differed
-// Publishes an error after which the script goes on: peers that wait for the failed work raise text. since:
+// Number of collectives that failed on this rank because the members' calls differed.
+MS_API double ms_dist_mismatches(void);
+// Publishes an error after which the script continues: peers that wait for the failed work raise text. since:
 // ms_dist_errors when the work began.
 MS_API void ms_dist_publish_error(const char *text, double since);
-// Publishes that a collective of this group was refused before it was issued, and the script goes on: the matching
-// calls of peers fail with text. group < 0 stands for a send or receive: -1 - from * world size - to. since: as above.
+// Publishes that a call of a collective of this group failed its argument checks and that the script continues: the
+// matching calls of peers fail with text. group < 0 means a send or receive: -1 - from * world size - to. since: as in
+// ms_dist_publish_error.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
 
 // ---- files ------------------------------------------------------------------------------------
 
-// Writes a safetensors file: new (NULL on failure), metadata, declare every tensor, write each in any order (so a
-// caller needs only one whole tensor at a time), commit. The file appears at commit, whole and on disk, or not at all.
-// abort frees the saver, before or after commit.
+// Writes a safetensors file: ms_saver_new (NULL on failure), metadata, declare every tensor, write them in any order
+// (so the caller needs only one whole tensor at a time), commit. After commit the complete file is on disk; before, it
+// does not exist. ms_saver_abort frees the saver, before or after commit.
 typedef struct ms_saver ms_saver;
 MS_API ms_saver *ms_saver_new(const char *path);
 MS_API ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value);
@@ -631,37 +665,39 @@ MS_API ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int 
 MS_API ms_status ms_saver_write(ms_saver *s, const char *name, ms_id t);
 MS_API ms_status ms_saver_commit(ms_saver *s);
 MS_API void ms_saver_abort(ms_saver *s);
-// After commit: the checksum of the whole file, 16 hexadecimal digits and a 0.
+// After commit: writes the checksum of the whole file, 16 hexadecimal digits and a 0, to out.
 MS_API void ms_saver_sum(const ms_saver *s, char *out);
 
-// Reads a safetensors file: open checks the whole header. Tensors are numbered in the order of their names. With
-// verify, open and the reads fail where bytes differ from the checksums that savers write into the header. Files
-// without checksums are not verified.
+// Reads a safetensors file: ms_loader_open checks the whole header. Tensors are numbered in the order of their names.
+// With verify, open and reads fail if bytes differ from the checksums that savers write into the header. Files without
+// checksums are not verified.
 typedef struct ms_loader ms_loader;
 MS_API ms_loader *ms_loader_open(const char *path, int verify);
-MS_API const char *ms_loader_sum(const ms_loader *l);  // the digits of ms_saver_sum; "" without verify or checksums
+// The digits that ms_saver_sum gives; "" without verify or checksums.
+MS_API const char *ms_loader_sum(const ms_loader *l);
 MS_API void ms_loader_close(ms_loader *l);
 MS_API int ms_loader_count(const ms_loader *l);
 MS_API const char *ms_loader_name(const ms_loader *l, int k);
-MS_API int ms_loader_find(const ms_loader *l, const char *name);               // -1: none
-MS_API ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out);      // dtype, shape
-MS_API ms_id ms_loader_read(ms_loader *l, int k, double first, double count);  // rows of dimension 0; count -1: all
+MS_API int ms_loader_find(const ms_loader *l, const char *name);           // -1 if there is none
+MS_API ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out);  // sets dtype and shape
+// Rows of dimension 0; count -1: all rows.
+MS_API ms_id ms_loader_read(ms_loader *l, int k, double first, double count);
 MS_API int ms_loader_metadata_count(const ms_loader *l);
 MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
 MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 
-// Reads ranges of many tensors at once: want each range (it lands in dst, contiguous and of the same dtype, from
-// element `at` on), then fetch them. If whole (17 bytes) is not NULL, fetch reads and verifies the whole file, once and
-// in order; for a file without checksums, whole gets its XXH64.
+// Reads ranges of many tensors at once: call ms_loader_want for each range, then ms_loader_fetch. A range is stored in
+// dst, which must be contiguous and of the same dtype, from element `at` on. If whole (17 bytes) is not NULL, fetch
+// reads the whole file once, in order, and verifies it; for a file without checksums, whole receives its XXH64.
 MS_API ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
 MS_API ms_status ms_loader_fetch(ms_loader *l, char *whole);
 
-// Small files. put makes a new file, on disk when it returns. get reads a file of at most 1 GiB; free *out with
-// ms_file_free.
+// Small files. ms_file_put makes a new file, which is durable when it returns. ms_file_get reads a file of at most 1
+// GiB; free *out with ms_file_free.
 MS_API ms_status ms_file_put(const char *path, const char *data, double n);
 MS_API ms_status ms_file_get(const char *path, const char *who, char **out, double *n);
 MS_API void ms_file_free(char *data);
-MS_API void ms_file_sum(const char *data, double n, char *out);  // XXH64: 16 hexadecimal digits and a 0
+MS_API void ms_file_sum(const char *data, double n, char *out);  // writes the XXH64 as 16 hexadecimal digits and a 0
 
 // A folder that is replaced as a whole.
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
@@ -684,23 +720,23 @@ MS_API ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *t
 MS_API ms_status ms_folder_remove(ms_folder *f, const char *name);
 MS_API void ms_folder_free(ms_folder *f);
 MS_API ms_status ms_folder_sync(const char *path);
-// The names in a folder, each with a '/' after it; free *out with ms_file_free.
+// Lists the names in a folder, each followed by a '/'; free *out with ms_file_free.
 MS_API ms_status ms_folder_list(const char *path, const char *who, char **out, double *n);
 
-// Token files: concatenated ranges of memory-mapped files as one sequence of token ids.
+// Token files: ranges of memory-mapped files, concatenated to one sequence of token ids.
 typedef struct ms_tokens ms_tokens;
 MS_API ms_tokens *ms_tokens_new(void);
 MS_API void ms_tokens_free(ms_tokens *t);
 MS_API ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double offset, double count);
 MS_API double ms_tokens_count(const ms_tokens *t);
-MS_API ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out);  // 1-byte tokens
-// Reproducible randomness from three whole numbers a, b, c (a seed, an epoch …).
+MS_API ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out);  // reads 1-byte tokens
+// Reproducible random numbers from three whole numbers a, b, c (a seed, an epoch …).
 MS_API double ms_shuffle(double a, double b, double c, double j, double n);  // element j of a shuffle of [0, n)
 MS_API double ms_hash_share(double a, double b, double c);                   // a number from 0 to 1
 MS_API double ms_hash_below(double a, double b, double c, double n);         // a whole number below n
-// out[0]: n sequences of `length` ids from the given positions (0 past the end). out[1]: the id that follows each of
-// them, or `ignore` at the first skip[k] positions and after scored[k] more. skip and scored may be NULL. Both are
-// int64 [n, length].
+// out[0]: n sequences of `length` ids from the given positions on (0 past the end). out[1]: for each id the one that
+// follows it; `ignore` at the first skip[k] positions and after the scored[k] positions that follow them. skip and
+// scored may be NULL. Both tensors are int64 [n, length].
 MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip,
                                  const double *scored, int length, double ignore, ms_id *out);
 
@@ -720,31 +756,33 @@ typedef enum {
 } ms_range_kind;
 
 typedef struct {
-    const char *name, *detail;  // detail: shapes of an operator's inputs, a collective's unit; "": none
-    double start, duration;     // seconds of the monotonic clock (ms_time)
-    double allocated, memory;   // bytes on all devices at its end, and their change since its start; 0 on a queue
-    int32_t kind, lane;         // lane: 0 the script's thread, from 1 the queues
+    const char *name, *detail;  // detail: shapes of an operator's inputs, unit of a collective; "": none
+    double start, duration;     // in seconds of the monotonic clock (ms_time)
+    // allocated: bytes on all devices at the end; memory: their change since the start; 0 for ranges on queues.
+    double allocated, memory;
+    int32_t kind, lane;  // lane: 0: the script's thread; 1 and up: the queues
 } ms_range;
 
-// Recorded ranges in the order in which they ended: on one lane, inner ranges come before outer ones.
+// Recorded ranges in the order in which they ended: on each lane, inner ranges come before outer ones.
 typedef struct {
     ms_range *ranges;
-    double n, dropped;    // dropped: ranges for which there was no room
-    double begun, ended;  // seconds
+    double n, dropped;    // dropped: number of ranges that did not fit
+    double begun, ended;  // in seconds
 } ms_trace;
 
 // Optional content: shapes of operators' inputs, calls of modules.
 enum { MS_TRACE_SHAPES = 1, MS_TRACE_MODULES = 2 };
-// Records up to `room` ranges, allocated here. NULL on failure. Several traces may record at a time.
+// Starts recording up to `room` ranges and allocates memory for them. NULL on failure. Several traces may record at the
+// same time.
 MS_API ms_trace *ms_trace_start(double room, int what);
-MS_API void ms_trace_stop(ms_trace *t);  // afterwards the ranges may be read
+MS_API void ms_trace_stop(ms_trace *t);  // to be called before the ranges are read
 MS_API void ms_trace_free(ms_trace *t);
-MS_API int ms_trace_wanted(void);  // the optional content that the traces now recording want, combined
-MS_API ms_status ms_trace_save(const ms_trace *t, const char *path, int rank);  // Chrome's trace format
-// At the end of the process: stops, saves and frees the trace, and reports it on stderr.
+MS_API int ms_trace_wanted(void);  // the optional content that at least one active trace wants
+MS_API ms_status ms_trace_save(const ms_trace *t, const char *path, int rank);  // in Chrome's trace format
+// When the process ends: stops, saves and frees the trace, and prints a line about it to stderr.
 MS_API void ms_trace_save_at_exit(ms_trace *t, const char *path, int rank);
-// A range of the script: open returns its start (0: nothing is recorded) and sets the bytes allocated; pass both to
-// close, which copies the texts.
+// A range of the script: ms_range_open returns the start time (0: nothing is recorded) and sets the bytes allocated;
+// pass both to ms_range_close, which copies the texts.
 MS_API double ms_range_open(double *allocated);
 MS_API void ms_range_close(double start, double allocated, int kind, const char *name, const char *detail);
 MS_API const char *ms_range_category(int kind);  // "operator" ...
@@ -752,13 +790,13 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 
 // ---- for tests and benchmarks only ------------------------------------------------------------
 
-MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs, "" if none
-// Fails the nth allocation from now; -n: that one and all after it; 0: none. Returns how many allocations were left
-// before the previous request failed: 0 if it has.
+MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
+// Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns how many allocations were
+// left before the previous request took effect: 0 if it did.
 MS_API double ms_fail_allocation(double nth);
-// Collectives of this kind (op -1: all) take `seconds` longer on this rank.
+// Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);
-// MPI's own float32 collective on raw memory, for comparison: 0 all-gather, 1 reduce-scatter, 2 all-reduce.
+// MPI's own float32 collective on raw memory, for comparison. op: 0 all-gather, 1 reduce-scatter, 2 all-reduce.
 MS_API ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count);
 
 #endif  // MS_TYPES_ONLY

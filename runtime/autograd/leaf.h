@@ -13,7 +13,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g);
 ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
 // Converts *g to m's dtype. Fails and releases *g if its shape or device differs from m's.
 ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int k);
-// called after the leaf's last contribution: runs its hooks and lands its gradient
+// Called after the leaf's last contribution: runs its hooks and lands its gradient.
 ms_status ms__leaf_complete(ms_run *r, ms_leaf *l);
 
 #endif

@@ -10,7 +10,7 @@
 // return MS_RUN_DONE: it is called again after these tasks.
 typedef struct ms_task {
     ms_run_state (*step)(struct ms_task *t, ms_run *run, ms_event *ev);
-    // called when the task is finished or aborted, to release what it holds; may be NULL
+    // Called when the task is finished or aborted, to release what it holds; may be NULL.
     void (*drop)(struct ms_task *t);
     void *ptr;
     int64_t phase, n;
@@ -27,7 +27,7 @@ typedef struct {
 } ms_question;
 // Fills ev; its tensors have ids until the event ends. Returns MS_RUN_EVENT or MS_RUN_FAILED.
 ms_run_state ms__run_event(ms_run *run, ms_event *ev, const ms_question *q);
-// the script's answers to the last event; borrowed until the step returns
+// The script's answers to the last event; borrowed until the step returns.
 int ms__run_answers(ms_run *run, ms_tensor *const **t);
 bool ms__run_is_backward(const ms_run *run);
 bool ms__run_has_units(const ms_run *run);  // whether the run reaches nodes of units

@@ -93,7 +93,7 @@ typedef struct {              // one per member of a group
 } ms_head;
 
 typedef struct {  // the text of a group's latest mismatch, the same on every rank of this node
-    // word of that collective: claimed by the rank that writes the text; set when the text is complete
+    // Word of that collective: claimed by the rank that writes the text; set when the text is complete.
     _Atomic uint64_t claimed, written;
     char text[TEXT];
     char pad[48];
@@ -150,11 +150,11 @@ struct ms_group {
     int holders;          // number of units that keep the group's address, also after dist.free_group
     uint64_t seq, epoch;  // used by the engine thread only
     int in_flight;        // number of its collectives on queues that are not retired yet; engine thread only
-    // for each ring entry: word of the latest collective that this rank issued; engine thread only
+    // For each ring entry: word of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
-    // for each ring entry: word of the latest collective that its executor finished; the entry may then be reused
+    // For each ring entry: word of the latest collective that its executor finished; the entry may then be reused.
     _Atomic uint64_t finished[RING];
-    // for each ring entry: word of the latest collective that was committed; written before `finished`
+    // For each ring entry: word of the latest collective that was committed; written before `finished`.
     uint64_t committed[RING];
     ms_group *next;
 };
@@ -235,7 +235,7 @@ const ms_activity *ms__peer_activity(int pid);  // NULL: that process has not lo
 // Whether a peer is busy: inside an engine call, running another program, or with calls, reads or writes since *before.
 // Updates *before.
 ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before);
-// reads a file under /proc/PID; "" if it cannot be read
+// Reads a file under /proc/PID; "" if it cannot be read.
 size_t ms__peer_file(int pid, const char *name, char *text, size_t n);
 int ms__launched_peers(int parent, int *pids, int room);  // the children of the launcher
 bool ms__launcher_ends_job(void);
@@ -300,7 +300,7 @@ bool ms__comm_error_since(uint64_t epoch);  // whether an error was published th
 // Engine thread: to be called when the script receives the error of a failed collective of that epoch, with this text
 // (NULL: the published text). The error counts as met.
 void ms__comm_reported(uint64_t epoch, const char *text);
-// records that a rank aborted a backward because of the error of that epoch
+// Records that a rank aborted a backward because of the error of that epoch.
 void ms__comm_backward_failed(uint64_t epoch);
 // Any thread: to be called when this rank alone cannot complete c, for the reason in ms_error(). Publishes the error,
 // so that the peers fail at once.

@@ -222,7 +222,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         windows[k] = here ? ms__world.ctl + slot_of(g, k, c->seq)->out_at : NULL;
     }
     mine = windows[me];
-    // with members on other nodes, the leader's window gets the whole result; on one node, each window gets a part
+    // With members on other nodes, the leader's window gets the whole result; on one node, each window gets a part.
     char *result = windows[g->leader] + WINDOW;
 
     if (on_side(ROW(c->op)->reads, me, c->root)) {

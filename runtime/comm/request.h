@@ -54,11 +54,12 @@ typedef struct {
     ms_stream_kind stream;
     int root;             // world rank
     ms_tensor *in, *out;  // contiguous, of one dtype; all-reduce, broadcast and reduce use only out
-    // all-gather: copies pieces of one storage into another, as one collective
+    // All-gather: copies pieces of one storage into another, as one collective.
     ms_storage *from, *to;
     int dtype, n_pieces;
     const ms_piece *pieces;
-    // reduce-scatter of several tensors in place: each rank's block consists of its parts in order; n_parts <= MS_PARTS
+    // Reduce-scatter of several tensors in place: each rank's block consists of its parts in order; n_parts <=
+    // MS_PARTS.
     int n_parts;
     const ms_part *parts;
     bool by_script;       // shapes are compared as well

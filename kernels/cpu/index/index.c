@@ -63,7 +63,7 @@ static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int6
 // ---- index_select, index_add_ ----
 
 typedef struct {
-    // number of positions; elements of a slice; sizes of the indexed dimension in source and destination
+    // Number of positions; elements of a slice; sizes of the indexed dimension in source and destination.
     int64_t count, inner, from, to;
     const ms_tensor *index;
     const char *src;

@@ -64,7 +64,7 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
 {
     R(vec) s[8][3];
     REAL *row = c;
-    // forces the addresses of the rows below to be recomputed: there are too few registers to keep them
+    // Forces the addresses of the rows below to be recomputed: there are too few registers to keep them.
     __asm__("" : "+r"(c));
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++)

@@ -81,7 +81,7 @@ static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, do
         for (int64_t c = 0; c < C; c++) spread[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
 }
 
-// coefficients, per channel: mean, scale, shift.
+// Coefficients, per channel: mean, scale, shift.
 static MS_KERNEL void R(rows)(const bn *p, int64_t first, int64_t last)
 {
     const REAL *x = p->x, *mean = p->coefficients, *scale = mean + p->c, *shift = scale + p->c;
@@ -111,7 +111,7 @@ static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, dou
         }
 }
 
-// coefficients, per channel: mean, and the three factors of ms_bn_finish.
+// Coefficients, per channel: mean, and the three factors of ms_bn_finish.
 static MS_KERNEL void R(rows_backward)(const bn *p, int64_t first, int64_t last)
 {
     const REAL *x = p->x, *g = p->g, *mean = p->coefficients, *kg = mean + p->c, *a = kg + p->c, *d = a + p->c;

@@ -459,7 +459,7 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
             ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
             if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
-        // the result overwrites the buffer that this message sends
+        // The result overwrites the buffer that this message sends.
         if (status == MS_OK && m) status = finish(w, &sent[k]);
         if (status == MS_OK && m && theirs)
             status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
