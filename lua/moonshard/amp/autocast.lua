@@ -6,8 +6,9 @@
 ---   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, log, pow (also t ^ p and p ^ t),
 ---               reciprocal (also p / t), rsqrt; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
 ---
---- An operation of a list casts its floating point inputs, except float64. All others, and operations in place (pow_),
---- compute in the dtypes of their inputs. The lists are flags in the engine's table of operators: MS_OP_LOW, MS_OP_WIDE.
+--- An operation in one of the lists converts its floating point inputs, except float64. All other operations, and
+--- operations in place (pow_), compute in the dtypes of their inputs. The lists are stored as flags in the engine's
+--- table of operators: MS_OP_LOW, MS_OP_WIDE.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
@@ -22,9 +23,9 @@ end
 
 local HALF = opts.one_of { "bfloat16", "float16" }
 
---- Runs fn(…) with the dtypes of mixed precision: products (linear, matmul, conv2d, attention) in this half dtype;
---- sums, norms, losses, softmax, exp, log and pow in float32; everything else in the dtypes of its inputs. nil turns
---- an enclosing autocast off. Call backward outside.
+--- Runs fn(…) with mixed precision: products (linear, matmul, conv2d, attention) compute in the given half dtype; sums,
+--- norms, losses, softmax, exp, log and pow in float32; all other operations in the dtypes of their inputs. nil turns
+--- off an enclosing autocast. Call backward outside of it.
 ---@param dtype "bfloat16"|"float16"|nil  of products inside; nil turns autocast off
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn

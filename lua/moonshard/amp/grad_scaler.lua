@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Gradient scalers: the loss is multiplied by a scale before backward, so that small float16 gradients do not vanish,
---- and gradients are divided by it before the optimizer's step. If a gradient is infinite or NaN, the step is skipped
---- and the scale lowered. The ranks of a ShardedGradScaler skip the same steps.
+--- Gradient scalers: multiply the loss by a scale before backward, so that small float16 gradients do not become 0, and
+--- divide gradients by it before the optimizer's step. If a gradient is infinite or NaN, the step is skipped and the
+--- scale lowered. All ranks of a ShardedGradScaler skip the same steps.
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
@@ -17,9 +17,10 @@ local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_gr
 
 local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000, enabled = true }
 
---- Keeps small float16 gradients from vanishing (Micikevicius et al. 2018): the loss is multiplied by a scale before
+--- Keeps small float16 gradients from becoming 0 (Micikevicius et al. 2018): the loss is multiplied by a scale before
 --- backward, and gradients are divided by it before the step. A step with an infinite or nan gradient is skipped and
---- the scale multiplied by backoff_factor. After growth_interval steps without one it is multiplied by growth_factor.
+--- the scale is multiplied by backoff_factor. After growth_interval steps without such gradients the scale is
+--- multiplied by growth_factor.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
 ---   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
@@ -27,7 +28,7 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 local GradScaler = class.new "GradScaler"
 
--- Are float16 gradients unscaled? Only in sharded training, where parameters may be float16.
+-- Whether float16 gradients can be unscaled. Only sharded training needs it, because its parameters may be float16.
 GradScaler._takes_half = false
 
 local function construct(self, given, spec)
@@ -37,7 +38,7 @@ local function construct(self, given, spec)
   self._enabled, self._init_scale, self._growth_tracker = o.enabled, o.init_scale, 0
   self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor,
     o.growth_interval
-  self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> record since the last update
+  self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> what it did since the last update
   return o
 end
 
@@ -72,7 +73,7 @@ end
 
 local function scaled(self, outputs)
   if is_tensor(outputs) then return multiply(self, outputs) end
-  if type(outputs) == "function" then                   -- an iterator: scales each value when it is read
+  if type(outputs) == "function" then                   -- an iterator: scale each value when it is read
     return function(...)
       local value = outputs(...)
       if value ~= nil then return scaled(self, value) end
@@ -86,7 +87,7 @@ local function scaled(self, outputs)
   return list
 end
 
---- outputs times the scale, in their dtype.
+--- Multiplies outputs by the scale; dtypes do not change.
 ---@generic T
 ---@param outputs Tensor|table  tables of tensors to any depth
 ---@return Tensor|table
@@ -97,7 +98,7 @@ end
 
 -- ---- unscaling -----------------------------------------------------------------------------------
 
--- The gradients of an optimizer's leaves, as plain tensors.
+-- The gradients of all parameters of an optimizer, as plain tensors.
 local function gradients(self, optimizer)
   local list = {}
   local function add(p)
@@ -106,12 +107,12 @@ local function gradients(self, optimizer)
       return
     end
     if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
-    if p.placements then p = p:to_local() end           -- a sharded parameter's gradients are this rank's
+    if p.placements then p = p:to_local() end           -- of a sharded parameter, use this rank's part
     local g = p.grad
     if g == nil then return end
     if g.dtype == "float16" and not self._takes_half then raise("Attempting to unscale FP16 gradients.") end
     if g.is_sparse then
-      if g.dtype == "float16" then                      -- sums equal positions now, because the sum may overflow
+      if g.dtype == "float16" then  -- add the values at equal positions now, because their sum may overflow
         g = g:float():coalesce():half()
         p.grad = g
       end
@@ -129,7 +130,7 @@ local function one_element(t, name)
   if not is_tensor(t) or t:numel() ~= 1 then raise("%s must be a 1-element tensor.", name) end
 end
 
---- Multiplies an optimizer's gradients by inv_scale and sets found_inf to 1 where one of them is not finite.
+--- Multiplies an optimizer's gradients by inv_scale and sets found_inf to 1 if one of them is not finite.
 ---@param optimizer Optimizer  its groups hold the gradients
 ---@param inv_scale Tensor   one element
 ---@param found_inf Tensor   one element; written
@@ -159,8 +160,8 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
   end)
 end
 
--- Groups over which the parameters of an optimizer are sharded (or sharded and replicated), each once, in an order that
--- ranks share.
+-- The groups over which an optimizer's parameters are sharded (or sharded and replicated), without duplicates, in an
+-- order that is equal on all ranks.
 local function sharding_groups(optimizer)
   local list, seen = {}, {}
   for _, group in ipairs(optimizer.param_groups) do
@@ -178,8 +179,8 @@ local function sharding_groups(optimizer)
   return list
 end
 
--- Ranks with parts of the same gradients skip the same steps: combines what they found. Ranks without gradients take
--- part.
+-- Combines found_inf over ranks: those with parts of the same gradients must skip the same steps. Ranks without
+-- gradients take part.
 function GradScaler:_agree(found, optimizer)
   local groups = sharding_groups(optimizer)
   if #groups == 0 then return end
@@ -194,8 +195,8 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
--- Whether other ranks unscale with this one: they wait for its result, so its errors are published. Unreduced gradients
--- are refused earlier and not published: every rank detects them by itself.
+-- Whether other ranks make this call, too. They wait for its result, so its errors are published. Unreduced gradients
+-- are refused earlier, without publishing, because every rank detects them by itself.
 local function has_peers(self, optimizer)
   if type(optimizer) ~= "table" or not optimizer.param_groups then return false end
   if not (self._sums_over_ranks and dist.world_size(self._group) > 1) and #sharding_groups(optimizer) == 0 then
@@ -222,7 +223,8 @@ local function unscale(self, optimizer)
 end
 local unscale_together = calls.several(unscale)
 
---- Divides an optimizer's gradients by the scale, once between updates: before clipping them, for example.
+--- Divides an optimizer's gradients by the scale, at most once between two updates. Call it, for example, before
+--- clipping.
 ---@param optimizer Optimizer  its groups hold the gradients
 function GradScaler:unscale_(optimizer)
   if not self._enabled then return end
@@ -250,7 +252,7 @@ local function step(self, optimizer, closure)
 end
 local step_together = calls.several(step)
 
---- Runs the optimizer's step on unscaled gradients; skips it if one of them is not finite. Errors: a second step before
+--- Runs the optimizer's step on unscaled gradients; skips it if a gradient is not finite. Errors: a second step before
 --- update.
 ---@param optimizer Optimizer  its groups hold the gradients
 ---@param closure? nil  not supported, as in PyTorch
@@ -309,22 +311,22 @@ function GradScaler:update(new_scale)
   self._optimizers = setmetatable({}, { __mode = "k" })
 end
 
---- The scale.
+--- The current scale.
 ---@return number
 function GradScaler:get_scale()
   if not self._enabled then return 1 end
   return self.scale_tensor and self.scale_tensor:item() or self._init_scale
 end
---- The factor on the scale after growth_interval steps without infinities.
+--- The factor by which the scale grows after growth_interval steps without infinities.
 ---@return number
 function GradScaler:get_growth_factor() return self._growth_factor end
---- The factor on the scale after a skipped step.
+--- The factor by which the scale is multiplied after a skipped step.
 ---@return number
 function GradScaler:get_backoff_factor() return self._backoff_factor end
---- Steps without infinities until the scale grows.
+--- The number of steps without infinities after which the scale grows.
 ---@return integer
 function GradScaler:get_growth_interval() return self._growth_interval end
---- Is scaling enabled?
+--- Whether scaling is enabled.
 ---@return boolean
 function GradScaler:is_enabled() return self._enabled end
 
@@ -338,7 +340,7 @@ function GradScaler:state_dict()
   }
 end
 
---- Continues from a state dict. Errors: the empty one of a scaler that was not enabled.
+--- Continues from a state dict. Errors: the empty state dict of a scaler that was not enabled.
 ---@param sd table  what state_dict returned
 function GradScaler:load_state_dict(sd)
   if not self._enabled then return end
@@ -361,8 +363,8 @@ end
 
 -- ---- over ranks ----------------------------------------------------------------------------------
 
---- A scaler for sharded parameters: ranks have different parts of the gradients, so all of them skip a step if one of
---- them found an infinity; a rank without gradients, too.
+--- A scaler for sharded parameters. Ranks have different parts of the gradients, so all ranks, including those without
+--- gradients, skip a step if one of them found an infinity.
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
 ---   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
@@ -370,7 +372,7 @@ end
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true
-ShardedGradScaler._stops_at_inf = true          -- the other gradients of a skipped step stay scaled
+ShardedGradScaler._stops_at_inf = true          -- after an infinity, the remaining gradients of the step stay scaled
 
 function ShardedGradScaler:init(given)
   local spec = { process_group = dist._a_group }
@@ -378,7 +380,7 @@ function ShardedGradScaler:init(given)
   self._group = construct(self, given, spec).process_group
 end
 
--- Sums every found_inf over ranks. One on the CPU is summed on the scaler's device.
+-- Sums found_inf over ranks for every device. The one of the CPU is summed on the scaler's device.
 function ShardedGradScaler:_agree(found)
   local home, works = self.scale_tensor.device, {}
   for _, t in util.sorted_pairs(found) do

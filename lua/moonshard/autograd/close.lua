@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Closeness of tensors by dtype.
+--- Comparison of tensors with tolerances that depend on the dtype.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -9,18 +9,18 @@ local scope = require "moonshard.tensor.scope"
 
 local M = {}
 
--- PyTorch's tolerances: rtol, atol.
+-- PyTorch's tolerances, as { rtol, atol }.
 local tolerances = {
   float32 = { 1.3e-6, 1e-5 }, float64 = { 1e-7, 1e-7 }, float16 = { 1e-3, 1e-5 }, bfloat16 = { 1.6e-2, 1e-5 },
 }
 
--- The tolerances for two dtypes: the larger ones.
+-- The tolerances for tensors of two dtypes: the larger of both.
 local function tolerance(a, b)
   local ta, tb = tolerances[a] or { 0, 0 }, tolerances[b] or { 0, 0 }
   return math.max(ta[1], tb[1]), math.max(ta[2], tb[2])
 end
 
---- The position of element k (from 0): "[2, 1]".
+--- The position of element k (from 0) as text: "[2, 1]".
 function M.place(k, shape)
   local at = {}
   for d = #shape, 1, -1 do
@@ -32,7 +32,8 @@ end
 
 local function value(v) return v ~= v and "nan" or ("%.9g"):format(v) end
 
--- The number of elements that differ, the number of all; the index and distance of the worst, and its two values.
+-- Returns the number of elements that differ and the number of all elements; for the worst one its index, distance and
+-- both values.
 local function compare(a, b, rtol, atol, equal_nan)
   local x, n = tensor.read(a)
   local y = tensor.read(b)
@@ -41,7 +42,7 @@ local function compare(a, b, rtol, atol, equal_nan)
     local u, v = x[k], y[k]
     local d = math.abs(u - v)
     if u == v or (equal_nan and u ~= u and v ~= v) then d = 0 end
-    -- false for nan; infinity is close to itself only
+    -- nan is close to nothing; infinity only to itself
     local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)
     if not close then
       wrong = wrong + 1
@@ -52,8 +53,8 @@ local function compare(a, b, rtol, atol, equal_nan)
   return wrong, n, at, worst, x[at], y[at]
 end
 
---- Raises on the first place where a and b are not close: |a - b| <= atol + rtol * |b|, with tolerances by dtype
---- where none are given. Errors: shapes or, with check_dtype, dtypes that differ.
+--- Raises at the first place where a and b are not close: |a - b| <= atol + rtol * |b|. Tolerances that are not given
+--- depend on the dtype. Errors: different shapes or, with check_dtype, different dtypes.
 ---@param a any  tensors, numbers, nil, tables of them
 ---@param b any  what a should be
 ---@param given? { rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean }

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Nodes that a script puts on the tape: functions with a backward of their own, and checkpoints, which are regions
---- whose forward runs again during backward. Backward reports both as events (autograd/init.lua).
+--- Nodes that a script records: functions with their own backward, and checkpoints (regions whose forward runs again
+--- during backward). Backward reports both as events (autograd/init.lua).
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -24,7 +24,7 @@ local M = {}
 local Context = { __name = "FunctionContext" }
 Context.__index = Context
 
---- In forward: keeps tensors for backward. Errors in backward: a tensor that was changed in place meanwhile.
+--- To be called in forward: keeps tensors for backward. Errors in backward: a kept tensor that was changed in place.
 ---@param ... Tensor  inputs, results or intermediate tensors
 function Context:save(...)
   local saved, versions = { n = select("#", ...) }, {}
@@ -32,7 +32,7 @@ function Context:save(...)
     local t = select(k, ...)
     if t ~= nil then
       tensor.id_of(t, "ctx:save", ("argument %d"):format(k))
-      local same = t:detach():keep()                    -- detached: an output would own its own node
+      local same = t:detach():keep()                    -- detach: an output must not own its own node
       saved[k] = same
       versions[k] = tensor.info_of(same).version
     end
@@ -40,14 +40,14 @@ function Context:save(...)
   self._saved, self._versions = saved, versions
 end
 
---- In forward: with false, backward gets nil instead of zeros for a result that no gradient came back to.
+--- To be called in forward. With false, backward receives nil instead of zeros for a result that received no gradient.
 ---@param on boolean  true at first
 function Context:set_materialize_grads(on)
   opts.expect(on, opts.boolean, "set_materialize_grads: argument")
   self._no_zeros = not on
 end
 
---- In backward: the tensors that save was given.
+--- To be called in backward: returns the tensors that were passed to save.
 ---@return Tensor ...
 function Context:saved()
   local saved = self._saved
@@ -80,14 +80,14 @@ local function record(def, ctx, args, outs)
     errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n)
   end
   for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
-  local m, looks_of = 0, { n = outs.n }         -- [k]: shape and options of zeros for result k
+  local m, looks_of = 0, { n = outs.n }         -- looks_of[k]: shape and options of the zeros for result k
   for k = 1, outs.n do
     local t = outs[k]
     if is_tensor(t) then
       looks_of[k] = { t.shape, { dtype = t.dtype, device = t.device } }
       for j = 1, n_in do
         if rawequal(t, args[j]) then
-          t = t:detach()                                -- an input that forward returns needs an id of its own
+          t = t:detach()                                -- an input that forward returns needs a second id
           outs[k] = t
         end
       end
@@ -102,7 +102,7 @@ local function record(def, ctx, args, outs)
   end
 end
 
--- Applies a function to instances of tensor classes: once for each inner tensor; results become instances.
+-- Applies a function to instances of tensor classes: once per inner tensor; the results become instances.
 local apply
 local function apply_inner(def, like, args)
   local outs, count = {}, #tensor.inner(like)
@@ -156,7 +156,7 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   if not entry then error("moonshard: a function's context is gone", 0) end
   local came, outs = event_tensors(event), entry.outs
   local grads, m = {}, 0
-  for k = 1, outs.n do                          -- by position; nil for results that are no tensors
+  for k = 1, outs.n do                          -- indexed by result; nil for results that are not tensors
     if outs[k] then
       m = m + 1
       grads[k] = came[m]
@@ -179,9 +179,10 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   return results, entry.n_in
 end
 
---- A function with a backward of its own, called as `f(…)`. backward gets a gradient for each result of forward
---- (zeros where none came, nil where the result is no tensor) and returns a gradient, or nil, for each argument of
---- forward. `ctx.needs_grad[i]` says whether argument i wants one; other fields of ctx are the script's.
+--- Makes a function with its own backward, called as `f(…)`. backward receives a gradient for each result of forward
+--- (zeros if none arrived, nil if the result is not a tensor) and returns a gradient or nil for each argument of
+--- forward. `ctx.needs_grad[i]` says whether argument i needs a gradient; all other fields of ctx are free for the
+--- script.
 ---@param def { forward: fun(ctx: Context, ...): any, backward: fun(ctx: Context, ...): any }
 ---   forward: computes the results, without recording; backward: computes gradients of the arguments
 ---@return fun(...): any
@@ -202,8 +203,8 @@ local function leave_region(region, mode, ...)
   return restore(mode, ...)
 end
 
---- Runs fn(…) without keeping what its backward needs; backward runs it again, with the same random numbers (Chen et
---- al. 2016). Errors in backward: a second run that makes other tensors.
+--- Runs fn(…) without keeping what its backward needs; backward runs fn again, with the same random numbers (Chen et
+--- al. 2016). Errors in backward: the second run makes different tensors.
 ---@param fn function  a function or module; called with the arguments behind it
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
@@ -227,7 +228,7 @@ function M.checkpoint(fn, ...)
   if n_in > 63 or outs.n > 64 then
     errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n)
   end
-  -- Keeps the arguments until the region has run again.
+  -- Keeps the arguments until fn has run again.
   local kept = {}
   for k = 1, n_in do
     local t = args[k]
@@ -245,7 +246,7 @@ function M.checkpoint(fn, ...)
   entry.drop = function()
     for _, t in ipairs(kept) do t:release() end
   end
-  -- The region may use parameters, so if no argument requires grad, a new leaf does.
+  -- fn may use parameters; so if no argument requires grad, a new leaf is added that does.
   if not any then
     local leaf = create.zeros(1, { requires_grad = true })
     in_ids[n_in] = leaf.id
@@ -319,7 +320,7 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
     list[m] = outs[k]
     any = any or tensor.info_of(outs[k]).requires_grad ~= 0
   end
-  -- The region runs again only if a gradient has arrived, which would be lost without a word.
+  -- The region runs again only if a gradient has arrived. Without this error the gradient would be lost.
   if not any then
     errors.raise "checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times"
   end

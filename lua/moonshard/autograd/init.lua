@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Autograd: backward pulls a run from the engine and answers its events. Functions with a backward of their own and
+--- Autograd: backward advances a run of the engine and answers its events. Functions with their own backward and
 --- checkpoints are in autograd/function.lua.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -17,10 +17,11 @@ local type, pcall, error, setmetatable = type, pcall, error, setmetatable
 local M = {}
 
 local around
---- The function in which backward runs the regions of checkpoints again: around(fn, …) calls fn(…). nil: none.
+--- The function in which backward recomputes checkpointed regions: around(fn, …) must call fn(…). nil: fn is called
+--- directly.
 ---@return fun(fn: function, ...)?
 function M.around() return around end
---- Sets the function for regions that are recorded from now on; returns the one before.
+--- Sets that function for regions recorded from now on; returns the previous one.
 ---@param fn? fun(fn: function, ...)
 function M.set_around(fn)
   local before = around
@@ -32,7 +33,7 @@ local DONE, EVENT = ffi.C.MS_RUN_DONE, ffi.C.MS_RUN_EVENT
 
 -- ---- keys -----------------------------------------------------------------------------------------
 
--- Events name hooks, functions and checkpoints by keys. The engine reports keys whose owners it has freed.
+-- Events identify hooks, functions and checkpoints by keys. The engine reports keys whose owners it has freed.
 local by_key, next_key = {}, 0
 local dead = ffi.new "double[64]"
 
@@ -67,13 +68,13 @@ function M.drop_key(key) by_key[key] = nil end
 
 -- ---- runs -----------------------------------------------------------------------------------------
 
--- handlers[kind](entry, event, run) -> answers (tensors or nil), their number.
+-- handlers[kind](entry, event, run) returns answers (tensors or nil) and their number.
 local handlers = {}
 M.handlers = handlers
 
 local answer_ids = ffi.new("ms_id[?]", 256)
 
--- The tensors of an event.
+-- The tensors of an event, as Lua objects.
 local function event_tensors(event)
   local list = { n = event.n }
   for k = 1, event.n do
@@ -117,11 +118,12 @@ local function pull_events(run, event)
   end
 end
 
--- Events nest, because a hook may run a backward. Each depth has an event, and the coroutine that pulls its run.
+-- Events may be nested, because a hook may run a backward. Each depth has its own event struct and records the
+-- coroutine that advances its run.
 local events, pullers, depth = {}, {}, 0
 local running, status = coroutine.running, coroutine.status
 
---- Aborts runs that cannot continue, because their coroutine is dead. all: aborts every run (at the prompt, after an
+--- Aborts runs that cannot continue because their coroutine is dead. all: aborts every run (at the prompt, after an
 --- error).
 ---@param all? boolean
 function M.abort_left(all)
@@ -137,11 +139,11 @@ function M.abort_left(all)
   end
 end
 
--- Callbacks for the end of the outermost backward: { done, failed, stays = boolean }.
+-- Callbacks to be called at the end of the outermost backward: { done, failed, stays = boolean }.
 local ending
 
---- Calls done() when the outermost running backward ends, or failed(message) if it fails; with `stays` after every later
---- backward, too.
+--- Calls done() when the outermost active backward ends, or failed(message) if it fails. With `stays`, they are also
+--- called after every later backward.
 ---@param done fun()
 ---@param failed? fun(message: any)
 ---@param stays? boolean
@@ -150,7 +152,7 @@ function M.at_end(done, failed, stays)
   ending[#ending + 1] = { done, failed, stays = stays }
 end
 
--- Takes the list of callbacks; those with `stays` remain for the next backward.
+-- Returns the list of callbacks; only those with `stays` are kept for the next backward.
 local function take_ending()
   local list = ending
   ending = nil
@@ -171,8 +173,8 @@ local function end_all(which, message)
   end
 end
 
---- Steps a run until it ends and handles its events. run is NULL if the engine failed to create it. The other
---- arguments are tensors for error messages.
+--- Advances a run to its end and handles its events. run is NULL if the engine failed to create it. The other arguments
+--- are tensors for error messages.
 local function pull(run, ...)
   if run == nil then errors.fail(...) end
   local event = events[depth + 1]
@@ -204,8 +206,8 @@ M.pull = pull
 
 local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
 
---- Adds the gradients of t by all leaves it was computed from to their grad. Errors: no graph behind t; several
---- elements without a gradient; a graph that an earlier backward has freed.
+--- Computes the gradients of t with respect to all leaves that it depends on, and adds them to their grad. Errors: t
+--- has no graph; t has several elements and grad is missing; an earlier backward has freed the graph.
 ---@param grad? Tensor  the gradient of t, of its shape; 1 for a t of one element
 ---@param given? { retain_graph: boolean }  retain_graph keeps the graph for another backward
 function methods.backward(t, grad, given)
@@ -221,18 +223,18 @@ function methods.backward(t, grad, given)
   if ending then end_all(1) end
 end
 
--- A tensor or a list of them, as ids.
+-- The ids of a tensor or of a list of tensors.
 local function id_list(x, who, what)
   if is_tensor(x) then x = { x } end
   if type(x) ~= "table" then opts.wrong(x, "a tensor or a list of them", "%s: %s", who, what) end
   for k = 1, #x do id_of(x[k], who, what) end
-  local list = tensor.flat(x)                           -- instances of tensor classes by their inner tensors
+  local list = tensor.flat(x)  -- instances of tensor classes are replaced by their inner tensors
   local ids = ffi.new("ms_id[?]", math.max(#list, 1))
   for k = 1, #list do ids[k - 1] = list[k].id end
   return ids, #list, list, x
 end
 
--- Ids of the gradients of roots, 0 where none is given. The gradient of an instance is an instance.
+-- The ids of the gradients of roots; 0 if a root has none. The gradient of an instance is an instance.
 local function grad_ids(grads, roots, n, who)
   local ids, at = ffi.new("ms_id[?]", math.max(n, 1)), 0
   for k = 1, #roots do
@@ -247,7 +249,7 @@ local function grad_ids(grads, roots, n, who)
   return ids
 end
 
---- Gradients of several roots at once.
+--- Computes gradients of several roots at once.
 ---@param roots Tensor[]
 ---@param grads? Tensor[]
 function M.backward(roots, grads, given)
@@ -261,7 +263,7 @@ function M.backward(roots, grads, given)
   if ending then end_all(1) end
 end
 
---- Backward of every inner tensor, in one pass. grad: an instance, or one for all.
+--- Runs backward on all inner tensors at once. grad: an instance, or one tensor for all.
 function Instance.methods.backward(t, grad, given)
   if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
   local list, grads = tensor.inner(t), nil
@@ -276,9 +278,9 @@ function Instance.methods.backward(t, grad, given)
   return M.backward(list, grads, given)
 end
 
---- Gradients of outputs by inputs; the grad fields stay as they are. Errors: an output of several elements without a
---- gradient in grad_outputs; an input that no output depends on, unless allow_unused leaves it nil; create_graph,
---- which is not supported.
+--- Returns the gradients of outputs with respect to inputs, without changing grad fields. Errors: an output of several
+--- elements without a gradient in grad_outputs; an input that no output depends on, unless allow_unused is set (its
+--- gradient is then nil); create_graph, which is not supported.
 ---@param outputs Tensor|Tensor[]  roots of the graph
 ---@param inputs Tensor|Tensor[]  tensors that require grad
 ---@param given? { grad_outputs: Tensor|Tensor[], retain_graph: boolean, allow_unused: boolean, create_graph: boolean }
@@ -349,16 +351,17 @@ function M.enable_grad(fn, ...)
   return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
 end
 
---- Do operations record a graph now?
+--- Whether operations record a graph now.
 ---@return boolean
 function M.is_grad_enabled() return state.grad_mode ~= 0 end
 
---- Sets whether operations record a graph from here on.
+--- Sets whether operations record a graph from now on.
 ---@param on boolean  false: nothing is recorded
 ---@return boolean  what was set before
 function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
 
 --- Sets whether gradients of this leaf are computed. Errors: a tensor that is not a leaf; a dtype that is not floating
+--- point.
 --- point.
 ---@param on? boolean  true
 ---@return Tensor self
@@ -394,14 +397,14 @@ local function hook(register, who, t, fn)
   return setmetatable({ handle = handle_number, key = key }, Handle)
 end
 
---- fn(grad) runs each time the gradient of t is known; a tensor that it returns takes its place. Errors: a t that
---- requires no gradient.
+--- Calls fn(grad) each time the gradient of t has been computed; a tensor that fn returns replaces it. Errors: t does
+--- not require a gradient.
 ---@param fn fun(grad: Tensor): Tensor?  grad is of t's shape
 ---@return Handle  whose remove() takes the hook away
 function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
 
---- fn(p) runs each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf, or
---- requires no gradient.
+--- Calls fn(p) each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf or
+--- does not require a gradient.
 ---@param fn fun(p: Tensor)  p is the leaf
 ---@return Handle  whose remove() takes the hook away
 function methods.register_post_accumulate_grad_hook(t, fn)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Every method that tensors have, loaded: for what scripts may require first.
+--- Loads every method of tensors. For modules that scripts may require first.
 require "moonshard.tensor.ops"
 require "moonshard.tensor.shape"
 require "moonshard.tensor.reduce"

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Sparse tensors in coordinate form: `ms.sparse_coo(indices, values, shape)`. The element at column k of `indices`
---- (int64 [D, N], from 0) is values[k]; values at equal positions add up (`coalesce` sums them). values may have
---- dimensions after the first, which follow the D sparse ones in the shape.
+--- Sparse tensors in coordinate form: `ms.sparse_coo(indices, values, shape)`. Column k of `indices` (int64 [D, N],
+--- from 0) is the position of values[k]; values at equal positions are added (`coalesce` does so). values may have
+--- dimensions after the first; in the shape these follow the D sparse dimensions.
 ---
---- A sparse tensor is an instance of a tensor class with values and indices as its inner tensors, so scopes, keep and
---- release treat it as any tensor. Operations that map 0 to 0 run on the values; all others raise an error.
+--- A sparse tensor is an instance of a tensor class, with values and indices as its inner tensors, so scopes, keep and
+--- release handle it like any tensor. Operations that map 0 to 0 run on the values; all others raise an error.
 local class = require "moonshard.tensor.class"
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"
@@ -51,8 +51,8 @@ local function fill_sizes(shape, n)
   for d = 1, n do sizes[d - 1] = shape[d] end
 end
 
---- A sparse tensor in coordinate form: values[k] stands at the position in column k of indices, zeros elsewhere;
---- equal positions add up. Errors: positions outside of the shape.
+--- Makes a sparse tensor in coordinate form: values[k] is at the position in column k of indices, all other elements
+--- are 0; values at equal positions are added. Errors: positions outside of the shape.
 ---@param indices Tensor  int64 [D, N], from 0
 ---@param values Tensor  [N, …]
 ---@param shape integer[]  the D sizes of the positions, then those of a value
@@ -127,14 +127,14 @@ function methods.numel(t)
 end
 methods.nelement = methods.numel
 function methods.is_contiguous() return false end
---- Is every position listed once, in row-major order?
+--- Whether every position occurs once and the positions are in row-major order.
 ---@return boolean
 function methods.is_coalesced(t) return t._coalesced end
 
---- The positions, before coalesce as they were given.
+--- The positions; before coalesce, as they were given.
 ---@return Tensor  int64 [D, N], from 0
 function methods.indices(t) return t._indices end
---- The values; those of equal positions are not summed before coalesce.
+--- The values; before coalesce, several of them may belong to the same position.
 ---@return Tensor  [N, …]
 function methods.values(t) return t._values end
 
@@ -153,7 +153,8 @@ local function spread(index, values)
   return index:view(shape):expand(values.shape)
 end
 
---- Every position once, in row-major order, with the values of equal ones summed in their dtype.
+--- Returns the same tensor with every position once, in row-major order; values of equal positions are added in their
+--- dtype.
 ---@return SparseTensor
 function methods.coalesce(t)
   if t._coalesced then return t end
@@ -171,7 +172,7 @@ function methods.coalesce(t)
   end)
 end
 
---- The tensor with its zeros.
+--- The dense tensor.
 ---@return Tensor
 function methods.to_dense(t)
   return autograd.no_grad(function()
@@ -203,7 +204,7 @@ local function with_values(t, values, coalesced)
   return Sparse(t._indices, values, t._shape, coalesced == nil and t._coalesced or coalesced)
 end
 
--- Operators on the values: linear ones may run where positions repeat; the others need the sums.
+-- Operators that run on the values: linear ones also when positions repeat; the others need coalesced values.
 local linear, of_sums = {}, {}
 for _, name in ipairs { "neg", "cast", "clone" } do linear[name] = true end
 for _, name in ipairs { "abs", "sign", "sqrt", "relu", "sin", "tanh" } do of_sums[name] = true end
@@ -238,7 +239,7 @@ function Sparse.dispatch(op, a, b)
     return Sparse(op(a._indices), op(a._values), a._shape, a._coalesced)
   elseif name == "mul" or name == "div" then
     local factor = b
-    if factor == nil then return with_values(a, op(a._values)) end              -- a number
+    if factor == nil then return with_values(a, op(a._values)) end              -- the factor is a number
     if is_sparse(a) and not is_sparse(factor) and factor.ndim == 0 then return with_values(a, op(a._values, factor)) end
     if name == "mul" and is_sparse(factor) and not is_sparse(a) and a.ndim == 0 then
       return with_values(factor, op(a, factor._values))
@@ -318,7 +319,7 @@ rawset(Sparse, "__newindex", function(t, key, value)
   return Plain.__newindex(t, key, value)
 end)
 
---- Adds a sparse gradient to the gradient of a dense leaf, which may be sparse, dense or nil.
+--- Adds a sparse gradient to the gradient of a dense leaf; the latter may be sparse, dense or nil.
 ---@param t Tensor
 ---@param g SparseTensor
 function M.accumulate(t, g)
@@ -334,14 +335,15 @@ function M.accumulate(t, g)
   end)
 end
 
--- Removes the dense gradients after the call.
+-- Restores the sparse gradients after the call.
 local function restore(changed, ok, ...)
   for k = #changed, 1, -1 do lib.ms_set_grad(changed[k].id, 0) end
   if not ok then error((...), 0) end
   return ...
 end
 
---- Runs fn(…) while every sparse gradient of these leaves is dense, as the engine reads gradients.
+--- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones, because the engine can only read
+--- these.
 ---@param leaves Tensor[]
 ---@param fn function
 function M.with_dense_grads(leaves, fn, ...)
@@ -372,12 +374,12 @@ local function embedding_backward(ctx, g)
   M.accumulate(w, Sparse(flat:clone(), values:to(w.dtype), w.shape))
 end
 
---- May w have a sparse gradient? A leaf may, unless it is sharded: units reduce dense gradients.
+--- Whether w may have a sparse gradient: leaves may, unless they are sharded, because units reduce dense gradients.
 ---@param w Tensor
 ---@return boolean
 function M.takes(w) return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0 end
 
---- Makes a look-up of rows with a sparse gradient by w. look(ids, w, padding): the engine's operator.
+--- Makes a function that looks up rows of w and has a sparse gradient. look(ids, w, padding): the engine's operator.
 function M.embedding(look)
   return functions.Function {
     forward = function(ctx, w, ids, padding)

@@ -1,13 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Classes: `local Net = class("Net", Base)`, `Base:extend("Net")`, `Net(…)`, `obj:isa(Net)`, `obj:class_name()`.
---- A class is the metatable of its instances. A subclass copies metamethods, which Lua looks up raw, and inherits
---- methods through `__base`. `__construct(Class, …)` makes an instance; `__refused[name]` raises when a script defines
---- that name in the class.
+--- Classes: `local Net = class("Net", Base)`, `Base:extend("Net")`, `Net(…)`, `obj:isa(Net)`, `obj:class_name()`. A
+--- class is the metatable of its instances. A subclass copies metamethods, which Lua looks up raw, and inherits methods
+--- through `__base`. `__construct(Class, …)` makes an instance. `__refused[name]` is called, and raises, when a script
+--- defines that name in the class.
 local class_meta = {}
 
 local function is_class(x) return type(x) == "table" and getmetatable(x) == class_meta end
 
--- Tensor classes keep their methods in a table `methods`, because a function looks up the fields of tensors.
+-- Tensor classes keep their methods in a table `methods`, because their own __index is a function that looks up fields.
 function class_meta.__index(class, key)
   local methods = rawget(class, "methods")
   local method = methods and methods[key]
@@ -39,7 +39,7 @@ end
 
 local M = {}
 
---- A new class.
+--- Makes a class.
 ---@param name string
 ---@param base? table
 function M.new(name, base)
@@ -62,19 +62,19 @@ end
 --- `Base:extend("Name")`.
 function root.extend(base, name) return M.new(name, base) end
 
---- Is obj an instance of class (or of one that extends it)?
+--- Whether obj is an instance of class or of a class that extends it.
 function M.isa(obj, class)
   local mt = type(obj) == "table" and getmetatable(obj)
   local ancestors = mt and rawget(mt, "__isa")
   return ancestors ~= nil and ancestors ~= false and ancestors[class] == true
 end
 
---- Is the object an instance of a class, or of one that extends it?
+--- Whether the object is an instance of a class or of a class that extends it.
 ---@param class table  such as nn.Linear
 ---@return boolean
 function root.isa(obj, class) return M.isa(obj, class) end
 
---- Name of obj's class.
+--- The name of obj's class.
 function M.name(obj)
   local mt = type(obj) == "table" and getmetatable(obj)
   return mt and rawget(mt, "__name") or type(obj)

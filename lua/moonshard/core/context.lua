@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- State that block functions (with_device, catch_warnings, no_sync, ...) set while they run another function. Modes
---- belong to a coroutine: it starts with those of the code that first resumes it, and a block that is open across a
---- yield changes only its own. A block that changes shared objects (no_sync, summon_full_params) must not yield.
+--- State that block functions (with_device, catch_warnings, no_sync, ...) set while they run another function. Each
+--- coroutine has its own modes: it starts with those of the code that first resumes it, and a block that is open across
+--- a yield only changes its own. A block that changes shared objects (no_sync, summon_full_params) must not yield.
 local pcall, error = pcall, error
 
 ---@class Context
@@ -31,7 +31,7 @@ end
 --- A copy of the current modes.
 function M.copy() return { device = context.device, warnings = context.warnings, wrap = context.wrap } end
 
---- Replaces the modes; the caller has saved the old ones.
+--- Replaces the modes; the caller must have saved the old ones.
 function M.set(modes)
   context.device, context.warnings, context.wrap, context.block = modes.device, modes.warnings, modes.wrap, modes.block
 end

@@ -17,10 +17,10 @@ end
 M.names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
 M.numbers = numbers
 
---- Name of a dtype number.
+--- The name of a dtype number.
 function M.name(number) return names[number] end
 
---- The number of a dtype name; raises on any other value. who: the function that messages name.
+--- The number of a dtype name; raises for any other value. who: the function that messages name.
 function M.number(name, who)
   local number = numbers[name]
   if number then return number end
@@ -35,7 +35,7 @@ function M.is_float(number) return number <= C.MS_BF16 end
 local types = { cpu = C.MS_CPU, cuda = C.MS_CUDA, meta = C.MS_META }
 local cuda_current = 0
 
---- "cpu", "cuda:1": what t.device reads.
+--- The name of a device, as t.device gives it: "cpu", "cuda:1".
 function M.device_name(device)
   local kind = bit.band(device, 255)
   if kind == C.MS_CPU then return "cpu" end
@@ -43,7 +43,7 @@ function M.device_name(device)
   return "cuda:" .. bit.rshift(device, 8)
 end
 
---- Number of a device name; "cuda" is the current one.
+--- The number of a device name; "cuda" means the current CUDA device.
 function M.device(name, who)
   if name == "cpu" then return C.MS_CPU end
   if type(name) ~= "string" then opts.wrong(name, "a string such as 'cpu'", "%s: device", who or "device") end
@@ -65,7 +65,7 @@ function M.device(name, who)
   return bit.bor(C.MS_CUDA, bit.lshift(index, 8))
 end
 
---- A device as t.device would read it.
+--- Converts a device name to the form that t.device has.
 function M.canonical_device(name, who) return M.device_name(M.device(name, who)) end
 
 function M.set_cuda_device(i) cuda_current = i end
@@ -76,13 +76,14 @@ function M.cuda_device() return cuda_current end
 local now = context.now
 local default = { dtype = C.MS_F32, device = C.MS_CPU }
 M.default = default
-lib.ms_set_default_dtype(default.dtype)         -- the engine outlives this module when specs reload it
+-- Set it explicitly, because the engine keeps its default when specs load this module again.
+lib.ms_set_default_dtype(default.dtype)
 
---- The dtype of floating point tensors made without one; "float32" at first.
+--- The dtype of floating point tensors for which none is given; initially "float32".
 ---@return string
 function M.default_dtype() return names[default.dtype] end
 
---- Sets the dtype of floating point tensors made without one. Errors: a dtype that is not floating point.
+--- Sets the dtype of floating point tensors for which none is given. Errors: a dtype that is not floating point.
 ---@param name string  "float32", "float64", "float16" or "bfloat16"
 function M.set_default_dtype(name)
   local number = M.number(name, "set_default_dtype")
@@ -91,7 +92,7 @@ function M.set_default_dtype(name)
   lib.ms_set_default_dtype(number)
 end
 
---- The device of tensors made without one; "cpu" at first.
+--- The device of tensors for which none is given; initially "cpu".
 ---@return string
 function M.default_device() return M.device_name(M.device_now()) end
 
@@ -110,7 +111,8 @@ function M.present_device(name, who)
   return number
 end
 
---- Sets the device of tensors made without one; inside with_device until its end. Errors: a device that does not exist.
+--- Sets the device of tensors for which none is given; inside with_device, until its end. Errors: a device that does
+--- not exist.
 ---@param name string  "cpu", "cuda", "cuda:1" or "meta"
 function M.set_default_device(name)
   local number = M.present_device(name, "set_default_device")

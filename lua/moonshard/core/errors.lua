@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Raises errors at the user's line: that of the first stack frame outside lua/moonshard. A message has no line if Lua
---- knows none, as for `pcall(f, x)` with a function of the library.
+--- Raises errors at the user's line: the line of the first stack frame outside lua/moonshard. If Lua does not know that
+--- line, as for `pcall(f, x)` with a function of the library, the message has none.
 local engine = require "moonshard.core.ffi"
 local lib, string_of = engine.lib, engine.ffi.string
 
@@ -10,11 +10,11 @@ local M = {}
 
 -- The front end's folder, the parent of this file's folder.
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)core/[^/]*$"
-M.library = prefix             -- prefix of the source of every function of the front end
+M.library = prefix             -- the prefix of the source path of every function of the front end
 local getinfo = debug.getinfo
 
 -- Where a function is defined: "C", "library", or the script's file. Cached, because debug.getinfo allocates 300 bytes
--- a frame, and training loops look up lines of tensors.
+-- per frame, and training loops look up the lines of tensors.
 local places = setmetatable({}, { __mode = "k" })
 
 local function place_of(fn)
@@ -35,7 +35,7 @@ function M.user_line(level)
   while true do
     local info = getinfo(n, "f")
     if not info then return nil end
-    local place = info.func and place_of(info.func)     -- nil for a frame lost to a tail call
+    local place = info.func and place_of(info.func)     -- nil for a frame that a tail call replaced
     if place == "C" then
       through_c = true
     elseif place == "library" then
@@ -61,7 +61,7 @@ function M.raise(format, ...)
   M.raise_text(select("#", ...) > 0 and format:format(...) or format)
 end
 
---- Text of the engine's last failure.
+--- The text of the engine's last failure.
 function M.last() return string_of(lib.ms_error()) end
 
 local release_error
@@ -69,8 +69,8 @@ local release_error
 ---@param fn fun()
 function M.on_release_error(fn) release_error = fn end
 
---- Raises the engine's last failure at the user's line. The arguments are the call's tensors: the message names the
---- line that made a released one.
+--- Raises the engine's last failure at the user's line. The arguments are the tensors of the call: if one was released,
+--- the message names the line that made it.
 function M.fail(...)
   local text = string_of(lib.ms_error())
   if lib.ms_error_code() == engine.ffi.C.MS_ERELEASED then
@@ -99,7 +99,7 @@ end
 
 -- ---- nearest names ---------------------------------------------------------------------------
 
--- Damerau-Levenshtein distance, or limit + 1 if it is larger than limit.
+-- The Damerau-Levenshtein distance; limit + 1 if it is larger than limit.
 local function distance(a, b, limit)
   local n, m = #a, #b
   if math.abs(n - m) > limit then return limit + 1 end
@@ -123,7 +123,7 @@ local function distance(a, b, limit)
   return last[m]
 end
 
---- The name among names that is nearest to name, or nil when none is near.
+--- The most similar name in `names`, or nil if none is similar.
 ---@param name string
 ---@param names string[]
 ---@return string?
@@ -138,33 +138,35 @@ function M.nearest(name, names)
     local d = distance(lower, o, limit)
     if d > limit and #lower >= 3 and (o:find(lower, 1, true) or lower:find(o, 1, true) and #o >= 3) then d = limit end
     if d <= limit then
-      d = d + distance(tostring(name), other, limit + 1) / 100          -- breaks ties by upper and lower case
+      -- For equal distances, prefer the same upper and lower case.
+      d = d + distance(tostring(name), other, limit + 1) / 100
       if not best_d or d < best_d then best, best_d = other, d end
     end
   end
   return best
 end
 
---- "unknown <what> 'x'; did you mean 'y'?": for names looked up in a table.
+--- The message "unknown <what> 'x'; did you mean 'y'?", for a name looked up in a table.
 function M.unknown(what, name, names)
   local near = M.nearest(name, names)
   return ("unknown %s '%s'%s"):format(what, tostring(name), near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- The same for a public table of functions and classes; suggests another table that has the name, if any.
+--- As M.unknown, for a public table of functions and classes; suggests another table that has the name, if there is
+--- one.
 function M.unknown_in(what, name, names)
   local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name)
   if not elsewhere then return M.unknown("name in " .. what .. ":", name, names) end
   return ("unknown name in %s: '%s'; %s"):format(what, name, elsewhere)
 end
 
---- Makes reading an unknown name of a table an error that suggests the nearest one.
+--- Makes reading an unknown name of a table an error that suggests the most similar name.
 ---@param module table
 ---@param what string
 ---@return table module
 function M.closed(module, what)
   return setmetatable(module, { __index = function(_, name)
-    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- tools probe tables for such names
+    if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- tools test tables for such names
     local names = {}
     for known in pairs(module) do names[#names + 1] = tostring(known) end
     table.sort(names)
@@ -182,7 +184,7 @@ function M.show(v)
   return name or kind
 end
 
---- What a value is, in words: "a string ('x')", "a Linear".
+--- Describes a value: "a string ('x')", "a Linear".
 function M.kind(v)
   local kind = type(v)
   if kind == "nil" then return "nil" end

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- The engine, loaded: libmoonshard.so and its cdef, which is generated from runtime/moonshard.h by
---- the build. Found relative to this file: build/ of the source tree, or where installed.lua says
---- (`cmake --install` wrote it); MOONSHARD_LIB names another library, with its cdef in the same folder.
+--- Loads the engine: libmoonshard.so and its cdef, which the build generates from runtime/moonshard.h. They are found
+--- relative to this file: in build/ of the source tree, or where installed.lua says (`cmake --install` writes it).
+--- MOONSHARD_LIB names another library, whose cdef is in the same folder.
 local ffi = require "ffi"
 
--- Spec runners load modules again for every file; types and the engine exist once in a process.
+-- Spec runners load modules again for every file; types and the engine may be loaded only once per process.
 local registry = debug.getregistry()
 if registry["moonshard.core.ffi"] then return registry["moonshard.core.ffi"] end
 
@@ -14,7 +14,7 @@ end
 
 local function beside(path) return path:match "^(.*/)" or "./" end
 
--- The library's path, and the folder of its cdef.
+-- Returns the path of the library and the folder of its cdef.
 local function find()
   local env = os.getenv "MOONSHARD_LIB"
   if env and env ~= "" then return env, beside(env) end
@@ -40,8 +40,8 @@ end
 
 if not pcall(ffi.typeof, "ms_id") then ffi.cdef(read_cdef()) end
 
--- Idle threads of oneDNN's libgomp spin, which takes cores from other processes: with two threads a rank beside busy
--- processes a training step took 7 times as long. libgomp reads this variable when it is loaded.
+-- Idle threads of oneDNN's libgomp spin, which takes cores from other processes: with two threads per rank and busy
+-- processes on the machine a training step took 7 times as long. libgomp reads this variable when it is loaded.
 ffi.cdef "int setenv(const char *, const char *, int);"
 if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
 
@@ -66,7 +66,7 @@ local M = {
   MAX_DIMS = ffi.C.MS_MAX_DIMS, MAX_IN = ffi.C.MS_MAX_IN,
 }
 
---- Number of an operator by name.
+--- The number of the operator with this name.
 ---@param name string
 ---@return integer  -1 if this build lacks it; a call of -1 fails
 function M.op(name) return lib.ms_op_find(name) end

@@ -30,12 +30,12 @@ for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "
 end
 instead.max_pool2d, instead.avg_pool2d = instead.MaxPool2d, instead.AvgPool2d
 
--- Tables to search for a name, as scripts write them; looked up when an error occurs, because this module is loaded
--- before all of them.
+-- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
+-- loaded before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
   "ms.fsdp", "ms.amp" }
 
---- The one of names that stands for another library's `name`; nil if there is none.
+--- The name in `names` that corresponds to another library's `name`; nil if there is none.
 ---@param name any
 ---@param names string[]
 ---@return string?
@@ -46,7 +46,7 @@ function M.synonym(name, names)
   end
 end
 
---- Where else a script finds a name, as the end of a message; nil if nowhere.
+--- The end of a message that says which table has a name; nil if none has it.
 ---@param name string
 ---@return string?
 function M.elsewhere(name)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Which launcher started this process, by the environment; known before the ranks connect.
+--- The launcher that started this process, from the environment; known before the ranks connect.
 local engine = require "moonshard.core.ffi"
 local string_of = engine.ffi.string
 

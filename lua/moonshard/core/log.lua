@@ -1,12 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- Warnings and log lines: to stderr, with the rank in front when there are several.
+--- Warnings and log lines: written to stderr, with the rank as prefix if there are several ranks.
 local context = require "moonshard.core.context"
 local launcher = require "moonshard.core.launcher"
 local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- Rank and number of ranks; the launcher's until the job is joined, 0 and 1 without a launcher.
+--- The rank and the number of ranks; before the job is joined, those that the launcher's variables give; 0 and 1
+--- without a launcher.
 ---@return integer
 ---@return integer
 function M.rank()
@@ -41,7 +42,8 @@ function M.warn(message)
     now.warnings[#now.warnings + 1] = message
     return
   end
-  io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")       -- one write, because ranks share a terminal
+  -- One write, so that lines of several ranks do not interleave.
+  io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")
 end
 
 local reported = {}

@@ -1,14 +1,15 @@
 -- SPDX-License-Identifier: MIT
---- Errors for misspelt methods of tensors. An unknown field reads as nil, because scripts test fields of their own
---- (`if t.mark then`). If the script calls it, `t:sofmax(1)`, an error that suggests the nearest method says more than
---- "attempt to call a nil value". The bytecode of the reading function tells calls from reads: a method call is an
---- instruction that copies t to the place of the first argument, followed by the one that looks up the name.
+--- Errors for misspelt methods of tensors. Reading an unknown field gives nil, because scripts test their own fields
+--- (`if t.mark then`). But if the script calls it, as in `t:sofmax(1)`, an error that suggests the most similar method
+--- is more helpful than "attempt to call a nil value". The bytecode of the function that reads the field distinguishes
+--- calls from reads: a method call copies t to the place of the first argument in one instruction and looks up the name
+--- in the next.
 local errors = require "moonshard.core.errors"
 
 local M = {}
 
 local has_util, util = pcall(require, "jit.util")
--- opcodes of the two instructions, from a sample
+-- the opcodes of these two instructions, found in a sample function
 local op_copy, op_look
 
 local function parts(instruction)
@@ -26,7 +27,7 @@ if has_util then
   end
 end
 
--- Does fn call the method on this line? False if the line also reads the name as a field, perhaps to test for it.
+-- Whether fn calls the method on this line. False if the line also reads the name as a field, perhaps to test for it.
 local function calls(fn, line, name)
   local called = false
   for pc = 1, util.funcinfo(fn).bytecodes - 1 do
@@ -40,9 +41,9 @@ local function calls(fn, line, name)
   return called
 end
 
-local nearest = {}                                      -- class -> name -> the nearest method, or false
+local nearest = {}                                      -- class -> name -> the most similar method, or false
 
---- Called for an unknown field, read by the function `level` frames up: raises if that is a method call and a method
+--- Called when the function `level` frames up has read an unknown field: raises if that was a method call and a method
 --- has a similar name.
 ---@param cls table
 ---@param name string

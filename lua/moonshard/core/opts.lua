@@ -1,21 +1,20 @@
 -- SPDX-License-Identifier: MIT
---- Checks of arguments and options. A kind describes the values that are accepted; options are one table of string
---- keys.
+--- Checks of arguments and options. A kind describes the accepted values. Options are one table with string keys.
 ---   opts.expect(fn, opts.fn, "%s: argument %d", who, k)      -- who: argument 2 is a number (3), expected a function
 ---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = opts.number })
---- In a table of options a default also gives the type; a kind declares an option without a default.
+--- In the table that describes options, a default also determines the type; a kind declares an option without default.
 local errors = require "moonshard.core.errors"
 
 local M = {}
 
---- Wrapper -> the function inside, whose annotations apply.
+--- A wrapper -> the wrapped function, which has the annotations.
 M.original = setmetatable({}, { __mode = "k" })
 
 -- ---- kinds --------------------------------------------------------------------------------------
 
 local Kind = { __name = "kind" }
 
---- A kind of value. text: the words of messages after "expected", such as "a tensor".
+--- Makes a kind of value. text: what messages say after "expected", such as "a tensor".
 ---@param text string
 ---@param test fun(value): boolean
 function M.kind(text, test) return setmetatable({ text = text, test = test }, Kind) end
@@ -25,8 +24,8 @@ local function anything() return true end
 local function is_number(v) return type(v) == "number" and v == v end
 local function is_whole(v) return type(v) == "number" and v % 1 == 0 end
 
-M.required = kind("a value", anything)      -- must be given
-M.any = kind("a value", anything)           -- any value, or none
+M.required = kind("a value", anything)      -- the option must be given
+M.any = kind("a value", anything)           -- accepts any value; may be absent
 local of_type = {}
 for name, text in pairs { number = "a number", string = "a string", boolean = "a boolean", table = "a table",
   ["function"] = "a function" } do
@@ -38,7 +37,7 @@ M.positive = kind("a number > 0", function(v) return is_number(v) and v > 0 end)
 M.whole = kind("a whole number", is_whole)
 
 local numbers_from = {}
---- A number that is not below low.
+--- Accepts numbers that are not less than low.
 function M.number_from(low)
   numbers_from[low] = numbers_from[low]
     or kind(("a number from %g"):format(low), function(v) return is_number(v) and v >= low end)
@@ -46,27 +45,27 @@ function M.number_from(low)
 end
 
 local wholes_from = {}
---- A whole number that is not below low.
+--- Accepts whole numbers that are not less than low.
 function M.whole_from(low)
   wholes_from[low] = wholes_from[low]
     or kind(("a whole number from %d"):format(low), function(v) return is_whole(v) and v >= low end)
   return wholes_from[low]
 end
 
---- A function, or an instance of a class that can be called.
+--- Accepts functions and instances of classes that can be called.
 M.callable = kind("a function", function(v)
   local mt = type(v) == "table" and getmetatable(v)
   return type(v) == "function" or mt and rawget(mt, "__call") ~= nil or false
 end)
 
---- An option of a kind with its default; M.required as the default: it must be given.
+--- An option of a kind with a default; with M.required as default it must be given.
 function M.option(of, default)
   local one = kind(of.text, of.test)
   one.names, one.default = of.names, default
   return one
 end
 
---- An enumeration: opts.one_of({"sum", "mean"}, "mean"); without a default the option may be absent.
+--- An enumeration: opts.one_of({"sum", "mean"}, "mean"). Without a default the option may be absent.
 function M.one_of(names, default)
   local one = kind(("one of '%s'"):format(table.concat(names, "', '")), function(v)
     for _, name in ipairs(names) do
@@ -83,7 +82,7 @@ function M.wrong(value, text, label, ...)
   errors.raise("%s is %s, expected %s", select("#", ...) > 0 and label:format(...) or label, errors.kind(value), text)
 end
 
---- Raises as wrong does unless ok; for conditions that have no kind.
+--- Raises as M.wrong does unless ok is true; for conditions that no kind describes.
 function M.need(ok, value, text, label, ...)
   if not ok then M.wrong(value, text, label, ...) end
 end
@@ -96,7 +95,7 @@ local function refuse(value, expected, label)
     near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- Returns value if it is of the kind; raises as wrong does if not.
+--- Returns value if it is of the kind; otherwise raises as M.wrong does.
 ---@generic T
 ---@param value T
 ---@param expected table
@@ -109,8 +108,8 @@ end
 
 -- ---- functions without options --------------------------------------------------------------------
 
--- n -> bytecode of a wrapper with n arguments. Each function gets a prototype of its own, because closures of one
--- prototype share its traces, which are compiled for the function that was called first.
+-- n -> bytecode of a wrapper with n arguments. Each wrapper is loaded separately, because closures of one prototype
+-- share their traces, which are compiled for the function that is called first.
 local calls = setmetatable({}, { __index = function(t, n)
   local names = {}
   for k = 1, n do names[k] = "a" .. k end
@@ -135,7 +134,7 @@ function M.fixed(who, fn)
   return wrapper
 end
 
---- Replaces functions of a table by their wrappers. prefix: stands before the name in messages.
+--- Replaces functions of a table by wrappers made by M.fixed. prefix: put before the name in messages.
 ---@param functions table
 ---@param names string[]
 ---@param prefix? string
@@ -152,10 +151,10 @@ local function sorted_names(spec)
   return names
 end
 
---- Is x a table without a metatable, so no tensor, module or group?
+--- Whether x is a table without metatable, and therefore not a tensor, module or group.
 function M.is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
---- Can x be a table of options? Tensors, modules, classes, groups and lists are never options.
+--- Whether x can be a table of options. Tensors, modules, classes, groups and lists are never options.
 function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end
 
 local function check_value(who, name, value, expected)
@@ -163,7 +162,7 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
---- Checks the options given to `who`; absent ones get their defaults.
+--- Checks the options given to `who`; missing options get their defaults.
 ---@param who string
 ---@param given table?
 ---@param spec table<string, any>
@@ -195,12 +194,12 @@ function M.check(who, given, spec)
   return out
 end
 
---- Raises if the argument after the last one holds options.
+--- Raises if the argument after the last one is a table of options.
 function M.none(who, more)
   if M.is(more) and next(more) ~= nil then M.check(who, more, {}) end
 end
 
---- The number of positional arguments, and the options after them, if any.
+--- Returns the number of positional arguments, and the table of options after them, if there is one.
 ---@return integer n
 ---@return table? given
 function M.split(...)

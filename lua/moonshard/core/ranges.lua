@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Ranges of the profiler: calls of modules, and the script's own.
+--- Ranges of the profiler: calls of modules, and ranges that the script makes.
 local engine = require "moonshard.core.ffi"
 
 local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
@@ -14,7 +14,7 @@ local function close(from, allocated, kind, name, ok, ...)
   return ...
 end
 
---- Runs fn(...) as a range of the script's own; only calls fn if nothing records.
+--- Runs fn(...) as a range made by the script; if no recording is active, only calls fn.
 function M.user(name, fn, ...)
   local from = lib.ms_range_open(before)
   if from == 0 then return fn(...) end
@@ -23,23 +23,24 @@ end
 
 local wanted, changed
 
---- Asks the engine whether a recording wants ranges of module calls, and passes the answer to on_change's function.
+--- Asks the engine whether a recording needs ranges of module calls, and passes the answer to the function registered
+--- by on_change.
 function M.look()
   wanted = bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
   if changed then changed(wanted) end
 end
 
---- Registers fn(wanted), which is called when recordings begin or cease to want ranges of module calls.
+--- Registers fn(wanted), called when recordings begin or stop to need ranges of module calls.
 ---@param fn fun(wanted: boolean)
 function M.on_change(fn)
   changed = fn
   if wanted then fn(wanted) end
 end
 
---- Runs fn(...) as the range of a module's call.
+--- Runs fn(...) as the range of a module call.
 function M.module(name, fn, ...)
   local from = lib.ms_range_open(before)
-  if from == 0 then M.look() end                        -- the profile was collected without a stop
+  if from == 0 then M.look() end                        -- the profile was garbage-collected without a stop
   return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...))
 end
 

@@ -3,8 +3,8 @@
 -- luacheck: ignore (declarations for editors)
 --- Declarations of functions that are made in loops, for editors, `? name` and docs/api. Never loaded.
 
---- Elements of one dtype in a row-major array on one device. `t[i]` is the part at position i of the first dimension,
---- and `t[i] = v` fills it. `+ - * / ^` and unary `-` work element by element, with numbers too.
+--- An array of elements of one dtype on one device, in row-major order. `t[i]` is the part at position i of the first
+--- dimension, and `t[i] = v` assigns to it. `+ - * / ^` and unary `-` work element by element, also with numbers.
 ---@class Tensor
 ---@field shape integer[]        sizes; an array that prints as [2, 3]
 ---@field ndim integer           number of dimensions
@@ -24,31 +24,31 @@ local Tensor = {}
 
 -- ---- dtypes (functions of elements: types_engine.lua) --------------------------------------------
 
---- The tensor as float32; itself when it is.
+--- Converts to float32; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:float() end
 
---- The tensor as float64; itself when it is.
+--- Converts to float64; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:double() end
 
---- The tensor as float16; itself when it is.
+--- Converts to float16; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:half() end
 
---- The tensor as bfloat16; itself when it is.
+--- Converts to bfloat16; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:bfloat16() end
 
---- The tensor as int64; itself when it is.
+--- Converts to int64; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:long() end
 
---- The tensor as int32; itself when it is.
+--- Converts to int32; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:int() end
 
---- The tensor as bool; itself when it is.
+--- Converts to bool; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:bool() end
 
@@ -84,13 +84,13 @@ function Tensor:mean(d, opts) end
 ---@return Tensor
 function Tensor:prod(d, opts) end
 
---- Is every element true (not 0)?
+--- Whether all elements are true (not 0).
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor  bool
 function Tensor:all(d, opts) end
 
---- Is at least one element true (not 0)?
+--- Whether at least one element is true (not 0).
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor  bool
@@ -110,27 +110,29 @@ function Tensor:var(d, opts) end
 ---@return Tensor
 function Tensor:std(d, opts) end
 
---- The largest element; along d the largest ones and their places. With a tensor instead of d: maximum.
+--- The largest element; with d, the largest elements along d and their positions. With a tensor instead of d: as
+--- maximum.
 ---@param d? integer  from 1, negative from the end (default: all elements)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64, from 0; only along d
 function Tensor:max(d, opts) end
 
---- The smallest element; along d the smallest ones and their places. With a tensor instead of d: minimum.
+--- The smallest element; with d, the smallest elements along d and their positions. With a tensor instead of d: as
+--- minimum.
 ---@param d? integer  from 1, negative from the end (default: all elements)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64, from 0; only along d
 function Tensor:min(d, opts) end
 
---- The places of the largest elements along d; of equal ones the first.
+--- The positions of the largest elements along d; if several are equal, the first.
 ---@param d? integer  -1
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
 function Tensor:argmax(d, opts) end
 
---- The places of the smallest elements along d; of equal ones the first.
+--- The positions of the smallest elements along d; if several are equal, the first.
 ---@param d? integer  -1
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
@@ -159,7 +161,7 @@ local ms = {}
 
 ---@alias TensorOptions {dtype: string, device: string, requires_grad: boolean}
 
---- A tensor whose elements are not set. dtype: the default one; device: the default one.
+--- An uninitialised tensor. dtype and device are the default ones if not given.
 ---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.empty(...) end

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Batches of a corpus for language models. The sequences of step s depend on the seed and s only, so there is no state
---- to save, any rank computes its share, and every world size trains on the same sequences.
+--- Batches of a corpus for language models. The sequences of step s depend only on the seed and s, so there is no state
+--- to save, any rank can compute its share, and every world size trains on the same sequences.
 ---
---- An epoch cuts the training tokens into windows of `context` tokens, from an offset of its own, and visits each
---- once in an order of its own: position j of epoch e is window ms_shuffle(seed, e, 1, j, windows).
+--- An epoch divides the training tokens into windows of `context` tokens, starting at an offset that depends on the
+--- epoch, and visits each window once: at position j of epoch e, window ms_shuffle(seed, e, 1, j, windows).
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -17,7 +17,7 @@ local count = opts.whole_from(1)
 local OPTIONS = { context = opts.option(count, opts.required), batch = opts.option(count, opts.required),
   world = opts.option(count, 1), rank = opts.option(opts.whole_from(0), 0), seed = opts.option(opts.whole, 1) }
 
-local IGNORE = -100                     -- nn.F.cross_entropy's default ignore_index
+local IGNORE = -100                     -- the default ignore_index of nn.F.cross_entropy
 
 ---@class Batches
 ---@field context integer
@@ -54,7 +54,7 @@ local function new(corpus, given)
   return self
 end
 
---- The place of the first token of sequence g (0, 1, 2 ... over the whole training) among the training tokens.
+--- The position of the first token of sequence g (counted from 0 over the whole training) among the training tokens.
 ---@param g integer  from 0
 ---@return integer
 function Batches:start(g)
@@ -76,8 +76,8 @@ local function batch_of(tokens, n, starts, skip, scored, context)
   return there, targets_there
 end
 
---- Part `part` of `parts` of this rank's share of a step (steps count from 1): ids and the ids that follow them,
---- int64 [sequences, context], on the default device; and how many sequences these are.
+--- Part `part` of `parts` of this rank's share of a step (counted from 1): ids and the ids that follow them, both int64
+--- [sequences, context] on the default device, and the number of sequences.
 ---@param step integer  from 1
 ---@param part? integer  from 1 (default: 1)
 ---@param parts? integer  parts of this rank's share (default: 1)
@@ -89,7 +89,7 @@ function Batches:train(step, part, parts)
   local mine = self.last - self.first
   local first, last = self.first + floor(mine * (part - 1) / parts), self.first + floor(mine * part / parts)
   local starts = self.starts
-  if not starts then                                  -- room for the largest part
+  if not starts then                                  -- large enough for the largest part
     starts = ffi.new("double[?]", max(mine, 1))
     self.starts = starts
   end
@@ -98,12 +98,12 @@ function Batches:train(step, part, parts)
   return ids, targets, last - first
 end
 
---- Windows that score every validation token exactly once, each from at least half a context of the tokens before
---- it in its own file, as far as there are any.
+--- Windows that score every validation token exactly once. Each scored token is preceded by at least half a context of
+--- tokens from its own file, if the file has so many before it.
 local function validation_windows(corpus, context)
   local windows = {}
   for _, d in ipairs(corpus.documents) do
-    local target = max(d.train, 1)                    -- no token precedes the first of a file
+    local target = max(d.train, 1)                    -- the first token of a file has no predecessor
     while target < d.count do
       local start = max(0, min(target - floor(context / 2), d.count - 1 - context))
       local last = min(start + context, d.count - 1)
@@ -114,10 +114,9 @@ local function validation_windows(corpus, context)
   return windows
 end
 
---- Batches of the whole validation split: an iterator of ids, targets (-100 where a token is not scored). Every
---- rank gets the same number of batches, the last ones perhaps without anything scored, because a sharded forward
---- is collective.
----@param size? integer  sequences a batch, 16  sequences of a batch, 16
+--- Iterates over batches of the whole validation split: ids, targets (-100 for a token that is not scored). Every rank
+--- gets the same number of batches, because a sharded forward is collective; the last ones may score nothing.
+---@param size? integer  sequences per batch, 16
 function Batches:validation(size)
   size = size or 16
   self.windows = self.windows or validation_windows(self.corpus, self.context)

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- A corpus: which files, which of their tokens train and which validate.
+--- A corpus: a list of files, and which of their tokens are for training and which for validation.
 ---
---- Text: every regular file once, byte by byte. Links and files with equal contents are left out, because they
---- would carry validation text into training. The last tenth of each file validates.
---- llm.c's shards (`.bin`): 256 int32 of header, then 2- or 4-byte token ids. Shards with "val" in their name
---- validate whole, the others train whole; without such names the last tenth of each shard validates.
+--- Text: every regular file is used once, one token per byte. Links and files with equal contents are skipped, because
+--- they would put validation text into training. The last tenth of each file is for validation.
+--- llm.c's shards (`.bin`): a header of 256 int32, then token ids of 2 or 4 bytes. Shards with "val" in their name are
+--- for validation, all others for training; if there is no such name, the last tenth of each shard is for validation.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -13,7 +13,7 @@ local lfs = require "lfs"
 local ffi, lib = engine.ffi, engine.lib
 
 local HEADER = 1024
--- magic number -> bytes per token, vocabulary size (GPT-2's and Llama 3's, as written by llm.c).
+-- magic number -> bytes per token, vocabulary size (of GPT-2 and Llama 3, as written by llm.c).
 local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes = 4, vocab = 128256 } }
 
 ---@class Document
@@ -46,14 +46,16 @@ local function read(path, n)
   return text
 end
 
---- Regular files at path: itself, or those directly in the folder, in byte order of names. No links.
+--- The regular files at path: the file itself, or those directly in the folder, sorted by the bytes of their names.
+--- Skips links.
 local function regular_files(path)
   local mode = lfs.attributes(path, "mode")
   if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
   if mode ~= "directory" and mode ~= "file" then
     return nil, ("'%s' is a %s, expected a file or folder"):format(path, mode)
   end
-  if mode == "file" then return { { name = path:match "[^/]*$", path = path } } end   -- a link is followed if it is given by name
+  -- A link that is given by name is followed.
+  if mode == "file" then return { { name = path:match "[^/]*$", path = path } } end
   local names, files = {}, {}
   for name in lfs.dir(path) do
     if lfs.symlinkattributes(path .. "/" .. name, "mode") == "file" then names[#names + 1] = name end
@@ -63,7 +65,7 @@ local function regular_files(path)
   return files
 end
 
---- Leaves out files with the contents of an earlier one. Reads only files of equal size.
+--- Skips files whose contents equal those of an earlier file. Only reads files of equal size.
 local function once(files)
   local by_size, kept = {}, {}
   for _, file in ipairs(files) do
@@ -85,7 +87,7 @@ local function once(files)
   return kept
 end
 
---- The kind and number of tokens of a `.bin` file, from its header.
+--- Reads the kind and number of tokens of a `.bin` file from its header.
 local function shard_header(file)
   local head, err = read(file.path, HEADER)
   if not head then return nil, err end
@@ -120,7 +122,7 @@ local function tokens(documents, whole)
   return t
 end
 
--- nil and why, where something cannot be read.
+-- Returns nil and the reason if something cannot be read.
 local function open(paths, given)
   local o = opts("corpus", given, { vocab = opts.whole_from(1), validation = 0.1 })
   opts.need(o.validation >= 0 and o.validation < 1, o.validation, "a number from 0 to below 1",
@@ -173,7 +175,7 @@ local function open(paths, given)
   return self
 end
 
---- The texts of a corpus, for the count model and the count of known words.
+--- The texts of a corpus, for the count model and for counting known words.
 ---@return {text: string, train: integer}[]
 function Corpus:texts()
   local list = {}
@@ -187,8 +189,8 @@ end
 
 local PIECE, PIECES = 65536, 256
 
---- A hash of the sizes and contents of the documents, which differs for another corpus. It covers all of up to 16 MiB,
---- and of a larger corpus pieces at equal distances in each document.
+--- A hash of the sizes and contents of the documents, to distinguish corpora. For a corpus of up to 16 MiB it covers
+--- all contents; for a larger one, pieces at equal distances in each document.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0

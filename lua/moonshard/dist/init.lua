@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Process groups and collectives. The same script runs under `luajit` alone, where the world has one rank and
---- collectives are copies, and under `mpirun` or `srun`. Ranks are 0-based and count in the world; reductions run in
---- rank order.
+--- Process groups and collectives. The same script runs under `mpirun` or `srun`, and under `luajit` alone, where the
+--- world has one rank and collectives are copies. Ranks are numbered from 0 in the world. Reductions run in rank order.
 require "moonshard.autograd.methods"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -23,7 +22,7 @@ mesh.use(dist)
 
 -- ---- groups -------------------------------------------------------------------------------------
 
-local groups = {}                                       -- by id: equal groups are one object
+local groups = {}                                       -- by id: there is one object per group
 
 local function group_of(id)
   local g = groups[id]
@@ -41,7 +40,7 @@ function Group.__tostring(g)
   return ("Group(ranks %s)"):format(table.concat(members, ", "))
 end
 
---- Is x a process group?
+--- Whether x is a process group.
 ---@param x any  any value
 ---@return boolean
 function dist.is_group(x) return getmetatable(x) == Group end
@@ -54,8 +53,8 @@ local function id_of_group(group, who)
   return group.id
 end
 
---- Joins the job. Idempotent; the first use of dist calls it. Under mpirun, srun or PMIx the world consists of the
---- job's processes.
+--- Joins the job. Idempotent; the first call of another dist function does it. Under mpirun, srun or PMIx the world
+--- consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
 ---   backend: "auto": by the launcher; "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank (60)
 function dist.init(given)
@@ -64,10 +63,10 @@ function dist.init(given)
   if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
 end
 
---- Leaves the job; the end of a script does so automatically. No collective may follow.
+--- Leaves the job. The end of a script does so automatically. No collective may be called afterwards.
 function dist.finalize() lib.ms_dist_finalize() end
 
---- Has this process joined the job?
+--- Whether this process has joined the job.
 ---@return boolean
 function dist.is_initialized() return lib.ms_dist_is_initialized() ~= 0 end
 
@@ -117,10 +116,10 @@ function dist.group_ranks(group)
   return list
 end
 
--- A whole number in the range of the engine's integers?
+-- Whether rank is a whole number in the range of the engine's integers.
 local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank < 2 ^ 31 end
 
---- Makes a group of some ranks, in ascending order. Collective over the world; every rank passes the same list.
+--- Makes a group of some ranks, in ascending order. Collective over the world; every rank must pass the same list.
 ---@param ranks integer[]  of the world, from 0
 ---@return Group
 function dist.new_group(ranks)
@@ -137,8 +136,9 @@ function dist.new_group(ranks)
   return group_of(id)
 end
 
---- Frees a group of dist.new_group: waits for this rank's collectives in it and returns its memory. Collective over the
---- world, in the same order as other such calls. Later calls with the group, or of a model over it, raise an error.
+--- Frees a group made by dist.new_group: waits for this rank's collectives in it and frees its memory. Collective over
+--- the world, in the same order as other such calls. Later calls that use the group, or a model sharded over it, raise
+--- an error.
 ---@param group Group  of dist.new_group
 function dist.free_group(group)
   if group == nil then
@@ -164,7 +164,7 @@ function Work:wait()
   if w ~= nil and lib.ms_work_wait(w) ~= 0 then fail() end
 end
 
---- Is the collective complete? Does not wait.
+--- Whether the collective is complete. Does not wait.
 ---@return boolean
 function Work:done()
   local w = self.work
@@ -182,9 +182,9 @@ local reduction_names = { "sum", "avg", "max", "min", "prod" }
 local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
   "scatter", "all_to_all" }
 
--- The script's line that called dist.x, below the frames of run, dist.x, pcall and the wrapper of dist.calls. The
--- lookup costs microseconds, so lines are cached by function; for a function of the library, the caller's line is
--- looked up.
+-- The script's line that called dist.x, found below the frames of run, dist.x, pcall and the wrapper of dist.calls. A
+-- lookup takes microseconds, so lines are cached by function; if the calling function belongs to the library, its
+-- caller's line is looked up.
 local lines_of = setmetatable({}, { __mode = "k" })
 local getinfo = debug.getinfo
 local library = errors.library
@@ -216,7 +216,7 @@ local function tensor_id(who, what, t)
   return t.id
 end
 
--- The works of one collective over the inner tensors of an instance of a tensor class.
+-- The works of a collective that runs once per inner tensor of an instance of a tensor class.
 local Works = {}
 Works.__index = Works
 function Works:wait()
@@ -251,7 +251,7 @@ local with_dst_and_op = { group = opts.any, async = opts.boolean, dst = opts.num
   op = opts.one_of(reduction_names, "sum") }
 local nothing = {}
 
--- Issues one collective. root: its source or target, a rank of the world.
+-- Issues a collective. root: its source or target, as a rank of the world.
 local function run(name, op, spec, given, out, input, root, list, n_list)
   local o = given == nil and nothing or opts(name, given, spec)
   local id = id_of_group(o.group, name)
@@ -281,7 +281,7 @@ function dist.all_reduce(t, given)
   return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
 end
 
---- Concatenates every rank's input into out, in rank order. Errors: sizes that do not fit.
+--- Concatenates every rank's input into out, in rank order. Errors: sizes that do not match.
 ---@param out Tensor  as many elements as all inputs together, of input's dtype
 ---@param input Tensor  of one size on every rank; it may be this rank's block of out
 ---@param given? { group: Group, async: boolean }
@@ -314,7 +314,7 @@ local function need_root(name, given, key)
   end
 end
 
---- Copies t of rank src to t of every rank.
+--- Copies rank src's t to t on every rank.
 ---@param t Tensor  of one shape and dtype on every rank
 ---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
 ---@return Work?  with async
@@ -325,7 +325,7 @@ function dist.broadcast(t, given)
   return (run("broadcast", C.MS_DIST_BROADCAST, with_src, given, tensor_id("broadcast", "the tensor", t)))
 end
 
---- Reduces t over ranks into t of rank dst; t of the other ranks does not change.
+--- Reduces t over ranks and stores the result in t on rank dst; t on other ranks does not change.
 ---@param t Tensor  of one shape and dtype on every rank
 ---@param given { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst: a rank of the world
 ---@return Work?  with async
@@ -336,7 +336,7 @@ function dist.reduce(t, given)
   return (run("reduce", C.MS_DIST_REDUCE, with_dst_and_op, given, tensor_id("reduce", "the tensor", t)))
 end
 
---- Gathers t of every rank on rank dst.
+--- Gathers every rank's t on rank dst.
 ---@param t Tensor  of one shape and dtype on every rank
 ---@param given { dst: integer, group: Group, async: boolean }  dst: a rank of the world
 ---@return Tensor[]? list  in rank order; nil on the other ranks
@@ -360,7 +360,7 @@ function dist.gather(t, given)
   return list, w
 end
 
---- Writes this rank's entry of a list that rank src passes to out.
+--- Rank src passes a list with one tensor per rank; each rank receives its tensor in out.
 ---@param out Tensor  written; this rank's entry of list
 ---@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
 ---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
@@ -380,7 +380,7 @@ function dist.scatter(out, list, given)
   return (run("scatter", C.MS_DIST_SCATTER, with_src, given, id, nil, nil, ids, n))
 end
 
---- Sends block r of input, along dimension 1, to rank r and receives block r of out from it.
+--- Sends block r of input (along dimension 1) to rank r, and receives block r of out from rank r.
 ---@param out Tensor  of input's shape and dtype
 ---@param input Tensor  a block along dimension 1 for each rank
 ---@param given? { group: Group, async: boolean }
@@ -397,7 +397,7 @@ local function peer(name, rank)
   return rank
 end
 
---- Sends t to a rank that calls recv; complete when that rank has read it.
+--- Sends t to a rank that calls recv. Complete when that rank has read it.
 ---@param t Tensor  any shape; read in place
 ---@param dst integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
@@ -408,7 +408,7 @@ function dist.send(t, dst, given)
   return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
 end
 
---- Receives t from a rank that calls send. Errors: a size or dtype other than that sent.
+--- Receives t from a rank that calls send. Errors: the sent tensor has another size or dtype.
 ---@param t Tensor  written; as many elements, of the dtype sent
 ---@param src integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
@@ -419,7 +419,7 @@ function dist.recv(t, src, given)
   return (run("recv", C.MS_DIST_RECV, plain, given, tensor_id("recv", "the tensor", t), nil, peer("recv", src)))
 end
 
---- Waits for every rank of the group.
+--- Waits until every rank of the group has called it.
 ---@param group? Group  default: the world
 function dist.barrier(group)
   run("barrier", C.MS_DIST_BARRIER, plain, group ~= nil and { group = group } or nil)
@@ -469,7 +469,7 @@ for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast
   dist[name] = calls.one(dist[name])
 end
 
--- The group id of the pair of a send or receive; the world's if the pair is invalid.
+-- The group id of the two ranks of a send or receive; that of the world if they are invalid.
 local function pair(from, to)
   local n = dist.world_size()
   local function is_rank(r) return type(r) == "number" and r >= 0 and r < n and r % 1 == 0 end
@@ -506,7 +506,7 @@ local function finish_record(first, ok, ...)
   return list, ...
 end
 
---- Runs fn(…) and lists the collectives that this rank issues inside, in order.
+--- Runs fn(…) and lists the collectives that this rank issues during the call, in order.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return { op: string, dtype: string, input_numel: integer, output_numel: integer, bytes: integer, group: Group, unit: string? }[] list  bytes: size of the larger of input and output; unit: name of the unit, if any
@@ -531,11 +531,11 @@ function dist.set_debug_level(level)
   errors.raise("set_debug_level: level is %s, expected 'off', 'info' or 'detail'", errors.show(level))
 end
 
---- The level of set_debug_level; at first that of the environment variable MOONSHARD_DEBUG, or "off".
+--- The current level; initially that of the environment variable MOONSHARD_DEBUG, or "off".
 ---@return "off"|"info"|"detail"
 function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
 
---- "mpi" if mpirun, srun or PMIx started this process, else "self".
+--- "mpi" if mpirun, srun or PMIx started this process; otherwise "self".
 function dist.backend()
   ensure()
   return ffi.string(lib.ms_dist_backend())

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Device meshes: ranks in a grid, with a group for every line through this rank.
+--- Device meshes: ranks arranged in a grid, with a group for every line of the grid through this rank.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local dtypes = require "moonshard.core.dtypes"
@@ -7,7 +7,7 @@ local dtypes = require "moonshard.core.dtypes"
 local M = {}
 
 local dist
---- dist/init.lua gives its functions, by which a mesh makes and asks its groups.
+--- Receives the functions of dist/init.lua with which a mesh makes groups and queries them.
 function M.use(functions) dist = functions end
 
 ---@class DeviceMesh
@@ -47,7 +47,7 @@ function methods:size(d)
   return self.shape[position(self, d, "mesh:size")]
 end
 
---- This rank's position along dimension d. Errors: no d in a mesh of several dimensions.
+--- This rank's position along dimension d. Errors: d is missing and the mesh has several dimensions.
 ---@param d? integer  from 1
 ---@return integer  from 0
 function methods:rank(d) return dist.rank(self.groups[position(self, d, "mesh:rank")]) end
@@ -85,14 +85,14 @@ function Mesh.__tostring(self)
   return ("DeviceMesh(%s, [%s])"):format(self.device, table.concat(sizes, ", "))
 end
 
---- Makes a mesh from groups, one per dimension.
+--- Makes a mesh from groups, one group per dimension.
 function M.new(device, groups, names)
   local shape = {}
   for k, group in ipairs(groups) do shape[k] = dist.world_size(group) end
   return setmetatable({ ndim = #groups, names = names or {}, device = device, groups = groups, shape = shape }, Mesh)
 end
 
---- Is x a mesh?
+--- Whether x is a mesh.
 ---@param x any  any value
 ---@return boolean
 function M.is_mesh(x) return getmetatable(x) == Mesh end
@@ -140,7 +140,7 @@ function M.init_device_mesh(device, shape, given)
     if size == world then
       groups[d] = dist.default_group()
     else
-      -- Visits every line along d, in the same order on every rank.
+      -- Iterates over all lines along d, in the same order on every rank.
       for first = 0, total - 1 do
         if math.floor(first % outer / stride) == 0 then
           local line = {}

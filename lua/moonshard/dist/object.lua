@@ -133,7 +133,7 @@ function get(bytes, at, seen)
   return out, from
 end
 
---- Decodes bytes that encode made.
+--- Decodes bytes made by encode.
 function M.decode(bytes) return (get(bytes, 1, {})) end
 
 return M

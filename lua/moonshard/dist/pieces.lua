@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Lists of tensors of one dtype and device each, and the broadcast of tensors as such lists.
+--- Splits tensors into lists of one dtype and device each, and broadcasts tensors in such lists.
 local dist = require "moonshard.dist"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -10,9 +10,9 @@ local M = {}
 local MIB = 1024 * 1024
 local function size_of(dtype) return engine.lib.ms_dtype_size(dtypes.number(dtype)) end
 
---- Splits parameters into lists, in the given order. The parameters of a list have one dtype and device; a list is
---- closed when it reaches its limit in bytes. limits: the limit of the first list of each dtype and device, then that
---- of the later lists. dtype_of(p): the dtype of the list's flat buffer (default: p's own).
+--- Splits parameters into lists, in the given order. All parameters of a list have the same dtype and device; a list
+--- ends when it reaches its limit in bytes. limits: the limit of the first list of each dtype and device, then that of
+--- later lists. dtype_of(p): the dtype of the list's flat buffer (default: p's dtype).
 ---@param params Parameter[]
 ---@param limits number[]
 ---@param dtype_of? fun(p: Parameter): string
