@@ -1,18 +1,18 @@
 -- SPDX-License-Identifier: MIT
---- Shared by Linear and Conv2d: the check of their sizes, and the draw of weight and bias.
+--- Shared by Linear and Conv2d: checks their sizes and initialises weight and bias.
 local opts = require "moonshard.core.opts"
 local init = require "moonshard.nn.initial".init
 
 local M = {}
 
---- Raises unless both are whole numbers.
+--- Raises if one of the sizes is not a whole number.
 ---@param who string
 function M.check_sizes(who, size_in, size_out)
   opts.expect(size_in, opts.whole_from(0), "%s: argument 1, the size of its input,", who)
   opts.expect(size_out, opts.whole_from(0), "%s: argument 2, the size of its output,", who)
 end
 
---- Draws weight and bias, uniform in +-1/sqrt(inputs of an output).
+--- Fills weight and bias with uniform numbers in +-1/sqrt(number of inputs per output).
 ---@param m Module
 ---@param inputs integer
 function M.reset(m, inputs)

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- MultiheadAttention.
 ---
---- Masks are PyTorch's of this layer: a bool mask is true where attention is NOT allowed
---- (the opposite of F.scaled_dot_product_attention), a floating one is added to the scores.
+--- Masks have the meaning of PyTorch's layer of this name: a bool mask is true where attention is NOT allowed (the
+--- opposite of F.scaled_dot_product_attention); a floating point mask is added to the scores.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -74,7 +74,7 @@ function MultiheadAttention:init(d, heads, given)
   self:_draw()
 end
 
--- Draws the other parameters after out_proj's, in the order of PyTorch's constructor.
+-- Initialises all other parameters after out_proj, in the order of PyTorch's constructor.
 function MultiheadAttention:_draw()
   for _, name in ipairs { "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight" } do
     if self[name] then init.xavier_uniform_(self[name]) end
@@ -89,16 +89,16 @@ function MultiheadAttention:_draw()
   end
 end
 
----Draws all parameters anew: projections xavier-uniform, biases 0.
+--- Initialises all parameters again: projections xavier-uniform, biases 0.
 function MultiheadAttention:reset_parameters()
   self.out_proj:reset_parameters()
   self:_draw()
 end
 
--- Blocks k .. k + n - 1, of d rows each, of the packed projection.
+-- Blocks k .. k + n - 1 of the packed projection, each with d rows.
 local function part(t, k, n, d) return t and t:narrow(1, (k - 1) * d + 1, n * d) end
 
--- The three projections [.., d]; equal inputs share one product.
+-- The three projections [.., d]. Equal inputs share one matrix product.
 local function project(self, q, k, v)
   local slots, d = self._slots, self.d
   local w, b = slots.in_proj_weight, slots.in_proj_bias
@@ -118,7 +118,7 @@ local function project(self, q, k, v)
   return first, linear(k, part(w, 2, 1, d), part(b, 2, 1, d)), linear(v, part(w, 3, 1, d), part(b, 3, 1, d))
 end
 
--- A mask as a tensor to add to scores of like's dtype.
+-- Converts a mask to a tensor that can be added to scores of like's dtype.
 local function additive(mask, what, like)
   opts.expect(mask, a_tensor, "MultiheadAttention: %s", what)
   if mask.dtype == "bool" then
@@ -130,7 +130,8 @@ local function additive(mask, what, like)
   return mask:to(like.dtype)
 end
 
--- Both masks as one tensor to add, [B or 1, heads or 1, T or 1, S + extra]; extra columns (bias_k, zeros) are visible.
+-- Combines both masks to one tensor that is added to the scores: [B or 1, heads or 1, T or 1, S + extra]. The extra
+-- columns (bias_k, zeros) are not masked.
 local function merge(self, o, like, B, T, S, extra)
   local mask, pad = o.attn_mask, o.key_padding_mask
   if mask then
@@ -224,7 +225,7 @@ function MultiheadAttention:forward(query, key, value, given)
     append(zeros, zeros)
   end
   local columns = S + extra
-  local function heads(t, length)                 -- [B, H, length, D], a view
+  local function heads(t, length)                 -- a view [B, H, length, D]
     if first then return t:reshape(B, length, H, D):transpose(2, 3) end
     return t:reshape(length, B, H, D):permute(2, 3, 1, 4)
   end

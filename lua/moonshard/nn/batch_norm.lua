@@ -37,7 +37,7 @@ local function construct(self, d, given)
   self:reset_parameters()
 end
 
----Sets the running mean to 0, the running variance to 1 and the number of batches to 0.
+--- Sets the running mean to 0, the running variance to 1 and the number of batches to 0.
 local function reset_running_stats(self)
   if not self.running_mean then return end
   init.zeros_(self.running_mean)
@@ -80,8 +80,8 @@ local function batch_norm_class(name)
   return cls
 end
 
----(x - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C] or [N, C, L]: by the batch's statistics while
----training, by running ones in eval. momentum = false keeps the average over all batches.
+--- Computes (x - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C] or [N, C, L]: with the batch's
+--- statistics in training, with the running statistics in evaluation. momentum = false averages over all batches.
 ---@class BatchNorm1d: Module
 ---@field weight Parameter?  [d]; nil without affine
 ---@field bias Parameter?  [d]; nil without affine

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Module: calls and hooks.
 ---
---- A call is a scope: tensors made inside are released at its end, except those it returns. Calls
---- without hooks pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back`
---- are lists of hooks (or false); `_hooked` is true if one of them is a list.
+--- A call is a scope: tensors made during it are released at its end, except those that it returns. Calls without hooks
+--- pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back` are lists of hooks (or false);
+--- `_hooked` is true if at least one of them is a list.
 local autograd = require "moonshard.autograd"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -21,9 +21,9 @@ local type, select, pcall, error, ipairs, unpack = type, select, pcall, error, i
 
 -- ---- errors -------------------------------------------------------------------------------------
 
--- An operator's message gets the path of the module that ran it: "gpt.blocks.3.attn: matmul: …".
--- The state of the message that is propagating, so that every enclosing call can lengthen the path. Weak, so that it
--- does not keep the module alive.
+-- Adds to an operator's message the path of the module that ran it: "gpt.blocks.3.attn: matmul: …". `failing` describes
+-- the message that is being raised, so that every enclosing call can extend the path. It is weak, so that it does not
+-- keep the module alive.
 local failing = setmetatable({}, { __mode = "v" })
 
 local function with_path(self, e)
@@ -44,7 +44,7 @@ local function with_path(self, e)
     if not found then return e end              -- not registered below self: keep the path found so far
     path = path .. "." .. found
   end
-  -- Without a path, "linear: linear: …" would repeat the name.
+  -- Without a path the message has the name already: "linear: linear: …" would repeat it.
   local named = failing.inner == self and failing.rest:match "^([%w_]+): "
   if named and named:gsub("_", "") == path then
     failing.text = failing.head .. failing.rest
@@ -69,7 +69,7 @@ end
 
 local function no_forward(self) raise("%s has no forward", self:class_name()) end
 
-local hooked_body               -- forward between its hooks
+local hooked_body               -- runs forward between its hooks
 
 local function call(self, ...)
   if self._hooked then
@@ -78,7 +78,8 @@ local function call(self, ...)
   return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
 end
 
--- While a profile records, a call is a range named by the path from the outermost module: "blocks.1.attn (Attention)".
+-- While a profile records, each call is a range whose name has the path from the outermost module: "blocks.1.attn
+-- (Attention)".
 local outermost
 local paths_from = setmetatable({}, { __mode = "k" })       -- outermost -> module -> path
 
@@ -89,8 +90,8 @@ local function range_name(self)
     paths = setmetatable({}, { __mode = "k" })
     paths_from[outermost] = paths
   end
-  if paths[self] == nil then                                -- the first time, or a module was added
-    -- stays false for a module that is not registered
+  if paths[self] == nil then                                -- this is the first call, or a module was added
+    -- remains false if the module is not registered
     paths[self] = false
     for path, m in outermost:named_modules() do paths[m] = path end
   end
@@ -113,7 +114,7 @@ local profiled = false
 ranges.on_change(function(on)
   if on == profiled then return end
   profiled = on
-  outermost = nil                                           -- left by a coroutine that was not resumed
+  outermost = nil                                           -- a coroutine that was not resumed may have left it set
   paths_from = setmetatable({}, { __mode = "k" })           -- modules may have moved since
 end)
 
@@ -125,7 +126,7 @@ end
 
 -- ---- hooks --------------------------------------------------------------------------------------
 
--- A hook's result as a list: a plain table with n or [1] is one, anything else a single value.
+-- A hook's result as a list: a plain table with a field n or [1] is a list, anything else a single value.
 local function as_list(value)
   if type(value) == "table" and getmetatable(value) == nil and (value.n ~= nil or value[1] ~= nil) then
     if not value.n then value.n = #value end
@@ -138,7 +139,7 @@ local function pack(...) return { n = select("#", ...), ... } end
 
 local ids = ffi.new("ms_id[?]", engine.MAX_IN)
 
--- Ids of the tensors among values, 0 for the rest.
+-- Writes the ids of the tensors among values to the array; 0 for other values.
 local function fill_ids(self, values)
   if values.n > engine.MAX_IN then
     raise("%s: a full backward hook sees at most %d values, got %d", self:class_name(), engine.MAX_IN, values.n)
@@ -152,7 +153,7 @@ local function fill_ids(self, values)
   end
 end
 
--- The values, with tensors replaced by those whose ids the engine returned.
+-- Replaces the tensors among the values by those whose ids the engine returned.
 local function take_ids(values)
   local out = { n = values.n }
   for k = 1, values.n do
@@ -195,7 +196,7 @@ hooked_body = function(self, args)
   return unpack(out, 1, out.n)
 end
 
--- Runs full backward hooks: the gradients of a call's inputs are known.
+-- Runs full backward hooks, when the gradients of a call's inputs have been computed.
 autograd.handlers[ffi.C.MS_EV_MODULE_BACKWARD] = function(entry, event)
   local self = entry and entry[1]
   local back = self and self._back
@@ -223,12 +224,12 @@ end
 local Handle = { __name = "Handle" }
 Handle.__index = Handle
 
--- A copied module needs a key of its own, so that the engine's events reach the copy.
+-- A copied module needs its own key, so that the engine's events reach the copy.
 function Module._renew_key(self)
   self._back.key = autograd.new_key(setmetatable({ self }, { __mode = "v" }))
 end
 
--- Lists are replaced, never changed, so that a hook may register and remove hooks while they run.
+-- Lists of hooks are replaced, never changed, so that a hook may register and remove hooks while they run.
 local function replace(self, list, hooks)
   local before = self[list]
   if #hooks == 0 then
@@ -266,7 +267,7 @@ local function register(self, list, who, fn, given)
   return setmetatable({ module = self, list = list, hook = hook }, Handle)
 end
 
----Registers fn(module, args), which runs before forward; a result replaces the arguments.
+--- Registers fn(module, args), called before forward; its result, if any, replaces the arguments.
 ---@param fn fun(m: Module, args: table): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
@@ -274,15 +275,15 @@ function Module:register_forward_pre_hook(fn, given)
   return register(self, "_pre", "register_forward_pre_hook", fn, given)
 end
 
----Registers fn(module, args, out), which runs after forward; a result replaces the output. out is a list only if there
----are several values.
+--- Registers fn(module, args, out), called after forward; its result, if any, replaces the output. out is a list only
+--- if forward returned several values.
 ---@param fn fun(m: Module, args: table, out: any): any  args is a list with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle
 function Module:register_forward_hook(fn, given) return register(self, "_post", "register_forward_hook", fn, given) end
 
----Registers fn(module, grad_in, grad_out), which runs when the gradients of the inputs are known; a result replaces
----grad_in.
+--- Registers fn(module, grad_in, grad_out), called when the gradients of the inputs have been computed; its result, if
+--- any, replaces grad_in.
 ---@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with n
 ---@param given? { prepend: boolean }
 ---@return ModuleHandle

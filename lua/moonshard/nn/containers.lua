@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Sequential, ModuleList, ModuleDict. The first two keep their children as array elements, so `#list`, `ipairs(list)`
---- and `list[i]` are Lua's own. Elements are therefore checked when they are listed or called, not when `list[i] = x`
---- replaces one.
+--- Sequential, ModuleList, ModuleDict. The first two keep their children as array elements, so that Lua's own `#list`,
+--- `ipairs(list)` and `list[i]` work. Elements are therefore checked when they are listed or called, not when `list[i]
+--- = x` replaces one.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -23,7 +23,7 @@ local function check_element(self, i, m)
   return m
 end
 
--- Modules given as arguments or as one table.
+-- Returns the modules given as arguments or as one table.
 local function take(self, ...)
   local n, first = select("#", ...), (...)
   if n == 1 and type(first) == "table" and not is_module(first) and not class.is_class(first) then
@@ -46,7 +46,7 @@ local function child_list(self)
   return names, modules
 end
 
--- The position in 1 .. last of i, which may count from the end.
+-- Converts i, which may count from the end, to a position in 1 .. last.
 local function position(self, what, i, last)
   opts.need(opts.whole.test(i), i, "a position", "%s: %s: argument 1", self:class_name(), what)
   local at = i < 0 and #self + 1 + i or i
@@ -83,7 +83,7 @@ local function append(self, m)
   return self
 end
 
---- Adds a module at place i; the later ones move back. Errors: i outside of 1 to #self + 1.
+--- Inserts a module at position i; later modules move back. Errors: i outside of 1 to #self + 1.
 ---@param i integer  from 1; negative from the end
 ---@param m Module  becomes element i
 ---@return Module self
@@ -102,28 +102,29 @@ local function list_class(name)
   return cls
 end
 
--- A child's results: the first one, and the others as a list where there are any.
+-- A child's results: the first one; and all others as a list, if there are others.
 local function first_and_others(y, ...)
   local n = select("#", ...)
   if n > 0 then return y, { n = n, ... } end
   return y
 end
 
--- Runs the children from number i on. Each may take and return several values.
+-- Runs the children from number i on. Each may accept and return several values.
 local function forward_from(self, i, ...)
   if i > #self then return ... end
   return forward_from(self, i + 1, self[i](...))
 end
 
----Calls its children one after the other, each with all that the one before returned.
+--- Calls its children in order, each with everything that the previous one returned.
 ---@class Sequential: Module
 ---@field append fun(self, m: Module): Sequential  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): Sequential  adds a module at place i
 ---@overload fun(...: Module): Sequential  ...: in the order of their calls, as arguments or one list
 local Sequential = list_class("Sequential")
 
--- A layer's input that was made inside is released as soon as its output is there; the graph, a view or
--- a field that needs it keeps the memory. Among several values each may belong to the caller, so none is released.
+-- Releases a layer's input, if it was made during this call, as soon as the layer's output exists; memory that the
+-- graph, a view or a field needs is kept. If a layer has several inputs, they may belong to the caller, so none is
+-- released.
 function Sequential:forward(x, ...)
   if select("#", ...) > 0 then return forward_from(self, 1, x, ...) end
   local given = x
@@ -136,14 +137,14 @@ function Sequential:forward(x, ...)
   return x
 end
 
----A list of modules, which are its children. It has no forward.
+--- A list of modules, which are registered as its children. It has no forward.
 ---@class ModuleList: Module
 ---@field append fun(self, m: Module): ModuleList  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): ModuleList  adds a module at place i
 ---@overload fun(...: Module): ModuleList  ...: as arguments or one list
 local ModuleList = list_class("ModuleList")
 
----Modules by name, in order: `ModuleDict{{"name", module}, …}`; a keyed table is taken by sorted name.
+--- Modules by name, in order: `ModuleDict{{"name", module}, …}`. A table with names as keys is sorted by name.
 ---@class ModuleDict: Module
 ---@overload fun(entries: table): ModuleDict  entries: pairs { name, module } in order, or a table by name
 local ModuleDict = Module:extend("ModuleDict")

@@ -7,8 +7,8 @@ local functional = require "moonshard.nn.functional"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
----Images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight [out, in / groups, KH, KW], bias [out].
----stride is 1, padding 0 and dilation 1 where not given. Errors: in or out not divisible by groups.
+--- Maps images [N, in, H, W] (or [in, H, W]) to [N, out, H', W']. weight is [out, in / groups, KH, KW], bias [out].
+--- Defaults: stride 1, padding 0, dilation 1. Errors: in or out is not divisible by groups.
 ---@class Conv2d: Module
 ---@field weight Parameter  [size_out, size_in / groups, height, width]
 ---@field bias Parameter?  [size_out]; nil without bias
@@ -42,7 +42,7 @@ function Conv2d:init(size_in, size_out, kernel, given)
   self:reset_parameters()
 end
 
----Draws weight and bias anew, uniform in +-1/sqrt(inputs of an output).
+--- Initialises weight and bias again, uniform in +-1/sqrt(number of inputs per output).
 function Conv2d:reset_parameters()
   affine.reset(self, self.size_in / self.how.groups * self.kernel[1] * self.kernel[2])
 end

@@ -5,7 +5,7 @@ local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 
----While training, zeroes elements with probability p and scales the rest by 1 / (1 - p).
+--- In training, sets elements to 0 with probability p and multiplies the others by 1 / (1 - p).
 ---@class Dropout: Module
 ---@overload fun(p?: number): Dropout
 local Dropout = Module:extend("Dropout")

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Embedding: rows of a table by id.
+--- Embedding: looks up rows of a table by id.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
@@ -11,9 +11,9 @@ local empty = require "moonshard.nn.parameter".empty
 
 local raise = errors.raise
 
----weight [n, d]; ids are counted from 0. The row of padding_idx starts as zeros and gets no gradient. With {sparse =
----true} the weight's gradient is a sparse tensor of the rows that were looked up (dense where a sharded unit has the
----weight).
+--- weight is [n, d]; ids count from 0. The row of padding_idx is initialised with zeros and receives no gradient. With
+--- {sparse = true} the weight's gradient is a sparse tensor of the rows that were looked up (dense if a sharded unit
+--- has the weight).
 ---@class Embedding: Module
 ---@field weight Parameter  [n, d]
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding
@@ -38,7 +38,7 @@ function Embedding:init(n, d, given)
   self:reset_parameters()
 end
 
----Draws the rows anew, normal(0, 1).
+--- Initialises the rows again: normal(0, 1), zeros in the row of padding_idx.
 function Embedding:reset_parameters()
   init.normal_(self.weight)
   if self.padding_idx then initial.zero_row_(self.weight, self.padding_idx) end

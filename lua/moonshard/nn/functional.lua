@@ -23,12 +23,13 @@ local F = {}
 ---@return Tensor  [..., out]
 function F.linear(x, w, b) return ops.linear(x, w, b) end
 
--- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with ACTIVATION.
+-- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with the flag ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 
---- GELU (Hendrycks & Gimpel 2016): x * Phi(x), Phi the normal distribution; "tanh" is the approximation of GPT-2.
+--- GELU (Hendrycks & Gimpel 2016): x * Phi(x), where Phi is the normal distribution function; "tanh" is GPT-2's
+--- approximation.
 ---@param x Tensor  of any shape
 ---@param given? { approximate: "none"|"tanh" }
 ---@return Tensor
@@ -48,7 +49,7 @@ function F.softmax(x, d) return ops.softmax(x, position(d or -1, "softmax")) end
 ---@return Tensor
 function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_softmax")) end
 
---- Zeroes elements with probability p and scales the rest by 1 / (1 - p); x itself without training.
+--- Sets elements to 0 with probability p and multiplies the others by 1 / (1 - p); returns x if not training.
 ---@param x Tensor  of any shape
 ---@param p? number  0.5
 ---@param given? { training: boolean }  training: false: x itself
@@ -64,7 +65,7 @@ function F.dropout(x, p, given)
   return ops.dropout(x, p)
 end
 
---- Rows of w by id. Errors: an id outside of w.
+--- Looks up rows of w by id. Errors: an id outside of w.
 ---@param ids Tensor  int64 […], from 0
 ---@param w Tensor  [n, d]
 ---@param given? { padding_idx: integer }
@@ -76,7 +77,7 @@ function F.embedding(ids, w, given)
   return ops.embedding(ids, w, pad)
 end
 
--- Raises unless x ends in these sizes.
+-- Raises if the last dimensions of x do not have these sizes.
 local function check_sizes(who, x, sizes)
   opts.expect(x, a_tensor, "%s: argument 1", who)
   local shape = x.shape
@@ -88,8 +89,8 @@ local function check_sizes(who, x, sizes)
   end
 end
 
---- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: an x that does not end
---- in these sizes.
+--- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: the trailing dimensions
+--- of x do not have these sizes.
 ---@param x Tensor  […, sizes]
 ---@param shape integer|integer[]  the trailing sizes to normalise over
 ---@param w? Tensor  of these sizes
@@ -106,8 +107,8 @@ function F.layer_norm(x, shape, w, b, given)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
 
---- x / sqrt(mean(x^2) + eps) * w over the last dimensions (Zhang & Sennrich 2019): as many as w has, or one. eps:
---- without it, the step from 1 to the next number of x's dtype.
+--- x / sqrt(mean(x^2) + eps) * w over the last dimensions (Zhang & Sennrich 2019): as many as w has, or one without w.
+--- If eps is not given, it is the distance from 1 to the next number of x's dtype.
 ---@param x Tensor  […, sizes of w]
 ---@param w? Tensor  of the trailing sizes
 ---@param given? { eps: number }  eps: added to the mean square
@@ -125,7 +126,8 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
--- Training normalises by the batch, and mixes its statistics into the running ones (the variance unbiased there).
+-- In training, normalises with the batch's statistics and adds them to the running statistics (with the unbiased
+-- variance).
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   opts.expect(x, a_tensor, "batch_norm: argument 1")
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
@@ -136,7 +138,7 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   if n <= 1 and x:size(2) > 0 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
-  -- PyTorch's backward refuses weights in low precision beside statistics in float32, unless x is [N, C].
+  -- As in PyTorch: backward refuses weights in low precision with float32 statistics, unless x is [N, C].
   if mean ~= nil and w ~= nil and HALF[w.dtype] and mean.dtype ~= w.dtype and x.ndim > 2 and autograd.is_grad_enabled()
     and (x.requires_grad or w.requires_grad) then
     raise("Expected running_mean to have type %s but got %s; cast the buffers running_mean and running_var too, or leave the batch norm out of the low "
@@ -154,9 +156,9 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   return y
 end
 
---- Normalises over all dimensions but the second (Ioffe & Szegedy 2015): by the batch's mean and variance while
---- training, which are then mixed into the running ones in place; else by the running ones. Errors: a single value
---- per channel while training.
+--- Normalises over all dimensions except the second (Ioffe & Szegedy 2015): in training with the batch's mean and
+--- variance, which are then added to the running ones in place; otherwise with the running ones. Errors: a single value
+--- per channel in training.
 ---@param x Tensor  [N, C, …]
 ---@param mean? Tensor  running mean, [C]
 ---@param var? Tensor   running variance, [C]
@@ -175,7 +177,7 @@ function F.batch_norm(x, mean, var, w, b, given)
   return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
 end
 
--- A whole number for both, or a pair {height, width}.
+-- Returns height and width of an option: one whole number for both, or a pair {height, width}.
 local function pair(who, what, v)
   local p = type(v) == "table" and v or { v, v }
   for k = 1, 2 do
@@ -186,7 +188,8 @@ local function pair(who, what, v)
   return p
 end
 
--- Options of a convolution as the operator takes them. "same" puts an odd pixel of padding below and to the right.
+-- The options of a convolution in the form that the operator needs. For "same" and an odd amount of padding, the
+-- additional row or column is at the bottom or right.
 local function conv_options(who, o, kernel)
   local c = { stride = pair(who, "stride", o.stride), dilation = pair(who, "dilation", o.dilation), groups = o.groups }
   if o.padding == "same" then
@@ -206,7 +209,7 @@ local function conv_options(who, o, kernel)
   return c
 end
 
--- Takes [C, H, W] as a batch of one.
+-- Treats [C, H, W] as a batch of one image.
 local function conv2d(x, w, b, c)
   local n = x.ndim
   if n ~= 3 and n ~= 4 then
@@ -237,7 +240,7 @@ end
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
 local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing = 0, weight = opts.any }
 
--- Cross-entropy with a target of probabilities, of the logits' shape.
+-- Cross-entropy with probabilities as targets, which have the shape of the logits.
 local function soft_cross_entropy(logits, target, weight, how, ignore_index, label_smoothing)
   if ignore_index ~= -100 then raise("cross_entropy: ignore_index is not supported for a target of probabilities") end
   if logits.shape ~= target.shape then
@@ -265,7 +268,7 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   return how == "mean" and loss / (logits:numel() / classes) or loss
 end
 
--- The classes are along dimension 2, or the only one, as in PyTorch; the operator takes rows of classes.
+-- The classes are along dimension 2, or along the only dimension, as in PyTorch; the operator needs them along rows.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   opts.expect(logits, a_tensor, "cross_entropy: logits")
   opts.expect(ids, a_tensor, "cross_entropy: ids")
@@ -288,8 +291,8 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
   return how == "none" and loss:reshape(shape) or loss
 end
 
---- Softmax and negative log likelihood in one. Errors: a class outside of the logits; ignore_index with a target of
---- probabilities.
+--- Softmax and negative log likelihood in one function. Errors: a class outside of the logits; ignore_index with
+--- probabilities as targets.
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
 ---@param ids Tensor  classes from 0: int64 [N], [] or [N, …]; or the probability of every class, floating point of the logits' shape
 ---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
@@ -301,7 +304,7 @@ function F.cross_entropy(logits, ids, given)
   return cross_entropy(logits, ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
 end
 
---- (a - b)^2: its mean, its sum, or each element.
+--- (a - b)^2: the mean, the sum, or each element.
 ---@param a Tensor  of any shape, floating point
 ---@param b Tensor  of a's shape
 ---@param given? { reduction: "mean"|"sum"|"none" }
@@ -317,7 +320,7 @@ local function widen(t, n)
   return shapes.cat({ t, create.zeros(sizes, { dtype = t.dtype, device = t.device }) }, -1)
 end
 
--- Does only the width of v differ from that of q and k? The operator refuses other differences.
+-- Whether only the width of v differs from that of q and k. The operator refuses other differences.
 local function is_uneven(q, k, v)
   if not (is_tensor(q) and is_tensor(k) and is_tensor(v)) then return false end
   local n = q.ndim
@@ -330,8 +333,8 @@ local function is_uneven(q, k, v)
   return true
 end
 
--- Attention with values wider or narrower than queries and keys: pads with zeros, which change no score, and cuts the
--- result.
+-- Attention whose values are wider or narrower than queries and keys: pads the narrower ones with zeros, which do not
+-- change the scores, and removes the padding from the result.
 local function uneven_attention(q, k, v, o)
   local d, width = q:size(-1), v:size(-1)
   local scale = o.scale or 1 / math.sqrt(d)
@@ -354,12 +357,13 @@ local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, s
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local o = opts("scaled_dot_product_attention", given, sdpa_options)
-  if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end        -- 0 means 1/sqrt(D) to the operator
+  if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end  -- the operator uses 1/sqrt(D) if the scale is 0
   if is_uneven(q, k, v) then return uneven_attention(q, k, v, o) end
   return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
 end
 
----Queries, keys and values of one projection: [B, T, 3 C] -> three of [B, heads, T, C / heads].
+--- Splits the result of one projection into queries, keys and values: [B, T, 3 C] -> three tensors [B, heads, T, C /
+--- heads].
 ---@param qkv Tensor  [B, T, 3 C]
 ---@param heads integer  divides C
 ---@return Tensor q
@@ -374,7 +378,7 @@ function F.split_heads(qkv, heads)
   return ops.split_heads(qkv, qkv:size(1), qkv:size(2), heads, qkv:size(3) / (3 * heads))
 end
 
----The heads of attention's result side by side: [B, heads, T, D] -> [B, T, heads * D].
+--- Concatenates the heads of attention's result: [B, heads, T, D] -> [B, T, heads * D].
 ---@param y Tensor  [B, heads, T, D]
 ---@return Tensor
 function F.merge_heads(y)

@@ -18,7 +18,7 @@ for _, file in ipairs { "nn.containers", "nn.linear", "nn.conv", "nn.embedding",
   for name, layer in pairs(require("moonshard." .. file)) do nn[name] = layer end
 end
 
--- An unknown name is an error that knows the nearest one.
+-- Reading an unknown name is an error that suggests the most similar one.
 errors.closed(nn.F, "nn.F")
 errors.closed(nn.init, "nn.init")
 errors.closed(nn.utils, "nn.utils")

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- nn.init: functions that fill a tensor in place, without a graph, and return it. The generator is counter-based: a
---- random number depends on the place of its element, so a shard gets the numbers of its place in the whole tensor.
+--- random number depends on the position of its element, so a shard gets the numbers of its position in the whole
+--- tensor.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -17,13 +18,13 @@ local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engi
 local M = {}
 
 local shard_of
---- Registers fn(t): the shard of a sharded tensor and the place of its first element in the whole; nil for a tensor
---- that is not sharded. For one that is sharded along a later dimension also the number of its runs in the whole, and
---- the distance between their beginnings.
+--- Registers fn(t). For a sharded tensor it returns the shard and the position of its first element in the whole; for a
+--- tensor that is sharded along a later dimension also the number of contiguous runs in the whole and the distance
+--- between their beginnings. For all other tensors it returns nil.
 ---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?
 local function on_sharded(fn) shard_of = fn end
 
--- The tensor to write and the place of its first element in the whole.
+-- Returns the tensor to write and the position of its first element in the whole tensor.
 local function target(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
   if shard_of then
@@ -35,7 +36,7 @@ end
 
 local fill_at
 function fill_at(op, x, place, n_f, a, b, c, d)
-  -- an instance: each inner tensor draws its own numbers
+  -- for an instance of a tensor class, each inner tensor gets its own random numbers
   if x.id < 0 then
     for _, part in ipairs(tensor.inner(x)) do fill_at(op, part, place, n_f, a, b, c, d) end
     return
@@ -61,7 +62,7 @@ local function fill(op, who, t, n_f, a, b, c, d)
     fill_at(op, x, place, n_f, a, b, c, d)
     return t
   end
-  -- One draw: every run starts from the same offset of the generator.
+  -- A single draw: every run starts from the same offset of the generator.
   local flat, n = x:detach():reshape(-1), x:numel() / runs
   lib.ms_rng_get(seed, offset)
   for k = 0, runs - 1 do
@@ -97,7 +98,7 @@ local function deviation(who, std)
   return opts.expect(number(who, "std", std, 1), opts.number_from(0), "%s: std", who)
 end
 
---- Draws from the normal distribution.
+--- Fills t with normal random numbers.
 ---@param t Tensor  floating point, of any shape
 ---@param mean? number  0
 ---@param std? number   1
@@ -106,7 +107,7 @@ function M.normal_(t, mean, std)
   return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), deviation("normal_", std), 0, 0)
 end
 
---- Draws evenly from [a, b).
+--- Fills t with uniform random numbers in [a, b).
 ---@param t Tensor  floating point, of any shape
 ---@param a? number  0
 ---@param b? number  1
@@ -117,7 +118,7 @@ function M.uniform_(t, a, b)
   return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
 end
 
---- Draws from the normal distribution, cut to [a, b].
+--- Fills t with random numbers of the normal distribution restricted to [a, b].
 ---@param t Tensor  floating point, of any shape
 ---@param mean? number  0
 ---@param std? number   1
@@ -129,7 +130,7 @@ function M.trunc_normal_(t, mean, std, a, b)
     number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
 end
 
--- Fan in and fan out of a weight [out, in, …], where further dimensions are the receptive field.
+-- Returns fan in and fan out of a weight [out, in, …]; further dimensions are the receptive field.
 local function fans(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
   local shape = t.shape
@@ -141,7 +142,7 @@ end
 
 local nonlinearities = { "linear", "relu", "leaky_relu", "tanh", "sigmoid", "selu", "conv1d", "conv2d", "conv3d" }
 
---- The factor that keeps a signal's variance through a nonlinearity.
+--- The factor that preserves a signal's variance through a nonlinearity.
 ---@param nonlinearity string  "linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu", a convolution's name
 ---@param a? number  slope of leaky_relu, 0.01
 ---@return number
@@ -156,7 +157,8 @@ function M.calculate_gain(nonlinearity, a)
   raise("calculate_gain: %s", errors.unknown("nonlinearity", nonlinearity, nonlinearities))
 end
 
---- Draws evenly from +-gain sqrt(6 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors: fewer than 2 dimensions.
+--- Fills t with uniform random numbers in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors: fewer
+--- than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { gain: number }
 ---@return Tensor t
@@ -166,7 +168,7 @@ function M.xavier_uniform_(t, given)
   return M.uniform_(t, -bound, bound)
 end
 
---- Draws from the normal distribution of deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors:
+--- Fills t with normal random numbers of deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors:
 --- fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { gain: number }
@@ -179,7 +181,7 @@ end
 local kaiming = { a = 0, mode = opts.one_of({ "fan_in", "fan_out" }, "fan_in"),
   nonlinearity = opts.one_of(nonlinearities, "leaky_relu") }
 
--- Standard deviation, or nil when the tensor has no elements.
+-- Returns the standard deviation, or nil if the tensor has no elements.
 local function kaiming_std(who, t, given)
   local o = opts(who, given, kaiming)
   local fan_in, fan_out = fans(t, who)
@@ -188,7 +190,7 @@ local function kaiming_std(who, t, given)
   return M.calculate_gain(o.nonlinearity, o.a) / math.sqrt(fan)
 end
 
---- Draws evenly from +-gain sqrt(3 / fan) (He et al. 2015). Errors: fewer than 2 dimensions.
+--- Fills t with uniform random numbers in +-gain sqrt(3 / fan) (He et al. 2015). Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
 ---   a: slope of leaky_relu; mode: keeps the variance of forward or of backward; nonlinearity: behind this layer; as
@@ -201,8 +203,7 @@ function M.kaiming_uniform_(t, given)
   return M.uniform_(t, -bound, bound)
 end
 
---- Draws from the normal distribution of deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2
---- dimensions.
+--- Fills t with normal random numbers of deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
 ---   a: slope of leaky_relu; mode: keeps the variance of forward or of backward; nonlinearity: behind this layer; as
@@ -213,10 +214,10 @@ function M.kaiming_normal_(t, given)
   return std and M.normal_(t, 0, std) or t
 end
 
--- Zeroes a row (from 0) of a matrix, if this rank has it.
+-- Sets a row (counted from 0) of a matrix to 0, if this rank has it.
 local function zero_row_(t, row)
   local x, place, runs = target(t, "zeros_")
-  local at = runs and row or row - place / t:size(2)     -- sharded along columns: every rank has all rows
+  local at = runs and row or row - place / t:size(2)     -- sharded along columns: every rank has a part of every row
   if at >= 0 and at < x:size(1) then M.zeros_(x:detach():select(1, at + 1)) end
 end
 

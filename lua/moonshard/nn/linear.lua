@@ -6,7 +6,7 @@ local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
----y = x W^T + b over the last dimension. weight [out, in], bias [out].
+--- y = x W^T + b over the last dimension. weight is [out, in], bias [out].
 ---@class Linear: Module
 ---@field weight Parameter  [size_out, size_in]
 ---@field bias Parameter?  [size_out]; nil without bias
@@ -25,7 +25,7 @@ function Linear:init(size_in, size_out, given)
   self:reset_parameters()
 end
 
----Draws weight and bias anew, uniform in +-1/sqrt(in).
+--- Initialises weight and bias again, uniform in +-1/sqrt(in).
 function Linear:reset_parameters() affine.reset(self, self.size_in) end
 
 local linear = ops.linear
@@ -38,7 +38,7 @@ end
 
 function Linear:extra_repr() return ("%d -> %d%s"):format(self.size_in, self.size_out, self.bias and ", bias" or "") end
 
----Returns its input; arguments of the constructor are ignored.
+--- Returns its input. The constructor ignores its arguments.
 ---@class Identity: Module
 ---@overload fun(...): Identity
 local Identity = Module:extend("Identity")

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- Losses as modules: the functions of nn.F with their options kept.
+--- Losses as modules: functions of nn.F whose options are fixed in the constructor.
 local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
 local ops = require "moonshard.nn.ops"
 local Module = require "moonshard.nn.module".Module
 
---- F.cross_entropy as a module: logits [N, C], [C] or [N, C, …] and class ids from 0, or probabilities of the logits'
+--- F.cross_entropy as a module: logits [N, C], [C] or [N, C, …], and class ids from 0 or probabilities of the logits'
 --- shape.
 ---@class CrossEntropyLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }): CrossEntropyLoss
@@ -24,7 +24,7 @@ end
 
 function CrossEntropyLoss:extra_repr() return self.reduction end
 
---- F.mse_loss as a module: the squared distances of two tensors of one shape.
+--- F.mse_loss as a module: the squared differences of two tensors of one shape.
 ---@class MSELoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none" }): MSELoss
 local MSELoss = Module:extend("MSELoss")

@@ -7,7 +7,7 @@ local init = require "moonshard.nn.initial".init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
--- The trailing sizes that are normalised, as an array.
+-- The sizes of the last dimensions, over which is normalised, as an array.
 local function sizes_of(who, d)
   local out = {}
   for i, n in ipairs(type(d) == "table" and d or { d }) do
@@ -52,7 +52,7 @@ local layer_norm = ops.layer_norm
 ---@return Tensor  of x's shape
 function LayerNorm:forward(x)
   local slots = self._slots
-  if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end     -- with a weight, the engine checks
+  if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end  -- if there is a weight, the engine checks x
   return layer_norm(x, slots.dims, slots.weight, slots.bias, slots.eps)
 end
 
@@ -61,7 +61,8 @@ function LayerNorm:extra_repr()
     and ", bias" or "")
 end
 
----x / sqrt(mean(x^2) + eps) * weight over the last sizes. Without eps: the step from 1 to the next number of x's dtype.
+--- x / sqrt(mean(x^2) + eps) * weight over the last sizes. If eps is not given, it is the distance from 1 to the next
+--- number of x's dtype.
 ---@class RMSNorm: Module
 ---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The operators that layers and nn.F call, with positional arguments, which the engine checks. Dimensions count from
---- 0, or from -1 backwards.
+--- 0; negative ones from the end.
 local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 
@@ -49,7 +49,7 @@ function M.embedding(ids, w, padding_idx)
   return wrap(a_out[0])
 end
 
--- n: how many trailing dimensions are normalised.
+-- n: number of trailing dimensions to normalise over.
 function M.layer_norm(x, n, w, b, eps)
   local ids = 1
   a_in[0] = id_of(x, "layer_norm")
@@ -63,7 +63,7 @@ function M.layer_norm(x, n, w, b, eps)
   return wrap(a_out[0])
 end
 
--- The default eps: the distance from 1 to the next number of x's dtype, as in PyTorch.
+-- The default eps by dtype: the distance from 1 to the next number, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 
 function M.rms_norm(x, w, eps)
@@ -77,7 +77,7 @@ function M.rms_norm(x, w, eps)
   return wrap(a_out[0])
 end
 
--- y, and in training the batch's mean and biased variance.
+-- Returns y; in training also the batch's mean and biased variance.
 function M.batch_norm(x, w, b, mean, var, training, eps)
   a_in[0] = id_of(x, "batch_norm")
   a_in[1] = w ~= nil and id_of(w, "batch_norm", "weight") or 0
@@ -90,7 +90,7 @@ function M.batch_norm(x, w, b, mean, var, training, eps)
   return wrap(a_out[0]), wrap(a_out[1]), wrap(a_out[2])
 end
 
--- Pairs are {height, width}; padding is {top, left, bottom, right}.
+-- stride and dilation are {height, width}; padding is {top, left, bottom, right}.
 function M.conv2d(x, w, b, stride, padding, dilation, groups)
   a_in[0], a_in[1] = id_of(x, "conv2d"), id_of(w, "conv2d", "weight")
   local n = 2
@@ -133,15 +133,15 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
 end
 
 -- Runs an operator on an id, without making Lua objects for intermediate results. `of`: the tensor that an error names.
--- Only inside scopes, which release the intermediate results if an operator fails.
+-- To be called only inside scopes, which release the intermediate results if an operator fails.
 local function by_id(number, id, of, n_i)
   a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
   call_args(number, of)
   return a_out[0]
 end
 
---- [B, T, 3 n D] as three of [B, n, T, D]. One split gives one gradient; three selects would give three, each padded
---- with zeros, and add them up.
+--- Splits [B, T, 3 n D] into three tensors [B, n, T, D]. A single split has one gradient; three selects would have
+--- three, each padded with zeros, and would add them up.
 function M.split_heads(qkv, B, T, n, D)
   local id = id_of(qkv, "view")
   if id < 0 or state.scope == 0 then
@@ -172,7 +172,7 @@ function M.join_heads(y, B, T, C)
   return wrap(out)
 end
 
--- Releases a tensor of the innermost scope early; a tensor of any other scope stays.
+-- Releases a tensor early if it belongs to the innermost scope; otherwise does nothing.
 function M.drop(t) drop_id(t.id) end
 
 return M

@@ -8,21 +8,21 @@ local tensor = require "moonshard.tensor"
 local tensor_class = require "moonshard.tensor.class"
 local a_tensor = tensor.a_tensor
 
---- A leaf that shares t's storage, and that modules register when it is assigned to a field. It lives as long as its
---- module. Errors: requires_grad of a dtype that is not floating point.
+--- A leaf that shares t's storage. Modules register it when it is assigned to a field. It lives as long as its module.
+--- Errors: requires_grad with a dtype that is not floating point.
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 ---   t: gives storage, shape, dtype and device; requires_grad: gets a gradient
 local Parameter = tensor.subclass("Parameter")
-Parameter.__unscoped = true           -- it never belongs to a scope
+Parameter.__unscoped = true           -- never belongs to a scope
 Parameter.__param = true
 
--- Makes a new leaf on t's storage; t keeps its id and graph.
+-- Makes a new leaf on t's storage; t itself keeps its id and graph.
 function Parameter.__construct(cls, t, given)
   opts.expect(t, a_tensor, "Parameter: argument 1")
   local o = opts("Parameter", given, { requires_grad = true })
   local parts = tensor.inner(t)
-  if parts then                                                 -- an instance: its inner tensors become leaves
+  if parts then  -- t is an instance of a tensor class: its inner tensors become leaves
     for k, part in ipairs(parts) do parts[k] = cls(part, given) end
     local p = tensor.rebuild(parts, t)
     return setmetatable(p, tensor_class.parameter_class(getmetatable(t), cls))
@@ -32,7 +32,7 @@ function Parameter.__construct(cls, t, given)
   return tensor.wrap_as(cls, id)
 end
 
--- A parameter with uninitialised elements.
+-- A parameter whose elements are uninitialised.
 local function empty(shape, given)
   local t = create.empty(shape, given)
   local p = Parameter(t)

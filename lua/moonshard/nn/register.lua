@@ -2,10 +2,10 @@
 --- The Module class: registration by assignment, listings, printing. Calls are in call.lua, modes and
 --- state in state.lua, and module.lua puts the three together.
 ---
---- An instance keeps everything that a script assigns in the table `_slots`. `_kind` lists the
---- registered names; `_params`, `_buffers` and `_children` have their order. The instance has no
---- other fields, so __newindex sees every assignment. Containers keep their children as array
---- elements of the instance instead (containers.lua).
+--- Everything that a script assigns to an instance is in its table `_slots`. `_kind` maps registered names to their
+--- kind; `_params`, `_buffers` and `_children` list them in order. The instance has no other fields, so __newindex is
+--- called for every assignment. Containers keep their children as array elements of the instance instead
+--- (containers.lua).
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -19,10 +19,9 @@ local concat, remove = table.concat, table.remove
 local getmetatable, setmetatable, rawget, rawset = getmetatable, setmetatable, rawget, rawset
 local type, tostring, ipairs = type, tostring, ipairs
 
---- The base of all modules. `local Net = nn.Module:extend "Net"` makes a class, whose init builds an instance and
---- whose forward computes; `Net(…)` makes an instance, and calling it runs hooks and forward. A Parameter or Module
---- assigned to a field is registered under that name; nil removes it. A field of another kind in its place is an
---- error.
+--- The base of all modules. `local Net = nn.Module:extend "Net"` makes a class; its init initialises an instance, and
+--- its forward computes. `Net(…)` makes an instance; calling the instance runs hooks and forward. A Parameter or Module
+--- assigned to a field is registered under that name; nil removes it; any other value in its place is an error.
 ---@class Module
 ---@operator call: any
 ---@field training boolean  what train() and eval() set
@@ -35,7 +34,7 @@ local function is_parameter(x) return is_tensor(x) and getmetatable(x).__param =
 
 local show = errors.kind
 
---- A class of modules that extends this one: it inherits init, forward and every method.
+--- Makes a class of modules that extends this one: it inherits init, forward and all methods.
 ---@param name string  of the class
 ---@return table class
 function Module.extend(base, name)
@@ -44,21 +43,21 @@ function Module.extend(base, name)
   return class.new(name, base)
 end
 
--- Names of constructors in other class libraries; a function with such a name would never be called.
+-- Refuses names of constructors in other class libraries: a function with such a name would never be called.
 local function refuse_constructor(cls)
   raise("%s: the constructor of a Module is init: function %s:init(...)", rawget(cls, "__name"), rawget(cls, "__name"))
 end
 Module.__refused = {}
 for _, name in ipairs { "__init", "__init__", "_init" } do Module.__refused[name] = refuse_constructor end
 
--- `Net:new(...)`, as in other class libraries.
+-- Raises for `Net:new(...)`, the constructor in other class libraries.
 function Module.new()
   raise "new: a module is made by calling its class, as in Net(...)"
 end
 Module.__refused.new = refuse_constructor
 
--- Warns about fields that init has assigned and no listing contains: plain tables of modules, leaves. Once per class
--- and field.
+-- Warns about fields that init has assigned and that no listing contains: plain tables of modules, leaves. Warns once
+-- per class and field.
 local warned = {}
 local function warn_unregistered(self)
   local registered
@@ -106,8 +105,8 @@ function Module.__construct(cls, ...)
   return self
 end
 
--- In `model.forward(x)`, without the colon, forward would take x for the module. So scripts get a forward that checks its
--- first argument; the library calls forward_of instead.
+-- In `model.forward(x)`, with a dot instead of a colon, forward would treat x as the module. Scripts therefore get a
+-- function that checks its first argument and calls forward; the library calls forward_of instead.
 local guards = setmetatable({}, { __mode = "kv" })
 local function guarded(forward)
   local guard = guards[forward]
@@ -168,8 +167,8 @@ local function check_name(self, name, what)
   end
 end
 
--- A tensor that was made in a scope and is assigned to a field leaves its scope. When the last field that holds it is
--- overwritten, it joins the scope that is open then. `_held` counts the fields; unscoped tensors have no count.
+-- A tensor that is assigned to a field leaves its scope. When the last field that has it is overwritten, it moves to
+-- the scope that is open at that time. `_held` counts the fields; unscoped tensors are not counted.
 local own
 function own(t)
   if not is_tensor(t) or is_parameter(t) then return end
@@ -203,7 +202,7 @@ function disown(t)
   end
 end
 
--- Is `wanted` m itself or below it? A module must not contain itself.
+-- Whether `wanted` is m itself or a descendant of m. A module must not contain itself.
 local function below(m, wanted, seen)
   if m == wanted then return true end
   if seen[m] then return false end
@@ -225,7 +224,7 @@ local function check_cycle(self, name, value)
   end
 end
 
--- module[name] = value. Containers, which keep children elsewhere, override it.
+-- Assigns module[name] = value. Containers, which keep children elsewhere, override it.
 function Module._assign(self, name, value)
   if type(name) == "number" and not is_module(value) then
     if is_parameter(value) then
@@ -261,7 +260,7 @@ function Module._assign(self, name, value)
   disown(old)
 end
 
--- Registers a buffer or parameter under a name that no other field has.
+-- Registers a buffer or parameter under a name that no other field uses.
 local function register(self, who, kind, name, value)
   local old = self._slots[name]
   if self._kind[name] ~= kind then
@@ -275,8 +274,8 @@ local function register(self, who, kind, name, value)
   end
 end
 
---- Registers a tensor that is state but not trained. Listed by buffers(), and saved unless persistent is false.
---- Errors: a name that a method or another entry has.
+--- Registers a tensor that is part of the state but not trained. buffers() lists it, and it is saved unless persistent
+--- is false. Errors: a name that a method or another entry has.
 ---@param name string  without a dot
 ---@param t Tensor?  nil keeps its place for one to come
 ---@param given? { persistent: boolean }  persistent: false: not in state_dict
@@ -293,7 +292,7 @@ function Module:register_buffer(name, t, given)
   return self
 end
 
----Registers a parameter; nil keeps its place for one to come.
+--- Registers a parameter; nil reserves the name for a later assignment.
 ---@param name string  without a dot
 ---@param p Parameter?  nil keeps its place for one to come
 function Module:register_parameter(name, p)
@@ -305,14 +304,14 @@ function Module:register_parameter(name, p)
   return self
 end
 
--- Refuses `model.parameters()`, without the colon.
+-- Raises for `model.parameters()`, with a dot instead of a colon.
 local function check_self(who, self)
   if not is_module(self) then raise("%s: called on %s; write model:%s()", who, show(self), who) end
 end
 
 -- ---- listings -----------------------------------------------------------------------------------
 
--- Children in order: array of names, array of modules. Containers add their elements here.
+-- The children in order: an array of names and an array of modules. Containers add their elements here.
 function Module._child_list(self)
   local names, modules = {}, {}
   local slots = self._slots
@@ -322,9 +321,9 @@ end
 
 local function join(prefix, name) return prefix == "" and name or prefix .. "." .. name end
 
--- Appends the module and its descendants, each once (under every name if seen is nil). `path` has the enclosing modules:
--- assignments to list elements are not seen, so a module may contain itself. A wrapper (a class with `_wraps`) adds
--- nothing to names: its `module` has the wrapper's name.
+-- Appends the module and its descendants to names and modules: each module once, or under every name if seen is nil.
+-- `path` contains the enclosing modules, to detect a module that contains itself (assignments to list elements cannot
+-- be checked). A wrapper (a class with `_wraps`) does not appear in names: its child `module` gets the wrapper's name.
 local function walk(self, prefix, seen, names, modules, path)
   if path[self] then raise("%s: the module contains itself, as '%s'", self:class_name(), prefix) end
   if seen then
@@ -348,14 +347,14 @@ local function iterate(names, values)
   end
 end
 
--- The module inside wrappers.
+-- Returns the module inside wrappers.
 local function unwrapped(m)
   while m._wraps do m = m._slots.module end
   return m
 end
 
--- The parameters or buffers of self and, with recurse, of its descendants: names and values, each value once. Values
--- whose `_hidden` function returns true are left out.
+-- Returns names and values of the parameters or buffers of self and, with recurse, of its descendants; each value once.
+-- Values whose `_hidden` function returns true are omitted.
 local function collect(self, list, prefix, recurse)
   local names, values, modules = {}, {}, {}
   if recurse then
@@ -377,7 +376,7 @@ local function collect(self, list, prefix, recurse)
   return out, values
 end
 
--- The values of a listing without names, and those of one with names.
+-- Only the values of a listing; the next function returns names and values.
 local function values_of(self, who, list, given)
   check_self(who, self)
   return (select(2, collect(self, list, "", opts(who, given, { recurse = true }).recurse)))
@@ -388,27 +387,27 @@ local function named(self, who, list, given)
   return iterate(collect(self, list, o.prefix, o.recurse))
 end
 
----Parameters, own ones first, depth first; shared ones once.
+--- Parameters: a module's own ones first, then depth first; shared ones once.
 ---@param given? { recurse: boolean }
 ---@return Parameter[]
 function Module:parameters(given) return values_of(self, "parameters", "_params", given) end
 
---- Buffers, own ones first, then depth first; shared ones once.
+--- Buffers: a module's own ones first, then depth first; shared ones once.
 ---@param given? { recurse: boolean }
 ---@return Tensor[]
 function Module:buffers(given) return values_of(self, "buffers", "_buffers", given) end
 
----Iterator of name, parameter, over a snapshot: the module may change meanwhile.
+--- Iterates over name, parameter. Uses a snapshot: the module may change during the iteration.
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Parameter
 function Module:named_parameters(given) return named(self, "named_parameters", "_params", given) end
 
----Iterator of name, buffer.
+--- Iterates over name, buffer.
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Tensor
 function Module:named_buffers(given) return named(self, "named_buffers", "_buffers", given) end
 
----Iterator of name, module: this one first, as "".
+--- Iterates over name, module; this module comes first, with the name "".
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Module
 function Module:named_modules(given)
@@ -419,7 +418,7 @@ function Module:named_modules(given)
   return iterate(names, modules)
 end
 
---- This module and all below it, depth first; shared ones once.
+--- This module and its descendants, depth first; shared ones once.
 ---@return Module[]
 function Module:modules()
   local names, modules = {}, {}
@@ -427,7 +426,7 @@ function Module:modules()
   return modules
 end
 
----Iterator of name, child; a child registered twice once.
+--- Iterates over name, child; a child that is registered twice occurs once.
 ---@param given? { prefix: string, recurse: boolean }
 ---@return fun(): string, Module
 function Module:named_children(given)
@@ -451,7 +450,7 @@ function Module:children()
   return values
 end
 
--- The direct child of that name, or nil.
+-- The direct child with that name, or nil.
 local function child_named(self, name)
   local names, children = self:_child_list()
   for i, n in ipairs(names) do
@@ -512,7 +511,7 @@ function Module.__tostring(self)
   return concat(lines, "\n")
 end
 
--- Copies field by field; copied tensors belong to the copied module.
+-- Copies field by field; tensors of the copy belong to the copied module.
 function Module.__deepcopy(self, memo, copy)
   local out = {}
   memo[self] = out

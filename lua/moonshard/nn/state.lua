@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Module: modes (training, requires_grad), moves (device, dtype) and state dicts.
+--- Module: modes (training, requires_grad), moving to devices and dtypes, and state dicts.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -17,7 +17,7 @@ local concat, insert, sort = table.concat, table.insert, table.sort
 
 -- ---- modes and moves ----------------------------------------------------------------------------
 
---- Sets the training mode of the module and all below it, which dropout and batch norm use.
+--- Sets the training mode of the module and its descendants, which dropout and batch norm use.
 ---@param mode? boolean  true
 ---@return Module self
 function Module:train(mode)
@@ -27,7 +27,7 @@ function Module:train(mode)
   return self
 end
 
---- train(false).
+--- As train(false).
 ---@return Module self
 function Module:eval() return self:train(false) end
 
@@ -41,7 +41,7 @@ function Module:requires_grad_(on)
   return self
 end
 
----Clears the gradients of all parameters: to nil, or to 0 where they are kept.
+--- Clears the gradients of all parameters: sets them to nil, or to 0 if set_to_none is false.
 ---@param given? { set_to_none: boolean }
 ---@return Module
 function Module:zero_grad(given)
@@ -52,7 +52,7 @@ function Module:zero_grad(given)
     elseif p.grad then
       local grad = p.grad
       if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
-      if grad.requires_grad then                -- in a graph, where its value must not change
+      if grad.requires_grad then                -- the gradient is part of a graph, where its value must not change
         p.grad = grad:detach():zero_()
       else
         grad:zero_()
@@ -62,7 +62,7 @@ function Module:zero_grad(given)
   return self
 end
 
---- Calls fn on every module, children first.
+--- Calls fn on this module and its descendants, children first.
 ---@param fn fun(m: Module)  called with each module
 ---@return Module self
 function Module:apply(fn)
@@ -83,8 +83,8 @@ function point(t, at)
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
 end
 
--- Replaces the data of every parameter and its gradient, and of every buffer, by change(t). The objects stay the same,
--- so sharing is kept. Sharded parameters move as units, by whole(unit).
+-- Replaces the data of every parameter, its gradient and every buffer by change(t). The tensor objects stay the same,
+-- so sharing is preserved. Sharded parameters are moved by unit, with whole(unit).
 local function convert(self, change, whole)
   no_grad(function()
     local units = {}
@@ -95,7 +95,8 @@ local function convert(self, change, whole)
           units[unit] = true
           errors.check(whole(unit), p)
           local owner = rawget(p, "_unit")
-          if owner then owner.looked, owner.extensions = nil, nil end     -- searches for all-gather extensions again
+          -- The next gather searches for all-gather extensions again.
+          if owner then owner.looked, owner.extensions = nil, nil end
         end
       else
         local grad = p.grad
@@ -112,7 +113,8 @@ end
 local is_dtype = {}
 for _, name in ipairs(dtypes.names) do is_dtype[name] = true end
 
----Moves parameters and buffers to a device, floating ones to a dtype; a tensor stands for its own two.
+--- Moves parameters and buffers to a device and converts floating point ones to a dtype; a tensor as argument gives its
+--- own device and dtype.
 ---@param ... string|Tensor|{ device: string, dtype: string }
 ---   a device, a dtype, both by name, or a tensor whose device and dtype to take
 ---@return Module
@@ -145,7 +147,7 @@ function Module:to(...)
   end)
 end
 
----Moves parameters and buffers to a GPU: `to("cuda")`, or `to("cuda:" .. index)`.
+--- Moves parameters and buffers to a GPU: as `to("cuda")` or `to("cuda:" .. index)`.
 ---@param index? integer  from 0
 ---@return Module
 function Module:cuda(index)
@@ -170,7 +172,7 @@ function Module:half() return self:to("float16") end
 ---@return Module self
 function Module:bfloat16() return self:to("bfloat16") end
 
----Gives parameters and buffers uninitialised storage on a device (from "meta", for example).
+--- Gives parameters and buffers uninitialised memory on a device (for example, when they are on "meta").
 ---@param device string|{ device: string }  "cpu", "cuda", "cuda:1" or "meta"
 ---@return Module
 function Module:to_empty(device)
@@ -184,7 +186,7 @@ end
 
 local function is_persistent(m, name) return not (m._transient and m._transient[name]) end
 
--- Every name of every parameter and persistent buffer: names, values, in listing order.
+-- All names of all parameters and persistent buffers: names, values, in listing order.
 function Module._state(self)
   local names, modules = {}, {}
   walk(self, "", nil, names, modules, {})
@@ -204,7 +206,7 @@ function Module._state(self)
   return out, values, owners
 end
 
----Every parameter and persistent buffer by every name it has: detached tensors that share storage.
+--- Every parameter and persistent buffer, under each of its names: detached tensors that share storage with the module.
 ---@return table<string, Tensor>
 function Module:state_dict()
   local names, values = self:_state()
@@ -219,7 +221,7 @@ local function quoted(names)
   return concat(out, ", ")
 end
 
--- This model's names -> names where containers count from 0: "net.1.weight" -> "net.0.weight".
+-- Maps names of this model to names in which containers count from 0: "net.1.weight" -> "net.0.weight".
 local function names_from_0(self)
   local prefixes, modules, is_position = {}, {}, {}
   walk(self, "", nil, prefixes, modules, {})
@@ -238,7 +240,7 @@ local function names_from_0(self)
   return from_0
 end
 
--- The state dict by this model's names. Unknown names are renumbered, too, so that none equals a name of the model.
+-- The state dict with this model's names. Unknown names are renumbered, too, so that none equals a name of the model.
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
@@ -266,7 +268,8 @@ local function lacking(known, sd)
   return n
 end
 
--- A hint if names do not fit because the state dict counts from 0 and this model from 1; else nil.
+-- A hint for the case that names do not match because the state dict counts from 0 and this model from 1; otherwise
+-- nil.
 local function counts_from_0(self, known, sd)
   local from_0, example = names_from_0(self), nil
   local other = {}
@@ -283,11 +286,12 @@ local function check_fit(name, value, t)
   if not is_tensor(t) then return ("While copying '%s': a tensor expected, got %s."):format(name, show(t)) end
   if tostring(t.shape) ~= tostring(value.shape) then
     return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s.")
-      :format(name, tostring(t.shape), tostring(rawget(value, "_whole_shape") or value.shape))        -- not a piece's
+      -- _whole_shape is set for a piece.
+      :format(name, tostring(t.shape), tostring(rawget(value, "_whole_shape") or value.shape))
   end
 end
 
---- Compares a state dict with the model; raises if names or shapes do not fit. o: options strict and count_from.
+--- Compares a state dict with the model; raises if names or shapes do not match. o: the options strict and count_from.
 ---@param fits? fun(name: string, value: Tensor, t: any): string?  what is wrong with t for value, or nil
 ---@return string[] missing, string[] unexpected
 function Module._check_state(self, sd, o, fits)
@@ -321,9 +325,9 @@ function Module._count_from(n)
   return n
 end
 
---- Copies a state dict in; with assign it takes its tensors themselves. Everything is checked before anything is
---- changed. A state dict of PyTorch counts the elements of containers from 0 ("net.0.weight" is "net.1.weight" here):
---- load it with count_from = 0. Errors: shapes that differ; under strict, names that are missing or not known.
+--- Loads a state dict by copying; with assign, its tensors replace the module's. Everything is checked before anything
+--- changes. State dicts of PyTorch count the elements of containers from 0 (their "net.0.weight" is "net.1.weight"
+--- here): load them with count_from = 0. Errors: different shapes; with strict, missing or unknown names.
 ---@param sd table<string, Tensor>  tensors by name
 ---@param given? { strict: boolean, assign: boolean, count_from: 0|1 }
 ---@return string[] missing
@@ -335,7 +339,7 @@ function Module:load_state_dict(sd, given)
   local missing, unexpected = self:_check_state(sd, o)
   local names, values, owners = self:_state()
   no_grad(function()
-    local taken = {}                          -- old -> new: keeps sharing
+    local taken = {}                          -- old tensor -> new tensor, to preserve sharing
     for i, name in ipairs(names) do
       local t, now = sd[name], values[i]
       if t ~= nil then

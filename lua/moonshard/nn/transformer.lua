@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Transformer (Vaswani et al. 2017): encoder and decoder layers, their stacks, and both together, with PyTorch's
---- names, initialisation and order of parameters. Masks are MultiheadAttention's: a bool is true where attention is not
---- allowed.
+--- Transformer (Vaswani et al. 2017): encoder and decoder layers, stacks of them, and the complete model, with
+--- PyTorch's names, initialisation and order of parameters. Masks are used as in MultiheadAttention: a bool mask is
+--- true where attention is not allowed.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -40,7 +40,7 @@ local function check_sizes(who, d, heads)
   opts.expect(heads, opts.whole, "%s: nhead", who)
 end
 
--- Attention, feed-forward, norms and dropouts in the order of PyTorch's constructors.
+-- Makes attention, feed-forward, norms and dropouts in the order of PyTorch's constructors.
 local function construct(self, d, heads, given, attentions)
   local who = self:class_name()
   local o = opts(who, given, layer_options)
@@ -61,7 +61,7 @@ local function construct(self, d, heads, given, attentions)
   self.activation = activation_of(who, o.activation)
 end
 
--- Attention of x to y, without its weights.
+-- Attention of x to y, without returning the weights.
 local function attend(attention, dropout, x, y, mask, padding, causal)
   return dropout((attention(x, y, y, { attn_mask = mask, key_padding_mask = padding, is_causal = causal,
     need_weights = false })))
@@ -73,8 +73,8 @@ end
 
 -- ---- layers -------------------------------------------------------------------------------------
 
----Self-attention and feed-forward, each with a residual connection and a LayerNorm (before them with norm_first).
----activation is "relu" where not given.
+--- Self-attention and feed-forward, each with a residual connection and a LayerNorm (before them with norm_first). The
+--- default activation is "relu".
 ---@class TransformerEncoderLayer: Module
 ---@overload fun(d_model: integer, nhead: integer, opts?: { dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): TransformerEncoderLayer
 ---   d_model: channels; nhead: heads, which divide d_model
@@ -142,7 +142,7 @@ end
 
 -- ---- stacks -------------------------------------------------------------------------------------
 
--- Each layer is a copy; with more, the constructor would run for hours before memory is exhausted.
+-- Each layer is a copy. With more layers the constructor would run for hours before memory is exhausted.
 local MOST_LAYERS = 2 ^ 16
 local stack_options = { norm = opts.any }
 
@@ -159,7 +159,7 @@ local function construct_stack(self, layer, n, given)
   self.norm = o.norm
 end
 
----Copies of one encoder layer, one after the other.
+--- Copies of one encoder layer, applied in order.
 ---@class TransformerEncoder: Module
 ---@field layers ModuleList  the copies
 ---@field norm Module?  the option
@@ -183,7 +183,7 @@ function TransformerEncoder:forward(src, given)
   return self.norm and self.norm(x) or x
 end
 
----Copies of one decoder layer, one after the other.
+--- Copies of one decoder layer, applied in order.
 ---@class TransformerDecoder: Module
 ---@field layers ModuleList  the copies
 ---@field norm Module?  the option
@@ -211,7 +211,7 @@ local transformer_options = {
 }
 for name, default in pairs(layer_options) do transformer_options[name] = default end
 
----Encoder and decoder, each with a LayerNorm at its end. Called with (src, tgt, opts).
+--- Encoder and decoder, each followed by a LayerNorm. Called with (src, tgt, opts).
 ---@class Transformer: Module
 ---@field encoder TransformerEncoder  or custom_encoder
 ---@field decoder TransformerDecoder  or custom_decoder
@@ -236,7 +236,7 @@ function Transformer:init(given)
   self:reset_parameters()
 end
 
----Draws every matrix anew, xavier-uniform; vectors do not change.
+--- Initialises every matrix again, xavier-uniform; vectors do not change.
 function Transformer:reset_parameters()
   for _, p in ipairs(self:parameters()) do
     if p.ndim > 1 then init.xavier_uniform_(p) end

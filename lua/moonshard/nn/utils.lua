@@ -13,11 +13,12 @@ local is_tensor = tensor.is_tensor
 
 local M = {}
 
-local room, ids = 0, nil                                -- grow to the longest list
+local room, ids = 0, nil                                -- they grow to the length of the longest list
 local norm_options = { norm_type = 2 }
 
----Scales all gradients down so that their norm together, over all ranks, is at most max_norm. math.huge as
----norm_type is the maximum norm; as max_norm it only measures. Collective where parameters are sharded.
+--- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =
+--- math.huge selects the maximum norm; max_norm = math.huge only computes the norm. Collective if parameters are
+--- sharded.
 ---@param params Tensor|Tensor[]  those without a gradient do not count
 ---@param max_norm number  at least 0
 ---@param given? { norm_type: number }
@@ -29,11 +30,11 @@ function M.clip_grad_norm_(params, max_norm, given)
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
   for k = 1, #params do opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k) end
   params = tensor.flat(params)
-  -- A sparse gradient is measured and scaled by its summed values, as the gradient of a leaf of their shape.
+  -- A sparse gradient is replaced by its summed values, as the gradient of a leaf of their shape.
   local stand_ins
   for k = 1, #params do
     local p = params[k]
-    -- The raw field, because reading p.grad would make an object for every dense gradient.
+    -- Reads the raw field, because reading p.grad would make an object for every dense gradient.
     local g = rawget(p, "_sparse")
     if g then
       g = g:coalesce()
@@ -56,7 +57,8 @@ function M.clip_grad_norm_(params, max_norm, given)
   return tensor.wrap(id)
 end
 
--- The id of the group over which a norm of these parameters is summed first; that of this rank if none is sharded.
+-- The id of the group over which the norm of these parameters is summed first; that of this rank alone if none is
+-- sharded.
 local function first_group(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
     local unit = is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
@@ -65,7 +67,8 @@ local function first_group(params)
   return 1
 end
 
--- An error takes the place of the call's first sum, so that the peers' sum fails and none of their earlier collectives.
+-- If the call fails, its error is reported to the peers in place of its first sum, so their sum fails and no earlier
+-- collective.
 M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
 M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- Modules that wrap another one. They do not appear in names; fields, methods and positions that they lack are read
---- from the wrapped module. A method found there runs with the wrapped module as `self`.
+--- Modules that wrap another module. They do not appear in names. Fields, methods and positions that they lack are read
+--- from the wrapped module; a method found there is called with the wrapped module as `self`.
 local rawget, rawset, type = rawget, rawset, type
 
 local M = {}
 
--- Binds a method of the inner module to the wrapper; every read returns the same function.
+-- Binds a method of the wrapped module; every read returns the same function.
 local function bind(self, inner, name, fn)
   local bound = rawget(self, "_bound")
   if not bound then
@@ -23,8 +23,8 @@ local function bind(self, inner, name, fn)
   return entry.call
 end
 
---- Makes instances of cls, which have a child `module`, read through to it. own(self, name) returns a field of the
---- wrapper; with true as second result a nil is final, and the wrapped module is not asked.
+--- Makes instances of cls, which have a child `module`, read missing fields from that child. own(self, name) returns a
+--- field of the wrapper; if its second result is true, a nil is final and the wrapped module is not asked.
 ---@param cls table
 ---@param own? fun(self: Module, name: string): any, boolean?
 function M.read_through(cls, own)

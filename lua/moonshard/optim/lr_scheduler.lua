@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Learning rate schedules: factors on each group's first learning rate, by the number of steps taken.
+--- Learning rate schedules: multiply each group's initial learning rate by a factor that depends on the number of steps
+--- taken.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
@@ -26,7 +27,7 @@ local function apply(self)
   end
 end
 
---- Called after each step of the optimizer: its next one uses the next factor.
+--- To be called after each step of the optimizer: the next step uses the next factor.
 function Scheduler:step()
   self.count = self.count + 1
   apply(self)
@@ -74,14 +75,16 @@ local some_steps = opts.option(count, opts.required)
 
 local function options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
 
--- The factor of step t, from start to 1 over `steps` steps; without a start (t + 1) / steps, which is not 0 at step 0.
+-- The factor at step t: linear from start to 1 over `steps` steps. Without start it is (t + 1) / steps, which is not 0
+-- at step 0.
 local function warm(t, steps, start)
   if t >= steps then return 1 end
   if start then return start + (1 - start) * t / steps end
   return (t + 1) / steps
 end
 
---- The factor on the learning rate rises linearly over steps, then stays at 1: from start_factor, or from 1 / steps.
+--- The factor increases linearly over `steps` steps to 1 and stays there. It begins with start_factor, or with 1 /
+--- steps.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number }
 ---   steps: until the factor is 1; start_factor: the first factor (default: 1 / steps)
@@ -91,7 +94,8 @@ function M.linear_warmup(optimizer, given)
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
---- Linear warmup, then half a cosine from 1 to min_factor at the last of steps (Loshchilov & Hutter 2017).
+--- Linear warmup, then half a cosine period from 1 to min_factor at the last of `steps` steps (Loshchilov & Hutter
+--- 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
 ---   steps: until the last factor, warmup included; warmup: steps that rise linearly, 0; min_factor: the last factor,
@@ -110,7 +114,7 @@ function M.cosine(optimizer, given)
   end)
 end
 
---- Linearly from start_factor to end_factor over steps, then stays.
+--- The factor changes linearly from start_factor to end_factor over `steps` steps and stays there.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number, end_factor: number }
 ---   steps: from the first factor to the last; start_factor: the first factor, 1; end_factor: the last factor, 0
@@ -122,7 +126,7 @@ function M.linear(optimizer, given)
   end)
 end
 
---- A constant factor for a number of steps, then 1.
+--- The factor is constant for a number of steps, then 1.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { factor: number, steps: integer }
 ---   factor: on the first learning rate; steps: until the factor is 1 (default: never)
@@ -134,7 +138,7 @@ function M.constant(optimizer, given)
   end)
 end
 
---- fn(step) gives the factor on the first learning rate; steps count from 0.
+--- fn(step) returns the factor of the initial learning rate; steps count from 0.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param fn fun(step: integer): number  steps count from 0
 ---@return LRScheduler

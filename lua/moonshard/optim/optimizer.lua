@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- SGD, Adam, AdamW. An optimizer passes each of its groups (`param_groups`: leaves and their options, which scripts
 --- may change between steps) to the engine as one list. The formulas, and the names, defaults and limits of options,
---- are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first step; a sharded parameter
---- has state for this rank's part only.
+--- are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first step; for a sharded
+--- parameter it covers only this rank's part.
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -20,19 +20,19 @@ local Tensor = tensor.Tensor
 local rawget, ipairs = rawget, ipairs
 local STATES = ffi.C.MS_OPTIM_STATES
 
---- The base of optimizers: it steps the leaves of its groups in one fused pass a group. A group is `{ params = {…},
---- lr = …, … }`; scripts may change its options between steps. State is made at a leaf's first step, for a sharded
---- parameter for this rank's part.
+--- The base of optimizers. It steps the leaves of each group in one fused pass. A group is `{ params = {…}, lr = …, …
+--- }`; scripts may change its options between steps. State is made at a leaf's first step; for a sharded parameter it
+--- covers only this rank's part.
 ---@class Optimizer
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 local Optimizer = class.new "Optimizer"
 
--- Is x a table, but no tensor or module?
+-- Whether x is a table that is not a tensor or module.
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
--- A group as the engine reads it: ids of the leaves, STATES state ids each, steps taken. Leaves that were in `before`
--- keep their state. A parameter of a tensor class has its inner tensors as leaves: those of parameter k follow
--- first[k].
+-- Converts a group to the form that the engine reads: ids of the leaves, STATES state ids per leaf, steps taken. Leaves
+-- that are also in `before` keep their state. If a parameter belongs to a tensor class, its inner tensors are the
+-- leaves: those of parameter k come after index first[k].
 local function compile(self, group, before)
   local leaves, first = tensor.flat(group.params), {}
   local n = #leaves
@@ -50,8 +50,8 @@ local function compile(self, group, before)
     n = n, params = group.params, first = first, leaves = leaves, count = #group.params,
     options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
     state = ffi.new("ms_id[?]", math.max(STATES * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
-    tensors = {},                       -- [STATES * (k - 1) + s]: the script's objects of the state ids
-    young = true,                       -- some leaf has no state yet
+    tensors = {},                       -- [STATES * (k - 1) + s]: the Lua object of that state id
+    young = true,                       -- at least one leaf has no state yet
   }
   c.options.kind = self._row.kind
   local place = {}
@@ -123,7 +123,7 @@ local function add_group(self, given, where)
   local params = is_tensor(given.params) and { given.params } or given.params
   if not is_plain(params) then opts.wrong(params, "a list of leaves", "%s: params of %s", self:class_name(), where) end
   group.params = {}
-  local seen = setmetatable({}, { __index = self._seen })      -- a refused group changes nothing
+  local seen = setmetatable({}, { __index = self._seen })  -- a separate table, so that a refused group changes nothing
   for k, p in ipairs(params) do
     check_leaf(self, p, seen, ("parameter %d"):format(k))
     group.params[k] = p
@@ -159,7 +159,7 @@ local function construct(self, params, given, spec)
   end
 end
 
---- Adds a group. Errors: a parameter that another group has; one that is not a leaf.
+--- Adds a group. Errors: a parameter that belongs to another group or is not a leaf.
 ---@param group { params: Tensor[], lr: number }
 ---   params: leaves that no group has; lr: learning rate; any other option may stand beside it, and one that is left
 ---   out is the optimizer's
@@ -168,7 +168,7 @@ function Optimizer:add_param_group(group)
   add_group(self, group, "group " .. #self.param_groups + 1)
 end
 
--- Makes tensors of new state ids, which the optimizer owns.
+-- Makes Lua tensors of new state ids; the optimizer owns them.
 local function take_state(c)
   for at = 1, STATES * c.n do
     local id = c.state[at - 1]
@@ -181,7 +181,7 @@ local function take_state(c)
   end
 end
 
--- Steps a sparse leaf: plain gradient descent only.
+-- Steps a leaf that has a sparse gradient; only plain gradient descent can.
 local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end
@@ -194,7 +194,7 @@ local function step_sparse(self, c, group, p)
   no_grad(function() p:add_(g, { alpha = -group.lr }) end)
 end
 
--- The engine's view of the groups, made anew when one of them has been compiled anew.
+-- The array of groups for the engine; made again when a group was compiled again.
 local function engine_groups(self, n)
   local made = self._engine_groups
   local same = made ~= nil and made.n == n
@@ -203,7 +203,7 @@ local function engine_groups(self, n)
   made = { n = n, list = ffi.new("ms_optim_group[?]", math.max(n, 1)) }
   for k = 1, n do
     local c, group = self._compiled[k], made.list[k - 1]
-    made[k] = c                                         -- keeps what the pointers name
+    made[k] = c                                         -- keeps the memory that the pointers refer to
     group.options, group.n, group.leaves, group.state, group.steps = c.options, c.n, c.ids, c.state, c.steps
   end
   self._engine_groups = made
@@ -228,20 +228,20 @@ local function step_dense(self, n)
   end
   for k = 1, n do
     local c = self._compiled[k]
-    if c.young then                                     -- state appears at a leaf's first step
+    if c.young then                                     -- the leaf's first step makes state
       take_state(c)
       c.young = is_young(c)
     end
   end
 end
 
--- Runs step_dense while the sparse gradients of groups k to n are dense.
+-- Runs step_dense while sparse gradients in groups k to n are replaced by dense ones.
 local function with_groups_dense(self, n, k)
   if k > n then return step_dense(self, n) end
   return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1)
 end
 
---- One step over all parameters that have a gradient.
+--- Makes one step with all parameters that have a gradient.
 ---@param closure? fun(): any  computes the loss anew, with its backward, before the step
 ---@return any  the closure's result, or true
 function Optimizer:step(closure)
@@ -255,7 +255,7 @@ function Optimizer:step(closure)
   for k = 1, n do
     local group = groups[k]
     local c = compiled(self, k, group)
-    self:_check(group, true, c.options)                 -- scripts change options between steps
+    self:_check(group, true, c.options)                 -- scripts may have changed options since the last step
   end
   for k = 1, n do
     local c = self._compiled[k]
@@ -296,7 +296,7 @@ function Optimizer:_step_part(has)
   end
 end
 
----Clears all gradients: to nil, or to zeros.
+--- Clears all gradients: sets them to nil, or to 0 if set_to_none is false.
 ---@param given? { set_to_none: boolean }
 function Optimizer:zero_grad(given)
   local keep = given ~= nil and opts("zero_grad", given, { set_to_none = true }).set_to_none == false
@@ -321,7 +321,7 @@ end
 
 -- ---- state --------------------------------------------------------------------------------------
 
--- Step and state of parameter k of a group by name, or nil before its first step.
+-- The step and state of parameter k of a group, by name; nil before its first step.
 local function entry_of(self, c, k)
   local at = c.first[k]
   local steps = c.steps[at]
@@ -339,8 +339,8 @@ local function entry_of(self, c, k)
   return entry
 end
 
----State by position of the parameter over all groups (from 1), and the groups with positions for parameters.
----The tensors are the optimizer's own: copy them to keep a moment.
+--- Returns state by the parameter's position over all groups (from 1), and the groups with positions in place of
+--- parameters. The tensors are the optimizer's own: copy them if later steps must not change them.
 ---@return { state: table<integer, table>, param_groups: table[] }
 function Optimizer:state_dict()
   local sd, position = { state = {}, param_groups = {} }, 0
@@ -361,10 +361,10 @@ function Optimizer:state_dict()
   return sd
 end
 
--- The tensor whose shape a parameter's state has: the local tensor of a sharded parameter.
+-- The tensor whose shape a parameter's state has: for a sharded parameter, its local tensor.
 local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
 
---- Refuses a parameter's state that another kind of optimizer made: its moments would be lost, or start at 0.
+--- Refuses state that another kind of optimizer made: it would be lost, or missing state would start at 0.
 ---@param verb string
 ---@param whose string
 ---@param entry table<string, any>
@@ -456,8 +456,8 @@ function Optimizer:_prepare_load(sd)
   end
 end
 
---- Loads a state dict of an optimizer with the same groups, copying tensors. Everything is checked before anything
---- changes. Errors: groups or shapes that differ, the state of another kind of optimizer.
+--- Loads the state dict of an optimizer with the same groups, by copying tensors. Everything is checked before anything
+--- changes. Errors: different groups or shapes; state of another kind of optimizer.
 ---@param sd { state: table<integer, table>, param_groups: table[] }
 ---   state: by position of the parameter, from 1; param_groups: one for each group of the optimizer
 function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
@@ -486,7 +486,8 @@ end
 
 -- ---- the engine's table ---------------------------------------------------------------------------
 
--- A row of the engine's table: name, states (names), the least set of them, options (in order), defaults (by name).
+-- Reads a row of the engine's table: name, names of the states, the states that are always kept, options (in order),
+-- defaults (by name).
 local function read_row(row, kind)
   local out = { name = ffi.string(row.name), kind = kind, needed = row.needed, states = {}, options = {},
     defaults = {} }
@@ -512,7 +513,7 @@ end
 
 local function outside(o, v, low) return type(v) ~= "number" or v ~= v or v < low or v >= o.below end
 
--- The accepted numbers in words. low: the least, which may be minus infinity.
+-- The accepted numbers as text. low: the least one; may be minus infinity.
 local function limits(o, low)
   return "a number" .. (low > -math.huge and (" from %g"):format(low) or "")
     .. (o.below < math.huge and (" to below %g"):format(o.below) or "")
@@ -521,8 +522,8 @@ end
 local double_p, int_p, char_p = ffi.typeof "double *", ffi.typeof "int32_t *", ffi.typeof "char *"
 local scratch = ffi.new "ms_optim_options"
 
---- Checks a group's options and writes them to the engine's struct. later: after construction, when a script may choose
---- values below the limit, such as a negative rate for ascent.
+--- Checks a group's options and writes them to the engine's struct. later: called after construction, when a script may
+--- choose values below the limit, for example a negative learning rate.
 ---@param group table
 ---@param later? boolean
 ---@param into? ffi.cdata*  ms_optim_options
@@ -552,7 +553,8 @@ end
 
 -- ---- classes ------------------------------------------------------------------------------------
 
--- One for each row of the engine's table. core/types_engine.lua, made of the same table, has their annotations.
+-- One class per row of the engine's table. core/types_engine.lua, which is generated from the same table, has their
+-- annotations.
 local classes = { Optimizer = Optimizer }
 
 local function define(row)

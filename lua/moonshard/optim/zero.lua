@@ -2,8 +2,9 @@
 --- ZeroRedundancyOptimizer: distributes an optimizer's state over ranks that have the same parameters and gradients, as
 --- under nn.DDP. Each rank owns some of the parameters, steps these, and broadcasts them.
 ---
---- It contains a plain optimizer over all parameters. State is made at a parameter's first step, and each rank steps only
---- the parameters that it owns, so groups, options and positions in state dicts are the plain optimizer's.
+--- It contains an ordinary optimizer of all parameters. State is made at a parameter's first step, and each rank only
+--- steps the parameters that it owns. Groups, options and positions in state dicts are therefore those of the ordinary
+--- optimizer.
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
@@ -23,9 +24,9 @@ local rawget, ipairs, pairs, type, pcall, error = rawget, ipairs, pairs, type, p
 
 local NAME = "ZeroRedundancyOptimizer"
 
---- Distributes an optimizer's state over ranks that have the same parameters and gradients, as under nn.DDP (Rajbhandari
---- et al. 2020, stage 1): each rank owns some of the parameters, steps these, and broadcasts them. Options that are not
---- listed below are those of optimizer_class. Collective.
+--- Distributes an optimizer's state over ranks that have the same parameters and gradients, as under nn.DDP
+--- (Rajbhandari et al. 2020, stage 1): each rank owns some of the parameters, steps these, and broadcasts them. Options
+--- that are not listed below are passed to optimizer_class. Collective.
 ---@class ZeroRedundancyOptimizer: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { optimizer_class: table, process_group: Group, parameters_as_bucket_view: boolean, overlap_with_ddp: boolean }): ZeroRedundancyOptimizer
 ---   params: equal lists on all ranks; optimizer_class: such as optim.AdamW; parameters_as_bucket_view: puts a rank's
@@ -67,7 +68,8 @@ local function check_params(self)
   end
 end
 
--- Assigns whole parameters to ranks, each group's largest first, each to the rank with the fewest elements so far.
+-- Assigns whole parameters to ranks: the largest of each group first, each to the rank that has the fewest elements so
+-- far.
 local function partition(self)
   local sizes, owner, lists = {}, {}, {}
   for r = 1, self._world do sizes[r], lists[r] = 0, {} end
@@ -93,7 +95,7 @@ local function partition(self)
   self._owner, self._lists, self._own, self._n_own = owner, lists, own, n
 end
 
--- Makes each rank's parameters views of one block for each dtype and device.
+-- Makes each rank's parameters views of one block of memory per dtype and device.
 local function view_in_blocks(self)
   local old = self._blocks
   self._blocks = {}
@@ -178,7 +180,7 @@ local function send_all(self)
   end
 end
 
----Steps this rank's parameters and broadcasts the new values. Collective; gradients are equal on all ranks.
+--- Steps this rank's parameters and broadcasts the new values. Collective; gradients must be equal on all ranks.
 ---@param closure? fun(): any  computes the loss anew, with its backward, before the step
 ---@return any  the closure's result, or true
 function Zero:step(closure)
@@ -191,15 +193,15 @@ function Zero:step(closure)
   self._consolidated = nil
   if closure then
     result = autograd.enable_grad(closure)
-    if self._world > 1 then dist.barrier(self._group) end        -- if one rank's closure failed, no rank steps
+    if self._world > 1 then dist.barrier(self._group) end        -- if one rank's closure failed, no rank may step
   end
   self.optim:_step_part(self._own)
   if self._world > 1 then no_grad(send_all, self) end
   return result
 end
 
---- For hooks that overlap steps with DDP: steps the parameters of the list that this rank owns, and starts to broadcast
---- all of the list. Skips parameters that were sent since the last _end_overlapped.
+--- For hooks that overlap steps with DDP: steps those parameters of the list that this rank owns, and starts to
+--- broadcast the whole list. Skips parameters that were sent since the last _end_overlapped.
 function Zero:_step_overlapped(list)
   local sent, works, own, any = self._sent or {}, self._works or {}, {}, false
   self._sent, self._works, self._consolidated = sent, works, nil
@@ -248,7 +250,7 @@ local function position_of(self)
   return position
 end
 
----Gathers all ranks' state on one rank, on the CPU, where state_dict() then returns it. Collective.
+--- Gathers all ranks' state on one rank, on the CPU; state_dict() on that rank then returns it. Collective.
 ---@param to? integer|{to: integer}  a rank of the world (0)
 function Zero:consolidate_state_dict(to)
   if opts.is(to) then to = opts("consolidate_state_dict", to, { to = 0 }).to end
@@ -294,7 +296,8 @@ function Zero:consolidate_state_dict(to)
   if here then self._consolidated = sd end
 end
 
----The state of all ranks, in the plain optimizer's format, on the rank where consolidate_state_dict has gathered it.
+--- The state of all ranks, in the format of an ordinary optimizer, on the rank where consolidate_state_dict has
+--- gathered it.
 ---@return { state: table<integer, table>, param_groups: table[] }
 function Zero:state_dict()
   if not self._consolidated then
@@ -304,8 +307,8 @@ function Zero:state_dict()
   return self._consolidated
 end
 
---- Prepares to load the state of all parameters, a plain optimizer's or a consolidated one of any number of ranks; each
---- rank keeps its part.
+--- Prepares to load the state of all parameters, from an ordinary optimizer or from a consolidated state of any number
+--- of ranks; each rank keeps its part.
 ---@return fun() take
 function Zero:_prepare_load(sd)
   local part = sd
@@ -324,7 +327,8 @@ function Zero:_prepare_load(sd)
   end
 end
 
---- The state tensors and step of a parameter, by name; nil before its first step, and on ranks that do not have it.
+--- The state tensors and step of a parameter, by name; nil before its first step, and on ranks that do not own the
+--- parameter.
 ---@param p Tensor  a parameter of a group
 ---@return { step: integer }?
 function Zero:state_of(p) return self.optim:state_of(p) end

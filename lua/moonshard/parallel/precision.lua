@@ -29,8 +29,8 @@ end
 local Precision = { __name = "MixedPrecision" }
 Precision.__index = Precision
 
---- Dtypes for fsdp.FSDP and nn.DDP: of gathered parameters and of computation, of reductions, of floating buffers;
---- without an option dtypes stay as they are.
+--- Dtypes for fsdp.FSDP and nn.DDP: of gathered parameters and computation, of reductions, of floating point buffers.
+--- Without an option the dtype does not change.
 ---@param given? { param_dtype: string, reduce_dtype: string, buffer_dtype: string, keep_low_precision_grads: boolean, cast_forward_inputs: boolean, cast_root_forward_inputs: boolean, module_classes_to_ignore: table[] }
 ---   param_dtype: of gathered parameters and of computation; reduce_dtype: of gradient reductions; param_dtype without
 ---   it; buffer_dtype: of floating point buffers; keep_low_precision_grads: leaves gradients in reduce_dtype;

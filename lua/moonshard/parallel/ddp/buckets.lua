@@ -39,7 +39,7 @@ local function bucket_of(params, index, last, dtype)
   }, Bucket)
 end
 
---- Makes one bucket for each list.
+--- Makes one bucket per list.
 ---@param lists Parameter[][]
 ---@param dtype_of? fun(p: Parameter): string
 ---@return Bucket[]
@@ -62,7 +62,7 @@ function Bucket:reset()
   self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
 end
 
---- Copies p's gradient into the bucket; zeros where p has no gradient.
+--- Copies p's gradient into the bucket, or zeros if p has no gradient.
 function Bucket:take(k, p)
   local view, grad = self.gradients[k], p.grad
   if not grad then
@@ -74,12 +74,12 @@ function Bucket:take(k, p)
   end
 end
 
---- Makes the reduced gradient p's gradient, in p's dtype. as_view: the gradient shares the bucket's memory when both
---- have the same dtype.
+--- Stores the reduced gradient in p's grad, in p's dtype. as_view: the gradient shares the bucket's memory if both have
+--- the same dtype.
 function Bucket:give(k, as_view)
   local p, view = self.parameters[k], self.gradients[k]
   local grad = p.grad
-  if grad and grad.is_sparse then grad = nil end          -- the mean of several ranks' rows is dense
+  if grad and grad.is_sparse then grad = nil end          -- the mean of sparse gradients of several ranks is dense
   if as_view and view.dtype == p.dtype then
     if not grad or grad:data_ptr() ~= view:data_ptr() then
       p.grad = self.whole:narrow(1, self.offsets[k], p:numel()):view(p.shape)
@@ -98,18 +98,18 @@ function Bucket:launch(group, world, hook, state)
   self.launched = true
   if hook then
     local value = hook(state, self)
-    -- Finish reads it after this scope has ended.
+    -- finish reads it after this scope has ended
     if is_tensor(value) and value ~= self.whole then value:keep() end
     self.work = value
   else
-    -- Divides the sum once, as fully_shard does. In a join, the divisor may differ from the group's size.
+    -- Divides the sum once, as fully_shard does. In a join, the divisor may differ from the number of ranks.
     local mean = world == dist.world_size(group)
     if not mean then self.whole:div_(world) end
     self.work = dist.all_reduce(self.whole, { group = group, async = true, op = mean and "avg" or "sum" })
   end
 end
 
---- Waits for the reduction; afterwards `flat` holds the result.
+--- Waits for the reduction; afterwards `flat` contains the result.
 function Bucket:finish(hook)
   local value = self.work
   self.work = nil

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Checks that DDP makes before it wraps a module: all parameters are on one type of device and are the same on all
---- ranks (docs/semantics.md#ddp-construction).
+--- Checks before DDP wraps a module: all parameters are on one type of device and are equal on all ranks
+--- (docs/semantics.md#ddp-construction).
 local dist = require "moonshard.dist"
 local raise = require "moonshard.core.errors".raise
 
@@ -12,7 +12,7 @@ local function names_text(list)
   return "[" .. table.concat(out, ", ") .. "]"
 end
 
---- Raises unless all parameters are on one type of device other than meta.
+--- Raises unless all parameters are on one type of device, which must not be meta.
 function M.devices(params)
   local kinds, seen = {}, {}
   for _, p in ipairs(params) do

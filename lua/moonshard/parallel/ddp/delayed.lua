@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- DDP's delay_all_reduce_named_params: parameters that belong to no bucket. Their gradients are reduced together, from
+--- DDP's option delay_all_reduce_named_params: parameters without a bucket. Their gradients are reduced together, in
 --- one flat buffer, when the gradient of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.parallel.ddp.buckets"
 local pieces = require "moonshard.dist.pieces"
@@ -31,8 +31,8 @@ local function trainable(p, name, option, sparse)
   end
 end
 
---- Checks the two options; nil when nothing is delayed. list: names, or pairs { name, parameter }. sparse: parameters
---- whose gradients are complete only at the end of backward.
+--- Checks both options; returns nil if nothing is delayed. list: names, or pairs { name, parameter }. sparse:
+--- parameters whose gradients are only complete at the end of backward.
 ---@param m Module
 ---@param list (string|table)[]?
 ---@param hook Parameter?
@@ -69,7 +69,7 @@ function M.resolve(m, list, hook, sparse)
   return self
 end
 
---- Allocates the buffers, one for each dtype and device.
+--- Allocates one buffer per dtype and device.
 function Delayed:prepare(dtype_of)
   if self.buckets then buckets.free(self.buckets) end
   self.dtype_of = dtype_of

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Communication hooks for nn.DDP: fn(state, bucket). state is the group to reduce over, nil for all ranks.
+--- Communication hooks for nn.DDP: fn(state, bucket). state is the group to reduce over; nil means all ranks.
 ---
---- A hook gets one bucket at a time, with the fields `flat` (the gradients, 1-d), `parameters`, `gradients` (views of
---- flat), `index` (from 1) and `last`. It returns nothing if it changed flat in place, a tensor of flat's size, or an
---- object whose wait() returns one of these, such as an asynchronous collective; backward then continues meanwhile. DDP
---- itself does not divide by the number of ranks.
+--- A hook is called with one bucket at a time. The bucket's fields: `flat` (the gradients, 1-d), `parameters`,
+--- `gradients` (views of flat), `index` (from 1) and `last`. The hook returns nothing if it changed flat in place, a
+--- tensor of flat's size, or an object whose wait() returns one of these, such as an asynchronous collective; backward
+--- then continues without waiting. DDP itself does not divide by the number of ranks.
 local dist = require "moonshard.dist"
 local opts = require "moonshard.core.opts"
 local flat_of = require "moonshard.parallel.ddp.flat"
@@ -12,7 +12,7 @@ local flat_of = require "moonshard.parallel.ddp.flat"
 
 local M = {}
 
--- Waits for a hook's return value: the resulting tensor, or nil for bucket.flat itself.
+-- Waits for a hook's return value. Returns the resulting tensor, or nil if the result is in bucket.flat.
 local function result_of(value)
   if type(value) == "table" and value.wait then return (value:wait()) end
   return value
@@ -22,7 +22,7 @@ end
 ---@return Tensor?
 M.result_of = result_of
 
---- The mean over ranks, as DDP computes without a hook.
+--- The mean over ranks, which DDP also computes without a hook.
 ---@param group Group?  nil: all ranks
 ---@param bucket Bucket  flat (1-d gradients), parameters, gradients (views of flat), index (from 1), last
 ---@return Work
@@ -79,10 +79,10 @@ M.fp16_compress_wrapper = wrapper "float16"
 ---@type fun(hook: fun(state: any, bucket: Bucket): any): fun(state: any, bucket: Bucket): any
 M.bf16_compress_wrapper = wrapper "bfloat16"
 
---- Sends nothing: shows the most time that a hook can save. The models of the ranks diverge.
+--- Sends nothing: shows how much time a hook can save at most. The models of the ranks diverge.
 function M.noop_hook() end
 
---- Runs hook, then steps the optimizers of a bucket's parameters when its result has arrived, before backward returns.
+--- Runs hook, and steps the optimizers of a bucket's parameters when its result has arrived, before backward returns.
 --- make(params) returns an optimizer for a list of one parameter; each parameter keeps its optimizer when buckets are
 --- rebuilt. The script must not call step() itself. params: the parameters to step (default: all).
 ---@param hook fun(state: any, bucket: table): any  reduces the gradients
@@ -115,7 +115,7 @@ function M.hook_then_optimizer(hook, make, params)
   end
 end
 
--- Hooks with files of their own.
+-- Hooks that are in other files.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
   -- order does not matter: a copy
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end

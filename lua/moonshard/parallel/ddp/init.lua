@@ -2,13 +2,13 @@
 --- nn.DDP: every rank holds the whole model; gradients are averaged over ranks while backward runs
 --- (docs/semantics.md#ddp).
 ---
---- When a parameter's gradient has arrived, it is copied into its bucket's flat buffer. A bucket is reduced, on the
---- communication queue, once it and all buckets before it are complete, so every rank issues the same collectives in
---- the same order. At the end of the outermost backward the results are copied back. A forward arms this reduction; a
---- forward inside no_sync does not.
+--- When a parameter's gradient has arrived, it is copied into the flat buffer of its bucket. A bucket is reduced on the
+--- communication queue when it and all earlier buckets are complete, so every rank issues the same collectives in the
+--- same order. At the end of the outermost backward the results are copied back. A forward enables this reduction,
+--- except inside no_sync.
 ---
---- Unused parameters are found at the end of backward, not by a walk over the graph, so outputs that the loss does not
---- use and checkpointed regions need no special case.
+--- Unused parameters are found at the end of backward instead of by a search of the graph, so outputs that the loss
+--- does not use and checkpointed regions need no special case.
 local autograd = require "moonshard.autograd"
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
@@ -36,8 +36,8 @@ local start_used_map, used_anywhere, GRAPH_CHANGED = reducer.start_used_map, red
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
 
---- Wraps a module that every rank holds whole: ranks begin with rank 0's parameters, and backward leaves the mean of
---- all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module. Errors: models that
+--- Wraps a module that every rank holds whole: all ranks start with rank 0's parameters, and backward computes the mean
+--- of all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module. Errors: models that
 --- differ between ranks.
 ---@class DDP: Module
 ---@field module Module  the wrapped module
@@ -63,7 +63,7 @@ local OPTIONS = {
   mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
 }
 
--- Buffers that are broadcast from the first rank, persistent or not.
+-- Buffers that are broadcast from the first rank, whether they are persistent or not.
 local function buffers_of(m, st)
   local list = {}
   for name, b in m:named_buffers() do
@@ -74,7 +74,7 @@ end
 
 local function is_sharded(p) return rawget(p, "_unit") ~= nil or rawget(p, "_flat") ~= nil end
 
---- Sharded parameters of the module (fsdp.fully_shard, fsdp.FSDP) are left to their units; DDP handles the others.
+--- Units reduce sharded parameters of the module (fsdp.fully_shard, fsdp.FSDP); DDP handles the others.
 function DDP:init(m, given)
   opts.expect(m, a_module, "DDP: argument 1")
   local o = opts("DDP", given, OPTIONS)
@@ -93,13 +93,13 @@ function DDP:init(m, given)
   local policy, as_they_are = low_precision.check(o.mixed_precision), {}
   local ignored = {}
   for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
-  -- Sparse gradients do not pass through the engine's leaves: they are complete at the end of backward.
+  -- Sparse gradients are not stored in the engine's leaves: they are only complete at the end of backward.
   local late = {}
   for _, sub in ipairs(m:modules()) do
     if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end
   end
   local delayed = delays.resolve(m, o.delay_all_reduce_named_params, o.param_to_hook_all_reduce, late)
-  -- Units reduce sharded parameters themselves.
+  -- Skip sharded parameters, which units reduce.
   for _, sub in ipairs(m:modules()) do
     for _, name in ipairs(sub._params) do
       local p = sub._slots[name]
@@ -151,8 +151,8 @@ function DDP:init(m, given)
   local order = {}
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
   st.limits = { math.min(pieces.MIB, st.cap), st.cap }
-  -- Buckets are rebuilt in the order of arrival after the first iteration, so one bucket suffices until then; with
-  -- find_unused_parameters the first buckets stay.
+  -- After the first iteration, buckets are rebuilt in the order in which gradients arrived, so one bucket suffices
+  -- until then. With find_unused_parameters buckets are not rebuilt.
   st.late, st.is_late = {}, late
   for k, p in ipairs(params) do
     if late[p] then st.late[#st.late + 1] = k end
@@ -198,13 +198,13 @@ end
 local function rebuild(st, source)
   if not rebuild_due(st) then return end
   st.rebuilt = true
-  -- Adds parameters without a gradient at the end, so the list is complete on every rank.
+  -- Appends parameters without a gradient, so that the list is complete on every rank.
   if st.static then
     for k = #st.params, 1, -1 do
       if not st.counts[k] and not st.is_late[st.params[k]] then st.arrival[#st.arrival + 1] = k end
     end
   end
-  for k = #st.arrival + 1, #st.params do st.arrival[k] = 0 end         -- pads the list to one length on all ranks
+  for k = #st.arrival + 1, #st.params do st.arrival[k] = 0 end         -- make the list equally long on all ranks
   local order = create.tensor(st.arrival, { dtype = "int64", device = "cpu" })
   dist.broadcast(order, { src = source or dist.group_ranks(st.group)[1], group = st.group })
   local params = {}
@@ -213,7 +213,7 @@ local function rebuild(st, source)
   set_buckets(st, params, st.limits)
 end
 
--- Calls fn on each tensor in v that requires a gradient, also inside plain tables; true if there was one.
+-- Calls fn on each tensor in v that requires a gradient, also inside plain tables. Returns whether there was one.
 local function each_tensor(v, fn)
   if is_tensor(v) then
     if v.requires_grad then fn(v) end
@@ -226,8 +226,8 @@ local function each_tensor(v, fn)
   return found
 end
 
--- Arms the reduction after a synced forward. Hooks on the outputs detect a backward that reaches no parameter of this
--- rank.
+-- Enables the reduction after a synced forward. Hooks on the outputs detect a backward that reaches no parameter of
+-- this rank.
 local function prepare(st, ...)
   forget(st)
   st.armed = true
@@ -261,7 +261,7 @@ local function run(st, module, ...)
   return module(...)
 end
 
--- Communication of a synced forward before the module runs.
+-- The communication of a synced forward, before the module runs.
 local begin = calls.several(function(st, module)
   check_prior(st)
   local source = st.join and join.notify(st, true)
@@ -293,9 +293,10 @@ local join_options = calls.several(function(st, given, fn)
   return o
 end)
 
---- Runs fn, in which ranks may run unequal numbers of iterations of forward and backward. A rank that has finished
---- takes part in the collectives of the others until all have finished; then all get the model of the last one. The
---- script must match collectives of its own inside fn itself; a forward without a backward belongs in no_grad.
+--- Runs fn, in which ranks may run different numbers of iterations (forward and backward). A rank that has finished
+--- takes part in the collectives of the others until all have finished; then all ranks get the model of the last one.
+--- Other collectives of the script inside fn must match on all ranks; a forward without a backward must be inside
+--- no_grad.
 ---@param given? { divide_by_initial_world_size: boolean, enable: boolean, throw_on_early_termination: boolean }
 ---   divide_by_initial_world_size: false: divides gradients by the number of active ranks; enable: false: only calls
 ---   fn; throw_on_early_termination: raises on every rank as soon as one has finished before another
@@ -329,8 +330,8 @@ local function leave(st, before, ok, ...)
   return ...
 end
 
---- Forwards inside fn, and their backwards, reduce nothing: gradients accumulate on each rank until the next backward
---- outside.
+--- Runs fn without reducing the gradients of forwards inside it: gradients accumulate on each rank until the next
+--- backward outside.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
@@ -342,8 +343,8 @@ function DDP:no_sync(fn, ...)
   return leave(st, before, pcall(context.block, "no_sync", fn, ...))
 end
 
---- Registers hook(state, bucket), which reduces each bucket instead of DDP. bucket has flat (the gradients, 1-d),
---- parameters, gradients (views of flat), index (from 1) and last. The hook returns nothing if it changed flat in
+--- Registers hook(state, bucket), which reduces each bucket instead of DDP. bucket has the fields flat (the gradients,
+--- 1-d), parameters, gradients (views of flat), index (from 1) and last. The hook returns nothing if it changed flat in
 --- place, a tensor of flat's size, or an object whose wait() returns one of these.
 ---@param state any  given to hook
 ---@param hook fun(state: any, bucket: Bucket): any  called once per bucket

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- DDP's join: training on unequal numbers of inputs per rank (docs/semantics.md#ddp-join).
+--- DDP's join: training when ranks have different numbers of inputs (docs/semantics.md#ddp-join).
 ---
---- Inside a join, every forward that a backward will follow first announces that its rank is still active. A rank that
---- has finished answers, and joins the collectives of the active ranks: buffers, buckets of zeros in the same order,
---- and the map of used parameters. When no rank is active, all ranks get the model of the last active one.
+--- Inside a join, every forward that a backward will follow first announces that its rank is still active. Ranks that
+--- have finished receive this and take part in the collectives of the active ranks: buffers, buckets of zeros in the
+--- same order, and the map of used parameters. When no rank is active any more, all ranks get the model of the last
+--- active rank.
 local context = require "moonshard.core.context"
 local autograd = require "moonshard.autograd"
 local pieces = require "moonshard.dist.pieces"
@@ -23,8 +24,8 @@ local SKEWED = 1000
 
 local function bit(x) return x and 1 or 0 end
 
---- Exchanges what the next iteration sends: active ranks announce it, all ranks receive it. Collective over the ranks
---- of the wrapper.
+--- Exchanges what the next iteration will send: active ranks announce it, all ranks receive it. Collective over the
+--- ranks of the wrapper.
 local function agree(st, active, synced)
   local all
   no_grad(function()
@@ -43,7 +44,7 @@ local function agree(st, active, synced)
   for r = 0, st.world - 1 do
     if all[FIELDS * r + 1] == 1 then
       info.active = info.active + 1
-      -- The highest rank: its model is kept if several ranks finish together.
+      -- The model of the highest rank is kept if several ranks finish together.
       info.last = ranks[r + 1]
       if not info.source then
         info.source = ranks[r + 1]                      -- the lowest active rank is the source of broadcasts
@@ -57,17 +58,17 @@ local function agree(st, active, synced)
   if info.active > 0 then join.last = info.last end
   join.divisor = join.divide_by_initial_world_size and st.world or math.max(info.active, 1)
   if join.throw_on_early_termination and info.active > 0 and info.active < st.world then
-    join.told = true                                    -- every rank raises this error by itself
+    join.told = true  -- every rank raises this error by itself, so it is not published
     errors.raise "Detected at least one rank that exhausted inputs. Throwing across all ranks."
   end
   return info
 end
 
---- Announces a forward of an active rank; returns the rank that broadcasts buffers and the order of buckets.
+--- Announces a forward of an active rank. Returns the rank that broadcasts buffers and determines the order of buckets.
 ---@return integer? source
 function M.notify(st, synced) return agree(st, true, synced).source end
 
--- Takes part in one iteration of the active ranks, without an input.
+-- Takes part in one iteration of the active ranks, without an input of its own.
 local function shadow(st, info)
   if info.rebuilds then st.rebuild(info.source) end
   if info.buffers then st.sync_buffers(info.source) end
@@ -129,7 +130,8 @@ local function settle(st, model)
   end
 end
 
---- Runs fn as the body of a join. st: the wrapper's state. model: the tensors that are equal on all ranks afterwards.
+--- Runs fn as the body of a join. st: the wrapper's state. model: the tensors that must be equal on all ranks
+--- afterwards.
 function M.run(st, options, model, fn)
   if st.join then errors.raise "join: this module is already inside a join" end
   st.join, st.since = options, engine.lib.ms_dist_errors()
@@ -148,7 +150,7 @@ function M.run(st, options, model, fn)
     end
     local told = st.join.told
     st.join = nil
-    -- Active ranks are waiting for this rank's next iteration.
+    -- Publish the error, because active ranks wait for this rank's next iteration.
     if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
     error((...), 0)
   end

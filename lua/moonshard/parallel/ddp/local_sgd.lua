@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks). At first gradients are averaged over all
---- ranks. Later they are averaged over a subgroup, or not at all, and parameters are averaged over all ranks every few
---- steps.
+--- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks). In the first iterations gradients are
+--- averaged over all ranks. Later they are averaged over a subgroup, or not at all, and parameters are averaged over
+--- all ranks every few steps.
 ---
 ---   local hooks = nn.ddp_hooks
 ---   ddp:register_comm_hook(hooks.PostLocalSGDState(nil, nil, { start_localSGD_iter = 100 }), hooks.post_localSGD_hook)
@@ -36,7 +36,7 @@ State.__index = State
 
 function State.__tostring(s) return ("PostLocalSGDState(from iteration %d)"):format(s.start_localSGD_iter) end
 
--- The group of this machine's ranks. Collective over the world.
+-- The group of the ranks on this machine. Collective over the world.
 local function of_this_machine()
   local hosts, members, mine = {}, {}, nil
   for r, host in ipairs(dist.all_gather_object(dist.rank() - dist.local_rank())) do
@@ -89,7 +89,7 @@ end
 
 -- ---- averagers -----------------------------------------------------------------------------------
 
--- An averaging that fails on one rank fails on all.
+-- Makes an averaging that fails on one rank fail on all ranks.
 local function together(average_parameters)
   return calls.several(average_parameters, function(self)
     return self.levels ~= nil or dist.world_size(self.process_group) > 1
@@ -179,7 +179,7 @@ function Hierarchical.__tostring(a)
 end
 
 --- Averages over larger groups at longer periods. period_group_size is { [period] = number of consecutive ranks }; the
---- longest period covers all ranks. At a step that ends several periods only the longest one averages. Collective over
+--- longest period covers all ranks. If a step ends several periods, only the longest of them averages. Collective over
 --- the world.
 ---@param given {period_group_size: table<integer, integer>, warmup_steps: integer}
 ---   period_group_size: by period in steps: ranks to average over; warmup_steps: steps before the first average
@@ -189,7 +189,7 @@ function M.HierarchicalModelAverager(given)
   local o = opts(who, given, { period_group_size = opts.table, warmup_steps = 0 })
   check_warmup(who, o)
   local world, levels = dist.world_size(), {}
-  -- The list is sorted below.
+  -- the order does not matter: the list is sorted below
   for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end
   if #levels == 0 then
     raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who)
@@ -280,7 +280,7 @@ function Optimizer:step(...)
   return result
 end
 
---- The inner optimizer's state dict with the averager's step.
+--- The inner optimizer's state dict; it also contains the averager's step.
 function Optimizer:state_dict()
   local sd = self.optim:state_dict()
   sd.step = self.averager.step

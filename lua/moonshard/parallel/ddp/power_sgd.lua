@@ -5,10 +5,10 @@
 ---   local state = nn.ddp_hooks.PowerSGDState(group, { matrix_approximation_rank = 2, start_powerSGD_iter = 100 })
 ---   ddp:register_comm_hook(state, nn.ddp_hooks.powerSGD_hook)
 ---
---- Q is that of the last iteration, or random and equal on all ranks. P = M Q is summed over ranks and orthonormalized,
---- Q = Mᵀ P is averaged, and the gradient becomes P Qᵀ. The approximation error of a rank's own gradient is added to
---- its next gradient. Vectors, and matrices that would not shrink by min_compression_rate, are averaged uncompressed,
---- in one collective.
+--- Q is that of the previous iteration, or random and equal on all ranks. P = M Q is summed over ranks and
+--- orthonormalized, Q = Mᵀ P is averaged, and the gradient becomes P Qᵀ. The approximation error of a rank's own
+--- gradient is added to its next gradient. Vectors, and matrices that would not shrink by min_compression_rate, are
+--- averaged uncompressed, in one collective.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -62,12 +62,11 @@ end
 ---@return number rate, number before, number after
 function State:compression_stats() return self.after > 0 and self.before / self.after or 0, self.before, self.after end
 
--- Relative rounding error: a column whose remainder is not larger lies in the span of the columns before it and becomes
--- zero.
+-- Relative rounding error: a column whose remainder is not larger lies in the span of earlier columns and is set to 0.
 local ROUNDING = { float32 = 1e-5, float64 = 1e-13 }
 
--- Makes the columns of q orthonormal, or zero where they are linearly dependent, by Gram-Schmidt with two projections
--- per column. Half-precision types are computed in float32.
+-- Makes the columns of q orthonormal, by Gram-Schmidt with two projections per column; linearly dependent columns
+-- become 0. Half types are computed in float32.
 local function orthogonalize(q, epsilon)
   local dtype = ROUNDING[q.dtype] and q.dtype or "float32"
   local work = q.dtype == dtype and q:clone() or q:to(dtype)
@@ -87,7 +86,7 @@ end
 
 local rng = ffi.new "double[2]"
 
--- Fills q with the same random numbers on every rank; the script's own generator keeps its state.
+-- Fills q with the same random numbers on every rank, without changing the state of the script's generator.
 local function draw(state, q)
   lib.ms_rng_get(rng, rng + 1)
   local seed, offset = rng[0], rng[1]
@@ -154,7 +153,7 @@ local function begin(state, bucket, batched)
   local run = { plan = plan, memory = memory, flat = flat, world = world, whole = batched and bucket.flat }
   if state.use_error_feedback then
     if memory.error then flat:add_(memory.error) else memory.error = create.zeros_like(flat):keep() end
-    memory.error:copy_(flat)            -- the approximation is subtracted in finish
+    memory.error:copy_(flat)            -- finish subtracts the approximation
   end
   if #plan.rest > 0 then
     local parts = {}
@@ -194,7 +193,7 @@ local function finish(state, run)
     run.p_work:wait()
     for k, p in ipairs(ps) do
       orthogonalize(p, state.orthogonalization_epsilon)
-      -- Where P has a column of zeros, Q keeps its column as the direction for later gradients.
+      -- If a column of P is zero, Q keeps its column as the direction for later gradients.
       local alive = (p * p):sum(1, { keepdim = true }):gt(0)
       qs[k]:copy_(ops.where(alive, matrix(k):t():matmul(p), qs[k]))
     end
@@ -235,7 +234,7 @@ local function hook_of(name, batched)
   end
 end
 
---- Averages gradients until iteration start_powerSGD_iter and approximates their mean by P Q^T from then on (Vogels,
+--- Averages gradients until iteration start_powerSGD_iter, and from then on approximates their mean by P Q^T (Vogels,
 --- Karimireddy & Jaggi 2019, algorithm 1).
 ---@param state table  one for each model
 ---@param bucket Bucket  given by DDP; its gradients are replaced

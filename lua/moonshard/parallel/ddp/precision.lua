@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- DDP's mixed precision: while the wrapped module runs, its fields are low-precision copies of its parameters.
+--- DDP's mixed precision: while the wrapped module runs, its fields contain low-precision copies of its parameters.
 ---
---- A copy is a cast on the tape, made when forward first reads the parameter. Gradients therefore arrive at the
---- parameter itself, in its own dtype, where hooks see them, no_sync accumulates them, and buckets of the reduction
---- dtype take them. Copies are not visible outside forward. A checkpointed region that runs again in backward makes its
---- own copies.
+--- A copy is a recorded cast, made when forward first reads the parameter. Gradients therefore arrive at the parameter
+--- itself, in its own dtype: hooks receive them there, no_sync accumulates them, and buckets convert them to the
+--- reduction's dtype. Copies are not visible outside of forward. A checkpointed region that is recomputed in backward
+--- makes its own copies.
 local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -23,7 +23,7 @@ local M = {}
 
 local function is_float(t) return dtypes.is_float(dtypes.number(t.dtype)) end
 
---- Checks the option's value: a MixedPrecision, or a table of its fields.
+--- Checks the option's value: a MixedPrecision, or a table with its fields.
 ---@return MixedPrecision?
 function M.check(given)
   if given == nil then return nil end
@@ -98,13 +98,14 @@ end
 --- The dtype in which a parameter's gradient is reduced.
 function Low:reduce_dtype(p) return self.policy.reduce_dtype or self.policy.param_dtype or p.dtype end
 
--- Empties the fields of parameters to cast; reading such a field makes the copy.
+-- Empties the fields of the parameters to cast; reading such a field then makes the copy.
 local function lower(self)
   local dtype, copies, hidden = self.policy.param_dtype, {}, {}
   local grad = autograd.is_grad_enabled()
   local function copy_of(p)
     if not copies[p] then
-      local before = autograd.set_grad_enabled(grad)     -- a later read with gradients reuses the copy
+      -- Record the cast, so that a later read with gradients can reuse the copy.
+      local before = autograd.set_grad_enabled(grad)
       copies[p] = p:to(dtype):keep()                     -- the copy outlives the call of the module that reads it
       autograd.set_grad_enabled(before)
     end
@@ -135,8 +136,8 @@ local function lower(self)
   return copies, hidden
 end
 
--- Restores the parameters, except in fields that the script has set. The open scope takes over the copies, because a
--- forward may have returned one.
+-- Restores the parameters, except in fields that the script has assigned. The open scope then owns the copies, because
+-- a forward may have returned one.
 local function raise_again(copies, hidden)
   for _, entry in ipairs(hidden) do
     local slots, own = entry[1], entry[2]
@@ -159,7 +160,7 @@ local function leave(self, around, copies, hidden, ok, ...)
   return ...
 end
 
---- Runs fn(…) while the fields hold copies.
+--- Runs fn(…) while the fields contain copies.
 function Low:run(fn, ...)
   if self.inside or not self.policy.param_dtype then return fn(...) end
   local copies, hidden = lower(self)
@@ -172,7 +173,7 @@ function Low:run(fn, ...)
   return leave(self, outer, copies, hidden, pcall(fn, ...))
 end
 
---- Runs the wrapped module's forward, on inputs cast as the policy says.
+--- Runs the wrapped module's forward on inputs that are cast as the policy says.
 function Low:forward(m, ...)
   local policy = self.policy
   if not policy.param_dtype or not (policy.cast_root_forward_inputs or policy.cast_forward_inputs) then

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Hooks that send gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantizes its own gradients (x
 --- is about scale * (q - zero)), gathers those of all ranks, and sums the dequantized values. A rank sends a quarter of
---- float32's bytes, but to every other rank, so this pays off on few ranks only.
+--- float32's bytes, but sends them to every other rank, so this is only faster for few ranks.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -10,7 +10,7 @@ local flat_of = require "moonshard.parallel.ddp.flat"
 
 local M = {}
 
-local EPS = 1.1920929e-07               -- smallest scale: the machine epsilon of float32
+local EPS = 1.1920929e-07               -- the smallest scale: the machine epsilon of float32
 
 -- Quantizes rows [R, n] to uint8 [R, n]; also returns [R, 2] with each row's scale and zero point. The range of a row
 -- always contains 0.

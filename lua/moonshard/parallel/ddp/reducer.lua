@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The reduction of DDP's gradients during backward: buckets, the parameters that are ready, and what the end of the
---- outermost backward does (docs/semantics.md#ddp). `st` is the state of one wrapper, made by its constructor.
+--- Reduces DDP's gradients during backward: buckets, parameters that are ready, and the work at the end of the
+--- outermost backward (docs/semantics.md#ddp). `st` is the state of one wrapper, made by its constructor.
 local autograd = require "moonshard.autograd"
 local buckets = require "moonshard.parallel.ddp.buckets"
 local create = require "moonshard.tensor.create"
@@ -94,8 +94,8 @@ local function tell(st, message)
   if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
 end
 
--- Cleans up after a failed backward: waits for reductions in flight and, if there were any, makes new buffers, because
--- a failed collective may still write to the old ones.
+-- Cleans up after a failed backward: waits for reductions in flight. If there were any, makes new buffers, because a
+-- failed collective may still write to the old ones.
 local function fail(st, message)
   if st.armed then tell(st, message) end
   local lists, launched = {}, false
@@ -116,9 +116,9 @@ local function fail(st, message)
   end
 end
 
--- static_graph: the first iteration counts how often each parameter's gradient arrives, and reduces everything at the
--- end. In later iterations a parameter is ready when its gradient has arrived as often; an unused parameter is ready
--- from the start.
+-- static_graph: the first iteration counts how often each parameter's gradient arrives, and reduces all gradients at
+-- the end. In later iterations a parameter is ready when its gradient has arrived that number of times; an unused
+-- parameter is ready from the start.
 local GRAPH_CHANGED =
   "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the "
   .. "second iteration. this is not compatible with static_graph set to true."
@@ -189,7 +189,7 @@ local function finish_now(st)
     launch_ready(st)
     if unused == 0 and st.synced_backwards == 0 then log.warn(UNUSED_NONE) end
   end
-  -- Incomplete buckets may become complete in another backward.
+  -- Incomplete buckets may be completed by another backward.
   if st.next <= #st.buckets or st.delayed and not st.delayed.launched then return end
   if st.find_unused and not st.skip_unused or first_static then
     start_used_map(st)
@@ -254,8 +254,8 @@ local function delayed_arrived(st, p)
   st.delayed:arrived(p, st.group, st.world)
 end
 
--- The wrapper that handles a parameter's gradient: of several, the one that ran last. The table is weak because
--- parameters may outlive wrappers.
+-- The wrapper that handles a parameter's gradient; if there are several, the one that ran last. The table is weak
+-- because parameters may outlive wrappers.
 local owner = setmetatable({}, { __mode = "k" })
 
 local function take_over(st)

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Hooks of nn.DDP that step a ZeroRedundancyOptimizer before backward returns. Each rank steps its own parameters of
---- one bucket at a time and broadcasts them while later work goes on (docs/semantics.md#ddp-hooks).
+--- Hooks of nn.DDP that step a ZeroRedundancyOptimizer before backward returns. Each rank steps its own parameters, one
+--- bucket at a time, and broadcasts them while later work continues (docs/semantics.md#ddp-hooks).
 ---
 --- PyTorch's hooks skip the steps of the first iterations, until buckets are final. Here the rank that steps a
---- parameter does not depend on the bucket, so every iteration steps, with the results of a step() after backward.
+--- parameter does not depend on the bucket, so every iteration makes a step, with the same results as step() after
+--- backward.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local dist = require "moonshard.dist"
@@ -27,8 +28,7 @@ local function make(who, interleaved)
       raise("%s: the optimizer is sharded over ranks %s, but DDP reduces gradients over ranks %s", who,
         table.concat(others, ", "), table.concat(ranks, ", "))
     end
-    -- Callbacks of DDP: `after` when the gradients of one bucket are in place, `finish` when all are, `drop` when
-    -- backward failed.
+    -- Callbacks for DDP. `after`: the gradients of one bucket are complete; `finish`: all are; `drop`: backward failed.
     local overlapped = {
       after = interleaved and function(bucket) zero:_step_overlapped(bucket.parameters) end or nil,
       finish = function(buckets)
@@ -45,9 +45,9 @@ local function make(who, interleaved)
   end
 end
 
---- Makes a hook that runs another one and, when all gradients are reduced, the steps of zero, an
---- optim.ZeroRedundancyOptimizer with overlap_with_ddp: broadcasts the parameters of one bucket while it steps those of
---- the next. The script must not call step() itself.
+--- Makes a hook that runs another hook and, when all gradients are reduced, the steps of zero, an
+--- optim.ZeroRedundancyOptimizer with overlap_with_ddp: it broadcasts the parameters of one bucket while it steps those
+--- of the next. The script must not call step() itself.
 ---@param hook function  reduces the gradients
 ---@param ddp DDP  the module in nn.DDP
 ---@param zero ZeroRedundancyOptimizer  made with overlap_with_ddp

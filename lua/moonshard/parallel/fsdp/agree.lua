@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Agreement of a model's ranks on the outcome of a call: when one rank refuses, all refuse, before anything is
---- gathered or changed.
+--- Makes a model's ranks agree on the outcome of a call: if one rank refuses it, all ranks refuse it, before anything
+--- is gathered or changed.
 local calls = require "moonshard.dist.calls"
 local errors = require "moonshard.core.errors"
 local object = require "moonshard.dist.object"
@@ -13,8 +13,8 @@ local a_module = require("moonshard.nn.register").a_module
 
 local M = {}
 
--- The units below m. If there are none, the units of the sharded tensors in the state dict x, because gathering those
--- is collective, too.
+-- The units of m and its descendants. If there are none, the units of the sharded tensors in the state dict x, because
+-- gathering these is collective, too.
 local function units_in(m, x)
   local units = module.units_below(m)
   local function look(v)
@@ -31,7 +31,7 @@ local function units_in(m, x)
   return units
 end
 
---- Groups that connect the ranks of a model's units: the world if a unit spans it, none if nothing is sharded or
+--- Groups that connect all ranks of a model's units: the world if a unit spans it; none if nothing is sharded or
 --- replicated.
 ---@param m Module
 ---@param x? any  the state dict to load
@@ -55,7 +55,7 @@ function M.groups_of(m, x)
     end
   end
   if seen[dist.default_group()] then return { dist.default_group() } end
-  -- The two dimensions of a mesh over the whole world.
+  -- The groups are the two dimensions of a mesh over the whole world.
   if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then
     return { dist.default_group() }
   end
@@ -68,8 +68,8 @@ local check_module = calls.one(function(who, m)
   opts.expect(m, a_module, "%s: argument 1", who)
 end)
 
---- Begins a call that all ranks of a model make: finds the groups of its ranks and checks its options. An error here
---- fails the peers' first collective, so the call fails on every rank.
+--- Begins a call that all ranks of a model make: finds the groups of its ranks and checks the options. An error here
+--- makes the peers' first collective fail, so the call fails on every rank.
 ---@param who string
 ---@param m Module
 ---@param given table?
@@ -84,7 +84,7 @@ function M.begin(who, m, given, spec, x)
   return groups, check()
 end
 
---- Gathers a value from every rank that the groups connect, by rank in the world.
+--- Gathers a value from every rank that the groups connect. Returns them by world rank.
 ---@return table<integer, any>
 function M.gather(groups, value)
   local dist = require "moonshard.dist"
@@ -100,7 +100,7 @@ function M.gather(groups, value)
   return known
 end
 
---- Is this rank the first of those that the groups connect (without groups: of the world)?
+--- Whether this rank is the first of those that the groups connect (without groups: of the world).
 ---@return boolean
 function M.is_first(groups)
   local dist = require "moonshard.dist"
@@ -110,7 +110,7 @@ function M.is_first(groups)
   return #groups > 0 or dist.rank() == 0
 end
 
---- Sends the first rank's value (tensor or Lua value) to every rank, from the first rank of each group in turn.
+--- Sends the first rank's value (a tensor or Lua value) to every rank, from the first rank of each group in turn.
 ---@param send fun(value: any, src: integer, group: Group): any
 function M.from_first(groups, value, send)
   local dist = require "moonshard.dist"
@@ -118,8 +118,8 @@ function M.from_first(groups, value, send)
   return value
 end
 
---- Runs fn(…) on every rank. Returns its result and every rank's second result (`reported`, a Lua value), by rank. If
---- fn fails on some ranks, all ranks raise: their own error, or else the first one in rank order.
+--- Runs fn(…) on every rank. Returns its result, and a table with every rank's second result (`reported`, a Lua value).
+--- If fn fails on some ranks, all ranks raise: these ranks their own error, the others the first error in rank order.
 ---@param fn fun(...): any, any
 ---@return any result, table<integer, any> reported
 function M.agree(groups, fn, ...)
@@ -129,7 +129,8 @@ function M.agree(groups, fn, ...)
   end
   local ok, result, reported = pcall(function(...)
     local result, reported = fn(...)
-    return result, object.encode(reported, "fsdp")         -- a value that cannot be sent fails here, not in the gather
+    -- A value that cannot be sent must fail here instead of in the gather.
+    return result, object.encode(reported, "fsdp")
   end, ...)
   local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, reported = reported }), {}
   if not ok then error(result, 0) end
@@ -142,7 +143,7 @@ function M.agree(groups, fn, ...)
   return result, all
 end
 
---- Raises on every rank if the ranks' values differ; the error names two such ranks.
+--- Raises on every rank if the ranks' values differ; the error names two ranks with different values.
 ---@param reported table<integer, string>
 function M.same(reported, what)
   local ranks = {}

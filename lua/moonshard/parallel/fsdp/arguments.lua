@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Tensors inside the arguments and results of a sharded module's forward. They are collected from plain tables and
---- instances of tensor classes, passed to the engine as an array of ids, and replaced where the engine returned another
---- tensor.
+--- Handles tensors inside the arguments and results of a sharded module's forward: collects them from plain tables and
+--- instances of tensor classes, passes them to the engine as an array of ids, and replaces those for which the engine
+--- returned another tensor.
 local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 
@@ -11,7 +11,7 @@ local getmetatable, type, next, ipairs = getmetatable, type, next, ipairs
 
 local M = {}
 
--- Ids of the tensors of one call. The array is shared by all calls: nothing may run between filling it and reading it
+-- Ids of the tensors of one call. All calls share the array, so no other code may run between filling it and reading it
 -- back.
 local ids, ids_cap = ffi.new("ms_id[?]", 64), 64
 
@@ -27,7 +27,7 @@ end
 
 local function by_text(a, b) return tostring(a) < tostring(b) end
 
--- Keys of a plain table in an order that is equal on all ranks: positions, then names.
+-- The keys of a plain table in an order that is equal on all ranks: positions first, then names.
 local function keys_of(value)
   local keys, names = {}, nil
   for k = 1, #value do keys[k] = k end
@@ -52,7 +52,7 @@ function put_tensor(n, t)
   return n
 end
 
--- The tensor whose id replaced t's.
+-- The tensor with which the engine replaced t.
 local get_tensor
 function get_tensor(n, t)
   if t.id >= 0 then
@@ -77,7 +77,8 @@ function collect(value, n, seen)
   return n
 end
 
--- Repeats the walk with the ids that the engine returned: gives value itself, or a copy where a tensor changed.
+-- Traverses value again with the ids that the engine returned. Returns value itself, or a copy if a tensor was
+-- replaced.
 local replace
 function replace(value, n, seen)
   if type(value) ~= "table" then return value, n end
@@ -100,7 +101,7 @@ function replace(value, n, seen)
   return copy or value, n
 end
 
---- Collects the tensors in values, an array with its length as n. Returns their number and their ids, which are valid
+--- Collects the tensors in values (an array whose length is n). Returns their number and their ids, which are valid
 --- until the next call.
 ---@return number, ffi.cdata*
 function M.flatten(values)

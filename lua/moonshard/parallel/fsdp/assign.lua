@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- load_state_dict with `assign` for a sharded model on meta: the state dict decides the device of the new memory. The
---- parameters of a unit share one block, so a unit gets all of its parameters in one load, or none; then it stays on
---- meta for a later load.
+--- load_state_dict with `assign` for a sharded model on meta: the state dict determines the device of the new memory.
+--- All parameters of a unit share one block of memory, so one load must contain all of them or none; without any, the
+--- unit stays on meta.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -16,10 +16,10 @@ local M = {}
 
 local function on_meta(t) return t.device:find "^meta" ~= nil end
 
--- The engine's unit of p; an instance of a tensor class has that of its inner tensors.
+-- The handle of p's unit; for an instance of a tensor class, of the unit of its inner tensors.
 local function unit_handle(p) return lib.ms_unit_of(p.id < 0 and tensor.inner(p)[1].id or p.id) end
 
---- Allocates memory for tensors on meta that the state dict contains.
+--- Allocates memory for tensors that are on meta and that the state dict contains.
 ---@param m Module
 ---@param device_of table<string, string>  devices of the state dict's tensors, by name
 ---@param strict boolean   the caller reports missing names itself

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Inspection of sharded training: records of the schedule, and the comparison of a sharded model with its reference.
+--- Tools to inspect sharded training: a record of the schedule, and the comparison of a sharded model with its
+--- reference.
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
@@ -35,7 +36,7 @@ local function finish(ok, ...)
   return events, ...
 end
 
---- Runs fn(…) and lists what units do meanwhile, in order.
+--- Runs fn(…) and lists the events of units during the call, in order.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return { event: "unshard"|"reshard"|"post_backward", unit: string, prefetched: boolean }[] list
@@ -48,7 +49,7 @@ function M.record(fn, ...)
   return finish(pcall(context.block, "fsdp.record", fn, ...))
 end
 
--- Names and parameters of a model before it was wrapped, without duplicates.
+-- The names and parameters of a model, as they were before wrapping, without duplicates.
 local function originals(m)
   local names, params, seen = {}, {}, {}
   local listed, values = m:_state()
@@ -83,7 +84,8 @@ local function compare(name, what, reference, part)
   end
 end
 
---- Raises on the first difference between a model and its sharded copy: names and their order, shards, gradients.
+--- Compares a model with its sharded copy (names and their order, shards, gradients) and raises at the first
+--- difference.
 ---@param reference table  the model before sharding
 ---@param other table  its sharded copy
 function M.check_sharded_parity(reference, other)

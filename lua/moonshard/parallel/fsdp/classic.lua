@@ -51,12 +51,12 @@ function M.is_fsdp(x) return class.isa(x, FSDP) end
 
 -- ---- options -------------------------------------------------------------------------------------
 
--- forward_prefetch: true or absent: when an instance's forward begins, it starts the gather of the instance that
--- followed it in the latest forward. This is the default because the script's own computation would otherwise not
--- overlap with gathers. false: every instance is gathered when its forward begins.
+-- forward_prefetch. true or absent: when an instance's forward begins, it starts the gather of the instance that
+-- followed it in the latest forward. This is the default because otherwise no gather would overlap with the script's
+-- own computation. false: every instance is gathered when its forward begins.
 --
--- limit_all_gathers: true: at most one instance is gathered early, so at most two besides the root are gathered at a
--- time, in forward and backward, and no rank blocks. false: all later instances are gathered at once.
+-- limit_all_gathers. true: at most one instance is gathered early, so at most two besides the root are gathered at a
+-- time, in forward and backward; no rank blocks. false: all later instances are gathered at once.
 local OPTIONS = {
   process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any,
   auto_wrap_policy = opts.any,
@@ -65,7 +65,7 @@ local OPTIONS = {
   ignored_states = opts.any, param_init_fn = opts.any, device_id = opts.any, sync_module_states = false,
   forward_prefetch = opts.boolean, limit_all_gathers = true, use_orig_params = false, device_mesh = opts.any,
 }
--- An auto-wrapped instance also gets the sets of modules and parameters that the instance around it ignores.
+-- The option with which auto_wrap_policy passes the enclosing instance's ignored modules and parameters.
 local INNER = { ignored = opts.table }
 for key, value in pairs(OPTIONS) do INNER[key] = value end
 M.OPTIONS = OPTIONS
@@ -77,7 +77,7 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 -- ---- what a unit manages -------------------------------------------------------------------------
 
 -- The parameters of m and of its descendants, except ignored ones and those of FSDP instances. Returns values and names
--- without duplicates, and every place that holds one: { module, field, parameter, name }.
+-- without duplicates, and every place that contains one of them: { module, field, parameter, name }.
 local function managed(m, ignored_modules, ignored_params)
   local params, names, places, seen, visited = {}, {}, {}, {}, {}
   local function visit(sub, prefix)
@@ -103,8 +103,8 @@ local function managed(m, ignored_modules, ignored_params)
   return params, names, places
 end
 
--- Refuses modules sharded by fully_shard: no_sync, precision and hooks of an FSDP instance around them would not apply
--- to them.
+-- Refuses modules sharded by fully_shard: no_sync, precision and hooks of an enclosing FSDP instance would not apply to
+-- them.
 local function refuse_fully_sharded(m, ignored_modules)
   for name, sub in m:named_modules() do
     local unit = module.unit_of(sub)
@@ -146,7 +146,8 @@ local function engine_unit(self, o, placed, params, names, on)
   return handle
 end
 
--- Checks that all instances below a root have equal options where they must, and equal groups of the hybrid strategies.
+-- Checks that all instances below a root have equal options where these must be equal, and equal groups with the hybrid
+-- strategies.
 local function check_alike(root)
   local first, hybrid
   for _, unit in ipairs(module.units_below(root.modules[1])) do
@@ -198,12 +199,13 @@ local function on_lazy_init(unit, root)
   end
 end
 
---- Wraps a module: its parameters become one flat parameter, sharded over the ranks by element; auto_wrap_policy
---- wraps submodules first. sharding_strategy: "full_shard" (parameters, gradients and optimizer's state),
---- "shard_grad_op" (parameters stay whole after forward), "no_shard" (as DDP), "hybrid_shard" and
---- "hybrid_shard_zero2" (sharded inside a group, replicated between groups). use_orig_params keeps the original names
---- and parameters. sync_module_states sends rank 0's numbers. Collective (docs/semantics.md#classic). Errors:
---- a module that is wrapped already; on every rank, modules that differ between ranks.
+--- Wraps a module: its parameters become one flat parameter, which is sharded over the ranks by element;
+--- auto_wrap_policy wraps submodules first. sharding_strategy: "full_shard" (shards parameters, gradients and the
+--- optimizer's state), "shard_grad_op" (as full_shard, but parameters stay whole after forward), "no_shard" (as DDP),
+--- "hybrid_shard" and "hybrid_shard_zero2" (shard inside a group, replicate between groups). use_orig_params keeps the
+--- original names and parameters. sync_module_states sends rank 0's parameters and buffers to all ranks. Collective
+--- (docs/semantics.md#classic). Errors: a module that is wrapped already; on every rank, modules that differ between
+--- ranks.
 ---@param m Module  the module to wrap
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
 ---   sharding_strategy: default "full_shard"; cpu_offload: keeps shards on the CPU; auto_wrap_policy: selects the
@@ -251,7 +253,7 @@ function FSDP:init(m, given)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")
-  -- Copies the positions of a list, so that ipairs over the instance visits the wrapped module's children.
+  -- Copies the list elements, so that ipairs over the instance visits the wrapped module's children.
   for i, child in ipairs(m) do rawset(self, i, child) end
   rawget(self, "_slots").training = m.training
   local on = switches.read()
@@ -320,7 +322,8 @@ rawset(FSDP, "__call", function(self, ...)
   return module.call_between(self, unit, Module.__call, ...)
 end)
 
---- Calls fn on every module, children first, with whole parameters; changes that fn makes are kept. Collective.
+--- Calls fn on this module and its descendants, children first, with whole parameters; changes made by fn are kept.
+--- Collective.
 ---@param fn fun(m: Module)  called with each module
 ---@return FSDP
 function FSDP:apply(fn)
@@ -339,7 +342,8 @@ end)
 
 -- ---- roots ---------------------------------------------------------------------------------------
 
---- Is this the outermost instance? The first instance that is asked, or whose forward runs, becomes the root.
+--- Whether this is the outermost instance. The first instance on which this is called, or whose forward runs, becomes
+--- the root.
 ---@return boolean
 function FSDP:check_is_root()
   local unit = module.unit_of(self)
@@ -347,12 +351,12 @@ function FSDP:check_is_root()
   return lib.ms_unit_root(unit.handle) == unit.handle
 end
 
---- Whole tensors under their original names; fsdp.state_dict has other types. Collective.
+--- Returns whole tensors under their original names; fsdp.state_dict supports other types. Collective.
 ---@param given? { type: "full"|"sharded"|"local", offload_to_cpu: boolean, rank0_only: boolean }
 ---@return table<string, Tensor>
 function FSDP:state_dict(given) return states.state_dict(self, given) end
 
---- fsdp.load_state_dict of this instance. Collective.
+--- As fsdp.load_state_dict, for this instance. Collective.
 ---@param sd table<string, Tensor>  of fsdp.state_dict, of any type
 ---@param given? { strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1 }
 ---   broadcast_from_rank0: only rank 0's state dict is read
@@ -362,7 +366,7 @@ function FSDP:load_state_dict(sd, given) return states.load_state_dict(self, sd,
 
 FSDP.set_post_optim_event = module.FSDPModule.set_post_optim_event
 
---- Gathers this instance's parameters, without those of nested instances, ahead of its forward. Collective. With async,
+--- Gathers this instance's parameters, without those of nested instances, before its forward. Collective. With async,
 --- returns a handle to wait on; the forward also waits.
 ---@param given? {async: boolean}
 function FSDP:_unshard(given)
@@ -371,15 +375,15 @@ function FSDP:_unshard(given)
   return module.FSDPModule.unshard(self, given)
 end
 
--- The units below an instance; raises unless it is the root.
+-- The units of an instance and its descendants; raises if it is not the root.
 local function units_of_root(self, message)
   if not self:check_is_root() then raise("%s", message) end
   return module.units_below(self)
 end
 
 --- Registers hook(state, grad, output), which reduces the gradients of this instance and of nested ones. grad is the
---- whole flat gradient, padded; output is this rank's part of the result. Without output (no_shard), grad is reduced in
---- place.
+--- whole flat gradient, padded; the hook writes this rank's part of the result to output. Without output (no_shard), it
+--- reduces grad in place.
 ---@param state any  given to hook
 ---@param hook fun(state: any, grad: Tensor, output: Tensor?)  writes the result to output, or into grad
 function FSDP:register_comm_hook(state, hook)
@@ -401,7 +405,7 @@ end
 local function set_sync(unit, on)
   unit.sync = on
   errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_SYNC, on and 1 or 0))
-  -- Parameters that stay gathered after forward stay so until a backward that reduces.
+  -- Parameters that stay gathered after forward remain so until a backward that reduces.
   if not groups.RESHARDS[unit.placed.strategy] then
     errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_RESHARD_AFTER_BACKWARD, on and 1 or 0))
   end
@@ -413,8 +417,9 @@ local function restore_sync(units, before, ok, ...)
   return ...
 end
 
---- Runs fn. Backwards inside accumulate whole, unreduced gradients in the parameters' grad; the next backward outside
---- reduces them with its own. Until then an optimizer must not use them, unless the strategy is no_shard.
+--- Runs fn. Backwards during the call accumulate whole, unreduced gradients in the parameters' grad; the next backward
+--- outside reduces them together with its own. An optimizer must not use them before that, unless the strategy is
+--- no_shard.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
@@ -434,17 +439,17 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
--- The dtype that gradients of these dtypes are promoted to.
+-- The dtype to which gradients of these dtypes are promoted.
 local function promoted(dtypes_seen)
   local names = {}
-  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- order does not matter: at most one stays
+  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- order does not matter: at most one remains
   if #names == 0 then return nil end
   if dtypes_seen.float64 then return "float64" end
   if #names == 1 and HALF[names[1]] then return names[1] end
   return "float32"
 end
 
---- Scales all gradients so that their total norm over all ranks is at most max_norm.
+--- Multiplies all gradients by one factor so that their total norm over all ranks is at most max_norm.
 ---@param max_norm number  at least 0
 ---@param given? {norm_type: number}
 ---@return Tensor norm  the norm before scaling
@@ -470,7 +475,8 @@ FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
   return M.is_fsdp(self) and utils._first_group(self:parameters()) or 1
 end)
 
---- FSDP instances at and below m, parents before children; with root_only those that no other one contains.
+--- The FSDP instances among m and its descendants, parents before children; with root_only, those that no other
+--- instance contains.
 ---@param m Module  looked for in it and below
 ---@param given? { root_only: boolean }  root_only: only instances that no other one contains
 ---@return FSDP[]

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Communication hooks: how the gradients of an FSDP instance are reduced. Besides functions of the script, `fn(state,
---- grad, output)`, there are built-in hooks, which the engine runs itself when they are registered
+--- Communication hooks, which reduce the gradients of an FSDP instance. A hook is a function of the script, `fn(state,
+--- grad, output)`, or one of the built-in hooks, which the engine itself runs when they are registered
 --- (runtime/shard/views/hook.c).
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
@@ -18,8 +18,8 @@ local M = {}
 
 local factors = ffi.new "double[2]"
 
---- The state of the built-in hooks: a group, and factors. With N ranks and a predivide factor p near the root of N,
---- gradients are divided by p before the sum and by N / p after it, which keeps float16 sums in range.
+--- The state of the built-in hooks: a group and divisors. With N ranks and a predivide factor p near the square root of
+--- N, gradients are divided by p before the sum and by N / p after it, which avoids overflow of float16 sums.
 ---@class DefaultState
 ---@field process_group Group  the ranks that reduce together
 ---@field world_size integer  ranks in the group
@@ -58,10 +58,11 @@ M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState
 
 -- ---- hooks ---------------------------------------------------------------------------------------
 
--- By function: { name, kind, low, output }; output: true (the hook needs one), false (it takes none) or nil (either).
+-- By function: { name, kind, low, output }. output: true (the hook requires an output), false (it has none) or nil
+-- (optional).
 local built_in = {}
 
--- Sets the engine's options for a built-in hook with this state.
+-- Sets the engine's struct for a built-in hook with this state.
 local function fill(into, hook, state)
   local dist = require "moonshard.dist"
   if type(state) ~= "table" or (state.process_group ~= nil and not dist.is_group(state.process_group)) then
@@ -86,7 +87,7 @@ local by_hand = ffi.new "ms_comm_hook"
 local function define(name, kind, low, output)
   local entry = { name = name, kind = kind, low = low, output = output }
   M[name] = function(state, grad, out)
-    -- A bucket of nn.DDP.
+    -- grad is a bucket of nn.DDP
     if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end
     fill(by_hand, entry, state)
     if output == false and out ~= nil then
@@ -101,12 +102,12 @@ local function define(name, kind, low, output)
   built_in[M[name]] = entry
 end
 
---- Sums grad over the group in place, divided before and after by the state's factors; for no_shard.
+--- Sums grad over the group in place, for no_shard; the state's factors divide before and after the sum.
 ---@param state DefaultState  group and factors
 ---@param grad Tensor  the whole flat gradient; reduced in place
 ---@type fun(state: DefaultState, grad: Tensor)
 define("allreduce_hook", C.MS_COMM_SUM, nil, false)
---- Sums grad over the group and writes this rank's part to output, divided before and after by the state's factors.
+--- Sums grad over the group and writes this rank's part to output; the state's factors divide before and after the sum.
 ---@param state DefaultState  group and factors
 ---@param grad Tensor  the whole flat gradient, padded
 ---@param output Tensor  written; this rank's part
@@ -165,7 +166,7 @@ local function refresh(unit)
   end
 end
 
---- Sets hook and state of one unit; on an error the old ones stay.
+--- Sets hook and state of one unit. After an error, the old ones remain.
 local function set(unit, hook, state)
   if hook ~= nil and not opts.callable.test(hook) then
     raise("The communication hook must be callable but got %s", errors.show(hook))

@@ -1,12 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- Execution-order checks of FSDP at debug level "detail": all ranks must run their units in the same order, and in the
---- order of the first iteration.
+--- Checks the execution order of FSDP units at debug level "detail": all ranks must run their units in the same order,
+--- and every iteration in the order of the first one.
 ---
---- In the first iteration, until the end of its first backward, every unit's entry is compared between the ranks; a
---- difference is an error on all ranks. In later iterations each rank compares locally with its own first iteration,
---- without a collective, and warns of a difference: at once, or at the end of an iteration that had fewer entries.
---- Without "detail", the fingerprints of collectives, which name the unit, turn any difference between ranks into an
---- error.
+--- In the first iteration, until the end of its first backward, every unit's forward is compared between the ranks; a
+--- difference is an error on all ranks. In later iterations each rank compares with its own first iteration, without a
+--- collective, and warns of a difference: at once, or at the end of an iteration with fewer units. At other debug
+--- levels a difference between ranks is still an error, because the fingerprints of collectives name the unit.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
@@ -28,7 +27,7 @@ local M = {}
 ---@field position integer                number of entries in this iteration
 ---@field status "none"|"warning"|"warned"
 
-local roots = setmetatable({}, { __mode = "k" })        -- units that are checked roots
+local roots = setmetatable({}, { __mode = "k" })        -- the units of roots whose order is checked
 local listening = false
 
 local function names_of(unit, name_of)
@@ -85,7 +84,7 @@ local function across_ranks(order, unit)
   for a = 1, #ranks do
     for b = a + 1, #ranks do
       if counts[a] ~= counts[b] then
-        module.raised_by_all()                    -- every rank has the same numbers, and raises this by itself
+        module.raised_by_all()                    -- every rank has the same numbers and raises this error by itself
         errors.raise("Forward order differs across ranks: rank %d is all-gathering %d parameters while rank %d is all-gathering %d parameters",
           ranks[a], counts[a], ranks[b], counts[b])
       end
@@ -119,7 +118,7 @@ function M.check(unit, m)
       order.names[unit] or "a newly-added parameter since construction time"))
 end
 
--- Local, like all checks of later iterations: only the first iteration pays for collectives.
+-- Local, as all checks of later iterations are: only the first iteration uses collectives.
 local function close_iteration(order)
   if order.first_iteration then
     order.first_iteration = false
@@ -145,7 +144,7 @@ function M.after_backward()
       ended[#ended + 1] = order
     end
   end
-  -- Sorts, because the checks communicate in an order that must be equal on all ranks.
+  -- Sort them, because the checks communicate, and their order must be equal on all ranks.
   table.sort(ended, function(a, b) return a.root.handle < b.root.handle end)
   for _, order in ipairs(ended) do close_iteration(order) end
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- All-gather extensions: a parameter whose local tensor, or that tensor's class, defines `fsdp_pre_all_gather` and
---- `fsdp_post_all_gather` decides which tensors are gathered and how the whole parameter is made of them. The engine
---- asks for this during a run (runtime/shard/extend.c).
+--- All-gather extensions: a parameter whose local tensor (or the class of that tensor) defines `fsdp_pre_all_gather`
+--- and `fsdp_post_all_gather` determines which tensors are gathered and how the whole parameter is built from them. The
+--- engine raises events for both during a run (runtime/shard/extend.c).
 ---
 ---   fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, mp_policy) -> list of plain tensors, metadata
 ---   fsdp_post_all_gather(self, outputs, metadata, param_dtype) -> tensor, tensors to free        at the first gather
@@ -20,11 +20,11 @@ local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
 local is_tensor = tensor.is_tensor
 
-local M = { any = false }               -- any: whether some unit has extensions
+local M = { any = false }               -- any: whether at least one unit has extensions
 
 local units = setmetatable({}, { __mode = "v" })        -- by unit handle
 
--- The plain tensors that t consists of.
+-- The plain tensors in t.
 local function inner_tensors(t) return tensor.flat { t } end
 
 -- ---- who has them --------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ local function contiguous_strides(shape)
   return strides
 end
 
---- Looks for extensions on a unit's local tensors, at lazy initialization and after they were replaced.
+--- Searches a unit's local tensors for extensions: at lazy initialization, and after they were replaced.
 function M.look(unit)
   unit.looked = true
   if not unit.positions then return end                 -- fsdp.FSDP does not support extensions
@@ -100,7 +100,7 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
   local unit = units[event.unit]
   for e, x in ipairs(unit.extensions) do
     local who = ("fsdp_pre_all_gather of '%s'"):format(x.name)
-    -- With offloading, the hook gets a copy on the device of the gathered parameter.
+    -- With offloading, the hook receives a copy on the device of the gathered parameter.
     local part = x.part
     if unit.offload then
       local device = lib.ms_unit_device(unit.handle)
@@ -139,8 +139,8 @@ local function first_gather(unit, e, x, outputs)
   local ids = ffi.new("ms_id[?]", #inners)
   for k, t in ipairs(inners) do
     ids[k - 1] = t.id
-    -- Reshard frees a tensor whose storage has no other user. A shared storage stays allocated unless the hook lists it
-    -- as one to free; that would happen in every unit of the model, so warn.
+    -- Reshard frees a tensor if its storage has no other user. A shared storage stays allocated unless the hook lists
+    -- it among the tensors to free. Memory would then grow with every unit of the model, so warn.
     local goes = lib.ms_storage_is_shared(t.id) == 0
     for _, list in ipairs { freed, outputs } do
       for _, other in ipairs(list) do
@@ -178,16 +178,16 @@ local function run(handle, early, prefetched)
   lib.ms_run_free(r)
 end
 
---- Gathers the parameters of a unit with extensions; early: only starts the gather. Collective.
+--- Gathers the parameters of a unit with extensions. early: only starts the gather. Collective.
 function M.gather(unit, early) run(unit.handle, early, false) end
 
 local following = ffi.new "double[64]"
 
---- Starts the gathers of the units with extensions that follow unit in the forward.
+--- Starts the gathers of the units with extensions that follow this unit in the forward.
 function M.prefetch(unit)
   local n = lib.ms_unit_prefetches(unit.handle, following, 64)
   if n == 0 then return end
-  local list = {}                       -- a hook may call this function again
+  local list = {}                       -- a new table: a hook may call this function again
   for k = 1, n do list[k] = following[k - 1] end
   for k = 1, n do run(list[k], true, true) end
 end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The parameters of an FSDP unit as scripts see them: one flat parameter, or with use_orig_params the original
+--- How scripts see the parameters of an FSDP unit: as one flat parameter; or, with use_orig_params, as the original
 --- parameters, which are this rank's 1-d pieces while their module does not run.
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
@@ -14,7 +14,7 @@ local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable,
 
 local M = {}
 
---- Are the unit's whole parameters visible: is its module running, or are they summoned?
+--- Whether the unit's whole parameters are visible: its module runs, or they are summoned.
 ---@return boolean
 local function is_open(unit) return (unit.inside or 0) > 0 or unit.summoned == true end
 M.is_open = is_open
@@ -24,7 +24,7 @@ M.is_open = is_open
 local function flat_hidden(p) return is_open(rawget(p, "_flat")) end
 local function original_hidden(p) return not is_open(rawget(p, "_unit")) end
 
---- The unit's flat parameter. Listings have it in the place of the original parameters, except while those are visible.
+--- The unit's flat parameter. Listings contain it in place of the original parameters, except while these are visible.
 ---@return Parameter
 function M.flat_parameter(unit)
   local id = lib.ms_unit_flat(unit.handle)
@@ -32,8 +32,8 @@ function M.flat_parameter(unit)
   return setmetatable({ id = id, _flat = unit, _hidden = flat_hidden }, Parameter)
 end
 
---- With use_orig_params, this rank's part of all parameters and of their gradients as one tensor; there is no flat
---- parameter then.
+--- With use_orig_params there is no flat parameter. Returns this rank's part of all parameters, and of their gradients,
+--- as one tensor.
 ---@return Parameter
 function M.pieces_as_one(unit)
   local id = lib.ms_unit_flat(unit.handle)
@@ -43,7 +43,7 @@ function M.pieces_as_one(unit)
   return p
 end
 
---- Makes p, which the engine has just sharded, a part of the unit's flat parameter.
+--- Makes p, which the engine has just sharded, belong to the unit's flat parameter.
 function M.adopt(p, unit)
   sharded.adopt(p, unit)
   rawset(p, "_hidden", original_hidden)
@@ -53,7 +53,7 @@ end
 
 local own_getters, own_setters = {}, {}
 
--- While parameters are summoned, the whole gradient that summon_full_params made, or nil.
+-- While parameters are summoned: the whole gradient that summon_full_params made, or nil.
 function own_getters.grad(p)
   if rawget(p, "_unit").summoned then return rawget(p, "_whole_grad") end
   return sharded.Sharded.methods.to_local(p).grad
@@ -94,7 +94,7 @@ local function class_for(cls)
   return pieces
 end
 
---- Makes p, which the engine has just sharded, appear as this rank's piece while its module does not run.
+--- Makes p, which the engine has just sharded, show this rank's piece while its module does not run.
 function M.adopt_piece(p, unit)
   rawset(p, "_unit", unit)
   rawset(p, "_pieces", true)
@@ -104,10 +104,10 @@ end
 
 -- ---- listings for state dicts --------------------------------------------------------------------
 
---- Is p part of a flat parameter?
+--- Whether p belongs to a flat parameter.
 function M.is_concealed(p) return rawget(p, "_hidden") == original_hidden end
 
---- Iterates over the FSDP instances at and below m: name, flat parameter, unit.
+--- Iterates over the FSDP instances among m and its descendants: name, flat parameter, unit.
 function M.parameters_below(m)
   local names, values, k = {}, {}, 0
   for name, sub in m:named_modules() do
@@ -121,7 +121,7 @@ function M.parameters_below(m)
   end
 end
 
---- The names of the parameters below m before anything was wrapped; of several names the first.
+--- Maps parameters of m and its descendants to their names before wrapping; the first name if there are several.
 function M.names_below(m)
   local names, values = m:_state()
   local name_of = {}
@@ -129,7 +129,7 @@ function M.names_below(m)
   return name_of
 end
 
---- The place of p in this rank's part of its flat parameter: first position and number of elements.
+--- The position of p in this rank's part of its flat parameter: first element and number of elements.
 function M.place_of(p)
   local first = lib.ms_unit_flat_offset(p.id)
   if first < 0 then errors.fail(p) end
@@ -142,7 +142,7 @@ function M.unit_of(p)
   return unit and unit.classic and unit or nil
 end
 
---- Is p a Parameter?
+--- Whether p is a Parameter.
 function M.is_parameter(p) return class.isa(p, Parameter) end
 
 return M

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- fully_shard: shards the parameters of a module (or of several as one unit) over the ranks and gives the module the
---- methods of FSDPModule. Call it bottom-up: parameters that a nested call has sharded belong to the nested unit.
+--- fully_shard: shards the parameters of a module (or of several modules as one unit) over the ranks and adds the
+--- methods of FSDPModule to it. Call it for inner modules first: parameters that a nested call has sharded belong to
+--- the nested unit.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
@@ -30,7 +31,7 @@ local function module_list(target)
   return target
 end
 
--- The shard group of a mesh and, for two dimensions, the group of replicas; without a mesh, the whole world.
+-- The shard group and, for a mesh of two dimensions, the group of replicas. Without a mesh: the whole world.
 local function groups_of(mesh)
   local dist = require "moonshard.dist"
   dist.init()
@@ -45,7 +46,7 @@ local function groups_of(mesh)
   return mesh:get_group(1)
 end
 
--- This rank's group among the groups of `size` consecutive ranks of every shard group; the groups are made once.
+-- This rank's group among the groups of `size` consecutive ranks of every shard group. Each group is made once.
 -- Collective over the world.
 local smaller = {}
 local function smaller_group(group, mesh, size)
@@ -59,7 +60,7 @@ local function smaller_group(group, mesh, size)
   local mine = {}
   for k = 0, dist.world_size(group) - 1 do mine[k + 1] = lib.ms_dist_member(group.id, k) end
   for r, members in ipairs(dist.all_gather_object(mine)) do
-    if members[1] == r - 1 then                 -- the group's first member reports it
+    if members[1] == r - 1 then                 -- the group's first member provides it
       for first = 1, #members, size do
         local few = {}
         for k = 0, size - 1 do few[k + 1] = members[first + k] end
@@ -88,7 +89,7 @@ local function reshard_option(value, world)
   return value == world and 1 or value
 end
 
--- The dimension (from 0) along which fn wants p sharded.
+-- The dimension (from 0) along which fn shards p.
 local function placement(fn, name, p, world)
   local s = fn(name, p)
   if s == nil then return 0 end
@@ -108,8 +109,7 @@ end
 
 -- ---- what a unit manages -------------------------------------------------------------------------
 
--- The parameters of the modules and of their descendants, without duplicates; children that are already sharded are
--- skipped.
+-- The parameters of the modules and of their descendants, without duplicates; skips children that are already sharded.
 local function managed(modules, ignored)
   local params, names, owners, places, seen, visited = {}, {}, {}, {}, {}, {}
   local function visit(m, prefix)
@@ -135,15 +135,15 @@ local function managed(modules, ignored)
   return params, names, owners, places
 end
 
--- The device that the unit computes on: the GPU of its mesh, else that of its parameters; nil while they are on meta
--- (to_empty sets it then).
+-- The device on which the unit computes: the GPU of its mesh, or else the device of its parameters; nil while these are
+-- on meta (to_empty sets it later).
 local function compute_device(mesh, params)
   if mesh and mesh.device == "cuda" then return dtypes.canonical_device("cuda", "fully_shard") end
   local on = params[1] and params[1].device
   return on and not on:find "^meta" and on or nil
 end
 
--- Moves buffers, which are not sharded, to the device of the mesh; shards are made there.
+-- Moves buffers, which are not sharded, to the device of the mesh, where shards will be made.
 local function move_buffers(modules, device)
   if not device then return end
   autograd.no_grad(function()
@@ -159,11 +159,11 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 
 -- ---- fully_shard ---------------------------------------------------------------------------------
 
---- Shards a module's parameters over the ranks along their first dimension, except those that a nested call has
---- taken. They are gathered before forward and backward, and gradients are reduced after backward. mesh: of one
---- dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward (true;
---- false for the root), or a number of ranks to keep them sharded over. Every rank calls it alike. Errors: containers
---- without forward; on every rank, models that differ.
+--- Shards a module's parameters over the ranks along their first dimension, except those that a nested call has already
+--- sharded. They are gathered before forward and backward, and gradients are reduced after backward. mesh: of one
+--- dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward (default:
+--- true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the same call.
+--- Errors: containers without forward; on every rank, models that differ.
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
 ---   mesh: of one dimension, or { replicate, shard } (default: the world); reshard_after_forward: true; false for the
@@ -200,7 +200,7 @@ function M.fully_shard(target, given)
   local params, names, owners, places = managed(modules, ignored)
   local device = compute_device(o.mesh, params)
   move_buffers(modules, device)
-  -- An instance of a tensor class is given to the engine as its inner tensors, each a parameter of its own.
+  -- The engine receives an instance of a tensor class as its inner tensors, each of which is a separate parameter.
   local n = #tensor.flat(params)
   local ids, dims = ffi.new("ms_id[?]", math.max(n, 1)), ffi.new("int32_t[?]", math.max(n, 1))
   n = 0

@@ -65,8 +65,8 @@ local function hybrid_groups(dist, o, strategy)
   return given
 end
 
---- `{ strategy, group, replicate, given }` of an instance: parameters are sharded over group; the ranks of replicate
---- (or nil) hold the same shards.
+--- Returns `{ strategy, group, replicate, given }` of an instance: parameters are sharded over group; the ranks of
+--- replicate (may be nil) hold the same shards.
 ---@param o table       the checked options of FSDP
 ---@param quiet boolean?  an enclosing instance has already warned
 function M.resolve(o, quiet)
@@ -121,7 +121,7 @@ function M.resolve(o, quiet)
   return { strategy = strategy, group = group, given = group }
 end
 
---- The mesh of an FSDP instance's parameters: the script's, or one made of the instance's groups.
+--- The mesh of an FSDP instance's parameters: the script's mesh, or one made from the instance's groups.
 ---@param unit table    unit of an FSDP instance
 ---@return DeviceMesh
 function M.mesh_of(unit)
@@ -140,7 +140,7 @@ function M.mesh_of(unit)
   return unit.own_mesh
 end
 
---- Fills in the groups of a unit's options for the engine.
+--- Sets the groups in a unit's options for the engine.
 function M.fill(options, groups)
   options.group = groups.group.id
   if groups.replicate then options.replicates, options.replicate_group = 1, groups.replicate.id end

@@ -51,8 +51,8 @@ local function given_lists(o)
   return modules, {}
 end
 
---- The sets of modules and of parameters that the instance of root ignores: those listed, their descendants (except
---- FSDP instances), and those that instances below root ignore.
+--- The sets of modules and parameters that the FSDP instance of root ignores: those that the options list, descendants
+--- of listed modules (except FSDP instances), and those that instances below root ignore.
 ---@param root Module
 ---@param o table       options of FSDP
 ---@param is_fsdp fun(m: any): boolean

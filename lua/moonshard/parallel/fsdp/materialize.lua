@@ -14,7 +14,7 @@ local lib, raise = engine.lib, errors.raise
 
 local M = {}
 
---- The modules at and below root whose tensors an FSDP instance around root manages: without ignored modules and other
+--- root and those of its descendants whose tensors an FSDP instance of root manages: excludes ignored modules and other
 --- instances.
 ---@return Module[]
 function M.modules(root, ignored, is_fsdp)
@@ -29,7 +29,7 @@ function M.modules(root, ignored, is_fsdp)
   return list
 end
 
--- A module's own parameters and buffers.
+-- The parameters and buffers of a module itself, without descendants.
 local function own(m)
   local list = {}
   for _, names in ipairs { m._params, m._buffers } do
@@ -44,14 +44,14 @@ M.own = own
 
 local function on_meta(t) return t.device:find "^meta" ~= nil end
 
--- Gives t the memory of `at`, a tensor made for this. Releases `at` now; otherwise the whole memory would stay until
--- garbage collection, even after sharding.
+-- Makes t use the memory of `at`, a tensor made for this purpose. Releases `at` at once; otherwise its memory would
+-- remain until garbage collection, even after sharding.
 local function point(t, at)
   if lib.ms_set_data(t.id, at.id) ~= 0 then errors.fail(t, at) end
   at:release()
 end
 
--- All parameters of a module must be on one GPU; some may be on the CPU if device_id says where to move them.
+-- Raises unless all parameters are on one GPU; some may be on the CPU if device_id says where to move them.
 local function check_devices(modules, device_id, ignored_params)
   local devices, seen, on_cpu = {}, {}, false
   for _, m in ipairs(modules) do
@@ -75,7 +75,7 @@ local function check_devices(modules, device_id, ignored_params)
   end
 end
 
---- The device that an instance computes on, from its option device_id or its module's parameters.
+--- The device on which an instance computes, from its option device_id or from the parameters of its modules.
 ---@param modules Module[]
 ---@param device_id? integer|string
 ---@param ignored_params table<Parameter, boolean>
@@ -105,7 +105,7 @@ function M.device(modules, device_id, ignored_params)
   return dtypes.canonical_device(dtypes.default_device(), "FSDP")
 end
 
---- Allocates and initializes tensors on meta: by fn(module), or by to_empty and reset_parameters.
+--- Allocates and initializes tensors that are on meta: by fn(module), or by to_empty and reset_parameters.
 function M.from_meta(modules, fn, device)
   if fn ~= nil and type(fn) ~= "function" then
     raise("Expected %s to be callable but got %s", errors.show(fn), type(fn))
@@ -171,7 +171,7 @@ local function broadcast(dist, list, source, group)
   end)
 end
 
---- Broadcasts rank 0's parameters and buffers to every rank. A tensor is sent once, also if several instances contain
+--- Broadcasts rank 0's parameters and buffers to every rank. Sends each tensor once, even if several instances contain
 --- it.
 function M.sync(modules, groups, ignored_params)
   local dist = require "moonshard.dist"
@@ -206,7 +206,7 @@ function M.sync(modules, groups, ignored_params)
   end
 end
 
---- Casts floating buffers for computation (nil: back to their original dtypes). State dicts contain them in their
+--- Casts floating point buffers for computation (nil: back to their original dtypes). State dicts contain them in their
 --- original dtypes.
 function M.cast_buffers(modules, dtype)
   no_grad(function()

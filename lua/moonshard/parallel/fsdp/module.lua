@@ -26,7 +26,7 @@ local pcall, error, select, unpack, ipairs = pcall, error, select, unpack, ipair
 
 local M = {}
 
---- One unit: `modules` (usually one), its engine handle, and settings kept until the engine knows the root.
+--- One unit: `modules` (usually one), its engine handle, and settings that are kept until the engine knows the root.
 ---@class FSDPUnit
 ---@field handle number
 ---@field modules table[]
@@ -38,7 +38,7 @@ M.unit_of = unit_of
 
 -- ---- lazy initialisation -------------------------------------------------------------------------
 
---- Units below m in module order, each once.
+--- The units of m and its descendants in module order, each once.
 local function units_below(m)
   local list, seen = {}, {}
   for _, sub in ipairs(m:modules()) do
@@ -52,7 +52,7 @@ local function units_below(m)
 end
 M.units_below = units_below
 
--- Sets names relative to the root: of units, for records, reports and errors, and of parameters.
+-- Sets names relative to the root: of parameters, and of units (for records, reports and errors).
 local function name_all(root)
   local names = {}
   for name, m in root:named_modules() do
@@ -67,7 +67,8 @@ local function name_all(root)
     if lib.ms_unit_set_name(u.handle, u.path) ~= 0 then errors.fail() end
   end
   local listed, values = root:_state()
-  for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end      -- of several names, the first one is kept
+  -- If a tensor has several names, the first one is kept.
+  for k = #listed, 1, -1 do tensor.set_name(values[k], listed[k]) end
 end
 
 local function lazy_init(unit)
@@ -85,7 +86,8 @@ local function lazy_init(unit)
   if not fresh then
     for name, m in unit.modules[1]:named_modules() do
       local u = unit_of(m)
-      -- Of fsdp.FSDP instances, only roots keep the units below them, because a module may be wrapped again.
+      -- A root has a list of the units below it; other fsdp.FSDP instances do not, because a module around them may be
+      -- wrapped.
       if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
         errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
       end
@@ -111,13 +113,13 @@ M.lazy_init = lazy_init
 
 local function pack(...) return { n = select("#", ...), ... } end
 
--- depth: nested calls of sharded modules; incomplete: units of several modules, some of which have not run in this
--- pass.
+-- depth: number of nested calls of sharded modules. incomplete: units of several modules of which some have not run in
+-- the current pass.
 local depth, incomplete = 0, {}
 local since = 0                        -- number of published errors when the outermost call began
 
--- Before the forward of one module of a unit of several. True if it belongs to a pass; false for a checkpointed region
--- that is recomputed.
+-- Called before the forward of one module of a unit with several. Returns true if the forward belongs to a pass; false
+-- if it recomputes a checkpointed region.
 local function begin(unit)
   local began = lib.ms_unit_begin_pass(unit.handle)
   if began == 1 then
@@ -129,7 +131,7 @@ local function begin(unit)
   return began >= 0
 end
 
--- After that forward: the last module of the unit ends the pass.
+-- Called after that forward: the last module of the unit ends the pass.
 local function ran(unit, m)
   local waiting = unit.waiting
   if not waiting then return end
@@ -151,7 +153,7 @@ local function post_forward(unit, n, ids)
   if lib.ms_unit_post_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
 end
 
--- The tensor that the engine put in the place of t.
+-- The tensor with which the engine replaced t.
 local function taken(t) return one[0] == t.id and t or wrap(one[0]) end
 
 local function after(self, unit, part, ...)
@@ -170,7 +172,7 @@ local function after(self, unit, part, ...)
   return unpack(out, 1, out.n)
 end
 
--- Runs forward between the unit's two hooks. One tensor in and one out, the common case, allocates no tables.
+-- Runs forward between the unit's two hooks. The common case, one tensor in and one out, allocates no tables.
 local function between(self, unit, forward, ...)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
@@ -193,8 +195,8 @@ local function between(self, unit, forward, ...)
   return after(self, unit, part, forward(self, unpack(args, 1, args.n)))
 end
 
--- Ends the passes of units of several modules of which some did not run, at the end of the outermost call. Does not
--- communicate. Returns the text of an error, if any.
+-- Ends, at the end of the outermost call, the passes of units of several modules of which some did not run. Does not
+-- communicate. Returns the text of an error, if there was one.
 local function end_passes(failed)
   local message
   for unit in pairs(incomplete) do         -- order does not matter
@@ -216,13 +218,13 @@ local function end_passes(failed)
 end
 
 local symmetric = false
---- Declares that every rank raises the next error by itself, so that it is not published.
+--- Declares that every rank raises the next error by itself, so that it need not be published.
 function M.raised_by_all() symmetric = true end
 
 local function finish(unit, before, s, ok, ...)
   depth = depth - 1
   if not ok then
-    -- Undo this call's entry; this keeps the error's text.
+    -- Undo this call's entry, but keep the text of the error.
     if (unit.inside or 0) > before then
       unit.inside = before
       lib.ms_unit_forward_failed(unit.handle)
@@ -230,8 +232,8 @@ local function finish(unit, before, s, ok, ...)
     if depth == 0 and next(incomplete) then end_passes(true) end
     scope.abandon(s)
     -- Publish the error, because peers wait for this rank in gathers that it will not join. Inside a run, the end of
-    -- the run publishes it. An error that every rank raises by itself is not published: a slower rank would raise the
-    -- published error instead of its own.
+    -- the run publishes it. An error that every rank raises by itself must not be published: a slower rank would raise
+    -- the published error instead of its own.
     if depth == 0 and engine.state.run_depth == 0 and not symmetric then
       lib.ms_dist_publish_error(tostring((...)), since)
     end
@@ -315,12 +317,12 @@ end
 
 FSDPModule.unshard = calls.several(FSDPModule.unshard)
 
---- Vacates the gathered parameters.
+--- Reshards: vacates the gathered parameters.
 function FSDPModule:reshard()
   if lib.ms_unit_reshard(unit_of(self).handle) ~= 0 then errors.fail() end
 end
 
--- Vacates gathered parameters, because state dicts are loaded into and saved from shards.
+-- Vacates gathered parameters, because state dicts are saved from shards and loaded into shards.
 local function reshard_all(m)
   for _, u in ipairs(units_below(m)) do
     if lib.ms_unit_reshard(u.handle) ~= 0 then errors.fail() end
@@ -328,7 +330,7 @@ local function reshard_all(m)
 end
 M.reshard_all = reshard_all
 
---- Sharded tensors by name, which share storage with the parameters; fsdp.state_dict has other types.
+--- Returns sharded tensors by name, which share storage with the parameters; fsdp.state_dict supports other types.
 ---@param ... any  options of fsdp.state_dict
 ---@return table<string, Tensor>
 function FSDPModule:state_dict(...)
@@ -336,8 +338,8 @@ function FSDPModule:state_dict(...)
   return Module.state_dict(self, ...)
 end
 
--- Refuses to load into parameters on meta, where values would be lost silently. With assign, only parameters that the
--- state dict lacks are still on meta here.
+-- Refuses to load into parameters on meta, where values would be lost without an error. With assign, only parameters
+-- that the state dict lacks are still on meta at this point.
 local function refuse_meta(m, given)
   for name, p in m:named_parameters() do
     if (rawget(p, "_unit") or rawget(p, "_flat")) and p.device:find "^meta" and not (given and given[name] == nil) then
@@ -347,8 +349,8 @@ local function refuse_meta(m, given)
 end
 M.refuse_meta = refuse_meta
 
---- `assign` also copies: the parameters of a unit stay parts of one block of memory. For a unit on meta it allocates
---- that block.
+--- `assign` copies, too: the parameters of a unit stay parts of one block of memory. For a unit on meta, that block is
+--- allocated.
 ---@param sd table<string, Tensor>  plain whole tensors, or sharded ones
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
@@ -378,9 +380,9 @@ local function set_all(self, who, what, value, given)
   end
 end
 
---- Whether backward reduces gradients (and all-reduces them over replicas). While it does not, gradients accumulate in
---- the unit and `grad` does not change, so zero_grad and optimizers do not see them. The next backward that reduces
---- puts their sum into `grad`.
+--- Sets whether backward reduces gradients (and all-reduces them over replicas). While it does not, gradients
+--- accumulate in the unit and `grad` does not change, so zero_grad and optimizers do not see them. The next backward
+--- that reduces puts their sum into `grad`.
 ---@param on boolean  true at first
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
@@ -388,8 +390,8 @@ function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_ALL_REDUCE, on, given)
 end
 
---- Over a 2-d mesh: whether backward all-reduces reduced gradients over the replicas, too. While it does not, they
---- accumulate in the unit, reduced over its shard group, and `grad` does not change. Over a 1-d mesh there is no
+--- For a 2-d mesh: sets whether backward also all-reduces reduced gradients over the replicas. While it does not, they
+--- accumulate in the unit, reduced over its shard group, and `grad` does not change. With a 1-d mesh there is no
 --- all-reduce.
 ---@param on boolean  true at first
 ---@param given? {recurse: boolean}
@@ -415,8 +417,8 @@ function FSDPModule:set_all_reduce_hook(fn)
   errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0))
 end
 
---- Whether parameters are released after forward and gathered again for backward (true saves memory, false saves an
---- all-gather).
+--- Sets whether parameters are released after forward and gathered again for backward (true saves memory, false saves
+--- an all-gather).
 ---@param on boolean  replaces fully_shard's option
 ---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_forward(on, given)
@@ -424,8 +426,8 @@ function FSDPModule:set_reshard_after_forward(on, given)
   set_all(self, "set_reshard_after_forward", C.MS_UNIT_RESHARD_AFTER_FORWARD, on, given)
 end
 
---- Whether parameters are released after backward. While false, the next forward gathers nothing, and changes of the
---- optimizer are not seen until a reshard.
+--- Sets whether parameters are released after backward. While false, the next forward gathers nothing and computes with
+--- the old values even after an optimizer's step, until a reshard.
 ---@param on boolean  true at first
 ---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_backward(on, given)
@@ -433,7 +435,7 @@ function FSDPModule:set_reshard_after_backward(on, given)
     boolean("set_reshard_after_backward", on), given)
 end
 
---- False: the next backward is not the last of the step, so the work that ends a step is postponed.
+--- With false, the next backward is not the last of the step, so the work at the end of a step is postponed.
 ---@param on boolean  true at first
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
@@ -471,7 +473,7 @@ function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
   boolean("set_allocate_memory_from_process_group_for_comm", on)
 end
 
---- False: backward uses the parameters as they are, without a gather.
+--- With false, backward uses the parameters without gathering them.
 ---@param on boolean  true at first
 function FSDPModule:set_unshard_in_backward(on)
   errors.check(lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward",
@@ -488,8 +490,8 @@ local function set_prefetch(self, who, backward, list)
   if lib.ms_unit_set_prefetch(unit_of(self).handle, backward, #list, handles) ~= 0 then errors.fail() end
 end
 
---- Call it after the optimizer's step, on every rank. It states that parameters do not change before the next forward,
---- so the first gather of that forward starts now. Applies to one forward.
+--- To be called after the optimizer's step, on every rank. States that parameters do not change before the next
+--- forward, so the first gather of that forward starts at once. Applies to one forward.
 ---@param event? any  accepted for scripts of PyTorch and ignored: the call itself is the event
 function FSDPModule:set_post_optim_event(event)
   opts.need(event == nil, event, "no argument; the call itself marks the end of the optimizer's step",
@@ -497,19 +499,19 @@ function FSDPModule:set_post_optim_event(event)
   if lib.ms_unit_gather_first(unit_of(self).handle) ~= 0 then errors.fail() end
 end
 
---- Modules whose gathers start with this module's forward, instead of the engine's choice.
+--- Sets the modules whose gathers start with this module's forward; by default the engine chooses.
 ---@param list table[]  sharded modules
 function FSDPModule:set_modules_to_forward_prefetch(list)
   set_prefetch(self, "set_modules_to_forward_prefetch", 0, list)
 end
 
---- Modules whose gathers start with this module's backward.
+--- Sets the modules whose gathers start with this module's backward.
 ---@param list table[]  sharded modules
 function FSDPModule:set_modules_to_backward_prefetch(list)
   set_prefetch(self, "set_modules_to_backward_prefetch", 1, list)
 end
 
---- Makes another method gather before it runs and reshard after it, as forward does.
+--- Makes another method gather before it runs and reshard afterwards, as forward does.
 ---@param m table  a module that fully_shard was called on
 ---@param name string  of the method
 function M.register_fsdp_forward_method(m, name)

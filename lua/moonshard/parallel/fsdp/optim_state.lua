@@ -2,8 +2,8 @@
 --- State dicts of the optimizers of sharded models, by parameter names. Collective: every rank of the model must make
 --- the same calls.
 ---
---- Ranks may give their optimizers parameters in different orders, and may leave out parameters of which they hold no
---- elements. Communication therefore follows the model's order, after every rank has learned what the others hold.
+--- Ranks may pass parameters to their optimizers in different orders, and may leave out parameters of which they have
+--- no elements. Therefore all ranks first exchange what they have, and then communicate in the model's order.
 local agree = require "moonshard.parallel.fsdp.agree"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -17,7 +17,7 @@ local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 
 local M = {}
 
--- True for plain tables only: tensors and modules are tables with a metatable.
+-- Whether x is a table without metatable: tensors and modules have one.
 local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 local function check_optimizer(who, optim)
@@ -25,7 +25,7 @@ local function check_optimizer(who, optim)
     who)
 end
 
--- The model's parameters in its order: each one's first name, and the parameter itself.
+-- The model's parameters in order: the first name of each, and the parameter.
 local function listing(m)
   local all, values = m:_state()
   local name_of, names, by_name = flat.names_below(m), {}, {}
@@ -35,8 +35,8 @@ local function listing(m)
   return names, by_name, name_of
 end
 
--- The model's parameters that an optimizer's parameter stands for: itself, or those that its flat parameter consists
--- of. part(v) is the part of a state tensor v that belongs to one of them.
+-- The model's parameters that belong to an optimizer's parameter: the parameter itself, or those that form its flat
+-- parameter. part(v) is the part of a state tensor v that belongs to one of them.
 local function members_of(p, name_of)
   local unit = rawget(p, "_flat")
   if not unit then return name_of[p] and { { name = name_of[p], p = p, part = function(v) return v end } } or {} end
@@ -77,8 +77,8 @@ local function signature(fields)
   return table.concat(parts, ", ")
 end
 
--- This rank's report to the others: the fields of each parameter's state (the dtype of a sharded one, the value of a
--- scalar), and the names of parameters of which this rank holds no elements. group: the optimizer's group of each
+-- This rank's report to the others: the fields of each parameter's state (the dtype of a sharded field, the value of a
+-- scalar), and the names of parameters of which this rank has no elements. group: the optimizer's group of each
 -- parameter.
 local function describe(names, by_name, entries, kind, group)
   local reported = { type = kind, fields = {}, empty = {}, group = group }
@@ -98,7 +98,7 @@ local function describe(names, by_name, entries, kind, group)
   return reported
 end
 
--- The whole report as one string: if it is equal on all ranks, the reports need not be exchanged.
+-- The report as one string: if it is equal on all ranks, the reports need not be exchanged.
 local function summary(names, own)
   local parts = { own.type }
   for _, name in ipairs(names) do
@@ -108,16 +108,16 @@ local function summary(names, own)
   return table.concat(parts, "\n")
 end
 
--- Reports of the ranks' states, by rank; only this rank's if all are equal.
+-- The reports of all ranks, by rank; only this rank's if all are equal.
 local function compare(groups, own, summaries)
   local me = (require "moonshard.dist").rank()
-  for _, text in pairs(summaries) do                    -- order does not matter: looks for any difference
+  for _, text in pairs(summaries) do                    -- order does not matter: searches for any difference
     if text ~= summaries[me] then return agree.gather(groups, own) end
   end
   return { [me] = own }
 end
 
--- The fields of each name for which some rank has a state. Raises if a rank lacks a state or has a different one.
+-- The state fields of each name that at least one rank has. Raises if a rank lacks a state or has a different one.
 local function common_fields(names, by_name, reported)
   local ranks, types = {}, {}
   for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
@@ -164,7 +164,7 @@ local function common_fields(names, by_name, reported)
   return fields
 end
 
--- Adds parameters that a rank left out, because it holds no elements of them, to the groups on every rank.
+-- Adds to the groups, on every rank, parameters that a rank left out because it has no elements of them.
 local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
@@ -176,8 +176,7 @@ local function complete(listed, names, group, empty, reported)
   end
 end
 
--- Converts the state of p to the type asked for. part: this rank's state tensor, or nil where the rank holds no
--- elements.
+-- Converts the state of p to the requested type. part: this rank's state tensor, or nil if the rank has no elements.
 local function converted(p, part, dtype, o, mine)
   local kind = state.kind_of(p, o.type)
   if kind == "local" then return part end
@@ -190,8 +189,8 @@ local function converted(p, part, dtype, o, mine)
 end
 
 --- Returns `{state = {[name] = {step, exp_avg, …}}, param_groups = {{params = {names}, lr = …}}}` with whole tensors,
---- sharded tensors or this rank's parts, as type says. With rank0_only the other ranks get an empty table. An FSDP
---- instance with no_shard gives whole tensors for all types.
+--- sharded tensors or this rank's parts, depending on type. With rank0_only all other ranks get an empty table. FSDP
+--- instances with no_shard always give whole tensors.
 ---@param m table  the model whose parameters optim steps
 ---@param optim table  an optimizer of optim
 ---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}  type: "full", "sharded" or "local"
@@ -277,7 +276,7 @@ local function groups_by_name(sd)
   return by_name
 end
 
--- p: the model's parameter of that name, or nil.
+-- p: the model's parameter with that name, or nil.
 local function check_entry(name, entry, p, whole_only)
   if type(name) ~= "string" then
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
@@ -311,7 +310,7 @@ local function check_state(sd, by_name, whole_only)
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
 end
 
--- Describes rank 0's state to the other ranks: shapes and dtypes of tensors, and all other values.
+-- Describes rank 0's state to the other ranks: shapes and dtypes of tensors; all other values.
 local function state_to_send(sd)
   local reported = { param_groups = sd.param_groups, state = {} }
   for name, entry in pairs(sd.state) do           -- order does not matter: a map
@@ -326,7 +325,7 @@ local function state_to_send(sd)
   return reported
 end
 
--- This rank's part, for p, of a state tensor v of any type.
+-- This rank's part of a state tensor v, which may be of any type, for parameter p.
 local function part_for(p, v)
   if not sharded.is_sharded(p) then return sharded.is_sharded(v) and v:full_tensor() or v end
   local piece = p:to_local()
@@ -337,8 +336,8 @@ local function part_for(p, v)
   return v
 end
 
--- This rank's parts by name and field. sd: the state dict, or nil on ranks that do not read one. reported: rank 0's
--- description of its state dict, or nil.
+-- This rank's parts of all state tensors, by name and field. sd: the state dict; nil on ranks that read none. reported:
+-- rank 0's description of its state dict, or nil.
 local function parts_of(groups, names, by_name, sd, reported)
   local parts = {}
   for _, name in ipairs(names) do
@@ -372,7 +371,7 @@ local function same_scalar(key, before, v)
   end
 end
 
--- Assembles the state of an optimizer's parameter from the states of its members; nil if they have none.
+-- Assembles the state of an optimizer's parameter from the states of its members; nil if these have none.
 local function assemble(p, members, parts)
   local entry
   for _, member in ipairs(members) do
@@ -397,7 +396,7 @@ local function assemble(p, members, parts)
   return entry
 end
 
--- Builds the state dict that the optimizer itself loads, by positions.
+-- Builds the state dict, indexed by position, that the optimizer itself can load.
 local function positional(optim, name_of, saved_groups, parts)
   local plain, from = { state = {}, param_groups = {} }, {}
   for g in ipairs(optim.param_groups) do plain.param_groups[g] = { params = {} } end
@@ -457,8 +456,8 @@ local function load(groups, m, optim, sd, broadcasts)
 end
 
 --- Loads a state dict made by optim_state_dict, of any type, on any number of ranks. With broadcast_from_rank0 only
---- rank 0's is read (the others pass `{}`). Without param_groups the optimizer keeps its options. If one rank refuses,
---- all refuse, before anything changes.
+--- rank 0's state dict is read (the others pass `{}`). Without param_groups the optimizer keeps its options. If one
+--- rank refuses the state dict, all ranks refuse it, before anything changes.
 ---@param m table  the model whose parameters optim steps
 ---@param optim table  an optimizer of optim
 ---@param sd table  of fsdp.optim_state_dict, of any type
@@ -469,7 +468,7 @@ function M.load_optim_state_dict(m, optim, sd, given)
   load(groups, m, optim, sd, o.broadcast_from_rank0)
 end
 
---- Loads a state dict whose tensors are this rank's parts, without communication; the caller makes the ranks agree.
+--- Loads a state dict whose tensors are this rank's parts, without communication; the caller must make the ranks agree.
 function M.load_parts(m, optim, sd) load({}, m, optim, sd, false) end
 
 return M

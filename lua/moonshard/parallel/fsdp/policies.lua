@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Value types of the sharding interface: policies and placements. They compare and print by their contents.
+--- Value types of the sharding interface: policies and placements. They are compared and printed by their contents.
 local opts = require "moonshard.core.opts"
 local precision = require "moonshard.parallel.precision"
 
@@ -13,7 +13,7 @@ local M = { MixedPrecision = precision.MixedPrecision, is_precision = precision.
 local Policy = { __name = "MixedPrecisionPolicy" }
 Policy.__index = Policy
 
---- Sets the dtypes of a unit's parameters, reductions and outputs; without an option, dtypes do not change.
+--- Sets the dtypes of a unit's parameters, reductions and outputs; without an option, the dtype does not change.
 ---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
 ---   param_dtype: of gathered parameters and of computation; reduce_dtype: of gradient reductions; param_dtype without
 ---   it; output_dtype: of the module's floating point outputs; cast_forward_inputs: casts floating point inputs to
@@ -38,8 +38,8 @@ function M.is_policy(x) return getmetatable(x) == Policy end
 local ClassicOffload = { __name = "CPUOffload" }
 ClassicOffload.__index = ClassicOffload
 
---- With offload_params, an FSDP instance keeps shards, gradients and therefore the optimizer's state on the CPU. No
---- effect where the CPU is the compute device.
+--- With offload_params, an FSDP instance keeps shards, gradients and therefore the optimizer's state on the CPU. Has no
+--- effect if the CPU is the compute device.
 ---@param given? {offload_params: boolean}  offload_params: keeps shards on the CPU
 function M.CPUOffload(given)
   return setmetatable(opts("CPUOffload", given, { offload_params = false }), ClassicOffload)
@@ -53,8 +53,8 @@ local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
 --- Keeps a unit's shards, gradients and therefore the optimizer's state on the CPU; parameters are gathered into the
---- memory of the compute device. No effect where the CPU is the compute device. pin_memory is accepted for
---- compatibility and has no effect: shards lie in memory that ranks share, and the driver stages copies.
+--- memory of the compute device. Has no effect if the CPU is the compute device. pin_memory is accepted for
+--- compatibility and has no effect: shards are in memory that ranks share, and the driver stages copies.
 ---@param given? {pin_memory: boolean}  pin_memory: has no effect
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
@@ -69,7 +69,7 @@ function M.is_offload(x) return getmetatable(x) == Offload end
 local Shard, Replicate = { __name = "Shard" }, { __name = "Replicate" }
 Shard.__index, Replicate.__index = Shard, Replicate
 
---- Sharded along a dimension (from 1; negative numbers count from the end).
+--- Placement: sharded along a dimension (from 1; negative numbers count from the end).
 ---@param dim integer  from 1; negative from the end
 ---@return Placement
 function M.Shard(dim)
@@ -80,7 +80,7 @@ end
 function Shard.__tostring(s) return ("Shard(%d)"):format(s.dim) end
 function Shard.__eq(a, b) return a.dim == b.dim end
 
---- Replicated: a copy on every rank.
+--- Placement: replicated, with a copy on every rank.
 ---@return Placement
 function M.Replicate() return setmetatable({}, Replicate) end
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Parameters that a script assigned to fields of a module after fully_shard. Before the first forward, units adopt
---- them; later they are an error.
+--- Handles parameters that a script assigned to fields of a module after fully_shard. Before the first forward, units
+--- use them instead of the old ones; later they are an error.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -31,7 +31,7 @@ function M.check(unit)
   end
 end
 
--- By parameter of the unit: the tensor that now fills all of its places, if that is another whole parameter.
+-- Maps parameters of the unit to the tensor that replaced them everywhere, if that is a whole parameter.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do
@@ -43,7 +43,7 @@ local function replacements(unit)
   return by, kept
 end
 
--- Allocates a unit on meta; this needs replacements of all of its parameters.
+-- Allocates a unit on meta; requires replacements of all its parameters.
 local function leave_meta(unit, by, kept)
   local device
   for _, p in ipairs(unit.params) do
@@ -54,7 +54,7 @@ local function leave_meta(unit, by, kept)
   return true
 end
 
---- At the first forward, units adopt the parameters that replaced theirs. Other replacements remain, and the check
+--- At the first forward, makes units use the parameters that replaced theirs. Other replacements remain; the check
 --- reports them.
 function M.take_in(unit)
   local by, kept = replacements(unit)

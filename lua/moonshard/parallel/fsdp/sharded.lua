@@ -2,9 +2,9 @@
 --- Sharded tensors: parameters of a unit, their gradients, and the results of clone, detach and to on these.
 ---
 --- Shape, numel and dtype are those of the whole tensor; the values are this rank's rows, `to_local()`. Operations that
---- are meaningful on rows alone act on them (fills, in-place arithmetic with numbers, copies, comparisons with an
---- equally sharded tensor). The engine refuses all others, with an error that names to_local and full_tensor. While its
---- module runs, a parameter is whole and acts as an ordinary tensor.
+--- make sense on rows alone (fills, in-place arithmetic with numbers, copies, comparisons with an equally sharded
+--- tensor) run on these. The engine refuses all others, with an error that names to_local and full_tensor. While its
+--- module runs, a parameter is whole and behaves as an ordinary tensor.
 local calls = require "moonshard.dist.calls"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -33,8 +33,8 @@ local methods = Sharded.methods
 -- Classes of sharded parameters, by the class before sharding.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- Is x sharded? A parameter is sharded while its module does not run; an instance of a tensor class is if its inner
---- tensors are.
+--- Whether x is sharded. A parameter is sharded while its module does not run; an instance of a tensor class, while its
+--- inner tensors are.
 ---@return boolean
 function M.is_sharded(x)
   if type(x) ~= "table" then return false end
@@ -43,10 +43,10 @@ function M.is_sharded(x)
   return id ~= nil and id < 0 and M.is_sharded(tensor.inner(x)[1])
 end
 
---- Does every rank of the unit hold the whole parameters (FSDP's no_shard)? Then there is nothing to gather.
+--- Whether every rank of the unit holds the whole parameters (FSDP's no_shard), so that nothing need be gathered.
 function M.is_replicated(unit) return unit.classic and unit.placed.strategy == "no_shard" end
 
--- The parameter whose sharding t has; for an instance of a tensor class, that of its first inner tensor.
+-- The parameter with whose placement t is sharded; for an instance of a tensor class, that of its first inner tensor.
 local parameter_of
 function parameter_of(t)
   if t.id < 0 then return parameter_of(tensor.inner(t)[1]) end
@@ -58,7 +58,7 @@ local function shard_info(t)
   return info
 end
 
--- Is t whole at the moment, and so an ordinary tensor?
+-- Whether t is currently whole and therefore an ordinary tensor.
 local is_whole
 function is_whole(t)
   if t.id < 0 then return is_whole(tensor.inner(t)[1]) end
@@ -81,7 +81,7 @@ function methods.to_local(t)
   return part
 end
 
---- Gathers the whole tensor, detached, in the stored dtype. Collective.
+--- Gathers the whole tensor; it is detached and has the stored dtype. Collective.
 ---@return Tensor
 function methods.full_tensor(t)
   local id
@@ -92,7 +92,7 @@ function methods.full_tensor(t)
 end
 methods.full_tensor = calls.several(methods.full_tensor)
 
--- Makes fn(p, t) apply to instances of tensor classes: calls it on the inner tensors and rebuilds the instance like t.
+-- Extends fn(p, t) to instances of tensor classes: calls it on the inner tensors and rebuilds an instance like t.
 local function by_inner(fn)
   return function(p, t)
     if p.id >= 0 then return fn(p, t) end
@@ -117,18 +117,18 @@ local own_getters, own_setters = {}, {}
 
 local function mesh_of(unit) return unit.classic and groups.mesh_of(unit) or unit.mesh() end
 
--- One placement per dimension of the mesh; in two dimensions, the first one is that of the replicas.
+-- One placement per dimension of the mesh; in a mesh of two dimensions, the first one is that of the replicas.
 function own_getters.placements(t)
   local unit, shard = rawget(parameter_of(t), "_unit"), policies.Shard(shard_info(t).dim + 1)
   if mesh_of(unit).ndim == 2 then return { policies.Replicate(), shard } end
   return { M.is_replicated(unit) and policies.Replicate() or shard }
 end
--- The device of the values: offloaded shards are on the CPU, whatever device their module computes on.
+-- The device of the values: offloaded shards are on the CPU, on whichever device their module computes.
 function own_getters.device(t) return is_whole(t) and getters.device(t) or methods.to_local(t).device end
 function own_getters.device_mesh(t) return mesh_of(rawget(parameter_of(t), "_unit")) end
 
--- Gives up the tensor that showed a gradient which no longer exists: the innermost scope releases it; outside scopes it
--- waits for garbage collection.
+-- Releases the tensor that showed a gradient which no longer exists: the innermost scope releases it; outside of
+-- scopes, the garbage collector does.
 local function forget_grad(t)
   local seen = rawget(t, "_grad")
   if not seen then return end
@@ -136,7 +136,7 @@ local function forget_grad(t)
   if engine.state.scope ~= 0 then lib.ms_adopt(seen.id) else tensor.own(seen) end
 end
 
--- The part holds the gradient; scripts see it with the shape of the whole tensor.
+-- The local part has the gradient; scripts see it with the shape of the whole tensor.
 function own_getters.grad(t)
   if rawget(t, "_of") then return nil end
   local part = methods.to_local(t)
@@ -180,7 +180,7 @@ end
 
 local base = Tensor.methods
 
--- Applies fn to the whole tensor while the parameter is gathered, else to this rank's part.
+-- Applies fn to the whole tensor while the parameter is gathered, otherwise to this rank's part.
 local function in_place(name, accepts)
   methods[name] = function(t, ...)
     if is_whole(t) or not accepts(...) then return base[name](t, ...) end
@@ -195,7 +195,7 @@ in_place("zero_", always)
 in_place("fill_", number_first)
 for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, number_first) end
 
--- Are both sharded alike: over the same ranks and with equal whole shapes?
+-- Whether both are sharded in the same way: over the same ranks and with equal whole shapes.
 local function alike(t, u)
   if not M.is_sharded(u) then return false end
   local a = shard_info(t)
@@ -243,7 +243,7 @@ end
 
 for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16",
   long = "int64" } do
-  -- Order does not matter: the methods are independent.
+  -- order does not matter: the methods are independent
   methods[name] = function(t) return methods.to(t, dtype) end
 end
 
@@ -266,7 +266,7 @@ local function described(t)
 end
 rawset(Sharded, "__tostring", described)
 
---- A random fill gives a shard the same numbers as its place in the whole tensor would get.
+--- Lets nn.init give a shard the random numbers of its position in the whole tensor.
 initial.on_sharded(function(t)
   if not M.is_sharded(t) or is_whole(t) then return nil end
   local s = shard_info(t)
@@ -275,7 +275,7 @@ initial.on_sharded(function(t)
   return t:to_local(), place, runs, apart
 end)
 
---- This rank's part of a whole tensor, sharded like p: a view.
+--- This rank's part of a whole tensor, for the placement of p: a view.
 M.part_of = by_inner(function(p, whole)
   local s = shard_info(p)
   local first, here = tonumber(s.first), tonumber(s.here)
@@ -351,7 +351,7 @@ for _, name in ipairs { "placements", "device_mesh" } do
   end
 end
 
--- The data that determine where each rank's part of p lies; in a flat unit, those of all parameters in order.
+-- The data that determine where each rank's part of p is; in a flat unit, those of all parameters in order.
 local function plan_of(p)
   local unit, s = rawget(p, "_unit"), shard_info(p)
   if s.layout ~= C.MS_LAYOUT_FLAT then
@@ -367,7 +367,7 @@ local function plan_of(p)
   return unit.plan .. " at " .. at
 end
 
---- The unit of the parameter whose sharding t has.
+--- The unit with whose placement t is sharded.
 function M.unit_of(t) return rawget(parameter_of(t), "_unit") end
 
 -- The ranks that p is sharded over.
@@ -376,16 +376,16 @@ local function group_of(p)
   return unit.placed and unit.placed.group or unit.group
 end
 
---- Is the sharded tensor t sharded like p on every rank, so that a rank's part of t is its part for p? The answer is
---- equal on all ranks.
+--- Whether the sharded tensor t is sharded like p on every rank, so that a rank's part of t is its part for p. The
+--- result is equal on all ranks.
 ---@return boolean
 function M.is_part_of(p, t)
   local of = parameter_of(t)
   return of == p or group_of(of) == group_of(p) and plan_of(of) == plan_of(p)
 end
 
---- This rank's part, for p, of a sharded tensor t: t's own part if p is sharded alike; otherwise the whole tensor is
---- gathered first, which is collective.
+--- This rank's part, for p, of a sharded tensor t: t's own part if p is sharded in the same way. Otherwise gathers the
+--- whole tensor first, which is collective.
 ---@return Tensor  placed like p:to_local()
 function M.part_like(p, t)
   if M.is_part_of(p, t) then return t:to_local() end

@@ -19,7 +19,7 @@ local M = {}
 
 M.TYPES = { "full", "sharded", "local" }
 
---- The type in which t is returned when `kind` was asked for: no_shard has only whole tensors.
+--- The type in which t is returned if `kind` was requested: with no_shard there are only whole tensors.
 function M.kind_of(t, kind)
   local unit = rawget(t, "_unit")
   if kind == "full" or not unit or not sharded.is_replicated(unit) then return kind end
@@ -27,9 +27,9 @@ function M.kind_of(t, kind)
   return "full"
 end
 
---- Returns every parameter and persistent buffer by name. "full": plain whole tensors (with rank0_only, the other ranks
+--- Returns every parameter and persistent buffer by name. "full": plain whole tensors (with rank0_only, all other ranks
 --- get an empty table); "sharded": sharded tensors; "local": this rank's rows. The last two share the model's storage.
---- An FSDP instance with no_shard gives whole tensors for all types.
+--- FSDP instances with no_shard always give whole tensors.
 ---@param m table  a model with sharded modules
 ---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"
 ---@return table<string, Tensor>
@@ -74,7 +74,7 @@ function M.state_dict(m, given)
   end)
 end
 
--- Converts t, of any type, to a tensor sharded like p; nil if it does not fit.
+-- Converts t, of any type, to a tensor sharded like p; nil if their shapes do not match.
 local function like(p, t)
   local whole = rawget(p, "_whole_shape")
   if sharded.is_sharded(t) then
@@ -92,13 +92,13 @@ local function like(p, t)
   if shape == tostring(p:to_local().shape) then return sharded.around(p, t) end
 end
 
---- Must t be gathered before this rank can take its part of it?
+--- Whether t must be gathered before this rank can read its part of it.
 function M.is_gathered(p, t)
   if not tensor.is_tensor(t) or not sharded.is_sharded(t) then return false end
   return not sharded.is_sharded(p) or not sharded.is_part_of(p, t)
 end
 
--- Checks a value for one of the model's tensors: t may be whole, sharded, or this rank's part.
+-- Checks a value t for one of the model's tensors: t may be whole, sharded, or this rank's part.
 local function check_fit(name, value, t)
   if not tensor.is_tensor(t) then
     return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t))
@@ -135,7 +135,7 @@ local function check_described(name, value, there)
   end
 end
 
---- Broadcasts rank 0's tensor t, whole, on the CPU. there: its shape and dtype.
+--- Broadcasts rank 0's tensor t as a whole tensor on the CPU. there: its shape and dtype.
 function M.from_first(groups, t, there)
   local dist = require "moonshard.dist"
   t = t and t:to "cpu":contiguous() or create.empty(there.shape, { dtype = there.dtype, device = "cpu" })
@@ -145,8 +145,8 @@ function M.from_first(groups, t, there)
   end)
 end
 
--- Replaces each flat parameter in a state dict of type "local" by its original parameters. Returns a list of pairs
--- { parameter, value }, and a state dict with the current values of those parameters.
+-- Replaces each flat parameter in a state dict of type "local" by its original parameters. Returns a list of pairs {
+-- parameter, value }, and a state dict that has the current values of those parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
   for name, t in pairs(sd) do rest[name] = t end         -- order does not matter: a copy
@@ -166,8 +166,8 @@ end
 
 --- Loads a state dict of any type. With broadcast_from_rank0 only rank 0's is read (the others pass `{}`). With assign,
 --- tensors on meta are allocated on the devices of the state dict's tensors (on the CPU with broadcast_from_rank0); all
---- others are copied into. State dicts of PyTorch count the elements of containers from 0: count_from = 0. If one rank
---- refuses, all refuse, before anything changes.
+--- other tensors receive copies. State dicts of PyTorch count the elements of containers from 0: use count_from = 0. If
+--- one rank refuses the state dict, all ranks refuse it, before anything changes.
 ---@param m table  a model with sharded modules
 ---@param sd table<string, Tensor>  of fsdp.state_dict, of any type
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}

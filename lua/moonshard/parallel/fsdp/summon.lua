@@ -20,7 +20,7 @@ local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error
 
 local M = {}
 
--- Units in module order: those at and below m, or only m's own.
+-- The units of m and its descendants in module order; without recurse, only m's own.
 local function units_of(m, recurse)
   local list = {}
   for _, unit in ipairs(recurse and module.units_below(m) or { module.unit_of(m) }) do
@@ -45,7 +45,7 @@ local function check(units, o)
   end
 end
 
--- Sets each original parameter's whole gradient, gathered from the pieces' reduced gradients.
+-- Gives each original parameter its whole gradient, gathered from the pieces' reduced gradients.
 local function show_grads(units)
   for _, unit in ipairs(units) do
     for _, p in ipairs(unit.originals) do
@@ -70,7 +70,7 @@ local function hide_grads(units, writeback)
       local piece = p:to_local()
       if whole then
         local grad = back and piece.grad
-        if grad and grad:numel() == whole:numel() then      -- grad is whole: it was not reduced
+        if grad and grad:numel() == whole:numel() then      -- grad was whole already, because it was not reduced
           grad:copy_(whole:reshape(grad.shape))
         elseif grad and piece:numel() > 0 then
           local s = sharded.shard_info(p)
@@ -102,7 +102,7 @@ local function close(units, done, o, show, ok, ...)
   return ...
 end
 
--- Gathers the parameters. A call of its own, because an error of fn concerns this rank alone.
+-- Gathers the parameters. Separate from the call of fn, because an error of fn affects only this rank.
 local open = calls.several(function(m, given, fn)
   opts.expect(m, a_module, "summon_full_params: argument 1")
   opts.expect(fn, opts.fn, "summon_full_params: the last argument")
@@ -129,7 +129,7 @@ local open = calls.several(function(m, given, fn)
 end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)
 
 --- Runs fn while the parameters of FSDP instances are whole, under their original names and shapes, in the stored
---- dtype. Collective. Errors: writeback with rank0_only.
+--- dtype. Collective. Errors: writeback together with rank0_only.
 ---@param m Module  a module with FSDP instances, or one
 ---@param given? { recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean }
 ---   writeback: puts changes into the shards; rank0_only: whole on rank 0 alone; offload_to_cpu: whole parameters are

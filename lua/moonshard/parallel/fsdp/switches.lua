@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Environment variables that change FSDP instances (docs/semantics.md#switches). They are read when an instance is
---- made; "1" is on.
+--- Environment variables that change the behaviour of FSDP instances (docs/semantics.md#switches). They are read when
+--- an instance is made; "1" turns a switch on.
 ---
 ---   FSDP_USE_FULL_PREC_IN_EVAL    parameters, gradients and buffers are not cast while the module is in eval mode
 ---   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not detected
 ---   FSDP_USE_FAKE_ALL_GATHER, FSDP_USE_FAKE_REDUCE    nothing is gathered or reduced, to measure the cost of that
 ---
---- FSDP_USE_UNSAFE_SETATTR has no effect: a gather sets no attribute of a module.
+--- FSDP_USE_UNSAFE_SETATTR has no effect, because a gather does not assign to fields of a module.
 local log = require "moonshard.core.log"
 
 local M = {}
@@ -25,7 +25,7 @@ local SWITCHES = {
 
 local warned = {}
 
---- The active switches, by name. Warns once of each that makes results wrong.
+--- The switches that are on, by name. Warns once about each that makes results wrong.
 ---@return table<string, boolean>
 function M.read()
   local on = {}

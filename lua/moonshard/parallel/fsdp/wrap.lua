@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Selects the submodules of a module that become FSDP instances of their own (docs/semantics.md#wrapping).
+--- Selects the submodules of a module that become separate FSDP instances (docs/semantics.md#wrapping).
 ---
---- There are two kinds of policy. A function `fn(module, recurse, remaining)` is called on the way down, to decide
---- whether to visit the children of a module, and on the way up, to decide whether to wrap it (remaining: the number of
---- elements of its parameters that are not yet wrapped). A policy object (module_wrap_policy, custom_policy) selects
---- all modules to wrap at once, with their options.
+--- There are two kinds of policy. A function `fn(module, recurse, remaining)` is called twice per module: before its
+--- children (recurse is true), to decide whether to visit these; and after them, to decide whether to wrap the module
+--- (remaining: the number of elements of its parameters that are not yet wrapped). A policy object (module_wrap_policy,
+--- custom_policy) selects all modules to wrap at once, with their options.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -41,8 +41,8 @@ local function callable(who, fn)
   return fn
 end
 
--- A policy object: targets(root, ignored, options) returns a map of modules to options. Called as a function policy, it
--- decides by the module alone.
+-- A policy object: targets(root, ignored, options) returns a map from modules to options. When it is called as a
+-- function policy, only the module decides.
 local Policy = { __name = "WrapPolicy" }
 Policy.__index = Policy
 
@@ -75,7 +75,7 @@ function Policy:targets(root, ignored, options)
   return targets
 end
 
---- Wraps every instance of the classes.
+--- Wraps all modules that are instances of the given classes.
 ---@param classes table[]  of modules
 function M.module_wrap_policy(classes)
   local list = class_list("module_wrap_policy", classes)
@@ -85,7 +85,8 @@ function M.module_wrap_policy(classes)
     decide = function(m) return is_any(m, list) end }, Policy)
 end
 
---- fn(module) returns false: do not wrap; true: wrap with the root's options; a table: wrap with these options instead.
+--- Wraps as fn(module) says. false: do not wrap; true: wrap with the root's options; a table: wrap with these options
+--- instead.
 ---@param fn fun(m: Module): boolean|table
 ---   false: not wrapped; true: wrapped with the root's options; a table: with these
 function M.custom_policy(fn)
@@ -111,7 +112,7 @@ function M.lambda_auto_wrap_policy(fn)
   return function(m, recurse) return recurse or fn(m) and true or false end
 end
 
---- Wraps every instance of the classes, such as a model's layers.
+--- Wraps all modules that are instances of the given classes, such as a model's layers.
 ---@param classes table[]  of modules
 function M.transformer_auto_wrap_policy(classes)
   local list = class_list("transformer_auto_wrap_policy", classes)
@@ -135,7 +136,7 @@ function M.size_based_auto_wrap_policy(given)
   end
 end
 
---- Wraps modules that any of the policies wraps.
+--- Wraps the modules that at least one of the policies wraps.
 ---@param policies table  a list of functions
 function M.or_policy(policies)
   opts.need(type(policies) == "table" and #policies > 0, policies, "a list of policies", "or_policy: argument")
@@ -155,7 +156,7 @@ local function leave(ok, ...)
   return ...
 end
 
---- Runs fn; wrap(module) inside wraps with these options.
+--- Runs fn; M.wrap(module) inside fn wraps with these options.
 ---@param given table  wrapper_cls (fsdp.FSDP) and its options
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -168,7 +169,7 @@ function M.enable_wrap(given, fn, ...)
   return leave(pcall(fn, ...))
 end
 
---- The module, wrapped if enable_wrap is active; options given here override those of enable_wrap.
+--- Returns the module, wrapped if enable_wrap is active. Options given here override those of enable_wrap.
 ---@param m Module  the module to wrap
 ---@param given? table  of fsdp.FSDP
 ---@return Module
@@ -194,7 +195,7 @@ local function put(parent, name, child)
   if position and rawget(parent, position) ~= nil then parent[position] = child else parent[name] = child end
 end
 
--- Wraps by a function policy, innermost modules first. Returns m or its wrapper, and the number of wrapped elements.
+-- Wraps with a function policy, innermost modules first. Returns m or its wrapper, and the number of wrapped elements.
 local function recurse_into(m, c, only_children)
   if c.done[m] then return c.done[m], 0 end
   local total = 0
@@ -216,7 +217,7 @@ local function recurse_into(m, c, only_children)
   return now, total
 end
 
--- Wraps by a map of modules to options, innermost modules first; a shared module is wrapped once.
+-- Wraps with a map from modules to options, innermost modules first; a shared module is wrapped once.
 local function post_order(m, targets, wrap, done, visited)
   if visited[m] then return end
   visited[m] = true
@@ -235,7 +236,7 @@ local function quoted(names)
   return "[" .. table.concat(out, ", ") .. "]"
 end
 
--- A flat parameter has one requires_grad; with use_orig_params a mixture costs memory.
+-- A flat parameter has a single requires_grad; with use_orig_params, mixed values cost memory.
 local function validate_frozen(root, targets, ignored_params, use_orig_params)
   local seen = {}
   local function visit(m, prefix, trainable, frozen)
@@ -279,7 +280,7 @@ local function exempt_classes(o)
   return o.mixed_precision.module_classes_to_ignore or { batch_norm.BatchNorm1d, batch_norm.BatchNorm2d }
 end
 
--- Internal: wraps submodules of root by o.auto_wrap_policy; wrap(module, options) makes an instance.
+-- Wraps submodules of root as o.auto_wrap_policy says; wrap(module, options) makes an instance.
 local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local policy = o.auto_wrap_policy
   local is_object = getmetatable(policy) == Policy
@@ -319,7 +320,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local context = {
     done = {}, ignored = ignored, ignored_params = ignored_params,
     policy = #exempt == 0 and policy or function(m, recurse, remaining)
-      -- Recurse by default; whether to wrap is decided on the way up.
+      -- Always visit the children; the decision whether to wrap comes after them.
       if recurse then return true end
       return full_precision(m) or (policy(m, true, remaining) and policy(m, false, remaining))
     end,

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Replaced parameters of an FSDP instance with use_orig_params (docs/semantics.md#writeback). A tensor that a script
---- assigns in the place of a parameter is copied into the shard at the next forward, state dict or summon_full_params.
---- It is an error between a forward that leaves the parameters gathered and its backward, which would use the old
---- values.
+--- assigns in place of a parameter is copied into the shard at the next forward, state dict or summon_full_params. It
+--- is an error if this happens between a forward that leaves the parameters gathered and its backward, which would use
+--- the old values.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
@@ -18,7 +18,7 @@ local M = {}
 
 local function sizes(p) return tostring(p.shape) end
 
---- Copies tensors that replaced parameters since the last forward into the shard and restores the parameters.
+--- Copies tensors that replaced parameters since the last forward into the shard, and restores the parameters.
 function M.write_back(unit)
   for _, place in ipairs(unit.places) do
     local m, name, p = place[1], place[2], place[3]
@@ -42,8 +42,8 @@ function M.write_back(unit)
   end
 end
 
---- Writes back all of these units that have original parameters, before a root runs, because it gathers some of them
---- early.
+--- Calls M.write_back for all of these units that have original parameters. Called before a root runs, because it
+--- gathers some units early.
 function M.write_back_all(units)
   for _, unit in ipairs(units) do
     if unit.replaces and not unit.switches.skip_writeback_check then M.write_back(unit) end
@@ -70,8 +70,8 @@ local function each_output(v, fn)
   end
 end
 
---- Passes a root's outputs through. When their backward begins, parameters that stayed gathered below the root must not
---- have been replaced.
+--- Returns a root's outputs unchanged. When their backward begins, raises if parameters below the root that stayed
+--- gathered have been replaced.
 function M.watch(units, ...)
   for k = 1, select("#", ...) do
     each_output((select(k, ...)), function(t) t:register_hook(function() check(units) end) end)
