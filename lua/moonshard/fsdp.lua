@@ -1,3 +1,3 @@
 -- SPDX-License-Identifier: MIT
---- ms.fsdp by the name that scripts require.
+--- Makes ms.fsdp available as `require "moonshard.fsdp"`.
 return require "moonshard.parallel.fsdp"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Moonshard: `local ms = require "moonshard"`. Sub-modules are loaded when first named; an unknown
---- name is an error with the nearest one.
+--- Moonshard: `local ms = require "moonshard"`. Submodules are loaded when they are first used; an unknown name is an
+--- error that suggests the most similar one.
 -- Training programs need more traces and machine code than LuaJIT allows by default.
 jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=32768", "sizemcode=256")
 
@@ -34,7 +34,7 @@ merge(require "moonshard.tensor.random", "manual_seed", "get_rng_state", "set_rn
 merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
--- Names that are loaded on first use: modules, and functions of modules.
+-- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "testing" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
 local elsewhere = { save = "io.files", load = "io.files" }

@@ -189,7 +189,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.truthy(ask(p, "? nn.Linear"):find("Linear", 1, true))
       assert.truthy(ask(p, "? fully_shard"):find("fully_shard(", 1, true))
       assert.truthy(ask(p, "help"):find("ms is the library", 1, true))
-      assert.matches("Tensors one after another along d", ask(p, "? ms.cat"))
+      assert.matches("Concatenates tensors along d", ask(p, "? ms.cat"))
       assert.matches("Exponentials that add up to 1", ask(p, "? softmax"))
       assert.matches("did you mean 'narrow'", ask(p, "? narow"))
     end)
@@ -236,7 +236,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     it("accepts help(name) as ? name, and respects the session's own names", function()
       assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
       for _, line in ipairs { "help(ms.cat)", "help 'ms.cat'", "help ms.cat", "help(cat)" } do
-        assert.matches("Tensors one after another along d", ask(p, line))
+        assert.matches("Concatenates tensors along d", ask(p, line))
       end
       ask(p, "help, exit = 5, 6")
       assert.are.equal("5", ask(p, "help"))

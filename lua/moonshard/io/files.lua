@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is safetensors,
---- which other programs read, too. A save writes the whole file to disk, or none. A load uses nothing of a file before
---- its header has passed every check, and compares the checksums in it (runtime/io/read.c).
+--- which other programs can read, too. A save either writes the complete file to disk or changes nothing. A load checks
+--- the whole header before it uses the file, and verifies the checksums in it (runtime/io/read.c).
 local engine = require "moonshard.core.ffi"
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
@@ -27,8 +27,8 @@ local function declare(saver, name, dtype, shape)
   if lib.ms_saver_declare(saver, name, dtype, #shape, sizes) ~= 0 then errors.fail() end
 end
 
---- Sorts a list of entries with `name` and dtype into the order in which a file contains them, so that it is written
---- sequentially: wide elements first, then by name.
+--- Sorts a list of entries (with `name` and a dtype) into the order in which a file contains them, so that it can be
+--- written sequentially: large elements first, then by name.
 ---@param list table[]
 ---@param dtype_of fun(e: table): string
 function M.sort(list, dtype_of)
@@ -40,8 +40,8 @@ function M.sort(list, dtype_of)
   end)
 end
 
---- A file that is written one tensor at a time, so that at most one needs to be whole in memory. Declare all entries,
---- then call `write` for each and `commit`; on an error call `abort`, which has no effect after commit.
+--- A file that is written one tensor at a time, so that at most one tensor must be whole in memory. Declare all
+--- entries, then call `write` for each and `commit`; on an error call `abort`, which has no effect after commit.
 ---@param path string
 ---@param entries {name: string, dtype: string, shape: integer[]}[]
 ---@param metadata? table<string, string>
@@ -92,8 +92,8 @@ function Saver:abort()
   self._saver = nil
 end
 
---- Writes tensors as a safetensors file, from the calling rank. The file appears whole or not at all. Errors: a
---- sharded tensor (fsdp.save writes those); a path that cannot be written.
+--- Writes tensors to a safetensors file, from the calling rank. The file appears complete or not at all. Errors: a
+--- sharded tensor (use fsdp.save); a path that cannot be written.
 ---@param path string  of the file
 ---@param tensors table<string, Tensor>  by name
 ---@param given? { metadata: table<string, string> }  metadata: strings that load returns
@@ -135,7 +135,7 @@ end
 local Reader = {}
 Reader.__index = Reader
 
--- torch.save writes a zip archive; before version 1.6 it wrote a pickle.
+-- torch.save writes a zip archive; before version 1.6 it wrote a pickle. Neither is safetensors.
 local function is_pickled(path)
   local file = io.open(path, "rb")
   local head = file and file:read(4) or ""
@@ -143,7 +143,7 @@ local function is_pickled(path)
   return head == "PK\3\4" or head:sub(1, 2) == "\128\2"
 end
 
---- An open safetensors file with a checked header: `read` returns single tensors, or rows of them.
+--- Opens a safetensors file and checks its header; `read` returns single tensors or rows of them.
 ---@param path string
 ---@param given? {verify: boolean}  verify: compare the checksums, if the file has them (true)
 ---@return Reader
@@ -179,7 +179,7 @@ end
 ---@return boolean
 function Reader:has(name) return lib.ms_loader_find(self._loader, name) >= 0 end
 
---- Reads the tensor `name`, or `count` rows of its first dimension from row `first` (from 1).
+--- Reads the tensor `name`; or `count` rows of its first dimension, beginning with row `first` (from 1).
 ---@param name string
 ---@param first? integer
 ---@param count? integer
@@ -190,14 +190,14 @@ function Reader:read(name, first, count)
   return tensor.wrap(id)
 end
 
---- Requests `count` elements of tensor `name`, from element `first` (from 0), for `target` (contiguous, same dtype),
---- from its element `at`; fetch reads them.
+--- Requests `count` elements of tensor `name`, from element `first` (from 0) on. fetch reads them into `target`
+--- (contiguous, same dtype), from its element `at` on.
 ---@param target Tensor
 function Reader:want(name, first, count, target, at)
   errors.check(lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at), target)
 end
 
---- The 16 digits that commit returned; nil if the file has no checksums.
+--- The 16 digits that commit returned when the file was written; nil if the file has no checksums.
 ---@return string?
 function Reader:sum()
   local sum = ffi.string(lib.ms_loader_sum(self._loader))
@@ -230,7 +230,8 @@ function Reader:close()
   self._loader = nil
 end
 
---- Reads a safetensors file. Errors: a file that is damaged, by its header or its checksums; a name that is not in it.
+--- Reads a safetensors file. Errors: a file whose header or checksums show damage; a name that the file does not
+--- contain.
 ---@param path string  of the file
 ---@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (true)
 ---@return table<string, Tensor> tensors

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- GPT: decoder-only transformer, pre-norm, causal. Each block is a module of its own, so that
---- fully_shard can make each a unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`.
---- `gpt(ids)` gives logits [B, T, vocab]; `gpt(ids, targets)` the mean cross-entropy.
+--- GPT: decoder-only transformer, pre-norm, causal. Each block is a separate module, so that fully_shard can make it a
+--- unit: `for _, block in ipairs(gpt.blocks) do fsdp.fully_shard(block) end`. `gpt(ids)` returns logits [B, T, vocab];
+--- `gpt(ids, targets)` returns the mean cross-entropy.
 -- Sizes: B batch, T time, C channels (dim), H heads, D = C / H.
 require "moonshard.autograd.methods"
 local create = require "moonshard.tensor.create"
@@ -55,7 +55,7 @@ local function residual(x, norm, part, dropout)
   return x + y
 end
 
--- The first half has a scope of its own: its intermediate results are released before the second half needs memory.
+-- The first half has its own scope: its intermediate results are released before the second half allocates memory.
 function Block:forward(x)
   local h = scope.run("residual", residual, x, self.attn_norm, self.attn, self.drop)
   return residual(h, self.mlp_norm, self.mlp, self.drop)
@@ -81,8 +81,8 @@ end
 ---@overload fun(opts?: GPTOptions): GPT
 local GPT = nn.Module:extend("GPT")
 
--- The bias of attention scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model
--- with distances learns to copy in a fraction of the steps that one with a table of positions needs.
+-- The bias of attention scores (Press, Smith and Lewis 2021): -2^(-8 h / H) (t - s), for head h = 1 .. H. A model with
+-- this bias learns to copy in a fraction of the steps that a model with a table of positions needs.
 local function distances(o, device)
   local t = create.arange(0, o.context, { dtype = "float32", device = device })
   local slopes = {}
@@ -113,10 +113,11 @@ function GPT:init(given)
   self:reset_parameters()
 end
 
----Draws all parameters anew, as GPT-2: normal with deviation init_std, less for projections into the residual stream.
+--- Initialises all parameters again, as GPT-2: normal with deviation init_std, smaller for projections into the
+--- residual stream.
 function GPT:reset_parameters()
   local o = self.config
-  -- All blocks share one buffer, which is uninitialised after to_empty.
+  -- All blocks share one buffer, which to_empty leaves uninitialised.
   if o.position == "alibi" and o.layers > 0 then
     local shared = self.blocks[1].attn.distance
     if shared.device ~= "meta" then shared:copy_(distances(o, shared.device)) end

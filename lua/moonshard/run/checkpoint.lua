@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
 --- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Tensors are whole, so
---- any number of ranks reads it; rank 0 writes one tensor at a time, so no rank has all of them in memory.
+--- any number of ranks can read the file. Rank 0 writes one tensor at a time, so no rank has all of them in memory.
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
@@ -19,14 +19,15 @@ local M = {}
 --- This rank's rows of a parameter.
 local function local_part(p) return p.placements and p:to_local() or p end
 
--- Rows go to ranks in blocks of ceil(rows / ranks), the last ones smaller or empty (fully_shard's rule).
+-- Rows are distributed to ranks in blocks of ceil(rows / ranks), as in fully_shard; the last blocks may be smaller or
+-- empty.
 local function block_of(rows)
   local size = math.ceil(rows / dist.world_size())
   local first = math.min(rows, dist.rank() * size)
   return size, first, math.min(rows, first + size) - first
 end
 
---- Gathers a tensor whose rows are distributed over the ranks. shape: of the whole tensor. Collective.
+--- Gathers a tensor whose rows are distributed over the ranks. shape: the shape of the whole tensor. Collective.
 local function whole(part, shape, sharded)
   if not sharded or dist.world_size() == 1 then return part end
   local size, _, here = block_of(shape[1])
@@ -39,7 +40,7 @@ local function whole(part, shape, sharded)
   return gathered:narrow(1, 1, shape[1])
 end
 
---- What a checkpoint holds, in one order on every rank: name, this rank's part, the whole's shape.
+--- The contents of a checkpoint, in the same order on every rank: name, this rank's part, shape of the whole.
 local function contents(model, optimizer)
   local list, steps, position = {}, {}, {}
   for _, group in ipairs(optimizer.param_groups) do
@@ -153,7 +154,7 @@ local function read_into(reader, name, target, shape, sharded)
   if here > 0 then target:copy_(reader:read(name, first + 1, here)) end
 end
 
---- Fills a model's parameters, sharded or whole.
+--- Sets a model's parameters, whether they are sharded or whole.
 ---@param model Module
 function Checkpoint:load_model(model)
   autograd.no_grad(function()
@@ -164,7 +165,7 @@ function Checkpoint:load_model(model)
   end)
 end
 
---- Fills an optimizer's state, and the random generator's.
+--- Sets an optimizer's state and the state of the random generator.
 ---@param model Module
 ---@param optimizer table
 function Checkpoint:load_training(model, optimizer)
@@ -180,7 +181,7 @@ function Checkpoint:load_training(model, optimizer)
         for _, p in ipairs(group.params) do
           k = k + 1
           local name, part, s = names[p], local_part(p), {}
-          for key, value in pairs(numbers) do         -- order does not matter: every key is stored by itself
+          for key, value in pairs(numbers) do         -- order does not matter: every key is stored separately
             local field, of = key:match "^(.-) of (.*)$"
             if of == name then s[field] = value end
           end

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
---- Command lines of scripts: options from one table, errors that rank 0 prints with the nearest name, and Ctrl-C, which
---- ends a script with one line.
+--- Command lines of scripts: options from one table; errors that rank 0 prints, with the most similar name; and Ctrl-C,
+--- which ends a script with a one-line message.
 local argparse = require "argparse"
 local launcher = require "moonshard.core.launcher"
 
 local M = {}
 
---- This process's rank and the number of ranks, by the launcher; known before the ranks connect.
+--- This process's rank and the number of ranks, from the launcher's variables; known before the ranks connect.
 ---@return integer rank
 ---@return integer world
 function M.launched()
@@ -14,7 +14,7 @@ function M.launched()
   return launch.rank, launch.world
 end
 
---- Ends the script on every rank; rank 0 says why.
+--- Ends the script on every rank; rank 0 prints the reason.
 ---@param script string
 ---@param format string
 function M.stop(script, format, ...)
@@ -28,7 +28,7 @@ local function number(text, accepts, expected)
   return nil, ("'%s' is not %s"):format(text, expected)
 end
 
---- Kinds of options: text -> value, or nil and why not.
+--- Kinds of options: functions that convert text to a value, or return nil and the reason.
 M.kinds = {
   text = function(text) return text end,
   path = function(text)
@@ -45,7 +45,7 @@ M.kinds = {
   list = function(text) return text end,
 }
 
---- An enumeration.
+--- An enumeration: accepts one of the given words.
 function M.one_of(...)
   local names = { ... }
   return function(text)
@@ -62,7 +62,7 @@ end
 ---@field [3] any      default; nil for none
 ---@field [4] string   what it is
 
--- Turns "--lr -1" into "--lr=-1", because argparse takes a negative number for an option.
+-- Changes "--lr -1" to "--lr=-1", because argparse treats a negative number as an option.
 local function with_negatives(words)
   local out = {}
   for k = 1, #words do
@@ -109,8 +109,8 @@ function M.parse(script, about, options, words)
   return given
 end
 
---- Runs fn. Ctrl-C ends the script with a line; any other error ends it with a traceback and status 1, after which the
---- launcher ends the job.
+--- Runs fn. Ctrl-C ends the script with a one-line message; any other error ends it with a traceback and status 1,
+--- after which the launcher ends the job.
 ---@param script string
 ---@param fn function
 ---@param where fun(): string   where the script was, for the line

@@ -1,19 +1,19 @@
 -- SPDX-License-Identifier: MIT
---- An order-n count model of bytes, which predicts from a table of counts, without learning. Training
---- prints its loss on the same split beside the network's, as a baseline.
+--- A count model of order n for bytes, which predicts from a table of counts. Training prints its loss on the same
+--- split next to the network's loss, as a baseline.
 ---
---- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), down to 1/256:
---- Witten and Bell's estimate (1991, method C), with c the last n bytes, then n - 1, ... none.
+--- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), ending with 1/256: the estimate
+--- of Witten and Bell (1991, method C), where c is the last n bytes, then the last n - 1, and so on.
 local M = {}
 
---- Nats a byte over every validation byte, predicted from the bytes before it in its own file; counts
---- come from the training bytes alone.
+--- The loss in nats per byte over all validation bytes, each predicted from the preceding bytes of its own file; counts
+--- come from the training bytes only.
 ---@param documents {text: string, train: integer}[]  whole texts; how many bytes of each are for training
 ---@param order? integer  5; at most 5, since a context and a byte make one exact number
 ---@return number? nats  nil when there is nothing to validate on
 function M.loss(documents, order)
   order = order or 5
-  local counts, totals, distinct = {}, {}, {}         -- by order + 1: context * 256 + byte -> count; context -> sums
+  local counts, totals, distinct = {}, {}, {}  -- indexed by order + 1: context * 256 + byte -> count; context -> sums
   for k = 0, order do counts[k], totals[k], distinct[k] = {}, {}, {} end
 
   for _, d in ipairs(documents) do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The folder of one training run: `config.json` (every option as it was used), `metrics.jsonl` (one object a
---- line), `samples.txt`, `step-N.safetensors`. Rank 0 writes it; the other ranks have a folder that does nothing.
+--- The folder of one training run: `config.json` (the value of every option), `metrics.jsonl` (one object per line),
+--- `samples.txt`, `step-N.safetensors`. Rank 0 writes it; on other ranks the folder object does nothing.
 local lfs = require "lfs"
 
 local M = {}
@@ -11,13 +11,13 @@ local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\t"] = "\\t"
 
 local function escaped(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end
 
-local formats = {}                                      -- by digits
+local formats = {}                                      -- indexed by number of digits
 local function text_of(value, digits)
   local kind = type(value)
   if kind == "number" then
     if value ~= value or value == math.huge or value == -math.huge then return "null" end
     if value % 1 == 0 and math.abs(value) < 2 ^ 53 then return ("%.0f"):format(value) end
-    if digits >= 15 then                                -- the shortest that reads back as this number
+    if digits >= 15 then                                -- the shortest text that reads back as this number
       for n = 15, 16 do
         local short = ("%." .. n .. "g"):format(value)
         if tonumber(short) == value then return short end
@@ -37,7 +37,8 @@ local function text_of(value, digits)
   error(("run_folder: cannot write %s as JSON"):format(kind), 0)
 end
 
--- One line is written per step. To make little garbage, quoted names are cached and one table is reused for pieces.
+-- One line is written per step. To reduce garbage, quoted names are cached and one table is reused for the pieces of a
+-- line.
 local quoted = setmetatable({}, { __index = function(t, name)
   local text = text_of(name)
   t[name] = text
@@ -45,8 +46,8 @@ local quoted = setmetatable({}, { __index = function(t, name)
 end })
 local pieces = {}
 
---- One JSON object of the fields of a flat table, in the order of `names`, or of the sorted keys. Numbers have 9
---- digits (they tell float32 values apart), or as many as asked for; NaN and infinity are null.
+--- A flat table as one JSON object, in the order of `names` or of the sorted keys. Numbers have 9 digits, enough to
+--- distinguish float32 values, or the given number of digits; NaN and infinity become null.
 ---@param object table
 ---@param names? string[]
 ---@param given? {digits: integer, separator: string}
@@ -92,7 +93,7 @@ local function make(path)
   return true
 end
 
--- Mode "x" replaces no file and does not wait for a pipe.
+-- Mode "x" does not replace a file and does not wait for a pipe.
 local function write(path, text)
   local f, err = io.open(path, "wx")
   if not f then return nil, err end
@@ -101,13 +102,13 @@ local function write(path, text)
   return true
 end
 
--- A new folder in `top`: the next free number there with `name` behind it.
+-- Makes a new folder in `top`, named by the next free number followed by `name`.
 local function numbered(top, name)
   local ok, err = make(top)
   local highest, path = 0, top
   if ok then
     for entry in lfs.dir(top) do highest = math.max(highest, tonumber(entry:match "^(%d+)") or 0) end
-    repeat                                              -- mkdir fails if another run took the number
+    repeat                                              -- mkdir fails if another run has used the number
       highest = highest + 1
       path = ("%s/%03d%s"):format(top, highest, name)
       ok, err = lfs.mkdir(path)
@@ -117,8 +118,8 @@ local function numbered(top, name)
   return nil, ("cannot make the folder '%s': %s"):format(path, err)
 end
 
---- Makes the run's folder: `path`, or the next free number in runs/ with `name` behind it, or in ~/moonshard-runs when
---- runs/ cannot be written: the folder's `note` says why.
+--- Makes the run's folder: `path`; or, in runs/, the next free number followed by `name`; or in ~/moonshard-runs if
+--- runs/ cannot be written (the folder's `note` then gives the reason).
 ---@param path? string
 ---@param name string
 ---@param config table
@@ -138,7 +139,7 @@ function M.new(path, name, config)
   else
     local home, err_home = os.getenv "HOME", nil
     path, note = numbered("runs", name)
-    if not path and home and home ~= "" then            -- the working directory may belong to another user, or be read-only
+    if not path and home and home ~= "" then  -- the working directory may belong to another user, or be read-only
       path, err_home = numbered(home .. "/moonshard-runs", name)
     end
     if not path then return nil, ("%s%s; name one with --out"):format(note, err_home and ", and " .. err_home or "") end
@@ -152,17 +153,17 @@ function M.new(path, name, config)
   return self
 end
 
---- The folder of ranks that write nothing.
+--- A folder object for ranks that write nothing.
 function M.none() return setmetatable({}, Folder) end
 
---- A line of metrics.jsonl.
+--- Appends a line to metrics.jsonl.
 ---@param object table
 ---@param names string[]
 function Folder:metric(object, names)
   if self.metrics then self.metrics:write(M.json(object, names), "\n") end
 end
 
---- A text that the model wrote.
+--- Appends a text generated by the model to samples.txt.
 function Folder:sample(step, text)
   if not self.path then return end
   local f = assert(io.open(self.path .. "/samples.txt", "a"))
@@ -173,7 +174,7 @@ end
 --- Name of the checkpoint after a step.
 function M.checkpoint_name(folder, step) return ("%s/step-%06d.safetensors"):format(folder, step) end
 
---- The checkpoint that a path means: a file, or the latest one in a run's folder.
+--- The checkpoint for a path: the path itself if it is a file, or the latest checkpoint in a run's folder.
 ---@param path string
 ---@return string? file
 ---@return string? err

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Progress of a long loop: one line that is redrawn on a terminal, plain lines elsewhere, so that files contain no
+--- Progress of a long loop: on a terminal one line that is redrawn, elsewhere plain lines, so that files contain no
 --- escape codes.
 ---
---- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty does not tell.
---- MOONSHARD_PROGRESS (bar or lines) does; scripts/train sets it by mpirun's own output. Without it, a process that a
---- launcher started prints lines.
+--- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty is no help.
+--- scripts/train therefore sets MOONSHARD_PROGRESS to bar or lines, depending on mpirun's own output. If it is not set,
+--- a process that a launcher started prints lines.
 local launcher = require "moonshard.core.launcher"
 local ffi = require "ffi"
 
@@ -24,7 +24,7 @@ end
 local Progress = {}
 Progress.__index = Progress
 
---- Progress over steps first + 1 .. total.
+--- Shows the progress over steps first + 1 .. total.
 ---@param given {total: integer, first: integer?, silent: boolean?, style: string?, write: function?}  silent: prints nothing
 ---@return Progress
 function M.new(given)
@@ -34,7 +34,7 @@ function M.new(given)
     io.stdout:write(text)
     io.stdout:flush()
   end
-  self.every = math.max(1, math.floor(given.total / 20))      -- lines: about 20 of them
+  self.every = math.max(1, math.floor(given.total / 20))      -- for style "lines": about 20 lines
   self.drawn = false
   self.last_draw = -math.huge
   return self
@@ -45,7 +45,7 @@ local function bar(done, width)
   return ("#"):rep(full) .. ("."):rep(width - full)
 end
 
---- Is this step shown? Its text need not be made otherwise.
+--- Whether this step will be shown; otherwise the caller need not make its text.
 ---@param step integer
 ---@param now number    seconds
 function Progress:wants(step, now)
@@ -55,7 +55,7 @@ function Progress:wants(step, now)
   return step % self.every == 0 or step == self.first + 1 or last
 end
 
---- Shows a step that is done.
+--- Shows that a step is done.
 ---@param step integer
 ---@param now number    seconds
 ---@param text string   what to show of it
@@ -73,7 +73,7 @@ function Progress:step(step, now, text)
   end
 end
 
---- Prints lines that stay.
+--- Prints lines that are not redrawn.
 ---@param text string
 function Progress:say(text)
   if self.silent then return end
@@ -82,7 +82,7 @@ function Progress:say(text)
   self.last_draw = -math.huge
 end
 
---- Ends the loop; the last line stays.
+--- Ends the loop; the last line remains.
 function Progress:finish()
   if self.drawn and not self.silent then self.write "\n" end
   self.drawn = false

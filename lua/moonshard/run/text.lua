@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Text from a language model, and how much of it is words that the corpus has.
+--- Generates text with a language model, and counts how many of its words occur in the corpus.
 local create = require "moonshard.tensor.create"
 local no_grad = require "moonshard.autograd".no_grad
 local scope = require "moonshard.tensor.scope".scope
@@ -7,13 +7,13 @@ local lib = require("moonshard.core.ffi").lib
 
 local M = {}
 
---- Draws `n` tokens after `prompt`, each from softmax(logits / temperature) by a random number that depends on the seed
---- and the place only; the state of the generator does not change. Collective if the model is sharded: every rank draws
---- the same tokens. The model sees the last `context` tokens.
+--- Generates `n` tokens after `prompt`, each sampled from softmax(logits / temperature) with a random number that
+--- depends only on the seed and the position; the state of the generator does not change. Collective if the model is
+--- sharded: every rank generates the same tokens. The model's input is the last `context` tokens.
 ---@param model Module      ids [1, T] -> logits [1, T, vocab]
 ---@param prompt integer[]  at least one token, 0-based ids
 ---@param n integer
---- temperature 0: always the likeliest token; each(id): every token as it is drawn.
+--- temperature 0: always takes the most likely token; each(id): called for every token.
 ---@param given {context: integer, temperature: number, seed: integer, each?: fun(id: integer)}
 ---@return integer[]  the new tokens
 function M.generate(model, prompt, n, given)
@@ -25,7 +25,8 @@ function M.generate(model, prompt, n, given)
     for k = 1, n do
       local from = math.max(1, #ids - given.context + 1)
       local used = #ids - from + 1
-      -- Padded at the end, which a causal model does not see, to multiples of 32: few shapes instead of hundreds.
+      -- Pads the end, which does not affect earlier positions of a causal model, to a multiple of 32: few shapes
+      -- instead of hundreds.
       local length = math.min(given.context, math.ceil(used / 32) * 32)
       local row = {}
       for j = 1, length do row[j] = ids[from + j - 1] or 0 end
@@ -53,7 +54,7 @@ function M.bytes(text)
   return ids
 end
 
---- Token ids as text: bytes if kind is "text", else numbers.
+--- Converts token ids to text: bytes if kind is "text", otherwise numbers.
 ---@param ids integer[]
 ---@param kind "text"|"tokens"
 function M.show(ids, kind)
@@ -63,10 +64,10 @@ function M.show(ids, kind)
   return table.concat(parts)
 end
 
---- A text for a terminal: control characters and bytes beyond ASCII become '?'.
+--- Makes a text safe for a terminal: control characters and bytes beyond ASCII become '?'.
 function M.printable(text) return (text:gsub("[^\n\t\32-\126]", "?")) end
 
---- The set of words of some texts: longest runs of letters.
+--- The set of words in some texts. A word is a longest sequence of letters.
 ---@param texts {text: string}[]
 function M.words_of(texts)
   local words = {}
@@ -76,8 +77,8 @@ function M.words_of(texts)
   return words
 end
 
---- How many words of a sample are among `words`. The last one does not count where the sample ends inside it, nor
---- the first where it may begin inside one.
+--- Counts how many words of a sample are among `words`. Ignores the last word if the sample ends inside it, and the
+--- first word if the sample may begin inside it.
 ---@param sample string
 ---@param words table<string, boolean>
 ---@return integer known

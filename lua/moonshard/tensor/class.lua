@@ -1,21 +1,22 @@
 -- SPDX-License-Identifier: MIT
---- Tensor classes: `ms.Tensor:extend("Name")`. An instance holds other tensors, its inner ones. Every operation runs on
---- the 1st, 2nd … inner tensors of its arguments, and its results become an instance.
+--- Tensor classes: `ms.Tensor:extend("Name")`. An instance contains other tensors, its inner tensors. Every operation
+--- runs on the 1st, 2nd … inner tensors of its arguments, and the results become an instance again.
 ---
 ---   local TwoTensor = ms.Tensor:extend "TwoTensor"
 ---   function TwoTensor:init(a, b) self.a, self.b = a, b end
 ---   function TwoTensor:inner_tensors() return { self.a, self.b } end
 ---
---- An instance has no tensor in the engine: its id is negative, which every engine call refuses. That refusal is where
---- operations notice it (tensor/init.lua's failure paths), so plain tensors pay nothing. Gradients, hooks and lifetimes,
---- which are no operators, have methods here. Shape, dtype and device are those of the first inner tensor.
+--- The engine has no tensor for an instance: its id is negative, and every engine call refuses it. Operations handle
+--- instances only after such a refusal (the failure paths of tensor/init.lua), so they cost plain tensors nothing.
+--- Gradients, hooks and lifetimes do not use operators and have methods here. Shape, dtype and device are those of the
+--- first inner tensor.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local inner_tensors = require "moonshard.tensor.inner"
 local tensor = require "moonshard.tensor"
 local a_tensor = tensor.a_tensor
-require "moonshard.tensor.ops"                  -- first, because subclasses copy metamethods
+require "moonshard.tensor.ops"                  -- loaded first, because subclasses copy metamethods
 require "moonshard.tensor.print"
 
 local lib, args, a_in, a_out, a_i, a_f = engine.lib, engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
@@ -26,7 +27,7 @@ local getmetatable, setmetatable, rawget, rawset, type, ipairs = getmetatable, s
 
 local M = { is_instance = inner_tensors.is_instance }
 
--- An instance of fn(part) for each inner tensor of t.
+-- Makes an instance like t from fn(part) for each of its inner tensors.
 local function map(t, fn)
   local list = inner(t)
   local out = {}
@@ -38,7 +39,7 @@ M.map = map
 -- ---- operations ----------------------------------------------------------------------------------
 
 local names = {}
--- An operator's name in scripts: add_scalar_ is add_.
+-- An operator's name in scripts: add_ for add_scalar_.
 local function name_of(number)
   local name = names[number]
   if not name then
@@ -55,7 +56,7 @@ local Operation = { __name = "TensorOperation" }
 Operation.__index = Operation
 function Operation:__tostring() return "operation " .. self.name end
 
--- Runs the operator on a list of tensors; returns its outputs and their number.
+-- Runs the operator on a list of tensors. Returns its outputs and their number.
 local function run(op, list)
   args.n_in, args.n_i, args.n_f = op.n_in, op.n_i, op.n_f
   for k = 1, op.n_in do a_in[k - 1] = list[k] ~= nil and list[k].id or 0 end
@@ -73,7 +74,7 @@ local function run(op, list)
   return out, n
 end
 
--- Runs the operator on the 1st, 2nd … inner tensors of the instances in list; each run gets the plain tensors.
+-- Runs the operator on the 1st, 2nd … inner tensors of the instances in list; plain tensors are passed to each run.
 local function run_inner(op, list)
   local first, parts, count = nil, {}, nil
   for k = 1, op.n_in do
@@ -106,7 +107,7 @@ local function run_inner(op, list)
   for j = 1, n do
     local mine = {}
     for k = 1, count do mine[k] = results[k][j] end
-    -- An operator that had nothing to do returns its argument.
+    -- An operator that has nothing to do returns its argument.
     for i = 1, op.n_in do
       local same = parts[i] ~= nil
       for k = 1, count do same = same and rawequal(parts[i][k], mine[k]) end
@@ -117,7 +118,7 @@ local function run_inner(op, list)
   return out, n
 end
 
--- op(…) inside a dispatch function runs on plain tensors, and on instances by their inner tensors.
+-- Called inside a dispatch function, op(…) runs on plain tensors, and on the inner tensors of instances.
 function Operation:__call(...)
   local out, n = run_inner(self, { ... })
   return unpack(out, 1, n)
@@ -140,7 +141,7 @@ local function dispatch(op, list)
   return run_inner(op, list)
 end
 
--- Puts the ids of the results into engine.a_out; wrap takes an instance by its id.
+-- Stores the ids of the results in engine.a_out; wrap later finds an instance by its id.
 local function hand_over(out, n, list, n_in)
   for j = 1, n do
     local t = out[j]
@@ -157,8 +158,8 @@ local function hand_over(out, n, list, n_in)
   args.n_out = n
 end
 
--- engine.args holds a call that the engine refused: runs it by inner tensors if an instance is among its arguments, and
--- returns whether it did. a, b, c: the first of them, if the caller has them.
+-- Called when the engine has refused the call in engine.args. If its arguments include an instance, runs it on inner
+-- tensors and returns true; otherwise returns false. a, b, c: the first arguments, if the caller has them.
 tensor.on_refused_call(function(number, a, b, c)
   local list, found = {}, false
   local n_in = args.n_in
@@ -189,7 +190,7 @@ local Instance = tensor.subclass "Tensor"
 local methods = Instance.methods
 local own_getters, own_setters = {}, {}
 
--- Fields are looked up in `more`, in own_getters, and then in those of plain tensors.
+-- Fields are searched in `more`, then in own_getters, then in those of plain tensors.
 local function install(cls, own_methods, more)
   tensor.install(cls, own_methods, more and setmetatable(more, { __index = own_getters }) or own_getters, own_setters)
 end
@@ -203,10 +204,10 @@ local function construct(cls, ...)
   return self
 end
 
---- A class of tensors made of other tensors. init(…) sets its fields, and inner_tensors() lists the tensors it is
---- made of, always as many. An operation runs on the 1st, 2nd … inner tensors of its arguments, and its results
---- become an instance again, by from_inner(list, like) or `Name(unpack(list))`; a class that defines dispatch(op, …)
---- does it itself. Shape, dtype and device are the first inner tensor's.
+--- Makes a class of tensors that consist of other tensors. init(…) sets the fields of an instance; inner_tensors()
+--- returns its inner tensors, whose number must not change. An operation runs on the 1st, 2nd … inner tensors of its
+--- arguments, and from_inner(list, like), or else `Name(unpack(list))`, makes an instance from the results. A class
+--- that defines dispatch(op, …) runs operations itself. Shape, dtype and device are those of the first inner tensor.
 ---@param base table
 ---@param name string  of the class
 ---@return table class
@@ -223,10 +224,10 @@ end
 rawset(Tensor, "extend", extend)
 rawset(Instance, "extend", extend)
 
--- Tensor class -> class of its parameters, whose instances are of both it and nn.Parameter.
+-- Maps a tensor class to the class of its parameters, whose instances belong to both that class and nn.Parameter.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- The class of a parameter that is made of an instance of cls.
+--- The class of parameters made from instances of cls.
 function M.parameter_class(cls, Parameter)
   cls = rawget(cls, "__plain_class") or cls
   local made = parameter_classes[cls]
@@ -243,7 +244,7 @@ end
 
 -- ---- fields --------------------------------------------------------------------------------------
 
---- An instance of the inner tensors' gradients; the same object as long as they are the same.
+--- An instance made of the inner tensors' gradients; the same object as long as these stay the same.
 function own_getters.grad(t)
   local list = inner(t)
   local grads, any = {}, false
@@ -256,7 +257,7 @@ function own_getters.grad(t)
     return nil
   end
   for k = 1, #list do
-    if not grads[k] then                                        -- backward did not reach this one
+    if not grads[k] then                                        -- this inner tensor has no gradient
       list[k].grad = require("moonshard.tensor.create").zeros_like(list[k])
       grads[k] = list[k].grad
     end
@@ -316,14 +317,14 @@ function Handles:remove()
   for _, handle in ipairs(self) do handle:remove() end
 end
 
---- fn(grad) runs for each inner tensor with its gradient; what it returns replaces it.
+--- Calls fn(grad) for the gradient of each inner tensor; its result, if any, replaces the gradient.
 function methods.register_hook(t, fn)
   local handles = setmetatable({}, Handles)
   for k, part in ipairs(inner(t)) do handles[k] = part:register_hook(fn) end
   return handles
 end
 
---- fn(p) runs once, when the gradients of all inner tensors have been added.
+--- Calls fn(p) once, after the gradients of all inner tensors have been added.
 function methods.register_post_accumulate_grad_hook(t, fn)
   opts.expect(fn, opts.fn, "register_post_accumulate_grad_hook: hook")
   local handles, landed = setmetatable({}, Handles), 0

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Making tensors: from numbers, by shape, like others.
+--- Makes tensors: from numbers, with a given shape, or with the shape of another tensor.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -25,7 +25,7 @@ local function whole_size(v, who)
   return v
 end
 
--- Writes a shape, given as a table or as numbers, to `shape`; returns the number of dimensions.
+-- Writes a shape, given as a table or as numbers, to `shape`. Returns the number of dimensions.
 local function take_shape(who, n, first, ...)
   if type(first) == "table" then
     if is_tensor(first) then opts.wrong(first, "a whole number or a table of them", "%s: size", who) end
@@ -55,7 +55,7 @@ local function resolve(who, given, dtype)
     o.device and dtypes.device(o.device, who) or device_now(), o.requires_grad
 end
 
--- A new tensor of the sizes in `shape`; if memory is short, collects garbage and tries again.
+-- Makes a tensor with the sizes in `shape`. If memory is short, collects garbage and tries again.
 local function empty(who, dtype, device, n)
   local id = lib.ms_empty(dtype, device, n, shape)
   if id == 0 and tensor.collected() then id = lib.ms_empty(dtype, device, n, shape) end
@@ -63,7 +63,7 @@ local function empty(who, dtype, device, n)
   return id
 end
 
--- Runs an operator that fills a new tensor; nothing is recorded.
+-- Runs an operator that fills a new tensor, without recording.
 local function in_place(number, id, n_i, n_f)
   args.n_in, args.n_i, args.n_f = 1, n_i, n_f
   a_in[0] = id
@@ -107,7 +107,7 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
   M[name] = function(...)
     local n, given = opts.split(...)
     if given == nil and n == select("#", ...) then return make(name, fill, n, nil, ...) end
-    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- an undefined variable, not the shape []
+    if n == 0 and select("#", ...) > 0 and (...) == nil then    -- an undefined variable is not the shape []
       errors.raise("%s: size is nil, expected a whole number", name)
     end
     local list = { ... }
@@ -138,7 +138,7 @@ end
 
 local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or default.dtype end
 
---- A tensor of one value. dtype: bool of a boolean, else the default one.
+--- A tensor whose elements all have one value. Default dtype: bool for a boolean, otherwise the default dtype.
 ---@param sizes integer|integer[]  a number, or a list; {} is a single value
 ---@param value number|boolean  of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
@@ -152,7 +152,7 @@ function M.full(sizes, value, given)
   return require_grad(t, grad)
 end
 
---- A tensor of one value with the shape, dtype and device of t.
+--- A tensor whose elements all have one value, with the shape, dtype and device of t.
 ---@param t Tensor  gives shape, dtype and device
 ---@param value number|boolean  of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
@@ -165,7 +165,7 @@ function M.full_like(t, value, given)
   return out
 end
 
---- first, first + step, … below last. Errors: a step of 0, or one that leads away from last.
+--- The numbers first, first + step, … below last. Errors: a step of 0, or one that leads away from last.
 ---@param ... number|TensorOptions  `last`, `first, last` or `first, last, step`, then options; first is 0 and step is 1 where not given
 ---@return Tensor  1-dim; int64 of whole numbers, else the default dtype
 function M.arange(...)
@@ -193,7 +193,7 @@ function M.arange(...)
   return require_grad(t, grad)
 end
 
---- Whole numbers drawn evenly from low to high - 1. Errors: high not above low.
+--- Random whole numbers, uniform from low to high - 1. Errors: high is not above low.
 ---@param low? integer  0: `ms.randint(high, sizes, opts)` is taken too
 ---@param high integer  above low
 ---@param sizes? integer|integer[]  default: {}, a single number
@@ -213,7 +213,7 @@ function M.randint(low, high, sizes, given)
   return require_grad(t, grad)
 end
 
---- Ones on the diagonal, zeros beside it.
+--- A matrix with ones on the diagonal and zeros elsewhere.
 ---@param ... integer|TensorOptions  rows and columns (as many as rows), then options
 ---@return Tensor  [rows, columns]
 function M.eye(...)
@@ -230,7 +230,7 @@ end
 
 -- ---- from Lua numbers ----------------------------------------------------------------------------
 
--- Shape of a nested table by its first elements.
+-- The shape of a nested table, determined by its first elements.
 local function measure(value)
   local sizes = {}
   while type(value) == "table" do
@@ -246,7 +246,7 @@ local function measure(value)
   return sizes, value
 end
 
---- A tensor of the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows that differ in length,
+--- A tensor with the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows of different lengths,
 --- other elements.
 ---@param value number|boolean|table|Tensor  of any shape to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
@@ -317,8 +317,8 @@ function M.tensor(value, given)
   return require_grad(t, grad)
 end
 
---- A tensor over memory that the caller owns, and keeps valid while the tensor or a view of it is in use. Nothing is
---- copied.
+--- A tensor on memory that the caller owns. The caller must keep the memory valid while the tensor or a view of it is
+--- in use. Nothing is copied.
 ---@param pointer ffi.cdata*  elements row by row in the CPU's memory
 ---@param sizes integer|integer[]  a number, or a list; {} is a single value
 ---@param given? { dtype: string }

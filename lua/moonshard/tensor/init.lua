@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Tensors: the class, its fields, lifetimes. Operations are in tensor/ops, tensor/shape,
---- tensor/reduce; making them in tensor/create; printing in tensor/print.
+--- Tensors: the class, its fields, lifetimes. Operations are in tensor/ops, tensor/shape and tensor/reduce; functions
+--- that make tensors in tensor/create; printing in tensor/print.
 ---
---- A tensor is `{ id = number }`; the engine gives the id and checks it at every use. A tensor of a scope has nothing
---- else; an unscoped one has an owner with a C finalizer.
+--- A tensor is `{ id = number }`; the engine assigns the id and checks it at every use. A tensor that belongs to a
+--- scope has no other field; an unscoped tensor also has an owner with a C finalizer.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
@@ -30,10 +30,11 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 
 -- ---- where tensors were made -------------------------------------------------------------------
 
--- The error "released with its scope" names the line that made the tensor, if it was recorded. Finding a line costs
--- microseconds and kilobytes of garbage, and ends traces, so there is a budget: the first 512 tensors, 256 more after
--- each such error, and 16 where a script opens a scope or begins a loop, up to another 512. MOONSHARD_DEBUG=info or
--- detail lifts the limit. `ticks`: the number of tensors until the next call of note; 0 while lines are recorded.
+-- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
+-- takes microseconds, makes kilobytes of garbage and ends traces, so the number of recorded lines is limited: those of
+-- the first 512 tensors, 256 more after each such error, and 16 whenever a script opens a scope or begins a loop, up to
+-- another 512. MOONSHARD_DEBUG=info or detail removes the limit. `ticks`: number of tensors until the next call of
+-- note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
 local sites_always = false
@@ -55,7 +56,7 @@ errors.on_release_error(function()
   ticks = 0
 end)
 
---- Records the lines of the first tensors of a scope, or of a loop of steps, that a script begins.
+--- Records the lines of the first tensors in a scope, or in a loop of steps, that a script begins.
 function M.record_first()
   if sites_left < 16 and loops_left > 0 and spent < 0.03 * (lib.ms_time() - started) then
     loops_left = loops_left - (16 - sites_left)
@@ -64,7 +65,7 @@ function M.record_first()
   end
 end
 
---- always: records every tensor's line; false: only within the budget.
+--- always: true records every tensor's line; false respects the limit.
 function M.record_sites(always)
   sites_always = always
   ticks = 0
@@ -96,7 +97,7 @@ local function own(t)
 end
 M.own = own
 
---- The tensor of an id that the engine has just made.
+--- Makes the Lua tensor for an id that the engine has just returned.
 ---@param id number
 ---@return Tensor
 local function wrap(id)
@@ -112,13 +113,13 @@ local function wrap(id)
 end
 M.wrap = wrap
 
---- The same for operators that may return their input.
+--- As wrap, for operators that may return their input.
 function M.wrap_same(id, t)
   if id == t.id then return t end
   return wrap(id)
 end
 
---- Wraps an id as an instance of cls: nn.Parameter or a class that extends it.
+--- Makes an instance of cls for an id; cls is nn.Parameter or a class that extends it.
 function M.wrap_as(cls, id)
   local t = setmetatable({ id = id }, cls)
   if state.scope == 0 or cls.__unscoped then own(t) end
@@ -129,7 +130,8 @@ local function not_a_tensor(x, who, what)
   opts.wrong(x, "a tensor", "%s: %s", who or "tensor", what or "argument")
 end
 
---- The id of a tensor argument; raises on any other value. who, what: the function and the argument in the message.
+--- The id of a tensor argument; raises for any other value. who, what: the function and the argument that the message
+--- names.
 ---@param x any
 ---@param who? string
 ---@param what? string
@@ -143,7 +145,8 @@ M.id_of = id_of
 
 -- ---- calling operators -------------------------------------------------------------------------
 
--- After running out of memory: collects, because dead unscoped tensors may hold memory. True: the call is tried again.
+-- Called after running out of memory: collects garbage, because unreachable unscoped tensors may hold memory. Returns
+-- true if the call should be tried again.
 local function collected()
   if lib.ms_error_code() ~= ffi.C.MS_ENOMEM then return false end
   collectgarbage()
@@ -154,11 +157,11 @@ M.collected = collected
 
 local refused_call = function() return false end
 
---- Registers fn(number, a, b, c), called when the engine has refused a call; it returns true if it ran the call itself.
+--- Registers fn(number, a, b, c), called when the engine has refused a call; fn returns true if it ran the call itself.
 ---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean
 function M.on_refused_call(fn) refused_call = fn end
 
--- Runs a call on the inner tensors of the instances of tensor classes among its arguments; nil without instances.
+-- Runs a call on the inner tensors of instances of tensor classes among its arguments; returns nil if there are none.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
   local args, a_in = engine.args, engine.a_in
@@ -190,28 +193,28 @@ local function again2(op, a, b)
   return id ~= 0 and id or fail(a, b)
 end
 
---- Operator with one tensor.
+--- Calls an operator with one tensor.
 function M.call1(op, a, who)
   local id = lib.ms_call1(op, id_of(a, who))
   if id == 0 then id = again1(op, a) end
   return id
 end
 
---- One tensor and a number.
+--- Calls an operator with one tensor and one number.
 function M.call1f(op, a, f, who)
   local id = lib.ms_call1f(op, id_of(a, who), f)
   if id == 0 then id = again1f(op, a, f) end
   return id
 end
 
---- Two tensors.
+--- Calls an operator with two tensors.
 function M.call2(op, a, b, who)
   local id = lib.ms_call2(op, id_of(a, who), id_of(b, who))
   if id == 0 then id = again2(op, a, b) end
   return id
 end
 
---- Three tensors, the last of which may be absent.
+--- Calls an operator with three tensors; the last may be absent.
 function M.call3(op, a, b, c, who)
   local ia, ib, ic = id_of(a, who), id_of(b, who), 0
   if c ~= nil then ic = id_of(c, who) end
@@ -223,8 +226,8 @@ function M.call3(op, a, b, c, who)
   return id
 end
 
---- Calls an operator on the arguments in engine.args. Outputs are in engine.a_out afterwards. The tensors
---- are named for errors only.
+--- Calls an operator with the arguments in engine.args. Its outputs are then in engine.a_out. The tensors a, b, c are
+--- only passed for error messages.
 function M.call(op, a, b, c)
   local args = engine.args
   if lib.ms_call_op(op, args) ~= 0 and not refused_call(op, a, b, c)
@@ -247,10 +250,10 @@ end
 function Shape.__concat(a, b) return tostring(a) .. tostring(b) end
 M.Shape = Shape
 
--- Reading a field that is an array makes an object each time.
+-- Cached, because reading an array field of a struct makes an object each time.
 local info_shape, info_stride = info.shape, info.stride
 
---- What the engine knows of t: one struct, valid until the next call of this.
+--- The engine's description of t: one struct, valid until the next call of this function.
 local function info_of(t)
   if lib.ms_tensor_info(t.id, info) ~= 0 then
     if t.id < 0 then return M.info_of(inner(t)[1]) end
@@ -315,7 +318,7 @@ function setters.grad(t, g)
   if g ~= nil and M.id_of(g, "grad", "value") < 0 and g.is_sparse then return g:_become_grad(t) end
   drop_sparse(t)
   local old = rawget(t, "_grad")
-  if old and state.scope == 0 then own(old) end         -- the script may still hold it
+  if old and state.scope == 0 then own(old) end         -- the script may still use the old gradient
   if lib.ms_set_grad(t.id, g == nil and 0 or id_of(g, "grad", "value")) ~= 0 then fail(t, g) end
   rawset(t, "_grad", g)
 end
@@ -325,14 +328,14 @@ function setters.requires_grad(t, on)
   if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
 end
 
--- PyTorch also takes masks and lists of positions as an index. A script's own fields have strings as keys.
+-- PyTorch also accepts masks and lists of positions as an index. A script's own fields have strings as keys.
 local function bad_key(key)
   errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where",
     errors.kind(key))
 end
 
--- Lookup in instances of a class: methods, then fields (its own before those of plain tensors), then t[i]. Other names
--- are fields of the script.
+-- Reading a field of an instance searches its methods, then its fields (those of its class before those of plain
+-- tensors), then t[i]. All other names are fields of the script.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
@@ -368,7 +371,7 @@ end
 function Tensor.__lt() errors.raise("tensors are not ordered: use lt, le, gt, ge, which give a tensor, or item()") end
 Tensor.__le = Tensor.__lt
 
---- A class of tensors beside the plain one: nn.Parameter. Its instances are made by M.wrap_as.
+--- A class of tensors that extends the plain one, such as nn.Parameter. M.wrap_as makes its instances.
 function M.subclass(name, base)
   base = base or Tensor
   local cls = class.new(name, base)
@@ -385,7 +388,7 @@ end
 
 -- ---- methods: what it is, what it holds, how long it lives --------------------------------------
 
---- Is t an instance of a class, or of one that extends it?
+--- Whether t is an instance of a class or of a class that extends it.
 ---@param cls table  such as ms.Tensor or nn.Parameter
 ---@return boolean
 function methods.isa(t, cls) return class.isa(t, cls) end
@@ -393,7 +396,7 @@ function methods.isa(t, cls) return class.isa(t, cls) end
 ---@return string
 function methods.class_name(t) return class.name(t) end
 
---- A dimension in Lua (from 1, negative from the end) as the engine counts it.
+--- Converts a dimension in Lua (from 1, negative from the end) to the engine's numbering.
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
     opts.wrong(d, "a whole number from 1, or from -1 backwards", "%s: dimension", who)
@@ -414,7 +417,7 @@ local function dimension(t, d, who)
 end
 M.dimension = dimension
 
---- The size along d, or all sizes.
+--- The size along d; without d, all sizes.
 ---@param d? integer  from 1; negative from the end
 ---@return integer|integer[]  a list that prints as [2, 3]
 function methods.size(t, d)
@@ -423,7 +426,7 @@ function methods.size(t, d)
   return tonumber(info_shape[dimension(t, d, "size")])
 end
 
---- The distance in elements between neighbours along d, or all distances.
+--- The distance in elements between neighbours along d; without d, all distances.
 ---@param d? integer  from 1; negative from the end
 ---@return integer|integer[]
 function methods.stride(t, d)
@@ -449,7 +452,7 @@ function methods.dim(t)
   return getters.ndim(t)
 end
 
---- Do the elements stand in memory row by row, without gaps?
+--- Whether the elements are in memory row by row, without gaps.
 ---@return boolean
 function methods.is_contiguous(t)
   id_of(t, "is_contiguous")
@@ -463,7 +466,8 @@ function methods.element_size(t)
   return lib.ms_dtype_size(info_of(t).dtype)
 end
 
---- The address of the first element. It is valid as long as the tensor's storage; see ms.from_pointer. Errors: a meta
+--- The address of the first element; valid as long as the tensor's storage (see ms.from_pointer). Errors: a meta
+--- tensor.
 --- tensor.
 ---@return integer
 function methods.data_ptr(t)
@@ -475,8 +479,8 @@ end
 local double1 = ffi.new "double[1]"
 local BOOL = ffi.C.MS_BOOL
 
---- The one element as a Lua number, or a boolean of a bool tensor. Waits for the device. int64 beyond 2^53 is
---- rounded. Errors: another number of elements.
+--- The value of a tensor of one element, as a Lua number or boolean. Waits for the device. int64 values beyond 2^53 are
+--- rounded. Errors: more or fewer elements.
 ---@return number|boolean
 function methods.item(t)
   if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end
@@ -485,7 +489,7 @@ function methods.item(t)
   return v
 end
 
---- All elements as doubles: buffer, count. For tolist and printing.
+--- Returns all elements as doubles: buffer, count. Used by tolist and printing.
 local function read(t)
   while t.id < 0 do t = inner(t)[1] end
   info_of(t)
@@ -496,7 +500,7 @@ local function read(t)
 end
 M.read = read
 
---- The elements as a nested table; a 0-dim tensor gives its number. Waits for the device.
+--- The elements as a nested table; a 0-dim tensor gives a number. Waits for the device.
 ---@return table|number|boolean
 function methods.tolist(t)
   id_of(t, "tolist")
@@ -517,17 +521,17 @@ function methods.tolist(t)
   return level(1)
 end
 
---- Ends the script's use of the tensor now, instead of at the end of its scope. Its storage goes once no graph, view
---- or gradient needs it. Errors: any later use of the name.
+--- Releases the tensor now instead of at the end of its scope. Its memory is freed when no graph, view or gradient
+--- needs it. Errors: any later use of the tensor.
 function methods.release(t)
   lib.ms_release(id_of(t, "release"))
 end
 
---- Was it released, by hand or at the end of its scope?
+--- Whether the tensor was released, by release() or at the end of its scope.
 ---@return boolean
 function methods.is_released(t) return lib.ms_is_alive(id_of(t, "is_released")) == 0 end
 
---- Takes the tensor out of its scope: it lives until release() or until the collector finds it.
+--- Removes the tensor from its scope: it lives until release() is called or the garbage collector frees it.
 ---@return Tensor self
 function methods.keep(t)
   if lib.ms_keep(id_of(t, "keep")) ~= 0 then fail(t) end
@@ -535,7 +539,7 @@ function methods.keep(t)
   return t
 end
 
---- The same storage, outside of the graph: no gradient flows through it.
+--- A tensor on the same storage, outside of the graph: no gradient flows through it.
 ---@return Tensor
 function methods.detach(t)
   local id = lib.ms_detach(id_of(t, "detach"))
@@ -543,7 +547,7 @@ function methods.detach(t)
   return wrap(id)
 end
 
---- Name shown in errors ("blocks.0.weight").
+--- Sets the name shown in errors ("blocks.0.weight").
 function M.set_name(t, name)
   if t.id < 0 then
     for _, part in ipairs(inner(t)) do M.set_name(part, name) end

@@ -9,12 +9,12 @@ local getmetatable, setmetatable, rawget, type, ipairs = getmetatable, setmetata
 ---@class Tensor                 fields and operators: types.lua
 local Tensor = class.new "Tensor"
 
--- Metatables of everything that is a tensor.
+-- The metatables of tensors: the plain class and all classes that extend it.
 local classes = { [Tensor] = Tensor }
 
 local M = { Tensor = Tensor, classes = classes }
 
---- Is x a tensor?
+--- Whether x is a tensor.
 ---@param x any  any value
 ---@return boolean
 local function is_tensor(x)
@@ -23,7 +23,7 @@ local function is_tensor(x)
 end
 M.is_tensor = is_tensor
 
--- objects: instances by id. pending: results by id, until the caller of the operation takes them.
+-- objects: instances by id. pending: results by id, until the caller of the operation fetches them.
 local objects, pending, last_id = setmetatable({}, { __mode = "v" }), {}, 0
 
 function M.new_id()
@@ -31,7 +31,7 @@ function M.new_id()
   return last_id
 end
 
---- The object behind a negative id.
+--- The instance with a negative id.
 function M.take(id)
   local t = pending[id]
   if t ~= nil then
@@ -41,7 +41,7 @@ function M.take(id)
   return objects[id]
 end
 
---- A new instance of a class.
+--- Makes an instance of a class.
 function M.new_object(cls)
   local id = M.new_id()
   local self = setmetatable({ id = id }, cls)
@@ -49,17 +49,17 @@ function M.new_object(cls)
   return self
 end
 
---- Keeps t under this id until it is taken.
+--- Stores t under this id until M.take fetches it.
 function M.hand_over(id, t) pending[id] = t end
 
---- Is x an instance of a tensor class?
+--- Whether x is an instance of a tensor class.
 ---@return boolean
 function M.is_instance(x) return is_tensor(x) and x.id < 0 end
 
 local function class_name(t) return getmetatable(t).__name end
 M.class_name = class_name
 
---- The inner tensors of an instance; nil of a plain tensor.
+--- The inner tensors of an instance; nil for a plain tensor.
 ---@return Tensor[]?
 local function inner(t)
   if t.id >= 0 then return nil end
@@ -80,7 +80,7 @@ local function inner(t)
 end
 M.inner = inner
 
---- An instance like `like` around other inner tensors.
+--- Makes an instance like `like` with other inner tensors.
 ---@param list Tensor[]
 ---@param like Tensor
 ---@return Tensor
@@ -97,7 +97,7 @@ local function rebuild(list, like)
 end
 M.rebuild = rebuild
 
---- The tensors of a list, with instances replaced by their inner tensors.
+--- The tensors of a list; instances are replaced by their inner tensors.
 ---@param list Tensor[]
 ---@return Tensor[]
 local function flat(list)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Arithmetic, functions and comparisons, element by element; products.
---- The hot path of `a + b`: type checks, one engine call, one table.
+--- Elementwise arithmetic, functions and comparisons, and matrix products. `a + b` is on the hot path: it checks types,
+--- calls the engine once and makes one table.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -16,7 +16,7 @@ local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.
 local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
 local fixed, type = opts.fixed, type
 
--- activations: methods that are also functions of nn.F
+-- activations: methods that nn.F has as functions, too
 local M = { activations = {} }
 
 local function bad_operand(who, x)
@@ -63,7 +63,7 @@ function Tensor.__mod()
   errors.raise "mod: tensors have no %; for values that are not negative write t - (t / n):long() * n"
 end
 
--- `..` joins strings and tensors of one element, as their numbers.
+-- `..` concatenates strings and tensors of one element, which are converted to numbers.
 local function joined(x)
   if not is_tensor(x) then return x end
   if x:numel() ~= 1 then errors.raise("concat: %s has %d elements; write tostring(t)", tostring(x.shape), x:numel()) end
@@ -82,7 +82,7 @@ end
 
 function Tensor.__unm(a) return wrap(call1(NEG, a, "neg")) end
 
--- add and sub take {alpha}: the second operand's factor.
+-- Reads the option alpha of add and sub, the factor of the second operand.
 local function alpha_of(who, given) return opts(who, given, { alpha = 1 }).alpha end
 
 local function scaled(number, who, a, b, alpha)
@@ -156,7 +156,7 @@ for _, name in ipairs { "mul", "div", "pow" } do
   end)
 end
 
--- In place with a tensor or a number.
+-- Makes an in-place method whose argument is a tensor or a number.
 local function in_place(name)
   local who, with_tensor, with_number = name .. "_", op(name .. "_"), op(name .. "_scalar_")
   methods[who] = fixed(who, function(t, u)
@@ -189,7 +189,7 @@ local function unary(name, number)
   end)
 end
 
--- In place by the engine's own operator, or by a copy of the result.
+-- Makes an in-place method, from the engine's own in-place operator or by copying the result.
 local function unary_in_place(name)
   local who, fn, number = name .. "_", methods[name], op(name .. "_")
   methods[who] = number < 0 and function(t) return methods.copy_(t, fn(t)) end or function(t)
@@ -225,9 +225,9 @@ end
 -- ---- functions with options -----------------------------------------------------------------------
 
 local GELU = op "gelu"
---- GELU (Hendrycks & Gimpel 2016), element by element: `t * Phi(t)`, Phi the normal distribution. approximate =
---- "tanh" is the formula of GPT-2, `t/2 (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3)))`. Errors: a dtype that is no
---- floating point.
+--- GELU (Hendrycks & Gimpel 2016), element by element: `t * Phi(t)`, where Phi is the normal distribution function.
+--- approximate = "tanh" selects GPT-2's formula, `t/2 (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3)))`. Errors: a dtype that
+--- is not floating point.
 ---@param given? { approximate: "none"|"tanh" }
 ---@return Tensor
 function methods.gelu(t, given)
@@ -256,7 +256,7 @@ local function clamp(number, who, t, low, high)
   return engine.a_out[0]
 end
 
---- Limits each element to [low, high]; nan stays nan.
+--- Limits each element to [low, high]; nan remains nan.
 ---@param low? number|{ min: number, max: number }  nil: no lower limit; or both limits by name
 ---@param high? number  nil: no upper limit
 ---@return Tensor
@@ -274,16 +274,16 @@ end
 -- ---- products -------------------------------------------------------------------------------------
 
 local MATMUL = op "matmul"
---- The product of matrices over the last two dimensions: [..., N, K] x [..., K, M] gives [..., N, M]; leading
---- dimensions broadcast. A vector on the left is a row, one on the right a column, and its dimension goes; two
---- vectors give their dot product. Errors: inner sizes, dtypes or devices that differ.
+--- Matrix product over the last two dimensions: [..., N, K] x [..., K, M] gives [..., N, M]; leading dimensions
+--- broadcast. A vector on the left is treated as a row, on the right as a column, and its added dimension is removed
+--- from the result; two vectors give their dot product. Errors: different inner sizes, dtypes or devices.
 ---@param u Tensor  [K], [K, M] or [..., K, M]
 ---@return Tensor
 function methods.matmul(t, u) return wrap(call2(MATMUL, t, u, "matmul")) end
 
 -- ---- choosing --------------------------------------------------------------------------------------
 
--- A number as a tensor of the other operand's dtype and device.
+-- Converts a number to a tensor with the other operand's dtype and device.
 local function like_number(x, other, who)
   if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
   if other and type(x) == "number" and x % 1 ~= 0 and not dtypes.is_float(tensor.info_of(other).dtype) then
@@ -294,7 +294,7 @@ local function like_number(x, other, who)
 end
 
 local WHERE = op "where"
---- Elements of a where cond is true, else of b; the three broadcast. Errors: a cond that is not bool.
+--- Elements of a where cond is true, of b elsewhere; all three broadcast. Errors: cond is not bool.
 ---@param cond Tensor  bool
 ---@param a Tensor|number  broadcasts with cond
 ---@param b Tensor|number  broadcasts with cond
@@ -304,7 +304,7 @@ function M.where(cond, a, b)
   if not is_tensor(b) then b = like_number(b, a, "where") end
   return wrap(call3(WHERE, cond, a, b, "where"))
 end
---- Elements of t where cond is true, else of u: `ms.where(cond, t, u)`.
+--- Elements of t where cond is true, of u elsewhere: `ms.where(cond, t, u)`.
 ---@param cond Tensor  bool, of a shape that broadcasts with t
 ---@param u Tensor|number  broadcasts with t
 ---@return Tensor
@@ -321,7 +321,7 @@ local function masked_fill(number, who, t, mask, value)
 end
 
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
---- value where mask is true, else t's own elements.
+--- value where mask is true, t's own elements elsewhere.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
 ---@param value number|boolean|Tensor  a tensor has one element
 ---@return Tensor
@@ -359,7 +359,8 @@ function methods.zero_(t)
   return t
 end
 
---- Copies src into t, cast to t's dtype, between devices too. Errors: a shape that does not broadcast to t's.
+--- Copies src into t, converted to t's dtype, also between devices. Errors: a shape that does not broadcast to t's
+--- shape.
 ---@param src Tensor  broadcasts to t's shape; of any dtype and device
 ---@return Tensor self
 function methods.copy_(t, src)
@@ -368,10 +369,10 @@ function methods.copy_(t, src)
 end
 
 local CLONE, CONTIGUOUS = op "clone", op "contiguous"
---- A copy in storage of its own; gradients flow through it.
+--- A copy with its own storage; gradients flow through it.
 ---@return Tensor
 function methods.clone(t) return wrap(call1(CLONE, t, "clone")) end
---- t with its elements row by row in memory: a copy, or t itself where they are so already.
+--- t with its elements row by row in memory: t itself if they are so already, otherwise a copy.
 ---@return Tensor
 function methods.contiguous(t)
   id_of(t, "contiguous")
@@ -394,8 +395,8 @@ local function cast(t, dtype)
   return with_int(CAST, "to", t, dtype)
 end
 
---- The tensor on another device, in another dtype, or as another tensor is; itself when nothing changes. Errors: an
---- unknown dtype or device; a device that does not exist.
+--- The tensor on another device, in another dtype, or with both of another tensor; t itself if nothing changes. Errors:
+--- an unknown dtype or device; a device that does not exist.
 ---@param what string|Tensor|{ device: string, dtype: string }  a dtype, a device, a tensor whose dtype and device to take, or both by name
 ---@param and_dtype? string  a dtype beside a device
 ---@return Tensor
@@ -446,14 +447,14 @@ for name, dtype in pairs(casts) do
   end)
 end
 
---- The tensor in the CPU's memory; itself when it is there.
+--- The tensor in CPU memory; t itself if it is there.
 ---@return Tensor
 function methods.cpu(t) return methods.to(t, "cpu") end
---- The tensor on the current CUDA device; itself when it is there. Errors: no CUDA device (ms.cuda.why_unavailable
---- tells why).
+--- The tensor on the current CUDA device; t itself if it is there. Errors: no CUDA device (ms.cuda.why_unavailable
+--- gives the reason).
 ---@return Tensor
 function methods.cuda(t) return methods.to(t, "cuda") end
---- The dtype's name; or, given one, the same numbers in that dtype.
+--- The name of the dtype; with an argument, the tensor converted to that dtype.
 ---@param dtype? string  such as "float32"
 ---@return string|Tensor
 function methods.type(t, dtype)
@@ -464,9 +465,9 @@ end
 -- ---- truth -----------------------------------------------------------------------------------------
 
 local out1 = engine.ffi.new "double[1]"
--- A 0-dim result as a Lua boolean.
+-- Converts a 0-dim result to a Lua boolean.
 local function truth(id)
-  if id < 0 then                                        -- of a tensor class: true where all its inner tensors' are
+  if id < 0 then  -- an instance of a tensor class is true if all its inner tensors are
     local parts = tensor.flat { inner_tensors.take(id) }
     for k = 1, #parts do
       if not parts[k]:item() then return false end
@@ -481,7 +482,7 @@ end
 
 local EQUAL, ALLCLOSE = op "equal", op "allclose"
 
---- Have both the same shape and the same elements?
+--- Whether both tensors have the same shape and the same elements.
 ---@param u Tensor  of t's dtype and device
 ---@return boolean
 function methods.equal(t, u) return truth(call2(EQUAL, t, u, "equal")) end
@@ -489,7 +490,7 @@ function methods.equal(t, u) return truth(call2(EQUAL, t, u, "equal")) end
 local ALLCLOSE_OPTIONS = { rtol = opts.option(opts.number_from(0), 1e-5), atol = opts.option(opts.number_from(0), 1e-8),
   equal_nan = false }
 
---- Is |t - u| <= atol + rtol * |u| everywhere?
+--- Whether |t - u| <= atol + rtol * |u| for all elements.
 ---@param u Tensor  of t's shape
 ---@param given? { rtol: number, atol: number, equal_nan: boolean }
 ---   rtol: relative tolerance; atol: absolute tolerance; equal_nan: two nan are close

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- tostring(t): one line of what it is, then its values, at most 20 lines.
+--- tostring(t): one line that describes the tensor, then its values, in at most 20 lines.
 local engine = require "moonshard.core.ffi"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
@@ -9,9 +9,9 @@ local lib, C = engine.lib, engine.ffi.C
 local methods, Tensor = tensor.methods, tensor.Tensor
 
 local MAX_LINES, MAX_COLUMNS, MAX_VALUES = 20, 10, 1000
-local EDGE = 3                                          -- elements shown at each end of a shortened dimension
+local EDGE = 3                                          -- number of elements shown at each end of a shortened dimension
 
--- Positions shown of a dimension: all of them up to `most`, else `edge` from each end, with 0 for the gap.
+-- The positions shown of a dimension: all of them up to `most`, otherwise `edge` at each end, with 0 for the gap.
 local function shown(size, most, edge)
   local list = {}
   if size <= most then
@@ -37,8 +37,8 @@ local function lines_of(lists, n)
   return lines
 end
 
--- Positions shown of dimensions 1 … n in at most `budget` lines: all, else fewer and fewer from each end, else only the
--- beginning of outer dimensions.
+-- The positions shown of dimensions 1 … n in at most `budget` lines: all of them; or fewer at each end, as many as fit;
+-- or only the beginning of outer dimensions.
 local function rows_shown(shape, n, budget)
   for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
     local lists = {}
@@ -84,10 +84,10 @@ local function values_text(t, shape, dtype)
     local v = tensor.read(t)[0]
     return formatter({ v }, kind)(v)
   end
-  -- The last dimension runs along a line, the others make lines; cut until they fit.
+  -- The last dimension is printed along a line, all others make lines; they are shortened to fit.
   local lists = rows_shown(shape, ndim - 1, MAX_LINES - 2)
   lists[ndim] = shown(shape[ndim], MAX_COLUMNS, EDGE)
-  -- Reads a small tensor whole, and of a large one only the lines shown.
+  -- A small tensor is read completely, a large one line by line.
   local all = methods.numel(t) <= MAX_VALUES and tensor.read(t) or nil
   local strides, step = {}, 1
   for d = ndim, 1, -1 do
@@ -144,7 +144,7 @@ local function values_text(t, shape, dtype)
   return table.concat(out, "\n")
 end
 
--- fn makes views: runs it without recording, in a scope of its own.
+-- Runs fn, which makes views, without recording and in its own scope.
 local function quietly(fn, ...)
   local mode, handle = lib.ms_set_grad_mode(0), lib.ms_scope_open "tostring"
   local ok, result = pcall(fn, ...)

@@ -1,13 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- The random number generator: counter-based, so numbers do not depend on device, thread count and world size.
+--- The random number generator. It is counter-based, so numbers do not depend on device, number of threads or world
+--- size.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- Starts the generator of this process at a seed. It is counter-based (Philox): one seed gives the same numbers on
---- every device, thread count and world size.
+--- Sets the seed of this process's generator. The generator is counter-based (Philox): a seed gives the same numbers on
+--- every device and for any number of threads and world size.
 ---@param n integer  -2^53 to 2^53
 function M.manual_seed(n)
   opts.expect(n, opts.whole, "manual_seed: argument")

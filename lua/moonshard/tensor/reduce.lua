@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Reductions: over a position, a list of them, or all.
+--- Reductions over one dimension, several, or all.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -55,7 +55,7 @@ end
 
 for _, name in ipairs { "max", "min" } do
   local along, over_all = op(name), op(name .. "_all")
-  --- Without a position the largest element; with one: values, indices (0-based, int64).
+  --- Without a dimension, the largest element; with a dimension: values, indices (int64, from 0).
   methods[name] = function(t, d, given)
     if given == nil and opts.is(d) then d, given = nil, d end
     if d == nil then
@@ -80,7 +80,8 @@ for _, name in ipairs { "argmax", "argmin" } do
 end
 
 local NORM = op "norm"
---- The p-norm, `sum(|t|^p)^(1/p)`; math.huge gives the largest absolute value. Errors: a dtype that is not floating
+--- The p-norm, `sum(|t|^p)^(1/p)`; p = math.huge gives the largest absolute value. Errors: a dtype that is not floating
+--- point.
 --- point.
 ---@param p? number  2
 ---@param d? integer|integer[]  dimensions to reduce (default: all)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Scopes release the tensors that are made inside them. `ms.scope(fn)`, `ms.steps(n)` and module calls (`scope.run`)
---- open them. The engine keeps the chains of open scopes, one per coroutine.
+--- open scopes. The engine keeps the chains of open scopes, one chain per coroutine.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -15,7 +15,7 @@ local M = {}
 
 -- ---- what a scope returns -----------------------------------------------------------------------
 
--- Appends the tensors of a result to list: value itself, or those in plain tables (without a metatable).
+-- Appends the tensors in a result to list: value itself, or those in plain tables (without a metatable).
 local function gather(value, list, seen)
   if type(value) ~= "table" then return end
   local mt = getmetatable(value)
@@ -27,7 +27,7 @@ local function gather(value, list, seen)
     end
   elseif mt == nil and not seen[value] then
     seen[value] = true
-    -- order does not matter: all are kept
+    -- order does not matter: all of them are kept
     for _, v in next, value do gather(v, list, seen) end
   end
 end
@@ -75,21 +75,21 @@ local function finish(handle, ok, ...)
   return ...
 end
 
---- Runs fn(…) in a scope of its own: closed on return, with the results kept, and on error.
---- The name (shown in errors) must outlive the call: a literal or a class's name.
+--- Runs fn(…) in its own scope, which is closed when fn returns (its results are kept) or fails. The name is shown in
+--- errors and must outlive the call: a literal or a class's name.
 ---@param name string
 ---@param fn function
 function M.run(name, fn, ...) return finish(lib.ms_scope_open(name), pcall(fn, ...)) end
 
---- Opens a scope by hand; close it with M.close(handle, results…).
+--- Opens a scope; close it with M.close(handle, results…).
 function M.open(name) return lib.ms_scope_open(name) end
 
 function M.close(handle, ...) return close_keeping(handle, select("#", ...), ...) end
 
---- Closes a scope and everything in it (after an error).
+--- Closes a scope and all scopes inside it, after an error.
 function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
 
---- Runs fn(…); every tensor made inside is released when it returns or fails, except those it returns, also inside
+--- Runs fn(…). Every tensor made inside is released when fn returns or fails, except those that it returns, also inside
 --- plain tables.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -102,8 +102,8 @@ end
 
 -- ---- steps --------------------------------------------------------------------------------------
 
--- Chain -> loops whose last step may still be open. A loop that break or an error left stays in the list; a loop that
--- still runs is recognised by its control variable, which is a local of a frame on the stack.
+-- Maps a chain to loops whose last step may still be open. A loop that was left by break or an error stays in the list;
+-- a loop that still runs is recognised by its control variable, which is a local of a frame on the stack.
 local current_chain = 0
 local loops = { [0] = {} }
 
@@ -119,11 +119,11 @@ local function runs_on_stack(loop)
   end
 end
 
--- Closes the step scopes of loops that were left.
+-- Closes the step scopes of loops that were left by break or an error.
 local function close_left(list)
   for k = 1, #list do
     if lib.ms_scope_is_open(list[k].scope) == 0 or not runs_on_stack(list[k]) then
-      lib.ms_scope_close(list[k].scope, nil, 0)         -- closes the scopes inside, too
+      lib.ms_scope_close(list[k].scope, nil, 0)         -- also closes the scopes inside it
       for j = #list, k, -1 do list[j] = nil end
       return
     end
@@ -148,7 +148,8 @@ local function next_step(loop, step)
   return step + 1
 end
 
--- Steps of `ms.steps(n, fn)` are ranges of the profiler, like those of the iterator; of nested loops the outermost's.
+-- Steps of `ms.steps(n, fn)` are profiler ranges, like those of the iterator; of nested loops, only the outermost
+-- one's.
 local stepping, allocated = false, ffi.new "double[1]"
 
 local function left_step(from, before, step, ok, ...)
@@ -167,8 +168,8 @@ local function run_step(outermost, fn, step)
   left_step(from, allocated[0], step, pcall(finish, lib.ms_scope_open "ms.steps", pcall(fn, step)))
 end
 
---- `for step in ms.steps(n) do … end`: each turn is a scope. `ms.steps(n, fn)` runs fn(step), and closes the scope
---- after an error too.
+--- `for step in ms.steps(n) do … end`: each iteration is a scope. `ms.steps(n, fn)` calls fn(step) in a scope, which is
+--- closed after an error, too.
 ---@param n integer  the last step; math.huge: no end
 ---@param given? fun(step: integer)|{ from: integer }  from: the first step, 1
 ---@param fn? fun(step: integer)  called for each step
@@ -192,7 +193,7 @@ function M.steps(n, given, fn)
   return next_step, loop, o.from - 1
 end
 
---- At the prompt: closes everything a line left open.
+--- At the prompt: closes everything that a line left open.
 function M.close_all_left()
   local list = loops[current_chain]
   if list[1] then
@@ -203,12 +204,12 @@ end
 
 -- ---- coroutines ---------------------------------------------------------------------------------
 
--- Each coroutine has a chain of its own, so a scope that is open across a yield does not own tensors of other
--- coroutines; and modes of its own (grad, autocast, and those of context.lua), so a no_grad that is open across a yield
--- does not affect them. A chain is made at the first resume and freed when the coroutine dies or is collected.
+-- Each coroutine has its own chain, so a scope that is open across a yield does not own tensors of other coroutines. It
+-- also has its own modes (grad, autocast, and those of context.lua), so a no_grad that is open across a yield does not
+-- affect other coroutines. A chain is made at the first resume and freed when the coroutine ends or is collected.
 local chain_t = ffi.typeof "struct { int n, grad_mode, autocast; }"
 local chains = setmetatable({}, { __mode = "k" })
-local modes = setmetatable({}, { __mode = "k" })         -- those of context.lua
+local modes = setmetatable({}, { __mode = "k" })         -- the modes of context.lua
 local resume, status, create, yield = coroutine.resume, coroutine.status, coroutine.create, coroutine.yield
 
 local function free_chain(c)

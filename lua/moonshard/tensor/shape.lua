@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Shapes: views, cutting, joining, indexing.
+--- Shapes: views, splitting, joining, indexing.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local create = require "moonshard.tensor.create"
@@ -18,12 +18,12 @@ local M = {}
 
 local function whole(v, who, what)
   opts.expect(v, opts.whole, "%s: %s", who, what)
-  -- int64: larger numbers would wrap around.
+  -- The engine's integers are int64: larger numbers would wrap around.
   if v >= 2 ^ 63 or v < -2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: %s", who, what) end
   return v
 end
 
---- Sizes given as numbers or one table, into engine.a_i from `at`.
+--- Writes sizes, given as numbers or one table, to engine.a_i, from index `at` on.
 ---@return integer n
 local function sizes(who, at, first, ...)
   if type(first) == "table" and not is_tensor(first) then
@@ -45,7 +45,7 @@ local function sizes(who, at, first, ...)
   return n + 1
 end
 
--- One tensor and engine.a_i[0 .. n): the caller has filled them.
+-- Calls an operator with one tensor and the integers engine.a_i[0 .. n), which the caller has set.
 local function with_ints(number, who, t, n)
   args.n_in, args.n_i, args.n_f = 1, n, 0
   a_in[0] = id_of(t, who)
@@ -58,20 +58,20 @@ end
 local VIEW, RESHAPE, EXPAND, TRANSPOSE, PERMUTE = op "view", op "reshape", op "expand", op "transpose", op "permute"
 local NARROW, SELECT, SQUEEZE, UNSQUEEZE = op "narrow", op "select", op "squeeze", op "unsqueeze"
 
---- The same elements in another shape, without copying. Errors: sizes of another product; strides that need a copy
---- (see reshape).
+--- The same elements in another shape, without copying. Errors: the number of elements differs; strides that would need
+--- a copy (see reshape).
 ---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is worked out
 ---@return Tensor  shares t's storage
 function methods.view(t, ...) return wrap_same(with_ints(VIEW, "view", t, sizes("view", 0, ...)), t) end
 
---- The same elements in another shape: a view where t's strides allow one, a copy where not. Errors: sizes of another
---- product.
+--- The same elements in another shape: a view if t's strides allow it, otherwise a copy. Errors: the number of elements
+--- differs.
 ---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is worked out
 ---@return Tensor
 function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", t, sizes("reshape", 0, ...)), t) end
 
---- Repeats dimensions of size 1 without copying; new dimensions may stand before the others. Errors: a size other
---- than 1 that changes.
+--- Repeats dimensions of size 1 without copying; new dimensions may be added in front. Errors: a size other than 1
+--- would change.
 ---@param ... integer|integer[]  sizes, as numbers or one list; -1 keeps a size
 ---@return Tensor  shares t's storage; an element stands at several places
 function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
@@ -82,7 +82,7 @@ for _, name in ipairs { "expand", "view" } do
   end
 end
 
---- Joins dimensions first to last into one. A view where the strides allow one, a copy where not.
+--- Merges dimensions first to last into one. A view if the strides allow it, otherwise a copy.
 ---@param first? integer  1
 ---@param last? integer   the last one
 ---@return Tensor
@@ -114,7 +114,8 @@ function methods.transpose(t, d1, d2)
   return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
 end
 
---- The transpose of a matrix, without copying; a vector or number returns itself. Errors: more than 2 dimensions.
+--- The transpose of a matrix, without copying; a tensor of fewer dimensions returns itself. Errors: more than 2
+--- dimensions.
 ---@return Tensor  shape [B, A] if t has shape [A, B]
 function methods.t(t)
   id_of(t, "t")
@@ -127,7 +128,7 @@ function methods.t(t)
   return methods.transpose(t, 1, 2)
 end
 
---- Dimensions in another order, without copying.
+--- The dimensions in another order, without copying.
 ---@param ... integer|integer[]  a dimension of t for each of the result: every one once
 ---@return Tensor  shares t's storage
 function methods.permute(t, ...)
@@ -136,7 +137,7 @@ function methods.permute(t, ...)
   return wrap(with_ints(PERMUTE, "permute", t, n))
 end
 
--- Position along a dimension of given size: 1-based, negative from the end.
+-- Converts an index along a dimension of the given size: 1-based, negative from the end.
 local function index(i, size, who, last)
   whole(i, who, "position")
   local at = i > 0 and i - 1 or i + size
@@ -146,7 +147,7 @@ local function index(i, size, who, last)
   return at
 end
 
---- Elements start to start + length - 1 along d, without copying. Errors: a range outside of the size.
+--- Elements start to start + length - 1 along d, without copying. Errors: a range that exceeds the size.
 ---@param d integer  from 1; negative from the end
 ---@param start integer   position of the first one, from 1; negative from the end
 ---@param length integer  may be 0
@@ -164,7 +165,8 @@ function methods.narrow(t, d, start, length)
   return wrap(with_ints(NARROW, "narrow", t, 3))
 end
 
---- Element i along d, without that dimension and without copying; `t[i]` is `t:select(1, i)`. Errors: i out of range.
+--- Element i along d, without that dimension and without copying; `t[i]` is `t:select(1, i)`. Errors: i is out of
+--- range.
 ---@param d integer  from 1; negative from the end
 ---@param i integer  from 1; negative from the end
 ---@return Tensor  shares t's storage
@@ -175,13 +177,13 @@ function methods.select(t, d, i)
   return wrap(with_ints(SELECT, "select", t, 2))
 end
 
---- t[i] = v
+--- Assigns t[i] = v.
 function methods._set_item(t, i, v)
   local part = methods.select(t, 1, i)
   if is_tensor(v) then methods.copy_(part, v) else methods.fill_(part, v) end
 end
 
---- Without dimensions of size 1: all of them, or those named that have size 1.
+--- Removes dimensions of size 1: all of them, or those of the given dimensions that have size 1.
 ---@param ... integer|integer[]  dimensions; all without them
 ---@return Tensor  shares t's storage
 function methods.squeeze(t, ...)
@@ -190,7 +192,7 @@ function methods.squeeze(t, ...)
   return wrap_same(with_ints(SQUEEZE, "squeeze", t, n), t)
 end
 
---- With a new dimension of size 1.
+--- Adds a dimension of size 1.
 ---@param d integer  its place in the result; -1 is behind the last
 ---@return Tensor  shares t's storage
 function methods.unsqueeze(t, d)
@@ -206,9 +208,9 @@ end
 -- ---- cutting ------------------------------------------------------------------------------------
 
 local SPLIT = op "split"
-local MAX_PIECES = 20                           -- sizes are integer arguments of the operator, of which there are 24
+local MAX_PIECES = 20                           -- sizes are integer arguments of the operator, which has at most 24
 
---- Pieces along d, without copying. Errors: listed sizes that do not add up to the size of d.
+--- Splits t along d into pieces, without copying. Errors: listed sizes whose sum differs from the size of d.
 ---@param size integer|integer[]  of each piece (the last may be smaller), or a list of sizes
 ---@param d? integer  1
 ---@return Tensor[]  they share t's storage
@@ -233,7 +235,7 @@ function methods.split(t, size, d)
     count = math.max(math.ceil(total / size), 1)
   end
   local out = new_table(count, 0)
-  -- The operator takes a single integer for the size of every piece, which must not be 0.
+  -- A single size means the size of every piece, and the operator does not accept 0 for it.
   if count > MAX_PIECES or count == 1 then
     local first = 0
     for k = 1, count do
@@ -253,7 +255,8 @@ function methods.split(t, size, d)
   return out
 end
 
---- n pieces of equal size along d, without copying: the last may be smaller, and there may be fewer.
+--- Splits t along d into n pieces of equal size, without copying. The last piece may be smaller, and there may be fewer
+--- pieces.
 ---@param n integer  at least 1
 ---@param d? integer  1
 ---@return Tensor[]  they share t's storage
@@ -291,7 +294,7 @@ local function join(number, who, list, d)
   return wrap(engine.a_out[0])
 end
 
---- Tensors one after another along d, copied. Errors: other sizes than that of d, dtypes or devices that differ; an
+--- Concatenates tensors along d, by copying. Errors: different sizes except along d, different dtypes or devices; an
 --- empty list.
 ---@param list Tensor[]  equal sizes except along d; one dtype and device
 ---@param d? integer  1
@@ -308,7 +311,8 @@ function M.cat(list, d)
   return M.cat(parts, d)
 end
 
---- Tensors of one shape along a new dimension, copied. Errors: shapes, dtypes or devices that differ; an empty list.
+--- Joins tensors of one shape along a new dimension, by copying. Errors: different shapes, dtypes or devices; an empty
+--- list.
 ---@param list Tensor[]  one shape, dtype and device
 ---@param d? integer  place of the new dimension, 1
 ---@return Tensor
@@ -320,21 +324,21 @@ function M.stack(list, d)
   return M.cat(rows, d)
 end
 
---- Copies of the whole tensor beside each other.
+--- Repeats the whole tensor along its dimensions.
 ---@param ... integer|integer[]  how many, for each dimension; more numbers than dimensions add new ones in front
 ---@return Tensor
 function methods.tile(t, ...) return wrap(with_ints(TILE, "tile", t, sizes("tile", 0, ...))) end
 methods["repeat"] = methods.tile
 
 local TRIL, TRIU = op "tril", op "triu"
---- The lower triangle of the last two dimensions; zeros above it.
+--- The lower triangle of the last two dimensions; elements above it are 0.
 ---@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it, -1 the one below
 ---@return Tensor
 function methods.tril(t, k)
   a_i[0] = whole(k or 0, "tril", "diagonal")
   return wrap(with_ints(TRIL, "tril", t, 1))
 end
---- The upper triangle of the last two dimensions; zeros below it.
+--- The upper triangle of the last two dimensions; elements below it are 0.
 ---@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below
 ---@return Tensor
 function methods.triu(t, k)
@@ -355,7 +359,7 @@ end
 
 local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gather", op "scatter_", op "scatter_add_"
 
---- The elements along d that idx names, in its order, copied. Errors: an id outside of 0 to size - 1.
+--- The elements of t along d at the positions in idx, in that order, copied. Errors: an id outside of 0 to size - 1.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64 [n]; ids from 0
 ---@return Tensor  size n at d
@@ -366,15 +370,14 @@ function methods.index_select(t, d, idx)
   return wrap(with_index(INDEX_SELECT, "index_select", t, d, idx))
 end
 
---- Along d, at each place the element that idx names there: `out[i][j] = t[i][idx[i][j]]` for d = 2. Errors: an id
---- outside of 0 to size - 1.
+--- Gathers along d: `out[i][j] = t[i][idx[i][j]]` for d = 2. Errors: an id outside of 0 to size - 1.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@return Tensor  of idx's shape
 function methods.gather(t, d, idx) return wrap(with_index(GATHER, "gather", t, d, idx)) end
 
---- Writes src at the places along d that idx names: `t[i][idx[i][j]] = src[i][j]` for d = 2. Where an id stands
---- twice, one of the values stays. Errors: an id outside of 0 to size - 1.
+--- Writes src along d at the positions in idx: `t[i][idx[i][j]] = src[i][j]` for d = 2. If a position occurs twice, one
+--- of the values remains. Errors: an id outside of 0 to size - 1.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor|number  at least of idx's shape, of t's dtype
@@ -389,7 +392,7 @@ function methods.scatter_(t, d, idx, src)
   return t
 end
 
---- Adds src at the places along d that idx names, each as often as it stands there. Errors: an id outside of 0 to
+--- Adds src along d at the positions in idx, also if a position occurs several times. Errors: an id outside of 0 to
 --- size - 1.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
@@ -400,7 +403,7 @@ function methods.scatter_add_(t, d, idx, src)
   return t
 end
 
---- scatter_ on a copy.
+--- As scatter_, on a copy.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor|number  at least of idx's shape, of t's dtype

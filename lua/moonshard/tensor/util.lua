@@ -19,7 +19,7 @@ local function before(a, b)
   return tostring(a) < tostring(b)
 end
 
---- pairs in the order of the keys: numbers, then strings.
+--- Iterates over a table in the order of its keys: numbers first, then strings.
 ---@param t table  any table
 ---@return fun(): any, any  an iterator of key and value
 function M.sorted_pairs(t)
@@ -39,8 +39,7 @@ end
 
 local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
 
--- Copies t's values. A storage that other tensors share is copied whole, once, so that copies share what the originals
--- shared.
+-- Copies t's values. A storage that several tensors share is copied once, as a whole, so that the copies share it, too.
 local function copy_data(t, memo)
   local key = lib.ms_storage_key(t.id)
   if key == 0 then return t:detach():clone() end
@@ -91,8 +90,8 @@ local function copy_tensor(t, memo, copy)
   return out
 end
 
---- A copy of tensors, modules and tables of them. Objects and memory that are shared inside x are shared inside the
---- copy; parameters stay leaves. Functions and classes are not copied. A class may define `__deepcopy(obj, memo, copy)`.
+--- Copies tensors, modules and tables of them. Objects and memory that are shared inside x are shared inside the copy;
+--- parameters remain leaves. Functions and classes are not copied. A class may define `__deepcopy(obj, memo, copy)`.
 ---@generic T
 ---@param x T  any value
 ---@return T
@@ -119,7 +118,7 @@ function M.deepcopy(x)
   local ok, result = pcall(copy, x)
   lib.ms_set_grad_mode(state)
   for key, v in pairs(memo) do
-    if type(key) == "number" then v:release() end       -- a copied storage, which its views keep
+    if type(key) == "number" then v:release() end       -- a copied storage: its views keep its memory
   end
   if not ok then error(result, 0) end
   return result
@@ -148,8 +147,8 @@ end
 local stats = engine.ffi.new "ms_memory"
 local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "live_tensors" }
 
---- What the allocator of a device holds, in bytes: allocated (in use), reserved (taken from the system), and the
---- peaks of both; live_tensors counts the tensors of all devices.
+--- The memory that the allocator of a device holds, in bytes: allocated (in use), reserved (taken from the system), and
+--- the peaks of both; live_tensors counts the tensors of all devices.
 ---@param device? string  the default device
 ---@return { allocated: integer, peak_allocated: integer, reserved: integer, peak_reserved: integer, live_tensors: integer }
 function M.memory_stats(device)
@@ -159,7 +158,7 @@ function M.memory_stats(device)
   return out
 end
 
---- Sets the peaks of memory_stats to what is in use now.
+--- Sets the peaks of memory_stats to the current use.
 ---@param device? string  the default device
 function M.reset_peak_memory_stats(device)
   lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.device_now())
@@ -168,18 +167,18 @@ end
 --- Returns reserved memory that no tensor uses to the system, on all devices.
 function M.empty_cache() lib.ms_empty_cache() end
 
---- How many threads an operator of this rank uses on the CPU.
+--- The number of threads that an operator of this rank uses on the CPU.
 ---@return integer
 function M.num_threads() return lib.ms_num_threads() end
 
---- Sets how many threads an operator of this rank uses on the CPU. Results do not depend on it.
+--- Sets the number of threads that an operator of this rank uses on the CPU. Results do not depend on it.
 ---@param n integer  1 to 1024
 function M.set_num_threads(n)
   opts.need(opts.whole_from(1).test(n) and n <= 1024, n, "a whole number from 1 to 1024", "set_num_threads: argument")
   lib.ms_set_num_threads(n)
 end
 
---- Monotonic time in seconds.
+--- The time of a monotonic clock in seconds.
 ---@return number
 function M.time() return lib.ms_time() end
 
@@ -204,12 +203,12 @@ local function checked_device(i, who)
   return i
 end
 
---- The GPU; the first use loads the CUDA plugin.
+--- Functions for GPUs; the first use loads the CUDA plugin.
 M.cuda = errors.closed({
-  --- Is there a CUDA device that works? Loads the CUDA plugin at the first call.
+  --- Whether there is a working CUDA device. Loads the CUDA plugin at the first call.
   ---@return boolean
   is_available = function() return lib.ms_cuda_count() > 0 end,
-  --- Why there is no CUDA device; nil where there is one.
+  --- The reason why there is no CUDA device; nil if there is one.
   ---@return string?
   why_unavailable = function()
     if lib.ms_cuda_count() == 0 then return text(lib.ms_cuda_why()) end
@@ -218,10 +217,10 @@ M.cuda = errors.closed({
   --- The number of CUDA devices; 0 without CUDA.
   ---@return integer
   device_count = function() return lib.ms_cuda_count() end,
-  --- The index of the device that "cuda" names.
+  --- The index of the device that "cuda" means.
   ---@return integer  from 0
   current_device = function() return dtypes.cuda_device() end,
-  --- Makes "cuda" name this device. Errors: a device that does not exist.
+  --- Sets the device that "cuda" means. Errors: a device that does not exist.
   ---@param i integer|string  an index from 0, or "cuda:1"
   set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
   --- A device's model, multiprocessors and memory. Errors: a device that does not exist.
@@ -232,7 +231,7 @@ M.cuda = errors.closed({
     if name == nil then errors.fail() end
     return text(name)
   end,
-  --- Waits for all work queued on a device. Errors: those its kernels reported.
+  --- Waits for all work queued on a device. Errors: errors that its kernels reported.
   ---@param i? integer|string  the current device
   synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
   "cuda.synchronize"))) end,

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reads annotations (LuaLS comments) of functions and classes from the sources: for `? name` at the prompt and for the
---- reference in docs/api.
+--- Reads annotations (LuaLS comments) of functions and classes from the sources: for `? name` at the prompt, and for
+--- the reference in docs/api.
 local opts = require "moonshard.core.opts"
 
 local M = {}
@@ -18,7 +18,7 @@ local M = {}
 
 local files = {}
 
---- The lines of a source; none of a file that cannot be read.
+--- The lines of a source file; an empty list if it cannot be read.
 function M.lines_of(path)
   if files[path] then return files[path] end
   local lines = {}
@@ -31,7 +31,7 @@ function M.lines_of(path)
   return lines
 end
 
--- A type ends at the first blank outside brackets, unless a bar, comma or colon stands there.
+-- A type ends at the first blank outside brackets that no bar, comma or colon precedes or follows.
 local function split_type(text)
   local depth, k = 0, 1
   while k <= #text do
@@ -80,14 +80,14 @@ function M.meanings_of(text, names)
   return out, table.concat(rest, "; ")
 end
 
---- The annotation above line `at`; nil where there is no such line.
+--- The annotation above line `at`; nil if there is no such line.
 ---@return Annotation?
 function M.parse(lines, at)
   if not lines[at] then return nil end
   local first = at
   while first > 1 and lines[first - 1]:match "^%s*%-%-%-" do first = first - 1 end
   local head = lines[at]
-  for k = at + 1, at + 4 do                              -- a head of several lines
+  for k = at + 1, at + 4 do                              -- a function's head may have several lines
     if not head:find "%(" or head:find "%)" then break end
     head = head .. " " .. (lines[k] or ""):gsub("^%s+", "")
   end
@@ -112,7 +112,7 @@ function M.parse(lines, at)
       local kind, text = split_type(after or "")
       last = { name = name, type = kind, text = text }
       if name then out.fields[#out.fields + 1] = last end
-    elseif tag == "type" and rest:find "^fun%(" then      -- a function that another one makes
+    elseif tag == "type" and rest:find "^fun%(" then      -- a function returned by another function
       local list, result = rest:match "^fun(%b())%s*:?%s*(.*)$"
       out.typed = M.fields_of(list:sub(2, -2))
       if result ~= "" then out.returns[1] = { type = result, text = "" } end
@@ -144,7 +144,7 @@ function M.parse(lines, at)
   return out
 end
 
--- The function that a wrapper calls.
+-- Returns the function that a wrapper calls.
 local function behind(fn)
   while opts.original[fn] do fn = opts.original[fn] end
   return fn
@@ -169,7 +169,7 @@ function M.declared()
   return out
 end
 
---- What these files say of a class: "Tensor", "moonshard", "AdamW".
+--- The description of a class in these files: "Tensor", "moonshard", "AdamW".
 ---@return Annotation?
 function M.declared_class(name)
   for _, path in ipairs(meta) do
@@ -181,7 +181,8 @@ function M.declared_class(name)
   end
 end
 
---- The annotation of a function of the front end. A function that another one makes is described where it is named.
+--- The annotation of a function of the front end. A function that another function makes is described where it is
+--- named.
 ---@param fn function
 ---@param name? string
 ---@return Annotation?
@@ -229,7 +230,7 @@ function M.of_class(cls)
   end
 end
 
---- A page of text: the head, and the comment indented.
+--- A page of text: the head, followed by the comment, indented.
 ---@param a Annotation
 ---@return string
 function M.page(a) return a.source == "" and a.head or a.head .. "\n  " .. a.source:gsub("\n", "\n  ") end

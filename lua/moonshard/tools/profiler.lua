@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- profiler: where a script spends its time. A profile is a list of ranges: operators, their backward, modules,
---- collectives, waiting, units (with PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps of ms.steps,
---- and ranges of the script.
+--- profiler: measures where a script spends its time. A profile is a list of ranges: operators, their backward,
+--- modules, collectives, waiting, units (with PyTorch's names: "FSDP::all_gather (layers.1)"), optimizer steps, steps
+--- of ms.steps, and ranges that the script makes.
 ---
 ---   local p = ms.profiler.profile(function() train(10) end)
 ---   print(p)                                       -- a table by name
 ---   p:export_chrome_trace("trace.json")            -- for ui.perfetto.dev
 ---
---- Times are those of the CPU: an operator on device cuda lasts as long as its launch, and the wait for the device is
---- where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
+--- Times are CPU times: an operator on device cuda takes as long as its launch, and the time to wait for the device
+--- appears where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -22,7 +22,7 @@ local M = {}
 
 -- ---- ranges of the script ------------------------------------------------------------------------
 
---- Runs fn(…) as a range of that name; only calls fn if nothing records.
+--- Runs fn(…) as a range with that name; if no recording is active, only calls fn.
 ---@param name string  of the range
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -68,7 +68,7 @@ local function bytes_text(n)
   return ("%d B"):format(n)
 end
 
---- The rows as text, longest self time first. Percentages are of the recorded time, for each thread.
+--- The rows as text, longest self time first. Percentages are of the recorded time, per thread.
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
 ---   sort_by: name of a field of the rows; row_limit: -1: all rows; max_name_column_width: characters of a name, at
 ---   least 4
@@ -137,9 +137,9 @@ Averages.__tostring = function(self) return self:table() end
 local Profile = { __name = "Profile" }
 Profile.__index = Profile
 
--- Calls visit(range, self time, self memory) for every range; returns the time of the script's thread in ranges. On
--- each thread, ranges inside another one precede it. Ranges may also overlap (coroutines, a step that break left): the
--- common time then counts for the one that ended first, so nothing is counted twice.
+-- Calls visit(range, self time, self memory) for every range. Returns the total time of the script's thread in ranges.
+-- On each thread, the ranges inside another range precede it. Ranges may also overlap (coroutines, a step left by
+-- break); their common time then counts for the one that ended first, so no time is counted twice.
 local function walk(trace, visit)
   local stacks = {}
   for k = 0, trace.n - 1 do
@@ -159,7 +159,7 @@ local function walk(trace, visit)
     stack[#stack + 1] = { start = r.start, stop = stop, span = span, memory = r.memory }
     visit(r, span - inside, r.memory - memory)
   end
-  local covered = 0                     -- of the script's thread
+  local covered = 0                     -- time of the script's thread in ranges
   for _, top in ipairs(stacks[0] or {}) do covered = covered + top.span end
   return covered
 end
@@ -186,7 +186,8 @@ function Profile:stop()
   return self
 end
 
---- Every range: { name, category, thread, detail, start, duration (seconds), allocated, memory (bytes) }, by its end.
+--- All ranges in the order in which they ended: { name, category, thread, detail, start, duration (seconds), allocated,
+--- memory (bytes) }.
 ---@return table[]
 function Profile:events()
   local trace, out = trace_of(self, "events"), {}
@@ -200,7 +201,7 @@ function Profile:events()
   return out
 end
 
---- Ranges summed by name and thread (all steps of ms.steps are "step"): an array of rows that prints as a table.
+--- Sums of ranges by name and thread (all steps of ms.steps are "step"): an array of rows that prints as a table.
 ---@param given? { group_by_input_shape: boolean }
 ---   group_by_input_shape: operators have a row for each shape; needs record_shapes
 ---@return ProfileAverages
@@ -231,7 +232,7 @@ function Profile:key_averages(given)
   return setmetatable(rows, Averages)
 end
 
--- This rank, and the path of its file.
+-- Returns this rank, and the path of its file.
 local function of_rank(path)
   local rank, world = log.rank()
   if world <= 1 then return rank, path end
@@ -239,8 +240,8 @@ local function of_rank(path)
   return rank, ("%s.rank%d%s"):format(stem or path, rank, ending or "")
 end
 
---- Writes Chrome's trace format, which chrome://tracing and ui.perfetto.dev show. With several ranks each writes a file
---- of its own: trace.json is trace.rank0.json and so on. Returns the path.
+--- Writes the profile in Chrome's trace format, for chrome://tracing and ui.perfetto.dev. With several ranks each
+--- writes its own file: trace.json becomes trace.rank0.json and so on. Returns the path.
 ---@param path string  of the file
 ---@return string
 function Profile:export_chrome_trace(path)
@@ -257,7 +258,7 @@ function Profile:__tostring()
   return self:key_averages():table { row_limit = 30 }
 end
 
---- Begins to record; other profiles may record at the same time.
+--- Starts recording; other profiles may record at the same time.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
 ---   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
 ---   shapes of operators' inputs
@@ -269,7 +270,7 @@ function M.start(given)
     and ffi.C.MS_TRACE_MODULES or 0))
   if trace == nil then errors.fail() end
   ranges.look()
-  -- A profile that the script has lost ends when it is collected.
+  -- When the script drops a profile, its recording ends with garbage collection.
   return setmetatable({ limit = o.limit, _trace = ffi.gc(trace, lib.ms_trace_free), _records = true }, Profile)
 end
 
@@ -279,7 +280,7 @@ local function finish(p, ok, ...)
   return p, ...
 end
 
---- Records while fn runs. `profile(fn)` is accepted, too.
+--- Records while fn runs. May also be called as `profile(fn)`.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
 ---   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
 ---   shapes of operators' inputs
@@ -295,9 +296,9 @@ end
 --- Internal, MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
   local rank, own = of_rank(path)
-  local pipe = require("lfs").attributes(own, "mode") == "named pipe"       -- opening it would wait for a reader
+  local pipe = require("lfs").attributes(own, "mode") == "named pipe"       -- opening a pipe would wait for a reader
   if pipe then error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(own), 0) end
-  local file, why = io.open(own, "a")                   -- fails now, not after a day of training
+  local file, why = io.open(own, "a")                   -- fail now, not after a day of training
   if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end
   file:close()
   local p = M.start()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reads the prompt's lines with GNU readline: editing, history, completion. nil if the library is missing or the input
---- is no terminal. repl.lua loads this file and declares moonshard_wait and moonshard_is_terminal.
+--- Reads lines at the prompt with GNU readline: editing, history, completion. nil if the library is missing or the
+--- input is not a terminal. repl.lua loads this file and declares moonshard_wait and moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
@@ -47,9 +47,9 @@ local function load()
   end
 end
 
-local COMPLETING = 0x4000                               -- of rl_readline_state
+local COMPLETING = 0x4000                               -- a bit of rl_readline_state
 
-local anchors = {}                                      -- callbacks and strings that readline has pointers to
+local anchors = {}                                      -- callbacks and strings to which readline has pointers
 
 local function c_string(text)
   local p = ffi.cast("char *", ffi.C.moonshard_malloc(#text + 1))
@@ -57,7 +57,7 @@ local function c_string(text)
   return p
 end
 
--- Matches in readline's format: the longest common prefix, the candidates, NULL, all from malloc.
+-- Converts matches to readline's format: the longest common prefix, the candidates, NULL, all allocated by malloc.
 local function c_matches(list)
   local common = list[1]
   for k = 2, #list do
@@ -75,7 +75,7 @@ local function c_matches(list)
   return out
 end
 
--- Is the word that starts at `first` inside quotes, and so a file name?
+-- Whether the word that starts at `first` is inside quotes, and is therefore a file name.
 local function quoted(line, first)
   local quote
   for k = 1, first do
@@ -95,7 +95,8 @@ local function attach(repl)
     local line = ffi.string(library.rl_line_buffer)
     if quoted(line, first) then return nil end          -- readline completes file names
     library.rl_attempted_completion_over = 1
-    local before, word = ffi.string(text):match "^(.-)([^/]*)$"     -- "/" breaks no words, because file names contain it
+    -- "/" does not separate words, because file names contain it.
+    local before, word = ffi.string(text):match "^(.-)([^/]*)$"
     local list = repl.complete(word)
     for k = 1, #list do list[k] = before .. list[k] end
     if #list == 0 then return nil end
@@ -106,13 +107,14 @@ local function attach(repl)
     return ok and matches or nil
   end)
   -- Ctrl-C at the prompt: the engine's handler sets a flag, and the line is discarded. The flag is polled ten times a
-  -- second, because a signal that arrives just before the wait does not end it.
+  -- second, because a signal that arrives just before the wait does not interrupt it.
   local key = ffi.new "unsigned char[1]"
   anchors.getc = ffi.cast("int (*)(void *)", function()
     while true do
       local ready = ffi.C.moonshard_wait(repl.input, 1, 100)
       if engine.state.interrupted ~= 0 then
-        -- readline asks whether to show all completions, and pages them: "n" ends both, and the next key is the newline.
+        -- readline asks whether to show all completions, and shows them by page: the key "n" ends both; the next key is
+        -- the newline.
         if bit.band(tonumber(library.rl_readline_state), COMPLETING) ~= 0 then return ("n"):byte() end
         repl.settle()
         library.rl_replace_line("", 0)
@@ -144,7 +146,8 @@ local function history_file()
   return home and home .. "/.moonshard_history"
 end
 
--- A statement of several lines is one entry of the history: each further line replaces the entry of the earlier ones.
+-- A statement of several lines is one entry in the history: each further line replaces the entry of the lines before
+-- it.
 local function remember(line, before)
   if not line:find "%S" then return end
   if before and library.history_length > 0 then
@@ -156,7 +159,7 @@ local function remember(line, before)
   if file then library.write_history(file) end
 end
 
--- Not compiled, because readline calls back into Lua.
+-- Must not be compiled, because readline calls back into Lua.
 local function read(prompt, before)
   local p = library.readline(prompt)
   if engine.state.interrupted ~= 0 then
@@ -172,13 +175,13 @@ local function read(prompt, before)
 end
 jit.off(read)
 
---- Returns read(prompt, before), which reads one line with editing; nil if that is impossible. before: the lines of the
---- same statement that were read already.
+--- Returns read(prompt, before), which reads one line with editing; nil if that is impossible. before: earlier lines of
+--- the same statement.
 return function(repl)
   if not load() then return nil end
   attach(repl)
   library.stifle_history(2000)
-  -- With a timestamp before each entry, the file can contain entries of several lines.
+  -- With a timestamp before each entry, the history file can contain entries of several lines.
   library.history_comment_char, library.history_write_timestamps = ("#"):byte(), 1
   local file = history_file()
   if file then library.read_history(file) end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The prompt: `scripts/repl`, or `luajit -i -e 'require "moonshard"'`.
---- Prints the values of expressions; an error keeps the session and its tensors; Ctrl-C returns to the
---- prompt; Tab completes names, fields and file names if readline is installed; `? name` explains.
+--- Prints the values of expressions. After an error the session and its tensors remain. Ctrl-C returns to the prompt.
+--- Tab completes names, fields and file names if readline is installed. `? name` shows documentation.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 local annotations = require "moonshard.tools.annotations"
@@ -12,7 +12,7 @@ local autograd = require "moonshard.autograd"
 local tensor = require "moonshard.tensor"
 
 local lib, state = engine.lib, engine.state
--- Copies of globals, which a session may overwrite.
+-- Copies of globals that a session may overwrite.
 local io, debug, jit, table, math, package, os = io, debug, jit, table, math, package, os
 local tostring, type, pairs, ipairs, next, select, pcall, xpcall, error, tonumber = tostring, type, pairs, ipairs, next,
   select, pcall, xpcall, error, tonumber
@@ -27,7 +27,7 @@ local function show_key(k)
   return "[" .. (type(k) == "string" and ("%q"):format(k) or tostring(k)) .. "]"
 end
 
---- A value as the prompt prints it: plain tables are opened two levels deep, up to 20 and 6 entries.
+--- A value as the prompt prints it: plain tables are shown two levels deep, with up to 20 and 6 entries.
 function M.show(v, depth)
   depth = depth or 0
   if type(v) == "string" then return depth == 0 and v or ("%q"):format(v) end
@@ -56,18 +56,21 @@ end
 
 -- ---- running lines --------------------------------------------------------------------------------
 
--- Does Lua's message say that the input ended too early? Not if it expected '=': then an expression follows a statement.
+-- Whether Lua's message says that the input ended too early. If Lua expected '=', the input is an expression after a
+-- statement.
 local function incomplete(message)
   return message and message:find "near '?<eof>'?" ~= nil and not message:find "'=' expected"
 end
 
--- The expression is an argument, because a tail call would hide the line from messages. The newline ends a comment.
+-- The expression is passed as an argument, because a tail call would hide its line from messages. The newline ends a
+-- comment.
 local function compile_expression(before, text)
   return loadstring(before .. "return select(1, " .. text .. ")", "=prompt")
     or text:find("--", 1, true) and loadstring(before .. "return select(1, " .. text .. "\n)", "=prompt") or nil
 end
 
---- Compiles a line (or several, when the first wants more): an expression, statements, or statements and an expression.
+--- Compiles a line, or several lines if the first one is incomplete: an expression, statements, or statements and an
+--- expression.
 ---@return function? chunk
 ---@return string? message
 ---@return boolean? more
@@ -75,7 +78,7 @@ function M.compile(text)
   local expression = text:gsub("^%s*=", "")
   local chunk = compile_expression("", expression)
   if chunk then return chunk end
-  -- A local would end with its line, so it becomes a global of the session.
+  -- A local variable would end with its line, so it becomes a global of the session.
   local body = text:gsub("^%s*local%s+function%s", "function "):gsub("^%s*local%s+([%a_][%w_%s,]*=[^=])", "%1")
   local message
   chunk, message = loadstring(body, "=prompt")
@@ -87,7 +90,7 @@ function M.compile(text)
   return nil, message, incomplete(message) or incomplete(unfinished)
 end
 
--- The text of any error value, whose __tostring may fail or return no string.
+-- The text of any error value; its __tostring may fail or not return a string.
 local function text_of(message)
   local ok, text = pcall(tostring, message)
   if ok and type(text) == "string" then return text end
@@ -106,8 +109,8 @@ local function report(message)
   return { text = text_of(message), trace = lines }
 end
 
--- After the signal of Ctrl-C the kernel discards pending output of the terminal, which may include a message or prompt
--- that is printed too early. So output waits.
+-- After Ctrl-C the kernel discards pending output of the terminal, which may include a message or prompt that was
+-- printed too early. Output therefore waits for a moment.
 ffi.cdef [[
 int moonshard_wait(void *, unsigned long, int) __asm__("poll");
 int moonshard_is_terminal(int) __asm__("isatty");
@@ -117,7 +120,7 @@ function M.settle() ffi.C.moonshard_wait(nil, 0, 30) end
 local function print_results(ok, ...)
   if not ok then
     local failure = ...
-    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report failed
+    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report itself failed
     local text = failure.text
     if text:find "interrupted$" then
       text = "interrupted"
@@ -131,9 +134,9 @@ local function print_results(ok, ...)
   return true
 end
 
--- Interrupts Lua code that calls no operator. Compiled code runs no hooks, so input is interpreted. A pcall in the
--- script may catch the error, so it is raised again at the script's next instruction, until the prompt is reached; in
--- the library, which may be cleaning up, only after 200000 instructions.
+-- Interrupts Lua code that calls no operator. Compiled code does not run hooks, so input is interpreted. A pcall in the
+-- script may catch the error, so it is raised again at the script's next instruction, until the prompt is reached. In
+-- the library, which may be cleaning up, it is raised only after 200000 instructions.
 local heard, thrown, steps = 0, false, 0
 local library = errors.library
 
@@ -151,13 +154,14 @@ end
 
 local function values(ok, ...)
   local broken = thrown
-  heard = state.sigints                                 -- first, because the hook may run in between
+  heard = state.sigints                                 -- set first, because the hook may run at any time
   thrown = false
   debug.sethook(look_for_interrupt, "", 10000)
-  -- Printing runs operators, and may fail or be interrupted, too.
+  -- Printing runs operators and may itself fail or be interrupted.
   if not ok then
     debug.sethook()
-    if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end      -- the interrupt hit report
+    -- The interrupt arrived inside report.
+    if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end
     return print_results(false, ...)
   end
   local shown, failure = xpcall(print_results, report, true, ...)
@@ -169,17 +173,17 @@ end
 -- Ctrl-C may also arrive between two statements of this file.
 local function protected(chunk) return values(xpcall(chunk, report)) end
 
--- Closes scopes and runs that an error or break left open, and forgets a Ctrl-C that came too late.
+-- Closes scopes and runs that an error or break left open, and ignores a Ctrl-C that came too late.
 local function tidy()
   autograd.abort_left(true)
   scope.close_all_left()
   state.interrupted = 0
 end
 
---- Runs one complete input and prints its results. Returns false on error. A Ctrl-C since the input was read cancels it
---- before it runs.
+--- Runs one complete input and prints its results. Returns false after an error. A Ctrl-C since the input was read
+--- cancels it before it runs.
 function M.execute(chunk)
-  heard = state.sigints                                 -- first: the hook handles one after the check below
+  heard = state.sigints  -- set first: the hook handles an interrupt after the check below
   thrown = false
   if state.interrupted ~= 0 then
     print_results(false, "interrupted")
@@ -199,7 +203,7 @@ end
 
 -- ---- completion -----------------------------------------------------------------------------------
 
--- Keys of a value that can follow a dot or colon.
+-- The keys of a value that may follow a dot or colon.
 local function keys_of(v, into)
   if tensor.is_tensor(v) then
     for k in pairs(getmetatable(v).methods) do into[k] = true end
@@ -228,7 +232,7 @@ local function keys_of(v, into)
   end
 end
 
---- Names that complete text: `ms.te`, `t:re`, `x`.
+--- The names that complete a text: `ms.te`, `t:re`, `x`.
 ---@param text string
 ---@return string[]
 function M.complete(text)
@@ -266,7 +270,8 @@ end
 
 -- ---- help -----------------------------------------------------------------------------------------
 
--- The page of a function that is made in a loop, or of a field, from types.lua; else appends known names to names.
+-- The page of a function that is made in a loop, or of a field, from types.lua. If there is none, appends known names
+-- to names.
 local function described(name, names)
   for known, a in require("moonshard.tensor.util").sorted_pairs(annotations.declared()) do
     local short = known:match "[%w_]+$"
@@ -298,7 +303,7 @@ local function lookup(name)
   return nil
 end
 
---- What `? name` prints.
+--- Returns what `? name` prints.
 ---@param name string
 function M.help(name)
   name = name:match "^%s*(.-)%s*$":gsub("%(.*%)$", "")
@@ -329,8 +334,8 @@ end
 
 -- ---- the loop -------------------------------------------------------------------------------------
 
--- Waits for a line from a terminal, which delivers whole lines, so none is in Lua's buffer. The flag is polled ten times
--- a second, because a signal that arrives just before a read does not end it.
+-- Waits for a line from a terminal. A terminal delivers whole lines, so Lua's buffer contains none. The flag is polled
+-- ten times a second, because a signal that arrives just before a read does not interrupt it.
 M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
 local function wait_for_line()
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
@@ -338,7 +343,7 @@ local function wait_for_line()
 end
 
 local function plain_reader(prompt)
-  if state.interrupted ~= 0 then                        -- since the last line, which ran nothing
+  if state.interrupted ~= 0 then                        -- interrupted since the last line, while nothing ran
     state.interrupted = 0
     M.settle()
     return "", true
@@ -356,7 +361,8 @@ local function plain_reader(prompt)
   return line
 end
 
--- Commands of other prompts, unless the session has a global of that name: "leave", or "help" and the name.
+-- Recognises commands of other prompts, unless the session has a global with that name. Returns "leave", or "help" and
+-- the name.
 local function command_of(line)
   local word, rest = line:match "^%s*(%a+)%s*(.-)%s*;?%s*$"
   if not word or rawget(_G, word) ~= nil then return nil end
@@ -367,7 +373,7 @@ local function command_of(line)
   return name:find "^[%w_.:]*$" and "help" or nil, name
 end
 
---- Ends every rank of a job, because ranks would read the same terminal.
+--- Ends every rank of a job, because all ranks would read from the same terminal.
 function M.refuse_ranks()
   local dist = require "moonshard.dist"
   local world = dist.world_size()
@@ -380,7 +386,7 @@ function M.refuse_ranks()
   os.exit(2, true)
 end
 
---- Reads, runs, prints, until the end of input.
+--- Reads and runs input and prints results, until the end of input.
 ---@param given? {quiet: boolean}
 function M.run(given)
   M.refuse_ranks()
@@ -429,7 +435,7 @@ function M.run(given)
   lib.ms_catch_sigint(0)
 end
 
---- Replaces LuaJIT's loop under `luajit -i`: runs when LuaJIT reads _PROMPT for its first prompt.
+--- Replaces LuaJIT's loop under `luajit -i`: called when LuaJIT reads _PROMPT for its first prompt.
 function M.take_over()
   local arguments = rawget(_G, "arg")
   local interactive = false

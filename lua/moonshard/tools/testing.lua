@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- testing: closeness by dtype, and gradients against finite differences.
+--- testing: comparison with tolerances by dtype, and comparison of gradients with finite differences.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -11,7 +11,7 @@ local scope = require "moonshard.tensor.scope"
 
 local M = { assert_close = close.assert_close }
 
--- The results of fn that are tensors.
+-- Those results of fn that are tensors.
 local function outputs(fn, inputs)
   local list = {}
   for _, out in ipairs { fn(unpack(inputs)) } do
@@ -20,7 +20,7 @@ local function outputs(fn, inputs)
   return list
 end
 
---- Compares backward with central differences, and raises on the first difference.
+--- Compares backward with central differences, and raises at the first difference.
 ---@param fn fun(...): Tensor  called with the inputs; its floating point results are checked
 ---@param inputs Tensor[]  float64; those that require grad are checked
 ---@param given? { eps: number, rtol: number, atol: number }
@@ -37,7 +37,7 @@ function M.gradcheck(fn, inputs, given)
     end
   end
   scope.scope(function()
-    -- A random weighting of the outputs turns the Jacobian into one gradient, to which every element contributes.
+    -- A random weighting of the outputs reduces the Jacobian to one gradient that depends on every element.
     local weights
     local function total()
       local list = outputs(fn, inputs)
