@@ -46,15 +46,15 @@ end)
 
 describe("numbers that do not fit", function()
   it("are errors where a tensor is made or filled", function()
-    fails("2000000000000 at position 1 is beyond what int32 holds",
+    fails("2000000000000 at position 1 is out of range for int32",
       function() local t = ms.tensor({ 2e12 }, { dtype = "int32" }) return t end)
-    fails("-1 at position 2 is beyond what uint8 holds",
+    fails("-1 at position 2 is out of range for uint8",
       function() local t = ms.tensor({ 255, -1 }, { dtype = "uint8" }) return t end)
-    fails("is beyond what int32", function() ms.arange(3, { dtype = "int32" }):fill_(2 ^ 31) return end)
-    fails("is beyond what uint8", function() local t = ms.arange(0, 300, { dtype = "uint8" }) return t end)
-    fails("is beyond what uint8", function() local t = ms.randint(0, 300, { 2 }, { dtype = "uint8" }) return t end)
-    fails("is beyond what int32", function() local t = ms.arange(3, { dtype = "int32" }) + 2 ^ 40 return t end)
-    fails("is beyond what uint8", function() local t = ms.ones(2, { dtype = "uint8" }):masked_fill(ms.tensor { true,
+    fails("is out of range for int32", function() ms.arange(3, { dtype = "int32" }):fill_(2 ^ 31) return end)
+    fails("is out of range for uint8", function() local t = ms.arange(0, 300, { dtype = "uint8" }) return t end)
+    fails("is out of range for uint8", function() local t = ms.randint(0, 300, { 2 }, { dtype = "uint8" }) return t end)
+    fails("is out of range for int32", function() local t = ms.arange(3, { dtype = "int32" }) + 2 ^ 40 return t end)
+    fails("is out of range for uint8", function() local t = ms.ones(2, { dtype = "uint8" }):masked_fill(ms.tensor { true,
       false }, 256) return t end)
     assert.same({ 254, 255 }, (ms.tensor({ 255, 0 }, { dtype = "uint8" }) + -1):tolist())
     assert.same({ 0, 255 }, ms.tensor({ 0, 255 }, { dtype = "uint8" }):tolist())
@@ -64,7 +64,7 @@ describe("numbers that do not fit", function()
   it("and so are ranges without an end, and missing devices", function()
     fails("arange: 0 to inf", function() local t = ms.arange(0, math.huge) return t end)
     fails("arange: 0 to", function() local t = ms.arange(0, 0 / 0) return t end)
-    fails("'cuda:9' is not there", function() local t = ms.zeros(2, { device = "cuda:9" }) return t end)
+    fails("'cuda:9' is not available", function() local t = ms.zeros(2, { device = "cuda:9" }) return t end)
   end)
 end)
 
@@ -125,7 +125,7 @@ describe("what a script hands to autograd and scopes", function()
   it("is counted: gradients of a Function, results of a checkpoint", function()
     local x = ms.ones(2, { requires_grad = true })
     local two = ms.Function { forward = function(_, a) return a * 2 end, backward = function(_, g) return g, g end }
-    fails("backward returned 2 gradients, forward took 1 arguments", function() two(x):sum():backward() return end)
+    fails("backward returned 2 gradients, but forward has 1 arguments", function() two(x):sum():backward() return end)
     local padded = ms.Function { forward = function(_, a) return a * 2 end,
       backward = function(_, g) return g, nil end }
     padded(x):sum():backward()

@@ -78,7 +78,7 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
 {
     if (blocks <= 0) return MS_OK;
     if (blocks > 0x7fffffff)
-        return ms__fail(MS_EUNSUPPORTED, "%s: %lld blocks are more than a launch on cuda:%d takes", what,
+        return ms__fail(MS_EUNSUPPORTED, "%s: %lld blocks exceed the limit of a launch on cuda:%d", what,
                         (long long)blocks, index);
     MS_TRY(ms__cuda_use(index));
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);

@@ -338,7 +338,7 @@ static ms_status cross_prepare(ms_call *c, cross *q, cross_held *h, ms_tensor *x
     q->x_type = x->dtype;
     q->id_type = ids->dtype;
     if (q->rows && q->n == 0)
-        return ms__call_fail(c, "there are no classes to choose from: logits %s", ms__shape_text(x->ndim, x->shape));
+        return ms__call_fail(c, "the logits have no classes: %s", ms__shape_text(x->ndim, x->shape));
     MS_TRY(ms__contiguous(&h->x, x));
     MS_TRY(ms__contiguous(&h->ids, ids));
     if (w) MS_TRY(ms__contiguous(&h->w, w));

@@ -53,8 +53,9 @@ static ms_status check_cat(ms_call *c)
         bool fits = t->ndim == first->ndim;
         for (int j = 0; fits && j < t->ndim; j++) fits = j == d || t->shape[j] == first->shape[j];
         if (!fits)
-            return ms__call_fail(c, "tensor %d is %s and the first %s: all sizes but dimension %d must agree", k + 1,
-                                 ms__shape_text(t->ndim, t->shape), ms__shape_text(first->ndim, first->shape), d + 1);
+            return ms__call_fail(c, "tensor %d is %s, but the first is %s: all sizes except dimension %d must be equal",
+                                 k + 1, ms__shape_text(t->ndim, t->shape), ms__shape_text(first->ndim, first->shape),
+                                 d + 1);
         total += t->shape[d];
     }
     if (!first) return ms__call_out(c, 0, dtype, ms__device(c->in[0]), 1, &total);
@@ -103,11 +104,12 @@ static ms_status check_stack(ms_call *c)
     MS_TRY(check_inputs(c));
     const ms_tensor *x = c->in[0];
     int d, dtype = x->dtype;
-    if (x->ndim == MS_MAX_DIMS) return ms__call_fail(c, "%s has the most dimensions possible", ms__tensor_text(x));
+    if (x->ndim == MS_MAX_DIMS)
+        return ms__call_fail(c, "%s already has the maximum number of dimensions", ms__tensor_text(x));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
     for (int k = 1; k < c->n_in; k++) {
         if (!ms__same_shape(x, c->in[k]))
-            return ms__call_fail(c, "tensor %d is %s and the first %s: they must have one shape", k + 1,
+            return ms__call_fail(c, "tensor %d is %s, but the first is %s: shapes must be equal", k + 1,
                                  ms__shape_text(c->in[k]->ndim, c->in[k]->shape), ms__shape_text(x->ndim, x->shape));
         dtype = ms__promote(dtype, c->in[k]->dtype);
     }

@@ -15,7 +15,7 @@ static ms_status batch_norm_check(ms_call *c)
 {
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
     const ms_tensor *x = c->in[0];
-    if (c->n_i < 1 || c->n_f < 1) return ms__call_fail(c, "needs a mode and eps");
+    if (c->n_i < 1 || c->n_f < 1) return ms__call_fail(c, "needs a training mode and eps");
     if (!ms__is_float(x->dtype)) return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(x));
     if (x->ndim < 2)
         return ms__call_fail(c, "the input needs at least 2 dimensions, batch and channels, got %s",
@@ -25,7 +25,7 @@ static ms_status batch_norm_check(ms_call *c)
         const ms_tensor *t = c->in[k];
         if (!t) continue;
         if (t->ndim != 1 || t->shape[0] != x->shape[1])
-            return ms__call_fail(c, "the %s must be [%lld], one number a channel of the input %s, got %s", what[k],
+            return ms__call_fail(c, "the %s must be [%lld], one number per channel of the input %s, got %s", what[k],
                                  (long long)x->shape[1], ms__shape_text(x->ndim, x->shape),
                                  ms__shape_text(t->ndim, t->shape));
         if (t->dtype != x->dtype && t->dtype != stats_dtype(x->dtype))

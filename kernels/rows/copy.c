@@ -60,7 +60,7 @@ static ms_status check_fill_(ms_call *c)
         !(c->f[0] == __builtin_floor(c->f[0]) && c->f[0] >= -0x1p63 && c->f[0] < 0x1p63))
         return ms__call_fail(c, "%g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(t));
     if (!ms__holds(t->dtype, c->f[0]))
-        return ms__call_fail(c, "%.17g is beyond what %s holds", c->f[0], ms__tensor_text(t));
+        return ms__call_fail(c, "%.17g is out of range for %s", c->f[0], ms__tensor_text(t));
     return ms__write_in_place(c);
 }
 static ms_status check_zero_(ms_call *c)
@@ -75,7 +75,7 @@ static ms_status check_arange_(ms_call *c)
     double last = c->f[0] + (double)(c->in[0]->numel - 1) * c->f[1];
     if (c->in[0]->numel > 0 && !ms__is_float(c->in[0]->dtype) &&
         !(ms__holds(c->in[0]->dtype, __builtin_trunc(c->f[0])) && ms__holds(c->in[0]->dtype, __builtin_trunc(last))))
-        return ms__call_fail(c, "%.17g to %.17g is beyond what %s holds", c->f[0], last, ms__tensor_text(c->in[0]));
+        return ms__call_fail(c, "%.17g to %.17g is out of range for %s", c->f[0], last, ms__tensor_text(c->in[0]));
     ms__call_inplace(c, 0, 0);
     return MS_OK;
 }

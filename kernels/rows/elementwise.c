@@ -135,7 +135,7 @@ static ms_status scalar_dtype(const ms_call *c, int *dtype)
                              ms__tensor_text(c->in[0]));
     if (*dtype == MS_BOOL) *dtype = MS_I64;
     if (!ms__holds(*dtype, f < 0 && *dtype == MS_U8 ? -f : f))  // a negative number with uint8 wraps, as in C
-        return ms__call_fail(c, "%.17g is beyond what %s holds; cast the tensor first", f, ms__tensor_text(c->in[0]));
+        return ms__call_fail(c, "%.17g is out of range for %s; cast the tensor first", f, ms__tensor_text(c->in[0]));
     return MS_OK;
 }
 static ms_status check_scalar(ms_call *c)
@@ -236,7 +236,7 @@ static ms_status check_mask(const ms_call *c)
     if (!ms__is_float(c->in[0]->dtype) && c->f[0] != __builtin_floor(c->f[0]))
         return ms__call_fail(c, "%g is not a whole number, but the tensor is %s", c->f[0], ms__tensor_text(c->in[0]));
     if (!ms__holds(c->in[0]->dtype, c->f[0]))
-        return ms__call_fail(c, "%.17g is beyond what %s holds", c->f[0], ms__tensor_text(c->in[0]));
+        return ms__call_fail(c, "%.17g is out of range for %s", c->f[0], ms__tensor_text(c->in[0]));
     return MS_OK;
 }
 static ms_status check_masked_fill(ms_call *c)

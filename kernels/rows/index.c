@@ -68,7 +68,8 @@ static ms_status check_scatter_(ms_call *c)
     MS_TRY(within(c, x, "the tensor", d));
     MS_TRY(within(c, src, "the source", -1));
     if (src->dtype != x->dtype)
-        return ms__call_fail(c, "the source is %s, the tensor %s", ms__dtype_name(src->dtype), ms__tensor_text(x));
+        return ms__call_fail(c, "the source is %s, but the tensor is %s", ms__dtype_name(src->dtype),
+                             ms__tensor_text(x));
     return ms__write_in_place(c);
 }
 static ms_status check_scatter_add_(ms_call *c) { return check_scatter_(c); }

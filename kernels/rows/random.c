@@ -6,7 +6,7 @@
 
 static ms_status check_numbers(const ms_call *c, int n_f)
 {
-    if (c->n_f < n_f) return ms__call_fail(c, "takes %d numbers, got %d", n_f, c->n_f);
+    if (c->n_f < n_f) return ms__call_fail(c, "expected %d numbers, got %d", n_f, c->n_f);
     if (c->n_i && c->i[0] < 0) return ms__call_fail(c, "place %lld is negative", (long long)c->i[0]);
     return ms__check_writable(c);
 }
@@ -53,7 +53,7 @@ static ms_status check_randint_(ms_call *c)
             return ms__call_fail(c, "bound %g is not a whole number", c->f[k]);
     if (!(c->f[0] < c->f[1])) return ms__call_fail(c, "low %g is not below high %g", c->f[0], c->f[1]);
     if (!ms__holds(c->in[0]->dtype, c->f[0]) || !ms__holds(c->in[0]->dtype, c->f[1] - 1))
-        return ms__call_fail(c, "%.17g to %.17g is beyond what %s holds", c->f[0], c->f[1] - 1,
+        return ms__call_fail(c, "%.17g to %.17g is out of range for %s", c->f[0], c->f[1] - 1,
                              ms__tensor_text(c->in[0]));
     return draw(c);
 }

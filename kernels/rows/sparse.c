@@ -19,7 +19,7 @@ static int by_place(const void *a, const void *b)
 static ms_status check_positions(const ms_tensor *t)
 {
     if (t->dtype != MS_I64 || t->ndim != 2 || t->shape[0] > MS_MAX_DIMS || ms__device_type(ms__device(t)) != MS_CPU)
-        return ms__fail(MS_EINVAL, "sparse_coo: indices must be int64 [dimensions, values] on the cpu here, got %s",
+        return ms__fail(MS_EINVAL, "sparse_coo: indices must be int64 [dimensions, values] on the cpu, got %s",
                         ms__tensor_text(t));
     return MS_OK;
 }

@@ -132,7 +132,7 @@ static ms_status check_narrow(ms_call *c)
     const ms_tensor *x = c->in[0];
     int d;
     MS_TRY(check_count(c, 3));
-    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be split");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1], len = c->i[2];
     if (len < 0 || first < 0 || first > x->shape[d] || len > x->shape[d] - first)
@@ -255,7 +255,8 @@ static ms_status check_unsqueeze(ms_call *c)
     const ms_tensor *x = c->in[0];
     int d;
     MS_TRY(check_count(c, 1));
-    if (x->ndim == MS_MAX_DIMS) return ms__call_fail(c, "%s has the most dimensions possible", ms__tensor_text(x));
+    if (x->ndim == MS_MAX_DIMS)
+        return ms__call_fail(c, "%s already has the maximum number of dimensions", ms__tensor_text(x));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
     for (int k = 0, n = 0; k <= x->ndim; k++) {
@@ -275,7 +276,7 @@ static ms_status check_split(ms_call *c)
     const ms_tensor *x = c->in[0];
     int d;
     MS_TRY(check_count(c, 2));
-    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be cut");
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be split");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     // i = d, size: pieces of that size; the last one may be smaller. i = d, size1, size2 …: pieces of those sizes.
     int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;

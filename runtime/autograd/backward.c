@@ -362,7 +362,7 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     ms_tensor *const *a;
     int na = ms__run_answers(r, &a);
     if (na == 0 && !all) return MS_OK;
-    if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward gave %d gradients for %d inputs", who, na, n->n_in);
+    if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward returned %d gradients for %d inputs", who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
         if (!all && !g) continue;  // nil keeps the gradient unchanged

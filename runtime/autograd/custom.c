@@ -114,7 +114,8 @@ ms_status ms_module_hook_outputs(double token, int n, ms_id *ids)
     int at = n_calls - 1;
     while (at >= 0 && calls[at]->token != token) at--;
     if (at < 0)
-        return ms__fail(MS_ESTATE, "module hook: outputs of a call without recorded inputs, or outputs passed twice");
+        return ms__fail(MS_ESTATE,
+                        "module hook: the inputs of this call were not recorded, or its outputs were already recorded");
     drop_calls(at + 1);  // inner calls whose forward failed
     ms_module_call *m = calls[at];
     ms_status st = tensors_of("module hook", n, ids, in);

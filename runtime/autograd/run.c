@@ -127,8 +127,8 @@ static void leave_event(ms_run *r)
 ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
 {
     if (r != top || !r->event.out)
-        return ms__fail(MS_ESTATE, "backward: this event is over: another backward began during it, in another "
-                                   "coroutine, and was not finished, or was aborted with it");
+        return ms__fail(MS_ESTATE, "backward: this event has ended: another backward, begun during it in another "
+                                   "coroutine, was not finished or was aborted");
     if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "run: %d answers; at most %d are supported", n, MS_MAX_IN);
     drop_answers(r);
     for (int k = 0; k < n; k++) {
@@ -151,9 +151,11 @@ int ms__run_answers(ms_run *r, ms_tensor *const **t)
 ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
 {
     if (r != top || !r->event.out || r->event.kind != MS_EV_RECOMPUTE)
-        return ms__fail(MS_ESTATE, "checkpoint: inputs can be named only while its region is being recomputed");
+        return ms__fail(MS_ESTATE,
+                        "checkpoint: inputs can only be given while the checkpointed region is being recomputed");
     ms_node *node = r->at.node;
-    if (n != node->n_in) return ms__fail(MS_EINVAL, "checkpoint: %d inputs, %d when it was recorded", n, node->n_in);
+    if (n != node->n_in)
+        return ms__fail(MS_EINVAL, "checkpoint: got %d inputs, but %d when it was recorded", n, node->n_in);
     for (int k = 0; k < n; k++) {
         if (detached[k] == 0) continue;
         ms_tensor *t = ms__tensor(detached[k]);

@@ -85,9 +85,9 @@ ms_status ms__cuda_need(int device, const char *what)
     load();
     int index = ms__index(device);
     if (!what) what = "allocation";
-    if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not there: %s", what, index, why);
+    if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not available: %s", what, index, why);
     if (index >= devices)
-        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not there: there %s %d, from cuda:0", what, index,
+        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not available: there %s %d, from cuda:0", what, index,
                         devices == 1 ? "is" : "are", devices);
     return MS_OK;
 }

@@ -49,15 +49,16 @@ static ms_status read_header(ms_loader *l, const char *path)
     MS_TRY(ms__file_open(&l->fd, &size, path, "load"));
     unsigned char prefix[8];
     if (size < 8)
-        return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: it has %llu bytes, at least 8 expected", path,
-                        (unsigned long long)size);
+        return ms__fail(MS_EIO, "load: '%s' is not a valid safetensors file: it has %llu bytes, at least 8 expected",
+                        path, (unsigned long long)size);
     MS_TRY(ms__file_read(l->fd, path, prefix, 8, 0, "load"));
     for (int k = 0; k < 8; k++) length |= (uint64_t)prefix[k] << 8 * k;
     if (length > MS_ST_MAX_HEADER || length > size - 8)
-        return ms__fail(MS_EIO,
-                        "load: '%s' is no valid safetensors file: a header of %llu bytes in a file of %llu (at most %d "
-                        "are allowed)",
-                        path, (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
+        return ms__fail(
+            MS_EIO,
+            "load: '%s' is not a valid safetensors file: a header of %llu bytes in a file of %llu (at most %d "
+            "are allowed)",
+            path, (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
     char *text = malloc(length + 1);
     if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);
     ms_status st = ms__file_read(l->fd, path, text, length, 8, "load");

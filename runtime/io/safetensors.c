@@ -147,7 +147,7 @@ static __attribute__((format(printf, 2, 3))) ms_status invalid(const parser *p, 
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    return ms__fail(MS_EIO, "load: '%s' is no valid safetensors file: %s", p->path, text);
+    return ms__fail(MS_EIO, "load: '%s' is not a valid safetensors file: %s", p->path, text);
 }
 
 static ms_status bad(const parser *p, const char *what)
@@ -325,8 +325,8 @@ static ms_status entry(parser *p, ms_st_entry *e)
                     : !strcmp(p->buffer, "shape")        ? SHAPE
                     : !strcmp(p->buffer, "data_offsets") ? OFFSETS
                                                          : 0;
-        if (!field) return bad(p, "a tensor's entry has a field that is none of dtype, shape, data_offsets");
-        if (seen & field) return bad(p, "a field stands twice in a tensor's entry");
+        if (!field) return bad(p, "a tensor's entry has an unknown field, expected dtype, shape, data_offsets");
+        if (seen & field) return bad(p, "a field occurs twice in a tensor's entry");
         seen |= field;
         if (!accept(p, ':')) return bad(p, "expected ':'");
         if (field == DTYPE) {
@@ -334,7 +334,7 @@ static ms_status entry(parser *p, ms_st_entry *e)
             e->dtype = -1;
             for (int k = 0; k < MS_COUNT(names); k++)
                 if (!strcmp(names[k].name, p->buffer)) e->dtype = names[k].dtype;
-            if (e->dtype < 0) return bad(p, "a dtype that is none of F32 F64 F16 BF16 I64 I32 U8 BOOL");
+            if (e->dtype < 0) return bad(p, "an unknown dtype, expected one of F32 F64 F16 BF16 I64 I32 U8 BOOL");
         } else if (field == SHAPE) {
             MS_TRY(shape_of(p, e));
         } else {
@@ -358,7 +358,7 @@ static ms_status object(parser *p, ms_st_header *h)
         do {
             MS_TRY(string(p));
             if (!strcmp(p->buffer, "__metadata__")) {
-                if (has_metadata) return bad(p, "__metadata__ stands twice");
+                if (has_metadata) return bad(p, "__metadata__ occurs twice");
                 has_metadata = true;
                 if (!accept(p, ':')) return bad(p, "expected ':'");
                 MS_TRY(metadata(p, h));
@@ -375,17 +375,17 @@ static ms_status object(parser *p, ms_st_header *h)
         if (!accept(p, '}')) return bad(p, "expected ',' or '}'");
     }
     skip_blanks(p);
-    return p->at == p->end ? MS_OK : bad(p, "something follows the closing '}'");
+    return p->at == p->end ? MS_OK : bad(p, "unexpected text after the closing '}'");
 }
 
 static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_bytes)
 {
     const char *twice = ms__st_sort(h);
-    if (twice) return invalid(p, "tensor '%s' stands twice", twice);
+    if (twice) return invalid(p, "tensor '%s' occurs twice", twice);
     qsort(h->meta, (size_t)h->n_meta, sizeof *h->meta, by_key);
     for (int k = 1; k < h->n_meta; k++)
         if (!strcmp(h->meta[k - 1].key, h->meta[k].key))
-            return invalid(p, "metadata '%s' stands twice", h->meta[k].key);
+            return invalid(p, "metadata '%s' occurs twice", h->meta[k].key);
     ms_st_entry **order = malloc((size_t)(h->n ? h->n : 1) * sizeof *order);
     if (!order) return ms__no_memory((size_t)(h->n ? h->n : 1) * sizeof *order, "load", "the list of %d tensors", h->n);
     for (int k = 0; k < h->n; k++) order[k] = &h->entries[k];
@@ -397,10 +397,10 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
         if (!ms__st_bytes(e, &bytes))
             st = invalid(p, "tensor '%s': its shape %s is too large", e->name, ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
-            st = invalid(p, "tensor '%s': bytes %llu to %llu do not lie in its %llu bytes of data", e->name,
+            st = invalid(p, "tensor '%s': bytes %llu to %llu are outside of the %llu bytes of data", e->name,
                          (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)data_bytes);
         else if (e->end - e->begin != bytes)
-            st = invalid(p, "tensor '%s': %llu bytes for %s %s, which has %llu", e->name,
+            st = invalid(p, "tensor '%s': has %llu bytes, but %s %s needs %llu", e->name,
                          (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype),
                          ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);
         else if (e->begin != place)
@@ -485,7 +485,7 @@ static ms_status take_checksums(const parser *p, ms_st_header *h, bool marked, b
         h->n_meta--;
         memmove(&h->meta[k], &h->meta[k + 1], (size_t)(h->n_meta - k) * sizeof *h->meta);
         if (marked && !fits && verify)
-            return ms__fail(MS_EIO, "load: '%s' is damaged: its checksums do not fit its %d tensors", p->path, h->n);
+            return ms__fail(MS_EIO, "load: '%s' is damaged: its checksums do not match its %d tensors", p->path, h->n);
         break;
     }
     return MS_OK;
@@ -500,7 +500,7 @@ ms_status ms__st_parse(ms_st_header *out, const char *path, const char *text, si
     const unsigned char *wrong = ms__utf8_error((const unsigned char *)text, (const unsigned char *)text + length);
     if (wrong) {
         p.at = (const char *)wrong;
-        return bad_byte(&p, "no valid UTF-8");
+        return bad_byte(&p, "invalid UTF-8");
     }
     p.buffer = malloc(length + 1);
     if (!p.buffer) return ms__no_memory(length + 1, "load", "a header of %zu bytes", length);
@@ -537,7 +537,7 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
 {
     uint64_t blocks = 0;
     for (int k = 0; k < h->n; k++) blocks += ms__st_blocks(&h->entries[k]);
-    if (blocks > MS_ST_MAX_HEADER / DIGITS) return ms__fail(MS_EINVAL, "save: the header has more than 100 MB");
+    if (blocks > MS_ST_MAX_HEADER / DIGITS) return ms__fail(MS_EINVAL, "save: the header is larger than 100 MB");
     *text = NULL;
     FILE *f = open_memstream(text, length);
     if (!f) return ms__no_memory(BUFSIZ, "save", "the header of %d tensors", h->n);
@@ -570,7 +570,7 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
     if (*length > MS_ST_MAX_HEADER ||
         ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
         ms_status st =
-            ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "save: the header has more than 100 MB"
+            ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "save: the header is larger than 100 MB"
                                                            : "save: a name or a metadata text is not valid UTF-8");
         free(*text);
         *text = NULL;

@@ -207,7 +207,7 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
     if (ms__is_meta(ms__device(t)))
         return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
     if (t->dtype != e->dtype || !ms__has_shape(t, e->ndim, e->shape))
-        return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, it was declared as %s %s", name, ms__tensor_text(t),
+        return ms__fail(MS_EINVAL, "save: tensor '%s' is %s, but was declared as %s %s", name, ms__tensor_text(t),
                         ms__dtype_name(e->dtype), ms__shape_text(e->ndim, e->shape));
     MS_TRY(ms__storage_sync(t->storage, false));
     MS_TRY(ms__on_cpu(&c, t, "save"));

@@ -262,7 +262,7 @@ static ms_status dispatch(ms_call *c, bool record)
     c->n_out = 0;
     if (MS_UNLIKELY(ms__state.interrupted)) MS_TRY(ms__check_interrupt());
     if (MS_UNLIKELY(c->n_in < op->n_in_min || c->n_in > op->n_in_max))
-        return ms__call_fail(c, "takes %d to %d tensors, got %d", op->n_in_min, op->n_in_max, c->n_in);
+        return ms__call_fail(c, "expected %d to %d tensors, got %d", op->n_in_min, op->n_in_max, c->n_in);
     for (int k = 0; k < c->n_in; k++) {
         ms_tensor *t = c->in[k];
         if (!t) continue;
@@ -418,7 +418,7 @@ ms_status ms_call_op(int op, ms_args *a)
     ms_call c;
     if (!(c.op = op_at(op))) return bad_op(op);
     if (a->n_in < 0 || a->n_in > MS_MAX_IN || a->n_i < 0 || a->n_i > MS_MAX_I || a->n_f < 0 || a->n_f > MS_MAX_F)
-        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers: more than a call holds", c.op->name,
+        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers: more than a call can have", c.op->name,
                         a->n_in, a->n_i, a->n_f);
     c.n_in = a->n_in;
     c.n_i = a->n_i;

@@ -157,11 +157,11 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
     extension *x = find(handle, e, &u);
     if (!x) return ms__failure();
     if (n < 1 || n > MAX_PARTS)
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, expected 1 to %d", name_of(u, x), n,
-                        MAX_PARTS);
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' returned %d tensors, expected 1 to %d", name_of(u, x),
+                        n, MAX_PARTS);
     if (x->n_parts && n != x->n_parts)
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' gave %d tensors, %d at its first gather", name_of(u, x),
-                        n, x->n_parts);
+        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' returned %d tensors, but %d at its first gather",
+                        name_of(u, x), n, x->n_parts);
     bool first = x->n_parts == 0;
     const unit_param *p = &u->params[x->which[0]];
     for (int k = 0; k < n; k++) {
@@ -175,7 +175,7 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
         if (like_rows) shape[0] = p->chunk;
         if (!first && (t->dtype != q->dtype || !same_shape(t, q->ndim, t->shape) ||
                        memcmp(shape, q->shape, (size_t)q->ndim * sizeof *shape)))
-            return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s, at its first gather it was %s %s",
+            return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s': input %d is %s, but was %s %s at its first gather",
                             name_of(u, x), k + 1, ms__tensor_text(t), ms__dtype_name(q->dtype),
                             ms__shape_text(q->ndim, q->shape));
         q->dtype = t->dtype;

@@ -60,7 +60,7 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
         if (!ms__holds(dtype, v)) {
             bool whole = v == floor(v) && !isinf(v);
             ms__fail(MS_EINVAL,
-                     whole ? "tensor: %.17g at position %lld is beyond what %s holds"
+                     whole ? "tensor: %.17g at position %lld is out of range for %s"
                            : "tensor: %.17g at position %lld is not a whole number, dtype is %s",
                      v, (long long)k + 1, ms__dtype_name(dtype));
             ms__release(t);

@@ -201,7 +201,7 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
         ms_tensor *t = ms__tensor(state[k]);
         if (!t) return ms__failure();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
-            return ms__fail(MS_EINVAL, "optimizer: state %s does not fit the parameter %s", ms__tensor_text(t),
+            return ms__fail(MS_EINVAL, "optimizer: state %s does not match the parameter %s", ms__tensor_text(t),
                             ms__tensor_text(p));
         MS_TRY(ms__storage_sync(t->storage, true));
         j->state[k] = ms__data(t);
@@ -215,7 +215,7 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
 {
     bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
     if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p))
-        return ms__fail(MS_EINVAL, "optimizer: gradient %s does not fit parameter %d, %s", ms__tensor_text(g), number,
+        return ms__fail(MS_EINVAL, "optimizer: gradient %s does not match parameter %d, %s", ms__tensor_text(g), number,
                         ms__tensor_text(p));
     if (cast)  // a gradient kept in low precision is converted, as arithmetic between both dtypes would do
         MS_TRY(ms__tensor_new(out, p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"));

@@ -80,7 +80,7 @@ describe("ms.cuda", function()
       assert.are.equal("cuda:0", nn.Linear(2, 2).weight.device)
     end)
     assert.are.equal("cpu", ms.zeros(2).device)
-    assert.matches("with_device: device 'cuda:99' is not there: there", message(ms.with_device, "cuda:99", error))
+    assert.matches("with_device: device 'cuda:99' is not available: there", message(ms.with_device, "cuda:99", error))
   end)
 end)
 
@@ -136,7 +136,7 @@ describe("tensors on cuda", function()
     local a, b = ms.zeros(2, 3), ms.zeros(2, 3, { device = "cuda" })
     assert.matches("add: tensors are on different devices: float32 %[2, 3%] cpu and, as argument 2, float32 %[2, 3%] cuda:0",
       message(function() return a + b end))
-    assert.matches("device 'cuda:99' is not there", message(function() return a:to "cuda:99" end))
+    assert.matches("device 'cuda:99' is not available", message(function() return a:to "cuda:99" end))
   end)
 
   on_gpu("take a single number from the CPU, with its gradient", function()

@@ -262,7 +262,7 @@ describe("batches", function()
   it("refuse a batch smaller than the ranks, and a text shorter than the context", function()
     local corpus = corpus_of(numbered(100))
     assert.error_matches(function() batches.new(corpus, { context = 8, batch = 2, world = 3 }) end,
-      "a batch of 2 sequences cannot be shared by 3 ranks")
+      "a batch of 2 sequences cannot be divided among 3 ranks")
     assert.error_matches(function() batches.new(corpus, { context = 90, batch = 2 }) end,
       "90 training tokens are too few for a context of 90")
     batches.new(corpus, { context = 89, batch = 1 }):train(1)

@@ -234,7 +234,7 @@ describe("safetensors files", function()
 
   it("refuse tensors that differ from their declaration, and names twice", function()
     local saver = state.saver(path "f", { { name = "x", dtype = "float32", shape = { 2 } } })
-    assert.error_matches(function() saver:write("x", ms.tensor { 1 }) end, "it was declared as float32 %[2%]")
+    assert.error_matches(function() saver:write("x", ms.tensor { 1 }) end, "but was declared as float32 %[2%]")
     assert.error_matches(function() saver:write("z", ms.tensor { 1 }) end, "tensor 'z' was not declared")
     saver:abort()
     local twice = { { name = "x", dtype = "float32", shape = { 1 } }, { name = "x", dtype = "float32", shape = { 1 } } }
@@ -251,24 +251,24 @@ describe("safetensors files", function()
     { "a header of 2^63 bytes", ("\255"):rep(7) .. "\127{}", "a header of" },
     { "an empty header", file "", "expected '{' first" },
     { "a blank before '{'", file " {}", "expected '{' first" },
-    { "something after the end", file "{}x", "something follows" },
-    { "bytes that are no UTF-8", file '{"\255":1}', "no valid UTF%-8" },
-    { "an overlong form", file '{"\192\128":1}', "no valid UTF%-8" },
-    { "a surrogate in UTF-8", file '{"\237\160\128":1}', "no valid UTF%-8" },
+    { "something after the end", file "{}x", "unexpected text after" },
+    { "bytes that are no UTF-8", file '{"\255":1}', "invalid UTF%-8" },
+    { "an overlong form", file '{"\192\128":1}', "invalid UTF%-8" },
+    { "a surrogate in UTF-8", file '{"\237\160\128":1}', "invalid UTF%-8" },
     { "a lone surrogate escape", file '{"\\ud800x":{}}', "lone surrogate" },
     { "a zero byte in a name", file '{"\\u0000":{}}', "zero byte" },
     { "a control character", file '{"\n":{}}', "control character" },
-    { "a tensor twice", file("{" .. one .. "," .. one .. "}", 4), "tensor 'x' stands twice" },
+    { "a tensor twice", file("{" .. one .. "," .. one .. "}", 4), "tensor 'x' occurs twice" },
     { "a field twice", file('{"x":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', 4),
-    "a field stands twice" },
-    { "metadata twice", file '{"__metadata__":{"a":"1","a":"2"}}', "metadata 'a' stands twice" },
+    "a field occurs twice" },
+    { "metadata twice", file '{"__metadata__":{"a":"1","a":"2"}}', "metadata 'a' occurs twice" },
     { "metadata that is no string", file '{"__metadata__":{"a":1}}', "expected a string" },
     { "deeper nesting", file('{"x":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}}', 4),
     "expected a whole number" },
     { "an unknown field", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"y":1}}', 4),
-    "a field that is none of" },
+    "an unknown field" },
     { "a missing field", file('{"x":{"dtype":"F32","shape":[1]}}', 4), "lacks" },
-    { "an unknown dtype", file('{"x":{"dtype":"F8","shape":[4],"data_offsets":[0,4]}}', 4), "a dtype that is none of" },
+    { "an unknown dtype", file('{"x":{"dtype":"F8","shape":[4],"data_offsets":[0,4]}}', 4), "an unknown dtype" },
     { "a fraction", file('{"x":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}', 4), "fraction" },
     { "a negative number", file('{"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', 4), "not negative" },
     { "a number with a leading 0", file('{"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}}', 4),
@@ -282,10 +282,10 @@ describe("safetensors files", function()
     { "an overflow behind a 0", file('{"x":{"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]}}'),
     "too large" },
     { "offsets in the wrong order", file('{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}', 4),
-    "do not lie in" },
-    { "offsets beyond the data", file("{" .. one .. "}", 3), "do not lie in its 3 bytes" },
+    "are outside of the" },
+    { "offsets beyond the data", file("{" .. one .. "}", 3), "are outside of the 3 bytes" },
     { "a size that is not the shape's", file('{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', 4),
-      "4 bytes for float32 %[2%], which has 8" },
+      "has 4 bytes, but float32 %[2%] needs 8" },
     { "a gap", file('{"x":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', 2), "begins at byte 1" },
     { "an overlap", file(
     '{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', 3),
@@ -314,7 +314,7 @@ describe("safetensors files", function()
       write("bad", case[2])
       local ok, err = pcall(ms.load, path "bad")
       assert.is_false(ok)
-      assert.matches("^load: '[^']*bad' is no valid safetensors file: ", err)
+      assert.matches("^load: '[^']*bad' is not a valid safetensors file: ", err)
       assert.matches(case[3], err)
       local text = err:match "safetensors file: (.*)"
       assert.is_nil(said[text], case[1] .. " and " .. tostring(said[text]))

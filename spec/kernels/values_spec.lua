@@ -199,7 +199,7 @@ describe("refused, with the reason:", function()
     { "max: float32 [0] cpu has no elements to choose from", function() return ms.empty(0):max() end },
     { "fill_: 1.5 is not a whole number", function() return ints:fill_(1.5) end },
     { "view: shape [2, 2] has 4 elements, but float32 [3] cpu has 3", function() return reals:view(2, 2) end },
-    { "cat: tensor 2 is [2, 2] and the first [2, 3]: all sizes but dimension 1 must agree",
+    { "cat: tensor 2 is [2, 2], but the first is [2, 3]: all sizes except dimension 1 must be equal",
       function() return ms.cat({ ms.ones(2, 3), ms.ones(2, 2) }, 1) end },
     { "masked_fill: the mask must be a bool tensor", function() return reals:masked_fill(reals, 0) end },
     { "index_select: position 3 is not inside dimension 1 of float32 [3] cpu (expected 0 to 2)",

@@ -168,7 +168,7 @@ describe("batch norm", function()
     assert.are.equal("expected 2D or 3D input (got 4D input)", message(nn.BatchNorm1d(3), ms.zeros(1, 3, 2, 2)))
     assert.are.equal("expected 4D input (got 2D input)", message(nn.BatchNorm2d(3), ms.zeros(2, 3)))
     assert.truthy(message(nn.BatchNorm1d(3), ms.zeros(4,
-      2)):find("the weight must be [2], one number a channel of the input [4, 2], got [3]", 1, true))
+      2)):find("the weight must be [2], one number per channel of the input [4, 2], got [3]", 1, true))
     assert.truthy(message(nn.BatchNorm1d, 3, { momentum = "x" }):find("option 'momentum'", 1, true))
     assert.truthy(message(F.batch_norm, ms.zeros(2, 3)):find("needs a running mean and variance", 1, true))
   end)

@@ -71,8 +71,8 @@ describe("lr_scheduler", function()
       { {}, "expected a table with step and base_lrs" },
       { { step = -5, base_lrs = { 1 } }, "step is a number (-5), expected a whole number from 0" },
       { { step = 0 / 0, base_lrs = { 1 } }, "expected a whole number from 0" },
-      { { step = 2, base_lrs = {} }, "0 base_lrs, the optimizer has 1 groups" },
-      { { step = 2, base_lrs = { 1, 2 } }, "2 base_lrs, the optimizer has 1 groups" },
+      { { step = 2, base_lrs = {} }, "0 base_lrs, but the optimizer has 1 groups" },
+      { { step = 2, base_lrs = { 1, 2 } }, "2 base_lrs, but the optimizer has 1 groups" },
       { { step = 2, base_lrs = { "a" } }, "base_lrs[1] is a string ('a')" },
     } do
       ok, e = pcall(schedule.load_state_dict, schedule, case[1])

@@ -141,9 +141,9 @@ describe("an instance of a tensor class", function()
     hooked:register_full_backward_hook(function() end)
     assert.matches("full backward hook sees plain tensors only; value 1 is a TwoTensor", failure(hooked, t))
     local Empty = ms.Tensor:extend "Empty"
-    assert.matches("Empty: a tensor class defines init", failure(Empty))
+    assert.matches("Empty: a tensor class must define init", failure(Empty))
     function Empty.init() end
-    assert.matches("Empty: a tensor class defines inner_tensors", failure(Empty))
+    assert.matches("Empty: a tensor class must define inner_tensors", failure(Empty))
     function Empty.inner_tensors() return {} end
     assert.matches("expected a list of tensors", failure(Empty))
     assert.matches("expected a class name", failure(ms.Tensor.extend, ms.Tensor))
@@ -264,7 +264,7 @@ describe("gradients of tensor classes", function()
     assert.is_nil(t.a.grad)
     t.grad = TwoTensor(ms.ones(2), ms.zeros(2))
     assert.are.same({ 1, 1 }, t.a.grad:tolist())
-    assert.matches("of a TwoTensor it is an instance of 2 inner tensors, got a Tensor",
+    assert.matches("the gradient of a TwoTensor must be an instance of 2 inner tensors, got a Tensor",
       failure(function() t.grad = ms.ones(2) end))
   end)
 

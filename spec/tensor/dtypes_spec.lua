@@ -139,7 +139,7 @@ describe("a number beside a tensor", function()
   end
 
   it("does not turn into another one that the dtype cannot hold", function()
-    assert.matches("300 is beyond what uint8", failure(function() return ones "uint8" + 300 end))
+    assert.matches("300 is out of range for uint8", failure(function() return ones "uint8" + 300 end))
     assert.matches("inf is not a whole number", failure(function() return ones "int64" * math.huge end))
   end)
 

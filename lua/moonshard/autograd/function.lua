@@ -111,7 +111,7 @@ local function apply_inner(def, like, args)
     for j = 1, args.n do
       local parts = is_tensor(args[j]) and tensor.inner(args[j])
       if parts and #parts ~= count then
-        errors.raise("Function: arguments of %d and %d inner tensors", count, #parts)
+        errors.raise("Function: arguments have %d and %d inner tensors, expected equal numbers", count, #parts)
       end
       if parts then each[j] = parts[k] else each[j] = args[j] end
     end
@@ -166,7 +166,7 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, outs.n)))
   for k = entry.n_in + 1, results.n do
     if results[k] ~= nil then
-      errors.raise("Function: backward returned %d gradients, forward took %d arguments", results.n, entry.n_in)
+      errors.raise("Function: backward returned %d gradients, but forward has %d arguments", results.n, entry.n_in)
     end
   end
   for k = 1, entry.n_in do
@@ -278,7 +278,7 @@ function M.checkpoint(fn, ...)
 end
 
 handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
-  if not entry then error("moonshard: a checkpoint's function is gone", 0) end
+  if not entry then error("moonshard: internal error: the function of a checkpoint was released", 0) end
   local args, detached = { n = entry.args.n }, ffi.new("ms_id[?]", math.max(entry.args.n, 1))
   for k = 1, args.n do
     local a = entry.args[k]
@@ -311,10 +311,10 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   local list, any = {}, false
   for m, k in ipairs(entry.outs) do
     if not is_tensor(outs[k]) then
-      errors.raise("checkpoint: result %d is %s when the region runs again, it was a tensor", k, errors.kind(outs[k]))
+      errors.raise("checkpoint: result %d is %s when the function runs again, but was a tensor before", k, errors.kind(outs[k]))
     end
     if looks(outs[k]) ~= entry.looks[m] then
-      errors.raise("checkpoint: result %d is %s when the region runs again, it was %s; it must do the same both times",
+      errors.raise("checkpoint: result %d is %s when the function runs again, but was %s before; it must do the same both times",
         k, looks(outs[k]), entry.looks[m])
     end
     list[m] = outs[k]

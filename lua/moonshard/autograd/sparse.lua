@@ -76,7 +76,7 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)
   if #whole ~= d + values.ndim - 1 or d < 1 then
-    errors.raise("%s: shape %s has %d dimensions, the indices %d and the values %d behind their first", who,
+    errors.raise("%s: shape %s has %d dimensions, expected %d for the indices and %d for each value", who,
       tostring(whole), #whole, d, values.ndim - 1)
   end
   if #whole > engine.MAX_DIMS then
@@ -85,7 +85,7 @@ function M.sparse_coo(indices, values, shape, given)
   for k = 1, #whole do
     opts.need(opts.whole_from(0).test(whole[k]) and whole[k] <= 2 ^ 53, whole[k], "a whole number", "%s: size %d", who, k)
     if k > d and whole[k] ~= values:size(k - d + 1) then
-      errors.raise("%s: size %d of shape %s is %d, of the values %d", who, k, tostring(whole), whole[k],
+      errors.raise("%s: size %d of shape %s is %d, but the values have %d", who, k, tostring(whole), whole[k],
         values:size(k - d + 1))
     end
   end
@@ -244,10 +244,10 @@ function Sparse.dispatch(op, a, b)
     if name == "mul" and is_sparse(factor) and not is_sparse(a) and a.ndim == 0 then
       return with_values(factor, op(a, factor._values))
     end
-    return refuse(name, "a sparse tensor goes with numbers and 0-dim tensors")
+    return refuse(name, "a sparse tensor can only be combined with numbers and 0-dim tensors")
   elseif name == "mul_" or name == "div_" then
     if not is_sparse(a) or b ~= nil and (is_sparse(b) or b.ndim ~= 0) then
-      refuse(name, "a sparse tensor goes with numbers and 0-dim tensors")
+      refuse(name, "a sparse tensor can only be combined with numbers and 0-dim tensors")
     end
     op(a._values, b)
     return a
@@ -308,7 +308,7 @@ rawset(Sparse, "__newindex", function(t, key, value)
     if is_sparse(value) then return become_grad(value, t) end
     tensor.id_of(value, "grad", "value")
     if value.shape ~= t.shape then
-      errors.raise("grad: value has shape %s, the tensor %s", tostring(value.shape), tostring(t.shape))
+      errors.raise("grad: value has shape %s, but the tensor has %s", tostring(value.shape), tostring(t.shape))
     end
     rawset(t, "_dense", value:keep())
     return

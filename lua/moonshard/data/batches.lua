@@ -43,7 +43,7 @@ local function new(corpus, given)
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)
   end
   if o.batch < o.world then
-    errors.raise("batches: a batch of %d sequences cannot be shared by %d ranks", o.batch, o.world)
+    errors.raise("batches: a batch of %d sequences cannot be divided among %d ranks", o.batch, o.world)
   end
   local self = setmetatable(o, Batches)
   self.corpus = corpus

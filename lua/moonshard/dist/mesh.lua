@@ -30,7 +30,7 @@ local function position(self, d, who)
   end
   local k = d < 0 and self.ndim + 1 + d or d
   if k < 1 or k > self.ndim or k % 1 ~= 0 then
-    errors.raise("%s: dimension %s of a mesh with %d", who, tostring(d), self.ndim)
+    errors.raise("%s: dimension %s is out of range for a mesh with %d dimensions", who, tostring(d), self.ndim)
   end
   return k
 end
@@ -129,7 +129,7 @@ function M.init_device_mesh(device, shape, given)
   end
   local world, me = dist.world_size(), dist.rank()
   if total ~= world then
-    errors.raise("init_device_mesh: [%s] is %d ranks, the world has %d", table.concat(shape, ", "), total, world)
+    errors.raise("init_device_mesh: shape [%s] has %d ranks, but the world has %d", table.concat(shape, ", "), total, world)
   end
   local names = check_names("init_device_mesh", o.names, #shape)
   local groups = {}

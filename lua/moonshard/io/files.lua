@@ -153,7 +153,7 @@ function M.reader(path, given)
   local loader = lib.ms_loader_open(path, given and given.verify == false and 0 or 1)
   if loader == nil then
     local text = errors.last()
-    if text:find("is no valid safetensors file", 1, true) and is_pickled(path) then
+    if text:find("is not a valid safetensors file", 1, true) and is_pickled(path) then
       errors.raise([[load: '%s' is a file of torch.save; write it as safetensors: python3 -c "import torch, safetensors.torch as s; ]]
         .. [[s.save_file(torch.load('%s', weights_only=True), 'out.safetensors')"]], path, path)
     end

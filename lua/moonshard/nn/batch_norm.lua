@@ -19,7 +19,7 @@ local function construct(self, d, given)
   local name = self:class_name()
   local o = opts(name, given, spec)
   if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then
-    raise("%s: the number of channels is a whole number, got %s", name, show(d))
+    raise("%s: the number of channels must be a whole number, got %s", name, show(d))
   end
   if o.momentum == nil then o.momentum = 0.1 end
   opts.need(o.momentum == false or type(o.momentum) == "number", o.momentum,

@@ -142,7 +142,7 @@ local ids = ffi.new("ms_id[?]", engine.MAX_IN)
 -- Writes the ids of the tensors among values to the array; 0 for other values.
 local function fill_ids(self, values)
   if values.n > engine.MAX_IN then
-    raise("%s: a full backward hook sees at most %d values, got %d", self:class_name(), engine.MAX_IN, values.n)
+    raise("%s: a full backward hook supports at most %d values, got %d", self:class_name(), engine.MAX_IN, values.n)
   end
   for k = 1, values.n do
     local id = is_tensor(values[k]) and values[k].id or 0

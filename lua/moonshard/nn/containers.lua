@@ -51,7 +51,7 @@ local function position(self, what, i, last)
   opts.need(opts.whole.test(i), i, "a position", "%s: %s: argument 1", self:class_name(), what)
   local at = i < 0 and #self + 1 + i or i
   if at < 1 or at > last then
-    raise("%s: %s: position %d is outside of %d elements", self:class_name(), what, i, #self)
+    raise("%s: %s: position %d is out of range for %d elements", self:class_name(), what, i, #self)
   end
   return at
 end
@@ -66,7 +66,7 @@ local function assign(self, key, value)
   local at = position(self, "assignment", key, #self + 1)
   if value == nil then
     if at ~= #self then
-      raise("%s: only the last element can be removed by nil, not %d of %d", self:class_name(), at, #self)
+      raise("%s: assigning nil can only remove the last element, not element %d of %d", self:class_name(), at, #self)
     end
   else
     check_cycle(self, at, check_element(self, at, value))

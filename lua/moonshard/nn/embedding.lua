@@ -27,11 +27,11 @@ function Embedding:init(n, d, given)
   local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string,
     device = opts.any })
   opts.expect(n, opts.whole, "Embedding: argument 1, the number of rows,")
-  opts.expect(d, opts.whole, "Embedding: argument 2, their size,")
+  opts.expect(d, opts.whole, "Embedding: argument 2, the size of a row,")
   local pad = o.padding_idx
   if pad then
     if pad < 0 then pad = n + pad end
-    if pad < 0 or pad >= n then raise("Embedding: padding_idx %d is outside of %d rows", o.padding_idx, n) end
+    if pad < 0 or pad >= n then raise("Embedding: padding_idx %d is out of range for %d rows", o.padding_idx, n) end
   end
   self.n, self.d, self.padding_idx, self.sparse = n, d, pad, o.sparse
   self.weight = empty({ n, d }, { dtype = o.dtype, device = o.device })

@@ -244,7 +244,7 @@ local ce_options = { reduction = reduction, ignore_index = -100, label_smoothing
 local function soft_cross_entropy(logits, target, weight, how, ignore_index, label_smoothing)
   if ignore_index ~= -100 then raise("cross_entropy: ignore_index is not supported for a target of probabilities") end
   if logits.shape ~= target.shape then
-    raise("cross_entropy: a target of probabilities has the logits' shape %s, got %s", tostring(logits.shape),
+    raise("cross_entropy: a target of probabilities must have the logits' shape %s, got %s", tostring(logits.shape),
       tostring(target.shape))
   end
   if not (label_smoothing >= 0 and label_smoothing <= 1) then

@@ -265,7 +265,7 @@ local function register(self, who, kind, name, value)
   local old = self._slots[name]
   if self._kind[name] ~= kind then
     check_name(self, name, kind)
-    if old ~= nil then raise("%s: %s has a field '%s' already", who, self:class_name(), name) end
+    if old ~= nil then raise("%s: %s already has a field '%s'", who, self:class_name(), name) end
   end
   enlist(self, name, kind, value)
   if old ~= value then

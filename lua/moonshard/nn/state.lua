@@ -134,7 +134,7 @@ function Module:to(...)
     end
   end
   if dtype and not dtypes.is_float(dtypes.number(dtype, "to")) then
-    raise("to: a module is moved to floating dtypes only, got '%s'", dtype)
+    raise("to: a module can only be converted to floating point dtypes, got '%s'", dtype)
   end
   return convert(self, function(t)
     local x = t:detach()

@@ -186,7 +186,7 @@ local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end
   if lib.ms_optim_is_plain(c.options) == 0 then
-    raise("%s: sparse parameters take SGD without momentum and weight decay only", self:class_name())
+    raise("%s: sparse gradients are only supported by SGD without momentum and weight decay", self:class_name())
   end
   if not g.is_sparse then
     raise("%s: a sparse parameter has a dense gradient; make it sparse, or the parameter dense", self:class_name())
@@ -420,7 +420,7 @@ function Optimizer:_prepare_load(sd)
           if t ~= nil then
             opts.expect(t, a_tensor, "%s: load_state_dict: %s of parameter %d", who, name, k)
             if tostring(t.shape) ~= tostring(part.shape) then
-              raise("%s: load_state_dict: %s of parameter %d has shape %s, the parameter %s here",
+              raise("%s: load_state_dict: %s of parameter %d has shape %s, but the parameter has shape %s",
                 who, name, k, tostring(t.shape), tostring(part.shape))
             end
           end

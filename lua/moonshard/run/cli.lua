@@ -52,7 +52,7 @@ function M.one_of(...)
     for _, name in ipairs(names) do
       if name == text then return text end
     end
-    return nil, ("'%s' is none of %s"):format(text, table.concat(names, ", "))
+    return nil, ("'%s' is unknown, expected one of %s"):format(text, table.concat(names, ", "))
   end
 end
 

@@ -198,7 +198,7 @@ end
 local function construct(cls, ...)
   local self = inner_tensors.new_object(cls)
   local init = cls.init
-  if not init then errors.raise("%s: a tensor class defines init(…), which sets its fields", cls.__name) end
+  if not init then errors.raise("%s: a tensor class must define init(…), which sets its fields", cls.__name) end
   init(self, ...)
   inner(self)
   return self
@@ -280,7 +280,7 @@ function own_setters.grad(t, g)
     opts.expect(g, a_tensor, "grad: value")
     parts = inner(g)
     if not parts or #parts ~= #list then
-      errors.raise("grad: of a %s it is an instance of %d inner tensors, got %s", class_name(t), #list, errors.kind(g))
+      errors.raise("grad: the gradient of a %s must be an instance of %d inner tensors, got %s", class_name(t), #list, errors.kind(g))
     end
   end
   for k = 1, #list do list[k].grad = parts and parts[k] or nil end

@@ -178,10 +178,10 @@ function M.arange(...)
   local first, last, step = ...
   if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
   if step == 0 then errors.raise("arange: step is 0") end
-  if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never come to %g", first, step, last) end
+  if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never reach %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
   if count ~= count or count >= 2^53 then
-    errors.raise("arange: %g to %g in steps of %g has no end", first, last, step)
+    errors.raise("arange: %g to %g in steps of %g is infinite", first, last, step)
   end
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
@@ -295,7 +295,7 @@ function M.tensor(value, given)
       end
     end
     if n ~= sizes[d] then
-      errors.raise("tensor: the list has a hole: %d elements, of which %d come before the first nil", n, sizes[d])
+      errors.raise("tensor: the list has a hole: of %d elements, %d come before the first nil", n, sizes[d])
     end
     for k = 1, n do take(v[k], d + 1) end
   end

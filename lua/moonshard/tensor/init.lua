@@ -330,7 +330,7 @@ end
 
 -- PyTorch also accepts masks and lists of positions as an index. A script's own fields have strings as keys.
 local function bad_key(key)
-  errors.raise("a tensor is indexed by one whole number, got %s: see narrow, index_select, masked_fill, where",
+  errors.raise("a tensor can only be indexed by a whole number, got %s: see narrow, index_select, masked_fill, where",
     errors.kind(key))
 end
 
@@ -368,7 +368,7 @@ function Tensor.__newindex(t, key, value)
   rawset(t, key, value)
 end
 
-function Tensor.__lt() errors.raise("tensors are not ordered: use lt, le, gt, ge, which give a tensor, or item()") end
+function Tensor.__lt() errors.raise("tensors cannot be compared by < and <=: use lt, le, gt, ge, which give a tensor, or item()") end
 Tensor.__le = Tensor.__lt
 
 --- A class of tensors that extends the plain one, such as nn.Parameter. M.wrap_as makes its instances.

@@ -65,7 +65,7 @@ local function inner(t)
   if t.id >= 0 then return nil end
   local fn = t.inner_tensors
   if fn == nil then
-    errors.raise("%s: a tensor class defines inner_tensors(), which returns a list of tensors", class_name(t))
+    errors.raise("%s: a tensor class must define inner_tensors(), which returns a list of tensors", class_name(t))
   end
   local list = fn(t)
   if type(list) ~= "table" or is_tensor(list) or #list == 0 then

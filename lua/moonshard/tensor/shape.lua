@@ -91,7 +91,7 @@ function methods.flatten(t, first, last)
   local n = info_of(t).ndim
   if n == 0 then return methods.reshape(t, 1) end
   local a, b = dimension(t, first or 1, "flatten"), dimension(t, last or -1, "flatten")
-  if a > b then errors.raise("flatten: first dimension %d lies behind the last, %d", first, last) end
+  if a > b then errors.raise("flatten: first dimension %d comes after the last, %d", first, last) end
   local shape = methods.size(t)
   local out, joined = {}, 1
   for d = 1, n do
@@ -159,7 +159,7 @@ function methods.narrow(t, d, start, length)
   whole(length, "narrow", "length")
   local first = index(start, size, "narrow", length == 0 and 1 or 0)
   if length < 0 or first + length > size then
-    errors.raise("narrow: %d elements from position %d do not fit size %d", length, start, size)
+    errors.raise("narrow: %d elements from position %d exceed size %d", length, start, size)
   end
   a_i[0], a_i[1], a_i[2] = at, first, length
   return wrap(with_ints(NARROW, "narrow", t, 3))
@@ -227,7 +227,7 @@ function methods.split(t, size, d)
       sum = sum + size[k]
     end
     if sum ~= total then
-      errors.raise("split: sizes %s add up to %d, dimension %d has %d",
+      errors.raise("split: sizes %s add up to %d, but dimension %d has %d",
         tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
     end
   else

@@ -59,7 +59,7 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
     if (!row) {
         char names[200] = "'auto'";
         for (int k = 0; k < MS_COUNT(transports); k++) ms__append(names, sizeof names, ", '%s'", transports[k].name);
-        return ms__fail(MS_EINVAL, "dist.init: backend '%s' is none of %s", name, names);
+        return ms__fail(MS_EINVAL, "dist.init: backend '%s' is unknown, expected one of %s", name, names);
     }
     if (row->table) {
         *out = row->table;

@@ -533,7 +533,7 @@ ranks.describe(2, "DDP #mpi", function()
     ddp = nn.DDP(nn.Linear(2, 2))
     ddp:register_comm_hook(nil, function() return ms.ones(3) end)
     assert.truthy(message(function() ddp(ms.ones(1, 2)):sum():backward() end)
-      :find("the communication hook gave a Tensor for bucket 1, expected a tensor of 6 elements", 1, true))
+      :find("the communication hook returned a Tensor for bucket 1, expected a tensor of 6 elements", 1, true))
   end)
 
   it("leaves ignored parameters and buffers alone", function(rank)
