@@ -546,8 +546,10 @@ ms_status ms_dist_free_group(double id, const char *site)
                         id == 0 ? "all ranks" : "this rank alone");
     ms_group *g = ms__group_by_id(id);
     if (!g) return MS_EINVAL;
-    char text[UNIT_NAME] = "free_group";
+    char text[UNIT_NAME];
+    snprintf(text, sizeof text, "free_group of group %.0f (ranks", id);  // its number: groups may have equal ranks
     for (int k = 0; k < g->n; k++) ms__append(text, sizeof text, k ? ", %d" : " %d", g->ranks[k]);
+    ms__append(text, sizeof text, ")");
     if (g->n > 1) MS_TRY(finish_group(g));
     MS_TRY(agree_on_group((uint64_t)id ^ g->place << 20, site, text));
     int k = place_of(id);

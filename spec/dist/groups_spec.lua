@@ -112,6 +112,9 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     local a, b = dist.new_group { 0, 1 }, dist.new_group { 0, 1 }
     local _, why = pcall(dist.free_group, rank == 0 and a or b)
     assert.matches("the ranks ask for different things", why)
+    local numbers = {}
+    for number in why:gmatch "free_group of group (%d+) %(ranks 0, 1%)" do numbers[number] = true end
+    assert.is_true(numbers[tostring(a.id)] and numbers[tostring(b.id)], why)
     _, why = pcall(dist.free_group, rank == 1 and "a" or a)
     assert.matches(rank == 1 and "the group is a string" or "rank 1 failed: .*the group is a string", why)
     dist.free_group(a)
