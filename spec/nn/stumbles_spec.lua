@@ -46,6 +46,22 @@ describe("a field that parameters() does not see", function()
   end)
 end)
 
+describe("a method initialize", function()
+  local function made(base, init)
+    local Net = base:extend "Net"
+    function Net.initialize() end
+    Net.init = init
+    return ms.catch_warnings(function() Net(2, 2):initialize() end)
+  end
+
+  it("is warned about where a class has no constructor", function()
+    assert.are.same({ "Net: Net(...) does not call Net:initialize; the constructor of a Module is init: function Net:init(...)" },
+      made(nn.Module))
+    assert.are.same({}, made(nn.Module, function(self) self:initialize() end))
+    assert.are.same({}, made(nn.Linear))
+  end)
+end)
+
 describe("a tensor of one element", function()
   it("is concatenated to a string as its number", function()
     assert.are.equal("loss 1.5", "loss " .. ms.full({ 1 }, 1.5))

@@ -124,6 +124,8 @@ function Module.__call(self, ...)
   return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
 end
 
+Module.__runs_forward = Module.__call
+
 -- ---- hooks --------------------------------------------------------------------------------------
 
 -- A hook's result as a list: a plain table with a field n or [1] is a list, anything else a single value.

@@ -48,7 +48,9 @@ local function refuse_constructor(cls)
   raise("%s: the constructor of a Module is init: function %s:init(...)", rawget(cls, "__name"), rawget(cls, "__name"))
 end
 Module.__refused = {}
-for _, name in ipairs { "__init", "__init__", "_init" } do Module.__refused[name] = refuse_constructor end
+for _, name in ipairs { "__init", "__init__", "_init", "__new", "constructor" } do
+  Module.__refused[name] = refuse_constructor
+end
 
 -- Raises for `Net:new(...)`, the constructor in other class libraries.
 function Module.new()
@@ -92,7 +94,14 @@ local function warn_unregistered(self)
   end
 end
 
+-- A class's own __call would skip hooks and, where the module is sharded, the gathering of its parameters.
+local function refuse_call(cls)
+  local name = rawget(cls, "__name")
+  raise("%s: a call of a module runs its forward: function %s:forward(...) in place of __call", name, name)
+end
+
 function Module.__construct(cls, ...)
+  if rawget(cls, "__call") ~= rawget(cls, "__runs_forward") then refuse_call(cls) end
   local self = setmetatable({
     _slots = { training = true }, _kind = {}, _params = {}, _buffers = {}, _children = {}, _transient = false,
     _hooked = false, _pre = false, _post = false, _back = false, _scope = rawget(cls, "__name"),
@@ -101,6 +110,11 @@ function Module.__construct(cls, ...)
   if init then
     init(self, ...)
     warn_unregistered(self)
+  elseif cls.initialize then
+    -- A constructor in other class libraries. Not refused, because a script may call such a method itself.
+    local name = rawget(cls, "__name")
+    log.warn_once(("%s: %s(...) does not call %s:initialize; the constructor of a Module is init: function %s:init(...)")
+      :format(name, name, name, name))
   end
   return self
 end

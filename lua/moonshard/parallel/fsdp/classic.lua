@@ -321,6 +321,7 @@ rawset(FSDP, "__call", function(self, ...)
   end
   return module.call_between(self, unit, Module.__call, ...)
 end)
+rawset(FSDP, "__runs_forward", FSDP.__call)
 
 --- Calls fn on this module and its descendants, children first, with whole parameters; changes made by fn are kept.
 --- Collective.
