@@ -45,8 +45,6 @@ static const ms_cuda_table *plugin(void)
     const char *mode = getenv("MOONSHARD_CUDA");
     bool emulated = mode && strcmp(mode, "emulated") == 0;
     if (mode && strcmp(mode, "off") == 0) return none("MOONSHARD_CUDA is off");
-    if (mode && *mode && !emulated && strcmp(mode, "real") != 0)
-        return none("MOONSHARD_CUDA is '%s', expected real, emulated or off", mode);
     const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
     beside(path, sizeof path, name);
     if (access(path, R_OK) != 0)

@@ -103,6 +103,7 @@ describe("a job #mpi", function()
       dist.barrier()
     ]])
     assert.are.equal(7, job.code)
+    assert.matches("rank 1: the script ended with status 7\n", job.stderr)
     return since(job, "exit")
   end) end)
 
@@ -386,6 +387,8 @@ describe("a disturbed job #mpi", function()
         assert.is_false(r.timed_out)
         assert.are_not.equal(0, r.code)
         assert.are.same({}, r.left)
+        -- Only a peer that was seen to work is reported as such.
+        if where == "after" then assert.is_nil(r.stderr:find("computes, reads", 1, true), r.stderr) end
         return r.named and math.max(r.named - (how == "killed" and 0 or limit), r.gone - 0.7) or math.huge, r.stderr
       end) end)
     end
@@ -506,6 +509,7 @@ describe("a disturbed job #mpi", function()
       MOONSHARD_LOG = { "fsdp", "all" },
       MOONSHARD_ISA = { "one of v1, v2, v3, v4", "avx2", "v9" },
       MOONSHARD_PROGRESS = { "one of bar, lines", "none" },
+      MOONSHARD_CUDA = { "one of real, emulated, off", "yes" },
       MOONSHARD_COMM_MAP = { "one of refuse, refuse-all", "no" },
       MOONSHARD_COMM_NODES = { "a number of nodes, or each rank's node separated by commas", "two", "-1" },
     } do

@@ -26,12 +26,18 @@ end
 
 local path, folder = find()
 
+-- The text about a library that cannot be used; it names the variable that chose the library.
+local function because(text)
+  return os.getenv "MOONSHARD_LIB" ~= path and text
+    or ("MOONSHARD_LIB is '%s', expected the path of libmoonshard.so, with moonshard_cdef.h beside it: %s"):format(path, text)
+end
+
 local function read_cdef()
   local name = folder .. "moonshard_cdef.h"
   local file = io.open(name, "r")
   if not file then
-    stop(("no %s: build the engine first (scripts/setup, or: cmake -S . -B build -G Ninja && ninja -C build)"):format(
-      name))
+    stop(because(("no %s: build the engine first (scripts/setup, or: cmake -S . -B build -G Ninja && ninja -C build)")
+      :format(name)))
   end
   local text = file:read "*a"
   file:close()
@@ -46,9 +52,10 @@ ffi.cdef "int setenv(const char *, const char *, int);"
 if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
 
 local loaded, lib = pcall(ffi.load, path)
-if not loaded then stop(("cannot load the engine: %s"):format(tostring(lib))) end
+if not loaded then stop(because(("cannot load the engine: %s"):format(tostring(lib)))) end
 if lib.ms_version() ~= ffi.C.MS_VERSION then
-  stop(("%s has interface version %d, its cdef has %d: build again"):format(path, lib.ms_version(), ffi.C.MS_VERSION))
+  stop(because(("%s has interface version %d, its cdef has %d: build again"):format(path, lib.ms_version(),
+    ffi.C.MS_VERSION)))
 end
 if lib.ms_init() ~= 0 then stop(ffi.string(lib.ms_error())) end
 

@@ -188,7 +188,7 @@ static const ms_activity *page_of(int rank)
 }
 
 // At the end of the script: a peer without progress for the length of the timeout, stopped or looping, ends the job; a
-// peer that works is waited for. report: print a line about it. Returns report.
+// peer that works is waited for. report: print a line about it. Returns whether one was printed.
 static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool report)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
@@ -197,19 +197,19 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
         if (r == ms__world.rank || !is_here(r) || state_of(r) != RANK_RUNNING) continue;
         ms_board_rank *b = &ms__world.board->rank[r];
         ms_peer_state look = ms__peer_watch(b->pid, page_of(r), &seen[r]);
-        bool late =
-            (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout && look != PEER_BUSY;
-        char *text = late ? culprits : working;
+        bool late = (double)(now - (seen[r].at > since ? seen[r].at : since)) * 1e-9 > ms__world.timeout;
+        // Until the limit has passed, a peer that looks idle may be between two engine calls: say nothing about it yet.
+        if (look != PEER_BUSY && !late) continue;
+        char *text = look == PEER_BUSY ? working : culprits;
         ms__append(text, TEXT, "%srank %d (process %d) %s", *text ? "; " : "", r, b->pid,
-                   !late                  ? "computes, reads or writes"
+                   look == PEER_BUSY      ? "computes, reads or writes"
                    : look == PEER_STOPPED ? "is stopped"
                                           : "has not reached its end and makes no engine call");
     }
     if (!culprits[0]) {
-        if (report && working[0])
-            fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited,
-                    working);
-        return report;
+        if (!report || !working[0]) return false;
+        fprintf(stderr, "rank %d: at the end of the script, waiting for %.0f s: %s\n", ms__world.rank, waited, working);
+        return true;
     }
     set_state(RANK_RAISED);
     if (!first_to_fail(ms__world.rank)) ms__end_stay(1);
@@ -307,9 +307,9 @@ static void at_exit(int code, void *arg)
         ms__comm_stop();
         return;
     }
-    if (code == 1 && !ms__error_reported() && ms__world.board && !atomic_load(&ms__world.board->reported))
-        fprintf(stderr, "rank %d: the script ended with status 1\n",
-                ms__world.rank);  // for example error(nil), which has no text
+    // os.exit, or an error without a text, such as error(nil).
+    if (!ms__error_reported() && ms__world.board && !atomic_load(&ms__world.board->reported))
+        fprintf(stderr, "rank %d: the script ended with status %d\n", ms__world.rank, code);
     // No MPI_Finalize, because the launcher ends the peers. No lock, because a stream worker may be inside MPI.
     mark_reported();
     set_state(RANK_RAISED);

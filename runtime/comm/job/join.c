@@ -131,23 +131,28 @@ bool ms__error_reported_by_peer(uint64_t hash)
 }
 
 // Ends the job if a peer made no progress for the length of the timeout; waits for other peers. report: print a line
-// about these. Returns report.
+// about these. Returns whether a line was due.
 static bool check_peers(int64_t since, int64_t now, bool report)
 {
     char culprits[2000] = "", working[2000] = "";
     double waited = (double)(now - since) * 1e-9;
+    bool undecided = false;
     for (int k = 0; k < n_peers; k++) {
         join_peer *p = &peers[k];
         int state = joined(p);
         ms_peer_state look = ms__peer_watch(p->pid, p->page, &p->seen);
         if (look != PEER_STOPPED && state) continue;
         bool late = (double)(now - (p->seen.at > since ? p->seen.at : since)) * 1e-9 > limit;
-        if (late && look != PEER_BUSY)
+        // Until the limit has passed, a peer that looks idle may be between two engine calls: say nothing about it yet.
+        undecided |= look != PEER_BUSY && !late;
+        if (look == PEER_BUSY)
+            append_peer(working, sizeof working, p, "has not joined yet, but computes, reads or writes");
+        else if (late)
             append_peer(culprits, sizeof culprits, p,
                         look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
-        else append_peer(working, sizeof working, p, "has not joined yet, but computes, reads or writes");
     }
     if (!culprits[0]) {
+        if (undecided && !working[0]) return false;
         if (report && reports())
             fprintf(stderr, "rank %d: dist.init: waiting for %.0f s: %s\n", my_rank, waited,
                     working[0]             ? working
