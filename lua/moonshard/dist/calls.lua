@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Calls that several ranks make together. If such a call fails on one rank, its peers would wait forever, and a script
---- that survives the error would pair later collectives wrongly. The error therefore fails the peers' calls, too.
+--- that survives the error would match later collectives wrongly. The error therefore makes the peers' calls fail, too.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -14,7 +14,7 @@ local M = {}
 local Group = { __name = "Group" }
 M.Group = Group
 
---- Joins the job if needed, because an earlier error could not be published.
+--- Joins the job if this rank has not joined yet. An error before that cannot be published.
 function M.ensure()
   if lib.ms_dist_is_initialized() == 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
 end
@@ -36,7 +36,7 @@ end
 
 -- ---- one collective ------------------------------------------------------------------------------
 
--- The id of the group that a call was meant for; the world's if unknown.
+-- The id of the group of a call; the id of the world if the arguments do not show it.
 local function intended(a, b, c)
   local g = group_in(c) or group_in(b) or group_in(a)
   return getmetatable(g) == Group and g.id or 0
@@ -44,15 +44,15 @@ end
 
 local function finish_one(since, mismatches, find, a, b, c, ok, ...)
   if ok then return ... end
-  -- Members detect a mismatch by themselves.
+  -- Do not publish a mismatch: every member detects it by itself.
   if lib.ms_dist_mismatches() == mismatches then
     lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
   end
   error((...), 0)
 end
 
---- Wraps fn as one collective. Its group is found among its arguments, at most three, or has the id that find(a, b, c)
---- returns.
+--- Wraps fn, which issues one collective. The group is searched among the first three arguments, or has the id that
+--- find(a, b, c) returns.
 ---@param fn function
 ---@param find? fun(...): number
 ---@return function
@@ -66,7 +66,7 @@ end
 
 -- ---- several -------------------------------------------------------------------------------------
 
--- Do other ranks make this call, too?
+-- Whether other ranks make this call, too.
 local function has_peers(a, b, c, d)
   local g = group_in(a) or group_in(b) or group_in(c) or group_in(d)
   if getmetatable(g) ~= Group then return true end
@@ -81,8 +81,8 @@ local function finish(since, mismatches, concerns, a, b, c, d, ok, ...)
   error((...), 0)
 end
 
---- Wraps fn as a call that issues any number of collectives, in any groups: its errors are published to the world. At
---- most five arguments. concerns(a, b, c, d): whether peers make the call, too, if its groups do not tell.
+--- Wraps fn, which may issue any number of collectives in any groups: its errors are published to the world. fn has at
+--- most five arguments. concerns(a, b, c, d): whether peers make the call, too; used if the arguments contain no group.
 ---@param fn function
 ---@param concerns? fun(...): boolean
 ---@return function

@@ -4,11 +4,11 @@
 --- and checksum of every file.
 ---
 --- Order of writing: make a new folder; every rank writes and syncs its file; write the index; sync the folder; rename
---- it; sync the parent folder. A crash at any moment therefore leaves the old checkpoint or the new one. Only a
---- checkpoint or an empty folder is replaced; a symbolic link stays and its target is replaced.
+--- it; sync the parent folder. After a crash at any moment, either the old or the new checkpoint exists. Only a
+--- checkpoint or an empty folder is replaced; a symbolic link remains and its target is replaced.
 ---
---- Reading works on any number of ranks: each rank computes from the index which ranges of elements it needs, reads
---- them and compares checksums. Every file is read completely by one rank.
+--- Any number of ranks can read a checkpoint: each rank computes from the index which ranges of elements it needs,
+--- reads them and verifies checksums. Each file is read completely by one rank.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local checkpoint_index = require "moonshard.io.checkpoint_index"
@@ -30,14 +30,14 @@ local C = ffi.C
 
 local M = {}
 
-local LARGE = 64 * 2 ^ 20           -- a replaced checkpoint of at least so many bytes is removed in the background
+local LARGE = 64 * 2 ^ 20           -- a replaced checkpoint of at least this size is removed in the background
 
 local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, checkpoint_index.file_name
 
 -- ---- what is where -------------------------------------------------------------------------------
 
--- The place of this rank's part in the whole tensor t: `dim` (from 1; 0: a range of elements in row-major order),
--- `first`, `here`, and `row`, the elements per row if dim is 1.
+-- The position of this rank's part in the whole tensor t: `dim` (from 1; 0: a range of elements in row-major order),
+-- `first`, `here` (their number), and `row`, the number of elements per row if dim is 1.
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)
@@ -46,13 +46,13 @@ local function place_of(t)
     or tonumber(s.row_numel) }
 end
 
--- The range of elements of a place, or nil if it is not one contiguous range.
+-- The range of elements of this position; nil if they are not contiguous.
 local function range_of(place)
   if place.dim > 1 then return nil end
   return place.first * place.row, place.here * place.row
 end
 
--- Does every rank hold t: is it not sharded, or sharded over this rank alone?
+-- Whether every rank holds all of t: it is not sharded, or sharded over this rank alone.
 local function is_shared(t) return not sharded.is_sharded(t) or sharded.shard_info(t).world == 1 end
 
 local function replica(t)
@@ -62,8 +62,8 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
--- Names, tensors and places of everything to save, in the same order on every rank; each object once, under its first
--- name.
+-- Names, tensors and positions of everything to save, in the same order on every rank. Each object occurs once, under
+-- its first name.
 local function entries_of(m, optim)
   local list, seen, aliases = {}, {}, {}
   local names, values = m:_state()
@@ -140,7 +140,7 @@ local function index_of(told, aliases, numbers, groups, extra)
       local last = entry.pieces[#entry.pieces]
       if last and last[4] == 0 and e.here > 0 then
         entry.pieces[#entry.pieces] = { r, e.dim, e.first, e.here }
-      -- Replicas hold the same elements again.
+      -- Replicas contain the same elements again.
       elseif not last or e.here > 0 and e.first >= last[3] + last[4] then
         entry.pieces[#entry.pieces + 1] = { r, e.dim, e.first, e.here }
       end
@@ -152,7 +152,7 @@ end
 
 local function check(status) if status ~= 0 then errors.fail() end end
 
--- Rank 0's part before any rank writes: makes the new folder beside the target.
+-- Rank 0's work before any rank writes: makes the new folder beside the target.
 local function begin(dir)
   local folder = lib.ms_folder_new(dir)
   if folder == nil then errors.fail() end
@@ -167,10 +167,10 @@ local function begin(dir)
   return error(err, 0)
 end
 
--- Used where the file system cannot exchange two folders (NFS, some FUSE file systems): moves the new files beside the
--- old ones, under unique names, then renames the new index over the old one. With that rename the new checkpoint
--- exists. A crash may leave files that the index does not use, but that it lists or that their names identify; the next
--- save removes them.
+-- Used if the file system cannot exchange two folders (NFS, some FUSE file systems): moves the new files beside the old
+-- ones, under unique names, then renames the new index over the old one. From that rename on, the folder contains the
+-- new checkpoint. A crash may leave files that no index uses; the next save recognises them by the old index or by
+-- their names and removes them.
 local function replace_inside(folder, made, path, index, old)
   local id, moved = made:match "%.tmp%-(%x+)/checkpoint$", {}
   local NAME = checkpoint_index.NAME
@@ -211,7 +211,7 @@ local function finish(folder, index)
   local text = checkpoint_index.text(index)
   check(lib.ms_file_put(made .. "/" .. checkpoint_index.NAME, text, #text))
   check(lib.ms_folder_sync(made))
-  -- The path may lead to another folder than at the beginning.
+  -- The path may now lead to another folder than at the beginning.
   check(lib.ms_folder_look(folder))
   local old, bytes = checkpoint_index.replaceable(path)
   if not old then errors.raise_text(bytes) end
@@ -219,7 +219,7 @@ local function finish(folder, index)
   if inside[0] ~= 0 then replace_inside(folder, made, path, index, old) end
 end
 
--- Makes the result equal on all ranks: the first failure in rank order fails all.
+-- Makes the result equal on all ranks: if some ranks failed, all raise the first failure in rank order.
 local function agree(dist, ok, value)
   local all = dist.all_gather_object { ok = ok, value = ok and value or tostring(value) }
   if not ok then errors.raise("%s", (tostring(value):gsub("^[^\n]-:%d+: ", ""))) end
@@ -240,8 +240,8 @@ local function check_arguments(who, dir, m, optim)
   return (dir:gsub("(.)/+$", "%1"))
 end
 
---- Writes a model, and an optimizer's state, as a sharded checkpoint. Collective; every rank must see the same file
---- system. `extra` is stored with them, and load returns it: numbers, strings, booleans and tables of these.
+--- Writes a model, and optionally an optimizer's state, as a sharded checkpoint. Collective; all ranks must see the
+--- same file system. `extra` (numbers, strings, booleans and tables of these) is stored too, and load returns it.
 ---@param dir string  a new or empty folder, or a checkpoint to replace
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is saved, too
@@ -255,7 +255,7 @@ function M.save(dir, m, optim, given)
   scope.scope(function()
     no_grad(function()
       local list, aliases, numbers, groups = entries_of(m, optim)
-      for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- rank 0 writes what every rank holds
+      for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- rank 0 writes tensors that every rank holds
       local ok, folder = true, nil
       if dist.rank() == 0 then ok, folder = pcall(begin, dir) end
       local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
@@ -274,8 +274,8 @@ end
 
 local agreed
 local signalled = ffi.new "double[1]"
--- A signal to the whole job reaches ranks one after the other. A rank that agreed to a signal before receiving its own
--- copy ignores that copy until this time.
+-- A signal to the whole job reaches ranks at different times. A rank that agreed to a signal before it received its own
+-- copy ignores this copy until this time.
 local owed_until, GRACE = 0, 2
 
 --- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are
@@ -286,7 +286,7 @@ function M.catch_checkpoint_signals(on)
   owed_until = 0
 end
 
---- Has any rank received a signal since the last call? Returns "go_on", "stop", or nil, equally on every rank.
+--- Whether a rank has received a signal since the last call. Returns "go_on", "stop" or nil, the same on every rank.
 --- Collective: call it once per step.
 ---@return "go_on"|"stop"|nil
 function M.checkpoint_wanted()
@@ -332,8 +332,8 @@ end
 
 -- ---- loading -------------------------------------------------------------------------------------
 
--- Tells the readers which parts of an entry's pieces this rank needs in `target` (contiguous, of the entry's dtype),
--- which is the range [first, first + n) of elements of the whole tensor.
+-- Requests the parts of an entry's pieces that this rank needs in `target` (contiguous, of the entry's dtype), which is
+-- the range [first, first + n) of elements of the whole tensor.
 local function want_range(readers, name, entry, target, first, n)
   local row = 1
   for d = 2, #entry.shape do row = row * entry.shape[d] end
@@ -357,7 +357,8 @@ local function plan(readers, name, entry, e)
     want_range(readers, name, entry, target, first, n)
     return not direct and n > 0 and function() part:copy_(target) end or nil
   end
-  -- Sharded along a later dimension, in the checkpoint or in the model: assembles the whole tensor from its pieces.
+  -- The tensor is sharded along a later dimension, in the checkpoint or in the model: assemble the whole from its
+  -- pieces.
   local whole = create.empty(entry.shape, { dtype = entry.dtype, device = "cpu" })
   local pieces = {}
   for k, piece in ipairs(entry.pieces) do
@@ -376,8 +377,8 @@ local function plan(readers, name, entry, e)
   end
 end
 
--- The optimizer's numbers, and uninitialized tensors for the state that the index has. Also refuses state that belongs
--- to another optimizer.
+-- The optimizer's numbers, and uninitialized tensors for the state that the index lists. Refuses state of another kind
+-- of optimizer.
 local function empty_state(dir, index, m, optim)
   local told = index.optimizer
   if not told then bad(dir, "it has no optimizer state") end
@@ -433,7 +434,7 @@ local function names_text(list)
   return table.concat(list, ", ")
 end
 
--- Reads all parts that `list` needs. One rank reads each file completely and compares its checksum.
+-- Reads all parts that `list` needs. One rank reads each file completely and verifies its checksum.
 local function read_files(dir, index, list, verify, dist, fits)
   local readers, after = {}, {}
   local ok, err = pcall(function()
@@ -469,10 +470,10 @@ local function read_files(dir, index, list, verify, dist, fits)
   return after
 end
 
---- Reads a checkpoint of fsdp.save into a model, and an optimizer, on any number of ranks, however sharded. Collective.
---- Returns `extra`. A checkpoint that does not fit is refused before anything changes; `strict = false` reads the
---- tensors that both have. Damage that only a file's hash shows is found after reading: load raises then, and the model
---- must be loaded again.
+--- Reads a checkpoint of fsdp.save into a model, and optionally an optimizer, which may be sharded in any way over any
+--- number of ranks. Collective. Returns `extra`. A checkpoint that does not match is refused before anything changes;
+--- `strict = false` reads the tensors that both have. Damage that only the hash of a file shows is found after reading:
+--- load then raises, and the model must be loaded again.
 ---@param dir string  a checkpoint of fsdp.save
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is loaded, too

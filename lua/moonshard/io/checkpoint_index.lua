@@ -1,8 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- `index.json` of a sharded checkpoint: writes and checks it, and decides whether a folder is a checkpoint.
+--- `index.json` of a sharded checkpoint: functions that write it, check it, and decide whether a folder is a
+--- checkpoint.
 ---
---- The text begins with `{"sum":"<16 digits>",`, the XXH64 of the whole text with zeros for these digits. Format 1, of
---- earlier versions, has no checksum of the index, and one hash per file instead of checksums within files.
+--- The text begins with `{"sum":"<16 digits>",`: the XXH64 of the whole text, computed with zeros in place of these
+--- digits. Format 1, of earlier versions, has no checksum of the index, and one hash per file instead of checksums
+--- within files.
 local cjson = require "cjson"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -18,8 +20,8 @@ M.NAME = "index.json"
 
 -- ---- JSON ----------------------------------------------------------------------------------------
 
--- Encodes x as JSON: numbers with all their digits, keys in order. A list is a table with an element 1, or an empty
--- table.
+-- Encodes x as JSON, with all digits of numbers and with sorted keys. A table with an element 1, or without elements,
+-- is a list.
 local function json(x)
   if type(x) == "number" then
     if x ~= x or x == math.huge or x == -math.huge then
@@ -72,7 +74,7 @@ end
 ---@return string
 function M.text(index) return M.seal(json(index)) end
 
--- Does a text begin with its correct checksum?
+-- Whether a text begins with its correct checksum.
 local function sealed(text)
   local sum = text:sub(#BEFORE + 1, #BEFORE + 16)
   return text:sub(1, #BEFORE) == BEFORE and sum == sum_of(BEFORE .. ZEROS .. text:sub(#BEFORE + 17))
@@ -80,7 +82,7 @@ end
 
 -- ---- names ---------------------------------------------------------------------------------------
 
---- The name of a rank's file; with `id`, 16 digits, if it is written beside another checkpoint.
+--- The name of a rank's file. `id`, 16 digits, is part of it if the file is written beside another checkpoint.
 ---@param rank integer
 ---@param id? string
 function M.file_name(rank, id) return ("rank-%05d%s.safetensors"):format(rank, id and "-" .. id or "") end
@@ -90,7 +92,7 @@ local function is_file_name(name, rank)
   return name == M.file_name(rank, name:match("^rank%-%d%d%d%d%d%-(" .. ("%x"):rep(16) .. ")%.safetensors$"))
 end
 
---- Does the name of a file contain the 16 random digits of a save beside another checkpoint?
+--- Whether the name of a file contains the 16 random digits of a save beside another checkpoint.
 ---@param name string
 function M.is_beside(name)
   local id = ("%x"):rep(16)
@@ -121,7 +123,7 @@ M.bad = bad
 
 local function whole_number(x, least) return type(x) == "number" and x % 1 == 0 and x >= least and x < 2 ^ 53 end
 
--- Checks that the pieces of a tensor fill it without gap or overlap.
+-- Raises unless the pieces of a tensor cover it without gap or overlap.
 local function check_pieces(dir, name, entry, world)
   local total = 1
   for d, size in ipairs(entry.shape) do
@@ -212,7 +214,8 @@ function M.read(dir, verify)
   if not ok or type(index) ~= "table" then bad(dir, "index.json is not valid JSON: %s", tostring(index)) end
   local version = FORMATS[index.format]
   if not version then bad(dir, "its format is %s, expected '%s'", errors.show(index.format), M.FORMAT) end
-  -- Format and checksum field each imply a checksum, so that damage to either is detected.
+  -- An index of format 2 or with the field `sum` must have a correct checksum: damage to one of the two does not
+  -- disable the check.
   if verify and (version > 1 or index.sum ~= nil) and not (version > 1 and sealed(text)) then
     bad(dir, "index.json is damaged: its checksum differs")
   end
@@ -251,8 +254,8 @@ function M.entries_in(path)
   return names
 end
 
--- The files that an index lists, by name. Nil if the folder is not a checkpoint of Moonshard, with the reason if the
--- index cannot be read. Does not check the rest of the index.
+-- The files that an index lists, by name. Returns nil if the folder is not a checkpoint of Moonshard, and the reason if
+-- the index cannot be read. Does not check the rest of the index.
 local function listed_in(path)
   local text, why = read(path, "save")
   if not text then return nil, why end
@@ -268,8 +271,8 @@ local function listed_in(path)
   return names, bytes
 end
 
---- Examines the path of a checkpoint to write; nil and the reason if it must not be replaced. It may be a checkpoint
---- with only its own files, an empty folder, or not exist.
+--- Examines a path to which a checkpoint is to be written. Returns nil and the reason if it must not be replaced: only
+--- a checkpoint that contains no foreign files, or an empty folder, may be; the path need not exist.
 ---@param path string
 ---@return table<string, boolean>? names, number|string bytes_or_reason
 function M.replaceable(path)
