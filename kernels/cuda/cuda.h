@@ -139,7 +139,7 @@ template <class T> struct value;
 static __device__ inline int64_t whole(double x)
 {
     return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
-}  // converts as the CPU does
+}  // the result equals the CPU's conversion
 
 template <> struct value<float> {
     static __device__ inline float load(int dtype, const void *p)
@@ -265,7 +265,7 @@ template <class T> static __device__ inline T block_max(T v, T *shared)
     return all;
 }
 
-// exp, log and sqrt by accumulation type.
+// exp, log and sqrt, overloaded for both accumulation types.
 static __device__ inline float exp_of(float x) { return ms_exp_f32(x); }
 static __device__ inline double exp_of(double x) { return ms_exp_f64(x); }
 static __device__ inline float log_of(float x) { return ms_log_f32(x); }

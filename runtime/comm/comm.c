@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// comm/comm.c -- groups, issuing collectives, works, the ledger. comm/request.c makes the collectives.
+// comm/comm.c -- groups, issuing of collectives, works, the ledger. comm/request.c makes the collectives.
 //
-// A collective gets its number when it is issued. Synchronous ones run on the calling thread, others on the workers of
-// the gather, reduce and copy streams, which poll independently, so that none delays another. Only the engine thread
-// changes reference counts: they are taken here and dropped when the record is retired.
+// A collective gets its number when it is issued. Synchronous collectives run on the calling thread, others on the
+// workers of the gather, reduce and copy streams; these poll independently, so none delays another. Only the engine
+// thread changes reference counts: it takes references when it issues a collective and drops them when it retires the
+// record.
 #include <stdio.h>
 #include "comm/internal.h"
 #include "base/trace.h"
@@ -17,8 +18,8 @@ struct ms_work {
 static ms_group *world_group, *self_group;
 static double next_group = 2;
 static double delays[OPS];
-static double mismatches;     // of synchronous collectives, that this rank's script has got as errors
-static int debug_level = -1;  // not read from MOONSHARD_DEBUG so far
+static double mismatches;  // number of synchronous collectives whose mismatch this rank's script received as an error
+static int debug_level = -1;  // -1: MOONSHARD_DEBUG has not been read yet
 
 // ---- groups ---------------------------------------------------------------------------------------
 
@@ -52,7 +53,8 @@ static void group_drop(ms_group *g)
 static ms_status make_groups(void)
 {
     if (world_group) {
-        // The group was made for this process alone and units may hold it: the same object becomes the real world.
+        // The world group was made for this process alone, and units may hold it: change the same object to the real
+        // world.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
         if (!g) return MS_ENOMEM;
@@ -75,8 +77,8 @@ ms_group *ms__group_world(void)
     return world_group;
 }
 
-static int n_others;             // by new_group
-static ms_group **other_groups;  // by ascending id
+static int n_others;             // number of groups made by new_group
+static ms_group **other_groups;  // in ascending order of id
 
 static int place_of(double id)
 {
@@ -290,7 +292,7 @@ void ms__coll_drop(ms_coll *c)
     spare = c;
 }
 
-// Runs c and, for tensors on a GPU, copies the output back.
+// Runs c. For tensors on a GPU, copies the output back afterwards.
 static ms_status run(ms_coll *c)
 {
     ms_status status = ms__coll_run(c);
@@ -322,9 +324,10 @@ static ms_status sync_storages(ms_coll *c)
 // Makes the stream wait for the earlier users of a storage.
 static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
 {
-    if (st->vacated) return ms__storage_sync(st, write);  // fails, and names the sharded parameter
+    if (st->vacated) return ms__storage_sync(st, write);  // fails, with a message that names the sharded parameter
     MS_TRY(ms__stream_wait(s, st->event));
-    return ms__stream_wait(s, st->readers);  // readers wait too: the storage keeps only the latest reader's event
+    // Readers wait too, because the storage keeps only the event of its latest reader.
+    return ms__stream_wait(s, st->readers);
 }
 
 static void mark_storage(ms_storage *st, ms_pending *e, bool write)
@@ -334,8 +337,8 @@ static void mark_storage(ms_storage *st, ms_pending *e, bool write)
     *at = ms__event_retain(e);
 }
 
-// A collective that has its number cannot be run: publishes the error for peers that wait in it, and frees its ring
-// entry.
+// Called when a collective that has a number cannot be run: publishes the error for peers that wait in it, and frees
+// its ring entry.
 static void lost(ms_coll *c)
 {
     c->g->issued[c->seq % RING] = c->before;
@@ -423,7 +426,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         }
         goto drop;
     }
-    // c retains its storages until it is retired; its event orders their later users.
+    // c retains its storages until it is retired; later users of the storages wait for its event.
     ms_storage *in = c->in.storage, *out = c->out.storage, *parts[MS_PARTS];
     int n_parts = c->n_parts;
     for (int i = 0; i < n_parts; i++) parts[i] = c->parts[i].t->storage;
@@ -445,12 +448,12 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         *w = (ms_work) { .refs = 1, .event = event };
         *work = w;
     } else {
-        if (work) status = ms__event_wait(event);  // no memory for a work: wait here
+        if (work) status = ms__event_wait(event);  // there is no memory for a work: wait here
         ms__event_release(event);
     }
     return status;
 drop:
-    c->in.storage = c->out.storage = NULL;  // never retained
+    c->in.storage = c->out.storage = NULL;  // c has not retained them
     ms__coll_drop(c);
     return status;
 }
@@ -464,7 +467,7 @@ int ms__group_member(const ms_group *g, int rank)
     return -1;
 }
 
-// A barrier of the world that fails on all ranks unless they name the same group.
+// A barrier of the world. Fails on all ranks unless all name the same group.
 static ms_status agree_on_group(uint64_t group, const char *site, const char *text)
 {
     return ms__collective(&(ms_request) { .group = ms__group_world(),
@@ -513,7 +516,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         group_drop(g);
         return -1;
     }
-    // Every rank must call with the same list, or all get an error. From here on nothing fails on one rank alone,
+    // All ranks must pass the same list; otherwise all get an error. From here on nothing may fail on one rank alone,
     // because groups must have the same places on all ranks.
     if (agree_on_group(hash ^ g->place, site, text) != MS_OK) {
         ms__group_unplace(g, false);
@@ -524,13 +527,15 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     return next_group++;
 }
 
-// Waits until the collectives of g on queues are retired: no worker touches g afterwards, and their works are done.
+// Waits until the collectives of g on queues are retired: afterwards no worker accesses g, and their works are
+// complete.
 static ms_status finish_group(ms_group *g)
 {
     ms_status status = MS_OK;
     for (ms__stream_reap(); g->in_flight > 0 && status == MS_OK; ms__stream_reap()) {
         for (int k = 0; k < RING; k++)
-            if (atomic_load(&g->finished[k]) < g->issued[k])  // the queue it waits for, which deadlock checks read
+            // The queue that this rank waits for; checks for deadlocks read it.
+            if (atomic_load(&g->finished[k]) < g->issued[k])
                 atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);
         ms__nap(100 * 1000);
         status = ms__check_interrupt();

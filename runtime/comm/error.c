@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-// comm/error.c -- errors that a script survives: one rank's failure fails the same piece of work on every rank.
+// comm/error.c -- errors that a script survives: a failure of one rank makes the same piece of work fail on every rank.
 //
 // When a piece of work (usually a step) fails on one rank, its peers would wait for that rank in collectives that it
 // does not join. So the rank publishes its error on the board, and every rank raises it in its current or next
-// collective. Errors are numbered. A rank's epoch is the number of errors that it has met, its own included. Each error
-// costs each rank one piece of work, so the k-th failures of all ranks are the same error. Therefore a rank meets
-// published errors one at a time, and an own error while one is unmet publishes nothing. Each epoch numbers collectives
-// anew, so collectives of different epochs never match.
+// collective. Errors are numbered. A rank's epoch is the number of errors that it has met, including its own. Each
+// error makes one piece of work fail on each rank, so the k-th failures of all ranks are the same error. A rank
+// therefore meets published errors one at a time, and does not publish its own error while it has not met an earlier
+// one. Collectives are numbered anew in each epoch, so collectives of different epochs never match.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include "comm/internal.h"
 
-static char met_text[TEXT];  // text of the latest error that this rank has met; engine thread only
+static char met_text[TEXT];  // message of the latest error that this rank has met; engine thread only
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -22,7 +22,7 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     ms_board *b = ms__world.board;
     _Atomic uint64_t *entry = &b->error[number % ERRORS];
     static pthread_mutex_t one =
-        PTHREAD_MUTEX_INITIALIZER;  // the engine thread and a worker that received another node's error
+        PTHREAD_MUTEX_INITIALIZER;  // used by the engine thread, and by a worker that received another node's error
     pthread_mutex_lock(&one);
     uint64_t was = atomic_load(entry), epoch = number - 1;
     bool first = was >> 16 < number;
@@ -35,18 +35,18 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
         first = atomic_compare_exchange_strong(entry, &was, number << 16 | (uint64_t)ms__world.rank);
     }
     pthread_mutex_unlock(&one);
-    // The first publisher may not have reached this line yet.
+    // Needed in case the first publisher has not reached this line yet.
     atomic_compare_exchange_strong(&b->epoch, &epoch, number);
     return first;
 }
 
-// The text of the error after `epoch`, until this thread's next call.
+// The message of the error that ended `epoch`; valid until this thread's next call.
 static const char *error_after(uint64_t epoch)
 {
     static __thread char words[TEXT];
     uint64_t number = epoch + 1, e = atomic_load(&ms__world.board->error[number % ERRORS]);
     if (e >> 16 == number) {
-        // A later error's words may overwrite these during the copy: the number is checked before and after.
+        // A later error's text may overwrite this one during the copy: compare its number before and after.
         struct ms_text *t = &ms__world.board->rank[e & 0xffff].text[number % ERRORS];
         bool there = atomic_load(&t->number) == number;
         snprintf(words, TEXT, "%s", t->words);
@@ -62,7 +62,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 {
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
-    // Work that failed by an error met within it publishes nothing. It may have been a backward only on this rank.
+    // Work that failed because of an error that it met publishes nothing. (But it may have been a backward only here.)
     if (now == since || !strstr(text, met_text)) {
         char whole[TEXT];
         snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
@@ -95,7 +95,7 @@ void ms__comm_backward_failed(uint64_t epoch)
     while (was < epoch && !atomic_compare_exchange_weak(&ms__world.board->failed_backward, &was, epoch)) {}
 }
 
-// A peer's error that this rank has not met yet does not count: it will fail work of this rank later.
+// Ignores a peer's error that this rank has not met yet: that error will make work of this rank fail later.
 uint64_t ms__comm_failed_backward(void)
 {
     static uint64_t met;
@@ -108,10 +108,10 @@ uint64_t ms__comm_failed_backward(void)
 void ms__comm_reported(uint64_t epoch, const char *text)
 {
     if (!ms__world.board) return;
-    ms__world.step = -1;  // the error may end the loop of steps: ranks may be at different steps now
-    // One error may end several collectives. The first of them that is waited for meets it.
+    ms__world.step = -1;  // the error may end the loop of steps, so ranks may be at different steps now
+    // One error may end several collectives. This rank meets it when it waits for the first of them.
     if (epoch != ms__comm_epoch() || epoch == on_board()) return;
-    // The text here may differ from the published one: all members detect a mismatch by themselves.
+    // The message may differ from the published one, because all members detect a mismatch by themselves.
     snprintf(met_text, sizeof met_text, "%s", text ? text : error_after(epoch));
     atomic_store(&ms__world.epoch, epoch + 1);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // comm/exchange.c -- one collective on one rank, from its ready flag to its completion.
 //
-//  1 publish   fingerprint, places of input and output, a small input as payload; then `ready`
+//  1 publish   write fingerprint, places of input and output, and a small input as payload; then set `ready`
 //  2 agree     wait for every member's `ready` and compare fingerprints: a difference fails on every rank
 //  3 commit    one compare-and-swap decides for all members of the node: go on, or drop it because a member left
 //  4 move      the bytes (comm/move.c)
@@ -43,8 +43,8 @@ static void append_shape(const ms_fingerprint *p, char *text, size_t n)
     ms__append(text, n, "]");
 }
 
-// The script's line is not compared: `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is an ordinary
-// script.
+// The script's line is not compared, because `if rank == 0 then dist.broadcast(a) else dist.broadcast(b) end` is
+// correct.
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step)
 {
     uint64_t h = ms__hash_bytes(MS_HASH_START, p, offsetof(ms_fingerprint, step));
@@ -59,7 +59,7 @@ static bool same_request(const ms_slot *a, const ms_slot *b)
     return a->hash == b->hash && strncmp(a->fingerprint.site, b->fingerprint.site, SITE) == 0;
 }
 
-// The first member that rejected its own call (argument checks failed); -1: none so far.
+// The first member whose call failed its argument checks; -1: none so far.
 static int refused_by(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {
@@ -70,7 +70,7 @@ static int refused_by(const ms_coll *c)
     return -1;
 }
 
-// Lists the requests of all members; equal requests from one line once.
+// Lists the requests of all members; equal requests from the same line are listed once.
 static void describe_requests(const ms_coll *c, char *text, size_t size)
 {
     ms_group *g = c->g;
@@ -84,7 +84,8 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->word, what);
     bool listed[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
-    for (int k = 0; k < g->n && k < 1024; k++) {  // whether requests that look alike differ in model, part or shape
+    // Find out whether requests that look equal differ in model, part or shape.
+    for (int k = 0; k < g->n && k < 1024; k++) {
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->word || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
@@ -124,14 +125,14 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
                    "; in one backward all ranks must use the same parameters of a unit that fully_shard made");
 }
 
-// Fails with the requests of all members. The first rank to finish waiting writes the text and the others copy it, so
-// that all ranks of the node raise the same text.
+// Fails with a message that lists the requests of all members. The first rank to finish waiting writes it and the
+// others copy it, so that all ranks of the node raise the same message.
 static ms_status mismatch(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     c->mismatched = true;
-    // Members that arrive within 20 ms are named in the text.
+    // The message also lists members that arrive within 20 ms.
     int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
         if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->word) k++;
@@ -140,7 +141,7 @@ static ms_status mismatch(ms_waiter *w)
             sched_yield();
         }
     }
-    // Sends the requests of this node to the others, whose texts name them.
+    // Sends the requests of this node's members to other nodes, which list them in their messages.
     if (g->far && g->me == g->leader) ms__far_ready(c);
     ms_mismatch_text *b = g->mismatch;
     char text[TEXT];
@@ -209,8 +210,8 @@ static ms_status publish(ms_coll *c)
     return MS_OK;
 }
 
-// A peer left the collective. rank: that peer; -1: unknown. The error that it published names the reason, if there is
-// one.
+// Called when a peer has left the collective. rank: that peer; -1: unknown. If the peer published an error, that is the
+// reason.
 static ms_status abandoned(ms_coll *c, int rank)
 {
     if (ms__comm_error_since(c->epoch)) return ms__comm_raise(c);
@@ -224,7 +225,7 @@ static ms_status agree(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader;
-    int last = -1;  // the member waited for last
+    int last = -1;  // the member that was waited for most recently
     MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
@@ -232,7 +233,7 @@ static ms_status agree(ms_waiter *w)
         while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->word) {
             if (leads) MS_TRY(ms__far_ready(c));
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
-            // A rank whose call was refused does not wait, so its leader may never mirror this slot.
+            // A rank whose call was refused does not wait, so its leader may never copy this slot.
             if (refused_by(c) >= 0) return mismatch(w);
             last = k;
             MS_TRY(ms__wait_poll(w));
@@ -250,7 +251,7 @@ static ms_status agree(ms_waiter *w)
     return MS_OK;
 }
 
-// The members on this node decide once, together. Returns the decision: a member may have left first.
+// The members on this node decide together, once. Returns the decision, which another member may have made first.
 static bool decide(ms_coll *c, bool go)
 {
     _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;
@@ -266,7 +267,7 @@ static void pause_for(double seconds)
     while (ms__now_ns() < until) ms__nap(100 * 1000);
 }
 
-// Waits until every member on this node has completed the collective `word` in this ring entry.
+// Waits until all members on this node have completed collective `word` in this ring entry.
 static ms_status wait_done(ms_waiter *w, uint64_t word)
 {
     ms_coll *c = w->c;
@@ -287,17 +288,17 @@ static ms_status run(ms_waiter *w)
     ms_group *g = c->g;
     int k = (int)(c->seq % RING);
     if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
-    // The ring entry is free when our own earlier collective is finished and no peer reads its payload.
+    // The ring entry is free when this rank's earlier collective in it has finished and no peer reads its payload.
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
     if (g->committed[k]) MS_TRY(wait_done(w, g->committed[k]));
 
     MS_TRY(publish(c));
-    // No request agrees with a refused call. The peers fail without a wait here.
+    // A refused call matches no request, so the peers fail without this rank waiting.
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
-        // If all members had arrived, a peer may have committed already and relies on this rank. A published error
-        // then came after this collective, which succeeds here too; the next one raises it.
+        // If all members had arrived, a peer may have committed already and rely on this rank. The published error then
+        // belongs to later work: this collective succeeds here too, and the next one raises the error.
         if (!decide(c, false)) return status;
         if (atomic_exchange(&c->raised, false)) status = MS_OK;
         else if (status != MS_EINTR) return status;
@@ -316,7 +317,7 @@ static ms_status run(ms_waiter *w)
     return status != MS_OK ? status : moved;
 }
 
-// For the profiler.
+// The detail of a range in a profile.
 static const char *collective_text(const ms_coll *c)
 {
     const ms_fingerprint *p = &c->fingerprint;
@@ -329,8 +330,8 @@ ms_status ms__coll_run(ms_coll *c)
     ms_waiter w;
     int k = (int)(c->seq % RING);
     MS_RANGE(MS_RANGE_COLLECTIVE, ROW(c->op)->name, NULL);
-    // The text is made after the range has begun, so it belongs to the range's recording; texts of earlier recordings
-    // may have been freed.
+    // Format the text after the range has begun, so that it belongs to that recording; texts of earlier recordings may
+    // have been freed.
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
     ms_status status = run(&w);

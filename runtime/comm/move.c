@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // comm/move.c -- moves the bytes of a collective after the members have agreed on it (comm/exchange.c). Three ways:
 //
-// inline      every input is in a payload in the control memory
+//  inline      every input is in a payload in the control memory
 //  direct      peers' tensors are read and written in place
 //  staged      in rounds through the windows: for memory that peers cannot map, and for other nodes (comm/job/far.c)
 //

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/script.c -- collectives as scripts call them: tensors by id, and every argument checked before anything is sent.
-// Lists, views and Lua's bytes become contiguous tensors.
+// comm/script.c -- collectives as scripts call them: tensors are passed by id, and all arguments are checked before
+// anything is sent. Lists, views and Lua's bytes are copied to contiguous tensors.
 #include <stdio.h>
 #include "device/device.h"
 #include "ops/op.h"
@@ -33,7 +33,7 @@ static bool overlap(const ms_tensor *a, const ms_tensor *b)
 
 typedef struct {
     ms_tensor *in, *out, *result;
-} operands;  // owned; result: the script's tensor, if out is a contiguous copy of it
+} operands;  // owned references; result: the script's tensor, if out is a contiguous copy of it
 
 static void operands_drop(operands *o)
 {
@@ -42,7 +42,7 @@ static void operands_drop(operands *o)
     ms__release(o->result);
 }
 
-// A contiguous tensor to write into: t itself, or a temporary that is copied back.
+// A contiguous tensor to write to: t itself, or a temporary tensor that is copied back.
 static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, bool reads)
 {
     if (ms__is_contiguous(t)) {
@@ -57,7 +57,7 @@ static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, b
     return reads ? ms__copy(o->out, t) : MS_OK;
 }
 
-// The root's list of a scatter as one tensor with a block for each rank.
+// Packs the root's list of a scatter into one tensor with a block per rank.
 static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_group *g, const ms_tensor *out)
 {
     if (d->n_list != g->n)
@@ -98,7 +98,7 @@ static bool sizes_fit(int op, const ms_tensor *out, const ms_tensor *in, int64_t
     }
 }
 
-// In and out may overlap where the smaller tensor is this rank's block of the larger one.
+// out and in may overlap if the smaller tensor is this rank's block of the larger one.
 static ms_status check_overlap(int op, const char *name, const ms_tensor *out, const ms_tensor *in, int me)
 {
     bool block = ROW(op)->kind & IN_BLOCK;
@@ -109,7 +109,7 @@ static ms_status check_overlap(int op, const char *name, const ms_tensor *out, c
                     block ? "; in place means this rank's own block of the larger one" : "");
 }
 
-// Checks the tensors of a script's call, makes them contiguous and fills the request.
+// Checks the tensors of a script's call, makes them contiguous and fills in the request.
 static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, ms_request *r)
 {
     const ms_coll_row *row = ROW(r->op);
@@ -163,7 +163,7 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .root = d->root,
                      .by_script = true,
                      .label = { .site = d->site } };
-    // Sends have a stream of their own: a receive must not wait behind the send that it answers.
+    // Sends have their own stream: a receive must not wait for the send that it answers.
     if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
@@ -180,13 +180,14 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
 
 // ---- refused calls --------------------------------------------------------------------------------
 
-// A refused call takes the number that it would have had in its group, so only the peers' calls with that number fail:
-// other groups and collectives in flight continue. A published error would fail the work of every rank of the world.
+// A refused call uses the number that it would have had in its group, so only the peers' calls with that number fail:
+// other groups and collectives in flight continue. A published error would make the work of every rank of the world
+// fail.
 void ms_dist_refused(double group, const char *text, const char *site, double since)
 {
     uint64_t epoch = ms__comm_epoch();
     if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || epoch != (uint64_t)since)
-        return;  // a peer's error has failed this work already
+        return;  // a peer's error has already made this work fail
     ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
     if (!g || g->me < 0 || g->n == 1) return;
     ms_request r = { .group = g, .op = OP_REFUSED, .refusal = text, .label = { .site = site } };
@@ -255,7 +256,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
         free(lens);
         return status;
     }
-    // Values of different lengths become adjacent.
+    // Removes the gaps between values of different lengths.
     char *p = most > 0 ? ms__data(got) : NULL;
     size_t at = 0;
     for (int k = 0; k < g->n && p; k++) {

@@ -13,7 +13,7 @@ extern "C" {
 ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape);
 ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape);
 ms_status ms__zero(ms_tensor *t);  // fills in place, any strides
-// Broadcasts, converts, any strides, also between devices; no graph.
+// Copies src to dst with broadcasting and conversion, for any strides, also between devices. Records no graph.
 ms_status ms__copy(ms_tensor *dst, ms_tensor *src);
 // As ms__copy, for use in kernels: does not wait for the storages' events.
 ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src);

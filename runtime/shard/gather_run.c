@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/gather_run.c -- gathers as runs: the steps of a unit with all-gather extensions raise events for the script.
+// shard/gather_run.c -- gathers units in runs: for a unit with all-gather extensions, events call the script.
 #include "shard/extend.h"
 #include "shard/gather.h"
 #include "shard/gather_run.h"

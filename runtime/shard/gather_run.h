@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/gather_run.h -- gathers as runs.
+// shard/gather_run.h -- gathers units in runs, which can raise events for the script.
 #ifndef MS_SHARD_GATHER_RUN_H
 #define MS_SHARD_GATHER_RUN_H
 

@@ -201,8 +201,8 @@ static void put_channels(ms_tensor *out, const double *from)
     }
 }
 
-// The tensor that is computed in place of `out`: `out` itself (retained), or one of the working dtype, which put_back
-// copies.
+// *work: the tensor that the kernel writes: `out` itself (retained), or, if `out` has another dtype than the kernel, a
+// tensor that put_back copies to `out` later.
 static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
 {
     *work = NULL;

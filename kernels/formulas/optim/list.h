@@ -7,8 +7,9 @@
 //                             the old one, its gradient, its states (NULL: not kept) and the optimizer's factors
 //   OPTIMIZER(NAME, FORMULA)  a line of a list for each optimizer
 //
-// A set of states is a sum of 1, 2 and 4. MS_KEEPS_FORMULA has bit s for every set s that the formula accepts; the CPU
-// has a loop for each. An optimizer's position in the list is its number, ms_optim_options.kind.
+// A set of states is a sum of 1, 2 and 4 (for state 1, 2, 3). MS_KEEPS_FORMULA has bit s set for every set s that the
+// formula accepts; the CPU has one loop per set. An optimizer's number (ms_optim_options.kind) is its position in the
+// list.
 #ifndef MS_OPTIM_LIST
 #define MS_OPTIM_LIST
 #include "tensor/dtype.h"

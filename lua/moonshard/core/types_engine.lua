@@ -125,7 +125,7 @@ function Tensor:sigmoid_() end
 ---@return Tensor
 function nn.F.sigmoid(t) end
 
---- -1, 0 or 1, element by element.
+--- The sign of each element: -1, 0 or 1.
 ---@return Tensor
 function Tensor:sign() end
 
@@ -141,15 +141,15 @@ function Tensor:reciprocal() end
 ---@return Tensor self
 function Tensor:reciprocal_() end
 
---- Neither infinite nor nan? A bool tensor.
+--- Whether each element is neither infinite nor nan: a bool tensor.
 ---@return Tensor
 function Tensor:isfinite() end
 
---- Not a number? A bool tensor.
+--- Whether each element is nan: a bool tensor.
 ---@return Tensor
 function Tensor:isnan() end
 
---- Zero or false? A bool tensor.
+--- Whether each element is 0 or false: a bool tensor.
 ---@return Tensor
 function Tensor:logical_not() end
 
@@ -218,12 +218,12 @@ function Tensor:gt(u) end
 ---@return Tensor
 function Tensor:ge(u) end
 
---- Are both true (not 0)? A bool tensor.
+--- Whether both elements are true (not 0): a bool tensor.
 ---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:logical_and(u) end
 
---- Is one of them true (not 0)? A bool tensor.
+--- Whether at least one of both elements is true (not 0): a bool tensor.
 ---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:logical_or(u) end

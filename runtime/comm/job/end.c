@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT
-// comm/job/end.c -- how a job ends: in order, or because a rank cannot continue.
+// comm/job/end.c -- the end of a job: orderly, or because a rank cannot continue.
 //
 // A script that reaches its end calls MPI_Finalize as soon as every rank of the node has reached its end. A rank that
-// is stopped, or runs Lua without an engine call, must get there within the timeout of collectives. A job also ends if
+// is stopped, or that runs Lua without an engine call, must reach its end within the timeout of collectives. A job also
+// ends if
 //
 //   a script raises     luajit exits with a code other than 0, which an on_exit handler sees
 //   a collective fails  for good (a rank is absent or dead): it raises its error, and half a second later the job ends
 //                       even if the script survives the error
 //   a rank is killed    without a message
 //
-// A thread of each rank sleeps on its peers' process descriptors, so busy ranks see an end at once, too.
+// A thread of each rank sleeps on the process descriptors of its peers, so busy ranks notice an end at once, too.
 //
-// The first rank to fail exits. The launcher then ends its peers and reports its code. mpirun sleeps while it does so
-// (ms__wake_launcher), so the peers stay and wake it until it sends TERM: the job ends in hundredths of a second
-// instead of 2 s. srun may end no rank: under it every rank exits.
+// The first rank to fail exits. The launcher then ends its peers and reports its exit code. mpirun sleeps while it does
+// so (ms__wake_launcher), so the peers stay alive and wake it until it sends TERM: the job ends in hundredths of a
+// second instead of 2 s. srun may not end the ranks, so under srun every rank exits.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -23,12 +24,12 @@
 #include "comm/internal.h"
 #include "base/trace.h"
 
-static int *pidfd;                // by world rank; -1: on another node
-static const ms_activity **page;  // by world rank, once mapped
+static int *pidfd;                // indexed by world rank; -1: on another node
+static const ms_activity **page;  // indexed by world rank; set once mapped
 static bool stopped;
 static pid_t started_as;
-static atomic_bool failing;  // a report by this rank is due
-static atomic_bool leaving;  // this rank is on its way out, its text printed
+static atomic_bool failing;  // this rank must report the failure
+static atomic_bool leaving;  // this rank is exiting and has printed its error
 static char failure_text[2 * TEXT];
 
 enum { MS = 1000000 };
@@ -49,7 +50,7 @@ bool ms__rank_dead(int rank)
     return poll(&p, 1, 0) > 0;
 }
 
-// Records that rank's failure ends the job. False: another rank failed first.
+// Records that this rank's failure ends the job. Returns false if another rank failed first.
 static bool first_to_fail(int rank)
 {
     int none = 0;
@@ -63,7 +64,7 @@ static void mark_reported(void)
     if (ms__world.board) atomic_store(&ms__world.board->reported, true);
 }
 
-// Stays until the launcher ends this process.
+// Keeps this process alive until the launcher ends it.
 _Noreturn void ms__end_stay(int code)
 {
     mark_reported();
@@ -72,7 +73,7 @@ _Noreturn void ms__end_stay(int code)
     _exit(code);
 }
 
-// The first rank that sees a death reports it.
+// Reports the death of a rank, unless another rank has done so.
 static void report_death(int rank)
 {
     if (!atomic_exchange(&ms__world.board->reported, true))
@@ -81,7 +82,7 @@ static void report_death(int rank)
 
 // ---- watching peers -------------------------------------------------------------------------------
 
-// Whether a rank of this node waits in a collective, or has found that one cannot complete, and so will report.
+// Whether a rank of this node will report: it waits in a collective, or has found that one cannot complete.
 static bool report_due(void)
 {
     if (atomic_load(&ms__world.board->failing)) return true;
@@ -91,7 +92,7 @@ static bool report_due(void)
     return false;
 }
 
-// The first peer on this node that died before the end of its script; -1: all have reached it.
+// The first peer on this node that died before the end of its script; -1 if all have reached it.
 static int first_death(void)
 {
     int n = 0;
@@ -124,8 +125,8 @@ static void *watch_thread(void *arg)
     if (dead < 0) return NULL;
     first_to_fail(dead);
     int64_t since = ms__now_ns();
-    // A rank that raised has printed why. A killed rank leaves no message. Peers that wait for it in a collective know
-    // more, so their report gets time: up to 0.8 s on a busy machine.
+    // A rank that raised an error has printed it. A killed rank leaves no message; peers that wait for it in a
+    // collective can say more, so their report comes first: up to 0.8 s on a busy machine.
     if (state_of(dead) == RANK_RUNNING) {
         while (!atomic_load(&ms__world.board->reported) && ms__now_ns() - since < 800 * MS &&
                (ms__now_ns() - since < 100 * MS || report_due()))
@@ -157,7 +158,7 @@ ms_status ms__end_start(void)
 static void *fail_thread(void *arg)
 {
     (void)arg;
-    ms__nap(500 * MS);                       // time for the error to be raised and its traceback to be printed
+    ms__nap(500 * MS);                       // so that the error can be raised and its traceback printed
     if (atomic_load(&leaving)) return NULL;  // the script is exiting
     fprintf(stderr, "rank %d: %s\nrank %d: ending the job\n", ms__world.rank, failure_text, ms__world.rank);
     set_state(RANK_RAISED);
@@ -166,7 +167,7 @@ static void *fail_thread(void *arg)
     ms__exit_first(1);
 }
 
-// The error is raised like any other, but the job ends even if the script survives the error or is busy elsewhere.
+// The error is raised like any other, but the job ends even if the script survives it or is busy elsewhere.
 ms_status ms__fail_job(ms_status code, int culprit)
 {
     if (culprit >= 0) first_to_fail(culprit);
@@ -187,8 +188,8 @@ static const ms_activity *page_of(int rank)
     return page[rank];
 }
 
-// At the end of the script: a peer without progress for the length of the timeout, stopped or looping, ends the job; a
-// peer that works is waited for. report: print a line about it. Returns whether one was printed.
+// Called at the end of the script. A peer without progress for the length of the timeout, stopped or looping, ends the
+// job; a peer that works does not. report: print a line about it. Returns whether one was printed.
 static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool report)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
@@ -218,7 +219,7 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
     ms__exit_first(1);
 }
 
-// Waits until every rank of this node has reached its end, because MPI_Finalize blocks. False: one of them failed.
+// Waits until every rank of this node has reached its end, because MPI_Finalize blocks. Returns false if one failed.
 static bool all_left(void)
 {
     ms_progress *seen = calloc((size_t)ms__world.size, sizeof *seen);
@@ -245,7 +246,7 @@ static bool all_left(void)
         if (now - before > 500 * MS)
             since += now - before, reported_at += now - before;  // the whole job was probably stopped
         before = now;
-        // The waiting ranks take turns.
+        // The waiting ranks check in turn.
         if (!seen || now - looked < 50 * MS * left) continue;
         looked = now;
         if (check_late_peers(seen, since, now, lowest && (double)(now - reported_at) * 1e-9 > ms__world.timeout))
@@ -303,14 +304,15 @@ static void at_exit(int code, void *arg)
     (void)arg;
     if (stopped || getpid() != started_as) return;
     if (code == 0) {
-        ms__streams_drain();  // peers may still read tensors of collectives that the script did not wait for
+        ms__streams_drain();  // peers may still read tensors in collectives that the script did not wait for
         ms__comm_stop();
         return;
     }
-    // os.exit, or an error without a text, such as error(nil).
+    // The script called os.exit, or raised an error without a text, such as error(nil).
     if (!ms__error_reported() && ms__world.board && !atomic_load(&ms__world.board->reported))
         fprintf(stderr, "rank %d: the script ended with status %d\n", ms__world.rank, code);
-    // No MPI_Finalize, because the launcher ends the peers. No lock, because a stream worker may be inside MPI.
+    // Does not call MPI_Finalize, because the launcher ends the peers. Takes no lock, because a stream worker may be
+    // inside MPI.
     mark_reported();
     set_state(RANK_RAISED);
     ms__trace_save_now();

@@ -17,7 +17,7 @@
 
 typedef struct {
     int rank, pid, pidfd;     // pidfd -1: the process has ended
-    const ms_activity *page;  // NULL: the process has not loaded the engine, or not yet
+    const ms_activity *page;  // NULL: the process has not loaded the engine so far
     ms_progress seen;
 } join_peer;
 

@@ -25,7 +25,7 @@ void ms__activity_share(void)
     if (fd < 0) return;
     void *p = ftruncate(fd, 4096) == 0 ? mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (p == MAP_FAILED) close(fd);
-    else ms__activity = p;  // fd stays open: peers find the page among this process's descriptors
+    else ms__activity = p;  // keep fd open: peers find the page among this process's descriptors
 }
 
 const ms_activity *ms__peer_activity(int pid)
@@ -92,9 +92,9 @@ ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *befo
     snprintf(children, sizeof children, "task/%d/children", pid);
     bool busy = now.calls != before->calls || now.bytes != before->bytes ||
                 (page && __atomic_load_n(&page->inside, __ATOMIC_RELAXED) > 0) ||
-                ms__peer_file(pid, children, text, sizeof text) > 0;  // it runs a program
+                ms__peer_file(pid, children, text, sizeof text) > 0;  // it runs another program
     if (busy) *before = now;
-    // It may wait for a processor or for a disk.
+    // The process may wait for a processor or for a disk.
     bool held_up = how == 'D' || (how == 'R' && run - before->run < 20 * 1000000);
     return busy || held_up ? PEER_BUSY : PEER_IDLE;
 }
@@ -120,9 +120,10 @@ int ms__launched_peers(int parent, int *pids, int room)
     return n;
 }
 
-// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD to its main
-// thread, which is the one that sleeps, ends such a sleep; its handler looks for ended children and finds none. This
-// process ignores TERM in order to end the second sleep too: the SIGCHLD of its own death may go to another thread.
+// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD sent to its main
+// thread, which is the one that sleeps, interrupts such a sleep; its handler looks for ended children and finds none.
+// This process ignores TERM in order to interrupt the second sleep too: the SIGCHLD of its own death might be delivered
+// to another thread.
 void ms__wake_launcher(void)
 {
     if (ms__launcher_pid <= 1 || getppid() != ms__launcher_pid) return;
@@ -130,7 +131,7 @@ void ms__wake_launcher(void)
     syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
 }
 
-// mpirun sleeps only in that case.
+// mpirun sleeps only if it ends the job.
 bool ms__launcher_ends_job(void)
 {
     char text[64];
@@ -138,8 +139,8 @@ bool ms__launcher_ends_job(void)
     return strstr(text, "nanosleep") != NULL;
 }
 
-// A rank that dies while it connects can leave mpirun waiting forever for a lock of a PMIx thread that has ended (PMIx
-// 4.2: pmix_rte_finalize). Then all its processes are dead and it reaps none.
+// If a rank dies while it connects, mpirun may wait forever for a lock held by a PMIx thread that has ended (PMIx 4.2:
+// pmix_rte_finalize). In that case all its child processes are dead and it does not reap them.
 static bool launcher_hangs(void)
 {
     char text[512];
@@ -159,8 +160,8 @@ void ms__fork_waker(void)
     static atomic_bool left;
     if (ms__launcher_pid > 1 && getppid() == ms__launcher_pid && !atomic_exchange(&left, true) && fork() == 0) {
         signal(SIGTERM, SIG_IGN);
-        setpgid(0, 0);                             // mpirun's KILL goes to the rank's process group
-        for (int fd = 0; fd < 3; fd++) close(fd);  // mpirun reads to the end of what the rank wrote
+        setpgid(0, 0);                             // mpirun sends KILL to the rank's process group
+        for (int fd = 0; fd < 3; fd++) close(fd);  // mpirun waits until all writers of the rank's output have closed it
         for (int k = 0, hung = 0; k < 300 && kill(ms__launcher_pid, 0) == 0; k++) {
             hung = launcher_hangs() ? hung + 1 : 0;
             if (hung == 60) kill(ms__launcher_pid, SIGKILL);
@@ -179,8 +180,8 @@ _Noreturn void ms__exit_first(int code)
 }
 
 // mpirun listens on every address of the host, for daemons on other hosts. If all ranks are on this host there are no
-// daemons, and this binds mpirun's sockets to the loopback device. It needs the right to ptrace mpirun; without it
-// nothing changes.
+// daemons; this function then binds mpirun's sockets to the loopback device. It requires the right to ptrace mpirun;
+// without it nothing changes.
 void ms__launcher_to_loopback(void)
 {
     char path[300], to[64];
