@@ -699,26 +699,44 @@ MS_API ms_status ms_file_get(const char *path, const char *who, char **out, doub
 MS_API void ms_file_free(char *data);
 MS_API void ms_file_sum(const char *data, double n, char *out);  // writes the XXH64 as 16 hexadecimal digits and a 0
 
-// A folder that is replaced as a whole.
+typedef enum {
+    MS_COMMIT_NEW,        // nothing but an empty folder had the name
+    MS_COMMIT_EXCHANGED,  // the folder that had the name is at ms_folder_made now: settle it
+    MS_COMMIT_INSIDE      // the file system cannot exchange two folders: replace the files of the one that has the name
+} ms_commit_how;
+typedef enum {
+    MS_LEFT_NOT,         // no temporary of this name
+    MS_LEFT_RUNS,        // a temporary; its process runs, or it is of another host
+    MS_LEFT_UNFINISHED,  // left by a process that ended while it saved
+    MS_LEFT_REPLACED     // left by a process that ended before it removed the folder that it had replaced
+} ms_left;
+
+// A folder that is replaced as a whole, also by several processes at once.
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
-//  look     notes which folder has the name now: commit replaces only that one. Call it before checking its content
-//  make     creates a temporary folder beside it, to be filled in at ms_folder_made; removes temporary folders whose
-//           processes on this host have ended
-//  commit   gives the finished folder the name, on disk; the replaced folder goes into the temporary one. Where the
-//           file system cannot exchange two folders, an existing folder stays unchanged and *inside is set: replace its
-//           files with move_in (a finished file gets the name `to`, replacing a file of that name) and remove
-//  free     removes the temporary folder and its files; after a commit with `later` set, in a thread that ends before
-//           the next free or the end of the process
+//  look     opens the folder that has the name now, if any; *same (if not NULL): the one of the last look
+//  make     creates a temporary folder beside it, to be filled in at ms_folder_made
+//  commit   gives the finished folder the name, on disk; *how is an ms_commit_how
+//  settle   after MS_COMMIT_EXCHANGED, when the folder at ms_folder_made, which had the name, has been checked: with
+//           ok, free removes it (with `later`, in a thread that ends before the next free or the end of the process);
+//           otherwise it gets its name back
+//  move_in  after MS_COMMIT_INSIDE: gives a finished file the name `to` in the folder of the last look, replacing a
+//           file of that name; remove removes a file there
+//  discard  removes a temporary folder beside it that a process has left, and the files of a save in it
+//  free     removes the temporary folder and its files
 typedef struct ms_folder ms_folder;
 MS_API ms_folder *ms_folder_new(const char *path);
 MS_API const char *ms_folder_path(const ms_folder *f);
 MS_API const char *ms_folder_made(const ms_folder *f);
-MS_API ms_status ms_folder_look(ms_folder *f);
+MS_API ms_status ms_folder_look(ms_folder *f, int *same);
 MS_API ms_status ms_folder_make(ms_folder *f);
-MS_API ms_status ms_folder_commit(ms_folder *f, int later, int *inside);
+MS_API ms_status ms_folder_commit(ms_folder *f, int *how);
+MS_API ms_status ms_folder_settle(ms_folder *f, int ok, int later);
 MS_API ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *to);
 MS_API ms_status ms_folder_remove(ms_folder *f, const char *name);
+MS_API void ms_folder_discard(const ms_folder *f, const char *name);
 MS_API void ms_folder_free(ms_folder *f);
+// What an entry beside the file or folder `name` is: an ms_left.
+MS_API int ms_folder_left(const char *entry, const char *name);
 MS_API ms_status ms_folder_sync(const char *path);
 // Lists the names in a folder, each followed by a '/'; free *out with ms_file_free.
 MS_API ms_status ms_folder_list(const char *path, const char *who, char **out, double *n);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // io/files.c -- resolved paths, complete reads and writes, XXH64 (files.h).
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -88,22 +90,130 @@ ms_status ms__folder_sync(int fd, const char *path)
 
 ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, p->path); }
 
-enum { DIGITS = 16, NAME = 200 };  // longer names are truncated, because file systems allow 255 bytes
+// ---- temporary names ----------------------------------------------------------------------------
+
+typedef struct {
+    char kind[4], random[17], host[17];  // host: zeros if /proc does not tell it
+    long pid;
+    unsigned long long start;  // in clock ticks since the boot; 0: unknown
+} origin;
+
+enum { NAME = 160, SUFFIX = 95 };  // longer names are cut off: file systems allow 255 bytes
+
+static void origin_text(const origin *o, char *out)
+{
+    snprintf(out, SUFFIX, ".%s-%s-%s-%ld-%llu", o->kind, o->random, o->host, o->pid, o->start);
+}
+
+static bool origin_of(const char *text, origin *o)
+{
+    char again[SUFFIX];
+    if (sscanf(text, ".%3[a-z]-%16[0-9a-f]-%16[0-9a-f]-%ld-%llu", o->kind, o->random, o->host, &o->pid, &o->start) != 5)
+        return false;
+    origin_text(o, again);
+    return !strcmp(text, again) && strlen(o->random) == 16 && strlen(o->host) == 16 && o->pid > 0 &&
+           (!strcmp(o->kind, "tmp") || !strcmp(o->kind, "old"));
+}
+
+// The beginning of a file of /proc as a string; "" if it cannot be read.
+static void beginning(const char *path, char *out, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, out, size - 1);
+    if (fd >= 0) close(fd);
+    out[n > 0 ? n : 0] = 0;
+}
+
+// Identifies the boot and the process namespace, within which process numbers are comparable.
+static void host_of_this_process(char *out)
+{
+    char boot[64], namespace[64];
+    ssize_t n = readlink("/proc/self/ns/pid", namespace, sizeof namespace - 1);
+    namespace[n > 0 ? n : 0] = 0;
+    beginning("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    ms_hash h;
+    ms__hash_begin(&h);
+    ms__hash_add(&h, boot, strlen(boot));
+    ms__hash_add(&h, namespace, strlen(namespace));
+    memset(out, '0', 16);
+    out[16] = 0;
+    if (*boot && *namespace) ms__hash_text(ms__hash_end(&h), out);
+}
+
+// The start time of a process; 0 for a zombie. False if /proc does not tell it.
+static bool start_of(long pid, unsigned long long *out)
+{
+    char path[32], stat[1024], *at;
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    beginning(path, stat, sizeof stat);
+    at = strrchr(stat, ')');  // the program's name may have blanks in it
+    if (!at || !at[1]) return false;
+    *out = 0;
+    if (strchr("ZX", at[2])) return true;
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    return at && sscanf(at, " %llu", out) == 1;
+}
+
+// Whether the process of an origin has certainly ended. Processes of other users may be invisible in /proc, but not to
+// kill.
+static bool has_ended(const origin *o)
+{
+    char host[17];
+    unsigned long long start;
+    host_of_this_process(host);
+    if (strcmp(o->host, host) || !strcmp(host, "0000000000000000")) return false;
+    if (kill((pid_t)o->pid, 0) && errno == ESRCH) return true;
+    return o->start && start_of(o->pid, &start) && start != o->start;
+}
 
 ms_status ms__temporary_name(const char *name, char *out)
 {
     uint64_t random;
+    char suffix[SUFFIX];
+    origin o = { .kind = "tmp", .pid = (long)getpid() };
     if (getrandom(&random, sizeof random, 0) != sizeof random)
         return ms__io_failed("save", "make a temporary name for", name);
-    snprintf(out, MS_TEMPORARY, "%.*s.tmp-%016llx", NAME, name, (unsigned long long)random);
+    ms__hash_text(random, o.random);
+    host_of_this_process(o.host);
+    (void)start_of(o.pid, &o.start);
+    origin_text(&o, suffix);
+    snprintf(out, MS_TEMPORARY, "%.*s%s", NAME, name, suffix);
     return MS_OK;
 }
 
-bool ms__is_temporary(const char *entry, const char *name)
+void ms__set_temporary_kind(char *temporary, const char *kind)
 {
+    char *last = temporary;
+    for (char *p = temporary; (p = strchr(p, '.')); p++) last = p;
+    memcpy(last + 1, kind, 3);
+}
+
+bool ms__is_temporary_suffix(const char *text)
+{
+    origin o;
+    return origin_of(text, &o);
+}
+
+int ms_folder_left(const char *entry, const char *name)
+{
+    origin o;
     size_t n = strlen(name) < NAME ? strlen(name) : NAME;
-    if (strlen(entry) != n + 5 + DIGITS || strncmp(entry, name, n) || strncmp(entry + n, ".tmp-", 5)) return false;
-    return strspn(entry + n + 5, "0123456789abcdef") == DIGITS;
+    if (strncmp(entry, name, n) || !origin_of(entry + n, &o)) return MS_LEFT_NOT;
+    if (!has_ended(&o)) return MS_LEFT_RUNS;
+    return strcmp(o.kind, "old") ? MS_LEFT_UNFINISHED : MS_LEFT_REPLACED;
+}
+
+void ms__place_sweep(const ms_place *p)
+{
+    struct stat info;
+    int fd = openat(p->folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d && fd >= 0) close(fd);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (ms_folder_left(e->d_name, p->name) == MS_LEFT_UNFINISHED &&
+            fstatat(fd, e->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
+            unlinkat(fd, e->d_name, 0);
+    if (d) closedir(d);
 }
 
 // ---- bytes --------------------------------------------------------------------------------------
@@ -139,10 +249,19 @@ ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, ui
     return MS_OK;
 }
 
+ms_status ms__file_path(const char *path, const char *who)
+{
+    size_t n = strlen(path);
+    if (n == 0) return ms__fail(MS_EINVAL, "%s: the path is empty", who);
+    if (path[n - 1] != '/') return MS_OK;
+    return ms__fail(MS_EINVAL, "%s: '%s' ends in '/', like a folder; expected the name of a file", who, path);
+}
+
 ms_status ms__file_open(int *out, uint64_t *size, const char *path, const char *who)
 {
     struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // O_NONBLOCK: opening a pipe must not block
+    MS_TRY(ms__file_path(path, who));
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // O_NONBLOCK: a pipe must not block
     if (fd < 0) return ms__io_failed(who, "open", path);
     ms_status st = MS_OK;
     if (fstat(fd, &info)) st = ms__io_failed(who, "read", path);

@@ -19,11 +19,16 @@ ms_status ms__place(ms_place *out, const char *path, const char *who);
 void ms__place_clear(ms_place *p);
 ms_status ms__place_sync(const ms_place *p);  // makes the folder's entries durable
 
-// A temporary name for a place: its name, ".tmp-" and 16 random hexadecimal digits. out has MS_TEMPORARY bytes.
+// A temporary name for a place: NAME.tmp-RANDOM-HOST-PID-START, of 16 random digits, 16 digits for the boot and the
+// process namespace, and the number and start time of the process that makes it. Since the name itself says whose it
+// is, a temporary file or folder never exists without its owner, and nothing that a user makes looks like one. out has
+// MS_TEMPORARY bytes.
 enum { MS_TEMPORARY = 256 };
 ms_status ms__temporary_name(const char *name, char *out);
-// Whether `entry` is a temporary name for `name`.
-bool ms__is_temporary(const char *entry, const char *name);
+void ms__set_temporary_kind(char *temporary, const char *kind);  // "tmp", or "old": a folder that was replaced
+bool ms__is_temporary_suffix(const char *text);
+// Removes the temporary files for a place whose processes have ended.
+void ms__place_sweep(const ms_place *p);
 
 // ---- bytes --------------------------------------------------------------------------------------
 
@@ -31,6 +36,8 @@ bool ms__is_temporary(const char *entry, const char *name);
 ms_status ms__io_failed(const char *who, const char *doing, const char *path);
 ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at);
 ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, uint64_t at, const char *who);
+// Fails where a path names no file: it is empty or ends in '/'.
+ms_status ms__file_path(const char *path, const char *who);
 // Opens a regular file for reading. Fails at once for anything else, including a pipe without a writer.
 ms_status ms__file_open(int *fd, uint64_t *size, const char *path, const char *who);
 ms_status ms__folder_sync(int fd, const char *path);

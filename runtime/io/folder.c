@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: MIT
 // io/folder.c -- small files, and folders that are replaced as a whole.
 //
-// A complete folder gets its name by one rename, which exchanges it with an existing folder of that name, so that at
-// every moment one of them has the name. It is made in a temporary folder beside the target:
-//   NAME.tmp-<16 random digits>/owner        its process: boot, process namespace, number and start time
-//   NAME.tmp-<16 random digits>/checkpoint/  the new folder; after the exchange, the old one
-// Every step uses descriptors of folders that were opened once, without following symbolic links. Only files whose
-// names match those written by saves are deleted.
+// A finished folder gets its name by one rename, which exchanges it with an existing folder of that name: at every
+// moment both exist. It is filled under the temporary name NAME.tmp-... (files.h) beside the target, which becomes
+// NAME.old-... before the exchange. So a folder of the first kind was made here, and one of the second kind may be the
+// user's until its content has been checked.
+//
+// Every step uses descriptors of folders that were opened once and without following links. Only files with the names
+// that saves give are deleted.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/thread.h"
@@ -98,70 +101,6 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
     return MS_OK;
 }
 
-// ---- the owner of a temporary folder ------------------------------------------------------------
-
-enum { OWNER = 256, FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
-
-// Reads the beginning of a regular file as a string; "" for other files, or if it cannot be read.
-static void beginning(int folder, const char *path, char *out, size_t size)
-{
-    struct stat info;
-    ssize_t n = -1;
-    int fd = openat(folder, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) n = read(fd, out, size - 1);
-    if (fd >= 0) close(fd);
-    out[n > 0 ? n : 0] = 0;
-}
-
-// Identifies the boot and the process namespace, within which process numbers are comparable; "" if /proc lacks them.
-static void here(char *out, size_t size)
-{
-    char boot[64], namespace[64];
-    ssize_t n = readlink("/proc/self/ns/pid", namespace, sizeof namespace - 1);
-    namespace[n > 0 ? n : 0] = 0;
-    beginning(AT_FDCWD, "/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    boot[strcspn(boot, "\n")] = 0;
-    *out = 0;
-    if (*boot && *namespace) snprintf(out, size, "%s %s", boot, namespace);
-}
-
-// The start time of a process, in clock ticks since boot; "" if there is no such process or it is a zombie.
-static void start_of(long pid, char *out, size_t size)
-{
-    char path[32], stat[1024], *at;
-    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-    beginning(AT_FDCWD, path, stat, sizeof stat);
-    *out = 0;
-    at = strrchr(stat, ')');  // the program's name may contain blanks
-    if (!at || !at[1] || strchr("ZX", at[2])) return;
-    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
-    if (at) snprintf(out, size, "%.*s", (int)strcspn(at + 1, " \n"), at + 1);
-}
-
-static void owner_text(char *out)
-{
-    char host[160], start[32];
-    here(host, sizeof host);
-    start_of((long)getpid(), start, sizeof start);
-    snprintf(out, OWNER, "moonshard %s %ld %s\n", *host ? host : "unknown unknown", (long)getpid(),
-             *start ? start : "unknown");
-}
-
-// Whether the process that made a temporary folder has certainly ended: it belonged to this boot and namespace and no
-// longer exists.
-static bool abandoned(int folder)
-{
-    char text[OWNER], host[160], boot[64], namespace[64], start[32], now[32];
-    long pid;
-    beginning(folder, "owner", text, sizeof text);
-    here(host, sizeof host);
-    if (sscanf(text, "moonshard %63s %63s %ld %31s", boot, namespace, &pid, start) != 4) return false;
-    snprintf(text, sizeof text, "%s %s", boot, namespace);
-    if (strcmp(text, host) || !strcmp(start, "unknown")) return false;
-    start_of(pid, now, sizeof now);
-    return strcmp(start, now) != 0;
-}
-
 // ---- removing -----------------------------------------------------------------------------------
 
 static const char *skip_set(const char *p, int n, const char *set)
@@ -174,66 +113,32 @@ static const char *skip_word(const char *p, const char *word)
     return p && !strncmp(p, word, strlen(word)) ? p + strlen(word) : NULL;
 }
 
-// Whether a name is index.json, rank-00000.safetensors, rank-00000-<16 digits>.safetensors, or a temporary name for one
-// of them.
+// index.json, index.json.inside, rank-00000.safetensors, rank-00000-<16 digits>.safetensors, and their temporaries.
 static bool is_ours(const char *name)
 {
-    const char *hex = "0123456789abcdef", *p = skip_word(name, "index.json");
-    if (!p) {
-        p = skip_set(skip_word(name, "rank-"), 5, "0123456789");
-        if (p && *p == '-') p = skip_set(p + 1, 16, hex);
-        p = skip_word(p, ".safetensors");
-    }
-    if (p && *p) p = skip_set(skip_word(p, ".tmp-"), 16, hex);
-    return p && !*p;
+    const char *p = skip_word(name, "index.json");
+    if (p) return !*p || !strcmp(p, ".inside");
+    p = skip_set(skip_word(name, "rank-"), 5, "0123456789");
+    if (p && *p == '-') p = skip_set(p + 1, 16, "0123456789abcdef");
+    p = skip_word(p, ".safetensors");
+    return p && (!*p || ms__is_temporary_suffix(p));
 }
 
-// Removes a temporary folder and the files that a save wrote to it. Keeps other files and the folders that contain
-// them. Closes the descriptor.
-static void remove_temporary(int parent, int folder, const char *name)
-{
-    int sub = openat(folder, "checkpoint", FOLDER);
-    DIR *d = sub < 0 ? NULL : fdopendir(sub);
-    for (struct dirent *e; d && (e = readdir(d));)
-        if (is_ours(e->d_name)) unlinkat(sub, e->d_name, 0);
-    if (d) closedir(d);
-    else if (sub >= 0) close(sub);
-    if (unlinkat(folder, "checkpoint", AT_REMOVEDIR) == 0 || errno == ENOENT) unlinkat(folder, "owner", 0);
-    close(folder);
-    unlinkat(parent, name, AT_REMOVEDIR);
-}
+enum { FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
 
-// For a folder whose owner file is missing or empty: its process ended before it saved any file. Removes only empty
-// folders and the empty owner file, because all other files belong to the user.
-static void remove_empty(int parent, int folder, const char *name)
+// Removes a temporary folder and the files of a save in it; the index last, since it says what the folder is. Other
+// files, and the folders that contain them, stay.
+static void remove_temporary(int parent, const char *name)
 {
-    char text[OWNER];
-    struct stat st;
-    beginning(folder, "owner", text, sizeof text);
-    if (*text) return;
-    unlinkat(folder, "checkpoint", AT_REMOVEDIR);
-    if (fstatat(folder, "owner", &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
-        unlinkat(folder, "owner", 0);
-    unlinkat(parent, name, AT_REMOVEDIR);
-}
-
-static void sweep(const ms_place *place)
-{
-    int fd = openat(place->folder, ".", FOLDER);
+    bool all = true;
+    int fd = openat(parent, name, FOLDER);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    if (!d && fd >= 0) close(fd);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        if (!ms__is_temporary(e->d_name, place->name)) continue;
-        int folder = openat(fd, e->d_name, FOLDER);
-        if (folder < 0) continue;
-        if (abandoned(folder)) {
-            remove_temporary(fd, folder, e->d_name);
-        } else {
-            remove_empty(fd, folder, e->d_name);
-            close(folder);
-        }
-    }
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (is_ours(e->d_name) && strcmp(e->d_name, "index.json") && unlinkat(fd, e->d_name, 0)) all = false;
+    if (d && all) unlinkat(fd, "index.json", 0);
     if (d) closedir(d);
+    else if (fd >= 0) close(fd);
+    unlinkat(parent, name, AT_REMOVEDIR);
 }
 
 // ---- a folder that is replaced ------------------------------------------------------------------
@@ -241,29 +146,41 @@ static void sweep(const ms_place *place)
 struct ms_folder {
     ms_place place;
     char temporary[MS_TEMPORARY];  // name of the temporary folder
-    char *made;                    // path of the new folder in it
-    int fd;                        // descriptor of the temporary folder; -1: none
-    int old;            // descriptor of the folder with this name, while its files are replaced; -1: not open
-    struct stat there;  // the folder that has the name; st_mode 0: none
-    bool later;         // remove the temporary folder in a thread
+    char *made;                    // its path
+    int fd;                        // of the new folder; -1: none
+    int there;                     // of the folder that had the name at the last look; -1: none
+    bool ours;                     // the temporary folder and its files may be removed
+    bool later;                    // in a thread
 };
 
 static void folder_free(ms_folder *f)
 {
-    if (f->fd >= 0) remove_temporary(f->place.folder, f->fd, f->temporary);
-    if (f->old >= 0) close(f->old);
+    if (f->ours) remove_temporary(f->place.folder, f->temporary);
+    if (f->fd >= 0) close(f->fd);
+    if (f->there >= 0) close(f->there);
     ms__place_clear(&f->place);
     free(f->made);
     free(f);
 }
 
-ms_status ms_folder_look(ms_folder *f)
+static bool is_same(int a, int b)
 {
-    if (fstatat(f->place.folder, f->place.name, &f->there, AT_SYMLINK_NOFOLLOW)) {
-        f->there.st_mode = 0;
-        return errno == ENOENT ? MS_OK : ms__io_failed("save", "look at", f->place.path);
-    }
-    return S_ISDIR(f->there.st_mode) ? MS_OK : ms__fail(MS_EIO, "save: '%s' is not a folder", f->place.path);
+    struct stat x, y;
+    if (a < 0 || b < 0) return a < 0 && b < 0;
+    return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+// The descriptor keeps the folder's number from being given to another one.
+ms_status ms_folder_look(ms_folder *f, int *same)
+{
+    int fd = openat(f->place.folder, f->place.name, FOLDER);
+    if (fd < 0 && (errno == ENOTDIR || errno == ELOOP))
+        return ms__fail(MS_EIO, "save: '%s' is not a folder", f->place.path);
+    if (fd < 0 && errno != ENOENT) return ms__io_failed("save", "open folder", f->place.path);
+    if (same) *same = is_same(fd, f->there);
+    if (f->there >= 0) close(f->there);
+    f->there = fd;
+    return MS_OK;
 }
 
 ms_folder *ms_folder_new(const char *path)
@@ -273,8 +190,8 @@ ms_folder *ms_folder_new(const char *path)
         ms__no_memory(sizeof *f, "save", "the folder '%s'", path);
         return NULL;
     }
-    f->fd = f->old = f->place.folder = -1;
-    if (ms__place(&f->place, path, "save") || ms_folder_look(f)) {
+    f->fd = f->there = f->place.folder = -1;
+    if (ms__place(&f->place, path, "save") || ms_folder_look(f, NULL)) {
         folder_free(f);
         return NULL;
     }
@@ -284,113 +201,141 @@ ms_folder *ms_folder_new(const char *path)
 const char *ms_folder_path(const ms_folder *f) { return f->place.path; }
 const char *ms_folder_made(const ms_folder *f) { return f->made; }
 
+void ms_folder_discard(const ms_folder *f, const char *name)
+{
+    if (ms_folder_left(name, f->place.name) > MS_LEFT_RUNS) remove_temporary(f->place.folder, name);
+}
+
+static void set_kind(ms_folder *f, const char *kind)
+{
+    ms__set_temporary_kind(f->temporary, kind);
+    strcpy(f->made + (f->place.name - f->place.path), f->temporary);
+}
+
 ms_status ms_folder_make(ms_folder *f)
 {
-    sweep(&f->place);
-    char text[OWNER];
-    size_t before = (size_t)(f->place.name - f->place.path), size = before + MS_TEMPORARY + 16;
+    size_t before = (size_t)(f->place.name - f->place.path), size = before + MS_TEMPORARY;
     MS_TRY(ms__temporary_name(f->place.name, f->temporary));
     f->made = malloc(size);
     if (!f->made) return ms__no_memory(size, "save", "the folder '%s'", f->place.path);
-    snprintf(f->made, size, "%.*s%s/checkpoint", (int)before, f->place.path, f->temporary);
+    snprintf(f->made, size, "%.*s%s", (int)before, f->place.path, f->temporary);
     if (mkdirat(f->place.folder, f->temporary, 0777)) return ms__io_failed("save", "create the folder", f->made);
+    f->ours = true;
     f->fd = openat(f->place.folder, f->temporary, FOLDER);
-    if (f->fd < 0) {
-        ms_status st = ms__io_failed("save", "open folder", f->made);
-        unlinkat(f->place.folder, f->temporary, AT_REMOVEDIR);
-        return st;
-    }
-    owner_text(text);
-    int fd = openat(f->fd, "owner", O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    ms_status st = fd < 0 ? ms__io_failed("save", "create the owner's file of", f->made)
-                          : ms__file_write(fd, f->made, text, strlen(text), 0);
-    if (fd >= 0) close(fd);
-    if (!st && mkdirat(f->fd, "checkpoint", 0777)) st = ms__io_failed("save", "create the folder", f->made);
-    return st;
+    return f->fd < 0 ? ms__io_failed("save", "open folder", f->made) : MS_OK;
 }
 
 static int rename_to(ms_folder *f, unsigned flags)
 {
-    return renameat2(f->fd, "checkpoint", f->place.folder, f->place.name, flags);
+    return renameat2(f->place.folder, f->temporary, f->place.folder, f->place.name, flags);
 }
 
-static bool no_flags(void) { return errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP; }
+static bool no_flags(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
-static ms_status rename_failed(const ms_folder *f)
+static ms_status rename_failed(const ms_folder *f, int error)
 {
-    return ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", f->made, f->place.path, strerror(errno));
+    return ms__fail(MS_EIO, "save: cannot rename '%s' to '%s': %s", f->made, f->place.path, strerror(error));
 }
 
-static ms_status replaced(const ms_folder *f)
+// Renames the temporary folder to NAME.old-... (files.h), or back.
+static int rename_kind(ms_folder *f, const char *kind)
 {
-    return ms__fail(MS_EIO, "save: '%s' was replaced by another process while this one saved there", f->place.path);
+    char from[MS_TEMPORARY];
+    strcpy(from, f->temporary);
+    set_kind(f, kind);
+    if (renameat(f->place.folder, from, f->place.folder, f->temporary) == 0) return 0;
+    int error = errno;
+    memcpy(f->temporary, from, sizeof from);
+    strcpy(f->made + (f->place.name - f->place.path), f->temporary);
+    errno = error;
+    return -1;
 }
 
-static ms_status exchange(ms_folder *f, int *inside)
+ms_status ms_folder_settle(ms_folder *f, int ok, int later)
 {
-    struct stat old;
-    if (!f->there.st_mode)
-        return ms__fail(MS_EIO, "save: '%s' was made by another process while this one saved there", f->place.path);
+    f->ours = f->later = false;
+    if (ok) {
+        f->ours = true;
+        f->later = later;
+        return MS_OK;
+    }
+    if (rename_to(f, RENAME_EXCHANGE)) return rename_failed(f, errno);
+    // Another save may have replaced the new folder meanwhile: then its folder came back, and stays.
+    int fd = openat(f->place.folder, f->temporary, FOLDER);
+    f->ours = fd >= 0 && is_same(fd, f->fd);
+    if (fd >= 0) close(fd);
+    return ms__place_sync(&f->place);
+}
+
+static ms_status exchange(ms_folder *f, int *how)
+{
+    if (rename_kind(f, "old")) return rename_failed(f, errno);
     if (rename_to(f, RENAME_EXCHANGE)) {
-        *inside = no_flags();
-        return *inside ? MS_OK
-                       : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path,
-                                  strerror(errno));
+        int error = errno;
+        if (rename_kind(f, "tmp")) return rename_failed(f, errno);
+        if (error == ENOENT) return MS_OK;  // removed meanwhile
+        *how = MS_COMMIT_INSIDE;
+        return no_flags(error) ? MS_OK
+                               : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path,
+                                          strerror(error));
     }
-    ms_status st = MS_OK;
-    if (fstatat(f->fd, "checkpoint", &old, AT_SYMLINK_NOFOLLOW)) st = ms__io_failed("save", "look at", f->made);
-    else if (old.st_dev != f->there.st_dev || old.st_ino != f->there.st_ino) st = replaced(f);
-    else st = ms__place_sync(&f->place);
-    // On failure give the old folder its name back.
-    if (st && rename_to(f, RENAME_EXCHANGE)) {
-        close(f->fd);  // otherwise ms_folder_free would remove the old folder
-        f->fd = -1;
-    }
+    f->ours = false;
+    *how = MS_COMMIT_EXCHANGED;
+    ms_status st = ms__place_sync(&f->place);
+    if (st) (void)ms_folder_settle(f, 0, 0);
     return st;
 }
 
-ms_status ms_folder_commit(ms_folder *f, int later, int *inside)
+// Saves that replace files inside a folder take turns, until the folder is freed. Where the file system has no locks,
+// or the process that holds the lock is stopped, a save goes on without.
+static ms_status take_turn(ms_folder *f)
 {
-    *inside = 0;
-    f->later = later;
-    if (rename_to(f, RENAME_NOREPLACE) == 0) return ms__place_sync(&f->place);
-    if (errno == EEXIST) return exchange(f, inside);
-    if (!no_flags()) return rename_failed(f);
-    if (renameat(f->fd, "checkpoint", f->place.folder, f->place.name) == 0) return ms__place_sync(&f->place);
-    *inside = errno == ENOTEMPTY || errno == EEXIST;
-    return *inside ? MS_OK : rename_failed(f);
+    struct timespec pause = { .tv_nsec = 10 * 1000 * 1000 };
+    for (int k = 0; k < 1000 && flock(f->place.folder, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK; k++) {
+        MS_TRY(ms__check_interrupt());
+        nanosleep(&pause, NULL);
+    }
+    return MS_OK;
+}
+
+ms_status ms_folder_commit(ms_folder *f, int *how)
+{
+    for (int tries = 0; tries < 100; tries++) {
+        *how = MS_COMMIT_NEW;
+        int rc = rename_to(f, RENAME_NOREPLACE), error = errno;
+        if (rc && error == EEXIST) {
+            MS_TRY(exchange(f, how));
+            if (*how == MS_COMMIT_NEW) continue;
+            return *how == MS_COMMIT_INSIDE ? take_turn(f) : MS_OK;
+        }
+        if (rc && no_flags(error)) {
+            rc = renameat(f->place.folder, f->temporary, f->place.folder, f->place.name);
+            error = errno;
+            if (rc && (error == ENOTEMPTY || error == EEXIST)) {
+                *how = MS_COMMIT_INSIDE;
+                return take_turn(f);
+            }
+        }
+        if (rc) return rename_failed(f, error);
+        f->ours = false;
+        return ms__place_sync(&f->place);
+    }
+    return ms__fail(MS_EIO, "save: '%s' appears and vanishes while it is replaced", f->place.path);
 }
 
 // ---- replacing files of an existing folder, where two folders cannot be exchanged ---------------
 
-static ms_status open_old(ms_folder *f)
-{
-    struct stat s;
-    if (f->old >= 0) return MS_OK;
-    f->old = openat(f->place.folder, f->place.name, FOLDER);
-    if (f->old < 0 || fstat(f->old, &s)) return ms__io_failed("save", "open folder", f->place.path);
-    if (s.st_dev == f->there.st_dev && s.st_ino == f->there.st_ino) return MS_OK;
-    close(f->old);
-    f->old = -1;
-    return replaced(f);
-}
-
 ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *to)
 {
-    MS_TRY(open_old(f));
-    int made = openat(f->fd, "checkpoint", FOLDER);
-    int rc = made < 0 ? -1 : renameat(made, from, f->old, to);
-    ms_status st = rc == 0 ? MS_OK
-                           : ms__fail(MS_EIO, "save: cannot rename '%s/%s' to '%s/%s': %s", f->made, from,
-                                      f->place.path, to, strerror(errno));
-    if (made >= 0) close(made);
-    return st;
+    if (f->there >= 0 && renameat(f->fd, from, f->there, to) == 0) return MS_OK;
+    return ms__fail(MS_EIO, "save: cannot rename '%s/%s' to '%s/%s': %s", f->made, from, f->place.path, to,
+                    strerror(f->there < 0 ? ENOENT : errno));
 }
 
 ms_status ms_folder_remove(ms_folder *f, const char *name)
 {
-    MS_TRY(open_old(f));
-    return unlinkat(f->old, name, 0) == 0 ? MS_OK : ms__io_failed("save", "remove a file of", f->place.path);
+    if (f->there < 0 || unlinkat(f->there, name, 0) == 0 || errno == ENOENT) return MS_OK;
+    return ms__io_failed("save", "remove a file of", f->place.path);
 }
 
 // Freeing the blocks of a large file can take longer than writing them, so a thread removes folders: one at a time. The

@@ -2,9 +2,9 @@
 // io/write.c -- writes tensors to a safetensors file. After a crash at any moment, either the old or the new file
 // exists.
 //
-// The steps: make a temporary file beside the target, write the data and the header with checksums, fsync, rename,
-// fsync the folder. The rename makes the file visible. Without both fsyncs, a power loss could leave a name without its
-// bytes.
+// The steps: remove the temporary files of ended processes, make a temporary file beside the target, write the data and
+// the header with checksums, fsync, rename, fsync the folder. The rename makes the file visible. Without both fsyncs, a
+// power loss could leave a name without its bytes.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -37,6 +37,7 @@ enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
 
 static ms_status create(ms_saver *s, const char *path)
 {
+    MS_TRY(ms__file_path(path, "save"));
     MS_TRY(ms__place(&s->target, path, "save"));
     struct stat info;
     if (fstatat(s->target.folder, s->target.name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -45,6 +46,7 @@ static ms_status create(ms_saver *s, const char *path)
     } else if (errno != ENOENT) {
         return ms__io_failed("save", "look at", path);
     }
+    ms__place_sweep(&s->target);
     size_t before = (size_t)(s->target.name - s->target.path);
     s->path = malloc(before + MS_TEMPORARY);
     if (!s->path) return ms__no_memory(before + MS_TEMPORARY, "save", "writing '%s'", path);

@@ -35,6 +35,13 @@ describe("the folder of a sharded checkpoint", function()
     return model.weight:max():item()
   end
 
+  local function names_in(folder)
+    local names = {}
+    for name in lfs.dir(folder) do names[#names + 1] = name end
+    table.sort(names)
+    return table.concat(names, " ")
+  end
+
   local function shell(command, ...) assert.equal(0, os.execute(command:format(...))) end
 
   before_each(function()
@@ -70,24 +77,13 @@ describe("the folder of a sharded checkpoint", function()
     end)
   end
 
-  it("replaces a checkpoint that is damaged: the format's mark is what counts", function()
-    save(path, 1)
-    local text = process.read(path .. "/index.json")
-    process.write(path .. "/index.json", (text:gsub('"bytes":%d', '"bytes":9')))
-    assert.matches("is damaged", failure(value_at, path))
-    save(path, 2)
-    assert.equal(2, value_at(path))
-  end)
-
   it("loses the temporary folders of killed saves with the next one, and no other folder", function()
     save(path, 1)
-    local function temporary(name, owner, more)
+    local function temporary(name, more)
       lfs.mkdir(name)
-      if owner then process.write(name .. "/owner", owner) end
-      lfs.mkdir(name .. "/checkpoint")
-      process.write(name .. "/checkpoint/" .. (more or "rank-00000.safetensors"), "x")
+      process.write(name .. "/" .. (more or "rank-00000.safetensors"), "x")
     end
-    -- The owner file that a save in another process writes, and the end of that process.
+    -- A save in another process, and the end of that process.
     process.write(work .. "/script.lua", [[
       package.path = "lua/?.lua;lua/?/init.lua;" .. package.path
       local lib, ffi = require("moonshard.core.ffi").lib, require "ffi"
@@ -99,102 +95,162 @@ describe("the folder of a sharded checkpoint", function()
     ]])
     shell("mkfifo '%s/wait'", work)
     local child = process.start({ "luajit", work .. "/script.lua", path, work .. "/wait" }, { stdout = work .. "/out" })
+    finally(function() process.kill(child.pid, 9) end)
     local limit = process.now() + 60
     while not process.read(work .. "/out"):find "\n" and process.now() < limit do process.sleep(0.01) end
-    local made = process.read(work .. "/out"):match "^(.-)/checkpoint\n"
-    -- Names of its kind, none of which is its own.
-    local function like(k)
-      return (made:gsub("%x%x$", function(digits) return ("%02x"):format((tonumber(digits, 16) + k) % 256) end))
+    local made = process.read(work .. "/out"):match "^[^\n]+"
+    assert.matches("/checkpoint%.tmp%-%x+%-%x+%-" .. child.pid .. "%-%d+$", made)
+    -- Names of its kind.
+    local digit = 0
+    local function like(pattern, by)
+      digit = digit + 1
+      return (made:gsub("%.tmp%-%x%x", (".tmp-%02x"):format(digit)):gsub(pattern, by))
     end
-    local owner = process.read(made .. "/owner")
-    assert.matches("^moonshard %x+%-%x+%-%x+%-%x+%-%x+ pid:%[%d+%] %d+ %d+\n$", owner)
-    local another_boot = owner:gsub("^moonshard %x+", "moonshard 00000000")
-    local another_start = owner:gsub("%d+\n$", "1\n")
-    local names = {
-      elsewhere = like(1), reused = like(2), with_more = like(3),
-      unlike = made:gsub("%x%x$", "xy"),
-      empty = like(4), unknown = like(5), bare = like(6),
-      link = like(7),
+    local another_start = { "%-%d+$", "-1" }
+    local gone = { reused = like(unpack(another_start)), empty = like(unpack(another_start)) }
+    local replaced = like("%.tmp(.*)%-%d+$", ".old%1-1")
+    local kept = {
+      elsewhere = like("%-%x+%-(%d+%-%d+)$", "-0123456789abcdef-%1"), with_more = like(unpack(another_start)),
+      unlike = like("%-%d+$", "-xy"), of_earlier = path .. ".tmp-0123456789abcdef",
+      users = like("%.tmp(.*)%-%d+$", ".old%1-1"), runs = like("%-x$", ""),
     }
-    temporary(names.elsewhere, another_boot)
-    temporary(names.reused, another_start)
-    temporary(names.with_more, another_start, "mine.txt")
-    temporary(names.unlike, another_start)
-    temporary(names.unknown, "mine")
-    temporary(names.bare, "")
-    process.write(names.bare .. "/checkpoint/rank-00000.safetensors", "x")
-    lfs.link(names.bare, names.link, true)
-    lfs.mkdir(names.empty)
-    local function there(name) return lfs.attributes(name, "mode") == "directory" end
+    for name, folder in pairs(kept) do
+      temporary(folder, name == "with_more" and "mine.txt" or name == "users" and "rank-00000.safetensors")
+    end
+    temporary(gone.reused)
+    process.write(gone.reused .. "/rank-00001.safetensors" .. made:match "%.tmp.*", "x")
+    lfs.mkdir(gone.empty)
+    save(path .. "-other", 7)
+    os.rename(path .. "-other", replaced)
+    local link = like(unpack(another_start))
+    lfs.link(kept.users, link, true)
     save(path, 2)
-    assert.is_true(there(made) and there(names.elsewhere) and there(names.with_more) and there(names.unlike)
-      and there(names.unknown))
-    assert.equal("x", process.read(names.with_more .. "/checkpoint/mine.txt"))
-    assert.equal("x", process.read(names.bare .. "/checkpoint/rank-00000.safetensors"))
-    assert.equal("link", lfs.symlinkattributes(names.link, "mode"))
-    assert.is_false(there(names.reused) or there(names.empty))
+    for name, folder in pairs(kept) do
+      assert.equal("x", process.read(folder .. "/" .. (name == "with_more" and "mine.txt" or "rank-00000.safetensors")),
+        name)
+    end
+    assert.equal("link", lfs.symlinkattributes(link, "mode"))
+    assert.equal("directory", lfs.attributes(made, "mode"))
+    for name, folder in pairs(gone) do assert.is_nil(lfs.attributes(folder), name) end
+    assert.is_nil(lfs.attributes(replaced))
     process.kill(child.pid, 9)
     child:wait(10)
     save(path, 3)
-    assert.is_false(there(made))
+    assert.is_nil(lfs.attributes(made))
     assert.equal(3, value_at(path))
   end)
 
-  it("keeps what appears in it while a save is under way", function()
-    local index = require "moonshard.io.checkpoint_index"
+  it("loses the files that a killed save moved beside its own with the next save, and no others", function()
     save(path, 1)
-    local asked, replaceable = 0, index.replaceable
-    index.replaceable = function(...)
-      asked = asked + 1
-      if asked == 2 then process.write(path .. "/notes.txt", "mine") end
-      return replaceable(...)
-    end
-    local ok, message = pcall(save, path, 2)
-    index.replaceable = replaceable
-    assert.is_false(ok)
-    assert.matches("contains 'notes.txt'", message)
-    assert.equal("mine", process.read(path .. "/notes.txt"))
-    assert.equal(1, value_at(path))
-    -- Later still: the file is moved aside with the old checkpoint, and stays there.
-    os.remove(path .. "/notes.txt")
-    asked = 0
-    index.replaceable = function(...)
-      asked = asked + 1
-      local names, bytes = replaceable(...)
-      if asked == 2 then process.write(path .. "/notes.txt", "mine") end
-      return names, bytes
-    end
-    ok, message = pcall(save, path, 2)
-    index.replaceable = replaceable
-    assert.is_true(ok, message)
+    local left = path .. ".tmp-0123456789abcdef-%s-%d-1"
+    local lib = require("moonshard.core.ffi").lib
+    local folder = lib.ms_folder_new(path .. "-other")
+    assert.equal(0, lib.ms_folder_make(folder))
+    local host = require("ffi").string(lib.ms_folder_made(folder)):match "%-(%x+)%-%d+%-%d+$"
+    lib.ms_folder_free(folder)
+    local moved = path .. "/rank-00001-0123456789abcdef.safetensors"
+    process.write(moved, "x")
+    assert.matches("contains 'rank%-00001%-0123456789abcdef.safetensors'", failure(save, path, 2))
+    lfs.mkdir(left:format(host, process.pid()))
+    save(path, 2)
+    assert.is_nil(lfs.attributes(moved))
+    assert.is_nil(lfs.attributes(left:format(host, process.pid())))
     assert.equal(2, value_at(path))
-    local found
-    for name in lfs.dir(work) do
-      found = found or name:find "%.tmp%-" and work .. "/" .. name .. "/checkpoint/notes.txt"
-    end
-    assert.equal("mine", process.read(found))
   end)
 
-  it("is not replaced when another folder has got its name since the save began", function()
+  -- Saves, and calls `change` once the folder that has the name has been examined.
+  local function save_while(value, change)
     local index = require "moonshard.io.checkpoint_index"
-    save(path, 1)
-    save(path .. "-other", 5)
     local asked, replaceable = 0, index.replaceable
     index.replaceable = function(...)
       asked = asked + 1
-      local names, bytes = replaceable(...)
-      if asked == 2 then
-        os.rename(path, path .. "-aside")
-        os.rename(path .. "-other", path)
+      if asked == 1 then
+        local names, bytes, unused = replaceable(...)
+        change()
+        return names, bytes, unused
       end
-      return names, bytes
+      return replaceable(...)
     end
-    local ok, message = pcall(save, path, 2)
+    local ok, message = pcall(save, path, value)
     index.replaceable = replaceable
+    return ok, message
+  end
+
+  it("keeps what appears in it while a save is under way", function()
+    save(path, 1)
+    local ok, message = save_while(2, function() process.write(path .. "/notes.txt", "mine") end)
     assert.is_false(ok)
-    assert.matches("was replaced by another process while this one saved there", message)
-    assert.equal(5, value_at(path))
+    assert.matches("the checkpoint '" .. path:gsub("%p", "%%%0") .. "' contains 'notes.txt'", message)
+    assert.equal("mine", process.read(path .. "/notes.txt"))
+    assert.equal(1, value_at(path))
+    for name in lfs.dir(work) do assert.is_nil(name:find("%.tmp%-") or name:find "%.old%-", name) end
+  end)
+
+  it("is the last one saved when another has got its name since the save began", function()
+    save(path, 1)
+    save(path .. "-other", 5)
+    local ok, message = save_while(2, function()
+      os.rename(path, path .. "-aside")
+      os.rename(path .. "-other", path)
+    end)
+    assert.is_true(ok, message)
+    assert.equal(2, value_at(path))
     assert.equal(1, value_at(path .. "-aside"))
+    -- Anything but a checkpoint keeps the name.
+    ok, message = save_while(3, function()
+      os.rename(path, path .. "-second")
+      lfs.mkdir(path)
+      process.write(path .. "/rank-00000.safetensors", "mine")
+    end)
+    assert.is_false(ok)
+    assert.matches("exists and is not a checkpoint: it contains 'rank%-00000.safetensors'", message)
+    assert.equal("mine", process.read(path .. "/rank-00000.safetensors"))
+  end)
+
+  it("is saved whole by each of several processes at once", function()
+    process.write(work .. "/script.lua", [[
+      package.path = "lua/?.lua;lua/?/init.lua;" .. package.path
+      local ms = require "moonshard"
+      local model = ms.nn.Linear(3, 2)
+      ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:fill_(tonumber(arg[2])) end end)
+      for _ = 1, arg[3] do ms.fsdp.save(arg[1], model, nil, { extra = { value = tonumber(arg[2]) } }) end
+    ]])
+    local children = {}
+    for k = 1, 4 do
+      children[k] = process.start({ "luajit", work .. "/script.lua", path, tostring(k), "10" },
+        { stderr = work .. "/err" .. k })
+    end
+    for k, child in ipairs(children) do
+      assert.equal(0, child:wait(60) or child:stop(), process.read(work .. "/err" .. k))
+    end
+    local model = model_of(0)
+    local value = ms.fsdp.load(path, model).value
+    for _, p in ipairs(model:parameters()) do assert.is_true(p:equal(ms.full(p.shape, value))) end
+    for name in lfs.dir(work) do assert.is_nil(name:find("checkpoint.", 1, true), name) end
+  end)
+
+  it("has one path: ranks that name several are all refused, and nothing is written", function()
+    save(work .. "/a", 1)
+    save(work .. "/b", 1)
+    local function contents()
+      return foreign.everything(work .. "/a") .. foreign.everything(work .. "/b") .. names_in(work)
+    end
+    local before = contents()
+    local r = ranks.run(2, [[
+      local ms = require "moonshard"
+      local rank, work = ms.dist.rank(), os.getenv "CHECKPOINT_WORK"
+      for _, call in ipairs { "save", "load" } do
+        for _, names in ipairs { { "/a", "/b" }, { "/a", "/none" }, { "/new/x", "/b" } } do
+          local ok, message = pcall(ms.fsdp[call], work .. names[rank + 1], ms.nn.Linear(3, 2))
+          local want = ("%s: the ranks name different folders: '%s%s' on rank 0, '%s%s' on rank 1"):format(call, work,
+            names[1], work, names[2])
+          io.write(not ok and message:find(want, 1, true) and "refused" or tostring(message), "\n")
+        end
+      end
+    ]], { env = { CHECKPOINT_WORK = work } })
+    assert.equal(0, r.code, r.stderr)
+    assert.equal(("refused\n"):rep(12), r.stdout)
+    assert.equal(before, contents())
   end)
 
   it("is refused at once by all ranks with a pipe for a file of it", function()

@@ -44,10 +44,10 @@ describe("a save that is disturbed", function()
         seen[value] = (seen[value] or 0) + 1
         if code ~= 0 then killed = killed + 1 end
         if code == 0 then assert.are.equal(NEW, value) end
-        -- Leftovers do not disturb the next save, which removes those of a folder.
+        -- Leftovers do not disturb the next save, which removes them.
         save_once.save(kind, path, NEW)()
         assert.are.equal(NEW, saves.value_of(kind, path))
-        if kind ~= "file" then assert.are.same({}, saves.leftovers(kind, path), what) end
+        assert.are.same({}, saves.leftovers(kind, path), what)
       end
       local old, new = seen[OLD] or 0, seen[NEW] or 0
       assert.is_true(old > 1 and new > 0 and killed > 6, ("%d old, %d new, %d killed"):format(old, new, killed))

@@ -188,14 +188,67 @@ describe("safetensors files", function()
     ms.save(path "tensors", { x = ms.tensor { 1 } })
     ms.save(path "tensors", { x = ms.tensor { 2 } })
     assert.are.equal(0, os.execute("mkfifo '" .. path "pipe" .. "'"))
-    for _, name in ipairs { "pipe", "" } do
-      local ok, err = pcall(ms.save, path(name), { x = ms.tensor { 1 } })
+    for _, name in ipairs { path "pipe", folder } do
+      local ok, err = pcall(ms.save, name, { x = ms.tensor { 1 } })
       assert.is_false(ok)
-      assert.truthy(err:find(("save: '%s' exists and is not a regular file"):format(path(name)), 1, true), err)
+      assert.truthy(err:find(("save: '%s' exists and is not a regular file"):format(name), 1, true), err)
     end
     assert.are.equal("named pipe", lfs.attributes(path "pipe", "mode"))
     assert.error_matches(function() ms.load(path "pipe") end, "load: '.*pipe' is not a regular file")
     os.remove(path "pipe")
+  end)
+
+  it("have a name: a path that is empty or ends like a folder is refused", function()
+    ms.save(path "tensors", { x = ms.tensor { 1 } })
+    local before = names_in(folder)
+    for _, name in ipairs { path "new/", path "new//", path "tensors/", folder .. "/" } do
+      for who, call in pairs { save = function() ms.save(name, { x = ms.tensor { 2 } }) end,
+        load = function() ms.load(name) end } do
+        local ok, err = pcall(call)
+        assert.is_false(ok)
+        assert.truthy(err:find(("%s: '%s' ends in '/', like a folder; expected the name of a file"):format(who, name), 1,
+          true), err)
+      end
+    end
+    assert.error_matches(function() ms.save("", {}) end, "save: the path is empty")
+    assert.error_matches(function() ms.load "" end, "load: the path is empty")
+    assert.are.same(before, names_in(folder))
+    assert.are.equal(1, ms.load(path "tensors").x:item())
+  end)
+
+  it("lose the temporary files of killed saves with the next one of this name, and no other file", function()
+    local at = path "swept"
+    process.write(path "script.lua", ([[
+      package.path = "%s/lua/?.lua;%s/lua/?/init.lua;" .. package.path
+      local saver = require("moonshard.io.files").saver(arg[1], {})
+      for name in require("lfs").dir(arg[2]) do
+        if name:find("swept.tmp-", 1, true) then io.write(name, "\n") end
+      end
+      io.flush()
+      io.open(arg[3]):read()                              -- reading from a pipe: waits
+      saver:abort()
+    ]]):format(process.root, process.root))
+    assert.are.equal(0, os.execute("mkfifo '" .. path "wait" .. "'"))
+    local child = process.start({ "luajit", path "script.lua", at, folder, path "wait" }, { stdout = path "out" })
+    local limit = process.now() + 60
+    while not process.read(path "out"):find "\n" and process.now() < limit do process.sleep(0.01) end
+    local left = process.read(path "out"):match "[^\n]+"
+    assert.matches("^swept%.tmp%-%x+%-%x+%-" .. child.pid .. "%-%d+$", left)
+    local function like(pattern, by) return path((left:gsub(pattern, by))) end
+    local other = { like("^swept", "other"), like("%-%x+%-(%d+%-%d+)$", "-0123456789abcdef-%1"), like("%-%d+$", ""),
+      like("$", "x"), path "swept.tmp-0123456789abcdef" }
+    for _, name in ipairs(other) do process.write(name, "mine") end
+    local folder_like = like("%.tmp%-%x%x%x%x", ".tmp-0000")
+    lfs.mkdir(folder_like)
+    ms.save(at, { x = ms.tensor { 1 } })
+    assert.are.equal("file", lfs.attributes(path(left), "mode"))              -- its process runs
+    process.kill(child.pid, 9)
+    child:wait(10)
+    ms.save(at, { x = ms.tensor { 2 } })
+    assert.is_nil(lfs.attributes(path(left)))
+    assert.are.equal("directory", lfs.attributes(folder_like, "mode"))
+    for _, name in ipairs(other) do assert.are.equal("mine", process.read(name)) end
+    assert.are.equal(2, ms.load(at).x:item())
   end)
 
   it("have no zero byte in their path or metadata, where the rest would be lost", function()

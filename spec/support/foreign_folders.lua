@@ -15,6 +15,14 @@ function M.everything(folder)
   return text
 end
 
+-- A folder with a file `x`, and an index of this content with its right sum.
+local function sealed(at, content)
+  lfs.mkdir(at)
+  process.write(at .. "/x", "mine")
+  process.write(at .. "/index.json", require("moonshard.io.checkpoint_index").seal(
+    '{"format":"moonshard checkpoint 2",' .. content .. "}"))
+end
+
 --- Things that a save refuses to replace: name, a function that makes it at a path (with `save(path, value)`), and the
 --- expected message.
 M.list = {
@@ -71,6 +79,39 @@ M.list = {
     os.rename(at .. "/rank-00000.safetensors", at .. ".data")
     lfs.link("../checkpoint.data", at .. "/rank-00000.safetensors", true)
   end, "contains 'rank%-00000.safetensors'" },
+  { "a lone file with the name of a rank's file", function(at)
+    lfs.mkdir(at)
+    process.write(at .. "/rank-00000-0123456789abcdef.safetensors", "mine")
+  end, "exists and is not a checkpoint: it contains 'rank%-00000%-0123456789abcdef.safetensors'" },
+  { "a checkpoint with a file like one that a save moves beside others", function(at, save)
+    save(at, 1)
+    process.write(at .. "/rank-00000-0123456789abcdef.safetensors", "mine")
+  end, "contains 'rank%-00000%-0123456789abcdef.safetensors', which its index does not list" },
+  { "a checkpoint whose index has another sum", function(at, save)
+    save(at, 1)
+    local text = process.read(at .. "/index.json")
+    process.write(at .. "/index.json", (text:gsub('"bytes":%d', '"bytes":9')))
+  end, "index.json in '.*checkpoint' is damaged: its checksum differs" },
+  { "an index without a sum that lists it", function(at)
+    lfs.mkdir(at)
+    process.write(at .. "/x", "mine")
+    process.write(at .. "/index.json", '{"format":"moonshard checkpoint 2","files":[{"name":"x","bytes":4}]}')
+  end, "is damaged: its checksum differs" },
+  { "an index of the version before that lists it", function(at)
+    lfs.mkdir(at)
+    process.write(at .. "/rank-00000.safetensors", "mine")
+    process.write(at .. "/index.json",
+      '{"format":"moonshard checkpoint 1","files":[{"name":"rank-00000.safetensors"}]}')
+  end, "'rank%-00000.safetensors' in '.*' is not the file that its index.json lists" },
+  { "a sealed index that lists it", function(at) sealed(at, '"files":[{"name":"x","bytes":4}],"replaces":[]') end,
+  "lists 'x', which is not a name of a checkpoint's file" },
+  { "a sealed index that lists it for another rank",
+  function(at) sealed(at, '"files":[{"name":"rank-00001.safetensors"}]') end,
+  "lists 'rank%-00001.safetensors', which is not a name" },
+  { "a sealed index that replaces it", function(at) sealed(at, '"files":[],"replaces":["x"]') end,
+  "replaces 'x', which is not a name of a checkpoint's file" },
+  { "a sealed index that replaces something outside",
+  function(at) sealed(at, '"files":[],"replaces":["rank-00000.safetensors/../x"]') end, "which is not a name" },
 }
 
 return M

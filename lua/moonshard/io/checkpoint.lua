@@ -152,14 +152,41 @@ end
 
 local function check(status) if status ~= 0 then errors.fail() end end
 
+-- checkpoint_index.replaceable for the folder that has the name now. Another save may replace it meanwhile: what is
+-- read then belongs to two folders, and a refusal means nothing.
+local function examine(folder)
+  local path, same = ffi.string(lib.ms_folder_path(folder)), ffi.new "int[1]"
+  repeat
+    check(lib.ms_folder_look(folder, nil))
+    local names, why, unused = checkpoint_index.replaceable(path)
+    if names then return names, unused end
+    check(lib.ms_folder_look(folder, same))
+    if same[0] ~= 0 then errors.raise_text(why) end
+  until false
+end
+
+-- Removes what saves of processes that have ended left beside the path. A folder that had the name may be the user's.
+local function sweep(folder)
+  local path = ffi.string(lib.ms_folder_path(folder))
+  local parent, name = path:match "^(.*/)([^/]*)$"
+  for _, entry in ipairs(checkpoint_index.entries_in(parent) or {}) do
+    local left = lib.ms_folder_left(entry, name)
+    if left == C.MS_LEFT_UNFINISHED
+      or left == C.MS_LEFT_REPLACED and checkpoint_index.replaceable(parent .. entry, path) then
+      lib.ms_folder_discard(folder, entry)
+    end
+  end
+end
+
 -- Rank 0's work before any rank writes: makes the new folder beside the target.
 local function begin(dir)
   local folder = lib.ms_folder_new(dir)
   if folder == nil then errors.fail() end
   ffi.gc(folder, lib.ms_folder_free)
   local ok, err = pcall(function()
-    local names, why = checkpoint_index.replaceable(ffi.string(lib.ms_folder_path(folder)))
-    if not names then errors.raise_text(why) end
+    local _, unused = examine(folder)
+    for _, name in ipairs(unused) do check(lib.ms_folder_remove(folder, name)) end
+    sweep(folder)
     check(lib.ms_folder_make(folder))
   end)
   if ok then return folder end
@@ -167,22 +194,22 @@ local function begin(dir)
   return error(err, 0)
 end
 
--- Used if the file system cannot exchange two folders (NFS, some FUSE file systems): moves the new files beside the old
--- ones, under unique names, then renames the new index over the old one. From that rename on, the folder contains the
--- new checkpoint. A crash may leave files that no index uses; the next save recognises them by the old index or by
--- their names and removes them.
-local function replace_inside(folder, made, path, index, old)
-  local id, moved = made:match "%.tmp%-(%x+)/checkpoint$", {}
+-- Used where the file system cannot exchange two folders (NFS, some FUSE file systems): moves the new files beside the
+-- old ones, under unique names, then renames the new index over the old one. With that rename the new checkpoint
+-- exists. A crash may leave files that the index does not use, but that it lists, or whose names have the digits of the
+-- temporary folder; the next save removes them.
+local function replace_inside(folder, made, path, index)
+  local id, moved = made:match "%.tmp%-(%x+)%-%x+%-%d+%-%d+$", {}
   local NAME = checkpoint_index.NAME
-  local final = NAME .. ".tmp-" .. id
+  local final = NAME .. ".inside"
+  local old = examine(folder)
   local ok, err = pcall(function()
     for r, file in ipairs(index.files) do
       local name = file_name(r - 1, id)
       check(lib.ms_folder_move_in(folder, file.name, name))
       moved[r], file.name = name, name
     end
-    index.replaces = {}
-    for name in util.sorted_pairs(old) do index.replaces[#index.replaces + 1] = name end
+    index.replaces = old
     local text = checkpoint_index.text(index)
     check(lib.ms_file_put(made .. "/" .. final, text, #text))
     check(lib.ms_folder_sync(path))
@@ -194,34 +221,44 @@ local function replace_inside(folder, made, path, index, old)
   end
   check(lib.ms_folder_sync(path))
   -- The checkpoint is complete: errors in this cleanup must not fail the save.
-  pcall(function()
-    local keep = { [NAME] = true }
-    for _, file in ipairs(index.files) do keep[file.name] = true end
-    for _, name in ipairs(checkpoint_index.entries_in(path) or {}) do
-      if not keep[name] and (old[name] or checkpoint_index.is_beside(name)) then lib.ms_folder_remove(folder, name) end
-    end
-    check(lib.ms_folder_sync(path))
-  end)
+  for _, name in ipairs(old) do
+    if name ~= NAME then lib.ms_folder_remove(folder, name) end
+  end
+  lib.ms_folder_sync(path)
 end
 
-local inside = ffi.new "int[1]"
+-- The folder that had the name is checked once it has left it: before, another save could still replace it.
+local function settle(folder, made, path)
+  local ok, names, bytes = pcall(checkpoint_index.replaceable, made, path)
+  local why = not ok and names or not names and bytes
+  if not why then return check(lib.ms_folder_settle(folder, 1, bytes > LARGE and 1 or 0)) end
+  if lib.ms_folder_settle(folder, 0, 0) ~= 0 then
+    why = ("%s; it is at '%s' now, because: %s"):format(why, made, errors.last())
+  end
+  return errors.raise_text(why)
+end
+
+local how = ffi.new "int[1]"
 
 local function finish(folder, index)
   local path, made = ffi.string(lib.ms_folder_path(folder)), ffi.string(lib.ms_folder_made(folder))
   local text = checkpoint_index.text(index)
   check(lib.ms_file_put(made .. "/" .. checkpoint_index.NAME, text, #text))
   check(lib.ms_folder_sync(made))
-  -- The path may now lead to another folder than at the beginning.
-  check(lib.ms_folder_look(folder))
-  local old, bytes = checkpoint_index.replaceable(path)
-  if not old then errors.raise_text(bytes) end
-  check(lib.ms_folder_commit(folder, bytes > LARGE and 1 or 0, inside))
-  if inside[0] ~= 0 then replace_inside(folder, made, path, index, old) end
+  check(lib.ms_folder_commit(folder, how))
+  if how[0] == C.MS_COMMIT_EXCHANGED then settle(folder, ffi.string(lib.ms_folder_made(folder)), path) end
+  if how[0] == C.MS_COMMIT_INSIDE then replace_inside(folder, made, path, index) end
 end
 
--- Makes the result equal on all ranks: if some ranks failed, all raise the first failure in rank order.
-local function agree(dist, ok, value)
-  local all = dist.all_gather_object { ok = ok, value = ok and value or tostring(value) }
+-- Makes the result equal on all ranks: other paths than rank 0's, or the first failure in rank order, fail all.
+local function agree(dist, who, dir, ok, value)
+  local all = dist.all_gather_object { dir = dir, ok = ok, value = ok and value or tostring(value) }
+  for r, result in ipairs(all) do
+    if result.dir ~= all[1].dir then
+      errors.raise("%s: the ranks name different folders: '%s' on rank 0, '%s' on rank %d", who, all[1].dir, result.dir,
+        r - 1)
+    end
+  end
   if not ok then errors.raise("%s", (tostring(value):gsub("^[^\n]-:%d+: ", ""))) end
   for r, result in ipairs(all) do
     if not result.ok then errors.raise("%s (on rank %d)", result.value:gsub("^[^\n]-:%d+: ", ""), r - 1) end
@@ -259,13 +296,17 @@ function M.save(dir, m, optim, given)
       local ok, folder = true, nil
       if dist.rank() == 0 then ok, folder = pcall(begin, dir) end
       local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
-      local made = agree(dist, ok, mine)[1]
-      local told, all
-      ok, told = pcall(write_file, made .. "/" .. file_name(dist.rank()), list)
-      ok, all = pcall(agree, dist, ok, told)
-      if ok and folder then ok, all = pcall(finish, folder, index_of(all, aliases, numbers, groups, o.extra)) end
-      if folder then lib.ms_folder_free(ffi.gc(folder, nil)) end
-      agree(dist, ok, all)
+      local all, told
+      ok, all = pcall(agree, dist, "save", dir, ok, mine)
+      local agreed_to_begin = ok
+      if ok then
+        ok, told = pcall(write_file, all[1] .. "/" .. file_name(dist.rank()), list)
+        ok, all = pcall(agree, dist, "save", dir, ok, told)
+        if ok and folder then ok, all = pcall(finish, folder, index_of(all, aliases, numbers, groups, o.extra)) end
+      end
+      if type(folder) == "cdata" then lib.ms_folder_free(ffi.gc(folder, nil)) end
+      if not agreed_to_begin then error(all, 0) end
+      agree(dist, "save", dir, ok, all)
     end)
   end)
 end
@@ -524,7 +565,7 @@ function M.load(dir, m, optim, given)
         if optim then optim_state.load_parts(m, optim, sd) end
         return index.extra
       end)
-      for r, other in ipairs(agree(dist, ok, ok and fingerprint or result)) do
+      for r, other in ipairs(agree(dist, "load", dir, ok, ok and fingerprint or result)) do
         if other ~= fingerprint then
           bad(dir, "it was replaced during loading (rank %d read a different index)", r - 1)
         end

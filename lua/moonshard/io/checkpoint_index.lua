@@ -8,6 +8,7 @@
 local cjson = require "cjson"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local files = require "moonshard.io.files"
 local util = require "moonshard.tensor.util"
 
 local lib, ffi = engine.lib, engine.ffi
@@ -87,17 +88,16 @@ end
 ---@param id? string
 function M.file_name(rank, id) return ("rank-%05d%s.safetensors"):format(rank, id and "-" .. id or "") end
 
+local BESIDE = "^rank%-(%d%d%d%d%d)%-(" .. ("[0-9a-f]"):rep(16) .. ")%.safetensors$"
+
 local function is_file_name(name, rank)
   if type(name) ~= "string" then return false end
-  return name == M.file_name(rank, name:match("^rank%-%d%d%d%d%d%-(" .. ("%x"):rep(16) .. ")%.safetensors$"))
+  return name == M.file_name(rank, select(2, name:match(BESIDE)))
 end
 
---- Whether the name of a file contains the 16 random digits of a save beside another checkpoint.
----@param name string
-function M.is_beside(name)
-  local id = ("%x"):rep(16)
-  return name:match("^rank%-%d%d%d%d%d%-" .. id .. "%.safetensors$") ~= nil or name:match("^index%.json%.tmp%-" .. id
-    .. "$") ~= nil
+-- Is it a name that a save of any number of ranks gives?
+local function is_name(name)
+  return name == M.NAME or type(name) == "string" and is_file_name(name, tonumber(name:match "^rank%-(%d+)") or -1)
 end
 
 -- ---- reading -------------------------------------------------------------------------------------
@@ -254,58 +254,110 @@ function M.entries_in(path)
   return names
 end
 
--- The files that an index lists, by name. Returns nil if the folder is not a checkpoint of Moonshard, and the reason if
--- the index cannot be read. Does not check the rest of the index.
-local function listed_in(path)
+local AWAY = "; move that away, or choose another folder"
+
+-- Format 1 has no checksum of the index, but the hash of every file.
+local function is_hashed(path, file)
+  local ok, reader = pcall(files.reader, path .. "/" .. file.name)
+  if not ok then return false end
+  local read_whole, hash = pcall(reader.fetch, reader, true)
+  reader:close()
+  return read_whole and hash == file.hash
+end
+
+-- The files that a sealed index lists, by name, and their bytes. Nil if the folder is not a checkpoint of Moonshard;
+-- with the reason if there is one to name. Does not check the rest of the index.
+local function listed_in(path, at)
   local text, why = read(path, "save")
   if not text then return nil, why end
   local ok, index = pcall(cjson.decode, text)
   if not ok or type(index) ~= "table" or not FORMATS[index.format] or type(index.files) ~= "table" then return nil end
+  local first = FORMATS[index.format] == 1
+  if not first and not sealed(text) then
+    return nil, ("save: the index.json in '%s' is damaged: its checksum differs, so its list of files proves nothing"
+      .. AWAY):format(at)
+  end
   local names, bytes = { [M.NAME] = true }, 0
-  for _, file in ipairs(index.files) do
-    if type(file) ~= "table" or type(file.name) ~= "string" then return nil end
-    names[file.name] = true
+  for k, file in ipairs(index.files) do
+    local name = type(file) == "table" and file.name
+    if not is_file_name(name, k - 1) then
+      return nil, ("save: the index.json in '%s' lists %s, which is not a name of a checkpoint's file" .. AWAY):format(at,
+        errors.show(name))
+    end
+    if first and not is_hashed(path, file) then
+      return nil, ("save: '%s' in '%s' is not the file that its index.json lists: its hash differs" .. AWAY):format(name,
+        at)
+    end
+    names[name] = true
     bytes = bytes + (tonumber(file.bytes) or 0)
   end
-  for _, name in ipairs(type(index.replaces) == "table" and index.replaces or {}) do names[name] = true end
+  for _, name in ipairs(type(index.replaces) == "table" and index.replaces or {}) do
+    if not is_name(name) then
+      return nil, ("save: the index.json in '%s' replaces %s, which is not a name of a checkpoint's file"
+        .. AWAY):format(at, errors.show(name))
+    end
+    names[name] = true
+  end
   return names, bytes
 end
 
---- Examines a path to which a checkpoint is to be written. Returns nil and the reason if it must not be replaced: only
---- a checkpoint that contains no foreign files, or an empty folder, may be; the path need not exist.
----@param path string
----@return table<string, boolean>? names, number|string bytes_or_reason
-function M.replaceable(path)
+-- For the 16 digits in the names of files that a save moves beside others: whether its temporary folder, beside the
+-- path, says that it has ended (true) or runs (false).
+local function moves_beside(at)
+  local parent, name, ended = at:match "^(.*)/([^/]*)$", at:match "[^/]*$", {}
+  for _, entry in ipairs(M.entries_in(parent .. "/") or {}) do
+    local left = lib.ms_folder_left(entry, name)
+    if left ~= ffi.C.MS_LEFT_NOT then
+      ended[entry:match "%.%l+%-(%x+)%-%x+%-%d+%-%d+$"] = left ~= ffi.C.MS_LEFT_RUNS
+    end
+  end
+  return ended
+end
+
+--- Examines the path of a checkpoint to write; nil and the reason if it must not be replaced. It may be a checkpoint
+--- with only its own files, an empty folder, or not exist. A file is the checkpoint's own if an index with the right
+--- checksum lists it, or if its name has the digits of a temporary folder beside the path: a save that replaces files
+--- inside the folder has moved it there.
+---@param path string  absolute
+---@param at? string  where the folder belongs, if it is elsewhere at the moment
+---@return string[]? names, number|string bytes_or_reason, string[]? unused  files of such saves that have ended
+function M.replaceable(path, at)
   local lfs = require "lfs"
-  local mode, why, code = lfs.symlinkattributes(path, "mode")
-  if not mode and code == ENOENT then return {}, 0 end
-  if not mode then return nil, ("save: cannot access '%s': %s"):format(path, M.reason(why)) end
-  if mode ~= "directory" then return nil, ("save: '%s' is not a folder"):format(path) end
-  local there
+  at = at or path
+  local function mode_of(file)
+    local mode, why, code = lfs.symlinkattributes(file, "mode")
+    if not mode and code ~= ENOENT then return nil, ("save: cannot access '%s': %s"):format(file, M.reason(why)) end
+    return mode
+  end
+  local mode, why = mode_of(path)
+  if why then return nil, why end
+  if not mode then return {}, 0, {} end
+  if mode ~= "directory" then return nil, ("save: '%s' is not a folder"):format(at) end
+  local there, moving
   there, why = M.entries_in(path)
   if not there then return nil, why end
-  local foreign, begun = nil, true
-  for _, name in ipairs(there) do begun = begun and M.is_beside(name) end
-  if begun then return {}, 0 end
-  mode, why, code = lfs.symlinkattributes(path .. "/" .. M.NAME, "mode")
-  if not mode and code ~= ENOENT then
-    return nil, ("save: cannot access '%s/%s': %s"):format(path, M.NAME, M.reason(why))
-  end
-  local listed, bytes
-  if mode == "file" then listed, bytes = listed_in(path) end
-  if not listed then
-    return nil, bytes or (
-      "save: the folder '%s' exists and is not a checkpoint: it contains '%s'; move that away, or choose another folder"):format(path, there[1])
-  end
+  -- In this order: a save that ended before it is looked for here has its files in the index that is read after.
   for _, name in ipairs(there) do
-    mode, why = lfs.symlinkattributes(path .. "/" .. name, "mode")
-    if not mode then return nil, ("save: cannot access '%s/%s': %s"):format(path, name, M.reason(why)) end
-    if not foreign and not (mode == "file" and (listed[name] or M.is_beside(name))) then foreign = name end
+    if name:match(BESIDE) then moving = moving or moves_beside(at) end
   end
-  if foreign then
-    return nil, ("save: the checkpoint '%s' contains '%s', which its index does not list; move that away, or choose another folder"):format(path, foreign)
+  mode, why = mode_of(path .. "/" .. M.NAME)
+  if why then return nil, why end
+  local listed, bytes
+  if mode == "file" then listed, bytes = listed_in(path, at) end
+  if mode == "file" and not listed and bytes then return nil, bytes end
+  local own, unused = {}, {}
+  for _, name in ipairs(there) do
+    mode, why = mode_of(path .. "/" .. name)
+    if why then return nil, why end
+    local ended = moving and moving[select(2, name:match(BESIDE))]
+    if mode == "file" and listed and listed[name] then own[#own + 1] = name
+    elseif mode == "file" and ended then unused[#unused + 1] = name
+    elseif mode and not (mode == "file" and ended == false) then
+      return nil, (listed and "save: the checkpoint '%s' contains '%s', which its index does not list"
+        or "save: the folder '%s' exists and is not a checkpoint: it contains '%s'"):format(at, name) .. AWAY
+    end
   end
-  return listed, bytes
+  return own, bytes or 0, unused
 end
 
 return M

@@ -47,7 +47,6 @@ end
 ---@param metadata? table<string, string>
 ---@return Saver
 function M.saver(path, entries, metadata)
-  if path == "" then errors.raise "save: the path is empty" end
   if path:find("%z") then errors.raise("save: the path %s contains a zero byte", ("%q"):format(path)) end
   for _, e in ipairs(entries) do
     if e.name:find("%z") then errors.raise("save: the name %s contains a zero byte", ("%q"):format(e.name)) end
