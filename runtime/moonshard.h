@@ -59,6 +59,9 @@ typedef struct {
     // Dtype of numbers that have none, and of real functions of integers; use ms_set_default_dtype.
     int32_t default_dtype;
     int32_t sigints;  // number of Ctrl-Cs caught so far
+    // Number of failures of collectives that this rank has met: published errors, and mismatches and refused calls,
+    // which fail on every member. -1 before dist.init.
+    int32_t dist_failures;
 } ms_state;
 
 MS_API int ms_version(void);               // version of this interface: MS_VERSION at the time the library was built
@@ -643,15 +646,18 @@ MS_API void ms_dist_set_step(double step);        // the step of ms.steps; -1: n
 MS_API void ms_dist_set_debug_level(int level);   // 0 off, 1 info, 2 detail
 MS_API int ms_dist_debug_level(void);             // 0 off, 1 info, 2 detail
 MS_API double ms_dist_errors(void);               // number of published errors that this rank has met
-// Number of collectives that failed on this rank because the members' calls differed.
-MS_API double ms_dist_mismatches(void);
 // Publishes an error after which the script continues: peers that wait for the failed work raise text. since:
 // ms_dist_errors when the work began.
 MS_API void ms_dist_publish_error(const char *text, double since);
 // Publishes that a call of a collective of this group failed its argument checks and that the script continues: the
-// matching calls of peers fail with text. group < 0 means a send or receive: -1 - from * world size - to. since: as in
-// ms_dist_publish_error.
+// matching calls of peers fail with text. group < 0 means a send or receive: -1 - from * world size - to. since:
+// ms_state.dist_failures when the call began.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
+// To be called before the script's first collective after a failed call. failed: the place of the failed call in the
+// script, "" if that was no single collective; times: how often it has failed in succession; here: the place of the
+// call that follows. If a peer has failed in the call that follows, the call fails on this rank, too, so that later
+// calls match.
+MS_API void ms_dist_resume(const char *failed, int times, const char *here);
 
 // ---- files ------------------------------------------------------------------------------------
 

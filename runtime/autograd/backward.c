@@ -571,15 +571,21 @@ static ms_status start(ms_run *r, const root_list *l)
 // m 0: a backward; otherwise computes the gradients with respect to m inputs.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
+    // Peers wait in the backward of units even if this one fails before it has found them.
+    bool expected = ms__run_owner && ms__state.run_depth == 0 && ms__run_owner->expects_backward();
+    uint64_t epoch = expected ? ms__run_owner->epoch() : 0;
     ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;
-    if (!r) return NULL;
+    if (!r) {
+        if (expected) ms__run_owner->failed(ms_error(), epoch, true);
+        return NULL;
+    }
     r->backward = true;
     r->grad = m > 0;
     r->retain = retain_graph;
     r->unused_ok = allow_unused;
     if ((m == 0 || capture_inputs(r, m, inputs) == MS_OK) && start(r, l) == MS_OK) return r;
-    ms__run_finish(r);
-    ms__run_recycle(r);
+    r->units |= expected;
+    ms_run_abort(r);
     return NULL;
 }
 

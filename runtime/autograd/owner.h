@@ -25,6 +25,8 @@ typedef struct ms_run_owner {
     uint64_t (*epoch)(void);
     // Publishes that runs were aborted, for the reason in text. since: the epoch when they began.
     void (*failed)(const char *text, uint64_t since, bool backward);
+    // Whether units have run forward whose backward has not ended.
+    bool (*expects_backward)(void);
     // Called when the run was aborted: releases what the owner holds for it.
     void (*abort)(ms_run *run);
 } ms_run_owner;

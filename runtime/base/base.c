@@ -18,7 +18,7 @@ enum { TEXT_SIZE = 4096 };
 static __thread char text[TEXT_SIZE];
 static __thread ms_status text_code;
 
-ms_state ms__state = { .grad_mode = 1 };
+ms_state ms__state = { .grad_mode = 1, .dist_failures = -1 };
 
 static ms_activity private_activity;  // used until the rank's place in shared memory is known
 ms_activity *ms__activity = &private_activity;

@@ -18,7 +18,6 @@ struct ms_work {
 static ms_group *world_group, *self_group;
 static double next_group = 2;
 static double delays[OPS];
-static double mismatches;  // number of synchronous collectives whose mismatch this rank's script received as an error
 static int debug_level = -1;  // -1: MOONSHARD_DEBUG has not been read yet
 
 // ---- groups ---------------------------------------------------------------------------------------
@@ -191,7 +190,6 @@ int ms_dist_debug_level(void)
     return debug_level;
 }
 double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
-double ms_dist_mismatches(void) { return mismatches; }
 void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
 
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
@@ -337,6 +335,31 @@ static void mark_storage(ms_storage *st, ms_pending *e, bool write)
     *at = ms__event_retain(e);
 }
 
+// Gives c the next number of its group.
+static void take_number(ms_coll *c)
+{
+    ms_group *g = c->g;
+    c->epoch = ms__comm_epoch();
+    if (g->epoch != c->epoch) {
+        g->epoch = c->epoch;
+        g->seq = 0;
+    }
+    c->seq = g->seq++;
+    c->word = (c->epoch << 32) + c->seq + 1;
+    c->before = g->issued[c->seq % RING];
+    g->issued[c->seq % RING] = c->word;
+    c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
+    c->delay = delays[c->op];
+    c->again = c->mismatched = false;
+    atomic_store(&c->raised, false);
+    g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
+    atomic_store_explicit(&g->heads[g->me].issued, c->word, memory_order_release);
+    ms_waiting *last = &ms__world.board->rank[ms__world.rank].last;
+    last->group = g->id;
+    last->word = c->word;
+    last->fingerprint = c->fingerprint;
+}
+
 // Called when a collective that has a number cannot be run: publishes the error for peers that wait in it, and frees
 // its ring entry.
 static void lost(ms_coll *c)
@@ -390,38 +413,22 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     }
     if (status != MS_OK) goto drop;
 
-    uint64_t epoch = atomic_load(&ms__world.epoch);
-    if (g->epoch != epoch) {
-        g->epoch = epoch;
-        g->seq = 0;
-    }
-    c->epoch = epoch;
-    c->seq = g->seq++;
-    c->word = (epoch << 32) + c->seq + 1;
-    c->before = g->issued[c->seq % RING];
-    g->issued[c->seq % RING] = c->word;
-    c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
-    c->delay = delays[c->op];
-    g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
-    atomic_store_explicit(&g->heads[g->me].issued, c->word, memory_order_release);
-    ms_waiting *last = &ms__world.board->rank[ms__world.rank].last;
-    last->group = g->id;
-    last->word = c->word;
-    last->fingerprint = c->fingerprint;
+    take_number(c);
     if ((status = enter(c)) != MS_OK) {
         lost(c);
         goto drop;
     }
-
     if (c->stream == MS_STREAM_COMPUTE) {
-        status = run(c);
-        if (status != MS_OK) {
+        while ((status = run(c)) == MS_ECOMM && (c->again || (atomic_load(&c->raised) && ms__comm_repeated())))
+            take_number(c);
+        if (status == MS_OK) ms__comm_succeeded();
+        else {
             if (status == MS_ECOMM) ms__world.step = -1;
-            mismatches += c->mismatched;
-            if (atomic_load(&c->raised)) ms__comm_reported(epoch, NULL);
+            if (c->mismatched) ms__comm_raised(ms_error());
+            if (atomic_load(&c->raised)) ms__comm_reported(c->epoch, NULL);
             else if (status == MS_EINTR) {
                 ms__fail(status, "interrupted (Ctrl-C)");
-                ms__comm_publish_error(ms_error(), epoch, false);
+                ms__comm_publish_error(ms_error(), c->epoch, false);
             }
         }
         goto drop;

@@ -7,12 +7,18 @@
 // error makes one piece of work fail on each rank, so the k-th failures of all ranks are the same error. A rank
 // therefore meets published errors one at a time, and does not publish its own error while it has not met an earlier
 // one. Collectives are numbered anew in each epoch, so collectives of different epochs never match.
+//
+// A mismatch or a refused call fails on every member of its group without a published error. If it fails a larger piece
+// of work on one of them, that member publishes it for ranks outside the group; the members do not raise it again.
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include "comm/internal.h"
 
-static char met_text[TEXT];  // message of the latest error that this rank has met; engine thread only
+// Engine thread only.
+static char met_text[TEXT];  // message of the latest published error that this rank has met
+static char raised[TEXT];    // message of the latest call that failed on every member, up to where their texts differ; "": none
+static ms_resumption resumption;
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -58,17 +64,68 @@ static const char *error_after(uint64_t epoch)
 
 bool ms__comm_error_since(uint64_t epoch) { return on_board() != epoch; }
 
+void ms__comm_raised(const char *text)
+{
+    ms__state.dist_failures++;
+    snprintf(raised, sizeof raised, "%s", text);
+    char *end = strstr(raised, MISMATCH);
+    if (end) end[sizeof MISMATCH - 1] = 0;
+}
+
+bool ms__comm_repeated(void)
+{
+    uint64_t epoch = ms__comm_epoch();
+    if (!raised[0] || !ms__comm_error_since(epoch) || !strstr(error_after(epoch), raised)) return false;
+    ms__comm_reported(epoch, NULL);
+    return true;
+}
+
+void ms__comm_refused(const char *text)
+{
+    char whole[TEXT];
+    snprintf(whole, sizeof whole, "rank %d failed: %.*s", ms__world.rank, PAYLOAD - 1, text);
+    ms__comm_raised(whole);
+}
+
+void ms__comm_succeeded(void) { raised[0] = 0; }
+
+void ms_dist_resume(const char *failed, int times, const char *here)
+{
+    resumption = (ms_resumption) { .here = (uint32_t)ms__hash_bytes(MS_HASH_START, here, strlen(here)) | 1,
+                                   .failed = (uint32_t)ms__hash_bytes(MS_HASH_START, failed, strlen(failed)) | 1,
+                                   .times = (uint32_t)times };
+}
+
+bool ms__comm_resumes(void) { return resumption.here != 0; }
+
+ms_resumption ms__comm_resumption(void)
+{
+    ms_resumption r = resumption;
+    resumption = (ms_resumption) { 0 };
+    return r;
+}
+
+// The error after `epoch` counts as met.
+static void met(uint64_t epoch, const char *text)
+{
+    snprintf(met_text, sizeof met_text, "%s", text);
+    raised[0] = 0;
+    ms__state.dist_failures++;
+    atomic_store(&ms__world.epoch, epoch + 1);
+}
+
 void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 {
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
     // Work that failed because of an error that it met publishes nothing. (But it may have been a backward only here.)
     if (now == since || !strstr(text, met_text)) {
+        const char *known = raised[0] ? strstr(text, raised) : NULL;  // the peers' own text
         char whole[TEXT];
-        snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
+        if (known) snprintf(whole, sizeof whole, "%s", known);
+        else snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
         if (ms__comm_publish_as(now + 1, whole) && ms__world.nodes > 1) ms__far_error(now + 1, whole, backward);
-        snprintf(met_text, sizeof met_text, "%s", text);
-        atomic_store(&ms__world.epoch, now + 1);
+        met(now, text);
     }
     if (backward) ms__comm_backward_failed(ms__comm_epoch());
 }
@@ -110,17 +167,19 @@ void ms__comm_reported(uint64_t epoch, const char *text)
     if (!ms__world.board) return;
     ms__world.step = -1;  // the error may end the loop of steps, so ranks may be at different steps now
     // One error may end several collectives. This rank meets it when it waits for the first of them.
-    if (epoch != ms__comm_epoch() || epoch == on_board()) return;
+    if (epoch != ms__comm_epoch()) return;
+    if (epoch == on_board()) {
+        if (text) ms__comm_raised(text);
+        return;
+    }
     // The message may differ from the published one, because all members detect a mismatch by themselves.
-    snprintf(met_text, sizeof met_text, "%s", text ? text : error_after(epoch));
-    atomic_store(&ms__world.epoch, epoch + 1);
+    met(epoch, text ? text : error_after(epoch));
 }
 
 ms_status ms__comm_meet_error(void)
 {
-    uint64_t epoch = ms__comm_epoch();
-    if (MS_LIKELY(on_board() == epoch)) return MS_OK;
-    ms__comm_reported(epoch, NULL);
+    if (MS_LIKELY(on_board() == ms__comm_epoch()) || ms__comm_repeated()) return MS_OK;
+    ms__comm_reported(ms__comm_epoch(), NULL);
     return ms__fail(MS_ECOMM, "%s", met_text);
 }
 

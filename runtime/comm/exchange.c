@@ -81,7 +81,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         return;
     }
     ms__group_text(g, what, sizeof what);
-    snprintf(text, size, "collective #%u of %s: the ranks ask for different things", (unsigned)c->word, what);
+    snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->word, what);
     bool listed[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
     // Find out whether requests that look equal differ in model, part or shape.
@@ -220,6 +220,41 @@ static ms_status abandoned(ms_coll *c, int rank)
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
+// Whether a call like member k's call here has failed more often in succession on another member: the ranks' scripts
+// then go on at different places after an error.
+static bool is_behind(const ms_coll *c, int k)
+{
+    const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
+    uint32_t times = mine->failed == mine->here ? mine->times : 0;
+    for (int j = 0; j < c->g->n; j++) {
+        const ms_resumption *other = &slot_of(c->g, j, c->seq)->fingerprint.resumed;
+        if (other->failed == mine->here && other->times > times) return true;
+    }
+    return false;
+}
+
+// All members have arrived here by their first calls after an error. An error that comes between two calls of one rank
+// fails the earlier of them on a peer, so that the rank makes a call that has failed on the peer already. The rank's
+// call then fails, too, and the others' calls wait for its next one. All members decide alike.
+static ms_status resume(ms_coll *c)
+{
+    ms_group *g = c->g;
+    int behind = 0, ahead = -1;
+    for (int k = 0; k < g->n; k++) {
+        const ms_fingerprint *p = &slot_of(g, k, c->seq)->fingerprint;
+        if (!p->resumed.here || p->op == OP_REFUSED) return MS_OK;
+        if (is_behind(c, k)) behind++;
+        else ahead = k;
+    }
+    if (behind == 0 || ahead < 0) return MS_OK;
+    c->again = !is_behind(c, g->me);
+    c->mismatched = !c->again;
+    return ms__fail(MS_ECOMM,
+                    "%s: rank %d has failed in this call by an earlier error, so it fails here, too; the ranks' next "
+                    "calls match again",
+                    ROW(c->op)->name, g->ranks[ahead]);
+}
+
 static ms_status agree(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -243,9 +278,14 @@ static ms_status agree(ms_waiter *w)
             if (ready >> 32 != c->word >> 32) { return abandoned(c, g->ranks[k]); }
             return mismatch(w);
         }
-        if (MS_UNLIKELY(s->hash != c->hash)) return mismatch(w);
+        if (MS_UNLIKELY(s->hash != c->hash) && !c->fingerprint.resumed.here) return mismatch(w);
     }
-    if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet
+    if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet, and other nodes wait for them
+    if (MS_UNLIKELY(c->fingerprint.resumed.here)) {
+        MS_TRY(resume(c));
+        for (int k = 0; k < g->n; k++)
+            if (slot_of(g, k, c->seq)->hash != c->hash) return mismatch(w);
+    }
     if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
         range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
     return MS_OK;

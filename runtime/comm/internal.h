@@ -32,6 +32,9 @@ enum {
     ERRORS = 16,  // number of published errors whose texts are kept
 };
 
+// In the text of every mismatch; the text before it is equal on all members.
+#define MISMATCH ": the ranks ask for different things"
+
 // A send and its receive are one collective. OP_REFUSED stands for a call whose argument checks failed.
 enum {
     OP_BARRIER = MS_DIST_BARRIER,
@@ -48,6 +51,14 @@ enum {
     OPS
 };
 
+// How a rank's script continues after an error: its first call after a failed one. Hashes of places in the script, 0:
+// none.
+typedef struct {
+    uint32_t here;    // of this call
+    uint32_t failed;  // of the latest call that failed
+    uint32_t times;   // how often that call has failed in succession
+} ms_resumption;
+
 // What one rank requests. The requests of all members must be equal, apart from the script's line; otherwise the
 // collective fails before data moves.
 typedef struct {
@@ -57,6 +68,7 @@ typedef struct {
     uint64_t agreed;                   // hash of pieces, scale, shape (if the script chose it) and the caller's value
     uint64_t part;                     // hash of the part of the unit that is communicated; 0: the whole unit
     int64_t step;                      // number of the step of ms.steps
+    ms_resumption resumed;             // zero unless the call follows an error
     char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in texts
     uint32_t model;                    // distinguishes models whose units have equal names
     char part_of[PART_OF];             // description of the part
@@ -195,7 +207,8 @@ typedef struct ms_coll {
     bool inline_;            // the input fits into the payload
     ms_tensor *keep[2];      // retained
     atomic_bool raised;      // failed because of a published error
-    bool mismatched;         // the fingerprints differ: the collective fails on every member, so no error is published
+    bool mismatched;         // the calls differ: the collective fails on every member, so no error is published
+    bool again;              // a peer failed in its call instead: run again for the peer's next call
     struct ms_far *far;      // set on the leader: messages that exchange ready slots with other nodes
     struct ms_stage *stage;  // CPU copies of tensors on a GPU
 } ms_coll;
@@ -300,6 +313,15 @@ bool ms__comm_error_since(uint64_t epoch);  // whether an error was published th
 // Engine thread: to be called when the script receives the error of a failed collective of that epoch, with this text
 // (NULL: the published text). The error counts as met.
 void ms__comm_reported(uint64_t epoch, const char *text);
+// Engine thread: to be called when the script receives text as the error of a call that fails on every member, so that
+// no error is published.
+void ms__comm_raised(const char *text);
+void ms__comm_refused(const char *text);  // the same for a call that failed this rank's own argument checks
+void ms__comm_succeeded(void);            // engine thread: to be called when a later call has succeeded
+// Engine thread: whether the next published error repeats the one that ms__comm_raised got. It counts as met then.
+bool ms__comm_repeated(void);
+bool ms__comm_resumes(void);              // engine thread: whether ms_dist_resume was called for the next collective
+ms_resumption ms__comm_resumption(void);  // engine thread: takes what ms_dist_resume has set
 // Records that a rank aborted a backward because of the error of that epoch.
 void ms__comm_backward_failed(uint64_t epoch);
 // Any thread: to be called when this rank alone cannot complete c, for the reason in ms_error(). Publishes the error,

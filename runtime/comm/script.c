@@ -163,8 +163,10 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .root = d->root,
                      .by_script = true,
                      .label = { .site = d->site } };
-    // Sends have their own stream: a receive must not wait for the send that it answers.
-    if (d->async && r.op != OP_BARRIER) r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
+    // Sends have their own stream: a receive must not wait for the send that it answers. The first call after
+    // an error is complete on return, because it may fail or wait for a peer's next call.
+    if (d->async && r.op != OP_BARRIER && (p2p || !ms__comm_resumes()))
+        r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
     ms_status status = r.op == OP_BARRIER ? MS_OK : prepare(d, name, &o, &r);
@@ -185,13 +187,14 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
 // fail.
 void ms_dist_refused(double group, const char *text, const char *site, double since)
 {
-    uint64_t epoch = ms__comm_epoch();
-    if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || epoch != (uint64_t)since)
+    if (!ms__world.up || ms__world.size == 1 || ms__comm_stopped() || ms__state.dist_failures != (int32_t)since)
         return;  // a peer's error has already made this work fail
+    uint64_t epoch = ms__comm_epoch();
     ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
     if (!g || g->me < 0 || g->n == 1) return;
     ms_request r = { .group = g, .op = OP_REFUSED, .refusal = text, .label = { .site = site } };
     if (ms__comm_error_since(epoch) || ms__collective(&r, NULL) != MS_OK) ms__comm_publish_error(text, epoch, false);
+    else ms__comm_refused(text);
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------

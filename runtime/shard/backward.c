@@ -173,6 +173,13 @@ static ms_status final(ms_run *run)
     return MS_OK;
 }
 
+static bool expects_backward(void)
+{
+    for (context *c = ms__contexts(); c; c = c->next)
+        if (c->n_order > 0) return true;
+    return false;
+}
+
 static void aborted(ms_run *run)
 {
     bool outermost = !ms__run_in_backward();
@@ -207,6 +214,7 @@ static const ms_run_owner owner = { .pre_backward = pre_backward,
                                     .final = final,
                                     .epoch = ms__comm_epoch,
                                     .failed = ms__comm_publish_error,
+                                    .expects_backward = expects_backward,
                                     .abort = aborted };
 
 __attribute__((constructor)) static void own_runs(void) { ms__run_owner = &owner; }

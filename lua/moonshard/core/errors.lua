@@ -48,6 +48,19 @@ function M.user_line(level)
   end
 end
 
+--- The lines of all the script's functions that are running, the innermost first.
+---@return string
+function M.user_stack()
+  local lines, n = {}, 2
+  while true do
+    local info = getinfo(n, "fl")
+    if not info then return table.concat(lines, " ") end
+    local place = info.func and place_of(info.func)
+    if place and place ~= "C" and place ~= "library" then lines[#lines + 1] = place .. ":" .. info.currentline end
+    n = n + 1
+  end
+end
+
 --- Raises text at the user's line.
 ---@param text string
 function M.raise_text(text)

@@ -5,7 +5,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
-local lib = engine.lib
+local lib, state = engine.lib, engine.state
 local getmetatable, type, pcall, error, tostring = getmetatable, type, pcall, error, tostring
 
 local M = {}
@@ -16,7 +16,7 @@ M.Group = Group
 
 --- Joins the job if this rank has not joined yet. An error before that cannot be published.
 function M.ensure()
-  if lib.ms_dist_is_initialized() == 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
+  if state.dist_failures < 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
 end
 local ensure = M.ensure
 
@@ -34,6 +34,49 @@ local function standing_for(wrapper, fn)
   return wrapper
 end
 
+-- ---- after an error ------------------------------------------------------------------------------
+
+-- An error that a script survives may fail different calls on different ranks. The first single collective that follows
+-- says where it and the failed call stand in the script. If a peer has failed in that collective, it fails here, too:
+-- otherwise all later collectives would be matched with the peers' next ones.
+
+-- The place of the latest failed call, "" if it was no single collective, nil if a call has succeeded since; how often
+-- it has failed in succession; the number of failures that are known here.
+local failed, times, seen = nil, 0, 0
+
+local function async_place(site) return "async " .. (site or "") end
+
+local function is_async(x) return type(x) == "table" and getmetatable(x) == nil and x.async == true end
+
+-- A call's place is the script's stack. An asynchronous call fails where the script waits for it, when the stack is not
+-- known any more: its place is its line.
+local function place(a, b, c)
+  if is_async(c) or is_async(b) or is_async(a) then return async_place(errors.user_line(3)) end
+  return errors.user_stack()
+end
+
+local function failed_at(where)
+  failed, times, seen = where, failed == where and times + 1 or 1, state.dist_failures
+end
+
+--- An asynchronous call of that line failed.
+---@param site string?
+function M.async_failed(site) failed_at(async_place(site)) end
+
+-- Before one collective. Returns the number of failures so far.
+local function begin_one(a, b, c)
+  local failures = state.dist_failures
+  if failed or failures ~= seen then
+    if failures ~= seen then failed, times = "", 1 end
+    lib.ms_dist_resume(failed, times, place(a, b, c))
+  end
+  return failures
+end
+
+--- Before a call that is no single collective: it and its peers' calls begin anew after an error.
+function M.begin() failed, seen = nil, state.dist_failures end
+local begin = M.begin
+
 -- ---- one collective ------------------------------------------------------------------------------
 
 -- The id of the group of a call; the id of the world if the arguments do not show it.
@@ -42,12 +85,14 @@ local function intended(a, b, c)
   return getmetatable(g) == Group and g.id or 0
 end
 
-local function finish_one(since, mismatches, find, a, b, c, ok, ...)
-  if ok then return ... end
-  -- Do not publish a mismatch: every member detects it by itself.
-  if lib.ms_dist_mismatches() == mismatches then
-    lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
+local function finish_one(since, find, a, b, c, ok, ...)
+  if ok then
+    failed, seen = nil, since
+    return ...
   end
+  -- Does nothing if the call failed on every member.
+  lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
+  failed_at(place(a, b, c))
   error((...), 0)
 end
 
@@ -60,7 +105,7 @@ function M.one(fn, find)
   find = find or intended
   return standing_for(function(a, b, c)
     ensure()
-    return finish_one(lib.ms_dist_errors(), lib.ms_dist_mismatches(), find, a, b, c, pcall(fn, a, b, c))
+    return finish_one(begin_one(a, b, c), find, a, b, c, pcall(fn, a, b, c))
   end, fn)
 end
 
@@ -73,11 +118,9 @@ local function has_peers(a, b, c, d)
   return lib.ms_dist_rank(g.id) >= 0 and lib.ms_dist_size(g.id) > 1
 end
 
-local function finish(since, mismatches, concerns, a, b, c, d, ok, ...)
+local function finish(since, concerns, a, b, c, d, ok, ...)
   if ok then return ... end
-  if lib.ms_dist_mismatches() == mismatches and concerns(a, b, c, d) then
-    lib.ms_dist_publish_error(tostring((...)), since)
-  end
+  if concerns(a, b, c, d) then lib.ms_dist_publish_error(tostring((...)), since) end
   error((...), 0)
 end
 
@@ -90,7 +133,8 @@ function M.several(fn, concerns)
   concerns = concerns or has_peers
   return standing_for(function(a, b, c, d, e)
     ensure()
-    return finish(lib.ms_dist_errors(), lib.ms_dist_mismatches(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
+    begin()
+    return finish(lib.ms_dist_errors(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
   end, fn)
 end
 

@@ -161,7 +161,10 @@ Work.__name = "Work"
 --- Waits until the collective is complete on this rank; raises its error, if any.
 function Work:wait()
   local w = self.work
-  if w ~= nil and lib.ms_work_wait(w) ~= 0 then fail() end
+  if w ~= nil and lib.ms_work_wait(w) ~= 0 then
+    calls.async_failed(self.site)
+    fail()
+  end
 end
 
 --- Whether the collective is complete. Does not wait.
@@ -268,7 +271,7 @@ local function run(name, op, spec, given, out, input, root, list, n_list)
   if status ~= 0 then fail() end
   if not o.async then return nil end
   local w = work_out[0]
-  return setmetatable({ op = name, work = w ~= nil and ffi.gc(w, lib.ms_work_free) or nil }, Work)
+  return setmetatable({ op = name, site = site, work = w ~= nil and ffi.gc(w, lib.ms_work_free) or nil }, Work)
 end
 
 --- Reduces t over ranks, in place, in rank order. Errors: shapes, dtypes or operations that differ between ranks.

@@ -484,7 +484,9 @@ static ms_status find_cycle(ms_waiter *w)
         }
         // A peer that has reported the deadlock and continued may wait for something else now; that wait is not part of
         // it.
-        if (!ms__comm_error_since(w->c->epoch)) ms__comm_publish_as(w->c->epoch + 1, text);
+        uint64_t number = w->c->epoch + 1;
+        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text) && ms__world.nodes > 1)
+            ms__far_error(number, text, false);
         status = ms__comm_raise(w->c);
     }
     free(path);

@@ -281,6 +281,7 @@ ms_status ms__comm_start(const char *backend, double timeout)
         ms__join_end(status == MS_OK);
         MS_TRY(status);
     }
+    ms__state.dist_failures = 0;
     w->up = true;
     return MS_OK;
 }

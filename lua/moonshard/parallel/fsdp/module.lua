@@ -250,7 +250,10 @@ local function finish(unit, before, s, ok, ...)
 end
 
 local function call_between(self, unit, forward, ...)
-  if depth == 0 then since = lib.ms_dist_errors() end
+  if depth == 0 then
+    calls.begin()
+    since = lib.ms_dist_errors()
+  end
   depth = depth + 1
   return finish(unit, unit.inside or 0, scope.open(rawget(self, "_scope")),
     pcall(context.block, "the forward of a sharded module", between, self, unit, forward, ...))

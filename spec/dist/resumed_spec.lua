@@ -1,0 +1,148 @@
+-- SPDX-License-Identifier: MIT
+-- After an error that a script survives, the ranks' next collectives match, wherever in the script each rank met it.
+local ranks = require "spec.support.ranks"
+
+for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, "2" } } do
+  local world, nodes = layout[1], layout[2]
+  ranks.describe(world, "after an error that fails different calls on the ranks" .. (nodes and ", between nodes" or ""),
+    { env = { MOONSHARD_COMM_NODES = nodes } }, function()
+      local ms = require "moonshard"
+      local nn, fsdp, dist = ms.nn, ms.fsdp, ms.dist
+      local lib = require "moonshard.core.ffi".lib
+      local rank = dist.rank()
+
+      local sharded
+      local function model()
+        if not sharded then
+          ms.manual_seed(1)
+          sharded = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+          for k = 1, 2 do fsdp.fully_shard(sharded[k]) end
+          fsdp.fully_shard(sharded)
+        end
+        return sharded
+      end
+      local x = ms.ones(2, 4)
+
+      -- Sums 10, 100, … over the ranks, each in a call that survives its error. Returns the number of calls that
+      -- failed. A call that succeeds has the right sum.
+      local function sums(reduce)
+        local failed, succeeded = 0, 0
+        for k = 1, 6 do
+          local t = ms.full({ 1 }, 10 ^ k)
+          local ok = pcall(reduce, t)
+          if ok then
+            succeeded = succeeded + 1
+            assert.are.equal(world * 10 ^ k, t:item())
+          else
+            failed = failed + 1
+          end
+        end
+        assert.is_true(succeeded > 0)
+        return failed
+      end
+
+      local function all_reduce(t) dist.all_reduce(t) end
+      local function async(t)
+        local work = dist.all_reduce(t, { async = true })
+        work:wait()
+      end
+      local function in_two_groups(t)
+        dist.all_reduce(t)
+        dist.barrier()
+      end
+
+      -- What fails on rank `bad`; the other ranks make the same call without an error, or do something else. `lost`: how
+      -- many of the following calls fail on every rank.
+      local cases = {
+        ["a refused call that communicates nothing on the peers"] = { lost = 1, function(bad)
+          dist.init_device_mesh("cpu", bad and { world + 1 } or { world })
+        end },
+        ["a call that only one rank makes"] = { lost = 1, function(bad)
+          if bad then dist.all_reduce "x" end
+        end },
+        ["two calls that only one rank makes"] = { lost = 2, function(bad)
+          if bad then
+            pcall(dist.all_reduce, "x")
+            dist.all_reduce "y"
+          end
+        end },
+        ["a scaler's call that only one rank makes"] = { lost = 1, function(bad)
+          local scaler = ms.amp.ShardedGradScaler()
+          if bad then scaler:unscale_(ms.optim.SGD(nn.Linear(2, 2):parameters(), { lr = 0.1 })) end
+        end },
+        ["an error of the script between forward and backward"] = { lost = 1, function(bad)
+          local y = model()(x)
+          if bad then error("the script's own", 0) end
+          y:sum():backward()
+        end },
+        ["item() of several elements between forward and backward"] = { lost = 1, function(bad)
+          local y = model()(x)
+          if bad then y:item() end
+          y:sum():backward()
+        end },
+        ["a backward from several elements"] = { lost = 0, function(bad)
+          local y = model()(x)
+          if bad then y:backward() else y:sum():backward() end
+        end },
+        ["no memory for the start of a backward"] = { lost = 0, function(bad)
+          local y = model()(x):sum()
+          if bad then lib.ms_fail_allocation(1) end
+          local ok, why = pcall(y.backward, y)
+          lib.ms_fail_allocation(0)
+          if not ok then error(why, 0) end
+        end },
+        ["a forward on one rank"] = { lost = 0, function(bad)
+          model()(bad and ms.ones(2, 5) or x):sum():backward()
+        end },
+      }
+      for what, case in ms.sorted_pairs(cases) do
+        for name, reduce in ms.sorted_pairs { all_reduce = all_reduce, ["asynchronous ones"] = async,
+          ["two in turn"] = in_two_groups } do
+          it(what .. " costs every rank the same calls (" .. name .. ")", function()
+            model()
+            for _, bad in ipairs { 0, world - 1 } do
+              pcall(case[1], rank == bad)
+              assert.are.equal(case.lost, sums(reduce))
+              model()(x):sum():backward()
+              assert.are.equal(0, sums(reduce))
+            end
+          end)
+        end
+      end
+
+      it("a failed step costs only the rest of the step where the ranks agree on it afterwards", function()
+        for _, bad in ipairs { 0, world - 1 } do
+          for step = 1, 3 do
+            local ok = pcall(function()
+              local loss = model()(x):sum()
+              if step == 2 and rank == bad then lib.ms_fail_allocation(1) end
+              loss:backward()
+              dist.all_reduce(loss:detach())
+            end)
+            lib.ms_fail_allocation(0)
+            assert.are.equal(step ~= 2, ok)
+            local failed = ms.full({ 1 }, ok and 0 or 1)
+            dist.all_reduce(failed)
+            assert.are.equal(ok and 0 or world, failed:item())
+          end
+        end
+      end)
+
+      it("a mismatch in a group fails once on its members, and on the ranks that wait for them", function()
+        if world ~= 4 then return end
+        local mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } })
+        local m = fsdp.fully_shard(nn.Linear(4, 4), { mesh = mesh })
+        m(x):sum():backward()
+        for _ = 1, 2 do
+          local y = m(x)
+          local ok = pcall(function()
+            if rank == 1 then error("the script's own", 0) end
+            y:sum():backward()
+          end)
+          assert.is_false(ok)
+          assert.are.equal(1, sums(function(t) dist.all_reduce(t) end))
+          m(x):sum():backward()
+        end
+      end)
+    end)
+end
