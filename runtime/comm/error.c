@@ -72,6 +72,8 @@ void ms__comm_raised(const char *text)
     if (end) end[sizeof MISMATCH - 1] = 0;
 }
 
+const char *ms__comm_latest(void) { return raised[0] ? raised : met_text; }
+
 bool ms__comm_repeated(void)
 {
     uint64_t epoch = ms__comm_epoch();

@@ -251,8 +251,8 @@ static ms_status resume(ms_coll *c)
     c->mismatched = !c->again;
     return ms__fail(MS_ECOMM,
                     "%s: rank %d has failed in this call by an earlier error, so it fails here, too; the ranks' next "
-                    "calls match again",
-                    ROW(c->op)->name, g->ranks[ahead]);
+                    "calls match again; the error was: %s",
+                    ROW(c->op)->name, g->ranks[ahead], ms__comm_latest());
 }
 
 static ms_status agree(ms_waiter *w)

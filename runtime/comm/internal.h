@@ -318,6 +318,7 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 void ms__comm_raised(const char *text);
 void ms__comm_refused(const char *text);  // the same for a call that failed this rank's own argument checks
 void ms__comm_succeeded(void);            // engine thread: to be called when a later call has succeeded
+const char *ms__comm_latest(void);        // engine thread: text of the latest failure that this rank has met
 // Engine thread: whether the next published error repeats the one that ms__comm_raised got. It counts as met then.
 bool ms__comm_repeated(void);
 bool ms__comm_resumes(void);              // engine thread: whether ms_dist_resume was called for the next collective
