@@ -181,7 +181,10 @@ function M.closed(module, what)
   return setmetatable(module, { __index = function(_, name)
     if type(name) ~= "string" or name:sub(1, 1) == "_" then return nil end      -- tools test tables for such names
     local names = {}
-    for known in pairs(module) do names[#names + 1] = tostring(known) end
+    for known in pairs(module) do
+      known = tostring(known)
+      if known:sub(1, 1) ~= "_" then names[#names + 1] = known end                -- others are not for scripts
+    end
     table.sort(names)
     M.raise_text(M.unknown_in(what, name, names))
   end })

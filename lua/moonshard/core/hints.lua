@@ -22,6 +22,11 @@ local instead = {
   init_process_group = "it is dist.init(), which the first use calls",
   get_rank = "it is dist.rank()",
   get_world_size = "it is dist.world_size()",
+  StepLR = "write optim.lr_scheduler.lambda(optimizer, function(step) return gamma ^ math.floor(step / size) end)",
+  CosineAnnealingLR = "it is optim.lr_scheduler.cosine",
+  LambdaLR = "it is optim.lr_scheduler.lambda",
+  LinearLR = "it is optim.lr_scheduler.linear",
+  ConstantLR = "it is optim.lr_scheduler.constant",
   device = "devices are strings: 'cpu', 'cuda', 'meta'",
   from_numpy = "read a file with ms.load, or take memory with ms.from_pointer",
 }

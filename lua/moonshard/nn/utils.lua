@@ -26,7 +26,10 @@ local norm_options = { norm_type = 2 }
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end
-  if type(params) ~= "table" then opts.wrong(params, "a list of tensors", "clip_grad_norm_: argument 1") end
+  if not opts.is_plain(params) and not (type(params) == "table" and params[1]) then
+    opts.wrong(params, "a list of tensors" .. (type(params) == "table" and "; write model:parameters()" or ""),
+      "clip_grad_norm_: argument 1")
+  end
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
   for k = 1, #params do opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k) end
   params = tensor.flat(params)
