@@ -50,4 +50,6 @@ os.remove(path)
 
 local same = true
 for name, p in resumed:named_parameters() do same = same and p:equal(model:get_parameter(name)) end
-print("resumed at step 8, equal to the undisturbed run after step 20:", same)
+if ms.dist.rank() == 0 then
+  print("resumed at step 8, equal to the undisturbed run after step 20:", same)
+end

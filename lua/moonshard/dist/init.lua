@@ -56,7 +56,7 @@ end
 --- Joins the job. Idempotent; the first call of another dist function does it. Under mpirun, srun or PMIx the world
 --- consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
----   backend: "auto": by the launcher; "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank (60)
+---   backend: "auto": by the launcher; "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank (60; math.huge: for ever)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
