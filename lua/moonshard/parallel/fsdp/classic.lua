@@ -4,6 +4,7 @@
 --- An instance is a module that contains the wrapped module, but does not appear in names. Fields, methods and
 --- positions that it lacks are read from the wrapped module. In the engine it is a unit with the flat layout
 --- (runtime/shard/views/classic.c).
+local alike = require "moonshard.parallel.fsdp.alike"
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
@@ -245,11 +246,12 @@ function FSDP:init(m, given)
   local device = materialize.device(inside, o.device_id, ignored_params)
   materialize.from_meta(inside, o.param_init_fn, device)
   materialize.move(inside, device, o.device_id)
+  local params, names, places = managed(m, ignored_modules, ignored_params)
+  alike.check("FSDP", ("sharding_strategy = %s"):format(placed.strategy), params, names, placed.group, placed.replicate)
   if o.sync_module_states then
     materialize.sync(inside, placed.replicate and { placed.group, placed.replicate } or { placed.group },
       ignored_params)
   end
-  local params, names, places = managed(m, ignored_modules, ignored_params)
   rawget(self, "_slots").module = m
   rawget(self, "_kind").module = "module"
   table.insert(rawget(self, "_children"), "module")

@@ -2,6 +2,7 @@
 --- fully_shard: shards the parameters of a module (or of several modules as one unit) over the ranks and adds the
 --- methods of FSDPModule to it. Call it for inner modules first: parameters that a nested call has sharded belong to
 --- the nested unit.
+local alike = require "moonshard.parallel.fsdp.alike"
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
@@ -198,6 +199,9 @@ function M.fully_shard(target, given)
   end
 
   local params, names, owners, places = managed(modules, ignored)
+  alike.check("fully_shard", ("reshard_after_forward = %s, param_dtype = %s, reduce_dtype = %s"):format(
+    tostring(o.reshard_after_forward), tostring(policy.param_dtype), tostring(policy.reduce_dtype)), params, names,
+    group, replicas)
   local device = compute_device(o.mesh, params)
   move_buffers(modules, device)
   -- The engine receives an instance of a tensor class as its inner tensors, each of which is a separate parameter.

@@ -52,7 +52,8 @@ for world = 1, 4 do
 
     it("has pieces that begin at multiples of 16 bytes", function()
       local _, _, fsdp, _, quietly = load()
-      for dtype, to in pairs { float32 = 4, float64 = 2, bfloat16 = 8 } do
+      for _, case in ipairs { { "float32", 4 }, { "float64", 2 }, { "bfloat16", 8 } } do
+        local dtype, to = case[1], case[2]
         local whole, model = net(dtype), quietly(fsdp.FSDP, net(dtype), { use_orig_params = true })
         local list, total = places(to)
         for k, place in ipairs(list) do
