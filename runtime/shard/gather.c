@@ -246,7 +246,7 @@ ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to,
                      .dtype = dtype,
                      .n_pieces = 1,
                      .pieces = piece,
-                     .label.unit = u->name };
+                     .label.unit = *u->name ? u->name : "root" };
     return ms__collective(&r, NULL);
 }
 

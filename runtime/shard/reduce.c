@@ -119,7 +119,7 @@ const char *ms__unit_reduced_name(const unit *u)
 {
     if (MS_LIKELY(u->gradients.behind <= 0)) return u->name;
     char text[512];
-    snprintf(text, sizeof text, "%s (%d forward%s pending backward)", *u->name ? u->name : "the root",
-             u->gradients.behind, u->gradients.behind > 1 ? "s" : "");
+    snprintf(text, sizeof text, "%s (%d forward%s pending backward)", *u->name ? u->name : "root", u->gradients.behind,
+             u->gradients.behind > 1 ? "s" : "");
     return ms__intern(text);
 }

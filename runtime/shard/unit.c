@@ -103,4 +103,7 @@ ms_id ms__unit_local_id(ms_tensor *local)
     return id;
 }
 
-ms_label ms__unit_label(const unit *u, const char *name) { return (ms_label) { .unit = name, .model = u->model }; }
+ms_label ms__unit_label(const unit *u, const char *name)
+{
+    return (ms_label) { .unit = *name ? name : "root", .model = u->model };
+}
