@@ -438,7 +438,7 @@ enum { MS_COMM_NONE, MS_COMM_SCRIPT, MS_COMM_SUM, MS_COMM_LOW };
 typedef struct {
     // low: the dtype that is sent; lands: the dtype in which the gradient lands (kind LOW).
     int32_t kind, low, lands, pad;
-    double key;                   // for kind SCRIPT
+    double key;                   // key of the script's hook, for kind SCRIPT
     double group, before, after;  // for kinds SUM and LOW: the group, and the divisors before and after the sum
 } ms_comm_hook;
 MS_API ms_status ms_unit_set_comm_hook(double unit, const ms_comm_hook *h);  // NULL: restores the default reduction
@@ -535,7 +535,7 @@ typedef struct {
     int32_t later, unused;  // later: the limits also apply to changes between steps
 } ms_optim_option;
 typedef struct {
-    const char *name;                     // of the Lua class: "AdamW"
+    const char *name;                     // name of the Lua class: "AdamW"
     const char *doc;                      // description of the formula, with its source
     const char *states[MS_OPTIM_STATES];  // names of the states kept per parameter; NULL ends the list
     uint32_t needed, reserved;            // needed: bits of the states that it keeps with all options
@@ -580,7 +580,7 @@ MS_API ms_status ms_dist_init(const char *backend, double timeout);
 MS_API int ms_dist_is_initialized(void);    // 1 once this process has joined the job
 MS_API void ms_dist_finalize(void);         // is also called when the process ends with code 0
 MS_API const char *ms_dist_backend(void);   // "self" or "mpi"
-MS_API const char *ms_dist_launcher(void);  // as ms_launcher gives it
+MS_API const char *ms_dist_launcher(void);  // the launcher's name, as ms_launcher gives it
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed

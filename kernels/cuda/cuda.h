@@ -124,7 +124,7 @@ typedef struct {
     int what, taken;
     long long value, limit;
 } ms_complaint;
-ms_complaint *ms__complaints(int index);  // in memory shared by device and host
+ms_complaint *ms__complaints(int index);  // the result is in memory shared by device and host
 static __device__ inline void complain(ms_complaint *c, int what, int64_t value, int64_t limit)
 {
     if (atomicCAS(&c->taken, 0, 1) != 0) return;

@@ -28,7 +28,7 @@ struct fold_plan {
     const char *data;
     int dtype, nk, nr;
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS],
-        rstride[MS_MAX_DIMS];  // of kept and of reduced dimensions, in bytes
+        rstride[MS_MAX_DIMS];  // strides of kept and of reduced dimensions, in bytes
     int64_t outputs, length, segments, segment;
     bool columns;
 };

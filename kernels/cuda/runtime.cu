@@ -15,7 +15,7 @@ typedef struct {
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-// The device that is current in this thread, which is the engine's or one that finishes collectives.
+// Index of the device that is current in this thread: the engine thread, or a thread that finishes collectives.
 static thread_local int current = -1;
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)

@@ -57,7 +57,7 @@ MS_FN float ms_log_f32(float x)
     float y = tiny ? x * 8388608.0f : x;  // scale subnormals by 2^23
     int32_t bits = ms__float_int(y);
     int32_t e = ((bits >> 23) & 0xff) - 126 - (tiny ? 23 : 0);
-    float m = ms__int_float((bits & 0x007fffff) | 0x3f000000);  // in [1/2, 1)
+    float m = ms__int_float((bits & 0x007fffff) | 0x3f000000);  // m is in [1/2, 1)
     int low = m < 0.707106781186547524f;
     e -= low;
     m = (low ? m + m : m) - 1.0f;

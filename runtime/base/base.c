@@ -130,7 +130,7 @@ void ms_catch_sigint(int on)
 // ---- checkpoint signals -------------------------------------------------------------------------
 
 static atomic_int checkpoint_signals;         // signals received: bit 0 SIGUSR1, bit 1 SIGUSR2
-static _Atomic int64_t checkpoint_signal_at;  // when the latest of them arrived
+static _Atomic int64_t checkpoint_signal_at;  // when the latest signal arrived
 
 static void on_checkpoint_signal(int sig)
 {

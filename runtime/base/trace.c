@@ -48,7 +48,7 @@ typedef struct text {
 static text *texts[4096];
 static int n_recordings;
 
-// Requires the lock.
+// Returns a copy of s that lives as long as the active recordings. The caller must hold the lock.
 static const char *keep(const char *s)
 {
     if (!s || !*s) return "";

@@ -198,7 +198,7 @@ typedef struct ms_coll {
     double delay;
     ms_operand in, out;
     int n_pieces;
-    ms_piece *pieces;  // for all_gather
+    ms_piece *pieces;  // used by all_gather
     int n_parts;
     ms_part *parts;    // for reduce_scatter, if the input consists of several tensors; retained
     const char *unit;  // the full name, interned; NULL: none

@@ -19,7 +19,8 @@ ms_status ms__copy(ms_tensor *dst, ms_tensor *src);
 ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__fill_data(ms_tensor *t, double value);
 ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained) or a contiguous copy; no graph
-ms_status ms__on_cpu(ms_tensor **out, ms_tensor *t, const char *what);  // as ms__contiguous, in host memory
+// As ms__contiguous, but the result is in host memory.
+ms_status ms__on_cpu(ms_tensor **out, ms_tensor *t, const char *what);
 
 // PyTorch's result type: a 0-dim tensor only counts if its category is higher (bool < integer < real).
 int ms__result_dtype(const ms_tensor *a, const ms_tensor *b);

@@ -16,7 +16,7 @@ enum { MAX_PARTS = 16, ALIGN = 64 };
 
 typedef struct {
     int dtype, ndim;
-    int64_t shape[MS_MAX_DIMS];  // of this rank's input, including padding
+    int64_t shape[MS_MAX_DIMS];  // shape of this rank's input, including padding
     bool like_rows;              // the input is laid out like the parameter's rows: padding is not sent
     ms_tensor *in, *out;
     size_t cast_at;

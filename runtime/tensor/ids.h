@@ -16,7 +16,7 @@ ms_tensor *ms__tensor(ms_id id);
 ms_id ms__name(ms_tensor *t);
 // As ms__name; an error after the tensor's release names made_by, an operator. made_by is not copied.
 ms_id ms__name_made(ms_tensor *t, const char *made_by);
-ms_id ms__name_unscoped(ms_tensor *t);                 // for a tensor with an owner: a grad, a parameter
+ms_id ms__name_unscoped(ms_tensor *t);  // gives t an unscoped id; for a tensor with an owner: a grad, a parameter
 ms_status ms__names_reserve(int n, const char *what);  // afterwards ms__name cannot fail for n tensors; n <= MS_MAX_OUT
 
 // Owners in the engine (a leaf's grad, an optimizer's state). An owned id has no scope. After the last ms__disown it

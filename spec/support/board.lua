@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The board of a gang of ranks: a small file that the ranks and the busted process all map, in which each rank records
---- its progress. It is no communicator: a spec about communication must not depend on what it tests, a test may leave
+--- its progress. It does not use the engine's communication: a spec must not depend on what it tests, a test may leave
 --- MPI in any state, and a file also shows which ranks have ended.
 local ffi = require "ffi"
 

@@ -2,13 +2,12 @@
 // cuda_shim.h -- a GPU for specs: the CUDA runtime calls that kernels/cuda/ uses, on the CPU. Compiled
 // in place of cuda_runtime.h by g++ with -DMS_EMULATED into libmoonshard_cuda_emulated.so.
 //
-// Device memory is an arena of its own: one memfd a device, so that other processes can map it (IPC
-// handles). Where the CPU has protection keys, only the streams' threads may touch it: a CPU operator
-// that reads device memory crashes there. Under ASan the space between blocks is poisoned.
-// A stream is a worker thread, so the host runs ahead of its kernels as it does on a GPU; an event is
-// a position in its queue. A kernel runs block by block. Threads that meet at barriers are fibers that
-// take turns; the others run one after the other. Shared memory is thread_local: one block at a time
-// on a stream's thread.
+// Each device's memory is a separate arena, a memfd, so that other processes can map it (IPC handles). If the CPU has
+// protection keys, only the streams' threads may access it: a CPU operator that reads device memory crashes. Under ASan
+// the space between blocks is poisoned. A stream is a worker thread, so the host runs ahead of its kernels as it does
+// on a GPU; an event is a position in its queue. A kernel runs block by block. Threads that meet at barriers are fibers
+// that take turns; all other threads run one after the other. Shared memory is thread_local, because a stream's thread
+// runs one block at a time.
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -214,11 +213,11 @@ struct place {
 };
 struct fiber {
     place at;
-    void *sp = nullptr;  // where it stopped
+    void *sp = nullptr;  // the stack pointer at which it was suspended
     char *stack = nullptr;
     bool finished = false;
     int waits = 0;     // 0: runs, 1: at the block's barrier, 2: at its warp's
-    int shuffles = 0;  // how many it has done
+    int shuffles = 0;  // number of shuffles so far
     void *fake = nullptr;
 };
 struct block_state {

@@ -5,9 +5,9 @@
 ---   local r = inject.run { world = 2, victim = 1, how = "killed", where = "compute", limit = 1, delay = 0.02 }
 ---   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of leftovers
 ---
---- The victim signals itself by a kernel timer, so the signal can hit any instruction. `named` is the time from the
---- injection, or from the moment its peers wait if the limit applies and that is later, until the job's stderr names
---- the victim; `gone` is the time from there to mpirun's end.
+--- The victim signals itself by a kernel timer, so the signal may arrive at any instruction. `named`: seconds from the
+--- injection (or, if the limit applies and this is later, from the moment when its peers wait) until the job's stderr
+--- names the victim. `gone`: seconds from then to the end of mpirun.
 local process = require "spec.support.process"
 
 local inject = {
@@ -81,7 +81,7 @@ local function mark_of(folder, what, rank)
   return tonumber(at), tonumber(pid), tonumber(job)
 end
 
--- Does a text say something about this rank? The rank at the beginning of a line is the one that speaks.
+-- Whether a text says something about this rank. A rank at the beginning of a line is the one that wrote the line.
 local function names(text, rank)
   return ("\n" .. text):gsub("\nrank %d+: ", "\n"):find(("rank %d[^%%d]"):format(rank)) ~= nil
 end

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Reads who uses whom: symbols of object files, includes, declarations, Lua's requires and assignments; and judges
---- such uses by an order of wings. Every function takes a root folder, so that specs can plant faults in another one.
+--- Finds which files use which others, from symbols of object files, includes, declarations, and Lua's requires and
+--- assignments; compares these uses with an order of wings. Every function takes a root folder, so that specs can plant
+--- faults in another one.
 local lfs = require "lfs"
 
 local M = {}
@@ -40,7 +41,7 @@ end
 
 -- ---- C -------------------------------------------------------------------------------------------
 
---- C without comments, strings and preprocessor lines; every line stays where it was.
+--- C code without comments, strings and preprocessor lines; lines keep their numbers.
 local function plain_c(text)
   local function lines_of(s) return (s:gsub("[^\n]", "")) end
   text = text:gsub("/%*.-%*/", lines_of):gsub("//[^\n]*", "")
@@ -102,15 +103,15 @@ function M.includes(root)
   return uses
 end
 
---- Headers that declare what a .c other than their own defines: { header, symbol, source }. A header without a .c of
---- its name declares for files of its wing. wing_of(path): the wing.
+--- Headers that declare a symbol that a .c other than their own defines: { header, symbol, source }. A header without a
+--- .c of its name may declare for all files of its wing. wing_of(path): the wing.
 function M.misplaced(root, symbols, wing_of)
   local wrong, seen = {}, 0
   for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- the public header is everybody's
     local text = plain_c(read(root .. "/" .. header)):gsub("extern%s+\"\"%s+{", "")
     local own = header:gsub("%.h$", ".c")
     local has_own = lfs.attributes(root .. "/" .. own) ~= nil
-    -- Bodies of inline functions and of structs go; declarations stay.
+    -- Remove bodies of inline functions and of structs; declarations remain.
     local flat = text:gsub("%b{}", "{}")
     for statement in flat:gmatch "[^;{}]+;" do
       local names = {}
@@ -179,8 +180,8 @@ function M.requires(root, folder)
   return uses, count
 end
 
---- Fields of a module that another one sets from outside: { user, used, by }. A field that is set again and again is
---- state, and `state` names those: ["core.context"] = "now".
+--- Fields of a module that another module assigns: { user, used, by }. A field that is assigned repeatedly is state;
+--- `state` lists such fields: ["core.context"] = "now".
 function M.late(root, folder, state)
   local uses = {}
   for _, module in ipairs(modules(root, folder)) do
@@ -201,8 +202,8 @@ end
 
 -- ---- judging ---------------------------------------------------------------------------------------
 
---- Uses that go up, as text, and how many uses lead from one wing to another. place_of(name) -> its wing and its
---- height.
+--- Uses of a higher wing, as text, and the number of uses from each wing to each other. place_of(name) returns its wing
+--- and the height of the wing.
 function M.upward(uses, place_of)
   local wrong, between, told = {}, 0, {}
   for _, use in ipairs(uses) do
@@ -226,7 +227,7 @@ function M.upward(uses, place_of)
   return list, between
 end
 
---- Circles between wings: a list of texts "a -> b -> a".
+--- Cycles between wings: a list of texts "a -> b -> a".
 function M.circles(uses, place_of)
   local next_of, wings = {}, {}
   for _, use in ipairs(uses) do

@@ -62,11 +62,11 @@ local function reload(model)
   model:load_state_dict(saved)
 end
 
---- SGD with momentum for some steps ("Adam is scale invariant and bad for tests"). o: num_iters, autocast (dtype or
---- nil), half_input (dtype), loss_dtype, module (inside of the model; its `module`), scaler (options of a
+--- Trains with SGD with momentum for some steps ("Adam is scale invariant and bad for tests"). o: num_iters, autocast
+--- (dtype or nil), half_input (dtype), loss_dtype, module (inside of the model; its `module`), scaler (options of a
 --- ShardedGradScaler, or nil), save_model, one_process (world size), device, offload (parameters are on the CPU; "after
---- backward": in forward they are where they compute). Returns this rank's losses, scaled losses and, behind each
---- update, scales: an entry an iteration. steps: those that were taken.
+--- backward": during forward they are on the compute device). Returns lists with an entry per iteration: this rank's
+--- losses, scaled losses, and scales after each update. steps: number of steps that were not skipped.
 ---@return { losses: number[], scaled: number[], scales: number[], steps: integer }
 function M.train(model, o)
   local ms, _, _, amp = load()
@@ -184,12 +184,12 @@ local function twin_on_cpu(reference, twin)
   return twin
 end
 
---- model: of spec/support/models. o: strategy, dtype ("float32", or a half one: mixed precision), use_orig_params,
+--- model: one of spec/support/models. o: strategy, dtype ("float32", or a half type: mixed precision), use_orig_params,
 --- cpu_offload, device_init_mode, num_iters, save_model, scaler, reference (function(model) -> wrapper), one_process
---- (compare with one process too; a function gives that), backward_prefetch, device_mesh (hybrid strategies'), given (a
---- table that goes to the model's init), loss_dtype (where it isn't the computing dtype), unmanaged (name of a child
---- that is in no unit), device (where it computes; the default one), kinks (see check_half).
---- steps: how many optimizer steps the scaler lets through, where they are not all.
+--- (also compare with one process; may be a function that returns it), backward_prefetch, device_mesh (for hybrid
+--- strategies), given (a table that is passed to the model's init), loss_dtype (if it differs from the computing
+--- dtype), unmanaged (name of a child that belongs to no unit), device (where it computes; default: the default
+--- device), kinks (see check_half), steps (number of steps that the scaler does not skip, if not all).
 function M.check(model, o)
   local ms, fsdp = load()
   local quietly = require("spec.support.wrapped").quietly

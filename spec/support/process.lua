@@ -87,12 +87,12 @@ function process.parent()
   return C.spec_getppid()
 end
 
---- Does a process with this id exist (zombies included)?
+--- Whether a process with this id exists (zombies included).
 function process.exists(pid)
   return C.spec_kill(pid, 0) == 0
 end
 
---- Is it running or stopped? A zombie only waits for its parent.
+--- Whether it is running or stopped. A zombie only waits for its parent.
 function process.runs(pid)
   local state = process.read(("/proc/%d/stat"):format(pid)):match ".*%) (%a)"
   return state ~= nil and state ~= "Z" and state ~= "X"
@@ -203,7 +203,7 @@ function Child:wait(limit)
   return self.code
 end
 
---- Ends it: by SIGTERM first, then by SIGKILL.
+--- Ends the process: first with SIGTERM, then with SIGKILL.
 function Child:stop(patience)
   if not self:poll() then
     process.kill(self.pid, process.SIGTERM)

@@ -7,11 +7,11 @@
 ---     it("sums over ranks", function(rank, world) … end)         -- the same names on every rank
 ---   end)
 ---
---- The tests are ordinary `it`s. The first one starts one gang, `mpirun -n 4 luajit worker.lua`; every rank runs the
---- bodies in order and writes what came of each to its own file; the ranks agree after each test on a board
---- (board.lua). The busted process watches. Whoever fails, dies, leaves or hangs does so in a certain test, which gets
---- the message; the gang is ended at once and started again from the next test. Equal messages of several ranks are
---- told once.
+--- The tests are ordinary `it`s. The first one starts a gang, `mpirun -n 4 luajit worker.lua`. Every rank runs the
+--- tests in order and writes the result of each to its own file; after each test the ranks synchronise on a board
+--- (board.lua). The busted process watches. If a rank fails, dies, leaves or hangs during a test, that test gets the
+--- message; the gang is ended at once and started again with the next test. A message that several ranks report is
+--- shown once.
 ---
 ---   ranks.run(2, "script.lua" or text or function, opts)         -- a whole job: code, stdout, stderr, seconds
 local process = require "spec.support.process"
@@ -20,7 +20,7 @@ local busted = require "busted"
 
 local ranks = {
   timeout = tonumber(os.getenv "MOONSHARD_SPEC_TIMEOUT") or 180,    -- seconds until a test counts as hanging
-  grace = 1.0,                                                      -- for the others, once one rank has failed
+  grace = 1.0,  -- how long the other ranks may continue once one has failed
 }
 
 -- Settings that only mpirun accepts; the engine handles all others.
@@ -89,7 +89,7 @@ function Gang:forget()
   process.remove_folder(self.folder)
 end
 
--- The JSON lines of test k by rank.
+-- The JSON lines that the ranks wrote for test k, by rank.
 function Gang:lines(k)
   local cjson = require "cjson"
   local found = {}
@@ -114,7 +114,7 @@ local function tail(text, n)
   return table.concat(lines, "\n", math.max(1, #lines - n + 1))
 end
 
--- The failure to report for test k, after the gang has finished it or was stopped: nil if every rank passed.
+-- The failure to report for test k, after the gang has finished it or was stopped; nil if every rank passed.
 function Gang:verdict(k, reason)
   local lines, groups, order, bad = self:lines(k), {}, {}, reason ~= nil
   local stderr = process.read(self.folder .. "/stderr")
@@ -175,14 +175,14 @@ function Gang:verdict(k, reason)
   return table.concat(told, "\n")
 end
 
--- Observes until test k is decided. Returns "passed", or "failed" and a reason or nil; then the gang is stopped. The
--- time limit counts from the moment the last rank has begun the test, without the start of the gang.
+-- Watches until the result of test k is known. Returns "passed", or "failed" and a reason or nil; then the gang is
+-- stopped. The time limit counts from the moment when the last rank has begun the test, without the start of the gang.
 function Gang:watch(k, timeout)
   local b, n = self.board, self.world
   local nap, failed_at = 0, nil
   local watched = process.now()
   while true do
-    -- Polled first, so that everything the ranks wrote before is on the board by now.
+    -- Poll first: everything that the ranks wrote before is then on the board.
     local ended = self.child:poll()
     local done, failed, begun, since = 0, false, 0, nil
     for r = 0, n - 1 do
@@ -271,7 +271,7 @@ local function new_batch(parent, info)
   return batch
 end
 
--- The body of every `it` in a ranks.describe.
+-- The function that every `it` in a ranks.describe runs.
 local function run_test(info)
   local element, parent = element_now, parent_now
   local batch = batches[parent]

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- luajit save_once.lua KIND PATH VALUE: saves once, with every element VALUE; for durability_spec, which ends it or
---- makes a call fail. KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is written
---- past the page cache), `inside` (a folder again, where strace lets renameat2 know no flags). The save lies between
---- the two opens of files that are not there. Prints what came of it; required, it gives `save(kind, path, value)`,
---- which makes such a save ready.
+--- luajit save_once.lua KIND PATH VALUE: saves once; every element is VALUE. For durability_spec, which kills it or
+--- makes a system call fail. KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is
+--- written without the page cache), `inside` (as folder, but strace makes renameat2 fail). Two attempts to open files
+--- that do not exist mark the begin and end of the save. Prints the result. As a module it returns `save(kind, path,
+--- value)`, which prepares such a save.
 local root = arg and arg[0] and arg[0]:match "^(.*)spec/support/save_once%.lua$"
 if root then package.path = ("@lua/?.lua;@lua/?/init.lua;"):gsub("@", root) .. package.path end
 local ms = require "moonshard"
@@ -23,8 +23,7 @@ end
 
 if not root then return M end
 local kind, path, value = arg[1], arg[2], tonumber(arg[3])
--- Modules that a first save loads are loaded before. A large save starts a thread, in which calls would be counted from
--- 1 here.
+-- Load modules that a first save loads. A large save starts a thread, in which system calls would be counted from 1.
 M.save(kind == "large" and "file" or kind, path .. ".other", value)()
 local save = M.save(kind, path, value)
 io.open "/moonshard-save-begins"

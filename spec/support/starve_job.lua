@@ -9,9 +9,9 @@
 ---   starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N
 ---     ranks: that one, in the job's first steps
 ---
---- malloc: the C library's, where the engine calls it (fail_malloc.c is preloaded). pool: tensors' memory. One
---- allocation fails, the next succeeds. Outcomes: same (the undisturbed bits), error (a clean one, and the bits
---- afterwards), or what is wrong.
+--- malloc: memory that the engine gets from the C library (fail_malloc.c is preloaded). pool: memory of tensors. One
+--- allocation fails, the next succeeds. Outcomes: same (the bits of an undisturbed run), error (a proper error, and
+--- these bits afterwards), or a description of what is wrong.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local starved = require "spec.support.starved"
@@ -32,7 +32,7 @@ local function arm(n)
   return lib.ms_fail_allocation(n)
 end
 
--- Outcome of a run in which allocation n fails on the culprit rank. hit: whether there were n allocations.
+-- The outcome of a run in which allocation n fails on the culprit rank. hit: whether there were n allocations.
 local function attempt(n, armed, want, place)
   local begun = ms.time()
   if armed then arm(n) end
@@ -109,8 +109,8 @@ if mode == "fork" then
   os.exit(0)
 end
 
--- All ranks meet at the same place again, though each gets an error at a collective of its own. Returns the message on
--- a rank that comes late: it got the error of the next attempt while it waited here, and its peers are past that.
+-- Lets all ranks meet again, although each gets an error at a different collective. Returns the message on a rank that
+-- comes late: while it waited here it got the error of the next attempt, and its peers have continued.
 local function meet(place)
   local message
   for _ = 1, 8 do

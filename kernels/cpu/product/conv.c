@@ -15,7 +15,7 @@
 
 typedef struct job {
     ms_conv v;
-    size_t size;  // of an element
+    size_t size;  // size of an element in bytes
     int dtype;
     const char *x;  // channels of the image that belong to this group
     char *cols;     // K x L

@@ -86,7 +86,7 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
         LARGER(s, s2);
         for (; j + 16 <= n; j += 16) LARGER(s, LANES_AT(x + j));
         LARGER(s, __builtin_shufflevector(s, s, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6,
-                                          7));  // as in ms__fold
+                                          7));  // the same tree as in ms__fold
         LARGER(s, __builtin_shufflevector(s, s, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3));
         LARGER(s, __builtin_shufflevector(s, s, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1));
         LARGER(s, __builtin_shufflevector(s, s, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0));

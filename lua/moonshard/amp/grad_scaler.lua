@@ -107,7 +107,7 @@ local function gradients(self, optimizer)
       return
     end
     if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
-    if p.placements then p = p:to_local() end           -- of a sharded parameter, use this rank's part
+    if p.placements then p = p:to_local() end           -- of a sharded parameter, take this rank's part
     local g = p.grad
     if g == nil then return end
     if g.dtype == "float16" and not self._takes_half then raise("Attempting to unscale FP16 gradients.") end

@@ -5,6 +5,6 @@
 
 #include "shard/reduce.h"
 
-ms_status ms__divide(ms_tensor *t, double by);  // in place; no-op if by <= 1
+ms_status ms__divide(ms_tensor *t, double by);  // divides in place; no-op if by <= 1
 
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // probe.c -- peak rates of this machine for benchmarks: copies and multiply-adds.
 //
-// Each rate is the best of short slices, because the machine is shared. One thread each; if every rank calls it at the
-// same time, it gives the peak of all ranks.
+// Each rate is the best of several short slices, because the machine is shared. Every function uses one thread; if all
+// ranks call it at the same time, it gives the peak with all of them active.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

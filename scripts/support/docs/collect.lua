@@ -5,12 +5,12 @@ local class = require "moonshard.core.class"
 
 local M = {}
 
--- A table of further names, which has a section of its own.
+-- Whether value is a table of public names that has its own section.
 local function is_module(value)
   return type(value) == "table" and not class.is_class(value) and not (getmetatable(value) or {}).__call
 end
 
--- What a class defines for the library, or what belongs to its constructor.
+-- Methods that a class defines for the library, or that belong to its constructor.
 local hidden = { init = true, new = true, extra_repr = true, forward = true, methods = true }
 
 local function public_names(of)
@@ -28,7 +28,7 @@ local function words(text)
   return list
 end
 
--- The comment of a class, with the arguments of its init and what its forward takes.
+-- The comment of a class, with the arguments of its init and of its forward.
 local function class_annotation(cls)
   local a = annotations.of_class(cls)
   if not a then return nil end
@@ -56,7 +56,7 @@ local function class_annotation(cls)
   return a
 end
 
--- A field of the library or of tensors, which types.lua describes beside its class.
+-- The annotation of a field of the library or of tensors, which types.lua describes with its class.
 local function field_annotation(entry)
   local class_name = entry.section.prefix == "ms." and "moonshard" or entry.section.prefix == "Tensor." and "Tensor"
   for _, field in ipairs(class_name and annotations.declared_class(class_name).fields or {}) do
@@ -76,7 +76,7 @@ local function annotation_of(entry)
   return type(value) == "function" and annotations.of(value, entry.key) or nil
 end
 
--- Arguments that a caller writes: neither the object of a method nor the one behind the last that must not be there.
+-- The arguments that a caller writes: without the object of a method and without the check argument after the last one.
 local function arguments_of(entry)
   local list = {}
   for k, name in ipairs(entry.annotation.arguments) do
@@ -86,7 +86,7 @@ local function arguments_of(entry)
   return list
 end
 
---- Entries of one section; `taken` are the names of its owner that earlier sections have.
+--- The entries of one section; `taken` contains names of its owner that earlier sections have listed.
 local function entries_of(section, taken)
   local list = {}
   for _, name in ipairs(section.names and words(section.names) or public_names(section.of)) do
@@ -126,7 +126,7 @@ function M.pages()
   return pages
 end
 
---- Modules and classes of the library whose names stand on no page: `of` and what is below it.
+--- Reports modules and classes of the library, from `of` downwards, whose names are on no page.
 function M.check_owners(pages, name, of, fault)
   local owners, seen = {}, {}
   for _, page in ipairs(pages) do
@@ -147,7 +147,7 @@ function M.check_owners(pages, name, of, fault)
   walk(name, of)
 end
 
---- What an entry lacks. One example serves all names of a function.
+--- Reports what an entry lacks. One example is enough for all names of a function.
 function M.check(pages, fault)
   local shown = {}
   for _, page in ipairs(pages) do

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The examples of the reference, docs/api/examples/PAGE.txt. A line `# name` begins the example of a name; the lines
---- after it are as typed at the prompt, and `--> text` behind one is what its expression gives. `# setup` begins lines that
---- run before each example of the file. A line `ranks: 2` at the head of a file has it run by so many ranks.
+--- The examples of the reference, docs/api/examples/PAGE.txt. A line `# name` begins the example of a name. The
+--- following lines are written as at the prompt; `--> text` after an expression gives its value. `# setup` begins lines
+--- that run before each example of the file. A line `ranks: 2` at the beginning of a file makes 2 ranks run it.
 local ms = require "moonshard"
 local annotations = require "moonshard.tools.annotations"
 local opts = require "moonshard.core.opts"
@@ -54,7 +54,7 @@ local silent = {}
 function silent:write() return self end
 silent.flush = silent.write
 
--- Files that examples make, which go at the end.
+-- Files that examples make; they are removed at the end.
 local made = {}
 local function tmpname()
   local path = os.tmpname()
@@ -81,7 +81,7 @@ end
 
 local function count(...) return select("#", ...), ... end
 
--- Runs one line or statement; the text of what it gives, or of its error.
+-- Runs one line or statement. Returns the text of its value, or of its error.
 local function run_chunk(chunk, env)
   setfenv(chunk, env)
   local result
@@ -93,10 +93,10 @@ local function run_chunk(chunk, env)
   return nil, "error: " .. tostring(message):gsub("^[^\n]-:%d+: ", "")
 end
 
--- Ranks but the first have results of their own.
+-- Ranks other than the first have different results, which are not compared.
 local blind = false
 
---- Runs an example; what is wrong with it, or nil.
+--- Runs an example. Returns what is wrong with it, or nil.
 local function run(example)
   local env, pending, expected = environment(), nil, nil
   for line in (example .. "\n"):gmatch "(.-)\n" do
@@ -117,7 +117,7 @@ local function run(example)
   return pending and "ends in the middle of a statement" or nil
 end
 
--- What opts was asked meanwhile: the options that a function knows, with their defaults.
+-- Runs fn and records the options that functions check with opts, with their defaults.
 local function recording(fn)
   local seen, check = {}, opts.check
   opts.check = function(who, given, spec)
@@ -162,7 +162,7 @@ end
 
 local function path_of(root, page) return ("%s/docs/api/examples/%s.txt"):format(root, page.file) end
 
---- Gives every entry its example.
+--- Assigns an example to every entry.
 function M.read(root, pages, fault)
   local by_name = {}
   for _, page in ipairs(pages) do
@@ -196,7 +196,7 @@ end
 
 -- ---- several ranks -----------------------------------------------------------------------------------
 
---- One rank of several: runs the examples of the pages marked so, and rank 0 writes what came of them into `path`.
+--- Runs the examples of pages for several ranks, as one rank; rank 0 writes their results to `path`.
 function M.rank(root, path)
   local pages = require "docs.collect".pages()
   blind = ms.dist.rank() > 0
@@ -250,7 +250,7 @@ end
 
 local tensor_options = "{ dtype: string, device: string, requires_grad: boolean }"
 
--- Do annotation and library name the same options?
+-- Compares the options in the annotation with those in the library.
 local function compare_options(entry)
   local a = entry.annotation
   if not a or not entry.options then return end
@@ -270,7 +270,7 @@ local function compare_options(entry)
   entry.option_faults = faults
 end
 
---- Runs them all, and leaves in each entry the options that its function was found to take.
+--- Runs all examples, and stores in each entry the options that its function accepted.
 function M.run(root, pages, fault)
   local rows, log = run_ranks(root, pages)
   local ended = log                                      -- the ranks end at the first example that fails

@@ -14,7 +14,7 @@ local function comment_of(line) return line:match "^%s*//%s?(.*)$" end
 --- Sections of the header: { title, types = { text }, functions = { { name, declaration, text } } }.
 local function parse(lines)
   local sections = { { title = "conventions", types = {}, functions = {}, lines = {} } }
-  local pending, fn, leader = {}, nil, nil               -- leader: its comment is of the whole paragraph
+  local pending, fn, leader = {}, nil, nil  -- leader: the function whose comment applies to the whole paragraph
   local k = 1
   while k <= #lines do
     local line, section = lines[k], sections[#sections]
@@ -23,7 +23,7 @@ local function parse(lines)
     if title then
       sections[#sections + 1] = { title = title, types = {}, functions = {} }
       pending, fn = {}, nil
-    elseif line:find "^%s+//" and fn then                 -- goes on behind the declaration
+    elseif line:find "^%s+//" and fn then                 -- the comment continues after the declaration
       fn.text = fn.text .. " " .. comment
     elseif comment then
       pending[#pending + 1], fn = comment, nil
@@ -65,7 +65,7 @@ local function parse(lines)
   return sections
 end
 
--- Lines that call functions, by name: the first of each.
+-- The first line that calls each function, by name.
 local function calls_in(path, shown, found)
   for _, line in ipairs(lines_of(path)) do
     if not line:find "^%s*[-/][-/]" and not line:find "^[%w_]+ [%w_ *]+%(.*[,{]$" then

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What stands on which page of the reference: owners of public names, taken from the live library. A section lists
---- names in the order of the page, or takes what no earlier section of its owner has.
+--- The contents of the pages of the reference: owners of public names, taken from the loaded library. A section lists
+--- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "testing" } do assert(ms[name]) end   -- loaded when first named
 
@@ -23,7 +23,8 @@ local function listed(functions)
   return table.concat(names, " ") .. " "
 end
 
--- A section: title, prefix of its names, the table they are in, and a list of them (all that are left without it).
+-- A section: title, prefix of its names, the table that contains them, and a list of them (default: all remaining
+-- ones).
 local function section(title, prefix, of, names) return { title = title, prefix = prefix, of = of, names = names } end
 
 -- Methods of a class of the library, by one of its instances.

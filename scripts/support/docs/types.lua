@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- lua/moonshard/core/types_engine.lua: annotations of what Lua makes of the engine's tables, from these tables:
---- elementwise methods (kernels/rows/elementwise.def), optimizers (kernels/formulas/optim).
+--- Writes lua/moonshard/core/types_engine.lua, the annotations of everything that Lua generates from the engine's
+--- tables: elementwise methods (kernels/rows/elementwise.def) and optimizers (kernels/formulas/optim).
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"
 local lib, E, bit_and = engine.lib, engine.ffi.C, bit.band
@@ -20,7 +20,7 @@ local Tensor = {}
 local nn = { F = {} }
 ]]
 
--- text in lines of at most 120 columns, each behind the mark of a comment.
+-- Breaks text into lines of at most 120 columns, each after the comment mark.
 local function comment(mark, text)
   local lines, line = {}, mark
   for word in text:gmatch "%S+" do
@@ -50,7 +50,7 @@ local function optimizer(row)
     comment("---  ", table.concat(meanings, "; ")), name)
 end
 
---- The file as it should be.
+--- The text that the file should have.
 ---@return string
 function M.text()
   local out = { head }

@@ -4,7 +4,7 @@ local annotations = require "moonshard.tools.annotations"
 
 local M = {}
 
--- The anchor that Markdown makes of a heading, which is numbered where it has stood on the page.
+-- The anchor that Markdown makes for a heading; numbered if the page already has the same heading.
 local function anchor_of(text, used)
   local anchor = text:lower():gsub("[^%w _-]", ""):gsub(" ", "-")
   local n = used[anchor]
@@ -56,7 +56,7 @@ local common = {
   type = "of the tensors: whole, sharded, or this rank's part",
 }
 
--- Options have a row each, with their defaults as the library was found to have them.
+-- Adds a row for each option, with the default that the library was found to have.
 local function row(lines, name, p, defaults)
   if name == "given" then name = "opts" end
   local options = annotations.fields_of(p.type:match "^{%s*(.-)%s*}$" or "")

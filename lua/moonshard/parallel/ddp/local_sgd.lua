@@ -202,7 +202,7 @@ function M.HierarchicalModelAverager(given)
   for k, level in ipairs(levels) do
     local below = levels[k - 1] and levels[k - 1] or { period = 1, size = 1 }
     if level.size < below.size or level.size % below.size ~= 0 or level.period % below.period ~= 0 then
-      raise("%s: %d ranks every %d steps do not contain %d ranks every %d steps: both numbers must be multiples", who,
+      raise("%s: %d ranks every %d steps: expected multiples of the next smaller entry, %d ranks every %d steps", who,
         level.size, level.period, below.size, below.period)
     end
   end
