@@ -17,8 +17,8 @@
 
 // Engine thread only.
 static char met_text[TEXT];  // message of the latest published error that this rank has met
-static char
-    raised[TEXT];  // message of the latest call that failed on every member, up to where their texts differ; "": none
+// Message of the latest call that failed on every member, up to where their texts differ; "": none.
+static char raised[TEXT];
 static ms_resumption resumption;
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
