@@ -133,8 +133,13 @@ static void remove_temporary(int parent, const char *name)
     bool all = true;
     int fd = openat(parent, name, FOLDER);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    for (struct dirent *e; d && (e = readdir(d));)
+    while (d) {
+        errno = 0;  // to distinguish an error of readdir from the end
+        struct dirent *e = readdir(d);
+        if (!e && errno) all = false;
+        if (!e) break;
         if (is_ours(e->d_name) && strcmp(e->d_name, "index.json") && unlinkat(fd, e->d_name, 0)) all = false;
+    }
     if (d && all) unlinkat(fd, "index.json", 0);
     if (d) closedir(d);
     else if (fd >= 0) close(fd);

@@ -73,6 +73,8 @@ describe("a save that is disturbed", function()
           -- Once the rename has begun, the new checkpoint may be found.
           assert.is_true(value == OLD or committed, what)
         end
+        save_once.save(kind, path, NEW)()
+        assert.are.same({}, saves.leftovers(kind, path), what)
         committed = committed or point.call:find "^rename" ~= nil and not point.line:find "EEXIST"
       end
       assert.is_true(failed > 5, failed)
