@@ -622,12 +622,14 @@ MS_API int ms_work_done(ms_work *w);        // never waits
 MS_API void ms_work_free(ms_work *w);       // does not cancel the collective
 
 // Gathers bytes: *all receives the n bytes of every member, concatenated in the order of the group; *lengths receives
-// every member's n. Both are borrowed until the next call.
-MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
-                                      const double **lengths);
+// every member's n. Both are borrowed until the next call. inside: 1 if another call of the library communicates this
+// way; the script's own calls (0) do not match it.
+MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, int inside,
+                                      const char **all, const double **lengths);
 // Broadcasts bytes. On rank `source`, *bytes and *n are the bytes to send. On return they are the received bytes on
-// every rank, borrowed until the next call.
-MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, const char **bytes, double *n);
+// every rank, borrowed until the next call. inside: as above.
+MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, int inside, const char **bytes,
+                                         double *n);
 
 // The ledger of collectives issued by this rank. Recordings may be nested; entries are kept until the outermost one
 // ends.

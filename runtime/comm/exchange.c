@@ -90,7 +90,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         if (atomic_load(&s->ready) != c->word || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
         models |= s->fingerprint.model != mine->model;
-        parts |= s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
+        parts |= mine->unit[0] && s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
     }
     for (int k = 0; k < g->n && k < 1024; k++) {
         ms_slot *s = slot_of(g, k, c->seq);

@@ -208,21 +208,28 @@ static ms_status byte_tensor(ms_tensor **out, size_t n)
     return ms__tensor_new(out, MS_U8, MS_CPU, 1, &shape, "dist");
 }
 
-static ms_status gather_plain(ms_group *g, ms_tensor *out, ms_tensor *in, const char *site)
+// The values of different calls must not mix: a rank may call all_gather_object while a peer is inside fsdp.save.
+static ms_label label_of(const char *site, int inside)
 {
-    ms_request r = { .group = g, .op = OP_ALL_GATHER, .in = in, .out = out, .label.site = site };
+    return (ms_label) { .site = site, .part = (uint64_t)inside, .part_of = "inside another call" };
+}
+
+static ms_status gather_plain(ms_group *g, ms_tensor *out, ms_tensor *in, ms_label label)
+{
+    ms_request r = { .group = g, .op = OP_ALL_GATHER, .in = in, .out = out, .label = label };
     return ms__collective(&r, NULL);
 }
 
-static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, const char *site)
+static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, ms_label label)
 {
-    ms_request r = { .group = g, .op = OP_BROADCAST, .out = t, .root = root, .label.site = site };
+    ms_request r = { .group = g, .op = OP_BROADCAST, .out = t, .root = root, .label = label };
     return ms__collective(&r, NULL);
 }
 
-ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, const char **all,
+ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, int inside, const char **all,
                                const double **lengths)
 {
+    ms_label label = label_of(site, inside);
     ms_group *g = ms__group_by_id(group);
     if (!g) return MS_EINVAL;
     if (g->me < 0)
@@ -232,7 +239,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     if (status == MS_OK) status = byte_tensor(&sizes, 8 * (size_t)g->n);
     if (status == MS_OK) {
         memcpy(ms__data(mine), &n, 8);
-        status = gather_plain(g, sizes, mine, site);
+        status = gather_plain(g, sizes, mine, label);
     }
     ms__release(mine);
     mine = NULL;
@@ -251,7 +258,7 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     if (status == MS_OK) {
         if (n > 0) memcpy(ms__data(mine), data, (size_t)n);
         if (most > n) memset((char *)ms__data(mine) + (size_t)n, 0, (size_t)(most - n));
-        if (most > 0) status = gather_plain(g, got, mine, site);
+        if (most > 0) status = gather_plain(g, got, mine, label);
     }
     ms__release(mine);
     if (status != MS_OK) {
@@ -275,8 +282,9 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     return MS_OK;
 }
 
-ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, const char **bytes, double *n)
+ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, int inside, const char **bytes, double *n)
 {
+    ms_label label = label_of(site, inside);
     ms_group *g = ms__group_by_id(group);
     if (!g) return MS_EINVAL;
     if (g->me < 0)
@@ -286,14 +294,14 @@ ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, co
     ms_status status = byte_tensor(&size, 8);
     if (status == MS_OK) {
         memcpy(ms__data(size), n, 8);
-        status = broadcast_plain(g, size, source, site);
+        status = broadcast_plain(g, size, source, label);
         memcpy(n, ms__data(size), 8);
     }
     ms__release(size);
     if (status == MS_OK) status = byte_tensor(&got, (size_t)*n);
     if (status == MS_OK && *n > 0) {
         if (root) memcpy(ms__data(got), *bytes, (size_t)*n);
-        status = broadcast_plain(g, got, source, site);
+        status = broadcast_plain(g, got, source, label);
     }
     if (status != MS_OK) {
         ms__release(got);

@@ -128,6 +128,17 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end)
 
+      it("a value that a call of the library gathers is not mixed with one of the script", function()
+        local ok, why = pcall(function()
+          if rank == 1 then return dist.all_gather_object(5) end
+          return nn.DDP(nn.Linear(2, 2))
+        end)
+        assert.is_false(ok)
+        assert.matches("the ranks ask for different things", tostring(why), 1, true)
+        assert.are.equal(0, sums(all_reduce))
+        assert.are.same(world, #dist.all_gather_object(5))
+      end)
+
       it("a mismatch in a group fails once on its members, and on the ranks that wait for them", function()
         if world ~= 4 then return end
         local mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } })

@@ -144,6 +144,6 @@ describe("annotations", function()
   it("of a wrapped function are those of the function behind it", function()
     local wrapped = require "moonshard".cat
     assert.is_not_nil(opts.original[wrapped])
-    assert.matches("one after another", annotations.of(wrapped).text, 1, true)
+    assert.matches("Concatenates tensors along d", annotations.of(wrapped).text, 1, true)
   end)
 end)

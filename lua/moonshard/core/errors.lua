@@ -27,6 +27,14 @@ local function place_of(fn)
   return place
 end
 
+--- Whether the function at that level of the stack is one of the front end's.
+---@param level integer  1: the caller
+---@return boolean
+function M.is_library(level)
+  local info = getinfo(level + 1, "f")
+  return info ~= nil and info.func ~= nil and place_of(info.func) == "library"
+end
+
 --- The script's current line, "file:line"; nil if it is not known.
 ---@param level? integer  frames to skip at least
 ---@return string?

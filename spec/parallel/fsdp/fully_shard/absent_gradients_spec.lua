@@ -51,8 +51,8 @@ for world = 2, 4 do
           or { 1, 3 }):sum():backward() end)
         assert.is_false(ok)
         assert.matches("the ranks ask for different things", message)
-        assert.matches("rank 1: reduce_scatter of %d+ float64, avg, no gradient of 'way3.weight'", message)
-        assert.matches("0[, 23]*: reduce_scatter of %d+ float64, avg, no gradient of 'way2.weight'", message)
+        assert.matches("rank 1: reduce_scatter of %d+ float64, avg, unit 'root', no gradient of 'way3.weight'", message)
+        assert.matches("0[, 23]*: reduce_scatter of %d+ float64, avg, unit 'root', no gradient of 'way2.weight'", message)
         assert.matches("in one backward all ranks must use the same parameters of a unit that fully_shard made$",
           message)
         goes_on(model, d, 3)
@@ -91,7 +91,7 @@ for world = 2, 4 do
         local model = fsdp.fully_shard(make(3, 2), { mesh = mesh })
         local ok, message = pcall(function() model(input(3, rank), rank < 2 and { 1 } or { 2 }):sum():backward() end)
         assert.is_false(ok)
-        assert.matches("all_reduce of %d+ float64, avg, no gradient of 'way[12].weight'", message)
+        assert.matches("all_reduce of %d+ float64, avg, unit 'root', no gradient of 'way[12].weight'", message)
         goes_on(model, 3, 2)
       end)
     end
