@@ -62,7 +62,7 @@ describe("a save that is disturbed", function()
         local value, code, out, what = saves.disturb(kind, path, point, "error=EIO", 1)
         assert.is_truthy(value, what)
         if code == 0 then
-          assert.are.equal("saved", out:match "^%l+", what)
+          assert.are.equal("saved", out:match "^begins\n(%l+)", what)
           assert.are.equal(NEW, value, what)
         else
           failed = failed + 1
