@@ -18,6 +18,7 @@
 #endif
 #include <cmath>
 #include <tuple>
+#include <type_traits>
 
 #include "ops/cuda.h"
 #include "formulas/math32.h"
@@ -135,89 +136,39 @@ static __device__ inline void complain(ms_complaint *c, int what, int64_t value,
 
 // ---- values of every dtype, as float, double or int64 ----
 
-template <class T> struct value;
 static __device__ inline int64_t whole(double x)
 {
     return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
 }  // the result equals the CPU's conversion
+template <class T, class U> static __device__ inline T convert(U v)
+{
+    if constexpr (std::is_integral_v<T> && std::is_floating_point_v<U>) return (T)whole(v);
+    else return (T)v;
+}
 
-template <> struct value<float> {
-    static __device__ inline float load(int dtype, const void *p)
+template <class T> struct value {
+    static __device__ inline T load(int dtype, const void *p)
     {
         switch (dtype) {
-        case MS_F32: return *(const float *)p;
-        case MS_F64: return (float)*(const double *)p;
-        case MS_F16: return ms_f16_to_float(*(const ms_f16 *)p);
-        case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
-        case MS_I64: return (float)*(const int64_t *)p;
-        case MS_I32: return (float)*(const int32_t *)p;
-        default: return (float)*(const uint8_t *)p;
+        case MS_F32: return convert<T>(*(const float *)p);
+        case MS_F64: return convert<T>(*(const double *)p);
+        case MS_F16: return convert<T>(ms_f16_to_float(*(const ms_f16 *)p));
+        case MS_BF16: return convert<T>(ms_bf16_to_float(*(const ms_bf16 *)p));
+        case MS_I64: return convert<T>(*(const int64_t *)p);
+        case MS_I32: return convert<T>(*(const int32_t *)p);
+        default: return convert<T>(*(const uint8_t *)p);
         }
     }
-    static __device__ inline void store(int dtype, void *p, float v)
-    {
-        switch (dtype) {
-        case MS_F32: *(float *)p = v; break;
-        case MS_F64: *(double *)p = (double)v; break;
-        case MS_F16: *(ms_f16 *)p = ms_float_to_f16(v); break;
-        case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16(v); break;
-        case MS_I64: *(int64_t *)p = whole(v); break;
-        case MS_I32: *(int32_t *)p = (int32_t)whole(v); break;
-        case MS_U8: *(uint8_t *)p = (uint8_t)whole(v); break;
-        default: *(uint8_t *)p = v != 0; break;
-        }
-    }
-};
-template <> struct value<double> {
-    static __device__ inline double load(int dtype, const void *p)
-    {
-        switch (dtype) {
-        case MS_F32: return *(const float *)p;
-        case MS_F64: return *(const double *)p;
-        case MS_F16: return ms_f16_to_float(*(const ms_f16 *)p);
-        case MS_BF16: return ms_bf16_to_float(*(const ms_bf16 *)p);
-        case MS_I64: return (double)*(const int64_t *)p;
-        case MS_I32: return (double)*(const int32_t *)p;
-        default: return (double)*(const uint8_t *)p;
-        }
-    }
-    static __device__ inline void store(int dtype, void *p, double v)
-    {
-        switch (dtype) {
-        case MS_F32: *(float *)p = (float)v; break;
-        case MS_F64: *(double *)p = v; break;
-        case MS_F16: *(ms_f16 *)p = ms_float_to_f16((float)v); break;
-        case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
-        case MS_I64: *(int64_t *)p = whole(v); break;
-        case MS_I32: *(int32_t *)p = (int32_t)whole(v); break;
-        case MS_U8: *(uint8_t *)p = (uint8_t)whole(v); break;
-        default: *(uint8_t *)p = v != 0; break;
-        }
-    }
-};
-template <> struct value<int64_t> {
-    static __device__ inline int64_t load(int dtype, const void *p)
-    {
-        switch (dtype) {
-        case MS_F32: return whole(*(const float *)p);
-        case MS_F64: return whole(*(const double *)p);
-        case MS_F16: return whole(ms_f16_to_float(*(const ms_f16 *)p));
-        case MS_BF16: return whole(ms_bf16_to_float(*(const ms_bf16 *)p));
-        case MS_I64: return *(const int64_t *)p;
-        case MS_I32: return *(const int32_t *)p;
-        default: return *(const uint8_t *)p;
-        }
-    }
-    static __device__ inline void store(int dtype, void *p, int64_t v)
+    static __device__ inline void store(int dtype, void *p, T v)
     {
         switch (dtype) {
         case MS_F32: *(float *)p = (float)v; break;
         case MS_F64: *(double *)p = (double)v; break;
         case MS_F16: *(ms_f16 *)p = ms_float_to_f16((float)v); break;
         case MS_BF16: *(ms_bf16 *)p = ms_float_to_bf16((float)v); break;
-        case MS_I64: *(int64_t *)p = v; break;
-        case MS_I32: *(int32_t *)p = (int32_t)v; break;
-        case MS_U8: *(uint8_t *)p = (uint8_t)v; break;
+        case MS_I64: *(int64_t *)p = convert<int64_t>(v); break;
+        case MS_I32: *(int32_t *)p = convert<int32_t>(v); break;
+        case MS_U8: *(uint8_t *)p = convert<uint8_t>(v); break;
         default: *(uint8_t *)p = v != 0; break;
         }
     }

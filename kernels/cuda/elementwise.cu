@@ -7,24 +7,6 @@
 #pragma nv_diag_suppress 177  // unused functions: formulas that this type does not use
 #endif
 
-#define REAL float
-#define R(name) name##_f32
-#include "formulas/elementwise.h"
-#undef REAL
-#undef R
-#define REAL double
-#define R(name) name##_f64
-#include "formulas/elementwise.h"
-#undef REAL
-#undef R
-#define MS_INTEGER
-#define REAL int64_t
-#define R(name) name##_i64
-#include "formulas/elementwise.h"
-#undef REAL
-#undef R
-#undef MS_INTEGER
-
 // ---- which formula: a, b, c are the inputs, s and t the operator's numbers ----
 
 #define FORMULA(name, types, expression) F_##name,
@@ -34,11 +16,6 @@ enum {
     F_COUNT
 };
 
-#define A a
-#define B b
-#define C c
-#define MASK_A (a != 0)
-#define MASK_B (b != 0)
 #define CASE(name, expression) \
     case F_##name:             \
         return (T)(expression);
@@ -47,61 +24,22 @@ enum {
 #define FOR_FOUR CASE
 #define FOR_BOOL CASE
 template <class T> struct formula;
+#define REAL float
+#define R(name) name##_f32
 #define FOR_FLOATS CASE
 #define FOR_DOUBLE OMIT
-template <> struct formula<float> {
-    typedef float T;
-    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
-    {
-        switch (code) {
-#define FORMULA(name, types, expression) FOR_##types(name, expression)
-#define TRUTH FORMULA
-#define R(name) name##_f32
-#include "rows/elementwise.def"
-#undef R
-        default: return a;
-        }
-    }
-};
-#undef FOR_DOUBLE
-#define FOR_DOUBLE CASE
-template <> struct formula<double> {
-    typedef double T;
-    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
-    {
-        switch (code) {
-#define FORMULA(name, types, expression) FOR_##types(name, expression)
-#define TRUTH FORMULA
+#include "cuda/elementwise_body.h"
+#define REAL double
 #define R(name) name##_f64
-#include "rows/elementwise.def"
-#undef R
-        default: return a;
-        }
-    }
-};
-#undef FOR_FLOATS
-#undef FOR_DOUBLE
+#define FOR_FLOATS CASE
+#define FOR_DOUBLE CASE
+#include "cuda/elementwise_body.h"
+#define MS_INTEGER
+#define REAL int64_t
+#define R(name) name##_i64
 #define FOR_FLOATS OMIT
 #define FOR_DOUBLE OMIT
-template <> struct formula<int64_t> {
-    typedef int64_t T;
-    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
-    {
-        switch (code) {
-#define FORMULA(name, types, expression) FOR_##types(name, expression)
-#define TRUTH FORMULA
-#define R(name) name##_i64
-#include "rows/elementwise.def"
-#undef R
-        default: return a;
-        }
-    }
-};
-#undef A
-#undef B
-#undef C
-#undef MASK_A
-#undef MASK_B
+#include "cuda/elementwise_body.h"
 
 // ---- kernels ----
 

@@ -25,22 +25,17 @@ enum {
 #include "formulas/optim/list.h"
 };
 
-// The formulas of each type as static members, so that a template can select them.
-template <class T> struct step;
-#define OPTIMIZER(NAME, FORMULA)                                                                        \
-    static __device__ inline float NAME(float x, float g, float *a, float *b, float *c, const float *f) \
-    {                                                                                                   \
-        return ms_##FORMULA##_f32(x, g, a, b, c, f);                                                    \
-    }
-template <> struct step<float> {
-#include "formulas/optim/list.h"
-};
+// The formulas of both types as overloads, so that a template can select them.
 #define OPTIMIZER(NAME, FORMULA)                                                                               \
+    static __device__ inline float NAME(float x, float g, float *a, float *b, float *c, const float *f)        \
+    {                                                                                                          \
+        return ms_##FORMULA##_f32(x, g, a, b, c, f);                                                           \
+    }                                                                                                          \
     static __device__ inline double NAME(double x, double g, double *a, double *b, double *c, const double *f) \
     {                                                                                                          \
         return ms_##FORMULA##_f64(x, g, a, b, c, f);                                                           \
     }
-template <> struct step<double> {
+struct step {
 #include "formulas/optim/list.h"
 };
 
@@ -51,9 +46,9 @@ template <class T> static __device__ inline void run_part(const ms_optim_job &j,
     for (int64_t k = first + threadIdx.x; k < last; k += blockDim.x) {
         T x = load<T>(j.dtype, j.p, k), g = load<T>(j.dtype, j.g, k);
         switch (j.kind) {
-#define OPTIMIZER(NAME, FORMULA)                                                          \
-    case KIND_##NAME:                                                                     \
-        x = step<T>::NAME(x, g, a ? &a[k] : NULL, b ? &b[k] : NULL, c ? &c[k] : NULL, f); \
+#define OPTIMIZER(NAME, FORMULA)                                                       \
+    case KIND_##NAME:                                                                  \
+        x = step::NAME(x, g, a ? &a[k] : NULL, b ? &b[k] : NULL, c ? &c[k] : NULL, f); \
         break;
 #include "formulas/optim/list.h"
         }

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// cuda/elementwise_body.h -- the formulas of rows/elementwise.def for one computing type: included once per type by
+// cuda/elementwise.cu, with REAL, R(name) and, for the formulas of some types, FOR_types from the includer.
+#include "formulas/elementwise.h"
+
+#define A a
+#define B b
+#define C c
+#define MASK_A (a != 0)
+#define MASK_B (b != 0)
+template <> struct formula<REAL> {
+    typedef REAL T;
+    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
+    {
+        switch (code) {
+#define FORMULA(name, types, expression) FOR_##types(name, expression)
+#define TRUTH FORMULA
+#include "rows/elementwise.def"
+        default: return a;
+        }
+    }
+};
+#undef A
+#undef B
+#undef C
+#undef MASK_A
+#undef MASK_B
+#undef FOR_FLOATS
+#undef FOR_DOUBLE
+#undef MS_INTEGER
+#undef REAL
+#undef R
