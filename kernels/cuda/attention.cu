@@ -262,7 +262,7 @@ template <class T> static ms_status backward(ms_call *c)
 {
     ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5],
               *lse = c->in[6], *g_lse = NULL;
-    ms_tensor *dq = grad_out(c, 0), *dk = grad_out(c, 1), *dv = grad_out(c, 2), *dmask = grad_out(c, 3);
+    ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
     const char *what = c->op->name;
     int index = index_of(q), device = ms__device(q);
     scores w = {};

@@ -177,11 +177,12 @@ template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, cons
     const char *what = c->op->name;
     const void *g = data_of(h.in[0]), *x = ms__data(h.in[1]);
     by_channel mean = channels(h.in[3]);
-    ms_tensor *dx = grad_out(c, 0);
+    ms_tensor *dx = ms__grad_out(c, 0);
     int index = index_of(h.in[1]);
     MS_TRY(launch_blocks(what, index, bn_sums_kernel<T>, z.c, BLOCK, z, g, x, channels(h.in[2]), mean,
-                         channels(h.in[4]), channels(h.in[5]), channels(h.in[6]), data_of(grad_out(c, 1)),
-                         data_of(grad_out(c, 2)), data_of(grad_out(c, 3)), data_of(grad_out(c, 4)), factors));
+                         channels(h.in[4]), channels(h.in[5]), channels(h.in[6]), data_of(ms__grad_out(c, 1)),
+                         data_of(ms__grad_out(c, 2)), data_of(ms__grad_out(c, 3)), data_of(ms__grad_out(c, 4)),
+                         factors));
     return dx ? launch(what, index, bn_backward_kernel<T>, up(dx->numel, BLOCK), BLOCK, z, dx->numel, g, x, mean,
                        (const double *)factors, ms__data(dx))
               : MS_OK;

@@ -123,12 +123,7 @@ static ms_status unfold(const conv_job *j, const images &i, int64_t rows, const 
 // A batched product, one product per image.
 static product of_images(const conv_job *j, int64_t images, int64_t m, int64_t n, int64_t k)
 {
-    product p = {};
-    p.what = j->what;
-    p.a_type = p.b_type = p.c_type = j->dtype;
-    p.m = m, p.n = n, p.k = k;
-    p.c_rs = n, p.c_cs = 1;
-    p.alpha = 1;
+    product p = product_of(j->what, j->dtype, m, n, k);
     p.nb = 1;
     p.batch[0] = images;
     return p;
@@ -243,7 +238,7 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
 
 template <class T> static ms_status backward(ms_call *c, conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w)
 {
-    ms_tensor *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2);
+    ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
     ms_block *cols = NULL, *parts = NULL;

@@ -65,7 +65,7 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 
 static inline void *data_of(const ms_tensor *t) { return t ? ms__data(t) : NULL; }
 // The output for the gradient of input k; NULL if the mask (the last integer) says that it is not needed (rows/grad.h).
-static inline ms_tensor *grad_out(const ms_call *c, int k)
+static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
 {
     int64_t mask = c->i[c->n_i - 1];
     return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;

@@ -322,71 +322,11 @@ ms_status ms__cuda_product(int index, const product *p)
 
 // ---- linear and matmul ----
 
-static product plain_product(const char *what, int dtype, int64_t m, int64_t n, int64_t k)
-{
-    product p = {};
-    p.what = what;
-    p.a_type = p.b_type = p.c_type = dtype;
-    p.m = m, p.n = n, p.k = k;
-    p.alpha = 1;
-    p.c_rs = n, p.c_cs = 1;
-    return p;
-}
-
-static ms_status run_linear(ms_call *c)
-{
-    ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
-    int64_t rows, rs;
-    if (y->numel == 0) return MS_OK;
-    MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
-    ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
-    if (st == MS_OK) {
-        product p = plain_product("linear", x->dtype, rows, w->shape[0], w->shape[1]);
-        p.a = ms__data(x), p.a_rs = rs, p.a_cs = x->stride[x->ndim - 1];
-        p.b = ms__data(w), p.b_rs = w->stride[1], p.b_cs = w->stride[0];
-        p.bias = b ? ms__data(b) : NULL;
-        p.c = ms__data(y);
-        st = ms__cuda_product(index_of(y), &p);
-    }
-    if (b) ms__release(b);
-    ms__release(x);
-    return st;
-}
-
-// Inputs: gradient, x, w. Integer: mask. Outputs, those that the mask needs: dx = g w, dw = g^T x, db = sum of g's
-// rows.
-static ms_status run_linear_backward(ms_call *c)
-{
-    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2),
-              *whole;
-    int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
-    int index = index_of(w);
-    ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
-    if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
-    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1 && (st = ms__contiguous(&whole, g)) == MS_OK) {
-        ms__release(g);
-        g = whole;
-        g_rs = outs;
-    }
-    if (st == MS_OK && dx) {
-        product p = plain_product("linear_backward", g->dtype, rows, ins, outs);
-        p.a = ms__data(g), p.a_rs = g_rs, p.a_cs = g->stride[g->ndim - 1];
-        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
-        p.c = ms__data(dx);
-        st = ms__cuda_product(index, &p);
-    }
-    if (st == MS_OK && dw) {
-        product p = plain_product("linear_backward", g->dtype, outs, ins, rows);
-        p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
-        p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
-        p.c = ms__data(dw);
-        st = ms__cuda_product(index, &p);
-    }
-    if (st == MS_OK && db) st = ms__cuda_column_sum(g, g->numel ? rows : 0, g_rs, db);
-    if (x) ms__release(x);
-    if (g) ms__release(g);
-    return st;
-}
+#define PRODUCT product
+#define PRODUCT_OF product_of
+#define MULTIPLY(y, p) ms__cuda_product(index_of(y), p)
+#define ADD_ROWS(g, rows, rs, out) ms__cuda_column_sum(g, (g)->numel ? rows : 0, rs, out)
+#include "rows/linear_body.h"
 
 static ms_status run_matmul(ms_call *c)
 {
@@ -395,7 +335,7 @@ static ms_status run_matmul(ms_call *c)
     ms_operand left = ms__operand(a, true), right = ms__operand(b, false);
     const int64_t *sa = left.shape, *sb = right.shape, *ta = left.stride, *tb = right.stride;
     int na = left.ndim, nb = right.ndim;
-    product p = plain_product("matmul", a->dtype, sa[na - 2], sb[nb - 1], sa[na - 1]);
+    product p = product_of("matmul", a->dtype, sa[na - 2], sb[nb - 1], sa[na - 1]);
     p.a = ms__data(a), p.a_rs = ta[na - 2], p.a_cs = ta[na - 1];
     p.b = ms__data(b), p.b_rs = tb[nb - 2], p.b_cs = tb[nb - 1];
     p.c = ms__data(y);

@@ -17,6 +17,17 @@ struct product {
     int nb;  // number of batch dimensions; their sizes and strides in elements
     int64_t batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
 };
+// One product with a contiguous C. The caller sets a, b, c and the strides of a and b, and optionally the rest.
+static inline product product_of(const char *what, int dtype, int64_t m, int64_t n, int64_t k)
+{
+    product p = {};
+    p.what = what;
+    p.a_type = p.b_type = p.c_type = dtype;
+    p.m = m, p.n = n, p.k = k;
+    p.alpha = 1;
+    p.c_rs = n, p.c_cs = 1;
+    return p;
+}
 ms_status ms__cuda_product(int index, const product *p);
 
 // out = sums over rows: g is seen as `rows` rows with stride rs, whose columns are adjacent.

@@ -179,7 +179,7 @@ static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 template <class T>
 static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
 {
-    ms_tensor *dx = grad_out(c, 0), *dw = grad_out(c, 1), *db = grad_out(c, 2);
+    ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     int64_t rows = n ? x->numel / n : 0, parts = up(rows, ROWS);
     int dtype = x->dtype, index = index_of(x);
     bool sums = dw || db;
@@ -483,7 +483,7 @@ static ms_status run_mse_loss(ms_call *c)
 }
 static ms_status run_mse_loss_backward(ms_call *c)
 {
-    ms_tensor *g = NULL, *a = NULL, *b = NULL, *da = grad_out(c, 0), *db = grad_out(c, 1);
+    ms_tensor *g = NULL, *a = NULL, *b = NULL, *da = ms__grad_out(c, 0), *db = ms__grad_out(c, 1);
     int64_t n = c->in[1]->numel;
     int dtype = c->in[1]->dtype, index = index_of(c->in[1]);
     bool each = c->i[0] == NONE;

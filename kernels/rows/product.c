@@ -39,24 +39,16 @@ static ms_status linear_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);
 }
 
-static ms_status linear_cpu(ms_call *c)
+static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)
 {
-    ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
-    int64_t rows, rs;
-    MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
-    ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
-    if (st == MS_OK) {
-        ms_gemm g = ms__gemm_of("linear", x->dtype, rows, w->shape[0], w->shape[1]);
-        g.a = ms__data(x), g.a_rs = rs, g.a_cs = x->stride[x->ndim - 1];
-        g.b = ms__data(w), g.b_rs = w->stride[1], g.b_cs = w->stride[0];
-        g.bias = b ? ms__data(b) : NULL;
-        g.c = ms__data(y);
-        st = ms__gemm(&g);
-    }
-    ms__release(b);
-    ms__release(x);
-    return st;
+    ms__column_sum(g->dtype, ms__data(out), ms__data(g), rows, out->numel, rs);
+    return MS_OK;
 }
+#define PRODUCT ms_gemm
+#define PRODUCT_OF ms__gemm_of
+#define MULTIPLY(y, p) ms__gemm(p)
+#define ADD_ROWS add_rows
+#include "rows/linear_body.h"
 
 // Inputs: gradient, x, w. Integer: mask. Outputs: dx = g w, dw = g^T x, db = sum of g's rows.
 static ms_status linear_backward_check(ms_call *c)
@@ -70,43 +62,8 @@ static ms_status linear_backward_check(ms_call *c)
     return MS_OK;
 }
 
-static ms_status linear_backward_cpu(ms_call *c)
-{
-    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
-              *db = ms__grad_out(c, 2);
-    int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
-    ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
-    if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
-    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1) {  // ms__column_sum needs adjacent columns
-        ms_tensor *whole;
-        if ((st = ms__contiguous(&whole, g)) == MS_OK) {
-            ms__release(g);
-            g = whole;
-            g_rs = outs;
-        }
-    }
-    if (st == MS_OK && dx) {
-        ms_gemm p = ms__gemm_of("linear_backward", g->dtype, rows, ins, outs);
-        p.a = ms__data(g), p.a_rs = g_rs, p.a_cs = g->stride[g->ndim - 1];
-        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
-        p.c = ms__data(dx);
-        st = ms__gemm(&p);
-    }
-    if (st == MS_OK && dw) {
-        ms_gemm p = ms__gemm_of("linear_backward", g->dtype, outs, ins, rows);
-        p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
-        p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
-        p.c = ms__data(dw);
-        st = ms__gemm(&p);
-    }
-    if (st == MS_OK && db) ms__column_sum(g->dtype, ms__data(db), ms__data(g), rows, outs, g_rs);
-    ms__release(x);
-    ms__release(g);
-    return st;
-}
-
 const ms_op ms__op_linear_backward =
-    MS_ROW("linear_backward", 3, 3, .check = linear_backward_check, .run = { [MS_CPU] = linear_backward_cpu });
+    MS_ROW("linear_backward", 3, 3, .check = linear_backward_check, .run = { [MS_CPU] = run_linear_backward });
 
 static ms_status linear_backward(ms_backward_call *b)
 {
@@ -114,7 +71,7 @@ static ms_status linear_backward(ms_backward_call *b)
 }
 
 const ms_op ms__op_linear =
-    MS_ROW("linear", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = linear_cpu },
+    MS_ROW("linear", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = run_linear },
            .backward = linear_backward,
            .samples =
                "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "

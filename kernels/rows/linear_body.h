@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU (cuda/product.cu)
+// include it, with PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY and ADD_ROWS.
+
+static ms_status run_linear(ms_call *c)
+{
+    ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
+    int64_t rows, rs;
+    if (y->numel == 0) return MS_OK;
+    MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
+    ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
+    if (st == MS_OK) {
+        PRODUCT p = PRODUCT_OF("linear", x->dtype, rows, w->shape[0], w->shape[1]);
+        p.a = ms__data(x), p.a_rs = rs, p.a_cs = x->stride[x->ndim - 1];
+        p.b = ms__data(w), p.b_rs = w->stride[1], p.b_cs = w->stride[0];
+        p.bias = b ? ms__data(b) : NULL;
+        p.c = ms__data(y);
+        st = MULTIPLY(y, &p);
+    }
+    ms__release(b);
+    ms__release(x);
+    return st;
+}
+
+// Inputs: gradient, x, w. Integer: mask. Outputs, those that the mask needs: dx = g w, dw = g^T x, db = sum of g's
+// rows.
+static ms_status run_linear_backward(ms_call *c)
+{
+    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
+              *db = ms__grad_out(c, 2), *whole;
+    int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
+    ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
+    if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
+    // The sum of rows needs adjacent columns.
+    if (st == MS_OK && db && g->stride[g->ndim - 1] != 1 && outs > 1 && (st = ms__contiguous(&whole, g)) == MS_OK) {
+        ms__release(g);
+        g = whole;
+        g_rs = outs;
+    }
+    if (st == MS_OK && dx) {
+        PRODUCT p = PRODUCT_OF("linear_backward", g->dtype, rows, ins, outs);
+        p.a = ms__data(g), p.a_rs = g_rs, p.a_cs = g->stride[g->ndim - 1];
+        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
+        p.c = ms__data(dx);
+        st = MULTIPLY(dx, &p);
+    }
+    if (st == MS_OK && dw) {
+        PRODUCT p = PRODUCT_OF("linear_backward", g->dtype, outs, ins, rows);
+        p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
+        p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
+        p.c = ms__data(dw);
+        st = MULTIPLY(dw, &p);
+    }
+    if (st == MS_OK && db) st = ADD_ROWS(g, rows, g_rs, db);
+    ms__release(x);
+    ms__release(g);
+    return st;
+}
