@@ -216,7 +216,7 @@ static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan 
 
 // ---- formulas on the results ----
 
-enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, VARIANCE, STD, FINITE_OR_0, PLUS_LOG };
+enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
 template <class W>
 __global__ void finish_kernel(int64_t n, int how, double number, const W *wide, const double *more, int dtype,
                               void *out)
@@ -230,7 +230,6 @@ __global__ void finish_kernel(int64_t n, int how, double number, const W *wide, 
     case ANY: v = v != 0; break;
     case ROOT: v = (W)ms_sqrt_f64((double)v); break;
     case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / number); break;
-    case VARIANCE: v = (W)((double)v / number); break;
     case STD: v = (W)ms_sqrt_f64((double)v / number); break;
     case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
     case PLUS_LOG: v = (W)(more[k] + ms_log_f64((double)v)); break;
@@ -350,7 +349,7 @@ static ms_status variance(ms_call *c, int how)
     ms__free(b);
     return st;
 }
-static ms_status run_var(ms_call *c) { return variance(c, VARIANCE); }
+static ms_status run_var(ms_call *c) { return variance(c, MEAN); }
 static ms_status run_std(ms_call *c) { return variance(c, STD); }
 
 static unsigned one_dim(const ms_call *c) { return ms__reduced_dims(c->in[0], c->n_i && c->in[0]->ndim ? 1 : 0, c->i); }
@@ -460,11 +459,8 @@ static ms_status run_cumsum(ms_call *c)
     int64_t xs = x->ndim ? x->stride[d] * ms__dtype_size(x->dtype) : 0,
             os = x->ndim ? o->stride[d] * ms__dtype_size(o->dtype) : 0;
     bool back = c->n_i > 1 && c->i[1];
-    if (real_of(x))
-        return launch(c->op->name, index_of(x), scan_kernel<double>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype,
-                      (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
-    return launch(c->op->name, index_of(x), scan_kernel<int64_t>, up(l.count, BLOCK), BLOCK, l, (int)x->dtype,
-                  (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
+    return launch(c->op->name, index_of(x), real_of(x) ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
+                  BLOCK, l, (int)x->dtype, (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
 }
 
 // Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
