@@ -12,6 +12,7 @@
 #include "rows/grad.h"
 #include "rows/ops.h"
 #include "cpu/rows/layers.h"
+#include "cpu/rows/work.h"
 
 typedef struct job {
     ms_conv v;
@@ -179,31 +180,6 @@ ms_status ms__cpu_conv2d(ms_call *c)
 
 // ---- backward -------------------------------------------------------------------------------------
 
-static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
-{
-    if (t->dtype == dtype) return ms__contiguous(out, t);
-    return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
-}
-
-// The tensor in which a gradient is computed: the output itself (retained) or a new tensor of the working dtype.
-static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
-{
-    *work = NULL;
-    if (!out) return MS_OK;
-    if (out->dtype == dtype) {
-        *work = ms__retain(out);
-        return MS_OK;
-    }
-    return ms__tensor_new(work, dtype, ms__device(out), out->ndim, out->shape, "conv2d_backward");
-}
-
-static ms_status put_back(ms_tensor *out, ms_tensor *work, ms_status st)
-{
-    if (st == MS_OK && work && work != out) st = ms__copy(out, work);
-    ms__release(work);
-    return st;
-}
-
 // Sums each channel of g over images and positions, in double.
 static void bias_gradient(const ms_conv *v, ms_tensor *db, const ms_tensor *g)
 {
@@ -233,12 +209,12 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
     const ms_conv *v = &j.v;
     int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
     bool copy = !ms__conv_pointwise(v);
-    ms_status st = as_dtype(&g, c->in[0], dtype);
-    if (st == MS_OK) st = as_dtype(&x, c->in[1], dtype);
-    if (st == MS_OK) st = as_dtype(&w, c->in[2], dtype);
-    if (st == MS_OK) st = work_on(&dx, ms__grad_out(c, 0), dtype);
-    if (st == MS_OK) st = work_on(&dw, ms__grad_out(c, 1), dtype);
-    if (st == MS_OK) st = work_on(&db, ms__grad_out(c, 2), dtype);
+    ms_status st = ms__as_dtype(&g, c->in[0], dtype);
+    if (st == MS_OK) st = ms__as_dtype(&x, c->in[1], dtype);
+    if (st == MS_OK) st = ms__as_dtype(&w, c->in[2], dtype);
+    if (st == MS_OK) st = ms__work_on(&dx, ms__grad_out(c, 0), dtype, c->op->name);
+    if (st == MS_OK) st = ms__work_on(&dw, ms__grad_out(c, 1), dtype, c->op->name);
+    if (st == MS_OK) st = ms__work_on(&db, ms__grad_out(c, 2), dtype, c->op->name);
     if (st == MS_OK && dw && v->n == 0) st = ms__zero(dw);
     if (st == MS_OK && dx && M == 0) st = ms__zero(dx);
     if (st == MS_OK && K * L > 0) st = ms__alloc(&room, MS_CPU, (size_t)(K * L) * j.size, "conv2d_backward");
@@ -274,9 +250,9 @@ ms_status ms__cpu_conv2d_backward(ms_call *c)
             ms__parallel(C * v->h * v->w, v->h * v->w, fold, &j);
         }
     }
-    st = put_back(ms__grad_out(c, 2), db, st);
-    st = put_back(ms__grad_out(c, 1), dw, st);
-    st = put_back(ms__grad_out(c, 0), dx, st);
+    st = ms__put_back(ms__grad_out(c, 2), db, st);
+    st = ms__put_back(ms__grad_out(c, 1), dw, st);
+    st = ms__put_back(ms__grad_out(c, 0), dx, st);
     if (part) ms__free(part);
     if (room) ms__free(room);
     ms__release(w);

@@ -10,6 +10,7 @@
 #include "rows/grad.h"
 #include "rows/ops.h"
 #include "cpu/rows/layers.h"
+#include "cpu/rows/work.h"
 
 typedef struct bn {
     int dtype;  // the dtype of REAL
@@ -172,20 +173,13 @@ static ms_status room_for(ms_block **room, bn *p, int by_channel_arrays, const c
     return MS_OK;
 }
 
-// t as contiguous numbers of `dtype`: t itself (retained) or a copy.
-static ms_status as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
-{
-    if (t->dtype == dtype) return ms__contiguous(out, t);
-    return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
-}
-
 // Converts a tensor of one number per channel to doubles in `room`. *out is NULL for an absent tensor.
 static ms_status channels(double **out, double *room, ms_tensor *t)
 {
     *out = NULL;
     if (!t) return MS_OK;
     ms_tensor *wide;
-    MS_TRY(as_dtype(&wide, t, MS_F64));
+    MS_TRY(ms__as_dtype(&wide, t, MS_F64));
     memcpy(room, ms__data(wide), ms__nbytes(wide));
     ms__release(wide);
     *out = room;
@@ -201,26 +195,6 @@ static void put_channels(ms_tensor *out, const double *from)
     }
 }
 
-// *work: the tensor that the kernel writes: `out` itself (retained), or, if `out` has another dtype than the kernel, a
-// tensor that put_back copies to `out` later.
-static ms_status work_on(ms_tensor **work, ms_tensor *out, int dtype)
-{
-    *work = NULL;
-    if (!out) return MS_OK;
-    if (out->dtype == dtype) {
-        *work = ms__retain(out);
-        return MS_OK;
-    }
-    return ms__tensor_new(work, dtype, ms__device(out), out->ndim, out->shape, "batch_norm");
-}
-
-static ms_status put_back(ms_tensor *out, ms_tensor *work, ms_status st)
-{
-    if (st == MS_OK && work && work != out) st = ms__copy(out, work);
-    ms__release(work);
-    return st;
-}
-
 ms_status ms__cpu_batch_norm(ms_call *c)
 {
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };
@@ -233,8 +207,8 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     }
     MS_TRY(room_for(&room, &p, 4, c->op->name));
     double *at = room->data;
-    ms_status st = as_dtype(&x, c->in[0], p.dtype);
-    if (st == MS_OK) st = work_on(&y, c->out[0], p.dtype);
+    ms_status st = ms__as_dtype(&x, c->in[0], p.dtype);
+    if (st == MS_OK) st = ms__work_on(&y, c->out[0], p.dtype, c->op->name);
     if (st == MS_OK) st = channels(&p.w, at, c->n_in > 1 ? c->in[1] : NULL);
     if (st == MS_OK) st = channels(&p.b, at + p.c, c->n_in > 2 ? c->in[2] : NULL);
     if (st == MS_OK && !p.training) st = channels(&p.mean, at + 2 * p.c, c->in[3]);
@@ -250,7 +224,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
             put_channels(c->out[2], p.var);
         }
     }
-    st = put_back(c->out[0], y, st);
+    st = ms__put_back(c->out[0], y, st);
     ms__release(x);
     ms__free(room);
     return st;
@@ -270,9 +244,9 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
     }
     MS_TRY(room_for(&room, &p, 9, c->op->name));
     double *at = room->data;
-    ms_status st = as_dtype(&x, c->in[1], p.dtype);
-    if (st == MS_OK && c->in[0]) st = as_dtype(&g, c->in[0], p.dtype);
-    if (st == MS_OK) st = work_on(&y, dx, p.dtype);
+    ms_status st = ms__as_dtype(&x, c->in[1], p.dtype);
+    if (st == MS_OK && c->in[0]) st = ms__as_dtype(&g, c->in[0], p.dtype);
+    if (st == MS_OK) st = ms__work_on(&y, dx, p.dtype, c->op->name);
     if (st == MS_OK) st = channels(&p.w, at, c->in[2]);
     if (st == MS_OK) st = channels(&p.mean, at + p.c, c->in[3]);
     if (st == MS_OK) st = channels(&p.var, at + 2 * p.c, c->in[4]);
@@ -290,7 +264,7 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
         put_channels(ms__grad_out(c, 3), p.dmean);
         put_channels(ms__grad_out(c, 4), p.dvar);
     }
-    st = put_back(dx, y, st);
+    st = ms__put_back(dx, y, st);
     ms__release(g);
     ms__release(x);
     ms__free(room);
