@@ -10,18 +10,8 @@
 
 #include "tensor/dtype.h"
 
-MS_FN int32_t ms__float_int(float f)
-{
-    int32_t i;
-    memcpy(&i, &f, 4);
-    return i;
-}
-MS_FN float ms__int_float(int32_t i)
-{
-    float f;
-    memcpy(&f, &i, 4);
-    return f;
-}
+MS_FN int32_t ms__float_int(float f) { return (int32_t)ms__float_bits(f); }
+MS_FN float ms__int_float(int32_t i) { return ms__bits_float((uint32_t)i); }
 
 #define MS_FMA(a, b, c) __builtin_fmaf(a, b, c)
 
