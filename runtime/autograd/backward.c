@@ -481,22 +481,7 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
         return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who,
                         k + 1, ms__shape_text(root->ndim, root->shape));
     MS_TRY(ms__tensor_like(out, root, who));
-    if (ms__device_type(ms__device(root)) == MS_CPU) {
-        void *p = ms__data(*out);
-        switch (root->dtype) {
-        case MS_F32: *(float *)p = 1; break;
-        case MS_F64: *(double *)p = 1; break;
-        case MS_F16: *(ms_f16 *)p = ms_float_to_f16(1); break;
-        default: *(ms_bf16 *)p = ms_float_to_bf16(1); break;
-        }
-        return MS_OK;
-    }
-    if (ms__is_meta(ms__device(root))) return MS_OK;
-    double one = 1;
-    ms_tensor *same = NULL;
-    ms_status st = ms__run_op(ms__op_by_name("fill_"), &(ms_op_args) { 1, out, .n_f = 1, .f = &one }, 1, &same);
-    ms__release(same);
-    return ms__or_drop(st, out);
+    return ms__or_drop(ms__fill_data(*out, 1), out);
 }
 
 // The roots of a run and their gradients, as ids and as tensors.
