@@ -621,15 +621,18 @@ MS_API ms_status ms_work_wait(ms_work *w);  // w may be NULL
 MS_API int ms_work_done(ms_work *w);        // never waits
 MS_API void ms_work_free(ms_work *w);       // does not cancel the collective
 
+typedef struct {
+    double group;
+    const char *site;  // the script's "file:line", for messages; NULL: unknown
+    int inside;        // 1: another call of the library communicates; it does not match the script's own calls (0)
+} ms_bytes_call;
 // Gathers bytes: *all receives the n bytes of every member, concatenated in the order of the group; *lengths receives
-// every member's n. Both are borrowed until the next call. inside: 1 if another call of the library communicates this
-// way; the script's own calls (0) do not match it.
-MS_API ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, int inside,
-                                      const char **all, const double **lengths);
+// every member's n. Both are borrowed until the next call.
+MS_API ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, double n, const char **all,
+                                      const double **lengths);
 // Broadcasts bytes. On rank `source`, *bytes and *n are the bytes to send. On return they are the received bytes on
-// every rank, borrowed until the next call. inside: as above.
-MS_API ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, int inside, const char **bytes,
-                                         double *n);
+// every rank, borrowed until the next call.
+MS_API ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, const char **bytes, double *n);
 
 // The ledger of collectives issued by this rank. Recordings may be nested; entries are kept until the outermost one
 // ends.
@@ -656,10 +659,10 @@ MS_API void ms_dist_publish_error(const char *text, double since);
 // ms_state.dist_failures when the call began.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
 // To be called before the script's first collective after a failed call. failed: the place of the failed call in the
-// script, "" if that was no single collective; times: how often it has failed in succession; here: the place of the
-// call that follows. If a peer has failed in the call that follows, the call fails on this rank, too, so that later
-// calls match.
-MS_API void ms_dist_resume(const char *failed, int times, const char *here);
+// script, "" if that was no single collective; caught: where the script caught the error, "" if unknown; times: how
+// many errors in succession it has caught there; here: the place of the call that follows. If a peer that caught the
+// error elsewhere has failed in the call that follows, the call fails on this rank, too, so that later calls match.
+MS_API void ms_dist_resume(const char *failed, const char *caught, int times, const char *here);
 
 // ---- files ------------------------------------------------------------------------------------
 

@@ -92,11 +92,13 @@ void ms__comm_refused(const char *text)
 
 void ms__comm_succeeded(void) { raised[0] = 0; }
 
-void ms_dist_resume(const char *failed, int times, const char *here)
+static uint32_t hash_of(const char *place) { return (uint32_t)ms__hash_bytes(MS_HASH_START, place, strlen(place)) | 1; }
+
+void ms_dist_resume(const char *failed, const char *caught, int times, const char *here)
 {
-    resumption = (ms_resumption) { .here = (uint32_t)ms__hash_bytes(MS_HASH_START, here, strlen(here)) | 1,
-                                   .failed = (uint32_t)ms__hash_bytes(MS_HASH_START, failed, strlen(failed)) | 1,
-                                   .times = (uint32_t)times };
+    resumption = (ms_resumption) {
+        .here = hash_of(here), .failed = hash_of(failed), .caught = hash_of(caught), .times = (uint32_t)times
+    };
 }
 
 bool ms__comm_resumes(void) { return resumption.here != 0; }

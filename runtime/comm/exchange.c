@@ -220,15 +220,14 @@ static ms_status abandoned(ms_coll *c, int rank)
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
-// Whether a call like member k's call here has failed more often in succession on another member: the ranks' scripts
-// then go on at different places after an error.
+// Whether member k's call here has failed on another member whose script caught the error elsewhere, or caught more
+// errors there: the ranks' scripts then continue at different places after an error.
 static bool is_behind(const ms_coll *c, int k)
 {
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
-    uint32_t times = mine->failed == mine->here ? mine->times : 0;
     for (int j = 0; j < c->g->n; j++) {
         const ms_resumption *other = &slot_of(c->g, j, c->seq)->fingerprint.resumed;
-        if (other->failed == mine->here && other->times > times) return true;
+        if (other->failed == mine->here && (other->caught != mine->caught || other->times > mine->times)) return true;
     }
     return false;
 }

@@ -56,7 +56,8 @@ enum {
 typedef struct {
     uint32_t here;    // of this call
     uint32_t failed;  // of the latest call that failed
-    uint32_t times;   // how often that call has failed in succession
+    uint32_t caught;  // of the pcall that caught its error
+    uint32_t times;   // how many errors in succession were caught there
 } ms_resumption;
 
 // What one rank requests. The requests of all members must be equal, apart from the script's line; otherwise the

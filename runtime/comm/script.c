@@ -209,9 +209,9 @@ static ms_status byte_tensor(ms_tensor **out, size_t n)
 }
 
 // The values of different calls must not mix: a rank may call all_gather_object while a peer is inside fsdp.save.
-static ms_label label_of(const char *site, int inside)
+static ms_label label_of(const ms_bytes_call *c)
 {
-    return (ms_label) { .site = site, .part = (uint64_t)inside, .part_of = "inside another call" };
+    return (ms_label) { .site = c->site, .part = (uint64_t)c->inside, .part_of = "inside another call" };
 }
 
 static ms_status gather_plain(ms_group *g, ms_tensor *out, ms_tensor *in, ms_label label)
@@ -226,11 +226,11 @@ static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, ms_label l
     return ms__collective(&r, NULL);
 }
 
-ms_status ms_dist_gather_bytes(double group, const char *data, double n, const char *site, int inside, const char **all,
+ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, double n, const char **all,
                                const double **lengths)
 {
-    ms_label label = label_of(site, inside);
-    ms_group *g = ms__group_by_id(group);
+    ms_label label = label_of(c);
+    ms_group *g = ms__group_by_id(c->group);
     if (!g) return MS_EINVAL;
     if (g->me < 0)
         return ms__fail(MS_EINVAL, "all_gather_object: rank %d is not a member of this group", ms__world.rank);
@@ -282,10 +282,10 @@ ms_status ms_dist_gather_bytes(double group, const char *data, double n, const c
     return MS_OK;
 }
 
-ms_status ms_dist_broadcast_bytes(double group, int source, const char *site, int inside, const char **bytes, double *n)
+ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, const char **bytes, double *n)
 {
-    ms_label label = label_of(site, inside);
-    ms_group *g = ms__group_by_id(group);
+    ms_label label = label_of(c);
+    ms_group *g = ms__group_by_id(c->group);
     if (!g) return MS_EINVAL;
     if (g->me < 0)
         return ms__fail(MS_EINVAL, "broadcast_object: rank %d is not a member of this group", ms__world.rank);

@@ -128,6 +128,29 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end)
 
+      it("a step with a refused call of one rank costs every rank that step, where its pcall holds the step", function()
+        local refused = {
+          function() dist.all_reduce "x" end,
+          function() dist.init_device_mesh("cpu", { world + 1 }) end,
+          function() dist.broadcast(ms.ones(1), { src = world }) end,
+        }
+        for _, refuse in ipairs(refused) do
+          for _, bad in ipairs { 0, world - 1 } do
+            local got = {}
+            for step = 1, 5 do
+              pcall(function()
+                if rank == bad and step == 2 then refuse() end
+                local t = ms.full({ 1 }, step)
+                dist.all_reduce(t)
+                dist.barrier()
+                got[step] = t:item() / world
+              end)
+            end
+            assert.are.same({ 1, nil, 3, 4, 5 }, got)
+          end
+        end
+      end)
+
       it("a value that a call of the library gathers is not mixed with one of the script", function()
         local ok, why = pcall(function()
           if rank == 1 then return dist.all_gather_object(5) end

@@ -57,16 +57,23 @@ function M.user_line(level)
 end
 
 --- The lines of all the script's functions that are running, the innermost first.
----@return string
+---@return string stack
+---@return string? catcher  the part of it that goes on after an error: from the script's innermost pcall outwards
 function M.user_stack()
-  local lines, n = {}, 2
+  local lines, n, from, through_pcall = {}, 2, nil, false
   while true do
     local info = getinfo(n, "fl")
-    if not info then return table.concat(lines, " ") end
-    local place = info.func and place_of(info.func)
-    if place and place ~= "C" and place ~= "library" then lines[#lines + 1] = place .. ":" .. info.currentline end
+    if not info then break end
+    local fn = info.func
+    local place = fn and place_of(fn)
+    if place and place ~= "C" and place ~= "library" then
+      lines[#lines + 1] = place .. ":" .. info.currentline
+      if through_pcall and not from then from = #lines end
+    end
+    through_pcall = fn == pcall or fn == xpcall
     n = n + 1
   end
+  return table.concat(lines, " "), from and table.concat(lines, " ", from)
 end
 
 --- Raises text at the user's line.

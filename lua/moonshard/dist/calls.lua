@@ -36,13 +36,14 @@ end
 
 -- ---- after an error ------------------------------------------------------------------------------
 
--- An error that a script survives may fail different calls on different ranks. The first single collective that follows
--- says where it and the failed call stand in the script. If a peer has failed in that collective, it fails here, too:
+-- An error that a script survives may fail different calls on different ranks, and the ranks may catch it at different
+-- lines. The first single collective that follows says where in the script it stands, which call failed, and where the
+-- error was caught. If a peer that caught the error elsewhere has failed in that collective, it fails here, too:
 -- otherwise all later collectives would be matched with the peers' next ones.
 
--- The place of the latest failed call, "" if it was no single collective, nil if a call has succeeded since; how often
--- it has failed in succession; the number of failures that are known here.
-local failed, times, seen = nil, 0, 0
+-- The place of the latest failed call, "" if it was no single collective, nil if a call has succeeded since; where its
+-- error was caught; how many errors in succession were caught there; the number of failures that are known here.
+local failed, caught, times, seen = nil, nil, 0, 0
 
 local function async_place(site) return "async " .. (site or "") end
 
@@ -52,29 +53,34 @@ local function is_async(x) return type(x) == "table" and getmetatable(x) == nil 
 -- known any more: its place is its line.
 local function place(a, b, c)
   if is_async(c) or is_async(b) or is_async(a) then return async_place(errors.user_line(3)) end
-  return errors.user_stack()
+  return (errors.user_stack())
 end
 
 local function failed_at(where)
-  failed, times, seen = where, failed == where and times + 1 or 1, state.dist_failures
+  local _, catcher = errors.user_stack()
+  failed, seen = where, state.dist_failures
+  caught, times = catcher, catcher == caught and times + 1 or 1
 end
 
 --- An asynchronous call of that line failed.
 ---@param site string?
 function M.async_failed(site) failed_at(async_place(site)) end
 
+--- A call that is no single collective failed.
+function M.failed() failed_at "" end
+
 -- Before one collective. Returns the number of failures so far.
 local function begin_one(a, b, c)
   local failures = state.dist_failures
   if failed or failures ~= seen then
-    if failures ~= seen then failed, times = "", 1 end
-    lib.ms_dist_resume(failed, times, place(a, b, c))
+    if failures ~= seen then failed, caught, times = "", nil, 1 end
+    lib.ms_dist_resume(failed, caught or "", times, place(a, b, c))
   end
   return failures
 end
 
 --- Before a call that is no single collective: it and its peers' calls begin anew after an error.
-function M.begin() failed, seen = nil, state.dist_failures end
+function M.begin() failed, caught, seen = nil, nil, state.dist_failures end
 local begin = M.begin
 
 -- ---- one collective ------------------------------------------------------------------------------
@@ -87,7 +93,7 @@ end
 
 local function finish_one(since, find, a, b, c, ok, ...)
   if ok then
-    failed, seen = nil, since
+    failed, caught, seen = nil, nil, since
     return ...
   end
   -- Does nothing if the call failed on every member.
@@ -121,6 +127,7 @@ end
 local function finish(since, concerns, a, b, c, d, ok, ...)
   if ok then return ... end
   if concerns(a, b, c, d) then lib.ms_dist_publish_error(tostring((...)), since) end
+  M.failed()
   error((...), 0)
 end
 

@@ -432,9 +432,14 @@ end
 
 local chars, lengths, length = ffi.new "const char *[1]", ffi.new "const double *[1]", ffi.new "double[1]"
 
--- 1 if a function of the library made the call, below the frames of this function, dist.x, pcall and the wrapper of
--- dist.calls.
-local function inside() return errors.is_library(5) and 1 or 0 end
+local bytes_call = ffi.new "ms_bytes_call"
+
+-- Describes the call of dist.x. A function of the library may have made it: below the frames of this function, dist.x,
+-- pcall and the wrapper of dist.calls.
+local function describe(id, site)
+  bytes_call.group, bytes_call.site, bytes_call.inside = id, site, errors.is_library(5) and 1 or 0
+  return bytes_call
+end
 
 --- Gathers a Lua value from every rank. Errors: functions and userdata, which cannot be sent.
 ---@param value any  nil, booleans, numbers, strings, tensors on the CPU, tables of them
@@ -443,8 +448,8 @@ local function inside() return errors.is_library(5) and 1 or 0 end
 function dist.all_gather_object(value, given)
   local o = opts("all_gather_object", given, { group = opts.any })
   local id = id_of_group(o.group, "all_gather_object")
-  local bytes = object.encode(value, "all_gather_object")
-  if lib.ms_dist_gather_bytes(id, bytes, #bytes, user_line(2), inside(), chars, lengths) ~= 0 then fail() end
+  local bytes, site = object.encode(value, "all_gather_object"), user_line(2)
+  if lib.ms_dist_gather_bytes(describe(id, site), bytes, #bytes, chars, lengths) ~= 0 then fail() end
   local out, at = {}, 0
   for k = 1, lib.ms_dist_size(id) do
     local n = lengths[0][k - 1]
@@ -465,8 +470,9 @@ function dist.broadcast_object(value, given)
   if not is_whole(o.src) then errors.raise("broadcast_object: rank is %s, expected a whole number", tostring(o.src)) end
   local id = id_of_group(o.group, "broadcast_object")
   local bytes = dist.rank() == o.src and object.encode(value, "broadcast_object") or ""
+  local site = user_line(2)
   chars[0], length[0] = bytes, #bytes
-  if lib.ms_dist_broadcast_bytes(id, o.src, user_line(2), inside(), chars, length) ~= 0 then fail() end
+  if lib.ms_dist_broadcast_bytes(describe(id, site), o.src, chars, length) ~= 0 then fail() end
   if dist.rank() == o.src then return value end
   return object.decode(ffi.string(chars[0], length[0]))
 end

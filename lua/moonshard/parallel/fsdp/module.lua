@@ -237,7 +237,10 @@ local function finish(unit, before, s, ok, ...)
     if depth == 0 and engine.state.run_depth == 0 and not symmetric then
       lib.ms_dist_publish_error(tostring((...)), since)
     end
-    if depth == 0 then symmetric = false end
+    if depth == 0 then
+      symmetric = false
+      calls.failed()
+    end
     error((...), 0)
   end
   local message = depth == 0 and next(incomplete) and end_passes(false)
