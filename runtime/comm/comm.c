@@ -236,7 +236,8 @@ int ms_dist_record_begin(void)
 int ms_dist_record_count(void) { return n_ledger; }
 ms_status ms_dist_record_get(int k, ms_ledger_entry *out)
 {
-    if (k < 0 || k >= n_ledger) return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d of %d", k, n_ledger);
+    if (k < 0 || k >= n_ledger)
+        return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d is out of range, there are %d", k, n_ledger);
     *out = ledger[k];
     return MS_OK;
 }
@@ -324,7 +325,7 @@ static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
 {
     if (st->vacated) return ms__storage_sync(st, write);  // fails, with a message that names the sharded parameter
     MS_TRY(ms__stream_wait(s, st->event));
-    // Readers wait too, because the storage keeps only the event of its latest reader.
+    // A reader also waits for earlier readers: the storage keeps one event, which must then cover all of them.
     return ms__stream_wait(s, st->readers);
 }
 

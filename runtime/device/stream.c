@@ -166,7 +166,8 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
                      ms_pending **event)
 {
     if (bytes > ARG_BYTES)
-        return ms__fail(MS_EINVAL, "ms__launch: an argument block of %zu bytes, at most %d", bytes, ARG_BYTES);
+        return ms__fail(MS_EINVAL, "ms__launch: the argument block has %zu bytes, expected at most %d", bytes,
+                        ARG_BYTES);
     if (s->kind == MS_STREAM_COMPUTE) {
         _Alignas(16) char block[ARG_BYTES];
         memcpy(block, arg, bytes);

@@ -82,7 +82,7 @@ static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool
     *taken = false;
     if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself, outside of a forward
     if (!u->context)
-        return ms__fail(MS_ESTATE, "fsdp: a gradient for parameter '%s' before unit '%s' ran forward",
+        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' received a gradient before its unit '%s' ran forward",
                         param->name ? param->name : "?", u->name);
     u->context->in_backward = true;
     size_t bytes = ms__nbytes(grad);
