@@ -95,7 +95,7 @@ typedef struct {
     double allocated, peak_allocated, reserved, peak_reserved, live_tensors;
 } ms_memory;
 
-// In bytes; `allocated` is exactly the sum that tensors requested.
+// Sizes are in bytes; `allocated` is exactly the sum that tensors requested. live_tensors is a count.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
 MS_API void ms_reset_peak_memory(int device);   // sets the peak to the current use
 MS_API void ms_empty_cache(void);               // returns unused reserved memory to the system
@@ -500,7 +500,7 @@ MS_API ms_run *ms_unit_gather_run(double unit, int early, int prefetched);
 // Lists the units with extensions that should be gathered early when this unit's forward begins; returns their number.
 MS_API int ms_unit_prefetches(double unit, double *units, int capacity);
 MS_API ms_status ms_unit_extension_inputs(double unit, int e, int n, const ms_id *in);
-// There are as many as inputs; -1: failed.
+// Writes the gathered outputs of extension e to out. Returns their number, which is that of its inputs; -1: failed.
 MS_API int ms_unit_extension_outputs(double unit, int e, ms_id *out, int capacity);
 MS_API ms_status ms_unit_extension_whole(double unit, int e, int n_whole, const ms_id *whole, int n_free,
                                          const ms_id *freed);
@@ -624,7 +624,7 @@ MS_API void ms_work_free(ms_work *w);       // does not cancel the collective
 typedef struct {
     double group;
     const char *site;  // the script's "file:line", for messages; NULL: unknown
-    int inside;        // 1: another call of the library communicates; it does not match the script's own calls (0)
+    int inside;  // 0: the script itself called dist; 1: called within another function of the library. Must be equal
 } ms_bytes_call;
 // Gathers bytes: *all receives the n bytes of every member, concatenated in the order of the group; *lengths receives
 // every member's n. Both are borrowed until the next call.
@@ -659,7 +659,7 @@ MS_API void ms_dist_publish_error(const char *text, double since);
 // ms_state.dist_failures when the call began.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
 // To be called before the script's first collective after a failed call. failed: the place of the failed call in the
-// script, "" if that was no single collective; caught: where the script caught the error, "" if unknown; times: how
+// script, "" if that was not a single collective; caught: where the script caught the error, "" if unknown; times: how
 // many errors in succession it has caught there; here: the place of the call that follows. If a peer that caught the
 // error elsewhere has failed in the call that follows, the call fails on this rank, too, so that later calls match.
 MS_API void ms_dist_resume(const char *failed, const char *caught, int times, const char *here);
@@ -712,19 +712,19 @@ MS_API void ms_file_sum(const char *data, double n, char *out);  // writes the X
 
 typedef enum {
     MS_COMMIT_NEW,        // nothing but an empty folder had the name
-    MS_COMMIT_EXCHANGED,  // the folder that had the name is at ms_folder_made now: settle it
+    MS_COMMIT_EXCHANGED,  // the folder that had the name is now at ms_folder_made: call ms_folder_settle
     MS_COMMIT_INSIDE      // the file system cannot exchange two folders: replace the files of the one that has the name
 } ms_commit_how;
 typedef enum {
-    MS_LEFT_NOT,         // no temporary of this name
-    MS_LEFT_RUNS,        // a temporary; its process runs, or it is of another host
+    MS_LEFT_NOT,         // not a temporary file or folder for this name
+    MS_LEFT_RUNS,        // temporary; its process is running, or belongs to another host and cannot be checked
     MS_LEFT_UNFINISHED,  // left by a process that ended while it saved
     MS_LEFT_REPLACED     // left by a process that ended before it removed the folder that it had replaced
 } ms_left;
 
 // A folder that is replaced as a whole, also by several processes at once.
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
-//  look     opens the folder that has the name now, if any; *same (if not NULL): the one of the last look
+//  look     opens the folder that has the name now, if any; *same (if not NULL): whether it is the one of the last look
 //  make     creates a temporary folder beside it, to be filled in at ms_folder_made
 //  commit   gives the finished folder the name, on disk; *how is an ms_commit_how
 //  settle   after MS_COMMIT_EXCHANGED, when the folder at ms_folder_made, which had the name, has been checked: with
@@ -746,7 +746,7 @@ MS_API ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *t
 MS_API ms_status ms_folder_remove(ms_folder *f, const char *name);
 MS_API void ms_folder_discard(const ms_folder *f, const char *name);
 MS_API void ms_folder_free(ms_folder *f);
-// What an entry beside the file or folder `name` is: an ms_left.
+// Classifies an entry of the folder that contains the file or folder `name`; returns an ms_left.
 MS_API int ms_folder_left(const char *entry, const char *name);
 MS_API ms_status ms_folder_sync(const char *path);
 // Lists the names in a folder, each followed by a '/'; free *out with ms_file_free.

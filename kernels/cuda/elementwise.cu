@@ -7,7 +7,7 @@
 #pragma nv_diag_suppress 177  // unused functions: formulas that this type does not use
 #endif
 
-// ---- which formula: a, b, c are the inputs, s and t the operator's numbers ----
+// ---- which formula: a, b, c are the inputs, s and t the operator's scalar arguments ----
 
 #define FORMULA(name, types, expression) F_##name,
 #define TRUTH FORMULA
@@ -171,7 +171,7 @@ template <> int64_t number<int64_t>(double v)
     return v >= 0x1p63 ? INT64_MAX : v > -0x1p63 ? (int64_t)v : v == v ? INT64_MIN : 0;
 }
 
-// The number that selects a formula, and the operator's numbers.
+// The code that selects a formula, and the operator's scalar arguments.
 struct chosen {
     int code;
     double s = 0, t = 0;
@@ -267,7 +267,7 @@ static ms_status compare(ms_call *c, int n, int code)
     const ms_tensor *x[] = { c->out[0], c->in[0], c->in[1] };
     return run_loop(c->op->name, n + 1, x, class_of(ms__result_dtype(c->in[0], c->in[1])), { code });
 }
-// The number is first rounded to the tensor's dtype. Integer tensors are compared with a fraction as real numbers.
+// The scalar is first rounded to the tensor's dtype. An integer tensor and a fraction are compared in float64.
 static ms_status compare_scalar(ms_call *c, int n, int code)
 {
     const ms_tensor *x[] = { c->out[0], c->in[0] };

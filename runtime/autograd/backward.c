@@ -556,7 +556,7 @@ static ms_status start(ms_run *r, const root_list *l)
 // m 0: a backward; otherwise computes the gradients with respect to m inputs.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
-    // Peers wait in the backward of units even if this one fails before it has found them.
+    // If this backward fails before it reaches the units, peers already wait in theirs: the error must be published.
     bool expected = ms__run_owner && ms__state.run_depth == 0 && ms__run_owner->expects_backward();
     uint64_t epoch = expected ? ms__run_owner->epoch() : 0;
     ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;

@@ -232,9 +232,10 @@ static bool is_behind(const ms_coll *c, int k)
     return false;
 }
 
-// All members have arrived here by their first calls after an error. An error that comes between two calls of one rank
-// fails the earlier of them on a peer, so that the rank makes a call that has failed on the peer already. The rank's
-// call then fails, too, and the others' calls wait for its next one. All members decide alike.
+// Matches the members' calls again after an error; each member's call here is its first one after the error. The error
+// may have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
+// failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
+// slots, so they decide alike.
 static ms_status resume(ms_coll *c)
 {
     ms_group *g = c->g;

@@ -32,7 +32,7 @@ enum {
     ERRORS = 16,  // number of published errors whose texts are kept
 };
 
-// In the text of every mismatch; the text before it is equal on all members.
+// Part of the message of every mismatch. What precedes it in the message is equal on all members.
 #define MISMATCH ": the ranks ask for different things"
 
 // A send and its receive are one collective. OP_REFUSED stands for a call whose argument checks failed.
@@ -320,7 +320,8 @@ void ms__comm_raised(const char *text);
 void ms__comm_refused(const char *text);  // the same for a call that failed this rank's own argument checks
 void ms__comm_succeeded(void);            // engine thread: to be called when a later call has succeeded
 const char *ms__comm_latest(void);        // engine thread: text of the latest failure that this rank has met
-// Engine thread: whether the next published error repeats the one that ms__comm_raised got. It counts as met then.
+// Engine thread: returns whether the next published error repeats the one passed to ms__comm_raised. If so, counts it
+// as met, so that this rank does not raise it again.
 bool ms__comm_repeated(void);
 bool ms__comm_resumes(void);              // engine thread: whether ms_dist_resume was called for the next collective
 ms_resumption ms__comm_resumption(void);  // engine thread: takes what ms_dist_resume has set

@@ -93,7 +93,7 @@ ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, 
 // ---- temporary names ----------------------------------------------------------------------------
 
 typedef struct {
-    char kind[4], random[17], host[17];  // host: zeros if /proc does not tell it
+    char kind[4], random[17], host[17];  // host: zeros if /proc does not show it
     long pid;
     unsigned long long start;  // in clock ticks since the boot; 0: unknown
 } origin;
@@ -124,7 +124,7 @@ static void beginning(const char *path, char *out, size_t size)
     out[n > 0 ? n : 0] = 0;
 }
 
-// Identifies the boot and the process namespace, within which process numbers are comparable.
+// Writes a hash of the boot and the PID namespace. PIDs are comparable only where it is equal.
 static void host_of_this_process(char *out)
 {
     char boot[64], namespace[64];
@@ -140,7 +140,7 @@ static void host_of_this_process(char *out)
     if (*boot && *namespace) ms__hash_text(ms__hash_end(&h), out);
 }
 
-// The start time of a process; 0 for a zombie. False if /proc does not tell it.
+// Sets *out to the start time of a process, 0 for a zombie. Returns false if /proc does not show it.
 static bool start_of(long pid, unsigned long long *out)
 {
     char path[32], stat[1024], *at;
@@ -154,8 +154,7 @@ static bool start_of(long pid, unsigned long long *out)
     return at && sscanf(at, " %llu", out) == 1;
 }
 
-// Whether the process of an origin has certainly ended. Processes of other users may be invisible in /proc, but not to
-// kill.
+// Whether the process of an origin has certainly ended. kill also finds processes of other users, which /proc may hide.
 static bool has_ended(const origin *o)
 {
     char host[17];

@@ -175,7 +175,7 @@ static bool is_same(int a, int b)
     return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-// The descriptor keeps the folder's number from being given to another one.
+// While the descriptor is open, no other folder can get the inode number by which two looks are compared.
 ms_status ms_folder_look(ms_folder *f, int *same)
 {
     int fd = openat(f->place.folder, f->place.name, FOLDER);
@@ -265,7 +265,8 @@ ms_status ms_folder_settle(ms_folder *f, int ok, int later)
         return MS_OK;
     }
     if (rename_to(f, RENAME_EXCHANGE)) return rename_failed(f, errno);
-    // Another save may have replaced the new folder meanwhile: then its folder came back, and stays.
+    // If another save has replaced the new folder in between, this exchange moved that save's folder to the temporary
+    // name. It must not be removed.
     int fd = openat(f->place.folder, f->temporary, FOLDER);
     f->ours = fd >= 0 && is_same(fd, f->fd);
     if (fd >= 0) close(fd);

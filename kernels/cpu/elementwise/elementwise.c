@@ -131,8 +131,8 @@ static ms_status compare(ms_call *c, int n, const ms_loop_fn *fns)
              (uint8_t[]) { MS_C_BOOL, (uint8_t)cls, (uint8_t)cls }, fns[cls], NULL);
     return MS_OK;
 }
-// The number is first rounded to the tensor's dtype (0.1 equals the float16 of 0.1). Integer tensors are compared with
-// a fraction as real numbers.
+// The scalar is first rounded to the tensor's dtype (0.1 equals the float16 of 0.1). An integer tensor and a fraction
+// are compared in float64.
 static ms_status compare_scalar(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->in[0]->dtype, cls = arithmetic_class(dtype);

@@ -37,20 +37,21 @@ end
 -- ---- after an error ------------------------------------------------------------------------------
 
 -- An error that a script survives may fail different calls on different ranks, and the ranks may catch it at different
--- lines. The first single collective that follows says where in the script it stands, which call failed, and where the
--- error was caught. If a peer that caught the error elsewhere has failed in that collective, it fails here, too:
--- otherwise all later collectives would be matched with the peers' next ones.
+-- lines. So the first single collective after an error sends its own place in the script, that of the call that failed,
+-- and where the error was caught. If the same collective has failed on a peer that caught the error elsewhere, it fails
+-- on this rank, too. Otherwise each later collective would be matched with the peers' next one.
 
--- The place of the latest failed call, "" if it was no single collective, nil if a call has succeeded since; where its
--- error was caught; how many errors in succession were caught there; the number of failures that are known here.
+-- failed: the place of the latest failed call, "" if it was not a single collective, nil if a call has succeeded since.
+-- caught: where its error was caught. times: how many errors in succession were caught there. seen: the value of
+-- state.dist_failures that is already accounted for.
 local failed, caught, times, seen = nil, nil, 0, 0
 
 local function async_place(site) return "async " .. (site or "") end
 
 local function is_async(x) return type(x) == "table" and getmetatable(x) == nil and x.async == true end
 
--- A call's place is the script's stack. An asynchronous call fails where the script waits for it, when the stack is not
--- known any more: its place is its line.
+-- A call's place is the script's stack. The place of an asynchronous call is only its line: it fails at the wait, when
+-- the stack of the call is gone.
 local function place(a, b, c)
   if is_async(c) or is_async(b) or is_async(a) then return async_place(errors.user_line(3)) end
   return (errors.user_stack())
@@ -62,14 +63,14 @@ local function failed_at(where)
   caught, times = catcher, catcher == caught and times + 1 or 1
 end
 
---- An asynchronous call of that line failed.
+--- Records that an asynchronous call made at that line failed.
 ---@param site string?
 function M.async_failed(site) failed_at(async_place(site)) end
 
---- A call that is no single collective failed.
+--- Records the failure of a call that is not a single collective.
 function M.failed() failed_at "" end
 
--- Before one collective. Returns the number of failures so far.
+-- Prepares one collective. Returns the number of failures so far.
 local function begin_one(a, b, c)
   local failures = state.dist_failures
   if failed or failures ~= seen then
@@ -79,7 +80,7 @@ local function begin_one(a, b, c)
   return failures
 end
 
---- Before a call that is no single collective: it and its peers' calls begin anew after an error.
+--- Prepares a call that is not a single collective: forgets earlier failures, by which calls would be matched.
 function M.begin() failed, caught, seen = nil, nil, state.dist_failures end
 local begin = M.begin
 

@@ -152,8 +152,8 @@ end
 
 local function check(status) if status ~= 0 then errors.fail() end end
 
--- checkpoint_index.replaceable for the folder that has the name now. Another save may replace it meanwhile: what is
--- read then belongs to two folders, and a refusal means nothing.
+-- Calls checkpoint_index.replaceable for the folder that has the name now. If another save replaces that folder during
+-- the check, the check has read parts of two folders, and a refusal is void: it is repeated.
 local function examine(folder)
   local path, same = ffi.string(lib.ms_folder_path(folder)), ffi.new "int[1]"
   repeat
@@ -165,7 +165,8 @@ local function examine(folder)
   until false
 end
 
--- Removes what saves of processes that have ended left beside the path. A folder that had the name may be the user's.
+-- Removes temporary folders beside the path whose processes have ended. One that a save replaced may be the user's, so
+-- it is removed only if it is a checkpoint.
 local function sweep(folder)
   local path = ffi.string(lib.ms_folder_path(folder))
   local parent, name = path:match "^(.*/)([^/]*)$"
@@ -227,7 +228,7 @@ local function replace_inside(folder, made, path, index)
   lib.ms_folder_sync(path)
 end
 
--- The folder that had the name is checked once it has left it: before, another save could still replace it.
+-- Checks the folder that this save replaced. Only now, under its temporary name, can no other save replace it.
 local function settle(folder, made, path)
   local ok, names, bytes = pcall(checkpoint_index.replaceable, made, path)
   local why = not ok and names or not names and bytes
@@ -250,7 +251,8 @@ local function finish(folder, index)
   if how[0] == C.MS_COMMIT_INSIDE then replace_inside(folder, made, path, index) end
 end
 
--- Makes the result equal on all ranks: other paths than rank 0's, or the first failure in rank order, fail all.
+-- Makes the result equal on all ranks: all fail if a rank's path differs from rank 0's, or with the first failure in
+-- rank order.
 local function agree(dist, who, dir, ok, value)
   local all = dist.all_gather_object { dir = dir, ok = ok, value = ok and value or tostring(value) }
   for r, result in ipairs(all) do

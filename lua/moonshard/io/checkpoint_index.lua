@@ -95,7 +95,7 @@ local function is_file_name(name, rank)
   return name == M.file_name(rank, select(2, name:match(BESIDE)))
 end
 
--- Is it a name that a save of any number of ranks gives?
+-- Whether a save, with any number of ranks, writes a file of this name.
 local function is_name(name)
   return name == M.NAME or type(name) == "string" and is_file_name(name, tonumber(name:match "^rank%-(%d+)") or -1)
 end
@@ -301,8 +301,8 @@ local function listed_in(path, at)
   return names, bytes
 end
 
--- For the 16 digits in the names of files that a save moves beside others: whether its temporary folder, beside the
--- path, says that it has ended (true) or runs (false).
+-- A save that replaces files inside a folder puts the 16 random digits of its temporary folder into their names.
+-- Returns a table from the digits of each temporary folder beside the path to whether its save has ended.
 local function moves_beside(at)
   local parent, name, ended = at:match "^(.*)/([^/]*)$", at:match "[^/]*$", {}
   for _, entry in ipairs(M.entries_in(parent .. "/") or {}) do
@@ -336,7 +336,7 @@ function M.replaceable(path, at)
   local there, moving
   there, why = M.entries_in(path)
   if not there then return nil, why end
-  -- In this order: a save that ended before it is looked for here has its files in the index that is read after.
+  -- Look for running saves before reading the index, which then lists the files of saves that have completed by now.
   for _, name in ipairs(there) do
     if name:match(BESIDE) then moving = moving or moves_beside(at) end
   end

@@ -421,8 +421,8 @@ static int successors(int node, uint64_t *version, int *out)
     if (!g) return 0;
     int n = 0;
     uint64_t seq = (word & 0xffffffff) - 1;
-    // The rank of this node has not filled its own slot, so the node waits for a free ring entry. Earlier collectives
-    // of the same rank, which have edges of their own, occupy the ring.
+    // A rank that has not filled its own slot still waits for a free ring entry. The entry is held by earlier
+    // collectives of that rank, whose own edges show what they wait for, so this node has none.
     for (int k = 0; k < g->n; k++)
         if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < word) return 0;
     for (int k = 0; k < g->n; k++) {

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Agreement of ranks on the parameters of a unit, when the unit is made. If they differed, gathers would mix them.
+--- Checks, when a unit is made, that all ranks give it equal parameters. Otherwise gathers would mix different ones.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local lib = require "moonshard.core.ffi".lib
@@ -12,7 +12,7 @@ local function hash_of(list)
   return h
 end
 
--- One small collective; a second one if the lists differ.
+-- Gathers a hash of each rank's list, and the lists themselves only if the hashes differ.
 local function compare(who, list, group, dist)
   local world = dist.world_size(group)
   if world == 1 then return end
@@ -38,7 +38,7 @@ end
 
 --- Raises on every rank, with the first difference, unless all ranks give equal names, shapes and dtypes of parameters
 --- and equal settings.
----@param settings string  those that all ranks must share
+---@param settings string  the settings that must be equal on all ranks
 ---@param params Parameter[]
 ---@param names string[]
 ---@param group Group
