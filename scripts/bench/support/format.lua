@@ -2,6 +2,7 @@
 --- Checks the format of a benchmark's output: `luajit format.lua FILE`; prints the reason and exits with 1 if it is
 --- wrong. The output has one or more parts (one per job): `machine:` first, then `case:` and `bar:` lines with numbers,
 --- and last `N bars, N met, N missed` with the right counts. Lines that begin with # are comments.
+--- Lines `rank N: dist: ...` list collectives (dist.set_debug_level); they are skipped.
 local function wrong(text, ...)
   io.stderr:write("bench format: ", text:format(...), "\n")
   os.exit(1)
@@ -13,7 +14,7 @@ for line in io.lines(arg[1]) do
   if not part then
     if line:find "^machine: copy [%d.]+ GB/s, fma float32 [%d.]+ GF/s" then
       part = { cases = 0, bars = 0, met = 0 }
-    elseif line:find "%S" and not line:find "^#" then
+    elseif line:find "%S" and not line:find "^#" and not line:find "^rank %d+: dist: " then
       wrong("a part does not begin with `machine: …`: %s", line)
     end
   elseif line:find "^case: " then
@@ -32,7 +33,7 @@ for line in io.lines(arg[1]) do
     if part.cases == 0 then wrong "a part without a case" end
     if part.bars == 0 then wrong "a part without a bar" end
     part, parts = nil, parts + 1
-  elseif line:find "%S" and not line:find "^#" then
+  elseif line:find "%S" and not line:find "^#" and not line:find "^rank %d+: dist: " then
     wrong("neither case, bar nor # comment: %s", line)
   end
 end
