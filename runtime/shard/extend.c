@@ -3,8 +3,8 @@
 // the whole parameter from the gathered tensors (docs/semantics.md#extensions).
 //
 // An extension's inputs are appended to the unit's cast shard and its outputs to the gather buffer, so one collective
-// gathers all parameters. At the first gather the script builds the whole, of which the parameter is a view from then
-// on; at later gathers the script fills it again. Storages that the script passes to the unit are vacated and refilled
+// gathers all parameters. At the first gather the script builds the whole tensor, and the parameter becomes a view of
+// it; at later gathers the script fills it again. Storages that the script passes to the unit are vacated and refilled
 // together with the gather buffer.
 #include <stdio.h>
 

@@ -119,20 +119,20 @@ local function write_file(path, list)
     saver:abort()
     error(err, 0)
   end
-  local told = {}
+  local written = {}
   for k, e in ipairs(mine) do
-    told[k] = { name = e.name, dtype = e.part.dtype, shape = { unpack(e.whole) }, dim = e.place.dim,
+    written[k] = { name = e.name, dtype = e.part.dtype, shape = { unpack(e.whole) }, dim = e.place.dim,
       first = e.place.first, here = e.place.here }
   end
   local bytes, why = require("lfs").attributes(path, "size")
   if not bytes then errors.raise("save: cannot access '%s': %s", path, reason(why)) end
-  return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = told }
+  return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = written }
 end
 
-local function index_of(told, aliases, numbers, groups, extra)
-  local index = { format = checkpoint_index.FORMAT, world = #told, files = {}, tensors = {}, aliases = aliases,
+local function index_of(written, aliases, numbers, groups, extra)
+  local index = { format = checkpoint_index.FORMAT, world = #written, files = {}, tensors = {}, aliases = aliases,
     extra = extra }
-  for r, t in ipairs(told) do
+  for r, t in ipairs(written) do
     index.files[r] = { name = t.file, bytes = t.bytes, hash = t.hash }
     for _, e in ipairs(t.tensors) do
       local entry = index.tensors[e.name] or { dtype = e.dtype, shape = e.shape, pieces = {} }
@@ -298,12 +298,12 @@ function M.save(dir, m, optim, given)
       local ok, folder = true, nil
       if dist.rank() == 0 then ok, folder = pcall(begin, dir) end
       local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
-      local all, told
+      local all, written
       ok, all = pcall(agree, dist, "save", dir, ok, mine)
       local agreed_to_begin = ok
       if ok then
-        ok, told = pcall(write_file, all[1] .. "/" .. file_name(dist.rank()), list)
-        ok, all = pcall(agree, dist, "save", dir, ok, told)
+        ok, written = pcall(write_file, all[1] .. "/" .. file_name(dist.rank()), list)
+        ok, all = pcall(agree, dist, "save", dir, ok, written)
         if ok and folder then ok, all = pcall(finish, folder, index_of(all, aliases, numbers, groups, o.extra)) end
       end
       if type(folder) == "cdata" then lib.ms_folder_free(ffi.gc(folder, nil)) end
@@ -423,16 +423,16 @@ end
 -- The optimizer's numbers, and uninitialized tensors for the state that the index lists. Refuses state of another kind
 -- of optimizer.
 local function empty_state(dir, index, m, optim)
-  local told = index.optimizer
-  if not told then bad(dir, "it has no optimizer state") end
-  local sd, list = { state = {}, param_groups = told.param_groups }, {}
+  local saved = index.optimizer
+  if not saved then bad(dir, "it has no optimizer state") end
+  local sd, list = { state = {}, param_groups = saved.param_groups }, {}
   local by_name, prefixes = {}, {}
   for p, name in pairs(flat.names_below(m)) do              -- order does not matter: sorted below
     by_name[name] = p
     prefixes[#prefixes + 1] = name
   end
   table.sort(prefixes, function(a, b) return #a > #b end)
-  for name, numbers in util.sorted_pairs(told.state) do
+  for name, numbers in util.sorted_pairs(saved.state) do
     sd.state[name] = {}
     for key, v in util.sorted_pairs(numbers) do sd.state[name][key] = v end
   end

@@ -269,7 +269,7 @@ local begin = calls.several(function(st, module)
     rebuild(st, source)
     if st.broadcast_buffers then pieces.broadcast(buffers_of(module, st), st.group, nil, source) end
   end)
-end, function(st) return st.world > 1 and not (st.join and st.join.told) end)
+end, function(st) return st.world > 1 and not (st.join and st.join.symmetric) end)
 
 function DDP:forward(...)
   local st = rawget(self, "_ddp")

@@ -58,7 +58,7 @@ local function agree(st, active, synced)
   if info.active > 0 then join.last = info.last end
   join.divisor = join.divide_by_initial_world_size and st.world or math.max(info.active, 1)
   if join.throw_on_early_termination and info.active > 0 and info.active < st.world then
-    join.told = true  -- every rank raises this error by itself, so it is not published
+    join.symmetric = true  -- every rank raises this error by itself, so it is not published
     errors.raise "Detected at least one rank that exhausted inputs. Throwing across all ranks."
   end
   return info
@@ -142,16 +142,16 @@ function M.run(st, options, model, fn)
         shadow_all(st)
         settle(st, model)
       end)
-      local told = st.join.told
+      local symmetric = st.join.symmetric
       st.join = nil
       if ok then return ... end
-      if not told then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+      if not symmetric then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
       error(message, 0)
     end
-    local told = st.join.told
+    local symmetric = st.join.symmetric
     st.join = nil
     -- Publish the error, because active ranks wait for this rank's next iteration.
-    if st.world > 1 and not told then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
+    if st.world > 1 and not symmetric then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
     error((...), 0)
   end
   return leave(pcall(context.block, "join", fn))

@@ -158,10 +158,10 @@ end
 
 --- Passes the state of a built-in hook to the engine again, because the script may have changed it.
 local function refresh(unit)
-  local state, told = unit.comm_hook_state, unit.hook_built_in
-  if told.group ~= state.process_group or told.before ~= state.gradient_predivide_factor
-    or told.after ~= state.gradient_postdivide_factor
-      or told.lands ~= state.parameter_type then
+  local state, known = unit.comm_hook_state, unit.hook_built_in
+  if known.group ~= state.process_group or known.before ~= state.gradient_predivide_factor
+    or known.after ~= state.gradient_postdivide_factor
+      or known.lands ~= state.parameter_type then
     apply(unit)
   end
 end

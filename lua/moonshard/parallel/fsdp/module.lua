@@ -113,8 +113,8 @@ M.lazy_init = lazy_init
 
 local function pack(...) return { n = select("#", ...), ... } end
 
--- depth: number of nested calls of sharded modules. incomplete: units of several modules of which some have not run in
--- the current pass.
+-- depth: number of nested calls of sharded modules. incomplete: units with several modules that have not all run in the
+-- current pass.
 local depth, incomplete = 0, {}
 local since = 0                        -- number of published errors when the outermost call began
 
@@ -195,8 +195,8 @@ local function between(self, unit, forward, ...)
   return after(self, unit, part, forward(self, unpack(args, 1, args.n)))
 end
 
--- Ends, at the end of the outermost call, the passes of units of several modules of which some did not run. Does not
--- communicate. Returns the text of an error, if there was one.
+-- At the end of the outermost call, ends the passes of units whose modules have not all run. Does not communicate.
+-- Returns the text of an error, if there was one.
 local function end_passes(failed)
   local message
   for unit in pairs(incomplete) do         -- order does not matter

@@ -78,7 +78,7 @@ local function signature(fields)
 end
 
 -- This rank's report to the others: the fields of each parameter's state (the dtype of a sharded field, the value of a
--- scalar), and the names of parameters of which this rank has no elements. group: the optimizer's group of each
+-- scalar), and the names of parameters that have no elements on this rank. group: the optimizer's group of each
 -- parameter.
 local function describe(names, by_name, entries, kind, group)
   local reported = { type = kind, fields = {}, empty = {}, group = group }
