@@ -2,6 +2,7 @@
 --- Checks the format of a benchmark's output: `luajit format.lua FILE`; prints the reason and exits with 1 if it is
 --- wrong. The output has one or more parts (one per job): `machine:` first, then `case:` and `bar:` lines with numbers,
 --- and last `N bars, N met, N missed` with the right counts. Lines that begin with # are comments.
+--- A part may be the single line `not measured: …`, where a tool is missing.
 --- Lines `rank N: dist: ...` list collectives (dist.set_debug_level); they are skipped.
 local function wrong(text, ...)
   io.stderr:write("bench format: ", text:format(...), "\n")
@@ -14,6 +15,8 @@ for line in io.lines(arg[1]) do
   if not part then
     if line:find "^machine: copy [%d.]+ GB/s, fma float32 [%d.]+ GF/s" then
       part = { cases = 0, bars = 0, met = 0 }
+    elseif line:find "^not measured: " then
+      parts = parts + 1
     elseif line:find "%S" and not line:find "^#" and not line:find "^rank %d+: dist: " then
       wrong("a part does not begin with `machine: …`: %s", line)
     end

@@ -1,0 +1,173 @@
+-- SPDX-License-Identifier: MIT
+--- The static table of the CUDA kernels: what ptxas and the PTX say about each, for an H100 or H200 (sm_90a), without a
+--- GPU; and the limits that kernels are held to.
+local ptx = require "ptx"
+local M = {}
+
+-- Of a processor of compute capability 9.0 (CUDA C++ Programming Guide, tables "Technical Specifications per Compute
+-- Capability"; allocation units: CUDA Occupancy Calculator): registers are allocated by the warp in units of 256, warps
+-- by the block in units of 4; a block takes 1 KiB of shared memory besides its own, in units of 128 bytes.
+local SM = { registers = 65536, warps = 64, blocks = 32, shared = 228 * 1024, processors = 132 }
+M.SM = SM
+M.FLIGHT = 20e3                -- bytes in flight that one processor needs for the whole bandwidth
+
+--- Blocks of `threads` threads that one processor holds.
+function M.blocks_per_sm(threads, registers, shared)
+  local warps = math.ceil(threads / 32)
+  local each = math.ceil(math.max(registers, 1) * 32 / 256) * 256
+  local by_registers = math.floor(math.floor(SM.registers / each / 4) * 4 / (math.ceil(warps / 4) * 4))
+  local by_shared = math.floor(SM.shared / (math.ceil(shared / 128) * 128 + 1024))
+  return math.min(SM.blocks, math.floor(SM.warps / warps), by_registers, by_shared)
+end
+
+-- Threads of a block where the kernel does not say (__launch_bounds__): BLOCK of kernels/cuda/cuda.h.
+local THREADS = 256
+
+local function set(text)
+  local out = {}
+  for word in text:gmatch "%S+" do out[word] = true end
+  return out
+end
+
+local function read(path)
+  local f = assert(io.open(path))
+  local text = f:read "*a"
+  f:close()
+  return text
+end
+
+-- "norm_kernel<float>" from "void norm_kernel<float>(norm, int, …)".
+local function short(name)
+  name = name:gsub("^void ", "")
+  local depth = 0
+  for at = 1, #name do
+    local c = name:sub(at, at)
+    if c == "<" then depth = depth + 1 elseif c == ">" then depth = depth - 1
+    elseif c == "(" and depth == 0 and name:sub(at, at + 10) ~= "(anonymous " then return name:sub(1, at - 1) end
+  end
+  return name
+end
+
+--- Compiles what has changed and reads the table. Returns nil and the reason where it cannot be measured.
+---@param root string   the repository, with a slash at its end
+---@param build string  the build folder; PTX and logs are kept in its folder sm_90a
+---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (on a processor),
+---  mma, classes, exact (an instance for doubles or integers beside one for float32 and halves)
+---@return string?
+function M.rows(root, build)
+  local folder = build .. "/sm_90a"
+  local log = os.tmpname()
+  local status = os.execute(("'%sscripts/bench/support/ptx.sh' '%s' 2>'%s'"):format(root, folder, log))
+  local text = read(log)
+  os.remove(log)
+  if status ~= 0 and status ~= true then
+    if text:find "there is no nvcc" then return nil, "there is no nvcc" end
+    error("the kernels cannot be compiled for sm_90a:\n" .. text, 0)
+  end
+  local rows = {}
+  local files = assert(io.popen(("ls '%skernels/cuda'"):format(root)))
+  for file in files:lines() do
+    local stem = file:match "^(.*)%.cu$"
+    if stem then
+      local bodies = ptx.kernels(read(("%s/%s.ptx"):format(folder, stem)))
+      local row
+      for line in io.lines(("%s/%s.log"):format(folder, stem)) do
+        local symbol = line:match "Compiling entry function '([^']+)'"
+        if symbol then
+          row = ptx.analyse(bodies[symbol])
+          row.file, row.symbol, row.threads = stem, symbol, row.threads or THREADS
+          rows[#rows + 1] = row
+        end
+        local stack, stores, loads = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores, (%d+) bytes spill"
+        if stack and row then row.stack, row.spills = tonumber(stack), stores + loads end
+        if row and line:find "Used %d+ registers" then
+          row.registers = tonumber(line:match "Used (%d+) registers")
+          row.shared = tonumber(line:match "(%d+) bytes smem" or 0)
+          row.blocks = M.blocks_per_sm(row.threads, row.registers, row.shared)
+          row = nil
+        end
+      end
+    end
+  end
+  files:close()
+  local symbols = os.tmpname()
+  local f = assert(io.open(symbols, "w"))
+  for _, row in ipairs(rows) do f:write(row.symbol, "\n") end
+  f:close()
+  local names = assert(io.popen(("c++filt <'%s'"):format(symbols)))
+  for _, row in ipairs(rows) do row.name = row.file .. ": " .. short(names:read "*l") end
+  names:close()
+  os.remove(symbols)
+  table.sort(rows, function(a, b) return a.name < b.name end)
+  local float = {}
+  for _, row in ipairs(rows) do if row.name:find "<float" then float[row.name:match "^[^<]*"] = true end end
+  for _, row in ipairs(rows) do
+    row.exact = row.name:find "<long" ~= nil or row.name:find "<double" ~= nil and float[row.name:match "^[^<]*"] == true
+  end
+  return rows
+end
+
+--- Bytes in flight on one processor for a class of data: those of a thread times the threads that the processor holds.
+function M.flight(row, class)
+  return row.classes[class].flight * row.threads * row.blocks
+end
+
+-- ---- limits -------------------------------------------------------------------------------------
+
+--- Kernels that a step of GPT-2 launches (spec/cuda/null_spec.lua compares): they must not use a stack.
+M.MAIN = set [[
+  attention:attend_kernel attention:attend_backward_kernel attention:delta_kernel
+  elementwise:dense_kernel elementwise:fill_kernel elementwise:move_kernel elementwise:turn_kernel
+  embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
+  optim:norm_kernel optim:norm_join_kernel optim:scale_kernel optim:optim_kernel
+  reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
+  rows:norm_kernel rows:norm_backward_kernel rows:norm_parts_kernel rows:norm_join_kernel
+  rows:cross_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:cross_backward_kernel
+]]
+
+--- Kernels that move little data, or whose accesses depend on it: no limits on width and bytes in flight. All others
+--- are streaming kernels, except for their exact instances.
+M.SMALL = set [[
+  reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
+  rows:norm_join_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:mse_join_kernel optim:norm_join_kernel
+  batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
+]]
+
+--- The limits that a kernel fails, sorted: "spills"; "stack" (kernels of the main job); for streaming kernels, for
+--- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on a
+--- processor).
+function M.failures(row)
+  local out = {}
+  local base = row.name:match "^[^<]*":gsub(" ", "")
+  if row.spills > 0 then out[#out + 1] = "spills" end
+  if row.stack > 0 and M.MAIN[base] then out[#out + 1] = "stack" end
+  if not M.SMALL[base] and not row.exact then
+    for _, class in ipairs { "float32", "half" } do
+      local c = row.classes[class]
+      if c and c.width < 16 then out[#out + 1] = "width " .. class end
+      if c and c.flight > 0 and M.flight(row, class) < M.FLIGHT then out[#out + 1] = "flight " .. class end
+    end
+  end
+  table.sort(out)
+  return out
+end
+
+--- Compares the table with a list of known exceptions { [kernel] = "limit, limit" }; a kernel stands there without its
+--- template arguments, with the limits that any instance fails. Returns two lists of lines "kernel: limit": failures
+--- that the list lacks, and entries that no longer fail.
+function M.against(rows, known)
+  local new, gone, listed, failing = {}, {}, {}, {}
+  for name, limits in pairs(known) do
+    for limit in limits:gmatch "[^,]+" do listed[("%s: %s"):format(name, limit:match "^%s*(.-)%s*$")] = true end
+  end
+  for _, row in ipairs(rows) do
+    for _, limit in ipairs(M.failures(row)) do failing[("%s: %s"):format(row.name:match "^[^<]*", limit)] = true end
+  end
+  for line in pairs(failing) do if not listed[line] then new[#new + 1] = line end end
+  for line in pairs(listed) do if not failing[line] then gone[#gone + 1] = line end end
+  table.sort(new)
+  table.sort(gone)
+  return new, gone
+end
+
+return M

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# ptx.sh FOLDER: for every file of kernels/cuda, FOLDER/NAME.ptx and FOLDER/NAME.log, the report of `ptxas -v`, for
+# sm_90a. A file is compiled again when the content of anything that it includes has changed. Fails with the compiler's
+# text.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+out=${1:?ptx.sh: which folder}
+PATH=$PATH:/usr/local/cuda/bin
+command -v nvcc >/dev/null || { echo "there is no nvcc" >&2; exit 3; }
+mkdir -p "$out"
+# The options of CMakeLists.txt; without contraction.
+options=(-std=c++20 -O3 -fmad=false -arch=compute_90a -Xcompiler=-fPIC -Ikernels -Iruntime)
+
+# The compiler, its options and the content of the repository's files that the .cu file includes.
+key() {
+    nvcc --version
+    echo "${options[@]}"
+    tr ' \\' '\n\n' <"$out/$1.d" | grep -E '^(kernels|runtime)/' | sort -u | xargs cat
+}
+one() {
+    local at=$out/$1
+    if [ -f "$at.key" ] && [ "$(key "$1" 2>/dev/null | sha256sum)" = "$(cat "$at.key")" ]; then return; fi
+    rm -f "$at.key"
+    nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "kernels/cuda/$1.cu"
+    ptxas -arch=sm_90a -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
+    key "$1" | sha256sum >"$at.key"
+}
+if [ $# = 2 ]; then
+    one "$2"
+else
+    # The largest first: two of them take most of the time.
+    (cd kernels/cuda && ls -S ./*.cu) | sed 's,^\./,,; s,\.cu$,,' |
+        xargs -P "$(nproc)" -n 1 "scripts/bench/support/ptx.sh" "$out"
+fi

@@ -1,0 +1,115 @@
+-- SPDX-License-Identifier: MIT
+--- The static table of the CUDA kernels (scripts/bench/gpu_kernels): what it reads off PTX, and the limits of kernels.
+local process = require "spec.support.process"
+
+local support = process.root .. "/scripts/bench/support/?.lua;"
+local function load(name)
+  local path = package.path
+  package.path = support .. path
+  local module = require(name)
+  package.path = path
+  return module
+end
+local kernels, ptx, known = load "kernel_table", load "ptx", load "kernel_exceptions"
+
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+
+--- One kernel with this body, analysed.
+local function analyse(body)
+  return ptx.analyse((ptx.kernels((".visible .entry k(\n\t.param .u64 k_param_0\n)\n{\n%s\n}\n"):format(body))).k)
+end
+
+describe("the PTX of a kernel", function()
+  for _, case in ipairs {
+    { "one load", "ld.global.f32 %f1, [%rd1];", float32 = { 4, 4 } },
+    { "two independent loads", "ld.global.f32 %f1, [%rd1];\nld.global.f32 %f2, [%rd2];\nadd.f32 %f3, %f1, %f2;",
+      float32 = { 4, 8 } },
+    { "a load that waits for another's result",
+      "ld.global.f32 %f1, [%rd1];\nld.global.u64 %rd2, [%rd1+8];\nld.global.f32 %f2, [%rd2];", float32 = { 4, 4 } },
+    { "a load after a use of the first, which ptxas moves upwards",
+      "ld.global.f32 %f1, [%rd1];\nadd.f32 %f2, %f1, %f1;\nld.global.f32 %f3, [%rd2];", float32 = { 4, 8 } },
+    { "a load that cannot pass a store",
+      "ld.global.f32 %f1, [%rd1];\nst.global.f32 [%rd3], %f1;\nld.global.f32 %f3, [%rd2];", float32 = { 4, 4 } },
+    { "a read-only load that can", "ld.global.nc.f32 %f1, [%rd1];\nst.global.f32 [%rd3], %f1;\nld.global.nc.f32 %f3, [%rd2];",
+      float32 = { 4, 8 } },
+    { "loads of two blocks, the first unused in between",
+      "ld.global.f32 %f1, [%rd1];\n@%p1 bra $L__BB0_2;\nld.global.f32 %f2, [%rd2];\n$L__BB0_2:\nadd.f32 %f3, %f1, %f2;",
+      float32 = { 4, 8 } },
+    { "loads of two blocks, the first used in between",
+      "ld.global.f32 %f1, [%rd1];\nsetp.gt.f32 %p1, %f1, 0f0;\n@%p1 bra $L__BB0_2;\nld.global.f32 %f2, [%rd2];\n"
+      .. "$L__BB0_2:\nret;", float32 = { 4, 4 } },
+    { "a loop beside wider loads outside", "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];\n$L__BB0_1:\n"
+      .. "ld.global.f32 %f5, [%rd2];\nadd.f32 %f6, %f6, %f5;\n@%p1 bra $L__BB0_1;\nret;", float32 = { 4, 4 } },
+    { "a loop that loads for its next round", "$L__BB0_1:\nadd.f32 %f6, %f6, %f5;\nld.global.f32 %f5, [%rd2];\n"
+      .. "ld.global.f32 %f7, [%rd3];\nadd.s32 %r1, %r1, 1;\n@%p1 bra $L__BB0_1;\nret;", float32 = { 4, 8 } },
+    { "loads through a vector of words that become floats",
+      "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];\nmov.b32 %f1, %r1;", float32 = { 16, 16 } },
+    { "loads through a vector of words that become halves",
+      "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];\nmov.b32 {%rs1, %rs2}, %r1;", half = { 16, 16 } },
+    { "loads that are wider than the stores",
+      "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];\nst.global.f32 [%rd2], %f1;", float32 = { 4, 16 } },
+    { "scalars of halves and shared memory",
+      "ld.global.u16 %rs1, [%rd1];\nld.shared.f32 %f1, [%r1];\nst.local.f32 [%rd2], %f1;", half = { 2, 2 } },
+    { "asynchronous copies, of which one group may stay in flight", "cp.async.cg.shared.global [%r1], [%rd1], 16;\n"
+      .. "cp.async.commit_group;\ncp.async.cg.shared.global [%r2], [%rd2], 16;\ncp.async.commit_group;\n"
+      .. "cp.async.wait_group 1;\ncp.async.cg.shared.global [%r3], [%rd3], 16;\n"
+      .. "st.global.v4.f32 [%rd4], {%f1, %f2, %f3, %f4};", float32 = { 16, 32 } },
+  } do
+    it("shows the width and the bytes in flight of " .. case[1], function()
+      local classes = analyse(case[2]).classes
+      for _, class in ipairs { "half", "float32" } do
+        local c = classes[class]
+        assert.same(case[class], c and { c.width, c.flight }, class)
+      end
+    end)
+  end
+
+  it("shows its matrix instructions, and its threads where it says them", function()
+    assert.equal(2, analyse(("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};\n"):rep(2)).mma)
+    local text = ".visible .entry k(\n\t.param .u64 p\n)\n.maxntid 128, 1, 1\n{\nret;\n}\n"
+    assert.equal(128, ptx.analyse(ptx.kernels(text).k).threads)
+  end)
+end)
+
+describe("the static table", function()
+  for _, case in ipairs {
+    { 256, 32, 0, 8 }, { 256, 33, 0, 6 }, { 256, 84, 1024, 2 }, { 256, 255, 0, 1 }, { 1024, 64, 0, 1 },
+    { 1, 16, 0, 32 }, { 128, 40, 48 * 1024, 4 }, { 256, 16, 100 * 1024, 2 },
+  } do
+    it(("counts %d threads of %d registers and %d bytes of shared memory: %d blocks"):format(unpack(case)), function()
+      assert.equal(case[4], kernels.blocks_per_sm(case[1], case[2], case[3]))
+    end)
+  end
+
+  local function row(change)
+    local r = { name = "rows: softmax_kernel<float>", registers = 32, stack = 0, spills = 0, threads = 256, blocks = 8,
+      classes = { float32 = { width = 16, flight = 16 }, half = { width = 16, flight = 16 } } }
+    for k, v in pairs(change) do r[k] = v end
+    return r
+  end
+  it("names each limit that a kernel fails", function()
+    assert.same({}, kernels.failures(row {}))
+    assert.same({ "spills" }, kernels.failures(row { spills = 8 }))
+    assert.same({}, kernels.failures(row { stack = 16 }))
+    assert.same({ "stack" }, kernels.failures(row { name = "rows: norm_kernel<float>", stack = 16 }))
+    assert.same({ "width half" }, kernels.failures(row { classes = { half = { width = 8, flight = 16 } } }))
+    assert.same({ "flight float32" }, kernels.failures(row { classes = { float32 = { width = 16, flight = 8 } } }))
+    assert.same({}, kernels.failures(row { exact = true, classes = { float32 = { width = 4, flight = 4 } } }))
+  end)
+  it("separates new failures from exceptions that no longer fail", function()
+    local new, gone = kernels.against({ row { spills = 8 } }, { ["rows: softmax_kernel"] = "stack" })
+    assert.same({ "rows: softmax_kernel: spills" }, new)
+    assert.same({ "rows: softmax_kernel: stack" }, gone)
+  end)
+
+  it("holds all kernels to their limits, but for the known exceptions", function()
+    if process.tool then return pending "measured without a tool" end
+    local rows, why = kernels.rows(process.root .. "/", build)
+    if not rows then return pending("not measured: " .. why) end
+    local new, gone = kernels.against(rows, known)
+    assert.same({}, new, "these kernels fail a limit; mend them")
+    assert.same({}, gone, "these limits are met now; remove them from kernel_exceptions.lua")
+    assert.is_true(#rows > 100, #rows)
+  end)
+end)
