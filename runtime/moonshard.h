@@ -658,11 +658,17 @@ MS_API void ms_dist_publish_error(const char *text, double since);
 // matching calls of peers fail with text. group < 0 means a send or receive: -1 - from * world size - to. since:
 // ms_state.dist_failures when the call began.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
-// To be called before the script's first collective after a failed call. failed: the place of the failed call in the
+// To be called before a collective of an unsettled group. failed: the place of the failed call in the
 // script, "" if that was not a single collective; caught: where the script caught the error, "" if unknown; times: how
 // many errors in succession it has caught there; here: the place of the call that follows. If a peer that caught the
 // error elsewhere has failed in the call that follows, the call fails on this rank, too, so that later calls match.
 MS_API void ms_dist_resume(const char *failed, const char *caught, int times, const char *here);
+// Whether no collective of the group that the script waited for has succeeded since this rank's latest error. All
+// members return the same.
+MS_API int ms_dist_unsettled(double group);
+// A barrier before a forward of a model over the group, if the group is unsettled: its peers may be at another call. A
+// forward communicates in the background, where calls cannot be matched again.
+MS_API ms_status ms_dist_realign(double group, const char *site);
 
 // ---- files ------------------------------------------------------------------------------------
 

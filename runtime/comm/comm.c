@@ -300,9 +300,9 @@ static ms_status run(ms_coll *c)
 static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
 static void retire_record(void *arg, ms_status result)
 {
-    (void)result;
     ms_coll *c = *(ms_coll **)arg;
     c->g->in_flight--;
+    if (result != MS_OK && c->mismatched && c->epoch == ms__comm_epoch()) c->g->failed = true;
     ms__coll_drop(c);
 }
 
@@ -422,10 +422,15 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     if (c->stream == MS_STREAM_COMPUTE) {
         while ((status = run(c)) == MS_ECOMM && (c->again || (atomic_load(&c->raised) && ms__comm_repeated())))
             take_number(c);
-        if (status == MS_OK) ms__comm_succeeded();
-        else {
+        if (status == MS_OK) {
+            g->failed = c->op == OP_REFUSED;
+            ms__comm_succeeded();
+        } else {
             if (status == MS_ECOMM) ms__world.step = -1;
-            if (c->mismatched) ms__comm_raised(ms_error());
+            if (c->mismatched) {
+                g->failed = true;
+                ms__comm_raised(ms_error());
+            }
             if (atomic_load(&c->raised)) ms__comm_reported(c->epoch, NULL);
             else if (status == MS_EINTR) {
                 ms__fail(status, "interrupted (Ctrl-C)");
@@ -531,6 +536,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         group_drop(g);
         return -1;
     }
+    g->epoch = ms__comm_epoch();
     other_groups[n_others++] = g;
     return next_group++;
 }

@@ -73,13 +73,21 @@ void ms__comm_raised(const char *text)
     if (end) end[sizeof MISMATCH - 1] = 0;
 }
 
+// The error after `epoch` counts as met.
+static void met(uint64_t epoch, const char *text)
+{
+    snprintf(met_text, sizeof met_text, "%s", text);
+    raised[0] = 0;
+    atomic_store(&ms__world.epoch, epoch + 1);
+}
+
 const char *ms__comm_latest(void) { return raised[0] ? raised : met_text; }
 
 bool ms__comm_repeated(void)
 {
     uint64_t epoch = ms__comm_epoch();
     if (!raised[0] || !ms__comm_error_since(epoch) || !strstr(error_after(epoch), raised)) return false;
-    ms__comm_reported(epoch, NULL);
+    met(epoch, error_after(epoch));
     return true;
 }
 
@@ -101,22 +109,17 @@ void ms_dist_resume(const char *failed, const char *caught, int times, const cha
     };
 }
 
-bool ms__comm_resumes(void) { return resumption.here != 0; }
+bool ms__comm_unsettled(const ms_group *g) { return g->n > 1 && (g->failed || g->epoch != ms__comm_epoch()); }
 
-ms_resumption ms__comm_resumption(void)
+bool ms__comm_resumes(const ms_group *g) { return resumption.here != 0 && ms__comm_unsettled(g); }
+
+ms_resumption ms__comm_resumption(const ms_group *g)
 {
-    ms_resumption r = resumption;
+    ms_resumption r = { 0 };
+    if (MS_LIKELY(!ms__comm_resumes(g))) return r;
+    r = resumption;
     resumption = (ms_resumption) { 0 };
     return r;
-}
-
-// The error after `epoch` counts as met.
-static void met(uint64_t epoch, const char *text)
-{
-    snprintf(met_text, sizeof met_text, "%s", text);
-    raised[0] = 0;
-    ms__state.dist_failures++;
-    atomic_store(&ms__world.epoch, epoch + 1);
 }
 
 void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
@@ -131,6 +134,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
         else snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
         if (ms__comm_publish_as(now + 1, whole) && ms__world.nodes > 1) ms__far_error(now + 1, whole, backward);
         met(now, text);
+        ms__state.dist_failures++;
     }
     if (backward) ms__comm_backward_failed(ms__comm_epoch());
 }
@@ -179,6 +183,7 @@ void ms__comm_reported(uint64_t epoch, const char *text)
     }
     // The message may differ from the published one, because all members detect a mismatch by themselves.
     met(epoch, text ? text : error_after(epoch));
+    ms__state.dist_failures++;
 }
 
 ms_status ms__comm_meet_error(void)

@@ -162,6 +162,7 @@ struct ms_group {
     bool freed;
     int holders;          // number of units that keep the group's address, also after dist.free_group
     uint64_t seq, epoch;  // used by the engine thread only
+    bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int in_flight;        // number of its collectives on queues that are not retired yet; engine thread only
     // For each ring entry: word of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
@@ -323,8 +324,12 @@ const char *ms__comm_latest(void);        // engine thread: text of the latest f
 // Engine thread: returns whether the next published error repeats the one passed to ms__comm_raised. If so, counts it
 // as met, so that this rank does not raise it again.
 bool ms__comm_repeated(void);
-bool ms__comm_resumes(void);              // engine thread: whether ms_dist_resume was called for the next collective
-ms_resumption ms__comm_resumption(void);  // engine thread: takes what ms_dist_resume has set
+// Engine thread: whether no collective of g that the script waits for has succeeded since the latest error. All members
+// return the same.
+bool ms__comm_unsettled(const ms_group *g);
+bool ms__comm_resumes(const ms_group *g);  // engine thread: whether the next collective of g continues after an error
+// Engine thread: takes what ms_dist_resume has set; zeros if the next collective of g does not continue after an error.
+ms_resumption ms__comm_resumption(const ms_group *g);
 // Records that a rank aborted a backward because of the error of that epoch.
 void ms__comm_backward_failed(uint64_t epoch);
 // Any thread: to be called when this rank alone cannot complete c, for the reason in ms_error(). Publishes the error,

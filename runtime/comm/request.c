@@ -203,8 +203,7 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     c->stream = r->stream;
     c->root = root;
     c->fingerprint.op = c->op;
-    ms_resumption resumed = ms__comm_resumption();
-    if (r->stream == MS_STREAM_COMPUTE) c->fingerprint.resumed = resumed;
+    if (r->stream == MS_STREAM_COMPUTE) c->fingerprint.resumed = ms__comm_resumption(r->group);
     c->fingerprint.dtype = (uint8_t)c->reducer.dtype;
     c->fingerprint.reduction = (uint8_t)c->reducer.reduction;
     c->fingerprint.agreed = r->agreed;

@@ -165,7 +165,7 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
                      .label = { .site = d->site } };
     // Sends have their own stream: a receive must not wait for the send that it answers. The first call after
     // an error is complete on return, because it may fail or wait for a peer's next call.
-    if (d->async && r.op != OP_BARRIER && (p2p || !ms__comm_resumes()))
+    if (d->async && r.op != OP_BARRIER && (p2p || !ms__comm_resumes(g)))
         r.stream = d->op == MS_DIST_SEND ? MS_STREAM_COPY : ROW(r.op)->stream;
     operands o = { 0 };
     ms_coll *c = NULL;
@@ -195,6 +195,26 @@ void ms_dist_refused(double group, const char *text, const char *site, double si
     ms_request r = { .group = g, .op = OP_REFUSED, .refusal = text, .label = { .site = site } };
     if (ms__comm_error_since(epoch) || ms__collective(&r, NULL) != MS_OK) ms__comm_publish_error(text, epoch, false);
     else ms__comm_refused(text);
+}
+
+// ---- after an error -------------------------------------------------------------------------------
+
+int ms_dist_unsettled(double group)
+{
+    ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
+    if (!g || g->me < 0) return 0;
+    ms__stream_reap();  // a collective in the background may have failed
+    return ms__comm_unsettled(g);
+}
+
+ms_status ms_dist_realign(double group, const char *site)
+{
+    ms_group *g = ms__group_by_id(group);
+    if (!g) return MS_EINVAL;
+    return ms__collective(&(ms_request) { .group = g,
+                                          .op = OP_BARRIER,
+                                          .label = { .site = site, .unit = "a forward after an error" } },
+                          NULL);
 }
 
 // ---- bytes ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 -- After an error that a script survives, the ranks' next collectives match, wherever in the script each rank met it.
+local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 
 for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, "2" } } do
@@ -149,6 +150,64 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
             assert.are.same({ 1, nil, 3, 4, 5 }, got)
           end
         end
+      end)
+
+      -- A step held by pcall, then a collective in which the ranks agree whether it succeeded.
+      local kinds = {
+        fully_shard = function(m)
+          for k = 1, 2 do fsdp.fully_shard(m[k]) end
+          return fsdp.fully_shard(m)
+        end,
+        FSDP = function(m) return fsdp.FSDP(m) end,
+        DDP = function(m) return nn.DDP(m) end,
+        ["fully_shard on a mesh of two dimensions"] = world == 4 and function(m)
+          return fsdp.fully_shard(m, { mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } }) })
+        end or nil,
+      }
+      for kind, wrap in ms.sorted_pairs(kinds) do
+        for _, place in ipairs { "before the forward", "before the backward", "after the backward" } do
+          it("an error of the script " .. place .. " of " .. kind .. " costs at most the next step, too", function()
+            for _, bad in ipairs { 0, world - 1 } do
+              ms.manual_seed(1)
+              local m = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+              local agreed = {}
+              for step = 1, 6 do
+                local function here(at)
+                  if step == 2 and rank == bad and at == place then error("the script's own", 0) end
+                end
+                local ok = pcall(function()
+                  here "before the forward"
+                  local loss = m(x):sum()
+                  here "before the backward"
+                  loss:backward()
+                  here "after the backward"
+                end)
+                local flag = ms.tensor { step, ok and 0 or 1 }
+                agreed[step] = pcall(dist.all_reduce, flag)
+                if agreed[step] then assert.are.equal(world * step, flag[1]:item()) end
+                assert.is_true(step == 2 or step == 3 or (agreed[step] and flag[2]:item() == 0))
+              end
+            end
+          end)
+        end
+      end
+
+      it("an error of the script before a save costs only the calls of that step", function()
+        local folder = ("/tmp/moonshard-resumed-%d"):format(process.parent())
+        for _, bad in ipairs { 0, world - 1 } do
+          local agreed
+          for step = 1, 4 do
+            local ok = pcall(function()
+              if step == 2 and rank == bad then error("the script's own", 0) end
+              fsdp.save(folder, model())
+            end)
+            local flag = ms.tensor { step, ok and 0 or 1 }
+            agreed = pcall(dist.all_reduce, flag)
+            if agreed then assert.are.equal(world * step, flag[1]:item()) end
+          end
+          assert.is_true(agreed)
+        end
+        if rank == 0 then process.remove_folder(folder) end
       end)
 
       it("a value that a call of the library gathers is not mixed with one of the script", function()

@@ -6,7 +6,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
 local lib, state = engine.lib, engine.state
-local getmetatable, type, pcall, error, tostring = getmetatable, type, pcall, error, tostring
+local getmetatable, type, pcall, error, tostring, ipairs = getmetatable, type, pcall, error, tostring, ipairs
 
 local M = {}
 
@@ -37,14 +37,14 @@ end
 -- ---- after an error ------------------------------------------------------------------------------
 
 -- An error that a script survives may fail different calls on different ranks, and the ranks may catch it at different
--- lines. So the first single collective after an error sends its own place in the script, that of the call that failed,
--- and where the error was caught. If the same collective has failed on a peer that caught the error elsewhere, it fails
--- on this rank, too. Otherwise each later collective would be matched with the peers' next one.
+-- lines. So each group's first collective after an error sends its own place in the script, that of the call that
+-- failed, and where the error was caught. If the same collective has failed on a peer that caught the error elsewhere,
+-- it fails on this rank, too. Otherwise each later collective would be matched with the peers' next one.
 
--- failed: the place of the latest failed call, "" if it was not a single collective, nil if a call has succeeded since.
--- caught: where its error was caught. times: how many errors in succession were caught there. seen: the value of
--- state.dist_failures that is already accounted for.
-local failed, caught, times, seen = nil, nil, 0, 0
+-- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was caught.
+-- times: how many errors in succession were caught there. succession: whether no call has succeeded since. seen: the
+-- value of state.dist_failures that is already accounted for.
+local failed, caught, times, succession, seen = "", nil, 0, false, 0
 
 local function async_place(site) return "async " .. (site or "") end
 
@@ -57,32 +57,42 @@ local function place(a, b, c)
   return (errors.user_stack())
 end
 
-local function failed_at(where)
-  local _, catcher = errors.user_stack()
+local function failed_at(where, catcher)
   failed, seen = where, state.dist_failures
-  caught, times = catcher, catcher == caught and times + 1 or 1
+  caught, times = catcher, succession and catcher == caught and times + 1 or 1
+  succession = true
 end
 
 --- Records that an asynchronous call made at that line failed.
 ---@param site string?
-function M.async_failed(site) failed_at(async_place(site)) end
-
---- Records the failure of a call that is not a single collective.
-function M.failed() failed_at "" end
-
--- Prepares one collective. Returns the number of failures so far.
-local function begin_one(a, b, c)
-  local failures = state.dist_failures
-  if failed or failures ~= seen then
-    if failures ~= seen then failed, caught, times = "", nil, 1 end
-    lib.ms_dist_resume(failed, caught or "", times, place(a, b, c))
-  end
-  return failures
+function M.async_failed(site)
+  local _, catcher = errors.user_stack()
+  failed_at(async_place(site), catcher)
 end
 
---- Prepares a call that is not a single collective: forgets earlier failures, by which calls would be matched.
-function M.begin() failed, caught, seen = nil, nil, state.dist_failures end
-local begin = M.begin
+--- Records the failure of a call that is not a single collective.
+function M.failed()
+  local _, catcher = errors.user_stack()
+  failed_at("", catcher)
+end
+
+-- Before a collective of an unsettled group.
+local function resume(a, b, c)
+  if state.dist_failures ~= seen then failed_at "" end
+  lib.ms_dist_resume(failed, caught or "", times, place(a, b, c))
+end
+
+--- Prepares the forward of a model whose ranks are connected by these groups: after an error, all of them meet first.
+---@param groups Group[]
+function M.realign(groups)
+  for _, group in ipairs(groups) do
+    if lib.ms_dist_unsettled(group.id) ~= 0 then
+      resume()
+      if lib.ms_dist_realign(group.id, errors.user_line(2)) ~= 0 then errors.fail() end
+      succession = false
+    end
+  end
+end
 
 -- ---- one collective ------------------------------------------------------------------------------
 
@@ -94,13 +104,21 @@ end
 
 local function finish_one(since, find, a, b, c, ok, ...)
   if ok then
-    failed, caught, seen = nil, nil, since
+    succession = false
     return ...
   end
   -- Does nothing if the call failed on every member.
   lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
-  failed_at(place(a, b, c))
+  local _, catcher = errors.user_stack()
+  failed_at(place(a, b, c), catcher)
   error((...), 0)
+end
+
+-- Prepares one collective. Returns the number of failures so far.
+local function begin_one(find, a, b, c)
+  local failures = state.dist_failures
+  if failures > 0 and lib.ms_dist_unsettled(find(a, b, c)) ~= 0 then resume(a, b, c) end
+  return failures
 end
 
 --- Wraps fn, which issues one collective. The group is searched among the first three arguments, or has the id that
@@ -112,7 +130,7 @@ function M.one(fn, find)
   find = find or intended
   return standing_for(function(a, b, c)
     ensure()
-    return finish_one(begin_one(a, b, c), find, a, b, c, pcall(fn, a, b, c))
+    return finish_one(begin_one(find, a, b, c), find, a, b, c, pcall(fn, a, b, c))
   end, fn)
 end
 
@@ -126,9 +144,14 @@ local function has_peers(a, b, c, d)
 end
 
 local function finish(since, concerns, a, b, c, d, ok, ...)
-  if ok then return ... end
-  if concerns(a, b, c, d) then lib.ms_dist_publish_error(tostring((...)), since) end
-  M.failed()
+  if ok then
+    succession = false
+    return ...
+  end
+  if concerns(a, b, c, d) then
+    lib.ms_dist_publish_error(tostring((...)), since)
+    M.failed()
+  end
   error((...), 0)
 end
 
@@ -141,7 +164,7 @@ function M.several(fn, concerns)
   concerns = concerns or has_peers
   return standing_for(function(a, b, c, d, e)
     ensure()
-    begin()
+    if state.dist_failures > 0 then resume() end
     return finish(lib.ms_dist_errors(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
   end, fn)
 end

@@ -263,6 +263,8 @@ end
 
 -- The communication of a synced forward, before the module runs.
 local begin = calls.several(function(st, module)
+  -- Inside join, ranks that have finished do not take part.
+  if engine.state.dist_failures > 0 and not st.join then calls.realign { st.group or dist.default_group() } end
   check_prior(st)
   local source = st.join and join.notify(st, true)
   no_grad(function()

@@ -174,6 +174,9 @@ end
 
 -- Runs forward between the unit's two hooks. The common case, one tensor in and one out, allocates no tables.
 local function between(self, unit, forward, ...)
+  if depth == 1 and engine.state.dist_failures > 0 then
+    calls.realign(require "moonshard.parallel.fsdp.agree".groups_of(self))
+  end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
   local part = #unit.modules > 1 and begin(unit)
@@ -254,7 +257,6 @@ end
 
 local function call_between(self, unit, forward, ...)
   if depth == 0 then
-    calls.begin()
     since = lib.ms_dist_errors()
   end
   depth = depth + 1
