@@ -6,6 +6,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
 local lib, state = engine.lib, engine.state
+local getinfo = debug.getinfo
 local getmetatable, type, pcall, error, tostring, ipairs = getmetatable, type, pcall, error, tostring, ipairs
 
 local M = {}
@@ -96,6 +97,11 @@ end
 
 -- ---- one collective ------------------------------------------------------------------------------
 
+--- The script's line of the latest call of one collective; nil: unknown.
+M.site = nil
+
+local lines_of = setmetatable({}, { __mode = "k" })
+
 -- The id of the group of a call; the id of the world if the arguments do not show it.
 local function intended(a, b, c)
   local g = group_in(c) or group_in(b) or group_in(a)
@@ -121,6 +127,27 @@ local function begin_one(find, a, b, c)
   return failures
 end
 
+-- The script's line that called the wrapper that calls this function. A lookup takes microseconds, so lines are cached
+-- by function. If the calling function belongs to the library, its caller's line is looked up.
+local function call_site()
+  local info = getinfo(3, "fl")
+  local fn = info and info.func
+  if not fn then return errors.user_line(2) end
+  local lines = lines_of[fn]
+  if lines == nil then
+    local source = getinfo(fn, "S")
+    lines = source.what ~= "C" and source.source:sub(1, #errors.library) ~= errors.library and {}
+    lines_of[fn] = lines
+  end
+  if not lines then return errors.user_line(2) end
+  local text = lines[info.currentline]
+  if not text then
+    text = errors.user_line(2)
+    lines[info.currentline] = text
+  end
+  return text
+end
+
 --- Wraps fn, which issues one collective. The group is searched among the first three arguments, or has the id that
 --- find(a, b, c) returns.
 ---@param fn function
@@ -130,6 +157,8 @@ function M.one(fn, find)
   find = find or intended
   return standing_for(function(a, b, c)
     ensure()
+    -- Before pcall, because LuaJIT cannot compile code after debug.getinfo that returns through pcall.
+    M.site = call_site()
     return finish_one(begin_one(find, a, b, c), find, a, b, c, pcall(fn, a, b, c))
   end, fn)
 end

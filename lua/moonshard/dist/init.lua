@@ -185,32 +185,6 @@ local reduction_names = { "sum", "avg", "max", "min", "prod" }
 local op_names = { [0] = "barrier", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather",
   "scatter", "all_to_all" }
 
--- The script's line that called dist.x, found below the frames of run, dist.x, pcall and the wrapper of dist.calls. A
--- lookup takes microseconds, so lines are cached by function; if the calling function belongs to the library, its
--- caller's line is looked up.
-local lines_of = setmetatable({}, { __mode = "k" })
-local getinfo = debug.getinfo
-local library = errors.library
-
-local function call_site()
-  local info = getinfo(6, "fl")
-  local fn = info and info.func
-  if not fn then return user_line(4) end
-  local lines = lines_of[fn]
-  if lines == nil then
-    local source = getinfo(fn, "S")
-    lines = source.what ~= "C" and source.source:sub(1, #library) ~= library and {}
-    lines_of[fn] = lines
-  end
-  if not lines then return user_line(4) end
-  local text = lines[info.currentline]
-  if not text then
-    text = user_line(4)
-    lines[info.currentline] = text
-  end
-  return text
-end
-
 local call = ffi.new "ms_dist_call"
 local work_out = ffi.new "ms_work *[1]"
 
@@ -260,7 +234,7 @@ local function run(name, op, spec, given, out, input, root, list, n_list)
   local id = id_of_group(o.group, name)
   root = root or o.src or o.dst
   if root ~= nil and not is_whole(root) then errors.raise("%s: rank is %s, expected a whole number", name, tostring(root)) end
-  local site = call_site()
+  local site = calls.site
   call.op, call.reduction, call.root, call.async = op, reductions[o.op or "sum"], root or 0, o.async and 1 or 0
   call.group, call.out, call["in"] = id, out or 0, input or 0
   call.n_list, call.list = n_list or 0, list
