@@ -2,7 +2,8 @@
 // device/device.c -- finds and loads the CUDA plugin, and moves bytes between devices.
 //
 // MOONSHARD_CUDA selects the plugin. Unset or "real": the plugin for GPUs. "emulated": the emulator on which specs run
-// the same kernels (libmoonshard_cuda_emulated.so); never selected by default. "off": no plugin.
+// the same kernels (libmoonshard_cuda_emulated.so); never selected by default. "null": the plugin over calls that only
+// count (libmoonshard_cuda_null.so), for specs, too. "off": no plugin.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -43,20 +44,23 @@ static const ms_cuda_table *plugin(void)
 {
     char path[4096];
     const char *mode = getenv("MOONSHARD_CUDA");
-    bool emulated = mode && strcmp(mode, "emulated") == 0;
+    bool emulated = mode && strcmp(mode, "emulated") == 0, null = mode && strcmp(mode, "null") == 0;
     if (mode && strcmp(mode, "off") == 0) return none("MOONSHARD_CUDA is off");
-    const char *name = emulated ? "libmoonshard_cuda_emulated.so" : "libmoonshard_cuda.so";
+    const char *name = emulated ? "libmoonshard_cuda_emulated.so"
+                       : null   ? "libmoonshard_cuda_null.so"
+                                : "libmoonshard_cuda.so";
     beside(path, sizeof path, name);
     if (access(path, R_OK) != 0)
         return none(
             "this build has no CUDA plugin (%s): it is built where %s is installed, unless with scripts/setup --engine",
             name, emulated ? "g++" : "nvcc");
     // Check the driver before the plugin: a missing driver is common and has its own message.
-    if (!emulated && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
+    if (!emulated && !null && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
         return none("no NVIDIA driver is installed (libcuda.so.1 is not found)");
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!lib) return none("the CUDA plugin cannot be loaded: %s", dlerror());
-    const ms_cuda_table *t = dlsym(lib, MS_CUDA_SYMBOL);
+    const ms_cuda_table *(*wrapped)(void) = null ? (const ms_cuda_table *(*)(void))dlsym(lib, MS_CUDA_NULL) : NULL;
+    const ms_cuda_table *t = wrapped ? wrapped() : dlsym(lib, MS_CUDA_SYMBOL);
     if (!t || t->version != MS_CUDA_TABLE_VERSION)
         return none("%s has no %s of version %d; build engine and plugin together", name, MS_CUDA_SYMBOL,
                     MS_CUDA_TABLE_VERSION);

@@ -17,6 +17,7 @@ extern "C" {
 
 enum { MS_CUDA_TABLE_VERSION = 1, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
+#define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
 struct ms_call;
 struct ms_tensor;

@@ -37,10 +37,14 @@ static ms_status check_environment(void)
     static const struct {
         const char *name, *choices[4];
     } chosen[] = {
-        { "MOONSHARD_DEBUG", { "off", "info", "detail" } },   { "MOONSHARD_LOG", { "fsdp" } },
-        { "MOONSHARD_ISA", { "v1", "v2", "v3", "v4" } },      { "MOONSHARD_PROGRESS", { "bar", "lines" } },
-        { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } }, { "MOONSHARD_CUBLAS", { "on", "off" } },
-        { "MOONSHARD_CUDA", { "real", "emulated", "off" } },  { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
+        { "MOONSHARD_DEBUG", { "off", "info", "detail" } },
+        { "MOONSHARD_LOG", { "fsdp" } },
+        { "MOONSHARD_ISA", { "v1", "v2", "v3", "v4" } },
+        { "MOONSHARD_PROGRESS", { "bar", "lines" } },
+        { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } },
+        { "MOONSHARD_CUBLAS", { "on", "off" } },
+        { "MOONSHARD_CUDA", { "real", "emulated", "null", "off" } },
+        { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
     };
     for (int k = 0; k < MS_COUNT(chosen); k++) {
         const char *value = getenv(chosen[k].name);

@@ -509,7 +509,7 @@ describe("a disturbed job #mpi", function()
       MOONSHARD_LOG = { "fsdp", "all" },
       MOONSHARD_ISA = { "one of v1, v2, v3, v4", "avx2", "v9" },
       MOONSHARD_PROGRESS = { "one of bar, lines", "none" },
-      MOONSHARD_CUDA = { "one of real, emulated, off", "yes" },
+      MOONSHARD_CUDA = { "one of real, emulated, null, off", "yes" },
       MOONSHARD_COMM_MAP = { "one of refuse, refuse-all", "no" },
       MOONSHARD_COMM_NODES = { "a number of nodes, or each rank's node separated by commas", "two", "-1" },
     } do

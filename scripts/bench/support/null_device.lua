@@ -1,0 +1,83 @@
+-- SPDX-License-Identifier: MIT
+--- Reads the counts of the null device (spec/support/cuda/null.c), in a process that runs with MOONSHARD_CUDA=null.
+local ffi = require "ffi"
+
+ffi.cdef [[
+typedef struct {
+    double launches, products, flops, to_device, to_host, on_device, copies, fills, allocations, frees, waits, events;
+} ms_null_totals;
+typedef struct {
+    const char *op, *kernel;
+    double bytes[3], flops;
+    int32_t blocks, threads;
+} ms_null_launch;
+const ms_null_totals *ms_null_count(void);
+int ms_null_launches(const ms_null_launch **out);
+void ms_null_reset(void);
+void ms_null_parameters(const char *kernel, int n, const int *sizes);
+]]
+
+local M = {}
+local COUNTS = { "launches", "products", "flops", "to_device", "to_host", "on_device", "copies", "fills", "allocations",
+  "frees", "waits", "events" }
+
+local lib
+--- Opens the device; returns false and the reason where it is not built.
+---@param build string  the build folder
+function M.open(build)
+  local cuda = require("moonshard").cuda
+  if not cuda.is_available() then return false, cuda.why_unavailable() end
+  if not cuda.device_name():find "^null device" then error("the device is not the null device: MOONSHARD_CUDA", 2) end
+  lib = ffi.load(build .. "/libmoonshard_cuda_null.so")
+  return true
+end
+
+function M.reset() lib.ms_null_reset() end
+
+--- The totals since reset: launches of kernels, products by cuBLASLt and their flops, bytes to the device, to the host
+--- and on the device, copies, fills, allocations and frees of the driver, waits of the host, events.
+---@return table<string, number>
+function M.count()
+  local totals, out = lib.ms_null_count(), {}
+  for _, name in ipairs(COUNTS) do out[name] = tonumber(totals[name]) end
+  return out
+end
+
+--- The launches and products since reset, in order: op, kernel (symbol; "product", "copy", "set"), blocks, threads,
+--- flops, and bytes of halves, of float32 and of other data, where the kernels' parameters are known.
+---@return table[]
+function M.launches()
+  local list = ffi.new "const ms_null_launch *[1]"
+  local n, out = lib.ms_null_launches(list), {}
+  for k = 0, n - 1 do
+    local l = list[0][k]
+    out[k + 1] = { op = ffi.string(l.op), kernel = ffi.string(l.kernel), blocks = l.blocks, threads = l.threads,
+      flops = l.flops, half = l.bytes[0], float32 = l.bytes[1], other = l.bytes[2] }
+  end
+  return out
+end
+
+--- Makes the device note the bytes that launches touch, from now on.
+---@param symbol string
+---@param sizes integer[]  bytes of each of the kernel's parameters
+function M.parameters(symbol, sizes) lib.ms_null_parameters(symbol, #sizes, ffi.new("int[?]", #sizes, sizes)) end
+
+--- A step of GPT-2 124M: bfloat16, 8 x 1024 tokens, clipping, AdamW. Returns the step, to be called repeatedly.
+function M.gpt2()
+  local ms = require "moonshard"
+  local model = require "moonshard.models.gpt" { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768,
+    device = "cuda", dtype = "bfloat16" }
+  local parameters = model:parameters()
+  local optimizer = ms.optim.AdamW(parameters, { lr = 1e-4 })
+  local ids = ms.randint(0, 50304, { 8, 1024 }, { device = "cuda" })
+  return function()
+    ms.scope(function()
+      model(ids, ids):backward()
+      ms.nn.utils.clip_grad_norm_(parameters, 1)
+      optimizer:step()
+      optimizer:zero_grad()
+    end)
+  end
+end
+
+return M

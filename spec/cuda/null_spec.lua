@@ -1,0 +1,141 @@
+-- SPDX-License-Identifier: MIT
+--- The null device (MOONSHARD_CUDA=null): the CUDA plugin over calls that only count, and the limits of what a step of
+--- training asks of a GPU.
+local lfs = require "lfs"
+local process = require "spec.support.process"
+
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+
+--- Runs a script in a process of its own, with `ms` and `null`; returns its exit code, output and errors.
+local function script(source, env)
+  local folder = process.temp_folder()
+  process.write(folder .. "/script.lua", ([[
+    package.path = "%s/scripts/bench/support/?.lua;" .. package.path
+    local ms, null = require "moonshard", require "null_device"
+    if ms.cuda.is_available() then null.open "%s" end
+    %s]]):format(process.root, build, source))
+  env = env or {}
+  env.MOONSHARD_CUDA = "null"
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
+    { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
+  local code = child:wait(120)
+  local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
+  process.remove_folder(folder)
+  return code, out, err
+end
+
+--- What a script prints, as numbers.
+local function numbers(source, env)
+  local code, out, err = script(source, env)
+  assert.are.equal(0, code, err)
+  local list = {}
+  for word in out:gmatch "%S+" do list[#list + 1] = assert(tonumber(word), out) end
+  return list
+end
+
+describe("the null device", function()
+  local function it_built(name, fn)
+    it(name, function()
+      if not lfs.attributes(build .. "/libmoonshard_cuda_null.so") then
+        return pending "this build has no null device: there is no nvcc"
+      end
+      fn()
+    end)
+  end
+
+  it("is refused where it is not built, with the reason", function()
+    local folder = process.temp_folder()
+    for _, name in ipairs { "libmoonshard.so", "moonshard_cdef.h" } do
+      assert.are.equal(0, os.execute(("cp -L '%s/%s' '%s'"):format(build, name, folder)))
+    end
+    local _, out = script("print(ms.cuda.why_unavailable())", { MOONSHARD_LIB = folder .. "/libmoonshard.so" })
+    process.remove_folder(folder)
+    assert.is_truthy(out:find("this build has no CUDA plugin (libmoonshard_cuda_null.so): it is built where nvcc is "
+      .. "installed", 1, true), out)
+  end)
+
+  it_built("counts launches, copies and waits, and reads zeros", function()
+    assert.same({ 1, 4000, 4000, 1, 0 }, numbers [[
+      local host = ms.ones(1000)
+      local x = host:to "cuda"
+      null.reset()
+      local y = x + x
+      local back = y:to "cpu"
+      local z = host:to "cuda"
+      local c = null.count()
+      print(c.launches, c.to_device, c.to_host, c.waits, back:sum():item())]])
+  end)
+
+  it_built("counts products and their flops, and launches where cuBLASLt is off", function()
+    local source = [[
+      local a, b = ms.zeros(40, 30, { dtype = "bfloat16", device = "cuda" }), ms.zeros(30, 20, { dtype = "bfloat16", device = "cuda" })
+      null.reset()
+      a:matmul(b)
+      local c = null.count()
+      print(c.products, c.flops, c.launches)]]
+    assert.same({ 1, 2 * 40 * 30 * 20, 0 }, numbers(source))
+    assert.same({ 0, 0, 1 }, numbers(source, { MOONSHARD_CUBLAS = "off" }))
+  end)
+
+  it_built("names the operator, the kernel and the grid of a launch", function()
+    local _, out, err = script [[
+      local x = ms.zeros(1000, { device = "cuda" })
+      null.reset()
+      x:exp()
+      local l = null.launches()
+      print(#l, l[1].op, l[1].kernel, l[1].blocks, l[1].threads)]]
+    assert.matches("^1\texp\t%S*dense_kernel%S*\t1\t256\n$", out, err)
+  end)
+
+  it_built("cuts small blocks from chunks, as on a GPU, and is out of memory where a GPU is", function()
+    local list = numbers [[
+      ms.cuda.synchronize()
+      null.reset()
+      local keep = {}
+      for k = 1, 1000 do keep[k] = ms.empty(256, { device = "cuda" }) end
+      print(null.count().allocations)
+      local big = ms.empty(2 ^ 24, { device = "cuda" })
+      print(null.count().allocations)]]
+    assert.same({ 1, 2 }, list)
+    local _, out = script("print(pcall(ms.empty, 2 ^ 24, { device = 'cuda' }))", { MOONSHARD_CUDA_MEMORY = "10000000" })
+    assert.is_truthy(out:find "no memory for 67108864 bytes on cuda:0", out)
+  end)
+
+  -- A step of GPT-2 124M: bfloat16, 8 x 1024 tokens, forward, backward, clipping, AdamW. These are the numbers of the
+  -- kernels as they are; lower them as kernels improve. The goals: 350 launches and products together, no wait, a peak
+  -- of 3,800 MiB, reserved memory of 1.1 times that. Clipping scales nothing here, because the norm reads as zero: a
+  -- step that clips launches another kernel for each of 148 parameters.
+  local GPT2 = [[
+    local step = null.gpt2()
+    step()
+    step()
+    ms.reset_peak_memory_stats "cuda"
+    null.reset()
+    step()
+    local c, m = null.count(), ms.memory_stats "cuda"
+    print(c.launches + c.products, c.flops / 1e12, c.waits, m.peak_allocated / 2 ^ 20, m.reserved / m.peak_allocated,
+      c.to_device, c.to_host, c.allocations)]]
+  it_built("holds a step of GPT-2 to its limits", function()
+    local n = numbers(GPT2)
+    local limits = {
+      { "launches and products", 1520 },
+      { "TFLOP of products", 7.16 },
+      { "waits of the host", 1 },
+      { "MiB at the peak", 5124 },
+      { "reserved over peak", 1.33 },
+      { "bytes to the device", 25000 },
+      { "bytes to the host", 1184 },
+      { "allocations of the driver", 0 },
+    }
+    for k, limit in ipairs(limits) do
+      assert.is_true(n[k] <= limit[2], ("%s: %g, expected at most %g"):format(limit[1], n[k], limit[2]))
+    end
+    assert.is_true(n[2] > 7, n[2])                        -- the step really multiplies
+  end)
+
+  it_built("holds the same step without cuBLASLt to its launches", function()
+    local n = numbers(GPT2, { MOONSHARD_CUBLAS = "off" })
+    assert.is_true(n[1] <= 932, n[1])
+  end)
+end)
