@@ -2,7 +2,7 @@
 // cuda/cuda.h -- helpers for all CUDA kernel files: checked calls and launches, loads and stores of every dtype, and
 // the engine's functions.
 //
-// The sources are compiled twice: by nvcc for the GPU, and by g++ against spec/support/cuda_shim.h (MS_EMULATED), which
+// The sources are compiled twice: by nvcc for the GPU, and by g++ against spec/support/cuda/shim.h (MS_EMULATED), which
 // runs the kernels on the CPU thread by thread. They may use only what the shim provides: no dynamic shared memory,
 // launches by the two functions below, barriers only in kernels started by launch_blocks.
 //
@@ -12,7 +12,7 @@
 #define MS_CUDA_H
 
 #ifdef MS_EMULATED
-#include "cuda_shim.h"
+#include "cuda/shim.h"
 #else
 #include <cuda_runtime.h>
 #endif

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// cuda/memory.h -- each device's memory, and pinned memory.
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#endif
+
+#include "types.h"
+
+namespace ms_shim
+{
+
+struct arena {
+    char *base = nullptr;
+    size_t bytes = 0, used = 0;
+    int fd = -1;
+    std::map<char *, size_t> live;
+    std::multimap<size_t, char *> free;
+};
+
+inline int device_count()
+{
+    const char *s = getenv("MOONSHARD_CUDA_DEVICES");
+    int n = s ? atoi(s) : 2;
+    return n < 1 ? 1 : n > 8 ? 8 : n;
+}
+inline size_t arena_bytes()  // per device; specs of running out of memory reduce it
+{
+    const char *s = getenv("MOONSHARD_CUDA_MEMORY");
+    return s ? (size_t)atoll(s) : (size_t)8 << 30;
+}
+inline arena arenas[8];
+inline std::mutex memory_lock;
+inline int key = -1;  // protection key, -1: none
+
+inline void may_touch(bool yes)
+{
+    if (key >= 0) pkey_set(key, yes ? 0 : PKEY_DISABLE_ACCESS);
+}
+
+inline bool open_arena(arena &a)
+{
+    if (a.base) return true;
+    static bool asked = false;
+    if (!asked) {
+        asked = true;
+        const char *off = getenv("MOONSHARD_CUDA_GUARD");
+        if (!off || strcmp(off, "0") != 0) key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+    }
+    a.bytes = arena_bytes();
+    a.fd = memfd_create("moonshard_emulated_gpu", MFD_CLOEXEC);
+    if (a.fd < 0 || ftruncate(a.fd, (off_t)a.bytes) != 0) return false;
+    void *p = mmap(nullptr, a.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, a.fd, 0);
+    if (p == MAP_FAILED) return false;
+    if (key >= 0) pkey_mprotect(p, a.bytes, PROT_READ | PROT_WRITE, key);
+    a.base = (char *)p;
+    return true;
+}
+
+inline arena *arena_of(const void *p)
+{
+    for (arena &a : arenas)
+        if (a.base && (const char *)p >= a.base && (const char *)p < a.base + a.bytes) return &a;
+    return nullptr;
+}
+
+inline thread_local int current_device = 0;
+
+}  // namespace ms_shim
+
+inline cudaError_t cudaMalloc(void **out, size_t bytes)
+{
+    using namespace ms_shim;
+    std::lock_guard<std::mutex> hold(memory_lock);
+    arena &a = arenas[current_device];
+    if (!open_arena(a)) return cudaErrorMemoryAllocation;
+    size_t whole = (bytes + 4095) & ~(size_t)4095;
+    auto f = a.free.find(whole);
+    char *p;
+    if (f != a.free.end()) {
+        p = f->second;
+        a.free.erase(f);
+    } else {
+        if (a.bytes - a.used < whole + 4096) return cudaErrorMemoryAllocation;
+        p = a.base + a.used;
+        a.used += whole + 4096;  // a page between blocks
+        ASAN_POISON_MEMORY_REGION(p + whole, 4096);
+    }
+    ASAN_POISON_MEMORY_REGION(p + bytes, whole - bytes);
+    ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+    a.live[p] = whole;
+    *out = p;
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void *p)
+{
+    using namespace ms_shim;
+    if (!p) return cudaSuccess;
+    std::lock_guard<std::mutex> hold(memory_lock);
+    arena *a = arena_of(p);
+    if (!a) return cudaErrorInvalidValue;
+    auto f = a->live.find((char *)p);
+    if (f == a->live.end()) return cudaErrorInvalidValue;
+    ASAN_POISON_MEMORY_REGION(p, f->second);
+    a->free.emplace(f->second, (char *)p);
+    a->live.erase(f);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMallocHost(void **p, size_t n)
+{
+    return (*p = aligned_alloc(4096, (n + 4095) & ~(size_t)4095)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+inline cudaError_t cudaFreeHost(void *p)
+{
+    free(p);
+    return cudaSuccess;
+}
+inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMallocHost(p, n); }
+inline cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
+{
+    *d = h;
+    return cudaSuccess;
+}
