@@ -117,7 +117,7 @@ end
 --- Kernels that a step of GPT-2 launches (spec/cuda/null_spec.lua compares): they must not use a stack.
 M.MAIN = set [[
   attention:attend_kernel attention:attend_backward_kernel attention:delta_kernel
-  elementwise:dense_kernel elementwise:fill_kernel elementwise:move_kernel elementwise:turn_kernel
+  elementwise:dense_kernel elementwise:fill_kernel elementwise:move_kernel copy:arange_kernel
   embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
   optim:norm_kernel optim:norm_join_kernel optim:scale_kernel optim:optim_kernel
   reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
@@ -132,6 +132,9 @@ M.SMALL = set [[
   rows:norm_join_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
 ]]
+
+--- Whether it joins partial results.
+function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
 
 --- The limits that a kernel fails, sorted: "spills"; "stack" (kernels of the main job); for streaming kernels, for
 --- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on a

@@ -57,10 +57,23 @@ function M.launches()
   return out
 end
 
---- Makes the device note the bytes that launches touch, from now on.
----@param symbol string
----@param sizes integer[]  bytes of each of the kernel's parameters
-function M.parameters(symbol, sizes) lib.ms_null_parameters(symbol, #sizes, ffi.new("int[?]", #sizes, sizes)) end
+--- Runs a step three times, from the second with notes of the bytes that launches touch. Returns the kernels of the
+--- static table by symbol, and the launches and totals of the third.
+---@param rows table[]  of kernel_table.rows
+---@param step fun()
+function M.watch(rows, step)
+  local by_symbol = {}
+  step()
+  for _, row in ipairs(rows) do
+    by_symbol[row.symbol] = row
+    local n = #row.parameters
+    lib.ms_null_parameters(row.symbol, n, ffi.new("int[?]", n, row.parameters))
+  end
+  step()
+  M.reset()
+  step()
+  return by_symbol, M.launches(), M.count()
+end
 
 --- A step of GPT-2 124M: bfloat16, 8 x 1024 tokens, clipping, AdamW. Returns the step, to be called repeatedly.
 function M.gpt2()

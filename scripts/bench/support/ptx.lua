@@ -227,14 +227,18 @@ end
 
 --- Analyses the body of one kernel.
 ---@param text string  as M.kernels returns it
----@return table  threads: of a block, where the kernel says it; mma: number of mma instructions; classes: by class that occurs, width (of the widest access; of the
+---@return table  parameters: their bytes; threads: of a block, where the kernel says it; mma: number of mma instructions; classes: by class that occurs, width (of the widest access; of the
 ---  narrower kind where it both loads and stores) and flight (bytes of a thread)
 function M.analyse(text)
   local blocks = blocks_of(text)
   mark_loops(blocks)
   local typed = classify(blocks)
+  local sizes = {}
+  for element, rest in text:match "^%(.-\n%)":gmatch "%.param[^,\n]-%.(%a+%d+)%s+([^,\n]*)" do
+    sizes[#sizes + 1] = BYTES[element] * tonumber(rest:match "%[(%d+)%]" or 1)
+  end
   local threads = text:match "%.maxntid (%d+)" or text:match "%.reqntid (%d+)"
-  local result = { mma = 0, classes = {}, threads = tonumber(threads) }
+  local result = { mma = 0, classes = {}, threads = tonumber(threads), parameters = sizes }
   for _, b in ipairs(blocks) do
     for _, i in ipairs(b) do
       if i.op:find "^mma%." or i.op:find "^wgmma%.mma" then result.mma = result.mma + 1 end

@@ -119,6 +119,13 @@ static struct {
     int n;
 } tables[TABLES];
 static int next_table;
+// Rooms that operators made for themselves, the newest last, for addresses within them.
+static struct {
+    const char *p;
+    size_t bytes;
+} rooms[64];
+static int n_rooms;
+static const void *whole;  // the place that the launch at hand touched last
 static bool watching;
 
 static int place_of(const void *p)
@@ -168,7 +175,16 @@ static void touch(ms_null_launch *l, const void *p)
     int at = place_of(p);
     if (at >= 0 && places[at].p == p) {
         int size = places[at].size;
+        whole = p;
         l->bytes[size == 2 ? 0 : size == 4 || size == 0 ? 1 : 2] += (double)places[at].bytes;
+    } else {
+        int k = n_rooms - 1, last = n_rooms > MS_COUNT(rooms) ? n_rooms - MS_COUNT(rooms) : 0;
+        for (; k >= last; k--) {
+            const char *room = rooms[k % MS_COUNT(rooms)].p, *end = room + rooms[k % MS_COUNT(rooms)].bytes;
+            if ((const char *)p < room || (const char *)p >= end) continue;
+            if (room != whole) l->bytes[1] += (double)(end - (const char *)p);
+            break;
+        }
     }
     for (int k = 0; k < TABLES; k++)
         for (int i = 0; tables[k].there == p && i < tables[k].n; i++)
@@ -235,6 +251,7 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     ms_null_launch *l = add_launch(kernels[k].name);
     l->blocks = (int32_t)(grid.x * grid.y * grid.z);
     l->threads = (int32_t)(block.x * block.y * block.z);
+    whole = NULL;
     for (int i = 0; i < kernels[k].n; i++)
         for (int at = 0; at + 8 <= kernels[k].sizes[i]; at += 8) {
             const void *p;
@@ -665,6 +682,13 @@ static ms_status fill_tensor(ms_tensor *t, double v)
 static ms_status optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
 {
     op = "optimizer";
+    for (int k = 0; k < n && watching; k++) {
+        const ms_optim_job *j = &jobs[k];
+        int size = (int)ms__dtype_size(j->dtype), wide = size == 2 ? 4 : size;  // states of halves are float32
+        note(j->p, (size_t)j->numel * (size_t)size, size);
+        note(j->g, (size_t)j->numel * (size_t)size, size);
+        for (int s = 0; s < MS_OPTIM_STATES; s++) note(j->state[s], (size_t)j->numel * (size_t)wide, wide);
+    }
     ms_status st = ms_cuda_table_v1.optim(index, n, jobs, blocks, block);
     op = "";
     return st;
@@ -705,7 +729,10 @@ static ms_status contiguous(ms_tensor **out, ms_tensor *t)
 static ms_status alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
     ms_status st = engine->alloc(out, device, bytes, what);
-    if (st == MS_OK) note((*out)->data, bytes, 0);
+    if (st != MS_OK || !watching || !bytes) return st;
+    note((*out)->data, bytes, 0);
+    rooms[n_rooms % MS_COUNT(rooms)].p = (*out)->data;
+    rooms[n_rooms++ % MS_COUNT(rooms)].bytes = bytes;
     return st;
 }
 static int start(const ms_cuda_engine *given, char *text, size_t n)

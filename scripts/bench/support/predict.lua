@@ -1,0 +1,107 @@
+-- SPDX-License-Identifier: MIT
+--- Predicts the time of launches on an H200 from the static table of the kernels and the null device's counts. A
+--- prediction is no measurement: it says where time goes, within a factor of 1.5 for kernels that move data.
+---
+--- The formula is fixed. A launch takes the longer of
+---   bytes / (4.3 TB/s x min(1, bytes in flight on a processor / 20 KB)), and
+---   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 60 TF/s for float32, 67 TF/s for float64,
+--- plus 0.6 us for each wait of a serial chain (a launch waits at least once). Bytes in flight are those of the static
+--- table for the class of data of which the launch touches most; a grid that does not fill the GPU has fewer. 20 KB at
+--- 4.3 TB/s over 132 processors are a latency of 0.6 us, so a loop of few threads over many parts is in the first term.
+local kernels = require "kernel_table"
+local M = {}
+
+local BANDWIDTH, LATENCY = 4.3e12, 0.6e-6
+local RATE = { half = 780e12, float32 = 60e12, other = 67e12 }
+
+-- What cannot be seen in the arguments, by kernel.
+-- Passes over data that does not fit a cache.
+local PASSES = { ["rows: cross_kernel"] = 2 }
+-- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
+-- all but the gradient.
+local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: scale_kernel"] = 2 }
+-- It gets the description of the logits, but reads an id and a loss a row only.
+local ROWS = { ["rows: cross_total_kernel"] = true }
+-- Kernels that touch an element a thread of a table, not the whole table.
+local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
+  ["embedding: index_kernel"] = true }
+-- Each thread walks through all positions until it finds its id; they are cached, where a wait is a tenth.
+local WALK = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 10 end }
+
+--- Bytes that a launch touches, and of which class most are.
+function M.bytes(l, base)
+  local class = l.half >= l.float32 and l.half >= l.other and "half" or l.float32 >= l.other and "float32" or "other"
+  local bytes = l.half + l.float32 + l.other
+  if ROWS[base] then return l.other * 1.5, "other" end
+  if GATHER[base] then bytes = 2 * l.blocks * l.threads * (class == "half" and 2 or 4) end
+  return bytes * (PASSES[base] or 1) * (WRITTEN[base] or 1), class
+end
+
+--- Seconds of one launch, and the least they could be (whole bandwidth, whole rate, no waits).
+---@param l table     of null_device.launches
+---@param row table?  of kernel_table.rows; nil for products, copies and fills
+function M.seconds(l, row)
+  local base = row and row.name:match "^[^<]*"
+  local bytes, class = M.bytes(l, base)
+  local rate = RATE[l.half > 0 and "half" or class]
+  local least = math.max(bytes / BANDWIDTH, l.flops / rate)
+  if not row then return least + LATENCY, least end
+  local share, c = 1, row.classes[class == "other" and "float64" or class]
+  for _, other in ipairs { "float32", "float64", "half" } do
+    if not (c and c.flight > 0) then c = row.classes[other] end
+  end
+  if c and c.flight > 0 then
+    local flight = c.flight * l.threads * math.min(row.blocks, l.blocks / kernels.SM.processors)
+    share = math.min(1, flight / kernels.FLIGHT)
+  end
+  local waits = WALK[base] and WALK[base](l) or 1
+  return math.max(bytes / (BANDWIDTH * share), l.flops / rate) + waits * LATENCY, least
+end
+
+--- Predicts a list of launches. Returns the total and rows { name, launches, bytes, flops, seconds, least } by operator
+--- and by kernel, the longest first.
+---@param launches table[]                of null_device.launches
+---@param by_symbol table<string, table>  rows of the static table
+function M.predict(launches, by_symbol)
+  local total = { name = "all", launches = 0, bytes = 0, flops = 0, seconds = 0, least = 0 }
+  local lists, found = { {}, {} }, { {}, {} }
+  for _, l in ipairs(launches) do
+    local row = by_symbol[l.kernel]
+    local seconds, least = M.seconds(l, row)
+    local bytes = M.bytes(l, row and row.name:match "^[^<]*")
+    for k, name in ipairs { l.op ~= "" and l.op or l.kernel, row and row.name or l.kernel } do
+      local r = found[k][name]
+      if not r then
+        r = { name = name, launches = 0, bytes = 0, flops = 0, seconds = 0, least = 0 }
+        found[k][name] = r
+        table.insert(lists[k], r)
+      end
+      for _, sum in ipairs(k == 1 and { r, total } or { r }) do
+        sum.launches, sum.bytes, sum.flops = sum.launches + 1, sum.bytes + bytes, sum.flops + l.flops
+        sum.seconds, sum.least = sum.seconds + seconds, sum.least + least
+      end
+    end
+  end
+  for _, list in ipairs(lists) do table.sort(list, function(a, b) return a.seconds > b.seconds end) end
+  return total, lists[1], lists[2]
+end
+
+--- Counts what leaves the GPU idle: launches that touch more than 1 MB with fewer blocks than it has processors, and
+--- launches whose threads each join more than 64 parts alone.
+function M.narrow(launches, by_symbol)
+  local few, alone = 0, 0
+  for _, l in ipairs(launches) do
+    local row = by_symbol[l.kernel]
+    if row then
+      local bytes = M.bytes(l, row.name:match "^[^<]*")
+      if bytes > 1e6 and l.blocks < kernels.SM.processors then few = few + 1 end
+      -- The content of a room is unknown and counts as float32; where a kernel loads none, it is doubles.
+      local c = row.classes.float32
+      local parts = l.float32 / (c and c.flight > 0 and 4 or 8) + l.other / 8
+      if kernels.joins(row) and parts > 64 * l.blocks * l.threads then alone = alone + 1 end
+    end
+  end
+  return few, alone
+end
+
+return M
