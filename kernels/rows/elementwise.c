@@ -8,8 +8,7 @@
 
 static ms_status no_bool(const ms_call *c, const ms_tensor *t)
 {
-    return ms__call_fail(c, "a bool tensor has no arithmetic sign or order here: got %s; cast it first",
-                         ms__tensor_text(t));
+    return ms__call_fail(c, "bool tensors are not supported, got %s; cast it first", ms__tensor_text(t));
 }
 
 // The output has the input's dtype, which may be real or integer.
@@ -68,7 +67,8 @@ static ms_status check_div(ms_call *c)
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
 static ms_status check_compare(ms_call *c) { return binary_out(c, c->in[0], c->in[1], MS_BOOL); }
-// The operators of gradients: the output has the shape and dtype of g, which is the first or the second input.
+// For operators that compute gradients: the output has the shape and dtype of g, which is the first or the second
+// input.
 static ms_status check_like_first(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 

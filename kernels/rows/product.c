@@ -15,7 +15,7 @@ static ms_status check_types(ms_call *c)
                                  ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
     int dtype = c->in[0]->dtype;
     if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))
-        return ms__call_fail(c, "there is no product of %s%s; cast first", ms__dtype_name(dtype),
+        return ms__call_fail(c, "products of %s%s are not supported; cast first", ms__dtype_name(dtype),
                              dtype == MS_BOOL ? "" : " with a bias");
     return MS_OK;
 }

@@ -242,7 +242,7 @@ static ms_status check_norm(ms_call *c)
     MS_TRY(check_real_dims(c));
     const ms_tensor *x = c->in[0];
     if (__builtin_isinf(c->f[0]) && x->numel == 0 && c->out[0]->numel > 0)
-        return ms__call_fail(c, "%s has no elements along the given dimensions, so none is the largest",
+        return ms__call_fail(c, "%s has no elements along the given dimensions, expected at least one",
                              ms__tensor_text(x));
     return MS_OK;
 }

@@ -478,7 +478,7 @@ static ms_status seed(ms_tensor **out, ms_tensor *root, ms_tensor *given, const 
         return ms__fit_gradient(out, &m, who, k);
     }
     if (root->numel != 1)
-        return ms__fail(MS_EINVAL, "%s: root %d has shape %s; a gradient can be left out for one element only", who,
+        return ms__fail(MS_EINVAL, "%s: root %d has shape %s; only a root of one element may omit its gradient", who,
                         k + 1, ms__shape_text(root->ndim, root->shape));
     MS_TRY(ms__tensor_like(out, root, who));
     return ms__or_drop(ms__fill_data(*out, 1), out);
@@ -502,7 +502,7 @@ static ms_status find_roots(root_list *l)
         if (l->grad_ids && l->grad_ids[k] != 0 && !(l->grad[k] = ms__tensor(l->grad_ids[k]))) return ms__failure();
         if (!l->at[k]->requires_grad)
             return ms__fail(MS_EINVAL,
-                            "%s: root %d, %s, does not require grad and was made by no operator on one that does%s",
+                            "%s: root %d, %s, does not require grad, and was not computed from a tensor that does%s",
                             l->who, k + 1, ms__tensor_text(l->at[k]),
                             ms__state.grad_mode
                                 ? ""
@@ -553,7 +553,7 @@ static ms_status start(ms_run *r, const root_list *l)
     return MS_OK;
 }
 
-// m 0: a backward; otherwise computes the gradients with respect to m inputs.
+// m = 0: a backward. m > 0: computes the gradients with respect to m inputs.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
     // If this backward fails before it reaches the units, peers already wait in theirs: the error must be published.

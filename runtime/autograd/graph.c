@@ -105,7 +105,8 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
         return 0;
     }
     if (kind == MS_HOOK_LEAF && t->node) {
-        ms__fail(MS_EINVAL, "%s: the tensor is the result of an operator; leaves only (register_hook takes any tensor)",
+        ms__fail(MS_EINVAL,
+                 "%s: the tensor is the result of an operator, expected a leaf (register_hook accepts any tensor)",
                  who);
         return 0;
     }

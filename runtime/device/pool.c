@@ -57,7 +57,7 @@ static struct {
     size_t limit;      // for allocated bytes; SIZE_MAX: none
     size_t memory;     // memory of the machine or of this process's control group
     uint64_t fail_in;  // the nth allocation from now fails; 0: none
-    bool fail_on;      // and so do all later ones
+    bool fail_on;      // all allocations after that one fail, too
     bool shared;
 } pool = { .limit = SIZE_MAX };
 
@@ -388,8 +388,8 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
     if (bytes > pool.limit || g->use.allocated > pool.limit - bytes)
-        return no_memory(device, bytes, what, "ms_set_memory_limit");
-    if (bytes > (size_t)1 << 40) return no_memory(device, bytes, what, "more than a device has");
+        return no_memory(device, bytes, what, "limit of ms_set_memory_limit");
+    if (bytes > (size_t)1 << 40) return no_memory(device, bytes, what, "more than the memory of a device");
     int c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     ms_block *b = pop(&g->free[c]);
     if (!b) {
@@ -398,7 +398,7 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
         ms_status st = cuda_fresh(&p, index, size);
         if (st != MS_OK) {
             push(&pool.headers, b);
-            return st == MS_ENOMEM ? no_memory(device, bytes, what, "more than the device has free") : st;
+            return st == MS_ENOMEM ? no_memory(device, bytes, what, "more than the free memory of the device") : st;
         }
         *b = (ms_block) { .data = p, .size = size };
     }
@@ -427,7 +427,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     ms_block *b;
     if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) {
         if (pool.fail_on) pool.fail_in = 1;
-        return no_memory(MS_CPU, bytes, what, "ms_fail_allocation");
+        return no_memory(MS_CPU, bytes, what, "failure requested by ms_fail_allocation");
     }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = ms__device_type(device);
@@ -441,12 +441,14 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
         return MS_OK;
     }
     if (MS_UNLIKELY(bytes > pool.limit || pool.use.allocated > pool.limit - bytes))
-        return no_memory(device, bytes, what, "ms_set_memory_limit");
-    if (MS_UNLIKELY(bytes > (size_t)1 << 40)) return no_memory(device, bytes, what, "more than this machine has");
+        return no_memory(device, bytes, what, "limit of ms_set_memory_limit");
+    if (MS_UNLIKELY(bytes > (size_t)1 << 40))
+        return no_memory(device, bytes, what, "more than the memory of this machine");
     size_t size;
     int c = class_of(bytes, &size);
     if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
-    else if (!(b = alloc_slow(c, size, false))) return no_memory(device, bytes, what, "more than this machine has");
+    else if (!(b = alloc_slow(c, size, false)))
+        return no_memory(device, bytes, what, "more than the memory of this machine");
     b->bytes = bytes;
     b->device = device;
     MS_UNPOISON(b->data, bytes);

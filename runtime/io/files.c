@@ -63,7 +63,7 @@ ms_status ms__place(ms_place *out, const char *path, const char *who)
     char *slash = strrchr(whole, '/');  // whole is absolute, so it has a slash
     if (!slash[1]) {
         free(whole);
-        return ms__fail(MS_EIO, "%s: '%s' is the root folder", who, path);
+        return ms__fail(MS_EIO, "%s: '%s' is the root folder, expected a path below it", who, path);
     }
     char kept = slash[slash == whole];
     slash[slash == whole] = 0;

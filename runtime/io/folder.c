@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // io/folder.c -- small files, and folders that are replaced as a whole.
 //
-// A finished folder gets its name by one rename, which exchanges it with an existing folder of that name: at every
-// moment both exist. It is filled under the temporary name NAME.tmp-... (files.h) beside the target, which becomes
-// NAME.old-... before the exchange. So a folder of the first kind was made here, and one of the second kind may be the
-// user's until its content has been checked.
+// A finished folder gets its name by one rename, which exchanges it with an existing folder of that name: both names
+// exist at every moment. The new folder is filled under the temporary name NAME.tmp-... (files.h) beside the target,
+// which becomes NAME.old-... before the exchange. A folder named NAME.tmp-... was therefore made by a save; one named
+// NAME.old-... may be the user's until its content has been checked.
 //
 // Every step uses descriptors of folders that were opened once and without following links. Only files with the names
 // that saves give are deleted.
@@ -126,8 +126,8 @@ static bool is_ours(const char *name)
 
 enum { FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
 
-// Removes a temporary folder and the files of a save in it; the index last, since it says what the folder is. Other
-// files, and the folders that contain them, stay.
+// Removes a temporary folder and the files of a save in it; the index last, because it identifies the folder as a
+// checkpoint. Other files, and the folders that contain them, stay.
 static void remove_temporary(int parent, const char *name)
 {
     bool all = true;
@@ -152,10 +152,10 @@ struct ms_folder {
     ms_place place;
     char temporary[MS_TEMPORARY];  // name of the temporary folder
     char *made;                    // its path
-    int fd;                        // of the new folder; -1: none
-    int there;                     // of the folder that had the name at the last look; -1: none
+    int fd;                        // descriptor of the temporary folder; -1: none
+    int there;                     // descriptor of the folder that ms_folder_look found under the name; -1: none
     bool ours;                     // the temporary folder and its files may be removed
-    bool later;                    // in a thread
+    bool later;                    // a thread removes the temporary folder
 };
 
 static void folder_free(ms_folder *f)
@@ -279,7 +279,7 @@ static ms_status exchange(ms_folder *f, int *how)
     if (rename_to(f, RENAME_EXCHANGE)) {
         int error = errno;
         if (rename_kind(f, "tmp")) return rename_failed(f, errno);
-        if (error == ENOENT) return MS_OK;  // removed meanwhile
+        if (error == ENOENT) return MS_OK;  // another process has removed the folder with the name
         *how = MS_COMMIT_INSIDE;
         return no_flags(error) ? MS_OK
                                : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path,
@@ -293,7 +293,7 @@ static ms_status exchange(ms_folder *f, int *how)
 }
 
 // Saves that replace files inside a folder take turns, until the folder is freed. Where the file system has no locks,
-// or the process that holds the lock is stopped, a save goes on without.
+// or the process that holds the lock is stopped, a save continues without the lock.
 static ms_status take_turn(ms_folder *f)
 {
     struct timespec pause = { .tv_nsec = 10 * 1000 * 1000 };
@@ -326,7 +326,7 @@ ms_status ms_folder_commit(ms_folder *f, int *how)
         f->ours = false;
         return ms__place_sync(&f->place);
     }
-    return ms__fail(MS_EIO, "save: '%s' appears and vanishes while it is replaced", f->place.path);
+    return ms__fail(MS_EIO, "save: other processes keep creating and removing '%s'", f->place.path);
 }
 
 // ---- replacing files of an existing folder, where two folders cannot be exchanged ---------------
@@ -344,7 +344,7 @@ ms_status ms_folder_remove(ms_folder *f, const char *name)
     return ms__io_failed("save", "remove a file of", f->place.path);
 }
 
-// Freeing the blocks of a large file can take longer than writing them, so a thread removes folders: one at a time. The
+// Freeing the blocks of a large file can take longer than writing them, so a thread removes folders, one at a time. The
 // process waits for it before it ends.
 static struct {
     pthread_t thread;

@@ -39,7 +39,7 @@ static bool verifies(const ms_loader *l) { return l->verify && l->h.checksums; }
 static const ms_st_entry *entry_at(const ms_loader *l, int k)
 {
     if (k >= 0 && k < l->h.n) return &l->h.entries[k];
-    ms__fail(MS_EINVAL, "load: there is no tensor %d among the %d of '%s'", k, l->h.n, l->path);
+    ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d", k, l->path, l->h.n);
     return NULL;
 }
 
@@ -56,7 +56,7 @@ static ms_status read_header(ms_loader *l, const char *path)
     if (length > MS_ST_MAX_HEADER || length > size - 8)
         return ms__fail(
             MS_EIO,
-            "load: '%s' is not a valid safetensors file: a header of %llu bytes in a file of %llu (at most %d "
+            "load: '%s' is not a valid safetensors file: the header has %llu bytes, the file %llu (at most %d "
             "are allowed)",
             path, (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
     char *text = malloc(length + 1);
@@ -167,8 +167,8 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
                         first + count, e->name, ms__shape_text(e->ndim, e->shape));
     if (t->dtype != e->dtype || !ms__is_contiguous(t) || ms__device_type(ms__device(t)) != MS_CPU ||
         !(at >= 0 && at + count <= (double)t->numel))
-        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s', %s, do not fit at %.0f of %s", count, e->name,
-                        ms__dtype_name(e->dtype), at, ms__tensor_text(t));
+        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s' (%s) do not fit from element %.0f of %s on",
+                        count, e->name, ms__dtype_name(e->dtype), at, ms__tensor_text(t));
     MS_TRY(ms__storage_sync(t->storage, true));
     if (count == 0) return MS_OK;
     MS_TRY(ms__grow(&l->wants, &l->cap_wants, l->n_wants, sizeof *l->wants, "load", "ranges"));

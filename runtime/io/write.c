@@ -94,7 +94,7 @@ void ms_saver_abort(ms_saver *s)
 
 ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
 {
-    if (s->text) return ms__fail(MS_ESTATE, "save: metadata '%s' after the first tensor was written", key);
+    if (s->text) return ms__fail(MS_ESTATE, "save: metadata '%s' was added after the first tensor was written", key);
     if (!strcmp(key, MS_ST_SUMS))
         return ms__fail(MS_EINVAL, "save: metadata '%s': this name is reserved for the file's checksums", key);
     return ms__st_add_meta(&s->h, "save", key, strlen(key), value, strlen(value));
@@ -102,7 +102,7 @@ ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
 
 ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, const int64_t *shape)
 {
-    if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' declared after the first one was written", name);
+    if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' was declared after the first one was written", name);
     if (dtype < 0 || dtype >= MS_DTYPES)
         return ms__fail(MS_EINVAL, "save: tensor '%s': unknown dtype %d, expected 0 to %d", name, dtype, MS_DTYPES - 1);
     if (ndim < 0 || ndim > MS_MAX_DIMS)

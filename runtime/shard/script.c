@@ -146,9 +146,8 @@ ms_status ms_unit_check_reduced(ms_id id)
         return MS_OK;
     return ms__fail(
         MS_ESTATE,
-        "unscale_: gradients of parameter '%s' wait to be reduced, and would stay scaled: they come from a backward "
-        "inside no_sync, "
-        "without gradient sync or all-reduce, or that was not the last one; run one that reduces them first",
+        "unscale_: the gradients of parameter '%s' have not been reduced and would stay scaled; run a backward that "
+        "reduces them first: outside of no_sync, with gradient sync and all-reduce, as the last backward",
         t->name ? t->name : "?");
 }
 

@@ -186,7 +186,8 @@ ms_status ms_set_data(ms_id id, ms_id src)
     ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);
     if (!t || !s) return ms__failure();
     if (t->node)
-        return ms__fail(MS_EINVAL, "set_data: the tensor is the result of an operator; only leaves can be re-pointed");
+        return ms__fail(MS_EINVAL,
+                        "set_data: the tensor is the result of an operator; only the data of leaves can be replaced");
     if (t->sharded || t->unit_param)
         return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit", t->name ? t->name : "?");
     ms__tensor_point(t, s);

@@ -255,8 +255,7 @@ ms_tensor *ms__tensor(ms_id id)
     slot *s = slot_of(id);
     if (MS_LIKELY(s != NULL)) return s->tensor;
     if (id == 0) ms__fail(MS_EINVAL, "a tensor was expected, got none");
-    else if (id < 0)
-        ms__fail(MS_EINVAL, "a tensor of a class of inner tensors cannot be used here; pass its inner_tensors()");
+    else if (id < 0) ms__fail(MS_EINVAL, "an instance of a tensor class cannot be used here; pass its inner_tensors()");
     else released(id);
     return NULL;
 }

@@ -214,7 +214,8 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
             ms_group *group = managed->owner->group;
             for (at = 0; at < n_groups && groups[at] != group;) at++;
             if (at == GROUPS) {
-                ms__fail(MS_EUNSUPPORTED, "clip_grad_norm_: parameters of more than %d process groups", GROUPS);
+                ms__fail(MS_EUNSUPPORTED, "clip_grad_norm_: the parameters belong to more than %d process groups",
+                         GROUPS);
                 goto out;
             }
             if (at == n_groups) groups[n_groups++] = group;
@@ -222,7 +223,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
             if (ms__unit_unreduced(t)) {
                 ms__fail(MS_ESTATE,
                          "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a "
-                         "backward inside no_sync; run one outside first",
+                         "backward inside no_sync; run a backward outside of no_sync first",
                          k + 1, t->name ? t->name : "?");
                 goto out;
             }

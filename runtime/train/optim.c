@@ -238,7 +238,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     if (unreduced)
         return ms__fail(MS_ESTATE,
                         "step: the gradient of parameter %d, '%s', has not been reduced: it comes from a backward "
-                        "inside no_sync; run one outside first",
+                        "inside no_sync; run a backward outside of no_sync first",
                         k + 1, p->name ? p->name : "?");
     if (!ms__is_contiguous(p))
         return ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));

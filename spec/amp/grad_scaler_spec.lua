@@ -443,9 +443,9 @@ for _, world in ipairs { 2, 3 } do
             unreduced(function() backward(2) end)
             for _, name in ipairs { "unscale_", "step" } do
               assert.truthy(failure(scalers[2][name], scalers[2],
-                optimizers[2]):find("^unscale_: gradients of parameter '[%w_]+' wait to be reduced, "
-                .. "and would stay scaled: they come from a backward inside no_sync, without gradient sync or all%-reduce, or that was not the last one; "
-                .. "run one that reduces them first$"), step)
+                optimizers[2]):find("^unscale_: the gradients of parameter '[%w_]+' have not been reduced "
+                .. "and would stay scaled; run a backward that reduces them first: outside of no_sync, with gradient sync and all%-reduce, "
+                .. "as the last backward$"), step)
             end
             backward(3)
             ms.fsdp.check_sharded_parity(reference, model)  -- no gradient has been unscaled

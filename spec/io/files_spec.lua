@@ -300,8 +300,8 @@ describe("safetensors files", function()
   local one = '"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
   local bad = {
     { "a file of 7 bytes", "1234567", "7 bytes, at least 8" },
-    { "a header longer than the file", file("{}", 0, 3), "a header of 3 bytes in a file of 10" },
-    { "a header of 2^63 bytes", ("\255"):rep(7) .. "\127{}", "a header of" },
+    { "a header longer than the file", file("{}", 0, 3), "the header has 3 bytes, the file 10" },
+    { "a header of 2^63 bytes", ("\255"):rep(7) .. "\127{}", "the header has" },
     { "an empty header", file "", "expected '{' first" },
     { "a blank before '{'", file " {}", "expected '{' first" },
     { "something after the end", file "{}x", "unexpected text after" },

@@ -238,7 +238,7 @@ describe("operations of one tensor", function()
       for _, dtype in ipairs(names) do
         local t = ms.ones(2, 2, { dtype = dtype })
         if row[4] == none and dtype == "bool" then
-          assert.matches("product of bool", failure(row[3], t))
+          assert.matches("products of bool", failure(row[3], t))
         else
           local out = row[3](t)
           assert.are.equal(dtype, out.dtype)

@@ -50,7 +50,7 @@ static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int6
     for (int64_t k = 0; k < index->numel; k++) {
         int64_t at = index_at(index, w.at[0]);
         if (limit == 0)
-            return ms__call_fail(c, "position %lld is not inside dimension %d of %s, which has none", (long long)at,
+            return ms__call_fail(c, "position %lld is not inside dimension %d of %s, which has size 0", (long long)at,
                                  d + 1, ms__tensor_text(c->in[0]));
         if (at < 0 || at >= limit)
             return ms__call_fail(c, "position %lld is not inside dimension %d of %s (expected 0 to %lld)",

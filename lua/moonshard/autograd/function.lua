@@ -41,7 +41,7 @@ function Context:save(...)
 end
 
 --- To be called in forward. With false, backward receives nil instead of zeros for a result that received no gradient.
----@param on boolean  true at first
+---@param on boolean  initially true
 function Context:set_materialize_grads(on)
   opts.expect(on, opts.boolean, "set_materialize_grads: argument")
   self._no_zeros = not on
@@ -153,7 +153,7 @@ function apply(def, ...)
 end
 
 handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
-  if not entry then error("moonshard: a function's context is gone", 0) end
+  if not entry then error("moonshard: internal error: the context of a function was released", 0) end
   local came, outs = event_tensors(event), entry.outs
   local grads, m = {}, 0
   for k = 1, outs.n do                          -- indexed by result; nil for results that are not tensors
@@ -205,14 +205,14 @@ end
 
 --- Runs fn(…) without keeping what its backward needs; backward runs fn again, with the same random numbers (Chen et
 --- al. 2016). Errors in backward: the second run makes different tensors.
----@param fn function  a function or module; called with the arguments behind it
+---@param fn function  a function or module; called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.checkpoint(fn, ...)
   for k = 1, select("#", ...) do
     local x = select(k, ...)
     if is_tensor(x) and x.id < 0 then
-      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and put them together inside", k,
+      errors.raise("checkpoint: argument %d is %s; pass its inner tensors and make the instance inside the function", k,
         errors.kind(x))
     end
   end

@@ -21,7 +21,8 @@ local around
 --- directly.
 ---@return fun(fn: function, ...)?
 function M.around() return around end
---- Sets that function for regions recorded from now on; returns the previous one.
+--- Sets the function in which backward recomputes the checkpointed regions recorded from now on. Returns the previous
+--- one.
 ---@param fn? fun(fn: function, ...)
 function M.set_around(fn)
   local before = around
@@ -133,7 +134,7 @@ function M.abort_left(all)
     if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
       lib.ms_run_abort(puller.run)
       depth = d - 1
-      log.warn("a backward was left in the middle of an event; it was aborted")
+      log.warn("an unfinished backward was aborted: the code that ran it ended during an event")
       return
     end
   end
@@ -357,13 +358,12 @@ function M.is_grad_enabled() return state.grad_mode ~= 0 end
 
 --- Sets whether operations record a graph from now on.
 ---@param on boolean  false: nothing is recorded
----@return boolean  what was set before
+---@return boolean  the previous setting
 function M.set_grad_enabled(on) return lib.ms_set_grad_mode(on and 1 or 0) ~= 0 end
 
 --- Sets whether gradients of this leaf are computed. Errors: a tensor that is not a leaf; a dtype that is not floating
 --- point.
---- point.
----@param on? boolean  true
+---@param on? boolean  whether backward computes them (default: true)
 ---@return Tensor self
 function methods.requires_grad_(t, on)
   if on ~= nil then opts.expect(on, opts.boolean, "requires_grad_: argument 1") end
@@ -400,13 +400,13 @@ end
 --- Calls fn(grad) each time the gradient of t has been computed; a tensor that fn returns replaces it. Errors: t does
 --- not require a gradient.
 ---@param fn fun(grad: Tensor): Tensor?  grad is of t's shape
----@return Handle  whose remove() takes the hook away
+---@return Handle  its remove() removes the hook
 function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
 
 --- Calls fn(p) each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf or
 --- does not require a gradient.
 ---@param fn fun(p: Tensor)  p is the leaf
----@return Handle  whose remove() takes the hook away
+---@return Handle  its remove() removes the hook
 function methods.register_post_accumulate_grad_hook(t, fn)
   return hook(lib.ms_register_leaf_hook, "register_post_accumulate_grad_hook", t, fn)
 end

@@ -142,7 +142,7 @@ local function construct(self, params, given, spec)
       (module or type(params) == "function") and "; write model:parameters()" or "")
   end
   if params[1] == nil then
-    raise("%s: the list of parameters is empty: a module lists what its fields hold (layers, nn.Parameter), not what plain tables hold", who)
+    raise("%s: the list of parameters is empty; modules register what is assigned to their fields (layers, nn.Parameter), not the contents of plain tables", who)
   end
   if type(given) == "number" then
     raise("%s: options are %s, expected a table; write { lr = %s }", who, show(given), given)
@@ -161,8 +161,8 @@ end
 
 --- Adds a group. Errors: a parameter that belongs to another group or is not a leaf.
 ---@param group { params: Tensor[], lr: number }
----   params: leaves that no group has; lr: learning rate; any other option may stand beside it, and one that is left
----   out is the optimizer's
+---   params: leaves that belong to no group yet; lr: learning rate. The group may contain any other option; the
+---   optimizer's own values are the defaults
 function Optimizer:add_param_group(group)
   opts.need(is_plain(group), group, "a group {params = {…}}", "%s: add_param_group: argument 1", self:class_name())
   add_group(self, group, "group " .. #self.param_groups + 1)
@@ -560,7 +560,7 @@ local classes = { Optimizer = Optimizer }
 local function define(row)
   local cls = Optimizer:extend(row.name)
   cls._row = row
-  ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … } whose options win
+  ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … }, whose options override `given`
   function cls:init(params, given)
     local defaults = {}
     for option, value in pairs(row.defaults) do defaults[option] = is_plain(value) and { unpack(value) } or value end

@@ -31,7 +31,7 @@ local function take_shape(who, n, first, ...)
     if is_tensor(first) then opts.wrong(first, "a whole number or a table of them", "%s: size", who) end
     if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
     if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
-      errors.raise("%s: options stand among the sizes; pass them as a table of their own, after the sizes", who)
+      errors.raise("%s: options are mixed with the sizes; pass them in a separate table after the sizes", who)
     end
     n = #first
     if n > engine.MAX_DIMS then
@@ -166,7 +166,7 @@ function M.full_like(t, value, given)
 end
 
 --- The numbers first, first + step, … below last. Errors: a step of 0, or one that leads away from last.
----@param ... number|TensorOptions  `last`, `first, last` or `first, last, step`, then options; first is 0 and step is 1 where not given
+---@param ... number|TensorOptions  `last`, `first, last` or `first, last, step`, then options; defaults: first 0, step 1
 ---@return Tensor  1-dim; int64 of whole numbers, else the default dtype
 function M.arange(...)
   local n, given = opts.split(...)
@@ -181,7 +181,7 @@ function M.arange(...)
   if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never reach %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
   if count ~= count or count >= 2^53 then
-    errors.raise("arange: %g to %g in steps of %g is infinite", first, last, step)
+    errors.raise("arange: from %g to %g in steps of %g has no end", first, last, step)
   end
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
@@ -194,9 +194,9 @@ function M.arange(...)
 end
 
 --- Random whole numbers, uniform from low to high - 1. Errors: high is not above low.
----@param low? integer  0: `ms.randint(high, sizes, opts)` is taken too
+---@param low? integer  default 0: `ms.randint(high, sizes, opts)` omits it
 ---@param high integer  above low
----@param sizes? integer|integer[]  default: {}, a single number
+---@param sizes? integer|integer[]  shape (default: {}, a single number)
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  int64
 function M.randint(low, high, sizes, given)

@@ -53,7 +53,7 @@ ranks.describe(2, "an allocation that fails", { timeout = 600 }, function()
           if not ok then
             message = tostring(message)
             if rank == culprit then
-              local op, size = message:match "^[^\n]-:%d+: ([^\n]-): no memory for (%d+) bytes on cpu %(ms_fail_allocation; %d+ bytes allocated"
+              local op, size = message:match "^[^\n]-:%d+: ([^\n]-): no memory for (%d+) bytes on cpu %(failure requested by ms_fail_allocation; %d+ bytes allocated"
               assert.is_truthy(op, message)
               assert.is_true(#op > 0 and tonumber(size) >= 0, message)
               seen[op:match "[%w_]+$" or op] = true

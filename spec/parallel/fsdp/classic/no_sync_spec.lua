@@ -170,7 +170,7 @@ local function specs(world, strategy, pieces, options_of)
         local ok, message = pcall(fn)
         assert.is_false(ok)
         assert.truthy(message:find(
-          "has not been reduced: it comes from a backward inside no_sync; run one outside first", 1, true), message)
+          "has not been reduced: it comes from a backward inside no_sync; run a backward outside of no_sync first", 1, true), message)
       end
       assert.is_true(model:state_dict()["a.weight"]:equal(before))
       return
