@@ -240,7 +240,7 @@ static ms_status triangle_grad(ms_backward_call *b)
     return ms__run_op(b->op, &(ms_op_args) { 1, b->gout, .n_i = b->n_i, .i = b->i }, 1, b->gin);
 }
 
-// The kernel on a GPU: the same function if it consists of copies, NULL if the plugin has one.
+// The kernel on a GPU: the CPU's function if it consists of copies; NULL where the CUDA plugin has its own kernel.
 #define BOTH_cat run_cat
 #define BOTH_stack run_stack
 #define BOTH_tile run_tile

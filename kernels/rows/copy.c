@@ -85,7 +85,8 @@ static ms_status check_eye_(ms_call *c)
     return ms__write_in_place(c);
 }
 
-// The kernel on a GPU: the same function for copies and fills, which work on every device; NULL if the plugin has one.
+// The kernel on a GPU: the CPU's function for copies and fills, which work on every device; NULL where the CUDA plugin
+// has its own kernel.
 #define BOTH_copy_ ms__cpu_copy_
 #define BOTH_copy ms__cpu_copy
 #define BOTH_fill ms__cpu_fill

@@ -76,7 +76,7 @@ static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *sh
     }
 }
 
-// Whether t's elements lie in that order without gaps.
+// Whether t's elements lie without gaps, with dimension order[0] outermost.
 static inline bool ms__is_dense(const ms_tensor *t, const int *order)
 {
     int64_t step = 1;

@@ -11,7 +11,7 @@
         .name = NAME, .n_in_min = MIN, .n_in_max = MAX, __VA_ARGS__ \
     }
 
-// Other rows are found by ms__op_by_name.
+// The rows that C code calls directly. ms__op_by_name finds all others.
 extern const ms_op ms__op_add, ms__op_add_, ms__op_sub, ms__op_mul, ms__op_mul_, ms__op_div, ms__op_neg;
 extern const ms_op ms__op_add_scalar, ms__op_mul_scalar, ms__op_mul_scalar_, ms__op_div_scalar;
 extern const ms_op ms__op_relu, ms__op_relu_backward, ms__op_masked_fill;

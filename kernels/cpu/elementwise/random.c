@@ -106,7 +106,6 @@ static void random_range(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
-// See cpu.h.
 double ms__largest_below(int dtype, double x)
 {
     char bits[8];

@@ -16,8 +16,8 @@ typedef struct table {
     bool more;  // add to the gradient in `to`
 } table;
 
-// *out: the ids as int64, after a range check; int32 ids are converted into *block. *held is the tensor that owns
-// *out's memory otherwise.
+// *out: the ids as int64, after a range check. Their memory belongs to *block if they were int32, otherwise to *held,
+// which is t or a contiguous copy of it.
 static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **held, ms_block **block,
                           const int64_t **out)
 {

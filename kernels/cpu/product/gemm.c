@@ -454,8 +454,8 @@ typedef struct gemm_cut {
     int64_t kc, mb, jb, nc;
 } gemm_cut;
 
-// B's panels get half of the second-level cache. With several threads each gets about two tasks. Rows are divided first
-// (from 128 rows on, loading B's panels pays), then columns.
+// B's panels get half of the second-level cache. With several threads, each thread gets about two tasks: rows are
+// divided first, into tasks of at least 128 rows, which amortise loading B's panels, then columns.
 static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;

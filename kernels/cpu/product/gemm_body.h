@@ -8,8 +8,8 @@
 // measured, in turns in one process (docs/performance.md#products).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
-typedef REAL R(loose)
-    __attribute__((vector_size(64), aligned(2), may_alias));  // pairs of half numbers begin at any of them
+typedef REAL R(loose) __attribute__((vector_size(64), aligned(2),
+                                     may_alias));  // unaligned: a pair of bfloat16 begins at any even address
 
 static inline __attribute__((always_inline)) void R(tile)(const int rows, const int vecs, int64_t k, const REAL *a,
                                                           int64_t a_rs, int64_t a_cs, const REAL *b, int64_t b_rs,

@@ -9,7 +9,7 @@ static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REA
         int64_t at = ms__row_start(&w->r, row);
         const REAL *x = ROW_IN(w->dtype, w->x, at, stride, n, room);
         REAL *y = ROW_AT(w->dtype, w->out, at, stride, room), m = R(ms__row_max)(x, n);
-        if (m == -(REAL)INFINITY) m = 0;  // a row of -inf only gives 0 / 0, as in PyTorch
+        if (m == -(REAL)INFINITY) m = 0;  // a row whose elements are all -inf gives NaN (0 / 0), as in PyTorch
         if (w->log) {
             REAL *e = room + n;
             REAL shift = m + LOG(R(ms__row_exp)(e, x, m, n));

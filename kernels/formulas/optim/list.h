@@ -26,8 +26,8 @@ typedef struct {
 } optimizer;
 
 // One option of an optimizer. field: its field in ms_optim_options, or `more[k]` if it has no field of its own. low:
-// the least value that a constructor accepts. A pair must always be within its limits. doc: the option's meaning, for
-// the generated reference.
+// the least value that a constructor accepts; a script may set a lower one later. The two numbers of an MS_OPTION_PAIR
+// must stay in [low, below). doc: the option's meaning, for the generated reference.
 #define MS_OPTION(name, field, value, low, doc)                                          \
     {                                                                                    \
 #name, doc, offsetof(ms_optim_options, field), 1, { value }, low, INFINITY, 0, 0 \
