@@ -342,7 +342,7 @@ MS_API void ms_checkpoint_end(double token);
 MS_API ms_status ms_checkpoint_record(double key, int n_in, const ms_id *in, int n_out, const ms_id *out);
 MS_API ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached);
 // Records identity nodes around a module that has a full backward hook. Call ms_module_hook_inputs on the inputs and
-// ms_module_hook_outputs on the outputs; each replaces the ids by those to be used from then on.
+// ms_module_hook_outputs on the outputs. Each replaces the ids in its array; the module must use the new ids.
 MS_API double ms_module_hook_inputs(double key, int n, ms_id *in);
 MS_API ms_status ms_module_hook_outputs(double token, int n, ms_id *out);
 
@@ -397,7 +397,7 @@ MS_API double ms_unit_root(double unit);       // 0 before ms_unit_lazy_init
 MS_API int ms_unit_is_gathered(double unit);   // 1 if its parameters are whole on this rank
 MS_API int ms_unit_device(double unit);        // the device on which it computes
 // To be called before and after the module's forward; after an error, call ms_unit_forward_failed instead of the
-// latter. io: the tensors among the inputs or outputs; each entry is replaced by the tensor to be used from then on.
+// latter. io: the tensors among the inputs or outputs; each entry is replaced by the tensor to use from then on.
 // Collective.
 MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);
 MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
@@ -528,7 +528,8 @@ typedef struct {
 enum { MS_OPTIM_STATES = 3, MS_OPTIM_OPTIONS = 8 };
 typedef struct {
     const char *name, *doc;  // name: NULL ends the list
-    // at: byte offset in ms_optim_options; count: 1, 2: as many numbers; 0, -1: a flag stored as int32_t, double.
+    // at: byte offset in ms_optim_options. count: 1 or 2 for that many numbers (double); 0 for a flag stored as
+    // int32_t; -1 for a flag stored as double.
     int32_t at, count;
     double value[2];        // default values
     double low, below;      // allowed values at construction: low <= number < below; an infinite value means no limit
@@ -646,7 +647,7 @@ MS_API int ms_dist_record_count(void);                             // number of 
 MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);  // entry k, from 0
 MS_API void ms_dist_record_end(void);                              // ends the innermost recording
 
-MS_API void ms_dist_set_timeout(double seconds);  // how long to wait for a peer
+MS_API void ms_dist_set_timeout(double seconds);  // longest time to wait for a peer
 MS_API void ms_dist_set_step(double step);        // the step of ms.steps; -1: none; compared between ranks
 MS_API void ms_dist_set_debug_level(int level);   // 0 off, 1 info, 2 detail
 MS_API int ms_dist_debug_level(void);             // 0 off, 1 info, 2 detail
@@ -666,8 +667,8 @@ MS_API void ms_dist_resume(const char *failed, const char *caught, int times, co
 // Whether no collective of the group that the script waited for has succeeded since this rank's latest error. All
 // members return the same.
 MS_API int ms_dist_unsettled(double group);
-// A barrier before a forward of a model over the group, if the group is unsettled: its peers may be at another call. A
-// forward communicates in the background, where calls cannot be matched again.
+// To be called before the forward of a model over the group. Runs a barrier if the group is unsettled, because peers
+// may be at another call, and a forward communicates in the background, where calls cannot be matched again.
 MS_API ms_status ms_dist_realign(double group, const char *site);
 
 // ---- files ------------------------------------------------------------------------------------
@@ -717,9 +718,9 @@ MS_API void ms_file_free(char *data);
 MS_API void ms_file_sum(const char *data, double n, char *out);  // writes the XXH64 as 16 hexadecimal digits and a 0
 
 typedef enum {
-    MS_COMMIT_NEW,        // nothing but an empty folder had the name
+    MS_COMMIT_NEW,        // no folder, or an empty one, had the name
     MS_COMMIT_EXCHANGED,  // the folder that had the name is now at ms_folder_made: call ms_folder_settle
-    MS_COMMIT_INSIDE      // the file system cannot exchange two folders: replace the files of the one that has the name
+    MS_COMMIT_INSIDE      // the file system cannot exchange two folders: replace the files inside the existing one
 } ms_commit_how;
 typedef enum {
     MS_LEFT_NOT,         // not a temporary file or folder for this name
@@ -730,15 +731,15 @@ typedef enum {
 
 // A folder that is replaced as a whole, also by several processes at once.
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
-//  look     opens the folder that has the name now, if any; *same (if not NULL): whether it is the one of the last look
-//  make     creates a temporary folder beside it, to be filled in at ms_folder_made
-//  commit   gives the finished folder the name, on disk; *how is an ms_commit_how
+//  look     opens the folder that has the name, if any; *same (if not NULL): whether the last look found the same one
+//  make     creates a temporary folder beside the target; the caller fills it (its path is ms_folder_made)
+//  commit   renames the temporary folder to the name and syncs it to disk; *how is an ms_commit_how
 //  settle   after MS_COMMIT_EXCHANGED, when the folder at ms_folder_made, which had the name, has been checked: with
 //           ok, free removes it (with `later`, in a thread that ends before the next free or the end of the process);
 //           otherwise it gets its name back
 //  move_in  after MS_COMMIT_INSIDE: gives a finished file the name `to` in the folder of the last look, replacing a
 //           file of that name; remove removes a file there
-//  discard  removes a temporary folder beside it that a process has left, and the files of a save in it
+//  discard  removes a temporary folder that an ended process left beside the target, and the files of a save in it
 //  free     removes the temporary folder and its files
 typedef struct ms_folder ms_folder;
 MS_API ms_folder *ms_folder_new(const char *path);

@@ -39,8 +39,8 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Interned texts of all recordings, freed with the last recording. Later recordings do not include ranges that are open
-// then.
+// Interned texts of all recordings, freed with the last recording: no later recording includes a range that began
+// before it.
 typedef struct text {
     struct text *next;
     char s[];

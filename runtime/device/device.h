@@ -41,7 +41,8 @@ typedef struct ms_optim_job {
 
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 
-// On failure a function stores its message by the engine's fail and returns the status. stream: an ms_stream_kind.
+// On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
+// ms_stream_kind.
 typedef struct ms_cuda_table {
     int version, emulated;
     // Returns the number of devices, at least 1; or -1 with the reason in text.

@@ -133,8 +133,8 @@ void ms__unit_drop_post(unit *u)
     u->memory.post = NULL;
 }
 
-// Whether the backward can gather the slice that the forward kept: not if the parameters have changed since. All ranks
-// reach the same result.
+// Whether backward can gather from the slices that post_group's ranks kept after forward: false if the parameters have
+// changed since. All ranks reach the same result.
 static bool post_serves(unit *u)
 {
     if (u->memory.post && u->memory.post_version != ms__unit_versions(u)) ms__unit_drop_post(u);

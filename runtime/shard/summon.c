@@ -119,7 +119,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
     ms_status st = writeback && (u->state.summoned || !u->memory.in_place) ? write_back(u) : MS_OK;
     u->state.summoning = false;
     bool discards = !writeback && !u->memory.in_place;
-    for (int j = 0; j < u->n; j++) {  // discarded changes must not count
+    for (int j = 0; j < u->n; j++) {  // the next gather must not see discarded changes as changes
         unit_param *p = &u->params[j];
         if (discards) p->param->version->count = p->seen;
         p->seen = p->param->version->count;
@@ -129,7 +129,7 @@ ms_status ms_unit_unsummon(double handle, int writeback)
         ms__unit_show(u, false);
         ms__storage_release(u->state.summoned);
         u->state.summoned = NULL;
-    } else if (!u->state.was_whole || discards) {  // on all ranks, even if only one rank wrote
+    } else if (!u->state.was_whole || discards) {  // reshard on all ranks, even if only one rank changed values
         ms__unit_shard(u);
     } else {
         ms__unit_show(u, !u->state.was_concealed);  // restore what the parameters showed before

@@ -19,9 +19,9 @@ typedef struct ms_storage {
     ms_block *block;  // NULL for foreign memory and on meta
     bool vacated;
     const char *owner;  // for messages: "parameter 'w' of unit 'blocks.0'"; interned; may be NULL
-    // Of the latest queued record that writes the bytes: readers and writers wait for it; NULL: none.
+    // The event of the latest queued record that writes the bytes: readers and writers wait for it; NULL: none.
     ms_pending *event;
-    ms_pending *readers;  // of the latest queued record that reads the bytes: writers wait for it; NULL: none
+    ms_pending *readers;  // event of the latest record that reads the bytes: writers wait for it; NULL: none
 } ms_storage;
 
 ms_status ms__storage_new(ms_storage **out, int device, size_t bytes, const char *what);

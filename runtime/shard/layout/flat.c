@@ -70,8 +70,8 @@ static ms_tensor *part(const unit_param *p, ms_tensor *whole)
                            whole->offset + p->first * p->row_numel);
 }
 
-// The ranks' parts of p differ in size and position, so each rank sends a block as long as p that has its part in
-// place.
+// The ranks' parts of p differ in size and position, so each rank sends a block of p's size that contains its part at
+// the part's position.
 static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;
