@@ -205,7 +205,7 @@ schedule:load_state_dict { step = first, base_lrs = { config.lr, config.lr } }
 
 local config_out = { ranks = world, threads = ms.num_threads(), parameters = numbers,
   ["validation-tokens"] = corpus.validation_count }
-for name, value in pairs(config) do config_out[name] = value end      -- order does not matter: written sorted
+for name, value in pairs(config) do config_out[name] = value end      -- any order: keys are sorted when written
 local folder = run_folder.none()
 if rank == 0 then
   local err

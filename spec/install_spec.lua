@@ -44,7 +44,7 @@ describe("cmake --install", function()
   end)
 
   teardown(function()
-    for path, text in pairs(kept) do                    -- order does not matter: files of their own
+    for path, text in pairs(kept) do                    -- any order: the files are independent
       if text then process.write(path, text) else os.remove(path) end
     end
     process.remove_folder(folder)

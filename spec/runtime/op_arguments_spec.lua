@@ -37,7 +37,7 @@ describe("the table of operator arguments in moonshard.h", function()
       local name = ffi.string(lib.ms_op_name(op))
       seen[name] = true
       for sample in ffi.string(lib.ms_op_samples(op)):gmatch "[^;]+" do
-        for kind, allowed in pairs(rows[name] or none) do           -- order does not matter: each is checked separately
+        for kind, allowed in pairs(rows[name] or none) do           -- any order: each entry is checked separately
           local given = sample:match("%f[%w]" .. kind .. "=(%S+)")
           local n = given and select(2, given:gsub("[^,]+", "")) or 0
           assert.is_true(n >= allowed.least and n <= allowed.most, ("%s takes %d %s[] in '%s'"):format(name, n, kind,
@@ -47,7 +47,7 @@ describe("the table of operator arguments in moonshard.h", function()
       end
     end
     assert.is_true(checked > 500)
-    -- order does not matter: each is checked separately
+    -- any order: each entry is checked separately
     for name in pairs(rows) do assert.is_true(seen[name], name) end
   end)
 

@@ -240,7 +240,7 @@ function M.check(model, o)
   local tolerance = low == "bfloat16" and { rtol = 1.6e-2, atol = 1e-5 } or low and { rtol = 1e-3, atol = 1e-5 }
     or { rtol = 1.3e-6, atol = 1e-5 }
   local function near(what, wants, gots)
-    for k, want in pairs(wants) do                -- order does not matter: each separately
+    for k, want in pairs(wants) do                -- any order: each entry is checked separately
       assert.is_true(want == gots[k] or math.abs(want - gots[k]) <= tolerance.atol + tolerance.rtol * math.abs(want),
         ("%s of iteration %d: %.9g, the reference's %.9g"):format(what, k, gots[k], want))
     end

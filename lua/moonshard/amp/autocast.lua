@@ -26,7 +26,7 @@ local HALF = opts.one_of { "bfloat16", "float16" }
 --- Runs fn(…) with mixed precision: products (linear, matmul, conv2d, attention) compute in the given half dtype; sums,
 --- norms, losses, softmax, exp, log and pow in float32; all other operations in the dtypes of their inputs. nil turns
 --- off an enclosing autocast. Call backward outside of it.
----@param dtype "bfloat16"|"float16"|nil  of products inside; nil turns autocast off
+---@param dtype "bfloat16"|"float16"|nil  dtype of products inside fn; nil turns autocast off
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

@@ -288,7 +288,7 @@ function GradScaler:update(new_scale)
     end
   else
     local sum, any = 0, false
-    for _, record in pairs(self._optimizers) do         -- order does not matter: a sum of zeros and ones
+    for _, record in pairs(self._optimizers) do         -- any order: the terms are zeros and ones
       any = any or next(record.found_inf) ~= nil
       sum = sum + total(record.found_inf)
     end
@@ -305,7 +305,7 @@ function GradScaler:update(new_scale)
       end
     end
   end
-  for _, record in pairs(self._optimizers) do           -- order does not matter
+  for _, record in pairs(self._optimizers) do           -- in any order
     for _, t in util.sorted_pairs(record.found_inf) do t:release() end
   end
   self._optimizers = setmetatable({}, { __mode = "k" })
@@ -376,7 +376,7 @@ ShardedGradScaler._stops_at_inf = true          -- after an infinity, the remain
 
 function ShardedGradScaler:init(given)
   local spec = { process_group = dist._a_group }
-  for name, default in pairs(SPEC) do spec[name] = default end  -- order does not matter: a copy
+  for name, default in pairs(SPEC) do spec[name] = default end  -- the order does not affect a copy
   self._group = construct(self, given, spec).process_group
 end
 

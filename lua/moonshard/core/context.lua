@@ -5,9 +5,9 @@
 local pcall, error = pcall, error
 
 ---@class Context
----@field device integer?  of with_device
+---@field device integer?  number of the device that with_device set
 ---@field warnings string[]?  the innermost list of catch_warnings
----@field wrap table?  options of the enable_wrap under way
+---@field wrap table?  options of the innermost enable_wrap
 ---@field block string?  the innermost block of this coroutine that must not yield
 local context = {}
 

@@ -6,8 +6,8 @@ local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- The rank and the number of ranks; before the job is joined, those that the launcher's variables give; 0 and 1
---- without a launcher.
+--- The rank and the number of ranks. Before dist.init they come from the launcher's variables; without a launcher they
+--- are 0 and 1.
 ---@return integer
 ---@return integer
 function M.rank()

@@ -99,14 +99,14 @@ function Tensor:any(d, opts) end
 --- Variance over dimensions: the squared distances from the mean, divided by n - correction.
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param opts? { keepdim: boolean, correction: integer }
----   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements, 1
+---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)
 ---@return Tensor
 function Tensor:var(d, opts) end
 
 --- Standard deviation over dimensions, the square root of var.
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param opts? { keepdim: boolean, correction: integer }
----   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements, 1
+---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)
 ---@return Tensor
 function Tensor:std(d, opts) end
 
@@ -127,36 +127,36 @@ function Tensor:max(d, opts) end
 function Tensor:min(d, opts) end
 
 --- The positions of the largest elements along d; if several are equal, the first.
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
 function Tensor:argmax(d, opts) end
 
 --- The positions of the smallest elements along d; if several are equal, the first.
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor  int64, from 0
 function Tensor:argmin(d, opts) end
 
 --- Exponentials that add up to 1 along d: `e^t / sum(e^t)`.
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function Tensor:softmax(d) end
 
 --- The logarithm of softmax along d, computed without overflow.
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function Tensor:log_softmax(d) end
 
 --- Running sums along d.
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function Tensor:cumsum(d) end
 
 -- ---- making tensors -----------------------------------------------------------------------------------
 
 ---@class moonshard
----@field version string  the release, such as "1.1.0"; "1.1.0-dev" on the way to it
+---@field version string  the release, such as "1.1.0"; "1.1.0-dev" before that release
 local ms = {}
 
 ---@alias TensorOptions {dtype: string, device: string, requires_grad: boolean}

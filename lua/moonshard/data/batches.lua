@@ -21,10 +21,10 @@ local IGNORE = -100                     -- the default ignore_index of nn.F.cros
 
 ---@class Batches
 ---@field context integer
----@field batch integer     sequences a step, over all ranks
----@field first integer     this rank's share of them: [first, last)
+---@field batch integer     sequences per step, over all ranks
+---@field first integer     this rank's share of a step's sequences: [first, last)
 ---@field last integer
----@field epoch_length integer   sequences an epoch
+---@field epoch_length integer   sequences per epoch
 local Batches = {}
 Batches.__index = Batches
 

@@ -19,11 +19,11 @@ local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes
 ---@class Document
 ---@field name string
 ---@field path string
----@field bytes integer    a token
+---@field bytes integer    bytes per token
 ---@field offset integer   where its tokens begin in the file
----@field count integer    tokens
----@field train integer    how many of them, from the first, train
----@field first integer    place of its first token in `all`
+---@field count integer    number of tokens
+---@field train integer    number of tokens, from the first on, that are for training
+---@field first integer    position of its first token in the corpus' `all`, from 0
 
 ---@class Corpus
 ---@field kind "text"|"tokens"
@@ -221,8 +221,8 @@ end
 --- Opens files and folders as one corpus. Errors: a file that cannot be read.
 ---@param paths string|string[]  files or folders
 ---@param given? {vocab: integer, validation: number}
----   vocab: size of the vocabulary of token shards (default: as their header says); validation: share of each file that
----   validates, from 0 to below 1
+---   vocab: size of the vocabulary of token shards (default: the one that their header implies); validation: share of
+---   each file that is for validation, from 0 to below 1
 ---@return Corpus
 function M.open(paths, given)
   local corpus, err = open(paths, given)

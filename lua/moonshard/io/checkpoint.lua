@@ -80,7 +80,7 @@ local function entries_of(m, optim)
   local numbers, groups = {}, nil
   if optim then
     local by_name = {}
-    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- order does not matter: a map
+    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- the order does not affect the map
     local sd = optim_state.optim_state_dict(m, optim, { type = "local" })
     groups = sd.param_groups
     for name, entry in util.sorted_pairs(sd.state) do
@@ -152,8 +152,8 @@ end
 
 local function check(status) if status ~= 0 then errors.fail() end end
 
--- Calls checkpoint_index.replaceable for the folder that has the name now. If another save replaces that folder during
--- the check, the check has read parts of two folders, and a refusal is void: it is repeated.
+-- Calls checkpoint_index.replaceable for the folder that currently has the name. If another save replaces that folder
+-- during the check, the check may have read parts of two folders, so a refusal is checked again.
 local function examine(folder)
   local path, same = ffi.string(lib.ms_folder_path(folder)), ffi.new "int[1]"
   repeat
@@ -165,8 +165,8 @@ local function examine(folder)
   until false
 end
 
--- Removes temporary folders beside the path whose processes have ended. One that a save replaced may be the user's, so
--- it is removed only if it is a checkpoint.
+-- Removes temporary folders beside the path whose processes have ended. A folder that a save replaced may be the
+-- user's, so it is removed only if it is a checkpoint.
 local function sweep(folder)
   local path = ffi.string(lib.ms_folder_path(folder))
   local parent, name = path:match "^(.*/)([^/]*)$"
@@ -196,9 +196,9 @@ local function begin(dir)
 end
 
 -- Used where the file system cannot exchange two folders (NFS, some FUSE file systems): moves the new files beside the
--- old ones, under unique names, then renames the new index over the old one. With that rename the new checkpoint
--- exists. A crash may leave files that the index does not use, but that it lists, or whose names have the digits of the
--- temporary folder; the next save removes them.
+-- old ones, under unique names, then renames the new index over the old one. That rename makes the new checkpoint
+-- valid. After a crash, files of the old or of the new checkpoint may remain unused; the index lists the old ones, and
+-- names of new ones contain the digits of the temporary folder. The next save removes them.
 local function replace_inside(folder, made, path, index)
   local id, moved = made:match "%.tmp%-(%x+)%-%x+%-%d+%-%d+$", {}
   local NAME = checkpoint_index.NAME
@@ -427,7 +427,7 @@ local function empty_state(dir, index, m, optim)
   if not saved then bad(dir, "it has no optimizer state") end
   local sd, list = { state = {}, param_groups = saved.param_groups }, {}
   local by_name, prefixes = {}, {}
-  for p, name in pairs(flat.names_below(m)) do              -- order does not matter: sorted below
+  for p, name in pairs(flat.names_below(m)) do              -- any order: the list is sorted below
     by_name[name] = p
     prefixes[#prefixes + 1] = name
   end
@@ -508,7 +508,7 @@ local function read_files(dir, index, list, verify, dist, fits)
       end
     end
   end)
-  for _, reader in pairs(readers) do reader:close() end       -- order does not matter
+  for _, reader in pairs(readers) do reader:close() end       -- in any order
   if not ok then error(err, 0) end
   return after
 end

@@ -62,17 +62,17 @@ function Block:forward(x)
 end
 
 ---@class GPTOptions
----@field vocab? integer    256: bytes
----@field context? integer  longest sequence, 256
----@field layers? integer   4
----@field heads? integer    4
----@field dim? integer      128
----@field mlp? integer      inner size of the mlp over dim, 4
----@field dropout? number   0
----@field bias? boolean     in Linear and LayerNorm, true
----@field tie? boolean      the head's weight is the token table, true
----@field position? string   "learned": a table of positions; "alibi": each head takes off its slope times the distance, "learned"
----@field init_std? number  0.02
+---@field vocab? integer    number of token ids (default: 256, bytes)
+---@field context? integer  tokens of the longest sequence (default: 256)
+---@field layers? integer   number of blocks (default: 4)
+---@field heads? integer    attention heads per block (default: 4)
+---@field dim? integer      channels (default: 128)
+---@field mlp? integer      inner size of the mlp as a multiple of dim (default: 4)
+---@field dropout? number   probability of dropout (default: 0)
+---@field bias? boolean     Linear and LayerNorm have a bias (default: true)
+---@field tie? boolean      the head's weight is the token table (default: true)
+---@field position? string   "learned" (default): a table of positions; "alibi": each head subtracts its slope times the distance from the scores
+---@field init_std? number  standard deviation of the initial weights (default: 0.02)
 ---@field dtype? string
 ---@field device? string
 
@@ -113,8 +113,8 @@ function GPT:init(given)
   self:reset_parameters()
 end
 
---- Initialises all parameters again, as GPT-2: normal with deviation init_std, smaller for projections into the
---- residual stream.
+--- Initialises all parameters again, as GPT-2 does: normal with standard deviation init_std, smaller for projections
+--- into the residual stream.
 function GPT:reset_parameters()
   local o = self.config
   -- All blocks share one buffer, which to_empty leaves uninitialised.

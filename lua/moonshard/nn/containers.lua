@@ -118,7 +118,7 @@ end
 --- Calls its children in order, each with everything that the previous one returned.
 ---@class Sequential: Module
 ---@field append fun(self, m: Module): Sequential  adds a module at the end
----@field insert fun(self, i: integer, m: Module): Sequential  adds a module at place i
+---@field insert fun(self, i: integer, m: Module): Sequential  inserts a module at position i
 ---@overload fun(...: Module): Sequential  ...: in the order of their calls, as arguments or one list
 local Sequential = list_class("Sequential")
 
@@ -140,7 +140,7 @@ end
 --- A list of modules, which are registered as its children. It has no forward.
 ---@class ModuleList: Module
 ---@field append fun(self, m: Module): ModuleList  adds a module at the end
----@field insert fun(self, i: integer, m: Module): ModuleList  adds a module at place i
+---@field insert fun(self, i: integer, m: Module): ModuleList  inserts a module at position i
 ---@overload fun(...: Module): ModuleList  ...: as arguments or one list
 local ModuleList = list_class("ModuleList")
 

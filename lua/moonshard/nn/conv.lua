@@ -13,7 +13,7 @@ local empty = require "moonshard.nn.parameter".empty
 ---@field weight Parameter  [size_out, size_in / groups, height, width]
 ---@field bias Parameter?  [size_out]; nil without bias
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): Conv2d
----   padding_mode: zeros are the only one
+---   padding_mode: only "zeros" is supported
 local Conv2d = Module:extend("Conv2d")
 
 ---@param size_in integer  channels of the input

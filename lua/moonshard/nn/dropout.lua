@@ -10,7 +10,7 @@ local Module = require "moonshard.nn.module".Module
 ---@overload fun(p?: number): Dropout
 local Dropout = Module:extend("Dropout")
 
----@param p? number  0.5
+---@param p? number  probability of setting an element to 0 (default: 0.5)
 function Dropout:init(p)
   if p == nil then p = 0.5 end
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then

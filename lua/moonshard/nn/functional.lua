@@ -40,18 +40,18 @@ end
 
 --- Exponentials that add up to 1 along d.
 ---@param x Tensor  of any shape
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function F.softmax(x, d) return ops.softmax(x, position(d or -1, "softmax")) end
 --- The logarithm of softmax along d, computed without overflow.
 ---@param x Tensor  of any shape
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_softmax")) end
 
 --- Sets elements to 0 with probability p and multiplies the others by 1 / (1 - p); returns x if not training.
 ---@param x Tensor  of any shape
----@param p? number  0.5
+---@param p? number  probability of setting an element to 0 (default: 0.5)
 ---@param given? { training: boolean }  training: false: x itself
 ---@return Tensor
 function F.dropout(x, p, given)
@@ -225,7 +225,7 @@ local conv_spec = { stride = opts.any, padding = opts.any, dilation = opts.any, 
 ---@param x Tensor  [N, in, H, W] or [in, H, W]
 ---@param w Tensor  [out, in / groups, KH, KW]
 ---@param b? Tensor  [out]
----@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }  1, 0, 1 and 1
+---@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1
 ---@return Tensor  [N, out, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1
 function F.conv2d(x, w, b, given)
   if opts.is(b) then b, given = nil, b end

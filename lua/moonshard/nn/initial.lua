@@ -62,7 +62,7 @@ local function fill(op, who, t, n_f, a, b, c, d)
     fill_at(op, x, place, n_f, a, b, c, d)
     return t
   end
-  -- A single draw: every run starts from the same offset of the generator.
+  -- All runs are parts of one draw, so each starts from the same offset of the generator.
   local flat, n = x:detach():reshape(-1), x:numel() / runs
   lib.ms_rng_get(seed, offset)
   for k = 0, runs - 1 do
@@ -100,8 +100,8 @@ end
 
 --- Fills t with normal random numbers.
 ---@param t Tensor  floating point, of any shape
----@param mean? number  0
----@param std? number   1
+---@param mean? number  mean (default: 0)
+---@param std? number   standard deviation (default: 1)
 ---@return Tensor t
 function M.normal_(t, mean, std)
   return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), deviation("normal_", std), 0, 0)
@@ -109,8 +109,8 @@ end
 
 --- Fills t with uniform random numbers in [a, b).
 ---@param t Tensor  floating point, of any shape
----@param a? number  0
----@param b? number  1
+---@param a? number  lower bound (default: 0)
+---@param b? number  upper bound (default: 1)
 ---@return Tensor t
 function M.uniform_(t, a, b)
   a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
@@ -120,10 +120,10 @@ end
 
 --- Fills t with random numbers of the normal distribution restricted to [a, b].
 ---@param t Tensor  floating point, of any shape
----@param mean? number  0
----@param std? number   1
----@param a? number     -2
----@param b? number     2
+---@param mean? number  mean (default: 0)
+---@param std? number   standard deviation (default: 1)
+---@param a? number     lower bound (default: -2)
+---@param b? number     upper bound (default: 2)
 ---@return Tensor t
 function M.trunc_normal_(t, mean, std, a, b)
   return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), deviation("trunc_normal_", std),
@@ -143,8 +143,8 @@ end
 local nonlinearities = { "linear", "relu", "leaky_relu", "tanh", "sigmoid", "selu", "conv1d", "conv2d", "conv3d" }
 
 --- The factor that preserves a signal's variance through a nonlinearity.
----@param nonlinearity string  "linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu", a convolution's name
----@param a? number  slope of leaky_relu, 0.01
+---@param nonlinearity string  "linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu", or the name of a convolution
+---@param a? number  slope of leaky_relu (default: 0.01)
 ---@return number
 function M.calculate_gain(nonlinearity, a)
   if nonlinearity == "relu" then return math.sqrt(2) end

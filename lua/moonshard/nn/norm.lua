@@ -7,7 +7,7 @@ local init = require "moonshard.nn.initial".init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
--- The sizes of the last dimensions, over which is normalised, as an array.
+-- The sizes of the normalised dimensions, which are the last ones, as an array.
 local function sizes_of(who, d)
   local out = {}
   for i, n in ipairs(type(d) == "table" and d or { d }) do

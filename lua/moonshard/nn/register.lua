@@ -24,7 +24,7 @@ local type, tostring, ipairs = type, tostring, ipairs
 --- assigned to a field is registered under that name; nil removes it; any other value in its place is an error.
 ---@class Module
 ---@operator call: any
----@field training boolean  what train() and eval() set
+---@field training boolean  set by train() and eval()
 local Module = class("Module")
 
 ---Whether x is a module.

@@ -18,7 +18,7 @@ local concat, insert, sort = table.concat, table.insert, table.sort
 -- ---- modes and moves ----------------------------------------------------------------------------
 
 --- Sets the training mode of the module and its descendants, which dropout and batch norm use.
----@param mode? boolean  true
+---@param mode? boolean  false: evaluation mode (default: true)
 ---@return Module self
 function Module:train(mode)
   if mode == nil then mode = true end
@@ -32,7 +32,7 @@ end
 function Module:eval() return self:train(false) end
 
 --- Sets whether gradients of all parameters are computed.
----@param on? boolean  true
+---@param on? boolean  whether backward computes them (default: true)
 ---@return Module self
 function Module:requires_grad_(on)
   if on == nil then on = true end
@@ -172,7 +172,7 @@ function Module:half() return self:to("float16") end
 ---@return Module self
 function Module:bfloat16() return self:to("bfloat16") end
 
---- Gives parameters and buffers uninitialised memory on a device (for example, when they are on "meta").
+--- Gives parameters and buffers uninitialised memory on a device, for example if they are on "meta".
 ---@param device string|{ device: string }  "cpu", "cuda", "cuda:1" or "meta"
 ---@return Module
 function Module:to_empty(device)
@@ -186,7 +186,8 @@ end
 
 local function is_persistent(m, name) return not (m._transient and m._transient[name]) end
 
--- All names of all parameters and persistent buffers: names, values, in listing order.
+-- Returns the names and the values of all parameters and persistent buffers, in listing order; a shared one occurs
+-- under each of its names.
 function Module._state(self)
   local names, modules = {}, {}
   walk(self, "", nil, names, modules, {})
@@ -244,11 +245,11 @@ end
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
-  for name, key in pairs(names_from_0(self)) do        -- order does not matter: a map
+  for name, key in pairs(names_from_0(self)) do        -- the order does not affect the map
     out[name] = sd[key]
     taken[key] = true
   end
-  for key, t in pairs(sd) do                           -- order does not matter: a map
+  for key, t in pairs(sd) do                           -- the order does not affect the map
     if not taken[key] then
       out[type(key) == "string" and key:gsub("%f[^%z.]%d+%f[%z.]", function(n) return ("%d"):format(n + 1) end)
         or key] = t
@@ -273,7 +274,7 @@ end
 local function counts_from_0(self, known, sd)
   local from_0, example = names_from_0(self), nil
   local other = {}
-  for name, key in pairs(from_0) do other[key] = name end                      -- order does not matter: a map
+  for name, key in pairs(from_0) do other[key] = name end                      -- the order does not affect the map
   for name in pairs(sd) do
     if not known[name] and other[name] and (example == nil or name < example) then example = name end
   end
@@ -286,7 +287,7 @@ local function check_fit(name, value, t)
   if not is_tensor(t) then return ("While copying '%s': a tensor expected, got %s."):format(name, show(t)) end
   if tostring(t.shape) ~= tostring(value.shape) then
     return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s.")
-      -- _whole_shape is set for a piece.
+      -- _whole_shape: set for a piece of an FSDP instance's parameter.
       :format(name, tostring(t.shape), tostring(rawget(value, "_whole_shape") or value.shape))
   end
 end
@@ -319,7 +320,7 @@ function Module._check_state(self, sd, o, fits)
   return missing, unexpected
 end
 
---- The option count_from, checked.
+--- Checks the option count_from and returns it.
 function Module._count_from(n)
   if n ~= 0 and n ~= 1 then opts.wrong(n, "0 or 1", "load_state_dict: option 'count_from'") end
   return n

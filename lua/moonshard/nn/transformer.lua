@@ -194,7 +194,7 @@ TransformerDecoder.init = construct_stack
 
 ---@param tgt Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
 ---@param memory Tensor  the encoder's output, [S, N, d], ...
----@param given? table  as TransformerDecoderLayer's
+---@param given? table  the options of TransformerDecoderLayer:forward
 ---@return Tensor
 function TransformerDecoder:forward(tgt, memory, given)
   local o = opts("TransformerDecoder", given, decoder_call)
@@ -250,8 +250,8 @@ local transformer_call = {
 }
 
 ---@param src Tensor  [S, N, d], [N, S, d] with batch_first, or [S, d]
----@param tgt Tensor  [T, N, d] …
----@param given? table  src_mask, tgt_mask, memory_mask, their key_padding_masks and is_causals
+---@param tgt Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
+---@param given? table  src_mask, tgt_mask, memory_mask, and for each a key_padding_mask and an is_causal: src_key_padding_mask, src_is_causal, ...
 ---@return Tensor
 function Transformer:forward(src, tgt, given)
   local o = opts("Transformer", given, transformer_call)

@@ -13,7 +13,7 @@ local is_tensor = tensor.is_tensor
 
 local M = {}
 
-local room, ids = 0, nil                                -- they grow to the length of the longest list
+local room, ids = 0, nil         -- an array of ids and its size, which grows to the longest list
 local norm_options = { norm_type = 2 }
 
 --- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =
@@ -33,7 +33,7 @@ function M.clip_grad_norm_(params, max_norm, given)
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
   for k = 1, #params do opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k) end
   params = tensor.flat(params)
-  -- A sparse gradient is replaced by its summed values, as the gradient of a leaf of their shape.
+  -- Leaves that replace those with a sparse gradient: the gradient of such a leaf is the tensor of coalesced values.
   local stand_ins
   for k = 1, #params do
     local p = params[k]
@@ -60,8 +60,8 @@ function M.clip_grad_norm_(params, max_norm, given)
   return tensor.wrap(id)
 end
 
--- The id of the group over which the norm of these parameters is summed first; that of this rank alone if none is
--- sharded.
+-- The id of the group over which the norm of these parameters is summed first; the group of this rank alone if no
+-- parameter is sharded.
 local function first_group(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
     local unit = is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))

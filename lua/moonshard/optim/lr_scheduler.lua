@@ -98,8 +98,9 @@ end
 --- 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
----   steps: until the last factor, warmup included; warmup: steps that rise linearly, 0; min_factor: the last factor,
----   0; start_factor: the first factor of the warmup (default: 1 / warmup)
+---   steps: until the last factor, warmup included; warmup: number of steps in which the factor rises linearly
+---   (default: 0); min_factor: the last factor (default: 0); start_factor: the first factor of the warmup (default: 1 /
+---   warmup)
 ---@return LRScheduler
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = some_steps, warmup = opts.option(count, 0), min_factor = 0, start_factor = opts.number })
@@ -117,7 +118,8 @@ end
 --- The factor changes linearly from start_factor to end_factor over `steps` steps and stays there.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number, end_factor: number }
----   steps: from the first factor to the last; start_factor: the first factor, 1; end_factor: the last factor, 0
+---   steps: from the first factor to the last; start_factor: the first factor (default: 1); end_factor: the last factor
+---   (default: 0)
 ---@return LRScheduler
 function M.linear(optimizer, given)
   local o = options("linear", given, { steps = some_steps, start_factor = 1, end_factor = 0 })
@@ -126,10 +128,10 @@ function M.linear(optimizer, given)
   end)
 end
 
---- The factor is constant for a number of steps, then 1.
+--- The factor is constant for a number of steps, and 1 after them.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { factor: number, steps: integer }
----   factor: on the first learning rate; steps: until the factor is 1 (default: never)
+---   factor: multiplies the initial learning rate; steps: until the factor is 1 (default: never)
 ---@return LRScheduler
 function M.constant(optimizer, given)
   local o = options("constant", given, { factor = 1, steps = opts.number })

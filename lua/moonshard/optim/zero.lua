@@ -30,7 +30,7 @@ local NAME = "ZeroRedundancyOptimizer"
 ---@class ZeroRedundancyOptimizer: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { optimizer_class: table, process_group: Group, parameters_as_bucket_view: boolean, overlap_with_ddp: boolean }): ZeroRedundancyOptimizer
 ---   params: equal lists on all ranks; optimizer_class: such as optim.AdamW; parameters_as_bucket_view: puts a rank's
----   parameters into one block of memory; overlap_with_ddp: a hook of nn.ddp_hooks steps, instead of step()
+---   parameters into one block of memory; overlap_with_ddp: a hook of nn.ddp_hooks steps the parameters, not step()
 ---@field optim Optimizer  the optimizer inside; its state is that of this rank's parameters
 local Zero = Optimizer:extend(NAME)
 
@@ -129,7 +129,7 @@ end
 function Zero:init(params, given)
   local mine, rest = {}, {}
   if given ~= nil and not opts.is(given) then raise("%s: options are %s, expected a table", NAME, show(given)) end
-  for name, value in pairs(given or {}) do         -- order does not matter: two copies
+  for name, value in pairs(given or {}) do         -- the order does not affect the copies
     if OPTIONS[name] ~= nil then mine[name] = value else rest[name] = value end
   end
   local o = opts(NAME, mine, OPTIONS)
@@ -251,7 +251,7 @@ local function position_of(self)
 end
 
 --- Gathers all ranks' state on one rank, on the CPU; state_dict() on that rank then returns it. Collective.
----@param to? integer|{to: integer}  a rank of the world (0)
+---@param to? integer|{to: integer}  a rank of the world (default: 0)
 function Zero:consolidate_state_dict(to)
   if opts.is(to) then to = opts("consolidate_state_dict", to, { to = 0 }).to end
   to = to or 0

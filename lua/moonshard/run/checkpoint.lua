@@ -66,12 +66,12 @@ local function contents(model, optimizer)
   return list, steps
 end
 
---- Writes a checkpoint; collective.
+--- Writes a checkpoint. Collective.
 ---@param path string
 ---@param model Module
 ---@param optimizer table
----@param config table  flat; what a run needs to go on
----@param step integer  steps done
+---@param config table  without nested tables; the options that a resumed run needs
+---@param step integer  number of steps taken
 function M.save(path, model, optimizer, config, step)
   autograd.no_grad(function()
     scope(function()
@@ -101,7 +101,7 @@ function M.save(path, model, optimizer, config, step)
   dist.barrier()                                        -- another rank may read the file next
 end
 
---- Whether all weights are finite, on all ranks; collective.
+--- Whether all weights are finite on all ranks. Collective.
 ---@param model Module
 ---@return boolean
 function M.finite(model)
@@ -181,7 +181,7 @@ function Checkpoint:load_training(model, optimizer)
         for _, p in ipairs(group.params) do
           k = k + 1
           local name, part, s = names[p], local_part(p), {}
-          for key, value in pairs(numbers) do         -- order does not matter: every key is stored separately
+          for key, value in pairs(numbers) do         -- any order: every key is stored separately
             local field, of = key:match "^(.-) of (.*)$"
             if of == name then s[field] = value end
           end

@@ -60,7 +60,7 @@ end
 ---@field [1] string   name, without the dashes
 ---@field [2] string|function  kind: a name of M.kinds, or one_of(...)
 ---@field [3] any      default; nil for none
----@field [4] string   what it is
+---@field [4] string   its description in --help
 
 -- Changes "--lr -1" to "--lr=-1", because argparse treats a negative number as an option.
 local function with_negatives(words)
@@ -103,7 +103,7 @@ function M.parse(script, about, options, words)
     if kind == "list" then o:args "+" end
   end
   local given = {}
-  for name, value in pairs(parser:parse(with_negatives(words))) do            -- order does not matter: copied by name
+  for name, value in pairs(parser:parse(with_negatives(words))) do            -- any order: values are copied by name
     if name ~= "help" then given[name] = value end
   end
   return given
@@ -113,7 +113,7 @@ end
 --- after which the launcher ends the job.
 ---@param script string
 ---@param fn function
----@param where fun(): string   where the script was, for the line
+---@param where fun(): string   describes the script's position, for the one-line message
 function M.run(script, fn, where)
   local engine = require "moonshard.core.ffi"                -- required here, so that --help works before the engine is built
   local lib, C = engine.lib, engine.ffi.C

@@ -8,9 +8,9 @@ local M = {}
 
 --- The loss in nats per byte over all validation bytes, each predicted from the preceding bytes of its own file; counts
 --- come from the training bytes only.
----@param documents {text: string, train: integer}[]  whole texts; how many bytes of each are for training
----@param order? integer  5; at most 5, since a context and a byte make one exact number
----@return number? nats  nil when there is nothing to validate on
+---@param documents {text: string, train: integer}[]  whole texts, and the number of bytes of each that are for training
+---@param order? integer  at most 5, so that a context and a byte fit one exact number (default: 5)
+---@return number? nats  nil if there are no validation bytes
 function M.loss(documents, order)
   order = order or 5
   local counts, totals, distinct = {}, {}, {}  -- indexed by order + 1: context * 256 + byte -> count; context -> sums

@@ -2,9 +2,9 @@
 --- Progress of a long loop: on a terminal one line that is redrawn, elsewhere plain lines, so that files contain no
 --- escape codes.
 ---
---- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty is no help.
---- scripts/train therefore sets MOONSHARD_PROGRESS to bar or lines, depending on mpirun's own output. If it is not set,
---- a process that a launcher started prints lines.
+--- Under mpirun a rank's standard output is a pseudo terminal even if mpirun writes to a file, so isatty does not
+--- detect this. scripts/train therefore sets MOONSHARD_PROGRESS to bar or lines, depending on mpirun's own output. If
+--- it is not set, a process that a launcher started prints lines.
 local launcher = require "moonshard.core.launcher"
 local ffi = require "ffi"
 
@@ -58,7 +58,7 @@ end
 --- Shows that a step is done.
 ---@param step integer
 ---@param now number    seconds
----@param text string   what to show of it
+---@param text string   shown after the step's number
 function Progress:step(step, now, text)
   if not self:wants(step, now) then return end
   if self.style == "bar" then

@@ -67,7 +67,7 @@ end
 --- Makes a text safe for a terminal: control characters and bytes beyond ASCII become '?'.
 function M.printable(text) return (text:gsub("[^\n\t\32-\126]", "?")) end
 
---- The set of words in some texts. A word is a longest sequence of letters.
+--- The set of words in some texts. A word is a maximal sequence of letters.
 ---@param texts {text: string}[]
 function M.words_of(texts)
   local words = {}

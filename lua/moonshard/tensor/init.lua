@@ -468,7 +468,6 @@ end
 
 --- The address of the first element; valid as long as the tensor's storage (see ms.from_pointer). Errors: a meta
 --- tensor.
---- tensor.
 ---@return integer
 function methods.data_ptr(t)
   local p = lib.ms_data_ptr(id_of(t, "data_ptr"))

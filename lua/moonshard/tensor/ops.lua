@@ -372,7 +372,7 @@ local CLONE, CONTIGUOUS = op "clone", op "contiguous"
 --- A copy with its own storage; gradients flow through it.
 ---@return Tensor
 function methods.clone(t) return wrap(call1(CLONE, t, "clone")) end
---- t with its elements row by row in memory: t itself if they are so already, otherwise a copy.
+--- t with its elements row by row in memory: t itself if it is contiguous, otherwise a copy.
 ---@return Tensor
 function methods.contiguous(t)
   id_of(t, "contiguous")
@@ -398,7 +398,7 @@ end
 --- The tensor on another device, in another dtype, or with both of another tensor; t itself if nothing changes. Errors:
 --- an unknown dtype or device; a device that does not exist.
 ---@param what string|Tensor|{ device: string, dtype: string }  a dtype, a device, a tensor whose dtype and device to take, or both by name
----@param and_dtype? string  a dtype beside a device
+---@param and_dtype? string  a dtype, if the first argument is a device
 ---@return Tensor
 function methods.to(t, what, and_dtype)
   local dtype, device

@@ -82,8 +82,7 @@ end
 local NORM = op "norm"
 --- The p-norm, `sum(|t|^p)^(1/p)`; p = math.huge gives the largest absolute value. Errors: a dtype that is not floating
 --- point.
---- point.
----@param p? number  2
+---@param p? number  the exponent (default: 2)
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
 ---@return Tensor
@@ -107,7 +106,7 @@ end
 
 local LOGSUMEXP = op "logsumexp"
 --- `log(sum(exp(t)))` along d, computed without overflow.
----@param d? integer  -1
+---@param d? integer  from 1; negative from the end (default: -1)
 ---@param given? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor
 function methods.logsumexp(t, d, given)

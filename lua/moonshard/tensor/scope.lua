@@ -27,7 +27,7 @@ local function gather(value, list, seen)
     end
   elseif mt == nil and not seen[value] then
     seen[value] = true
-    -- order does not matter: all of them are kept
+    -- any order: all of them are kept
     for _, v in next, value do gather(v, list, seen) end
   end
 end
@@ -148,8 +148,8 @@ local function next_step(loop, step)
   return step + 1
 end
 
--- Steps of `ms.steps(n, fn)` are profiler ranges, like those of the iterator; of nested loops, only the outermost
--- one's.
+-- Steps of `ms.steps(n, fn)` are profiler ranges, like those of the iterator; if loops are nested, only steps of the
+-- outermost loop are ranges.
 local stepping, allocated = false, ffi.new "double[1]"
 
 local function left_step(from, before, step, ok, ...)
@@ -171,9 +171,9 @@ end
 --- `for step in ms.steps(n) do … end`: each iteration is a scope. `ms.steps(n, fn)` calls fn(step) in a scope, which is
 --- closed after an error, too.
 ---@param n integer  the last step; math.huge: no end
----@param given? fun(step: integer)|{ from: integer }  from: the first step, 1
+---@param given? fun(step: integer)|{ from: integer }  from: the first step (default: 1)
 ---@param fn? fun(step: integer)  called for each step
----@return fun(): integer?  the iterator; nothing where fn is given
+---@return fun(): integer?  the iterator; nothing if fn is given
 function M.steps(n, given, fn)
   if type(given) == "function" then given, fn = nil, given end
   if type(n) ~= "number" then opts.wrong(n, "a number of steps", "steps: argument 1") end

@@ -73,7 +73,7 @@ function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", 
 --- Repeats dimensions of size 1 without copying; new dimensions may be added in front. Errors: a size other than 1
 --- would change.
 ---@param ... integer|integer[]  sizes, as numbers or one list; -1 keeps a size
----@return Tensor  shares t's storage; an element stands at several places
+---@return Tensor  shares t's storage; an element occurs at several positions
 function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
 for _, name in ipairs { "expand", "view" } do
   methods[name .. "_as"] = function(t, u)
@@ -83,8 +83,8 @@ for _, name in ipairs { "expand", "view" } do
 end
 
 --- Merges dimensions first to last into one. A view if the strides allow it, otherwise a copy.
----@param first? integer  1
----@param last? integer   the last one
+---@param first? integer  from 1; negative from the end (default: 1)
+---@param last? integer   from 1; negative from the end (default: the last dimension)
 ---@return Tensor
 function methods.flatten(t, first, last)
   id_of(t, "flatten")
@@ -129,7 +129,7 @@ function methods.t(t)
 end
 
 --- The dimensions in another order, without copying.
----@param ... integer|integer[]  a dimension of t for each of the result: every one once
+---@param ... integer|integer[]  for each dimension of the result, the dimension of t; each of t's dimensions once
 ---@return Tensor  shares t's storage
 function methods.permute(t, ...)
   local n = sizes("permute", 0, ...)
@@ -184,7 +184,7 @@ function methods._set_item(t, i, v)
 end
 
 --- Removes dimensions of size 1: all of them, or those of the given dimensions that have size 1.
----@param ... integer|integer[]  dimensions; all without them
+---@param ... integer|integer[]  dimensions, from 1; negative from the end (default: all)
 ---@return Tensor  shares t's storage
 function methods.squeeze(t, ...)
   local n = sizes("squeeze", 0, ...)
@@ -193,7 +193,7 @@ function methods.squeeze(t, ...)
 end
 
 --- Adds a dimension of size 1.
----@param d integer  its place in the result; -1 is behind the last
+---@param d integer  its position in the result, from 1; -1: after the last dimension
 ---@return Tensor  shares t's storage
 function methods.unsqueeze(t, d)
   id_of(t, "unsqueeze")
@@ -211,8 +211,8 @@ local SPLIT = op "split"
 local MAX_PIECES = 20                           -- sizes are integer arguments of the operator, which has at most 24
 
 --- Splits t along d into pieces, without copying. Errors: listed sizes whose sum differs from the size of d.
----@param size integer|integer[]  of each piece (the last may be smaller), or a list of sizes
----@param d? integer  1
+---@param size integer|integer[]  size of each piece (the last may be smaller), or a list of sizes
+---@param d? integer  from 1; negative from the end (default: 1)
 ---@return Tensor[]  they share t's storage
 function methods.split(t, size, d)
   id_of(t, "split")
@@ -258,7 +258,7 @@ end
 --- Splits t along d into n pieces of equal size, without copying. The last piece may be smaller, and there may be fewer
 --- pieces.
 ---@param n integer  at least 1
----@param d? integer  1
+---@param d? integer  from 1; negative from the end (default: 1)
 ---@return Tensor[]  they share t's storage
 function methods.chunk(t, n, d)
   id_of(t, "chunk")
@@ -270,7 +270,7 @@ function methods.chunk(t, n, d)
 end
 
 --- All slices along d, without that dimension and without copying.
----@param d? integer  1
+---@param d? integer  from 1; negative from the end (default: 1)
 ---@return Tensor[]  they share t's storage
 function methods.unbind(t, d)
   id_of(t, "unbind")
@@ -297,7 +297,7 @@ end
 --- Concatenates tensors along d, by copying. Errors: different sizes except along d, different dtypes or devices; an
 --- empty list.
 ---@param list Tensor[]  equal sizes except along d; one dtype and device
----@param d? integer  1
+---@param d? integer  from 1; negative from the end (default: 1)
 ---@return Tensor
 function M.cat(list, d)
   local n = type(list) == "table" and #list or 0
@@ -314,7 +314,7 @@ end
 --- Joins tensors of one shape along a new dimension, by copying. Errors: different shapes, dtypes or devices; an empty
 --- list.
 ---@param list Tensor[]  one shape, dtype and device
----@param d? integer  place of the new dimension, 1
+---@param d? integer  position of the new dimension (default: 1)
 ---@return Tensor
 function M.stack(list, d)
   local n = type(list) == "table" and #list or 0
@@ -325,7 +325,7 @@ function M.stack(list, d)
 end
 
 --- Repeats the whole tensor along its dimensions.
----@param ... integer|integer[]  how many, for each dimension; more numbers than dimensions add new ones in front
+---@param ... integer|integer[]  number of repetitions for each dimension; additional numbers add dimensions in front
 ---@return Tensor
 function methods.tile(t, ...) return wrap(with_ints(TILE, "tile", t, sizes("tile", 0, ...))) end
 methods["repeat"] = methods.tile

@@ -149,7 +149,7 @@ local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "li
 
 --- The memory that the allocator of a device holds, in bytes: allocated (in use), reserved (taken from the system), and
 --- the peaks of both; live_tensors counts the tensors of all devices.
----@param device? string  the default device
+---@param device? string  name of the device (default: the default device)
 ---@return { allocated: integer, peak_allocated: integer, reserved: integer, peak_reserved: integer, live_tensors: integer }
 function M.memory_stats(device)
   errors.check(lib.ms_memory_stats(device and dtypes.device(device, "memory_stats") or dtypes.device_now(), stats))
@@ -159,7 +159,7 @@ function M.memory_stats(device)
 end
 
 --- Sets the peaks of memory_stats to the current use.
----@param device? string  the default device
+---@param device? string  name of the device (default: the default device)
 function M.reset_peak_memory_stats(device)
   lib.ms_reset_peak_memory(device and dtypes.device(device, "reset_peak_memory_stats") or dtypes.device_now())
 end
@@ -224,7 +224,7 @@ M.cuda = errors.closed({
   ---@param i integer|string  an index from 0, or "cuda:1"
   set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
   --- A device's model, multiprocessors and memory. Errors: a device that does not exist.
-  ---@param i? integer|string  the current device
+  ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
   ---@return string
   device_name = function(i)
     local name = lib.ms_cuda_name(checked_device(i or dtypes.cuda_device(), "cuda.device_name"))
@@ -232,7 +232,7 @@ M.cuda = errors.closed({
     return text(name)
   end,
   --- Waits for all work queued on a device. Errors: errors that its kernels reported.
-  ---@param i? integer|string  the current device
+  ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
   synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
   "cuda.synchronize"))) end,
 }, "cuda")

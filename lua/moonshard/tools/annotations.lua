@@ -60,11 +60,12 @@ function M.fields_of(text)
   return list
 end
 
---- The meanings in a text such as "low: the least; high: the largest" by name, for the names that are keys of `names`.
+--- The meanings that a text gives, such as "low: the least; high: the largest" by name, for the names that are keys of
+--- `names`.
 ---@param text string
 ---@param names table<string, any>
 ---@return table<string, string> meanings
----@return string rest  what stands before the first of them
+---@return string rest  the text before the first of them
 function M.meanings_of(text, names)
   local out, rest, name = {}, {}, nil
   for part in (text .. "; "):gmatch "(.-); +" do

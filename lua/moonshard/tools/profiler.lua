@@ -39,13 +39,13 @@ end
 ---@field key string                the range's name
 ---@field thread string             "script", "gather queue", "reduce queue", "copy queue"
 ---@field category string           "operator", "backward", "module", "collective", "wait", "fsdp", "optimizer", "step", "user"
----@field detail string             shapes of inputs where they tell rows apart, else ""
+---@field detail string             shapes of inputs if rows are grouped by them, else ""
 ---@field count integer
----@field cpu_time_total number     microseconds, with the ranges inside
----@field self_cpu_time_total number  microseconds, without
----@field cpu_time number           mean of a call, microseconds
----@field cpu_memory_usage number   bytes allocated in it less those freed, with the ranges inside
----@field self_cpu_memory_usage number
+---@field cpu_time_total number     microseconds, including the ranges inside
+---@field self_cpu_time_total number  microseconds, excluding the ranges inside
+---@field cpu_time number           mean per call, microseconds
+---@field cpu_memory_usage number   bytes allocated minus bytes freed, including the ranges inside
+---@field self_cpu_memory_usage number  the same, excluding the ranges inside
 
 ---@class ProfileAverages
 local Averages = { __name = "ProfileAverages" }
@@ -70,8 +70,8 @@ end
 
 --- The rows as text, longest self time first. Percentages are of the recorded time, per thread.
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
----   sort_by: name of a field of the rows; row_limit: -1: all rows; max_name_column_width: characters of a name, at
----   least 4
+---   sort_by: name of a field of the rows; row_limit: number of rows to print; -1: all; max_name_column_width:
+---   characters of a name, at least 4
 ---@return string
 function Averages:table(given)
   opts.need(getmetatable(self) == Averages, self, "the averages of a profile (call it with a colon)", "table: self")
@@ -260,8 +260,8 @@ end
 
 --- Starts recording; other profiles may record at the same time.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
----   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
----   shapes of operators' inputs
+---   limit: largest number of ranges to keep (56 bytes each); with_modules: also records calls of modules;
+---   record_shapes: also records the shapes of operators' inputs
 ---@return Profile
 function M.start(given)
   if given == M then raise("profiler.start: call it with a dot") end
@@ -282,8 +282,8 @@ end
 
 --- Records while fn runs. May also be called as `profile(fn)`.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
----   limit: ranges that are kept, 56 bytes each; with_modules: calls of modules are ranges; record_shapes: keeps the
----   shapes of operators' inputs
+---   limit: largest number of ranges to keep (56 bytes each); with_modules: also records calls of modules;
+---   record_shapes: also records the shapes of operators' inputs
 ---@param fn fun(): any  called without arguments
 ---@return Profile profile
 ---@return any  the results of fn

@@ -289,14 +289,15 @@ local function lookup(name)
   local ok, value = false, nil
   if chunk then ok, value = pcall(chunk) end
   if ok and value ~= nil then return value end
-  ok, value = pcall(function()                            -- without `ms.`: nn.Linear
+  ok, value = pcall(function()                            -- a name without `ms.`, such as nn.Linear
     local found = package.loaded.moonshard
     for part in name:gmatch "[^.]+" do found = found[part] end
     return found
   end)
   if ok and value ~= nil then return value end
   if tensor.methods[name] then return tensor.methods[name] end
-  for _, inner in ipairs(getmetatable(package.loaded.moonshard).modules) do         -- without its module: fully_shard
+  -- a name without its module, such as fully_shard
+  for _, inner in ipairs(getmetatable(package.loaded.moonshard).modules) do
     ok, value = pcall(function() return package.loaded.moonshard[inner][name] end)
     if ok and value ~= nil then return value end
   end

@@ -79,7 +79,7 @@ for world = 1, 4 do
       -- The mean of the ranks' errors is what the sum lacks.
       local left
       for k, p in ipairs(ddp:parameters()) do
-        for _, memory in pairs(state.memory) do         -- order does not matter: only one bucket
+        for _, memory in pairs(state.memory) do         -- any order: there is one bucket
           if k == 1 then
             assert.is_nil(left)
             for _, known in ipairs(rawget(ddp, "_ddp").buckets) do

@@ -117,7 +117,7 @@ end
 
 -- Hooks that are in other files.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
-  -- order does not matter: a copy
+  -- the order does not affect a copy
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end
 end
 

@@ -42,14 +42,15 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 ---@class DDP: Module
 ---@field module Module  the wrapped module
 ---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
----   m: equal on all ranks; bucket_cap_mb: size of a bucket of gradients in MiB; find_unused_parameters: parameters may
----   stay without a gradient; gradient_as_bucket_view: gradients are views of the buckets; broadcast_buffers: a forward
----   begins with rank 0's buffers; static_graph: every iteration uses the same parameters, each as often; device_ids:
----   at most one element; ignored; device_mesh: of one dimension, instead of a group; init_sync: false: the script
----   guarantees equal models on all ranks; skip_all_reduce_unused_params: parameters that no rank used are not reduced;
----   mixed_precision: forward and backward run on copies of the parameters in param_dtype;
----   delay_all_reduce_named_params: names, or pairs of name and parameter, whose gradients are reduced together;
----   param_to_hook_all_reduce: its gradient's arrival starts that reduction
+---   m: equal on all ranks; bucket_cap_mb: size of a bucket of gradients in MiB; find_unused_parameters: some
+---   parameters may receive no gradient; gradient_as_bucket_view: gradients are views of the buckets;
+---   broadcast_buffers: a forward begins with rank 0's buffers; static_graph: every iteration uses the same parameters,
+---   each the same number of times; device_ids: at most one element; ignored; device_mesh: a mesh of one dimension,
+---   given instead of process_group; init_sync: false: the script guarantees equal models on all ranks;
+---   skip_all_reduce_unused_params: parameters that no rank used are not reduced; mixed_precision: forward and backward
+---   run on copies of the parameters in param_dtype; delay_all_reduce_named_params: names, or pairs of name and
+---   parameter, whose gradients are reduced together; param_to_hook_all_reduce: its gradient's arrival starts that
+---   reduction
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
@@ -221,7 +222,7 @@ local function each_tensor(v, fn)
   end
   local found = false
   if type(v) == "table" and getmetatable(v) == nil then
-    for _, x in pairs(v) do found = each_tensor(x, fn) or found end     -- order does not matter
+    for _, x in pairs(v) do found = each_tensor(x, fn) or found end     -- in any order
   end
   return found
 end

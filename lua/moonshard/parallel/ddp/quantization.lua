@@ -81,7 +81,7 @@ M.quantization_pertensor_hook = hook_of("quantization_pertensor_hook",
 --- The mean over ranks, sent as uint8 with one scale for every bucket_size elements (default: 512).
 ---@param group Group?  default: the world
 ---@param bucket Bucket  given by DDP; its gradients are replaced
----@param bucket_size integer?  elements that share a scale, 512
+---@param bucket_size integer?  elements that share a scale (default: 512)
 ---@type fun(group?: Group, bucket: Bucket, bucket_size?: integer): any
 M.quantization_perchannel_hook = hook_of("quantization_perchannel_hook", function(_, bucket_size)
   local size = bucket_size or 512

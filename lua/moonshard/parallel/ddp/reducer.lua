@@ -89,7 +89,7 @@ local function some_used(b, used)
   return false
 end
 
--- Reports the failure to peers that wait in the collectives of this iteration.
+-- Publishes the failure to peers that wait in the collectives of this iteration.
 local function tell(st, message)
   if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
 end

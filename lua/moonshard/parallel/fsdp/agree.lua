@@ -31,8 +31,8 @@ local function units_in(m, x)
   return units
 end
 
---- Groups that connect all ranks of a model's units: the world if a unit spans it; none if nothing is sharded or
---- replicated.
+--- Groups that together contain all ranks of a model's units: only the world if a unit spans it; none if nothing is
+--- sharded or replicated.
 ---@param m Module
 ---@param x? any  the state dict to load
 ---@return Group[]
@@ -94,13 +94,13 @@ function M.gather(groups, value)
       if type(some) ~= "table" then
         errors.raise "ranks make different calls: some of them save or load a state dict"
       end
-      for rank, v in pairs(some) do known[rank] = v end             -- order does not matter: a union
+      for rank, v in pairs(some) do known[rank] = v end             -- the order does not affect the union
     end
   end
   return known
 end
 
---- Whether this rank is the first of those that the groups connect (without groups: of the world).
+--- Whether this rank is the lowest of the ranks in the groups, or rank 0 of the world if there are no groups.
 ---@return boolean
 function M.is_first(groups)
   local dist = require "moonshard.dist"

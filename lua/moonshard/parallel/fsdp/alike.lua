@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Checks, when a unit is made, that all ranks give it equal parameters. Otherwise gathers would mix different ones.
+--- Checks, when a unit is made, that all ranks give it equal parameters. Otherwise a gather would mix parts of
+--- different parameters.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local lib = require "moonshard.core.ffi".lib

@@ -40,13 +40,13 @@ local rawget, rawset, setmetatable, type, ipairs = rawget, rawset, setmetatable,
 ---@class FSDP: Module
 ---@field module Module          the wrapped module
 ---@field params Parameter[]     this unit's flat parameters: one or none
----@field comm_hook function?  of register_comm_hook
----@field comm_hook_state any  of register_comm_hook
+---@field comm_hook function?  set by register_comm_hook
+---@field comm_hook_state any  set by register_comm_hook
 local FSDP = Module:extend "FSDP"
 
 local M = { FSDP = FSDP }
 
---- Is x an FSDP instance?
+--- Whether x is an FSDP instance.
 ---@return boolean
 function M.is_fsdp(x) return class.isa(x, FSDP) end
 
@@ -214,9 +214,9 @@ end
 ---   after the current unit; mixed_precision: dtypes of computation, reductions and buffers; ignored_modules: keep
 ---   their parameters whole; ignored_states: parameters or modules that stay whole; param_init_fn: initializes modules
 ---   on meta; device_id: where parameters on the CPU move; sync_module_states: starts from rank 0's parameters and
----   buffers; device_mesh: of one dimension, or { replicate, shard }, instead of a group; forward_prefetch: false:
----   forward gathers no instance ahead; limit_all_gathers: at most one instance is gathered ahead; use_orig_params:
----   keeps the original names and parameters
+---   buffers; device_mesh: a mesh of one dimension, or { replicate, shard }, given instead of process_group;
+---   forward_prefetch: false: forward gathers no instance ahead; limit_all_gathers: at most one instance is gathered
+---   ahead; use_orig_params: keeps the original names and parameters
 function FSDP:init(m, given)
   opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
@@ -236,7 +236,7 @@ function FSDP:init(m, given)
   refuse_fully_sharded(m, ignored_modules)
   if o.auto_wrap_policy ~= nil then
     local options = {}
-    for key, value in pairs(given) do options[key] = value end      -- order does not matter: a copy
+    for key, value in pairs(given) do options[key] = value end      -- the order does not affect a copy
     options.auto_wrap_policy, options.ignored_modules, options.ignored_states = nil, nil, nil
     options.process_group, options.device_mesh = o.device_mesh == nil and placed.given or nil, o.device_mesh
     options.ignored = { ignored_modules, ignored_params }
@@ -445,7 +445,7 @@ local HALF = { float16 = true, bfloat16 = true }
 -- The dtype to which gradients of these dtypes are promoted.
 local function promoted(dtypes_seen)
   local names = {}
-  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- order does not matter: at most one remains
+  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- any order: at most one name remains
   if #names == 0 then return nil end
   if dtypes_seen.float64 then return "float64" end
   if #names == 1 and HALF[names[1]] then return names[1] end
@@ -478,9 +478,9 @@ FSDP.clip_grad_norm_ = calls.one(FSDP.clip_grad_norm_, function(self)
   return M.is_fsdp(self) and utils._first_group(self:parameters()) or 1
 end)
 
---- The FSDP instances among m and its descendants, parents before children; with root_only, those that no other
---- instance contains.
----@param m Module  looked for in it and below
+--- The FSDP instances among m and its descendants, parents before children; with root_only, only instances that no
+--- other instance contains.
+---@param m Module  the module to search, with its descendants
 ---@param given? { root_only: boolean }  root_only: only instances that no other one contains
 ---@return FSDP[]
 function M.fsdp_modules(m, given)

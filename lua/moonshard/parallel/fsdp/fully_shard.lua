@@ -61,7 +61,7 @@ local function smaller_group(group, mesh, size)
   local mine = {}
   for k = 0, dist.world_size(group) - 1 do mine[k + 1] = lib.ms_dist_member(group.id, k) end
   for r, members in ipairs(dist.all_gather_object(mine)) do
-    if members[1] == r - 1 then                 -- the group's first member provides it
+    if members[1] == r - 1 then                 -- all members sent this list: handle it once
       for first = 1, #members, size do
         local few = {}
         for k = 0, size - 1 do few[k + 1] = members[first + k] end
@@ -161,16 +161,16 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 -- ---- fully_shard ---------------------------------------------------------------------------------
 
 --- Shards a module's parameters over the ranks along their first dimension, except those that a nested call has already
---- sharded. They are gathered before forward and backward, and gradients are reduced after backward. mesh: of one
---- dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward (default:
---- true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the same call.
---- Errors: containers without forward; on every rank, models that differ.
+--- sharded. They are gathered before forward and backward, and gradients are reduced after backward. mesh: a mesh of
+--- one dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward
+--- (default: true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the
+--- same call. Errors: containers without forward; on every rank, models that differ.
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
----   mesh: of one dimension, or { replicate, shard } (default: the world); reshard_after_forward: true; false for the
----   root; or a number of ranks; shard_placement_fn: gives the dimension to shard a parameter along; nil: the first;
----   mp_policy: dtypes of the unit (default: unchanged); offload_policy: keeps shards on the CPU; ignored_params: stay
----   whole on every rank
+---   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); reshard_after_forward: whether to
+---   reshard after forward (default: true; false for the root), or the number of ranks to stay sharded over;
+---   shard_placement_fn: returns the placement of a parameter; nil: along the first dimension; mp_policy: dtypes of the
+---   unit (default: unchanged); offload_policy: keeps shards on the CPU; ignored_params: stay whole on every rank
 ---@return Module|Module[]  target, whose class is now "FSDP" followed by its old name
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {

@@ -202,7 +202,7 @@ end
 -- Returns the text of an error, if there was one.
 local function end_passes(failed)
   local message
-  for unit in pairs(incomplete) do         -- order does not matter
+  for unit in pairs(incomplete) do         -- in any order
     local names = {}
     for _, m in ipairs(unit.modules) do
       if unit.waiting[m] then names[#names + 1] = m:class_name() end
@@ -281,7 +281,7 @@ function M.class_for(cls)
   local base_call = cls.__call
   fsdp_class = class.new("FSDP" .. rawget(cls, "__name"), cls)
   fsdp_class.__isa[FSDPModule] = true
-  for name, method in pairs(FSDPModule) do    -- order does not matter: a copy
+  for name, method in pairs(FSDPModule) do    -- the order does not affect a copy
     if type(method) == "function" and name:sub(1, 2) ~= "__" then rawset(fsdp_class, name, method) end
   end
   rawset(fsdp_class, "__call", function(self, ...)
@@ -391,7 +391,7 @@ end
 --- Sets whether backward reduces gradients (and all-reduces them over replicas). While it does not, gradients
 --- accumulate in the unit and `grad` does not change, so zero_grad and optimizers do not see them. The next backward
 --- that reduces puts their sum into `grad`.
----@param on boolean  true at first
+---@param on boolean  initially true
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_SYNC, boolean("set_requires_gradient_sync", on), given)
@@ -401,7 +401,7 @@ end
 --- For a 2-d mesh: sets whether backward also all-reduces reduced gradients over the replicas. While it does not, they
 --- accumulate in the unit, reduced over its shard group, and `grad` does not change. With a 1-d mesh there is no
 --- all-reduce.
----@param on boolean  true at first
+---@param on boolean  initially true
 ---@param given? {recurse: boolean}
 function FSDPModule:set_requires_all_reduce(on, given)
   set_all(self, "set_requires_all_reduce", C.MS_UNIT_ALL_REDUCE, boolean("set_requires_all_reduce", on), given)
@@ -436,7 +436,7 @@ end
 
 --- Sets whether parameters are released after backward. While false, the next forward gathers nothing and computes with
 --- the old values even after an optimizer's step, until a reshard.
----@param on boolean  true at first
+---@param on boolean  initially true
 ---@param given? { recurse: boolean }
 function FSDPModule:set_reshard_after_backward(on, given)
   set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD,
@@ -444,7 +444,7 @@ function FSDPModule:set_reshard_after_backward(on, given)
 end
 
 --- With false, the next backward is not the last of the step, so the work at the end of a step is postponed.
----@param on boolean  true at first
+---@param on boolean  initially true
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then
@@ -482,7 +482,7 @@ function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
 end
 
 --- With false, backward uses the parameters without gathering them.
----@param on boolean  true at first
+---@param on boolean  initially true
 function FSDPModule:set_unshard_in_backward(on)
   errors.check(lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_UNSHARD_IN_BACKWARD, boolean("set_unshard_in_backward",
     on) and 1 or 0))

@@ -46,7 +46,7 @@ end
 --- Whether every rank of the unit holds the whole parameters (FSDP's no_shard), so that nothing need be gathered.
 function M.is_replicated(unit) return unit.classic and unit.placed.strategy == "no_shard" end
 
--- The parameter with whose placement t is sharded; for an instance of a tensor class, that of its first inner tensor.
+-- The parameter whose placement t has; for an instance of a tensor class, the parameter of its first inner tensor.
 local parameter_of
 function parameter_of(t)
   if t.id < 0 then return parameter_of(tensor.inner(t)[1]) end
@@ -243,7 +243,7 @@ end
 
 for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16",
   long = "int64" } do
-  -- order does not matter: the methods are independent
+  -- any order: the methods are independent
   methods[name] = function(t) return methods.to(t, dtype) end
 end
 
@@ -291,7 +291,7 @@ local function class_for(cls)
     sharded = tensor.subclass(rawget(cls, "__name"), cls)
     sharded.__isa[Sharded] = true
     local own_methods = rawget(sharded, "methods")
-    for name, method in pairs(methods) do own_methods[name] = method end   -- order does not matter: a copy
+    for name, method in pairs(methods) do own_methods[name] = method end   -- the order does not affect a copy
     tensor.install(sharded, own_methods, own_getters, own_setters)
     rawset(sharded, "__tostring", described)
     parameter_classes[cls] = sharded
@@ -367,7 +367,7 @@ local function plan_of(p)
   return unit.plan .. " at " .. at
 end
 
---- The unit with whose placement t is sharded.
+--- The unit whose placement t has.
 function M.unit_of(t) return rawget(parameter_of(t), "_unit") end
 
 -- The ranks that p is sharded over.

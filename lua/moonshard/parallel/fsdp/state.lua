@@ -19,7 +19,7 @@ local M = {}
 
 M.TYPES = { "full", "sharded", "local" }
 
---- The type in which t is returned if `kind` was requested: with no_shard there are only whole tensors.
+--- The type in which t is returned if `kind` was requested: with no_shard all tensors are returned whole.
 function M.kind_of(t, kind)
   local unit = rawget(t, "_unit")
   if kind == "full" or not unit or not sharded.is_replicated(unit) then return kind end
@@ -117,7 +117,7 @@ end
 -- Describes rank 0's state dict to the other ranks: shapes and dtypes by name.
 local function describe(sd)
   local there = {}
-  for name, t in pairs(sd) do              -- order does not matter: looked up by name
+  for name, t in pairs(sd) do              -- any order: entries are looked up by name
     opts.expect(t, a_tensor, "load_state_dict: '%s'", tostring(name))
     if sharded.is_sharded(t) or t.id < 0 then
       errors.raise("load_state_dict: with broadcast_from_rank0, '%s' is %s, expected a whole, plain tensor", tostring(name),
@@ -149,7 +149,7 @@ end
 -- parameter, value }, and a state dict that has the current values of those parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
-  for name, t in pairs(sd) do rest[name] = t end         -- order does not matter: a copy
+  for name, t in pairs(sd) do rest[name] = t end         -- the order does not affect a copy
   for name, p, unit in flat.parameters_below(m) do
     local t = sd[name]
     if tensor.is_tensor(t) and tostring(t.shape) == tostring(p.shape) then
@@ -205,9 +205,9 @@ function M.load_state_dict(m, sd, given)
     return nil, table.concat(gathered, ", ")
   end)
   if o.broadcast_from_rank0 then
-    for _, what in pairs(reported) do there = what end         -- order does not matter: only one rank's entry is set
+    for _, what in pairs(reported) do there = what end         -- any order: only one rank's entry is set
     local device_of = {}
-    for name in pairs(there) do device_of[name] = "cpu" end           -- order does not matter: looked up by name
+    for name in pairs(there) do device_of[name] = "cpu" end           -- any order: entries are looked up by name
     check(there, check_described, device_of)
   else
     agree.same(reported, "load_state_dict: ranks differ in which parameters are given as tensors that are sharded differently")

@@ -130,10 +130,10 @@ end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)
 
 --- Runs fn while the parameters of FSDP instances are whole, under their original names and shapes, in the stored
 --- dtype. Collective. Errors: writeback together with rank0_only.
----@param m Module  a module with FSDP instances, or one
+---@param m Module  a module with FSDP instances, or an instance
 ---@param given? { recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean }
----   writeback: puts changes into the shards; rank0_only: whole on rank 0 alone; offload_to_cpu: whole parameters are
----   on the CPU; with_grads: gathers gradients, too
+---   writeback: puts changes into the shards; rank0_only: parameters are whole only on rank 0; offload_to_cpu: whole
+---   parameters are on the CPU; with_grads: gathers gradients, too
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

@@ -59,7 +59,7 @@ end
 
 local function copy_of(options, override)
   local out = {}
-  for key, value in pairs(options) do out[key] = value end      -- order does not matter: a copy
+  for key, value in pairs(options) do out[key] = value end      -- the order does not affect a copy
   for key, value in pairs(override or {}) do out[key] = value end
   return out
 end
@@ -85,8 +85,8 @@ function M.module_wrap_policy(classes)
     decide = function(m) return is_any(m, list) end }, Policy)
 end
 
---- Wraps as fn(module) says. false: do not wrap; true: wrap with the root's options; a table: wrap with these options
---- instead.
+--- Wraps the modules that fn(module) selects. It returns false: do not wrap; true: wrap with the root's options; or a
+--- table: wrap with these options.
 ---@param fn fun(m: Module): boolean|table
 ---   false: not wrapped; true: wrapped with the root's options; a table: with these
 function M.custom_policy(fn)
@@ -171,7 +171,7 @@ end
 
 --- Returns the module, wrapped if enable_wrap is active. Options given here override those of enable_wrap.
 ---@param m Module  the module to wrap
----@param given? table  of fsdp.FSDP
+---@param given? table  options of fsdp.FSDP
 ---@return Module
 function M.wrap(m, given)
   opts.expect(m, a_module, "wrap: argument 1")
@@ -280,7 +280,7 @@ local function exempt_classes(o)
   return o.mixed_precision.module_classes_to_ignore or { batch_norm.BatchNorm1d, batch_norm.BatchNorm2d }
 end
 
--- Wraps submodules of root as o.auto_wrap_policy says; wrap(module, options) makes an instance.
+-- Wraps the submodules of root that o.auto_wrap_policy selects; wrap(module, options) makes an instance.
 local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local policy = o.auto_wrap_policy
   local is_object = getmetatable(policy) == Policy

@@ -42,7 +42,7 @@ function M.write_back(unit)
   end
 end
 
---- Calls M.write_back for all of these units that have original parameters. Called before a root runs, because it
+--- Calls M.write_back for each unit in the list that has original parameters. Called before a root runs, because it
 --- gathers some units early.
 function M.write_back_all(units)
   for _, unit in ipairs(units) do
@@ -66,7 +66,7 @@ local function each_output(v, fn)
   if tensor.is_tensor(v) then
     if v.requires_grad and not v.is_leaf then fn(v) end
   elseif type(v) == "table" and getmetatable(v) == nil then
-    for _, x in pairs(v) do each_output(x, fn) end      -- order does not matter: outputs are independent
+    for _, x in pairs(v) do each_output(x, fn) end      -- any order: outputs are independent
   end
 end
 
