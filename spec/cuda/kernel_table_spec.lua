@@ -117,18 +117,20 @@ end)
 describe("the prediction of a launch", function()
   --- Seconds of a launch of 256 threads a block, without the first wait.
   local function seconds(launch, row)
-    local l = { kernel = "k", op = "", blocks = 10000, threads = 256, half = 0, float32 = 0, other = 0, flops = 0 }
+    local l = { kernel = "k", op = "", blocks = 10000, threads = 256, shared = 0, half = 0, float32 = 0, other = 0,
+      flops = 0 }
     for k, v in pairs(launch) do l[k] = v end
     return (predict.seconds(l, row)) - 0.6e-6
   end
   local function row(name, flight)
-    return { name = name, blocks = 8, threads = 256, classes = { half = { width = 2, flight = flight },
+    return { name = name, registers = 32, shared = 0, classes = { half = { width = 2, flight = flight },
       float32 = { width = 4, flight = 16 } } }
   end
   for _, case in ipairs {
     { "whole bandwidth for enough in flight", { half = 4.3e9 }, row("a: b", 16), 1e-3 },
     { "half of it for half of that", { half = 4.3e9 }, row("a: b", 10e3 / 2048), 2e-3 },
     { "less for a grid that leaves processors idle", { half = 4.3e9, blocks = 66 }, row("a: b", 20e3 / 256), 2e-3 },
+    { "less for blocks that fill the shared memory", { half = 4.3e9, shared = 200 * 1024 }, row("a: b", 5e3 / 256), 4e-3 },
     { "the class of which it touches most", { half = 1e6, float32 = 4.299e9 }, row("a: b", 1), 1e-3 },
     { "the rate of the unit for products", { half = 1e6, flops = 780e9 }, nil, 1e-3 },
     { "the bandwidth for products that move more than they compute", { half = 4.3e9, flops = 1e9 }, nil, 1e-3 },

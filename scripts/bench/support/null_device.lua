@@ -9,7 +9,7 @@ typedef struct {
 typedef struct {
     const char *op, *kernel;
     double bytes[3], flops;
-    int32_t blocks, threads;
+    int32_t blocks, threads, shared;
 } ms_null_launch;
 const ms_null_totals *ms_null_count(void);
 int ms_null_launches(const ms_null_launch **out);
@@ -44,7 +44,8 @@ function M.count()
 end
 
 --- The launches and products since reset, in order: op, kernel (symbol; "product", "copy", "set"), blocks, threads,
---- flops, and bytes of halves, of float32 and of other data, where the kernels' parameters are known.
+--- shared (bytes of dynamic shared memory), flops, and bytes of halves, of float32 and of other data, where the kernels'
+--- parameters are known.
 ---@return table[]
 function M.launches()
   local list = ffi.new "const ms_null_launch *[1]"
@@ -52,7 +53,7 @@ function M.launches()
   for k = 0, n - 1 do
     local l = list[0][k]
     out[k + 1] = { op = ffi.string(l.op), kernel = ffi.string(l.kernel), blocks = l.blocks, threads = l.threads,
-      flops = l.flops, half = l.bytes[0], float32 = l.bytes[1], other = l.bytes[2] }
+      shared = l.shared, flops = l.flops, half = l.bytes[0], float32 = l.bytes[1], other = l.bytes[2] }
   end
   return out
 end
@@ -75,11 +76,15 @@ function M.watch(rows, step)
   return by_symbol, M.launches(), M.count()
 end
 
---- A step of GPT-2 124M: bfloat16, 8 x 1024 tokens, clipping, AdamW. Returns the step, to be called repeatedly.
+--- GPT-2 124M in bfloat16, and its step.
 function M.gpt2()
+  return M.step(require "moonshard.models.gpt" { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768,
+    device = "cuda", dtype = "bfloat16" })
+end
+
+--- A function that takes a step of a GPT: 8 x 1024 tokens, clipping, AdamW.
+function M.step(model)
   local ms = require "moonshard"
-  local model = require "moonshard.models.gpt" { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768,
-    device = "cuda", dtype = "bfloat16" }
   local parameters = model:parameters()
   local optimizer = ms.optim.AdamW(parameters, { lr = 1e-4 })
   local ids = ms.randint(0, 50304, { 8, 1024 }, { device = "cuda" })

@@ -51,7 +51,8 @@ function M.seconds(l, row)
     if not (c and c.flight > 0) then c = row.classes[other] end
   end
   if c and c.flight > 0 then
-    local flight = c.flight * l.threads * math.min(row.blocks, l.blocks / kernels.SM.processors)
+    local held = kernels.blocks_per_sm(l.threads, row.registers, row.shared + l.shared)
+    local flight = c.flight * l.threads * math.min(held, l.blocks / kernels.SM.processors)
     share = math.min(1, flight / kernels.FLIGHT)
   end
   local waits = WALK[base] and WALK[base](l) or 1

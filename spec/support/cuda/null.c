@@ -18,8 +18,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#if __has_include(<cublasLt.h>)  // as in product.cu
+#define MS_CUBLAS 1
+#include <cublasLt.h>
+#endif
 
 #include "ops/cuda.h"
 
@@ -35,7 +38,7 @@ typedef struct {
 typedef struct {
     const char *op, *kernel;
     double bytes[3], flops;
-    int32_t blocks, threads;
+    int32_t blocks, threads, shared;  // shared: dynamic shared memory of a block
 } ms_null_launch;
 
 static ms_null_totals totals;
@@ -242,7 +245,7 @@ EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block
 
 cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
 {
-    (void)shared, (void)stream;
+    (void)stream;
     int k = 0;
     while (k < n_kernels && kernels[k].host != host) k++;
     if (k == n_kernels) return cudaErrorInvalidDeviceFunction;
@@ -251,6 +254,7 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     ms_null_launch *l = add_launch(kernels[k].name);
     l->blocks = (int32_t)(grid.x * grid.y * grid.z);
     l->threads = (int32_t)(block.x * block.y * block.z);
+    l->shared = (int32_t)shared;
     whole = NULL;
     for (int i = 0; i < kernels[k].n; i++)
         for (int at = 0; at + 8 <= kernels[k].sizes[i]; at += 8) {
@@ -491,6 +495,7 @@ cudaError_t cudaIpcCloseMemHandle(void *p)
 
 // ---- cuBLASLt: every product is accepted ----
 
+#ifdef MS_CUBLAS
 typedef struct {
     cudaDataType_t type;
     uint64_t rows, cols;
@@ -593,6 +598,8 @@ static cublasStatus_t lt_Matmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cons
     return CUBLAS_STATUS_SUCCESS;
 }
 
+#endif
+
 // The objects look for cuBLASLt with dlopen and dlsym, which the linker turns to these (--wrap).
 static char library;
 extern void *__real_dlopen(const char *name, int flags);
@@ -609,6 +616,8 @@ void *__wrap_dlsym(void *lib, const char *name)
         const char *name;
         void *f;
     } functions[] = {
+        { "", NULL },
+#ifdef MS_CUBLAS
 #define LT(name) { "cublasLt" #name, (void *)lt_##name }
         LT(Create),
         LT(MatmulDescCreate),
@@ -622,6 +631,7 @@ void *__wrap_dlsym(void *lib, const char *name)
         { "cublasLtMatmulDescDestroy", (void *)lt_destroy },
         { "cublasLtMatrixLayoutDestroy", (void *)lt_destroy },
         { "cublasLtMatmulPreferenceDestroy", (void *)lt_destroy },
+#endif
     };
     if (lib != &library) return __real_dlsym(lib, name);
     for (int k = 0; k < MS_COUNT(functions); k++)
