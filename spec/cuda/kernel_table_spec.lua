@@ -41,6 +41,8 @@ describe("the PTX of a kernel", function()
       .. "$L__BB0_2:\nret;", float32 = { 4, 4 } },
     { "a loop beside wider loads outside", "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];\n$L__BB0_1:\n"
       .. "ld.global.f32 %f5, [%rd2];\nadd.f32 %f6, %f6, %f5;\n@%p1 bra $L__BB0_1;\nret;", float32 = { 4, 4 } },
+    { "a loop, without the sum that is stored after it", "$L__BB0_1:\nld.global.u16 %rs1, [%rd2];\n"
+      .. "cvt.f32.bf16 %f5, %rs1;\n@%p1 bra $L__BB0_1;\nst.global.f32 [%rd3], %f5;\nret;", half = { 2, 2 } },
     { "a loop that loads for its next round", "$L__BB0_1:\nadd.f32 %f6, %f6, %f5;\nld.global.f32 %f5, [%rd2];\n"
       .. "ld.global.f32 %f7, [%rd3];\nadd.s32 %r1, %r1, 1;\n@%p1 bra $L__BB0_1;\nret;", float32 = { 4, 8 } },
     { "loads through a vector of words that become floats",

@@ -44,8 +44,8 @@ function M.count()
 end
 
 --- The launches and products since reset, in order: op, kernel (symbol; "product", "copy", "set"), blocks, threads,
---- shared (bytes of dynamic shared memory), flops, and bytes of halves, of float32 and of other data, where the kernels'
---- parameters are known.
+--- shared (bytes of dynamic shared memory), flops, and bytes of halves, of float32 and of other data, where the
+--- kernels' parameters are known.
 ---@return table[]
 function M.launches()
   local list = ffi.new "const ms_null_launch *[1]"

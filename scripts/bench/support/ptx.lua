@@ -244,18 +244,18 @@ function M.analyse(text)
       if i.op:find "^mma%." or i.op:find "^wgmma%.mma" then result.mma = result.mma + 1 end
     end
   end
+  -- Whether data is loaded in a loop; then what lies outside, for example a sum that is stored at the end, is left out.
+  local looped = false
+  for _, b in ipairs(blocks) do
+    for _, i in ipairs(b) do looped = looped or b.loop and i.class and i.kind ~= "store" and i.kind ~= nil end
+  end
+  local function hot(b) return b.loop or not looped end
   for _, class in ipairs(M.CLASSES) do
     local function counts(i) return i.class == class or i.class == "any" and not (typed and class == "half") end
-    local looped, own = false, false
+    local own = false
     for _, b in ipairs(blocks) do
-      for _, i in ipairs(b) do
-        if i.kind and counts(i) then
-          looped = looped or b.loop and i.kind ~= "store"
-          own = own or i.class == class
-        end
-      end
+      for _, i in ipairs(b) do own = own or hot(b) and i.class == class end
     end
-    local function hot(b) return b.loop or not looped end
     local widest = {}
     for _, b in ipairs(blocks) do
       for _, i in ipairs(b) do
