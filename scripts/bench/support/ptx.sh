@@ -4,11 +4,11 @@
 # sm_90a. A file is compiled again when the content of anything that it includes has changed. Fails with the compiler's
 # text.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
-out=${1:?ptx.sh: which folder}
 PATH=$PATH:/usr/local/cuda/bin
 command -v nvcc >/dev/null || { echo "there is no nvcc" >&2; exit 3; }
-mkdir -p "$out"
+mkdir -p "${1:?ptx.sh: which folder}"
+out=$(cd "$1" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # The options of CMakeLists.txt; without contraction.
 options=(-std=c++20 -O3 -fmad=false -arch=compute_90a -Xcompiler=-fPIC -Ikernels -Iruntime)
 
@@ -29,6 +29,8 @@ one() {
 if [ $# = 2 ]; then
     one "$2"
 else
+    exec 9>"$out/lock"
+    flock 9                 # one at a time
     # The largest first: two of them take most of the time.
     (cd kernels/cuda && ls -S ./*.cu) | sed 's,^\./,,; s,\.cu$,,' |
         xargs -P "$(nproc)" -n 1 "scripts/bench/support/ptx.sh" "$out"
