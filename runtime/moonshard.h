@@ -465,8 +465,8 @@ MS_API ms_id ms_unit_local(ms_id p);  // this rank's part of p; every call retur
 MS_API ms_id ms_unit_full_tensor(ms_id p);
 // Fails if a gradient of p has not been reduced yet.
 MS_API ms_status ms_unit_check_reduced(ms_id p);
-// Releases the reduced gradient that an unreduced gradient of p replaced until its reduction. No-op for other
-// parameters.
+// While p's grad holds an unreduced gradient, the engine keeps the reduced gradient that was there before. Releases the
+// latter; no-op if there is none.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
 MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
 // A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded
@@ -625,7 +625,8 @@ MS_API void ms_work_free(ms_work *w);       // does not cancel the collective
 typedef struct {
     double group;
     const char *site;  // the script's "file:line", for messages; NULL: unknown
-    int inside;  // 0: the script itself called dist; 1: called within another function of the library. Must be equal
+    // 0: the script itself called dist; 1: another function of the library called it. Must be equal on all ranks.
+    int inside;
 } ms_bytes_call;
 // Gathers bytes: *all receives the n bytes of every member, concatenated in the order of the group; *lengths receives
 // every member's n. Both are borrowed until the next call.

@@ -35,7 +35,7 @@ void ms__place_sweep(const ms_place *p);
 ms_status ms__io_failed(const char *who, const char *doing, const char *path);
 ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at);
 ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, uint64_t at, const char *who);
-// Fails where a path names no file: it is empty or ends in '/'.
+// Fails if a path does not name a file, because it is empty or ends in '/'.
 ms_status ms__file_path(const char *path, const char *who);
 // Opens a regular file for reading. Fails at once for anything else, including a pipe without a writer.
 ms_status ms__file_open(int *fd, uint64_t *size, const char *path, const char *who);

@@ -56,8 +56,8 @@ static ms_status read_header(ms_loader *l, const char *path)
     if (length > MS_ST_MAX_HEADER || length > size - 8)
         return ms__fail(
             MS_EIO,
-            "load: '%s' is not a valid safetensors file: the header has %llu bytes, the file %llu (at most %d "
-            "are allowed)",
+            "load: '%s' is not a valid safetensors file: the header has %llu bytes, the file %llu (a header "
+            "may have at most %d)",
             path, (unsigned long long)length, (unsigned long long)size, MS_ST_MAX_HEADER);
     char *text = malloc(length + 1);
     if (!text) return ms__no_memory(length + 1, "load", "a header of %llu bytes", (unsigned long long)length);

@@ -163,7 +163,7 @@ static ms_status final(ms_run *run)
         for (int k = 0; k < c->n; k++) {
             unit *u = c->units[k];
             if ((u->state.gather || u->state.fetched) && ms__unit_idle(u))
-                ms__unit_shard(u);  // prefetched but not used
+                ms__unit_shard(u);  // the unit was prefetched, but the backward did not use it
             if (u->views->whole_for_backward && u->state.gathered && ms__unit_idle(u)) reshard_after_backward(u);
         }
         c->n_order = 0;
