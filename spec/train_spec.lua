@@ -291,7 +291,7 @@ describe("scripts/train.lua", function()
 
   it("refuses to write over another run, and to change a checkpoint's shape", function()
     local job = train(0, "alone", { "--steps", 1 })
-    assert.matches("holds a run already", job.stderr)
+    assert.matches("already contains a run", job.stderr)
     job = train(0, "wider", { "--resume", folder .. "/alone", "--dim", 32 })
     assert.matches("%-%-dim 32, but '.*' was trained with 16", job.stderr)
     job = train(0, "done", { "--resume", folder .. "/alone" })

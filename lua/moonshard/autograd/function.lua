@@ -20,7 +20,7 @@ local M = {}
 -- ---- custom functions --------------------------------------------------------------------------------
 
 ---@class FunctionContext
----@field needs_grad boolean[]
+---@field needs_grad boolean[]  for each argument of forward: whether its gradient is needed
 local Context = { __name = "FunctionContext" }
 Context.__index = Context
 

@@ -52,7 +52,7 @@ end
 
 local since = 0
 --- Keeps an entry under a new key until the engine has freed the key's owner.
----@param entry table
+---@param entry table  passed to the handler of the key's events
 ---@return number key
 function M.new_key(entry)
   since = since + 1
@@ -126,7 +126,7 @@ local running, status = coroutine.running, coroutine.status
 
 --- Aborts runs that cannot continue because their coroutine is dead. all: aborts every run (at the prompt, after an
 --- error).
----@param all? boolean
+---@param all? boolean  true: aborts every run
 function M.abort_left(all)
   for d = 1, depth do
     local puller = pullers[d]
@@ -145,9 +145,9 @@ local ending
 
 --- Calls done() when the outermost active backward ends, or failed(message) if it fails. With `stays`, they are also
 --- called after every later backward.
----@param done fun()
+---@param done fun()  called without arguments
 ---@param failed? fun(message: any)
----@param stays? boolean
+---@param stays? boolean  true: called after every later backward, too
 function M.at_end(done, failed, stays)
   ending = ending or {}
   ending[#ending + 1] = { done, failed, stays = stays }
@@ -251,8 +251,8 @@ local function grad_ids(grads, roots, n, who)
 end
 
 --- Computes gradients of several roots at once.
----@param roots Tensor[]
----@param grads? Tensor[]
+---@param roots Tensor[]  tensors with a graph
+---@param grads? Tensor[]  one for each root, of its shape; nil for roots of one element
 function M.backward(roots, grads, given)
   local o = opts("backward", given, { retain_graph = false })
   local ids, n, list, given_roots = id_list(roots, "backward", "root")

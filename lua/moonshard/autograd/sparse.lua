@@ -320,8 +320,8 @@ rawset(Sparse, "__newindex", function(t, key, value)
 end)
 
 --- Adds a sparse gradient to the gradient of a dense leaf; the latter may be sparse, dense or nil.
----@param t Tensor
----@param g SparseTensor
+---@param t Tensor  a dense leaf
+---@param g SparseTensor  of t's shape
 function M.accumulate(t, g)
   autograd.no_grad(function()
     local now = t.grad
@@ -344,8 +344,8 @@ end
 
 --- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones, because the engine can only read
 --- these.
----@param leaves Tensor[]
----@param fn function
+---@param leaves Tensor[]  dense leaves, whose gradients may be sparse
+---@param fn function  called with the arguments that follow
 function M.with_dense_grads(leaves, fn, ...)
   local changed
   for k = 1, #leaves do
@@ -375,7 +375,7 @@ local function embedding_backward(ctx, g)
 end
 
 --- Whether w may have a sparse gradient: leaves may, unless they are sharded, because units reduce dense gradients.
----@param w Tensor
+---@param w Tensor  the table of an embedding
 ---@return boolean
 function M.takes(w) return w.id >= 0 and tensor.info_of(w).is_leaf ~= 0 and lib.ms_unit_of(w.id) == 0 end
 

@@ -40,8 +40,8 @@ end
 local M = {}
 
 --- Makes a class.
----@param name string
----@param base? table
+---@param name string  shown in messages and by tostring
+---@param base? table  the class to extend (default: the root of all classes)
 function M.new(name, base)
   local class = { __name = name, __base = base or root, __isa = {} }
   for ancestor in pairs(base and base.__isa or {}) do class.__isa[ancestor] = true end

@@ -20,8 +20,8 @@ local function leave(before, ok, ...)
 end
 
 --- Runs fn(…) as a block that must not yield.
----@param name string
----@param fn function
+---@param name string  name of the block in messages
+---@param fn function  called with the arguments that follow
 function M.block(name, fn, ...)
   local before = context.block
   context.block = name

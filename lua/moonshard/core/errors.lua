@@ -77,14 +77,14 @@ function M.user_stack()
 end
 
 --- Raises text at the user's line.
----@param text string
+---@param text string  the message, without the line
 function M.raise_text(text)
   local at = M.user_line(2)
   error(at and at .. ": " .. text or text, 0)
 end
 
 --- Raises a formatted message at the user's line.
----@param format string
+---@param format string  for string.format, with the arguments that follow
 function M.raise(format, ...)
   M.raise_text(select("#", ...) > 0 and format:format(...) or format)
 end
@@ -94,7 +94,7 @@ function M.last() return string_of(lib.ms_error()) end
 
 local release_error
 --- Registers fn, which is called before an error about a released tensor is raised.
----@param fn fun()
+---@param fn fun()  called without arguments
 function M.on_release_error(fn) release_error = fn end
 
 --- Raises the engine's last failure at the user's line. The arguments are the tensors of the call: if one was released,
@@ -152,8 +152,8 @@ local function distance(a, b, limit)
 end
 
 --- The most similar name in `names`, or nil if none is similar.
----@param name string
----@param names string[]
+---@param name string  the unknown name
+---@param names string[]  the known names
 ---@return string?
 function M.nearest(name, names)
   local synonym = hints.synonym(name, names)
@@ -189,8 +189,8 @@ function M.unknown_in(what, name, names)
 end
 
 --- Makes reading an unknown name of a table an error that suggests the most similar name.
----@param module table
----@param what string
+---@param module table  the table
+---@param what string  the table's name in messages, such as "nn.F"
 ---@return table module
 function M.closed(module, what)
   return setmetatable(module, { __index = function(_, name)

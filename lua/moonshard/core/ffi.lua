@@ -74,7 +74,7 @@ local M = {
 }
 
 --- The number of the operator with this name.
----@param name string
+---@param name string  such as "matmul"
 ---@return integer  -1 if this build lacks it; a call of -1 fails
 function M.op(name) return lib.ms_op_find(name) end
 

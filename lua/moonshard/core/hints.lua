@@ -41,8 +41,8 @@ local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.opti
   "ms.fsdp", "ms.amp" }
 
 --- The name in `names` that corresponds to another library's `name`; nil if there is none.
----@param name any
----@param names string[]
+---@param name any  the unknown name
+---@param names string[]  the known names
 ---@return string?
 function M.synonym(name, names)
   local ours = synonyms[name]
@@ -52,7 +52,7 @@ function M.synonym(name, names)
 end
 
 --- The end of a message that says which table has a name; nil if none has it.
----@param name string
+---@param name string  the unknown name
 ---@return string?
 function M.elsewhere(name)
   if instead[name] then return instead[name] end

@@ -8,8 +8,8 @@ local M = {}
 
 --- The rank and the number of ranks. Before dist.init they come from the launcher's variables; without a launcher they
 --- are 0 and 1.
----@return integer
----@return integer
+---@return integer rank
+---@return integer world
 function M.rank()
   local dist = package.loaded["moonshard.dist"]
   local ok, rank, world
@@ -49,7 +49,7 @@ end
 local reported = {}
 
 --- Writes a warning once per process; every ms.catch_warnings receives it.
----@param message string
+---@param message string  without a newline
 function M.warn_once(message)
   if not now.warnings then
     if reported[message] then return end

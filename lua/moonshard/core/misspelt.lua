@@ -45,10 +45,10 @@ local nearest = {}                                      -- class -> name -> the 
 
 --- Called when the function `level` frames up has read an unknown field: raises if that was a method call and a method
 --- has a similar name.
----@param cls table
----@param name string
----@param methods table
----@param level integer
+---@param cls table  the tensor's class
+---@param name string  the field that was read
+---@param methods table  the known methods, by name
+---@param level integer  stack level of the function that read the field
 function M.look(cls, name, methods, level)
   if not op_look then return end
   local of = nearest[cls] or {}

@@ -15,7 +15,7 @@ M.original = setmetatable({}, { __mode = "k" })
 local Kind = { __name = "kind" }
 
 --- Makes a kind of value. text: what messages say after "expected", such as "a tensor".
----@param text string
+---@param text string  such as "a tensor"
 ---@param test fun(value): boolean
 function M.kind(text, test) return setmetatable({ text = text, test = test }, Kind) end
 
@@ -97,9 +97,9 @@ end
 
 --- Returns value if it is of the kind; otherwise raises as M.wrong does.
 ---@generic T
----@param value T
----@param expected table
----@param label string
+---@param value T  the value to check
+---@param expected table  a kind, made by opts.kind
+---@param label string  for string.format, with the arguments that follow
 ---@return T value
 function M.expect(value, expected, label, ...)
   if expected.test(value) then return value end
@@ -123,8 +123,8 @@ end })
 local here = debug.getinfo(1, "S").source
 
 --- Wraps fn so that options after its last argument are an error.
----@param who string
----@param fn function
+---@param who string  the function's name in messages
+---@param fn function  with a fixed number of arguments
 ---@return function
 function M.fixed(who, fn)
   local info = debug.getinfo(fn, "u")
@@ -135,9 +135,9 @@ function M.fixed(who, fn)
 end
 
 --- Replaces functions of a table by wrappers made by M.fixed. prefix: put before the name in messages.
----@param functions table
----@param names string[]
----@param prefix? string
+---@param functions table  the table
+---@param names string[]  keys of the functions to replace
+---@param prefix? string  such as "cuda."
 function M.fix(functions, names, prefix)
   for _, name in ipairs(names) do functions[name] = M.fixed((prefix or "") .. name, functions[name]) end
 end
@@ -163,8 +163,8 @@ local function check_value(who, name, value, expected)
 end
 
 --- Checks the options given to `who`; missing options get their defaults.
----@param who string
----@param given table?
+---@param who string  the function's name in messages
+---@param given table?  the options; nil: none
 ---@param spec table<string, any>
 ---@return table
 function M.check(who, given, spec)

@@ -20,10 +20,10 @@ local OPTIONS = { context = opts.option(count, opts.required), batch = opts.opti
 local IGNORE = -100                     -- the default ignore_index of nn.F.cross_entropy
 
 ---@class Batches
----@field context integer
+---@field context integer  tokens per sequence
 ---@field batch integer     sequences per step, over all ranks
 ---@field first integer     this rank's share of a step's sequences: [first, last)
----@field last integer
+---@field last integer  the end of that share, exclusive
 ---@field epoch_length integer   sequences per epoch
 local Batches = {}
 Batches.__index = Batches
@@ -76,8 +76,8 @@ local function batch_of(tokens, n, starts, skip, scored, context)
   return there, targets_there
 end
 
---- Part `part` of `parts` of this rank's share of a step (counted from 1): ids and the ids that follow them, both int64
---- [sequences, context] on the default device, and the number of sequences.
+--- Returns part `part` of `parts` of this rank's share of a step: the ids, the ids that follow them (both int64
+--- [sequences, context] on the default device), and the number of sequences.
 ---@param step integer  from 1
 ---@param part? integer  from 1 (default: 1)
 ---@param parts? integer  parts of this rank's share (default: 1)
@@ -116,7 +116,7 @@ end
 
 --- Iterates over batches of the whole validation split: ids, targets (-100 for a token that is not scored). Every rank
 --- gets the same number of batches, because a sharded forward is collective; the last ones may score nothing.
----@param size? integer  sequences per batch, 16
+---@param size? integer  sequences per batch (default: 16)
 function Batches:validation(size)
   size = size or 16
   self.windows = self.windows or validation_windows(self.corpus, self.context)

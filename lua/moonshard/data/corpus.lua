@@ -17,8 +17,8 @@ local HEADER = 1024
 local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes = 4, vocab = 128256 } }
 
 ---@class Document
----@field name string
----@field path string
+---@field name string  the file's name, without its folder
+---@field path string  of the file
 ---@field bytes integer    bytes per token
 ---@field offset integer   where its tokens begin in the file
 ---@field count integer    number of tokens
@@ -26,13 +26,13 @@ local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes
 ---@field first integer    position of its first token in the corpus' `all`, from 0
 
 ---@class Corpus
----@field kind "text"|"tokens"
----@field vocab integer
+---@field kind "text"|"tokens"  "text": one token per byte; "tokens": token shards
+---@field vocab integer  number of token ids
 ---@field documents Document[]   in byte order of names
 ---@field train ffi.cdata*       ms_tokens: training tokens of all documents, one after the other
 ---@field all ffi.cdata*         ms_tokens: whole documents, one after the other
----@field train_count integer
----@field validation_count integer
+---@field train_count integer  number of training tokens
+---@field validation_count integer  number of validation tokens
 local Corpus = {}
 Corpus.__index = Corpus
 
@@ -96,7 +96,7 @@ local function shard_header(file)
   if not kind then return nil, ("'%s' is not a token shard of llm.c: its header does not match"):format(file.path) end
   local count = tonumber(n[2])
   if count < 0 or HEADER + count * kind.bytes > file.size then
-    return nil, ("'%s' says it holds %d tokens, its %d bytes do not"):format(file.path, count, file.size)
+    return nil, ("the header of '%s' gives %d tokens, but the file has only %d bytes"):format(file.path, count, file.size)
   end
   return kind, count
 end
@@ -145,7 +145,7 @@ local function open(paths, given)
     if not d then return nil, vocab end
     local kind = d.bytes == 1 and "text" or "tokens"
     if self.kind and (self.kind ~= kind or self.vocab ~= vocab) then
-      return nil, ("'%s' is %s of %d tokens, the files before it are %s of %d"):format(d.path, kind, vocab, self.kind,
+      return nil, ("'%s' is %s with a vocabulary of %d, but the files before it are %s with %d"):format(d.path, kind, vocab, self.kind,
         self.vocab)
     end
     self.kind, self.vocab = kind, vocab
@@ -221,8 +221,8 @@ end
 --- Opens files and folders as one corpus. Errors: a file that cannot be read.
 ---@param paths string|string[]  files or folders
 ---@param given? {vocab: integer, validation: number}
----   vocab: size of the vocabulary of token shards (default: the one that their header implies); validation: share of
----   each file that is for validation, from 0 to below 1
+---   vocab: size of the vocabulary of token shards (default: that of GPT-2 or Llama 3, by their header); validation:
+---   share of each file that is for validation, from 0 to below 1
 ---@return Corpus
 function M.open(paths, given)
   local corpus, err = open(paths, given)

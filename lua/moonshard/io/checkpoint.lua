@@ -140,7 +140,7 @@ local function index_of(written, aliases, numbers, groups, extra)
       local last = entry.pieces[#entry.pieces]
       if last and last[4] == 0 and e.here > 0 then
         entry.pieces[#entry.pieces] = { r, e.dim, e.first, e.here }
-      -- Replicas contain the same elements again.
+      -- Skip replicas, which contain the same elements.
       elseif not last or e.here > 0 and e.first >= last[3] + last[4] then
         entry.pieces[#entry.pieces + 1] = { r, e.dim, e.first, e.here }
       end
@@ -234,7 +234,7 @@ local function settle(folder, made, path)
   local why = not ok and names or not names and bytes
   if not why then return check(lib.ms_folder_settle(folder, 1, bytes > LARGE and 1 or 0)) end
   if lib.ms_folder_settle(folder, 0, 0) ~= 0 then
-    why = ("%s; it is at '%s' now, because: %s"):format(why, made, errors.last())
+    why = ("%s; its folder is now at '%s', because it could not be moved back: %s"):format(why, made, errors.last())
   end
   return errors.raise_text(why)
 end

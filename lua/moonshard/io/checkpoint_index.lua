@@ -64,14 +64,14 @@ end
 M.sum_of = sum_of
 
 --- Puts the checksum at the beginning of an object's text.
----@param body string
+---@param body string  JSON of the object, without a checksum
 ---@return string
 function M.seal(body)
   local rest = '",\n' .. body:sub(2)
   return BEFORE .. sum_of(BEFORE .. ZEROS .. rest) .. rest
 end
 
----@param index table
+---@param index table  the contents of index.json
 ---@return string
 function M.text(index) return M.seal(json(index)) end
 
@@ -84,8 +84,8 @@ end
 -- ---- names ---------------------------------------------------------------------------------------
 
 --- The name of a rank's file. `id`, 16 digits, is part of it if the file is written beside another checkpoint.
----@param rank integer
----@param id? string
+---@param rank integer  from 0
+---@param id? string  16 hexadecimal digits
 function M.file_name(rank, id) return ("rank-%05d%s.safetensors"):format(rank, id and "-" .. id or "") end
 
 local BESIDE = "^rank%-(%d%d%d%d%d)%-(" .. ("[0-9a-f]"):rep(16) .. ")%.safetensors$"
@@ -204,7 +204,7 @@ local function check_files(dir, index)
 end
 
 --- Reads and checks the index of a checkpoint; adds `version`, and `fingerprint` for comparison between ranks.
----@param dir string
+---@param dir string  the folder of the checkpoint
 ---@param verify boolean  compare its checksum
 ---@return table
 function M.read(dir, verify)
@@ -243,7 +243,7 @@ local ENOENT = 2
 function M.reason(text) return text:match ": ([^:]+)$" or text end
 
 --- The names in a folder, sorted; nil and the reason if it cannot be read.
----@param path string
+---@param path string  the folder
 ---@return string[]? names, string? why
 function M.entries_in(path)
   if lib.ms_folder_list(path, "save", out, n) ~= 0 then return nil, errors.last() end
@@ -274,7 +274,7 @@ local function listed_in(path, at)
   if not ok or type(index) ~= "table" or not FORMATS[index.format] or type(index.files) ~= "table" then return nil end
   local first = FORMATS[index.format] == 1
   if not first and not sealed(text) then
-    return nil, ("save: the index.json in '%s' is damaged: its checksum differs, so its list of files proves nothing"
+    return nil, ("save: the index.json in '%s' is damaged: its checksum differs, so its list of files is not reliable"
       .. AWAY):format(at)
   end
   local names, bytes = { [M.NAME] = true }, 0

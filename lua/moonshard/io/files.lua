@@ -29,7 +29,7 @@ end
 
 --- Sorts a list of entries (with `name` and a dtype) into the order in which a file contains them, so that it can be
 --- written sequentially: large elements first, then by name.
----@param list table[]
+---@param list table[]  entries; sorted in place
 ---@param dtype_of fun(e: table): string
 function M.sort(list, dtype_of)
   local width = {}
@@ -42,7 +42,7 @@ end
 
 --- A file that is written one tensor at a time, so that at most one tensor must be whole in memory. Declare all
 --- entries, then call `write` for each and `commit`; on an error call `abort`, which has no effect after commit.
----@param path string
+---@param path string  of the file
 ---@param entries {name: string, dtype: string, shape: integer[]}[]
 ---@param metadata? table<string, string>
 ---@return Saver
@@ -66,8 +66,8 @@ function M.saver(path, entries, metadata)
   return self
 end
 
----@param name string
----@param t Tensor
+---@param name string  a declared name
+---@param t Tensor  of the declared dtype and shape
 function Saver:write(name, t)
   if lib.ms_saver_write(self._saver, name, t.id) ~= 0 then errors.fail(t) end
 end
@@ -143,7 +143,7 @@ local function is_pickled(path)
 end
 
 --- Opens a safetensors file and checks its header; `read` returns single tensors or rows of them.
----@param path string
+---@param path string  of the file
 ---@param given? {verify: boolean}  verify: compare the checksums, if the file has them (true)
 ---@return Reader
 function M.reader(path, given)
@@ -174,14 +174,14 @@ local function position(self, name)
   return k
 end
 
----@param name string
+---@param name string  name of a tensor
 ---@return boolean
 function Reader:has(name) return lib.ms_loader_find(self._loader, name) >= 0 end
 
 --- Reads the tensor `name`; or `count` rows of its first dimension, beginning with row `first` (from 1).
----@param name string
----@param first? integer
----@param count? integer
+---@param name string  name of a tensor
+---@param first? integer  first row, from 1 (default: the whole tensor)
+---@param count? integer  number of rows
 ---@return Tensor
 function Reader:read(name, first, count)
   local id = lib.ms_loader_read(self._loader, position(self, name), (first or 1) - 1, count or -1)
@@ -191,7 +191,7 @@ end
 
 --- Requests `count` elements of tensor `name`, from element `first` (from 0) on. fetch reads them into `target`
 --- (contiguous, same dtype), from its element `at` on.
----@param target Tensor
+---@param target Tensor  contiguous, of the stored dtype
 function Reader:want(name, first, count, target, at)
   errors.check(lib.ms_loader_want(self._loader, position(self, name), first, count, target.id, at), target)
 end
@@ -204,7 +204,7 @@ function Reader:sum()
 end
 
 --- Reads everything requested. With whole, reads the complete file once and, if it has no checksums, returns its XXH64.
----@param whole? boolean
+---@param whole? boolean  true: reads the complete file
 ---@return string?
 function Reader:fetch(whole)
   local digits = whole and ffi.new "char[17]" or nil
@@ -213,7 +213,7 @@ function Reader:fetch(whole)
 end
 
 --- The shape and dtype of a tensor.
----@param name string
+---@param name string  name of a tensor
 ---@return integer[] shape
 ---@return string dtype
 function Reader:info(name)

@@ -73,11 +73,11 @@ end
 ---@field tie? boolean      the head's weight is the token table (default: true)
 ---@field position? string   "learned" (default): a table of positions; "alibi": each head subtracts its slope times the distance from the scores
 ---@field init_std? number  standard deviation of the initial weights (default: 0.02)
----@field dtype? string
----@field device? string
+---@field dtype? string  dtype of the parameters (default: the default dtype)
+---@field device? string  device of the parameters (default: the default device)
 
 ---@class GPT: Module
----@field blocks Module[]
+---@field blocks Module[]  the transformer blocks, in order
 ---@overload fun(opts?: GPTOptions): GPT
 local GPT = nn.Module:extend("GPT")
 

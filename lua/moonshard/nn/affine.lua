@@ -6,15 +6,15 @@ local init = require "moonshard.nn.initial".init
 local M = {}
 
 --- Raises if one of the sizes is not a whole number.
----@param who string
+---@param who string  the layer's name in messages
 function M.check_sizes(who, size_in, size_out)
   opts.expect(size_in, opts.whole_from(0), "%s: argument 1, the size of its input,", who)
   opts.expect(size_out, opts.whole_from(0), "%s: argument 2, the size of its output,", who)
 end
 
 --- Fills weight and bias with uniform numbers in +-1/sqrt(number of inputs per output).
----@param m Module
----@param inputs integer
+---@param m Module  has the fields weight and bias
+---@param inputs integer  number of inputs per output
 function M.reset(m, inputs)
   init.kaiming_uniform_(m.weight, { a = math.sqrt(5) })
   if m.bias then

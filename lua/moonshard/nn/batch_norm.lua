@@ -87,11 +87,11 @@ end
 ---@field bias Parameter?  [d]; nil without affine
 ---@field running_mean Tensor?  [d]; nil without track_running_stats
 ---@field running_var Tensor?  [d]; nil without track_running_stats
----@field num_batches_tracked Tensor?  int64
+---@field num_batches_tracked Tensor?  number of training batches so far, int64 []
 ---@field reset_running_stats fun(self)  sets mean 0, variance 1 and no batches
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm1d
----   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics, 0.1;
----   false: the average over all batches
+---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
+---   (default: 0.1); false: the average over all batches
 local BatchNorm1d = batch_norm_class "BatchNorm1d"
 
 function BatchNorm1d._check_input(x)
@@ -102,8 +102,8 @@ end
 ---BatchNorm1d for images [N, C, H, W].
 ---@class BatchNorm2d: BatchNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm2d
----   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics, 0.1;
----   false: the average over all batches
+---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
+---   (default: 0.1); false: the average over all batches
 local BatchNorm2d = batch_norm_class "BatchNorm2d"
 
 function BatchNorm2d._check_input(x)

@@ -8,7 +8,7 @@ local raise = errors.raise
 
 ---@class LRScheduler
 ---@field last_lr number[]  one per group
----@field optimizer table
+---@field optimizer table  the optimizer whose groups' lr is set
 local Scheduler = {}
 Scheduler.__index = Scheduler
 Scheduler.__name = "LRScheduler"

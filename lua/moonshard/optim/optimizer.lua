@@ -365,8 +365,8 @@ end
 local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
 
 --- Refuses state that another kind of optimizer made: it would be lost, or missing state would start at 0.
----@param verb string
----@param whose string
+---@param verb string  the function's name in messages
+---@param whose string  names the parameter in messages
 ---@param entry table<string, any>
 function Optimizer:_check_entry(verb, whose, entry)
   local names = self._row.states
@@ -524,8 +524,8 @@ local scratch = ffi.new "ms_optim_options"
 
 --- Checks a group's options and writes them to the engine's struct. later: called after construction, when a script may
 --- choose values below the limit, for example a negative learning rate.
----@param group table
----@param later? boolean
+---@param group table  a group with its options
+---@param later? boolean  true: after construction
 ---@param into? ffi.cdata*  ms_optim_options
 function Optimizer:_check(group, later, into)
   into = into or scratch

@@ -7,9 +7,9 @@ local opts = require "moonshard.core.opts"
 local M = {}
 
 --- Returns name if it is nil or a floating dtype; raises otherwise, naming the option.
----@param name string?
----@param option string
----@param who string
+---@param name string?  name of a dtype
+---@param option string  the option's name
+---@param who string  the function's name in messages
 ---@return string?
 function M.floating(name, option, who)
   if name ~= nil and not dtypes.is_float(dtypes.number(name, who .. ": " .. option)) then
@@ -22,9 +22,9 @@ end
 ---@field param_dtype string?   dtype of gathered parameters and of computation
 ---@field reduce_dtype string?  dtype of gradient reductions (default: param_dtype, if set)
 ---@field buffer_dtype string?  dtype of floating buffers
----@field keep_low_precision_grads boolean
----@field cast_forward_inputs boolean
----@field cast_root_forward_inputs boolean
+---@field keep_low_precision_grads boolean  leaves gradients in reduce_dtype
+---@field cast_forward_inputs boolean  casts floating point inputs to param_dtype
+---@field cast_root_forward_inputs boolean  the same for the root's inputs
 ---@field module_classes_to_ignore table[]  modules of these classes are wrapped separately, in full precision
 local Precision = { __name = "MixedPrecision" }
 Precision.__index = Precision

@@ -67,9 +67,9 @@ local function contents(model, optimizer)
 end
 
 --- Writes a checkpoint. Collective.
----@param path string
----@param model Module
----@param optimizer table
+---@param path string  of the file
+---@param model Module  sharded or whole
+---@param optimizer table  an optimizer of the model's parameters
 ---@param config table  without nested tables; the options that a resumed run needs
 ---@param step integer  number of steps taken
 function M.save(path, model, optimizer, config, step)
@@ -102,7 +102,7 @@ function M.save(path, model, optimizer, config, step)
 end
 
 --- Whether all weights are finite on all ranks. Collective.
----@param model Module
+---@param model Module  sharded or whole
 ---@return boolean
 function M.finite(model)
   local bad = 0
@@ -120,13 +120,13 @@ function M.finite(model)
 end
 
 ---@class Checkpoint
----@field step integer
----@field config table
+---@field step integer  number of steps taken
+---@field config table  the options of the run
 local Checkpoint = {}
 Checkpoint.__index = Checkpoint
 
 --- Opens a checkpoint and checks that it is one.
----@param path string
+---@param path string  of the file
 ---@return Checkpoint
 function M.open(path)
   local reader = state.reader(path)
@@ -155,7 +155,7 @@ local function read_into(reader, name, target, shape, sharded)
 end
 
 --- Sets a model's parameters, whether they are sharded or whole.
----@param model Module
+---@param model Module  with the shapes of the checkpoint
 function Checkpoint:load_model(model)
   autograd.no_grad(function()
     for name, p in model:named_parameters() do
@@ -166,8 +166,8 @@ function Checkpoint:load_model(model)
 end
 
 --- Sets an optimizer's state and the state of the random generator.
----@param model Module
----@param optimizer table
+---@param model Module  with the shapes of the checkpoint
+---@param optimizer table  an optimizer of the model's parameters
 function Checkpoint:load_training(model, optimizer)
   local numbers = cjson.decode(self.reader.metadata.optimizer)
   local random = cjson.decode(self.reader.metadata.random)

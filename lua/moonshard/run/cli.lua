@@ -15,8 +15,8 @@ function M.launched()
 end
 
 --- Ends the script on every rank; rank 0 prints the reason.
----@param script string
----@param format string
+---@param script string  the script's name in messages
+---@param format string  for string.format, with the arguments that follow
 function M.stop(script, format, ...)
   if M.launched() == 0 then io.stderr:write(script, ": ", format:format(...), "\n") end
   os.exit(2, true)
@@ -77,10 +77,10 @@ local function with_negatives(words)
 end
 
 --- Reads a command line. Options that were not given are absent from the result.
----@param script string
----@param about string
----@param options CliOption[]
----@param words string[]
+---@param script string  the script's name in --help and messages
+---@param about string  one sentence for --help
+---@param options CliOption[]  the options that the script accepts
+---@param words string[]  the words of the command line
 ---@return table<string, any>
 function M.parse(script, about, options, words)
   local parser = argparse(script, about):add_help(false)
@@ -111,8 +111,8 @@ end
 
 --- Runs fn. Ctrl-C ends the script with a one-line message; any other error ends it with a traceback and status 1,
 --- after which the launcher ends the job.
----@param script string
----@param fn function
+---@param script string  the script's name in messages
+---@param fn function  the body of the script, called without arguments
 ---@param where fun(): string   describes the script's position, for the one-line message
 function M.run(script, fn, where)
   local engine = require "moonshard.core.ffi"                -- required here, so that --help works before the engine is built

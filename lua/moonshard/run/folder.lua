@@ -48,8 +48,8 @@ local pieces = {}
 
 --- A flat table as one JSON object, in the order of `names` or of the sorted keys. Numbers have 9 digits, enough to
 --- distinguish float32 values, or the given number of digits; NaN and infinity become null.
----@param object table
----@param names? string[]
+---@param object table  values by name: numbers, strings, booleans
+---@param names? string[]  the names to write, in order (default: all, sorted)
 ---@param given? {digits: integer, separator: string}
 ---@return string
 function M.json(object, names, given)
@@ -76,8 +76,8 @@ end
 -- ---- the folder ------------------------------------------------------------------------------------
 
 ---@class RunFolder
----@field path string
----@field note? string
+---@field path string  of the folder
+---@field note? string  why the folder is not in runs/
 local Folder = {}
 Folder.__index = Folder
 
@@ -120,9 +120,9 @@ end
 
 --- Makes the run's folder: `path`; or, in runs/, the next free number followed by `name`; or in ~/moonshard-runs if
 --- runs/ cannot be written (the folder's `note` then gives the reason).
----@param path? string
----@param name string
----@param config table
+---@param path? string  of the folder (default: a new folder in runs/)
+---@param name string  part of the new folder's name
+---@param config table  the value of every option
 ---@return RunFolder? folder
 ---@return string? err
 function M.new(path, name, config)
@@ -131,7 +131,7 @@ function M.new(path, name, config)
     for _, file in ipairs { "metrics.jsonl", "config.json", "samples.txt" } do
       if lfs.symlinkattributes(path .. "/" .. file, "mode") then
         local what = file == "metrics.jsonl" and "a run" or file
-        return nil, ("'%s' holds %s already; name another folder with --out, or none"):format(path, what)
+        return nil, ("'%s' already contains %s; give another folder as --out, or omit --out"):format(path, what)
       end
     end
     local ok, err = make(path)
@@ -142,7 +142,7 @@ function M.new(path, name, config)
     if not path and home and home ~= "" then  -- the working directory may belong to another user, or be read-only
       path, err_home = numbered(home .. "/moonshard-runs", name)
     end
-    if not path then return nil, ("%s%s; name one with --out"):format(note, err_home and ", and " .. err_home or "") end
+    if not path then return nil, ("%s%s; give a folder as --out"):format(note, err_home and ", and " .. err_home or "") end
   end
   local self = setmetatable({ path = path, note = note }, Folder)
   local ok, err = write(path .. "/config.json", M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n")
@@ -157,8 +157,8 @@ end
 function M.none() return setmetatable({}, Folder) end
 
 --- Appends a line to metrics.jsonl.
----@param object table
----@param names string[]
+---@param object table  values by name
+---@param names string[]  the names to write, in order
 function Folder:metric(object, names)
   if self.metrics then self.metrics:write(M.json(object, names), "\n") end
 end
@@ -175,7 +175,7 @@ end
 function M.checkpoint_name(folder, step) return ("%s/step-%06d.safetensors"):format(folder, step) end
 
 --- The checkpoint for a path: the path itself if it is a file, or the latest checkpoint in a run's folder.
----@param path string
+---@param path string  of a file or of a run's folder
 ---@return string? file
 ---@return string? err
 function M.find_checkpoint(path)

@@ -46,7 +46,7 @@ local function bar(done, width)
 end
 
 --- Whether this step will be shown; otherwise the caller need not make its text.
----@param step integer
+---@param step integer  from 1
 ---@param now number    seconds
 function Progress:wants(step, now)
   if self.silent then return false end
@@ -56,7 +56,7 @@ function Progress:wants(step, now)
 end
 
 --- Shows that a step is done.
----@param step integer
+---@param step integer  from 1
 ---@param now number    seconds
 ---@param text string   shown after the step's number
 function Progress:step(step, now, text)
@@ -74,7 +74,7 @@ function Progress:step(step, now, text)
 end
 
 --- Prints lines that are not redrawn.
----@param text string
+---@param text string  one or more lines
 function Progress:say(text)
   if self.silent then return end
   self.write((self.drawn and "\r\27[K" or "") .. text .. "\n")

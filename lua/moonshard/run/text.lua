@@ -12,7 +12,7 @@ local M = {}
 --- sharded: every rank generates the same tokens. The model's input is the last `context` tokens.
 ---@param model Module      ids [1, T] -> logits [1, T, vocab]
 ---@param prompt integer[]  at least one token, 0-based ids
----@param n integer
+---@param n integer  number of tokens to generate
 --- temperature 0: always takes the most likely token; each(id): called for every token.
 ---@param given {context: integer, temperature: number, seed: integer, each?: fun(id: integer)}
 ---@return integer[]  the new tokens
@@ -46,7 +46,7 @@ function M.generate(model, prompt, n, given)
   return new
 end
 
----@param text string
+---@param text string  any string
 ---@return integer[]
 function M.bytes(text)
   local ids = {}
@@ -55,8 +55,8 @@ function M.bytes(text)
 end
 
 --- Converts token ids to text: bytes if kind is "text", otherwise numbers.
----@param ids integer[]
----@param kind "text"|"tokens"
+---@param ids integer[]  token ids, from 0
+---@param kind "text"|"tokens"  the kind of the corpus
 function M.show(ids, kind)
   if kind ~= "text" then return table.concat(ids, " ") end
   local parts = {}
@@ -79,7 +79,7 @@ end
 
 --- Counts how many words of a sample are among `words`. Ignores the last word if the sample ends inside it, and the
 --- first word if the sample may begin inside it.
----@param sample string
+---@param sample string  a generated text
 ---@param words table<string, boolean>
 ---@return integer known
 ---@return integer total

@@ -51,7 +51,7 @@ end
 
 -- A call of an operator with its numbers, copied from engine.args.
 ---@class TensorOperation
----@field name string
+---@field name string  the operator's name in scripts
 local Operation = { __name = "TensorOperation" }
 Operation.__index = Operation
 function Operation:__tostring() return "operation " .. self.name end
@@ -208,7 +208,7 @@ end
 --- returns its inner tensors, whose number must not change. An operation runs on the 1st, 2nd … inner tensors of its
 --- arguments, and from_inner(list, like), or else `Name(unpack(list))`, makes an instance from the results. A class
 --- that defines dispatch(op, …) runs operations itself. Shape, dtype and device are those of the first inner tensor.
----@param base table
+---@param base table  ms.Tensor or a class that extends it
 ---@param name string  of the class
 ---@return table class
 local function extend(base, name)

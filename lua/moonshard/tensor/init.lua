@@ -98,7 +98,7 @@ end
 M.own = own
 
 --- Makes the Lua tensor for an id that the engine has just returned.
----@param id number
+---@param id number  returned by the engine; not 0
 ---@return Tensor
 local function wrap(id)
   if id < 0 then return inner_tensors.take(id) end                  -- an instance of a tensor class
@@ -132,9 +132,9 @@ end
 
 --- The id of a tensor argument; raises for any other value. who, what: the function and the argument that the message
 --- names.
----@param x any
----@param who? string
----@param what? string
+---@param x any  the argument to check
+---@param who? string  the function's name in messages
+---@param what? string  the argument's name in messages
 ---@return number
 local function id_of(x, who, what)
   local mt = getmetatable(x)

@@ -81,8 +81,8 @@ end
 M.inner = inner
 
 --- Makes an instance like `like` with other inner tensors.
----@param list Tensor[]
----@param like Tensor
+---@param list Tensor[]  the new inner tensors
+---@param like Tensor  an instance of the class
 ---@return Tensor
 local function rebuild(list, like)
   local cls = getmetatable(like)
@@ -98,7 +98,7 @@ end
 M.rebuild = rebuild
 
 --- The tensors of a list; instances are replaced by their inner tensors.
----@param list Tensor[]
+---@param list Tensor[]  plain tensors and instances
 ---@return Tensor[]
 local function flat(list)
   local out

@@ -77,8 +77,8 @@ end
 
 --- Runs fn(…) in its own scope, which is closed when fn returns (its results are kept) or fails. The name is shown in
 --- errors and must outlive the call: a literal or a class's name.
----@param name string
----@param fn function
+---@param name string  shown in errors
+---@param fn function  called with the arguments that follow
 function M.run(name, fn, ...) return finish(lib.ms_scope_open(name), pcall(fn, ...)) end
 
 --- Opens a scope; close it with M.close(handle, results…).

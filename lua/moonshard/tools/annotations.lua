@@ -12,7 +12,7 @@ local M = {}
 ---@field arguments string[]     names in the head, in order
 ---@field params table<string, { type: string, optional: boolean, text: string }>
 ---@field returns { type: string, text: string }[]
----@field overload string?
+---@field overload string?  the type in its @overload line
 ---@field overload_text string   the text after it: "name: meaning; name: meaning"
 ---@field fields { name: string, type: string, text: string }[]
 
@@ -44,7 +44,7 @@ local function split_type(text)
 end
 
 --- Names and types in a list such as `a: number, b?: fun(x: Tensor): Tensor`.
----@param text string
+---@param text string  the list, without braces
 ---@return { name: string, type: string, optional: boolean, text: string }[]
 function M.fields_of(text)
   local list, depth, from = {}, 0, 1
@@ -62,7 +62,7 @@ end
 
 --- The meanings that a text gives, such as "low: the least; high: the largest" by name, for the names that are keys of
 --- `names`.
----@param text string
+---@param text string  the text to split
 ---@param names table<string, any>
 ---@return table<string, string> meanings
 ---@return string rest  the text before the first of them
@@ -184,8 +184,8 @@ end
 
 --- The annotation of a function of the front end. A function that another function makes is described where it is
 --- named.
----@param fn function
----@param name? string
+---@param fn function  a function of the front end
+---@param name? string  its public name
 ---@return Annotation?
 function M.of(fn, name)
   fn = behind(fn)
@@ -206,7 +206,7 @@ function M.of(fn, name)
 end
 
 --- The annotation of a class, from the file of one of its methods.
----@param cls table
+---@param cls table  a class of the front end
 ---@return Annotation?
 function M.of_class(cls)
   local name = rawget(cls, "__name")
@@ -232,7 +232,7 @@ function M.of_class(cls)
 end
 
 --- A page of text: the head, followed by the comment, indented.
----@param a Annotation
+---@param a Annotation  the annotation to print
 ---@return string
 function M.page(a) return a.source == "" and a.head or a.head .. "\n  " .. a.source:gsub("\n", "\n  ") end
 

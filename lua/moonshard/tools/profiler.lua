@@ -40,7 +40,7 @@ end
 ---@field thread string             "script", "gather queue", "reduce queue", "copy queue"
 ---@field category string           "operator", "backward", "module", "collective", "wait", "fsdp", "optimizer", "step", "user"
 ---@field detail string             shapes of inputs if rows are grouped by them, else ""
----@field count integer
+---@field count integer  number of ranges in the row
 ---@field cpu_time_total number     microseconds, including the ranges inside
 ---@field self_cpu_time_total number  microseconds, excluding the ranges inside
 ---@field cpu_time number           mean per call, microseconds

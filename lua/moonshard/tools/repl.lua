@@ -160,7 +160,7 @@ local function values(ok, ...)
   -- Printing runs operators and may itself fail or be interrupted.
   if not ok then
     debug.sethook()
-    -- The interrupt arrived inside report.
+    -- The interrupt arrived inside the function `report`.
     if broken and type((...)) ~= "table" then return print_results(false, "interrupted") end
     return print_results(false, ...)
   end
@@ -233,7 +233,7 @@ local function keys_of(v, into)
 end
 
 --- The names that complete a text: `ms.te`, `t:re`, `x`.
----@param text string
+---@param text string  the end of the input line
 ---@return string[]
 function M.complete(text)
   local path, part = text:match "^(.*[.:])([%w_]*)$"
@@ -305,7 +305,7 @@ local function lookup(name)
 end
 
 --- Returns what `? name` prints.
----@param name string
+---@param name string  such as "nn.Linear"
 function M.help(name)
   name = name:match "^%s*(.-)%s*$":gsub("%(.*%)$", "")
   if name == "" then

@@ -11,10 +11,10 @@ local M = {}
 
 ---@class Bucket
 ---@field flat Tensor            the gradients, concatenated, 1-d
----@field parameters Parameter[]
+---@field parameters Parameter[]  in the order of their gradients in flat
 ---@field gradients Tensor[]     views of flat, one per parameter
 ---@field index integer          position in the order of reduction, from 1
----@field last boolean
+---@field last boolean  whether it is reduced last in its backward
 local Bucket = {}
 Bucket.__index = Bucket
 Bucket.__name = "Bucket"
@@ -40,7 +40,7 @@ local function bucket_of(params, index, last, dtype)
 end
 
 --- Makes one bucket per list.
----@param lists Parameter[][]
+---@param lists Parameter[][]  the parameters of each bucket
 ---@param dtype_of? fun(p: Parameter): string
 ---@return Bucket[]
 function M.build(lists, dtype_of)

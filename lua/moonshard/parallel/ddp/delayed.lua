@@ -13,13 +13,13 @@ local ipairs, type, setmetatable = ipairs, type, setmetatable
 local M = {}
 
 ---@class Delayed
----@field params Parameter[]
----@field names string[]
+---@field params Parameter[]  the delayed parameters
+---@field names string[]  their names, in the same order
 ---@field has table<Parameter, boolean>
 ---@field hook Parameter      the arrival of its gradient starts the reduction
----@field hook_name string
+---@field hook_name string  name of that parameter
 ---@field waiting boolean     a gradient has arrived since the last reduction
----@field launched boolean
+---@field launched boolean  the reduction of this backward has started
 local Delayed = {}
 Delayed.__index = Delayed
 
@@ -33,9 +33,9 @@ end
 
 --- Checks both options; returns nil if nothing is delayed. list: names, or pairs { name, parameter }. sparse:
 --- parameters whose gradients are only complete at the end of backward.
----@param m Module
----@param list (string|table)[]?
----@param hook Parameter?
+---@param m Module  the wrapped module
+---@param list (string|table)[]?  the option delay_all_reduce_named_params
+---@param hook Parameter?  the option param_to_hook_all_reduce
 ---@return Delayed?
 function M.resolve(m, list, hook, sparse)
   if (list == nil) ~= (hook == nil) then

@@ -5,7 +5,7 @@ local opts = require "moonshard.core.opts"
 local is_tensor = require "moonshard.tensor".is_tensor
 
 ---@param who string  the hook's name
----@param bucket table
+---@param bucket table  the hook's second argument
 ---@return Tensor
 return function(who, bucket)
   local flat = type(bucket) == "table" and rawget(bucket, "flat")

@@ -158,7 +158,7 @@ function M.PeriodicModelAverager(given)
   return setmetatable(o, Periodic)
 end
 
----@param params Parameter[]
+---@param params Parameter[]  the parameters to average, in place
 function Periodic:average_parameters(params)
   check_params("average_parameters", params)
   if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0 then
@@ -226,7 +226,7 @@ function M.HierarchicalModelAverager(given)
   return setmetatable({ levels = levels, warmup_steps = o.warmup_steps, step = 0 }, Hierarchical)
 end
 
----@param params Parameter[]
+---@param params Parameter[]  the parameters to average, in place
 function Hierarchical:average_parameters(params)
   check_params("average_parameters", params)
   if self.step >= self.warmup_steps then

@@ -40,7 +40,7 @@ function M.check(given)
 end
 
 --- Casts floating buffers permanently.
----@param buffers Tensor[]
+---@param buffers Tensor[]  changed in place
 function M.cast_buffers(buffers, dtype)
   autograd.no_grad(function()
     for _, b in ipairs(buffers) do
@@ -76,15 +76,15 @@ local function cast(v, dtype, seen)
 end
 
 ---@class LowPrecision
----@field policy MixedPrecision
+---@field policy MixedPrecision  the dtypes to use
 ---@field modules Module[]  modules with parameters of their own
 ---@field ignored table<Parameter, boolean>  parameters that are not cast
 local Low = {}
 Low.__index = Low
 
 --- Prepares the casts of a module's forward. ignored: parameters that keep their dtype.
----@param m Module
----@param policy MixedPrecision
+---@param m Module  the wrapped module
+---@param policy MixedPrecision  the dtypes to use
 ---@param ignored table<Parameter, boolean>
 ---@return LowPrecision
 function M.new(m, policy, ignored)

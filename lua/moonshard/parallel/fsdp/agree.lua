@@ -33,7 +33,7 @@ end
 
 --- Groups that together contain all ranks of a model's units: only the world if a unit spans it; none if nothing is
 --- sharded or replicated.
----@param m Module
+---@param m Module  a model with units
 ---@param x? any  the state dict to load
 ---@return Group[]
 function M.groups_of(m, x)
@@ -70,9 +70,9 @@ end)
 
 --- Begins a call that all ranks of a model make: finds the groups of its ranks and checks the options. An error here
 --- makes the peers' first collective fail, so the call fails on every rank.
----@param who string
----@param m Module
----@param given table?
+---@param who string  the function's name in messages
+---@param m Module  a model with units
+---@param given table?  the options
 ---@param spec table<string, any>
 ---@param x? any  the state dict to load
 ---@return Group[] groups, table options

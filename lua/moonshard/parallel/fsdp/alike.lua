@@ -40,9 +40,9 @@ end
 --- Raises on every rank, with the first difference, unless all ranks give equal names, shapes and dtypes of parameters
 --- and equal settings.
 ---@param settings string  the settings that must be equal on all ranks
----@param params Parameter[]
----@param names string[]
----@param group Group
+---@param params Parameter[]  the unit's parameters
+---@param names string[]  their names, in the same order
+---@param group Group  the ranks that shard the unit
 ---@param replicas? Group  of the ranks with equal shards
 function M.check(who, settings, params, names, group, replicas)
   local dist = require "moonshard.dist"

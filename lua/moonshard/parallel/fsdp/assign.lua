@@ -20,7 +20,7 @@ local function on_meta(t) return t.device:find "^meta" ~= nil end
 local function unit_handle(p) return lib.ms_unit_of(p.id < 0 and tensor.inner(p)[1].id or p.id) end
 
 --- Allocates memory for tensors that are on meta and that the state dict contains.
----@param m Module
+---@param m Module  a model with units
 ---@param device_of table<string, string>  devices of the state dict's tensors, by name
 ---@param strict boolean   the caller reports missing names itself
 function M.make_room(m, device_of, strict)

@@ -23,9 +23,9 @@ local M = {}
 ---@field names table<FSDPUnit, string>   names of a unit's parameters for messages
 ---@field number table<FSDPUnit, integer>
 ---@field first FSDPUnit[]                the sequence of the first iteration
----@field first_iteration boolean
+---@field first_iteration boolean  true until the end of the first backward
 ---@field position integer                number of entries in this iteration
----@field status "none"|"warning"|"warned"
+---@field status "none"|"warning"|"warned"  "warning": this iteration has warned; "warned": later iterations do not
 
 local roots = setmetatable({}, { __mode = "k" })        -- the units of roots whose order is checked
 local listening = false

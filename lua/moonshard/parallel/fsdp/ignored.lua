@@ -53,7 +53,7 @@ end
 
 --- The sets of modules and parameters that the FSDP instance of root ignores: those that the options list, descendants
 --- of listed modules (except FSDP instances), and those that instances below root ignore.
----@param root Module
+---@param root Module  the module to wrap
 ---@param o table       options of FSDP
 ---@param is_fsdp fun(m: any): boolean
 ---@return table<Module, boolean> modules, table<Parameter, boolean> params

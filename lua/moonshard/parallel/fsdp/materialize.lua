@@ -76,8 +76,8 @@ local function check_devices(modules, device_id, ignored_params)
 end
 
 --- The device on which an instance computes, from its option device_id or from the parameters of its modules.
----@param modules Module[]
----@param device_id? integer|string
+---@param modules Module[]  the modules that the instance manages
+---@param device_id? integer|string  the option: an index from 0 or a device's name
 ---@param ignored_params table<Parameter, boolean>
 ---@return string
 function M.device(modules, device_id, ignored_params)

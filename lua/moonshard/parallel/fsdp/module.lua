@@ -28,8 +28,8 @@ local M = {}
 
 --- One unit: `modules` (usually one), its engine handle, and settings that are kept until the engine knows the root.
 ---@class FSDPUnit
----@field handle number
----@field modules table[]
+---@field handle number  the engine's handle
+---@field modules table[]  the modules passed to fully_shard
 ---@field last boolean?   value of set_is_last_backward before lazy initialization
 
 --- The unit of a module, or nil.

@@ -25,8 +25,8 @@ local M = {}
 local info = ffi.new "ms_shard_info"
 
 ---@class Sharded: Tensor
----@field placements Placement[]
----@field device_mesh table
+---@field placements Placement[]  one for each dimension of the mesh
+---@field device_mesh table  the ranks over which it is sharded
 local Sharded = tensor.subclass "Tensor"
 local methods = Sharded.methods
 
