@@ -3,8 +3,8 @@
 --- Trains a byte-level GPT with parameters, gradients and optimizer state sharded over the ranks:
 ---   luajit scripts/train.lua                  one process
 ---   mpirun -n 2 luajit scripts/train.lua      two ranks; scripts/train does this after setting up
---- With the same seed and number of ranks, losses are equal to the bit. Other numbers of ranks train on the same
---- sequences, from the same weights.
+--- With the same seed and number of ranks, losses are bitwise equal. Runs with other numbers of ranks use the same
+--- sequences and initial weights.
 local here = arg[0]:match "^(.*)/[^/]*$" or "."
 package.path = ("%s/../lua/?.lua;%s/../lua/?/init.lua;%s"):format(here, here, package.path)
 
@@ -299,7 +299,7 @@ end
 
 -- ---- training --------------------------------------------------------------------------------------------
 
-local metrics = {}                      -- of the present step; the table is reused
+local metrics = {}                      -- metrics of the current step; the table is reused
 local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
 local last = math.min(config.stop or config.steps, config.steps)
 local step_now, trained_from = first, nil

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- 6. Saving and resuming, equal to the bit. luajit scripts/examples/06_resume.lua
+--- 6. Saving and resuming, with bitwise equal results. luajit scripts/examples/06_resume.lua
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"

@@ -19,7 +19,8 @@ M.CALLS = { "openat", "open", "creat", "read", "pread64", "write", "pwrite64", "
                 "rmdir", "newfstatat",
                 "fstat", "stat", "lstat", "getdents64", "lseek", "statx", "readlink", "readlinkat" }
 
---- Whether strace can trace on this machine; tries it. Not under a tool, whose leak check also traces.
+--- Whether strace can trace on this machine; tries it. Returns false if scripts/test runs the specs under a tool, whose
+--- leak check also traces.
 function M.works()
   return not os.getenv "MOONSHARD_TOOL"
     and os.execute "strace -f -o /dev/null -e trace=openat true >/dev/null 2>&1" == 0
@@ -27,8 +28,8 @@ end
 
 local NO_FLAGS = "inject=renameat2:error=EINVAL"
 
---- Does a call change a file or a folder? A process killed at another call leaves the same state as at the next of
---- these.
+--- Whether a call changes a file or a folder. A process killed at any other call leaves the same state as one killed at
+--- the next call that does.
 function M.changes(point)
   local call = point.call
   return call:find "write" or call:find "sync" or call:find "^rename" or call:find "^unlink" or call:find "^mkdir"
@@ -36,12 +37,12 @@ function M.changes(point)
     or call == "openat" and point.line:find "O_CREAT" ~= nil
 end
 
---- A folder to work in, with its saves.
+--- Makes an object that runs saves in the folder `work`.
 function M.new(work)
   local self = { work = work }
 
-  --- Runs the save of `value` under strace with these options; returns its status and output. Of two ranks, rank 1 is
-  --- traced.
+  --- Runs the save of `value` under strace with these options; returns its status and output. With two ranks, traces
+  --- rank 1.
   function self.start(kind, path, value, options, world)
     local words = { "luajit", process.root .. "/spec/support/save_once.lua", kind, path, tostring(value) }
     local traced = { "strace", "-f", "-qq", unpack(options) }
@@ -69,7 +70,7 @@ function M.new(work)
     return code, process.read(out), process.read(out .. ".err")
   end
 
-  --- Runs the save without strace; kills it after so many seconds if it has not ended.
+  --- Runs the save without strace; kills it if it has not ended after `seconds`.
   function self.plain(kind, path, value, seconds)
     local child = process.start({ "luajit", process.root .. "/spec/support/save_once.lua", kind, path,
       tostring(value) },
@@ -105,7 +106,8 @@ function M.new(work)
     return values[1]
   end
 
-  --- Names in the checkpoint's folder that begin with its name, and names inside those, without the checkpoint itself.
+  --- Names beside the checkpoint that begin with the checkpoint's name, and the names inside those folders, without the
+  --- checkpoint itself.
   function self.leftovers(kind, path)
     local list = {}
     for name in lfs.dir(work) do
@@ -153,7 +155,7 @@ function M.new(work)
         elseif line:find("/moonshard-save-ends", 1, true) then
           inside = false
         elseif inside and kind == "inside" and call == "renameat2" then
-          list.renames = list.renames or #list + 1        -- strace already makes it fail
+          list.renames = list.renames or #list + 1        -- strace already makes this call fail
         elseif inside and (pid == main or counts[pid][call] > (before[call] or 0)) then
           list[#list + 1] = { call = call, n = counts[pid][call], line = line }
         end

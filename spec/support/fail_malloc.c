@@ -17,7 +17,7 @@ static struct {
 } code[LIBRARIES];
 static int n_code;
 static atomic_long left;  // calls until the first failure; 0: off
-static atomic_int once;   // only that call fails
+static atomic_int once;   // 1: only that call fails; 0: it and all later ones
 
 static int find(struct dl_phdr_info *info, size_t size, void *arg)
 {
@@ -35,13 +35,13 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// Makes the n-th call from now fail; -n: also all after it; 0: none. Returns the number of calls that remained until
-// the failure requested last: 0 if that call has failed (1 if all after it fail, too).
+// Makes the n-th call from now fail; -n: also all after it; 0: none. Returns the number of calls that were left until
+// the failure requested before: 0 if that call has failed (1 if all calls after it fail, too).
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);
     n_code = 0;
-    dl_iterate_phdr(find, NULL);  // again: the plugin is loaded later than the engine
+    dl_iterate_phdr(find, NULL);  // search again: the plugin is loaded later than the engine
     atomic_store(&once, nth > 0);
     atomic_store(&left, nth < 0 ? -nth : nth);
     return before;
@@ -56,7 +56,7 @@ static int fails(void *caller)
     if (!ours) return 0;
     long now = atomic_fetch_sub(&left, 1);
     if (now > 1) return 0;
-    if (now <= 0 && atomic_load(&once)) {  // a call of another thread, after the failed one
+    if (now <= 0 && atomic_load(&once)) {  // another thread's call, after the call that failed
         atomic_store(&left, 0);
         return 0;
     }

@@ -15,7 +15,7 @@ function M.everything(folder)
   return text
 end
 
--- A folder with a file `x`, and an index of this content with its right sum.
+-- A folder with a file `x`, and an index with this content and its correct checksum.
 local function sealed(at, content)
   lfs.mkdir(at)
   process.write(at .. "/x", "mine")

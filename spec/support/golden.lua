@@ -69,7 +69,7 @@ function M.fill(model)
   return model
 end
 
---- PyTorch counts children from 0, Moonshard from 1.
+--- Converts a PyTorch name, which counts children from 0, to Moonshard's, which counts from 1.
 function M.our_name(name)
   return (("." .. name):gsub("%.(%d+)%f[.%z]", function(d) return "." .. (tonumber(d) + 1) end):sub(2))
 end
@@ -89,9 +89,9 @@ function M.close_list(what, expected, t, rtol, atol)
   for i, e in ipairs(expected) do M.close(("%s [%d]"):format(what, i), e, got[i], rtol, atol) end
 end
 
--- A key's bias adds the same number to all scores of a query, so its gradient is 0; what arrives is rounding, which
--- Adam divides by itself. In float32 16 of 48 numbers move by 6 steps of 0.01; in float64 rounding is small compared
--- with Adam's eps.
+-- A key's bias adds the same number to all scores of a query, so its gradient is 0 except for rounding errors, which
+-- Adam normalises to full steps. In float32, 16 of 48 numbers move by 6 steps of 0.01; in float64 the rounding errors
+-- are small compared with Adam's eps.
 local key_bias_noise = { float64 = 5e-9, float32 = 16 * 6 * 0.01 }
 
 --- Compares a whole parameter with its digest.

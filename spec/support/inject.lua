@@ -34,7 +34,7 @@ local script = [[
     f:close()
   end
   local function loop() while true do end end
-  local function begin()                      -- returns at once, except in a rank that loops
+  local function begin()                      -- returns at once, except in a victim that must loop
     if rank ~= victim then return end
     if how == "looping" then
       local till = now() + delay
@@ -81,12 +81,12 @@ local function mark_of(folder, what, rank)
   return tonumber(at), tonumber(pid), tonumber(job)
 end
 
--- Whether a text says something about this rank. A rank at the beginning of a line is the one that wrote the line.
+-- Whether a text names this rank, except at the beginning of a line, where the rank that wrote the line is named.
 local function names(text, rank)
   return ("\n" .. text):gsub("\nrank %d+: ", "\n"):find(("rank %d[^%%d]"):format(rank)) ~= nil
 end
 
--- Files under /dev/shm of these processes and this job, selected by name, because other jobs have files there, too.
+-- Files of these processes and this job under /dev/shm, selected by name, because other jobs have files there, too.
 local function segments(pids, job)
   local lfs, found = require "lfs", {}
   for name in lfs.dir "/dev/shm" do

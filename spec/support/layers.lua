@@ -33,7 +33,7 @@ function M.files(root, folder, pattern, list)
   return list
 end
 
---- Sources in C of a root.
+--- The C sources under a root.
 function M.sources(root, pattern)
   local list = M.files(root, "runtime", pattern)
   return M.files(root, "kernels", pattern, list)
@@ -75,7 +75,7 @@ function M.symbols(root, objects)
   return found
 end
 
---- Uses by symbol: { user, used, by }, files by their paths.
+--- Lists uses by symbol as { user, used, by }, where user and used are paths of files.
 function M.calls(symbols)
   local uses = {}
   for user, names in pairs(symbols.needed) do
@@ -107,7 +107,7 @@ end
 --- .c of its name may declare for all files of its wing. wing_of(path): the wing.
 function M.misplaced(root, symbols, wing_of)
   local wrong, seen = {}, 0
-  for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- the public header is everybody's
+  for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- moonshard.h may declare functions of any file
     local text = plain_c(read(root .. "/" .. header)):gsub("extern%s+\"\"%s+{", "")
     local own = header:gsub("%.h$", ".c")
     local has_own = lfs.attributes(root .. "/" .. own) ~= nil
@@ -134,7 +134,7 @@ function M.misplaced(root, symbols, wing_of)
   return wrong, seen
 end
 
---- Structs with their numbers of fields, and functions with those of their parameters: lists of { path, name, n }.
+--- Lists structs with their numbers of fields, and functions with their numbers of parameters, as { path, name, n }.
 function M.sizes(root)
   local structs, functions = {}, {}
   for _, path in ipairs(M.sources(root, "%.[chu]+$")) do
@@ -168,7 +168,7 @@ local function modules(root, folder)
   return list
 end
 
---- Uses by require "moonshard.NAME": { user, used, by }, modules by their names.
+--- Lists uses by require "moonshard.NAME" as { user, used, by }, where user and used are names of modules.
 function M.requires(root, folder)
   local uses, count = {}, 0
   for _, module in ipairs(modules(root, folder)) do
@@ -180,8 +180,8 @@ function M.requires(root, folder)
   return uses, count
 end
 
---- Fields of a module that another module assigns: { user, used, by }. A field that is assigned repeatedly is state;
---- `state` lists such fields: ["core.context"] = "now".
+--- Lists fields of a module that another module assigns, as { user, used, by }. A field that is assigned repeatedly is
+--- state; `state` lists such fields: ["core.context"] = "now".
 function M.late(root, folder, state)
   local uses = {}
   for _, module in ipairs(modules(root, folder)) do
@@ -202,8 +202,8 @@ end
 
 -- ---- judging ---------------------------------------------------------------------------------------
 
---- Uses of a higher wing, as text, and the number of uses from each wing to each other. place_of(name) returns its wing
---- and the height of the wing.
+--- Returns the uses of a higher wing, as text, and the number of uses from each wing to each other wing. place_of(name)
+--- returns its wing and the height of the wing.
 function M.upward(uses, place_of)
   local wrong, between, told = {}, 0, {}
   for _, use in ipairs(uses) do

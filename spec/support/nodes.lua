@@ -8,7 +8,7 @@ local nodes = {}
 
 local function sh(command) return os.execute(("exec >/dev/null 2>&1; %s"):format(command)) == 0 end
 
---- Nil, or the reason why such nodes are not possible here.
+--- The reason why such nodes are not possible on this machine; nil if they are.
 function nodes.missing()
   if process.tool then return "a tool's leak check fails in unshare, whose children are in another process namespace" end
   for _, tool in ipairs { "ip", "unshare", "mpirun" } do
@@ -40,7 +40,7 @@ function nodes.open()
     self:close()
     error("cannot make two network namespaces", 2)
   end
-  -- mpirun calls it with a host and a command line for that host's shell.
+  -- mpirun calls this agent with a host and a command line for that host's shell.
   process.write(self.folder .. "/agent", ([[#!/bin/sh
 shift
 exec ip netns exec %s unshare --uts --pid --fork --mount-proc sh -c "hostname %s

@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Overlap (docs/semantics.md#overlap), for specs: the time of a forward or backward of slow layers beyond the layers'
 --- own time, when every collective is delayed. The sleep of each layer is measured, and the bound is counted in delays
---- of the same run. A preempted rank makes a run longer, or makes a sleep longer, which then hides more; runs are
---- therefore repeated, with longer delays, until one is undisturbed.
+--- of the same run. If a rank is preempted, the run takes longer, or a sleep does and then hides more of a collective.
+--- Runs are therefore repeated, with longer delays, until one is undisturbed.
 local assert = require "luassert"
 
 -- Milliseconds of the first run; a layer's backward takes twice its forward.
@@ -30,15 +30,15 @@ local function slept(naps)
 end
 
 --- Delays visible in a forward and in the backward after it: their time beyond the layers' own, divided by the delay of
---- a collective, on the slowest rank. Of up to 10 runs, every second one twice as slow until it is 8 times as slow,
---- returns those nearest to want (in delays); stops when it is met within half a delay. before: called first, within
---- the measured forward.
+--- a collective, on the slowest rank. Makes up to 10 runs, with delays that double after every second run up to a
+--- factor of 8, and returns the result nearest to want (in delays). Stops at a result within half a delay of want.
+--- before: called first, within the measured forward.
 ---@return number forward, number backward
 function M.exposed(model, layers, naps, want, before)
   local ms = require "moonshard"
   local dist, lib = ms.dist, require("moonshard.core.ffi").lib
   local x = ms.rand(2, 4, { requires_grad = true })
-  for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- the order is known after this
+  for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- records the order of the units
   local best = { math.huge, math.huge }
   local function off(phase) return math.abs(best[phase] - want[phase]) end
   local ok, e = pcall(function()
@@ -73,7 +73,7 @@ function M.exposed(model, layers, naps, want, before)
   return best[1], best[2]
 end
 
---- Asserts that exactly so many delays are visible in forward and in backward: within half a delay.
+--- Asserts that `forward` delays are visible in the forward and `backward` delays in the backward, within half a delay.
 function M.check(model, layers, naps, forward, backward, before)
   local f, b = M.exposed(model, layers, naps, { forward, backward }, before)
   for _, case in ipairs { { "forward", forward, f }, { "backward", backward, b } } do

@@ -154,8 +154,8 @@ local function reference_of(model, o, low, init)
 end
 
 -- FSDP rounds to the half dtype where autocast does not: a parameter may differ by this fraction of its change (float16
--- has three bits more). In models with kinks, a ReLU with an input near 0 may pass in one and not in the other, which
--- changes a large part of a few inputs' gradients.
+-- has three bits more). In models with kinks, an input near 0 may pass a ReLU in one model and not in the other, which
+-- changes a large part of the gradients of a few inputs.
 local HALF, KINKS = { bfloat16 = 3.2e-2, float16 = 4e-3 }, 0.25
 
 local function check_half(ref, params, bound)
@@ -245,8 +245,8 @@ function M.check(model, o)
         ("%s of iteration %d: %.9g, the reference's %.9g"):format(what, k, gots[k], want))
     end
   end
-  -- In a half dtype compares the last one, as the suites do: FSDP computes more in it than autocast does, and an
-  -- earlier scaled loss may overflow.
+  -- In a half dtype compares only the last scaled loss, as the suites do: FSDP computes more in half precision than
+  -- autocast does, and an earlier scaled loss may overflow.
   local n = #history.losses
   if low then near("scaled loss", { [n] = ref.history.scaled[n] }, history.scaled) end
   if not low then near("scaled loss", ref.history.scaled, history.scaled) end

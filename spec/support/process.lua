@@ -25,7 +25,7 @@ local C = ffi.C
 
 local process = {
   SIGINT = 2, SIGKILL = 9, SIGTERM = 15,
-  -- Factor for every time limit in the specs, relative to a quiet machine without tools. scripts/test sets it for tools
+  -- Factor for every time limit in the specs; 1 on a quiet machine without tools. scripts/test sets it for tools
   -- that slow everything down.
   patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
   -- "sanitize", "tsan" or "valgrind" if scripts/test runs the specs under one; its own data count as resident memory.
@@ -62,9 +62,9 @@ function process.sleep(seconds)
   C.spec_nanosleep(pause, nil)
 end
 
---- A time limit on a machine that may preempt any process at any moment: calls fn again, up to five times, until it was
---- done in time once. fn returns the time it took (math.huge and a text if the event did not happen in time), and
---- asserts itself whatever holds regardless of time.
+--- Checks a time limit on a machine that may preempt any process at any moment: calls fn up to five times, until one
+--- call takes less than the limit. fn returns the time that it measured (math.huge and a text if the event did not
+--- happen in time); assertions that do not depend on time are in fn.
 ---@param limit number  seconds, times the patience
 ---@param fn fun(): number, string?
 function process.within(limit, fn)
@@ -92,7 +92,7 @@ function process.exists(pid)
   return C.spec_kill(pid, 0) == 0
 end
 
---- Whether it is running or stopped. A zombie only waits for its parent.
+--- Whether a process is running or stopped; false for a zombie.
 function process.runs(pid)
   local state = process.read(("/proc/%d/stat"):format(pid)):match ".*%) (%a)"
   return state ~= nil and state ~= "Z" and state ~= "X"

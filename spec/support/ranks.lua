@@ -19,8 +19,8 @@ local board = require "spec.support.board"
 local busted = require "busted"
 
 local ranks = {
-  timeout = tonumber(os.getenv "MOONSHARD_SPEC_TIMEOUT") or 180,    -- seconds until a test counts as hanging
-  grace = 1.0,  -- how long the other ranks may continue once one has failed
+  timeout = tonumber(os.getenv "MOONSHARD_SPEC_TIMEOUT") or 180,    -- seconds after which a test counts as hanging
+  grace = 1.0,  -- seconds that the other ranks may continue after one has failed
 }
 
 -- Settings that only mpirun accepts; the engine handles all others.
@@ -61,7 +61,7 @@ local function start_gang(batch, first)
   for _, name in ipairs(batch.tests) do job[#job + 1] = ("%q,"):format(name) end
   job[#job + 1] = "}}"
   process.write(self.folder .. "/job.lua", table.concat(job, "\n"))
-  -- Otherwise mpirun takes a second longer to end the remaining ranks.
+  -- Without this setting, mpirun takes a second longer to end the remaining ranks.
   local opts = { env = batch.opts.env, mpirun = { "--mca", "odls_base_sigkill_timeout", "0",
     unpack(batch.opts.mpirun or {}) } }
   local argv, env = launch(self.world, { "luajit", process.root .. "/spec/support/worker.lua", self.folder
@@ -212,7 +212,7 @@ function Gang:watch(k, timeout)
       if slot.pid > 0 and not process.exists(slot.pid) and slot.done < k then self.dead[r] = true end
     end
     if next(self.dead) then
-      self.child:wait(3)                    -- mpirun reports how it died
+      self.child:wait(3)                    -- so that mpirun reports how the rank died
       self:stop()
       return "failed"
     end

@@ -75,7 +75,8 @@ local function normal()
   return math.sqrt(-2 * math.log(1 - uniform())) * math.cos(2 * math.pi * uniform())
 end
 
--- To 7 significant bits, so that bfloat16 and float16 hold it exactly and results can be compared across dtypes.
+-- Rounds to 7 significant bits, so that bfloat16 and float16 represent x exactly and results can be compared across
+-- dtypes.
 local function short(x)
   if x == 0 then return 0 end
   local _, e = math.frexp(x)
@@ -296,7 +297,7 @@ function samples.evaluate(op, sample, opts)
       if need then must(lib.ms_set_requires_grad(inputs[k], 1) == 0, "requires_grad") end
     end
   end
-  -- A leaf cannot be changed in place: a copy of it can.
+  -- A leaf that requires grad must not be changed in place, so the operator runs on a copy.
   if op.inplace and opts.need and not opts.device then inputs[1] = one("clone", { inputs[1] }) end
   local before = {}
   for k, id in ipairs(inputs) do before[k] = id ~= 0 and samples.info(id).version or 0 end

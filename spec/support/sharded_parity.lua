@@ -5,7 +5,7 @@ local assert = require "luassert"
 
 local M = {}
 
--- Modules of the ranks are loaded on the ranks only; the busted process just registers tests.
+-- Loads the modules that only the ranks need; the busted process only registers tests.
 local function load()
   local ms = require "moonshard"
   return ms, ms.fsdp, require "spec.support.golden"

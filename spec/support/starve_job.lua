@@ -3,15 +3,15 @@
 --- message" for each n to FOLDER/outcomes.
 ---
 ---   starve_job.lua SCENARIO malloc|pool FOLDER fork FIRST STRIDE
----     one process, a fork for each n: all lists are empty in each
+---     one process, forked for each n, so that all lists are empty
 ---   starve_job.lua SCENARIO malloc|pool FOLDER loop CULPRIT STRIDE
----     ranks: n by n in one job, failing on one of them
+---     several ranks: one n after the other in one job, failing on the culprit rank
 ---   starve_job.lua SCENARIO malloc|pool FOLDER once CULPRIT N
----     ranks: that one, in the job's first steps
+---     several ranks: only allocation N fails, in the job's first steps
 ---
 --- malloc: memory that the engine gets from the C library (fail_malloc.c is preloaded). pool: memory of tensors. One
---- allocation fails, the next succeeds. Outcomes: same (the bits of an undisturbed run), error (a proper error, and
---- these bits afterwards), or a description of what is wrong.
+--- allocation fails, the next succeeds. Outcomes: same (the bits of an undisturbed run), error (an error with a
+--- message, and the same bits when the run is repeated), or a description of the fault.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local starved = require "spec.support.starved"
@@ -47,7 +47,7 @@ local function attempt(n, armed, want, place)
   return "error", tostring(result):match "^[^\n]*", seconds, hit
 end
 
--- Appended by one write: mpirun forwards what ranks print in pieces, between those of other ranks.
+-- Appends with one write, because mpirun mixes pieces of what different ranks print.
 local outcomes = assert(io.open(folder .. "/outcomes", "a"))
 outcomes:setvbuf "full"
 local function report(n, outcome, message)
@@ -109,8 +109,9 @@ if mode == "fork" then
   os.exit(0)
 end
 
--- Lets all ranks meet again, although each gets an error at a different collective. Returns the message on a rank that
--- comes late: while it waited here it got the error of the next attempt, and its peers have continued.
+-- Waits until all ranks have reached this point, although each gets an error at a different collective. Returns a
+-- message on a rank that is late: while it waited, it got the error of the next attempt, which its peers have already
+-- begun.
 local function meet(place)
   local message
   for _ = 1, 8 do

@@ -29,7 +29,7 @@ function scenarios.operators(ms)
       a:add_(b)
       a:scatter_add_(1, ms.tensor({ { 0, 1, 2, 0 } }, { dtype = "int64" }), ms.rand(1, 4))
       local noise = ms.empty(4, 6)
-      init.normal_(noise:t())                                         -- through a buffer: not contiguous
+      init.normal_(noise:t())                                         -- not contiguous: drawn into a buffer
       local l = ((a + noise:t()) * ms.rand(6, 4)):pow(2):sum()
       l:backward()
       ms.nn.utils.clip_grad_norm_({ w, v }, 0.5)
@@ -138,7 +138,7 @@ function starved.job(n, args, opts)
   if n == 0 or opts.nodes then env.LD_PRELOAD = shim end
   local script = root .. "/spec/support/starve_job.lua"
   local given = { env = env, timeout = opts.timeout, args = { args[1], args[2], folder, args[3], args[4], args[5] },
-    mpirun = { "-x", "LD_PRELOAD=" .. shim } }             -- meant for the ranks, not for mpirun
+    mpirun = { "-x", "LD_PRELOAD=" .. shim } }             -- only the ranks preload it, not mpirun
   local job = opts.nodes and opts.nodes:run(n, script, given) or ranks.run(n, script, given)
   local counts, wrong = { same = 0, error = 0 }, {}
   for line in process.read(folder .. "/outcomes"):gmatch "[^\n]+" do

@@ -45,7 +45,7 @@ local function mesh()
   return load().dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
 end
 
--- Columns where they divide evenly.
+-- Shards along columns if their number is divisible by the number of ranks.
 local function columns(_, p)
   local ms = load()
   return #p.shape == 2 and p.shape[2] % ms.dist.world_size() == 0 and ms.fsdp.Shard(2) or nil

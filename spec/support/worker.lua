@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- One rank of a gang: `luajit worker.lua JOB`, started by ranks.lua under mpirun.
 --- Loads the spec file once more, but runs only the tests of one ranks.describe, in the order of the job. After each
---- test it writes a JSON line to its own file and waits on the board until every rank is through with that test.
+--- test it writes a JSON line to its own file and waits on the board until every rank has finished that test.
 local job_path = arg[1]
 local job = dofile(job_path)
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(job.root, job.root, job.root, package.path)
@@ -61,7 +61,7 @@ local function describe(name, body)
   if context then
     body()
   else
-    pcall(body)                                 -- another describe's error: the busted process reports it
+    pcall(body)                                 -- the busted process reports errors of other describes
   end
   context = outer
   path[#path] = nil
@@ -97,7 +97,7 @@ for _, name in ipairs { "setup", "strict_setup", "lazy_setup" } do env[name] = h
 for _, name in ipairs { "teardown", "strict_teardown", "lazy_teardown" } do env[name] = hook "teardown" end
 env.before_each, env.after_each = hook "before_each", hook "after_each"
 env.pending = function(message, body)
-  -- In a describe it declares a pending test; in a test it ends the test.
+  -- pending() declares a pending test in a describe, and ends the test inside a test.
   if current > 0 then error(setmetatable({ message = message }, Pending), 0) end
   return body
 end

@@ -42,7 +42,7 @@ local M = { now = probe.probe_now }
 local Bench = {}
 Bench.__index = Bench
 
---- Best (smallest), largest and median of a list of seconds.
+--- The best (smallest), largest and median of a list of times in seconds.
 function M.statistics(list)
   local sorted = { unpack(list) }
   table.sort(sorted)
@@ -204,7 +204,7 @@ function Bench:alternate(cases, opts)
   end
   local results = {}
   for k, case in ipairs(cases) do
-    if opts.slowest then times[k] = opts.slowest(times[k]) end        -- of the slowest rank, run by run
+    if opts.slowest then times[k] = opts.slowest(times[k]) end        -- the time of the slowest rank in this run
     local s = M.statistics(times[k])
     s.flops_per_second = case.flops and case.flops / s.best
     s.bytes_per_second = case.bytes and case.bytes / s.best

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Rates of device cuda: copies, kernels against the bytes they must move, products, launches, a GPT-2's step. Called
---- by scripts/gpu_check; `--quick` shrinks every size. Times are the host's around many calls and one wait, best of
---- several.
+--- Rates of device cuda: copies, kernels against the bytes they must move, products, launches, a step of GPT-2. Called
+--- by scripts/gpu_check; `--quick` shrinks every size. A time is that of many calls and one wait, measured on the host;
+--- the best of several.
 local root = arg[0]:match "^(.*)scripts/bench/" or "./"
 package.path = ("@lua/?.lua;@lua/?/init.lua;"):gsub("@", root) .. package.path
 local ms = require "moonshard"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The static table of the CUDA kernels: what ptxas and the PTX say about each, for an H100 or H200 (sm_90a), without a
---- GPU; and the limits that kernels are held to.
+--- The static table of the CUDA kernels: what ptxas and the PTX report about each, for an H100 or H200 (sm_90a),
+--- without a GPU; and the limits that kernels must meet.
 local ptx = require "ptx"
 local M = {}
 
@@ -20,7 +20,7 @@ function M.blocks_per_sm(threads, registers, shared)
   return math.min(SM.blocks, math.floor(SM.warps / warps), by_registers, by_shared)
 end
 
--- Threads of a block where the kernel does not say (__launch_bounds__): BLOCK of kernels/cuda/cuda.h.
+-- The number of threads of a block if the kernel has no __launch_bounds__: BLOCK of kernels/cuda/cuda.h.
 local THREADS = 256
 
 local function set(text)
@@ -48,7 +48,7 @@ local function short(name)
   return name
 end
 
---- Compiles what has changed and reads the table. Returns nil and the reason where it cannot be measured.
+--- Compiles the kernels that have changed and reads the table. Returns nil and the reason if this is not possible.
 ---@param root string   the repository, with a slash at its end
 ---@param build string  the build folder; PTX and logs are kept in its folder sm_90a
 ---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (on a processor),
@@ -125,15 +125,15 @@ M.MAIN = set [[
   rows:cross_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:cross_backward_kernel
 ]]
 
---- Kernels that move little data, or whose accesses depend on it: no limits on width and bytes in flight. All others
---- are streaming kernels, except for their exact instances.
+--- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight. All
+--- others are streaming kernels, except for their exact instances.
 M.SMALL = set [[
   reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
   rows:norm_join_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
 ]]
 
---- Whether it joins partial results.
+--- Whether the kernel of a row combines partial results.
 function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
 
 --- The limits that a kernel fails, sorted: "spills"; "stack" (kernels of the main job); for streaming kernels, for
@@ -155,8 +155,8 @@ function M.failures(row)
   return out
 end
 
---- Compares the table with a list of known exceptions { [kernel] = "limit, limit" }; a kernel stands there without its
---- template arguments, with the limits that any instance fails. Returns two lists of lines "kernel: limit": failures
+--- Compares the table with a list of known exceptions { [kernel] = "limit, limit" }; keys are kernels without template
+--- arguments, values the limits that at least one instance fails. Returns two lists of lines "kernel: limit": failures
 --- that the list lacks, and entries that no longer fail.
 function M.against(rows, known)
   local new, gone, listed, failing = {}, {}, {}, {}

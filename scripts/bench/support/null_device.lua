@@ -22,7 +22,7 @@ local COUNTS = { "launches", "products", "flops", "to_device", "to_host", "on_de
   "frees", "waits", "events" }
 
 local lib
---- Opens the device; returns false and the reason where it is not built.
+--- Opens the device; returns false and the reason if it is not built.
 ---@param build string  the build folder
 function M.open(build)
   local cuda = require("moonshard").cuda
@@ -58,7 +58,7 @@ function M.launches()
   return out
 end
 
---- Runs a step three times, from the second with notes of the bytes that launches touch. Returns the kernels of the
+--- Runs a step three times, from the second recording the bytes that launches touch. Returns the kernels of the
 --- static table by symbol, and the launches and totals of the third.
 ---@param rows table[]  of kernel_table.rows
 ---@param step fun()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Predicts the time of launches on an H200 from the static table of the kernels and the null device's counts. A
---- prediction is no measurement: it says where time goes, within a factor of 1.5 for kernels that move data.
+--- prediction is not a measurement: it shows where time is spent, within a factor of 1.5 for kernels that move data.
 ---
 --- The formula is fixed. A launch takes the longer of
 ---   bytes / (4.3 TB/s x min(1, bytes in flight on a processor / 20 KB)), and
@@ -14,21 +14,21 @@ local M = {}
 local BANDWIDTH, LATENCY = 4.3e12, 0.6e-6
 local RATE = { half = 780e12, float32 = 60e12, other = 67e12 }
 
--- What cannot be seen in the arguments, by kernel.
--- Passes over data that does not fit a cache.
+-- Properties of kernels that their arguments do not show.
+-- The number of passes over the data, if the data does not fit a cache.
 local PASSES = { ["rows: cross_kernel"] = 2 }
 -- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
 -- all but the gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: scale_kernel"] = 2 }
--- It gets the description of the logits, but reads an id and a loss a row only.
+-- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["rows: cross_total_kernel"] = true }
--- Kernels that touch an element a thread of a table, not the whole table.
+-- Kernels of which each thread touches one element of a table, not the whole table.
 local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
   ["embedding: index_kernel"] = true }
--- Each thread walks through all positions until it finds its id; they are cached, where a wait is a tenth.
+-- Kernels in which each thread searches all positions for its id. The positions are cached, so a wait takes a tenth.
 local WALK = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 10 end }
 
---- Bytes that a launch touches, and of which class most are.
+--- Returns the number of bytes that a launch touches, and the class of most of them.
 function M.bytes(l, base)
   local class = l.half >= l.float32 and l.half >= l.other and "half" or l.float32 >= l.other and "float32" or "other"
   local bytes = l.half + l.float32 + l.other
@@ -37,7 +37,7 @@ function M.bytes(l, base)
   return bytes * (PASSES[base] or 1) * (WRITTEN[base] or 1), class
 end
 
---- Seconds of one launch, and the least they could be (whole bandwidth, whole rate, no waits).
+--- Seconds of one launch, and the lower bound (full bandwidth, full rate, no waits).
 ---@param l table     of null_device.launches
 ---@param row table?  of kernel_table.rows; nil for products, copies and fills
 function M.seconds(l, row)
@@ -87,8 +87,8 @@ function M.predict(launches, by_symbol)
   return total, lists[1], lists[2]
 end
 
---- Counts what leaves the GPU idle: launches that touch more than 1 MB with fewer blocks than it has processors, and
---- launches whose threads each join more than 64 parts alone.
+--- Counts launches that leave the GPU idle: those that touch more than 1 MB with fewer blocks than it has processors,
+--- and launches whose threads each join more than 64 parts alone.
 function M.narrow(launches, by_symbol)
   local few, alone = 0, 0
   for _, l in ipairs(launches) do
@@ -96,7 +96,7 @@ function M.narrow(launches, by_symbol)
     if row then
       local bytes = M.bytes(l, row.name:match "^[^<]*")
       if bytes > 1e6 and l.blocks < kernels.SM.processors then few = few + 1 end
-      -- The content of a room is unknown and counts as float32; where a kernel loads none, it is doubles.
+      -- The dtype of scratch memory is unknown and counts as float32; if the kernel loads no float32, it is float64.
       local c = row.classes.float32
       local parts = l.float32 / (c and c.flight > 0 and 4 or 8) + l.other / 8
       if kernels.joins(row) and parts > 64 * l.blocks * l.threads then alone = alone + 1 end

@@ -14,14 +14,15 @@ local M = {}
 
 local BYTES = { b8 = 1, u8 = 1, s8 = 1, b16 = 2, u16 = 2, s16 = 2, f16 = 2, bf16 = 2, b32 = 4, u32 = 4, s32 = 4,
   f32 = 4, b64 = 8, u64 = 8, s64 = 8, f64 = 8, b128 = 16 }
---- The classes of data: halves, float32 and doubles. What a load of plain words holds is seen by what uses it first; a
---- vector of plain words that is only stored may hold any class, a single one is an index or a pointer.
+--- The classes of data: halves, float32 and doubles. The class of untyped words that are loaded follows from the first
+--- instruction that uses them. A vector of untyped words that is only stored may be of any class; a single untyped word
+--- is an index or a pointer.
 M.CLASSES = { "half", "float32", "float64" }
 local OF_TYPE = { b16 = "half", u16 = "half", s16 = "half", f16 = "half", bf16 = "half", f32 = "float32",
   f64 = "float64" }
 
 -- Bytes, class ("any", nil: none) and kind ("load", "store", "async") of an access to global memory. An address without
--- a space is generic; in these kernels it came out of a table in global memory.
+-- a state space is generic; in these kernels it comes from a table in global memory.
 local function access(op)
   if op:find "^cp%.async%.c[ag]%.shared" then return nil, "any", "async" end
   local kind = op:match "^ld" and "load" or op:match "^st" and "store"
@@ -48,7 +49,7 @@ local function instruction(text)
   i.bytes, i.class, i.kind = access(op)
   if i.kind == "async" then i.bytes = tonumber(operands:match "%],%s*(%d+)") or 16 end
   i.number = tonumber(operands:match "^%d+")
-  -- What the instruction makes of plain words.
+  -- The class to which the instruction converts untyped words.
   if op == "mov.b32" and first:find "^%%f%d" then i.makes = "float32"
   elseif op == "mov.b64" and first:find "^%%fd%d" then i.makes = "float64"
   elseif op == "mov.b32" and first:find "^{%s*%%rs" or op:find "^cvt%.u16" or op:find "^prmt" or op:find "^mma"
@@ -59,8 +60,8 @@ local function instruction(text)
   return i
 end
 
--- Gives loads of plain words their class. Where a kernel has typed vectors of halves, its vectors of words are not of
--- halves; returns whether it has.
+-- Determines the class of loads of untyped words. If a kernel has typed vectors of halves, its vectors of untyped words
+-- are not halves. Returns whether it has such vectors.
 local function classify(blocks)
   local uses, typed = {}, false
   for _, b in ipairs(blocks) do
@@ -171,7 +172,7 @@ local function pass(b, pending, counts)
   for _, i in ipairs(b) do
     local at = 0
     for _, r in ipairs(i.from) do at = math.max(at, level[r] or 0) end
-    for _, r in ipairs(i.to) do if pending[r] then at = math.max(at, 1) end end     -- still to be written
+    for _, r in ipairs(i.to) do if pending[r] then at = math.max(at, 1) end end     -- a load will write it
     if i.kind and not i.op:find "%.nc" then at = math.max(at, floor) end
     if i.kind == "async" then
       if counts(i) then groups[0] = (groups[0] or 0) + i.bytes end
@@ -217,7 +218,7 @@ local function in_flight(blocks, counts, hot)
       local bytes, after = pass(b, before[n], counts)
       if hot(b) then most = math.max(most, bytes) end
       for _, to in ipairs(b.next) do
-        -- What is loaded before a loop is in flight in its first round only.
+        -- Loads issued before a loop are in flight only in the loop's first round.
         if hot(b) and total(after) > total(before[to]) then before[to] = after end
       end
     end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- AlwaysWrapNestedWrappedModule: NestedWrappedModule of which every submodule is a unit.
+--- AlwaysWrapNestedWrappedModule: a NestedWrappedModule in which every submodule is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nested = require "spec.support.models.nested_wrapped_module"

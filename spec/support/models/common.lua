@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Common parts of these models, which are those of PyTorch's FSDP suites. Their classes have
+--- Common parts of the models in this folder, which are those of PyTorch's FSDP test suites. Their classes have
 ---   model:get_input(device) -> array of tensors: equal at every call, different on every rank
 ---   model:get_loss(input, output), model:run_backward(loss)
 --- and each file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one. fsdp_init_mode: "no_fsdp" or
@@ -19,7 +19,7 @@ function M.check_mode(mode)
   return mode == "recursive"
 end
 
---- The group of ranks on which the model's input depends: of {shard, replicate} the first.
+--- The group of ranks on which the model's input depends: the first of a pair {shard, replicate}.
 function M.first_group(group)
   if type(group) == "table" and not dist.is_group(group) then return group[1] end
   return group

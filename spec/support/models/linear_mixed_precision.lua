@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- LinearMixedPrecision: a product without bias and a float64 buffer; in mixed precision its forward checks all dtypes.
---- Two in sequence are the suite's nested model: units are the first one and the root.
+--- Two in sequence are the suite's nested model: its units are the first layer and the root.
 local assert = require "luassert"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
@@ -31,7 +31,7 @@ local function check(self, x, given)
     local whole = engine.lib.ms_unit_is_gathered(unit.handle) ~= 0
     if whole then active = active + 1 end
     for _, p in ipairs(unit.originals) do assert.equal(whole and low or given.full, p.dtype) end
-    -- The flat parameter belongs to the optimizer.
+    -- The flat parameter, which the optimizer steps, keeps the stored dtype.
     for _, p in ipairs(m.params) do assert.equal(given.full, p.dtype) end
   end
   assert.is_true(active > 0)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- MixtureOfExperts: a shared Linear and an expert that differs between ranks: a unit over the group of this rank
---- alone. Unwrapped it is the reference: it reduces all gradients except the expert's itself.
+--- MixtureOfExperts: a shared Linear, and an expert that differs between ranks and is a unit over the group of this
+--- rank alone. Unwrapped it is the reference: it reduces all gradients except the expert's itself.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
@@ -80,7 +80,7 @@ end
 
 return {
   MixtureOfExperts = MixtureOfExperts,
-  --- One process for all ranks of the group; this rank's expert is at the model's place for it.
+  --- One process for all ranks of the group; this rank's expert is in the field that contains it on a rank.
   alone = function(...) return Alone(common.options(...)) end,
   init = function(...) return MixtureOfExperts(common.options(...)) end,
 }

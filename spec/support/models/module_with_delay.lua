@@ -19,7 +19,7 @@ function ModuleWithDelay:init(module, given)
 end
 
 function ModuleWithDelay:get_input(device)
-  self.module.rank = self.rank                      -- selects the rank of the input
+  self.module.rank = self.rank                      -- the inner model's input depends on it
   return self.module:get_input(device)
 end
 

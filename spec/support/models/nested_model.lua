@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- NestedModel of the optimizer-state suite: products and biases that are modules of their own, wrapped in two ways.
---- `wrap` (also init's "recursive") makes units of parts of blocks and of whole blocks, `wrap_alt` of others.
+--- `wrap` (also init's "recursive") makes units of parts of blocks and of whole blocks; `wrap_alt` makes units of other
+--- parts.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local wrapped = require "spec.support.wrapped"
@@ -49,7 +50,7 @@ function NestedModel:param_groups()
   return { self.block1:parameters(), second }
 end
 
--- A bias and the rest of its block; both biases and the rest; a whole block.
+-- The units: a bias of block1, and its rest; both biases of block2[2], and its rest; block2[3] as a whole.
 local function units(m)
   local second = m.block2[2]
   return { m.block1.bias_module0, m.block1, second.bias_module0, second.bias_module1, second, m.block2[3] }

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- NestedWrappedModule: of its Linears the 2nd, the 2nd and 3rd together, and the 4th are units.
+--- NestedWrappedModule: its units are the 2nd Linear, the 2nd and 3rd together, and the 4th.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

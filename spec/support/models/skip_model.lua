@@ -9,7 +9,7 @@ local no_bias = { bias = false }
 
 local SkipModule = nn.Module:extend("SkipModule")
 function SkipModule:init() self.lin = nn.Linear(10, 10, no_bias) end
---- No unit casts it to low precision; compute_dtype does so.
+--- No unit casts linear_skip to low precision, so forward casts it to compute_dtype.
 function SkipModule:forward(x)
   if not self.compute_dtype then return self.lin(x) end
   return ms.amp.autocast(self.compute_dtype, function() return self.lin(x) end)
@@ -72,7 +72,7 @@ return {
       model = common.place(SkipModel(double_nest), o)
       local skip = model.linear_skip
       model.linear_skip = nil
-      model.linear_skip = skip                      -- listed last, as where it is removed and put back
+      model.linear_skip = skip                      -- listed last, as in a model that removes it and assigns it again
     end
     common.rank_of(o.wrap_fsdp and model.module or model, o)
     return model

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Transformer(ModelArgs), the composable suite's: pre-norm, causal, embedding and head tied.
+--- Transformer(ModelArgs), the composable suite's: pre-norm, causal, with tied embedding and head.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, F = ms.nn, ms.nn.F
@@ -91,7 +91,7 @@ function Transformer:get_input(device)
   return { ms.randint(0, self.args.vocab_size, { 2, 9 }, { device = device }) }
 end
 
--- The loss of the next token; the reference's tests have losses of their own.
+-- The cross-entropy of the next token. PyTorch's suite has no such function: its tests define their losses.
 function Transformer.get_loss(_, input, logits)
   local T, vocab = logits:size(2), logits:size(3)
   return F.cross_entropy(logits:narrow(2, 1, T - 1):reshape(-1, vocab), input[1]:narrow(2, 2, T - 1):reshape(-1),
@@ -109,7 +109,7 @@ return {
     return Transformer(args)
   end, function(m) return { unpack(m.layers) } end),
   ModelArgs = ModelArgs, Attention = Attention, Block = Block, Transformer = Transformer,
-  --- Every block becomes a unit, and the rest. options: those of fully_shard.
+  --- Makes a unit of every block, and one of all other parameters. options: those of fully_shard.
   fully_shard = function(model, options)
     for _, layer in ipairs(model.layers) do ms.fsdp.fully_shard(layer, options) end
     return ms.fsdp.fully_shard(model, options)

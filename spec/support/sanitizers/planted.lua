@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- luajit planted.lua ROOT LIBRARY FAULT [ranks]: commits one fault: of planted.c, or, in the engine's memory,
---- `tensor_overflow` (a byte behind a tensor), `tensor_after_release` and `engine_leak` (a file left open). With
---- `ranks` it is one of several ranks.
+--- `tensor_overflow` (writes one byte past a tensor's end), `tensor_after_release` and `engine_leak` (a file left
+--- open). With `ranks` it is one of several ranks.
 local root, library, fault = arg[1], arg[2], arg[3]
 package.path = ("@/lua/?.lua;@/lua/?/init.lua;"):gsub("@", root) .. package.path
 local ffi = require "ffi"
