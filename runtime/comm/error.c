@@ -102,11 +102,18 @@ void ms__comm_succeeded(void) { raised[0] = 0; }
 
 static uint32_t hash_of(const char *place) { return (uint32_t)ms__hash_bytes(MS_HASH_START, place, strlen(place)) | 1; }
 
-void ms_dist_resume(const char *failed, const char *caught, int times, const char *here)
+void ms_dist_resume(const ms_dist_position *p)
 {
-    resumption = (ms_resumption) {
-        .here = hash_of(here), .failed = hash_of(failed), .caught = hash_of(caught), .times = (uint32_t)times
-    };
+    resumption = (ms_resumption) { .here = hash_of(p->here),
+                                   .failed = hash_of(p->failed),
+                                   .caught = hash_of(p->caught),
+                                   .times = (uint32_t)p->times,
+                                   .left = p->left ? hash_of(p->left) : 0 };
+    for (int k = 0; k < p->n_inside; k++) resumption.inside[k] = hash_of(p->inside[k]);
+    for (int k = 0; k < p->n_loops; k++) {
+        resumption.limit[k] = (uint32_t)ms__hash_bytes(MS_HASH_START, &p->limit[k], sizeof p->limit[k]) | 1;
+        resumption.index[k] = (int32_t)p->index[k];
+    }
 }
 
 bool ms__comm_unsettled(const ms_group *g) { return g->n > 1 && (g->failed || g->epoch != ms__comm_epoch()); }

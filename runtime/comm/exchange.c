@@ -220,17 +220,41 @@ static ms_status abandoned(ms_coll *c, int rank)
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
-// Whether member k's call here has failed on another member whose script caught the error elsewhere, or caught more
-// errors there: the ranks' scripts then continue at different places after an error.
+// Compares the iterations of two members, in the outermost loops that are the same: -1 if a's is the earlier one.
+static int compare_iterations(const ms_resumption *a, const ms_resumption *b)
+{
+    for (int k = 0; k < MS_MAX_NESTED && a->limit[k] && a->limit[k] == b->limit[k]; k++)
+        if (a->index[k] != b->index[k]) return a->index[k] < b->index[k] ? -1 : 1;
+    return 0;
+}
+
+static bool is_inside(const ms_resumption *r, uint32_t place)
+{
+    for (int k = 0; k < MS_MAX_NESTED; k++)
+        if (place && r->inside[k] == place) return true;
+    return false;
+}
+
+// Whether the script of member k has to fail in more calls until it continues where another member's does: it is in an
+// earlier iteration, or inside a pcall that the other member has left by its error, or its call here has failed on a
+// member whose script caught the error elsewhere, or caught more errors there.
 static bool is_behind(const ms_coll *c, int k)
 {
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
     for (int j = 0; j < c->g->n; j++) {
         const ms_resumption *other = &slot_of(c->g, j, c->seq)->fingerprint.resumed;
-        if (other->failed == mine->here && (other->caught != mine->caught || other->times > mine->times)) return true;
+        int order = compare_iterations(mine, other);
+        if (order < 0) return true;
+        if (order > 0) continue;
+        if (is_inside(mine, other->left)) return true;
+        if (other->failed != mine->here) continue;
+        // Without loops, the number of errors tells the iterations apart.
+        if (other->caught != mine->caught || (!mine->limit[0] && other->times > mine->times)) return true;
     }
     return false;
 }
+
+#define CAUSE "the error was: "
 
 // Matches the members' calls again after an error; each member's call here is its first one after the error. The error
 // may have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
@@ -247,12 +271,15 @@ static ms_status resume(ms_coll *c)
         else ahead = k;
     }
     if (behind == 0 || ahead < 0) return MS_OK;
+    const char *cause = ms__comm_latest();
+    for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
     c->again = !is_behind(c, g->me);
     c->mismatched = !c->again;
-    return ms__fail(MS_ECOMM,
-                    "%s: rank %d has failed in this call by an earlier error, so it fails here, too; the ranks' next "
-                    "calls match again; the error was: %s",
-                    ROW(c->op)->name, g->ranks[ahead], ms__comm_latest());
+    return ms__fail(
+        MS_ECOMM,
+        "%s: after an earlier error rank %d is at a later call, so this one fails here, too, until the ranks' "
+        "calls match again; " CAUSE "%s",
+        ROW(c->op)->name, g->ranks[ahead], cause);
 }
 
 static ms_status agree(ms_waiter *w)

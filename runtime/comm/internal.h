@@ -22,6 +22,7 @@
 
 enum {
     RING = 16,
+    SLOT = 1152,       // bytes of a slot: a multiple of a cache line
     PAYLOAD = 512,     // bytes sent with the ready flag
     WINDOW = 1 << 20,  // bytes of a staging buffer: each rank has one for input and one for results per stream
     ARENAS = 64,
@@ -51,13 +52,11 @@ enum {
     OPS
 };
 
-// How a rank's script continues after an error: its first call after a failed one. Hashes of places in the script, 0:
-// none.
+// How a rank's script continues after an error: ms_dist_position, with hashes of places and limits. 0: none.
 typedef struct {
-    uint32_t here;    // of this call
-    uint32_t failed;  // of the latest call that failed
-    uint32_t caught;  // of the pcall that caught its error
-    uint32_t times;   // how many errors in succession were caught there
+    uint32_t here, failed, caught, times, left;
+    uint32_t inside[MS_MAX_NESTED], limit[MS_MAX_NESTED];
+    int32_t index[MS_MAX_NESTED];
 } ms_resumption;
 
 // What one rank requests. The requests of all members must be equal, apart from the script's line; otherwise the
@@ -87,10 +86,10 @@ typedef struct {
     _Atomic uint64_t round;
     uint64_t pad1[6];
     ms_fingerprint fingerprint;
-    char pad2[1024 - 128 - sizeof(ms_fingerprint) - PAYLOAD];
+    char pad2[SLOT - 128 - sizeof(ms_fingerprint) - PAYLOAD];
     char payload[PAYLOAD];  // a small input, or an ms_part_place per part
 } ms_slot;
-_Static_assert(sizeof(ms_slot) == 1024, "slots are aligned");
+_Static_assert(sizeof(ms_slot) == SLOT && SLOT % 128 == 0, "slots are aligned");
 
 enum { SLOT_DIRECT = 1, SLOT_INLINE = 2 };
 

@@ -5,7 +5,8 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 
-local lib, state = engine.lib, engine.state
+local lib, state, C = engine.lib, engine.state, engine.ffi.C
+local position = engine.ffi.new "ms_dist_position"
 local getinfo = debug.getinfo
 local getmetatable, type, pcall, error, tostring, ipairs = getmetatable, type, pcall, error, tostring, ipairs
 
@@ -44,8 +45,8 @@ end
 
 -- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was caught.
 -- times: how many errors in succession were caught there. succession: whether no call has succeeded since. seen: the
--- value of state.dist_failures that is already accounted for.
-local failed, caught, times, succession, seen = "", nil, 0, false, 0
+-- value of state.dist_failures that is already accounted for. iteration: the script's loops at the latest error.
+local failed, caught, times, succession, seen, iteration = "", nil, 0, false, 0, {}
 
 local function async_place(site) return "async " .. (site or "") end
 
@@ -54,33 +55,54 @@ local function is_async(x) return type(x) == "table" and getmetatable(x) == nil 
 -- A call's place is the script's stack. The place of an asynchronous call is only its line: it fails at the wait, when
 -- the stack of the call is gone.
 local function place(a, b, c)
-  if is_async(c) or is_async(b) or is_async(a) then return async_place(errors.user_line(3)) end
-  return (errors.user_stack())
+  local stack, catchers = errors.user_stack()
+  if is_async(c) or is_async(b) or is_async(a) then stack = async_place(errors.user_line(3)) end
+  return stack, catchers
 end
 
-local function failed_at(where, catcher)
+local function failed_at(where, catchers)
+  local catcher = catchers and catchers[1]
   failed, seen = where, state.dist_failures
   caught, times = catcher, succession and catcher == caught and times + 1 or 1
-  succession = true
+  succession, iteration = true, errors.user_loops()
+end
+
+-- Whether the script is still in the iteration of the latest error.
+local function same_iteration(loops)
+  for k = 1, math.min(#loops, #iteration) do
+    if loops[k][1] ~= iteration[k][1] or loops[k][2] ~= iteration[k][2] then return false end
+  end
+  return #loops > 0 and #iteration > 0
 end
 
 --- Records that an asynchronous call made at that line failed.
 ---@param site string?
 function M.async_failed(site)
-  local _, catcher = errors.user_stack()
-  failed_at(async_place(site), catcher)
+  local _, catchers = errors.user_stack()
+  failed_at(async_place(site), catchers)
 end
 
 --- Records the failure of a call that is not a single collective.
 function M.failed()
-  local _, catcher = errors.user_stack()
-  failed_at("", catcher)
+  local _, catchers = errors.user_stack()
+  failed_at("", catchers)
 end
 
 -- Before a collective of an unsettled group.
 local function resume(a, b, c)
   if state.dist_failures ~= seen then failed_at "" end
-  lib.ms_dist_resume(failed, caught or "", times, place(a, b, c))
+  local here, catchers = place(a, b, c)
+  local loops = errors.user_loops()
+  position.failed, position.caught, position.here, position.times = failed, caught or "", here, times
+  position.left = caught and same_iteration(loops) and caught or nil
+  position.n_inside, position.n_loops = math.min(#catchers, C.MS_MAX_NESTED), math.min(#loops, C.MS_MAX_NESTED)
+  for k = 1, position.n_inside do position.inside[k - 1] = catchers[#catchers + 1 - k] end
+  for k = 1, position.n_loops do position.limit[k - 1], position.index[k - 1] = loops[k][1], loops[k][2] end
+  lib.ms_dist_resume(position)
+  -- The error has cleared the step, because it could have ended the loop.
+  for _, loop in ipairs(loops) do
+    if loop[3] then return lib.ms_dist_set_step(loop[2]) end
+  end
 end
 
 --- Prepares the forward of a model whose ranks are connected by these groups: after an error, all of them meet first.
@@ -115,8 +137,7 @@ local function finish_one(since, find, a, b, c, ok, ...)
   end
   -- Does nothing if the call failed on every member.
   lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
-  local _, catcher = errors.user_stack()
-  failed_at(place(a, b, c), catcher)
+  failed_at(place(a, b, c))
   error((...), 0)
 end
 

@@ -147,6 +147,7 @@ local function next_step(loop, step)
   if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare it in collectives
   return step + 1
 end
+errors.counts(next_step, function(loop) return loop.last end)
 
 -- Steps of `ms.steps(n, fn)` are profiler ranges, like those of the iterator; if loops are nested, only steps of the
 -- outermost loop are ranges.
