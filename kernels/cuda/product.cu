@@ -3,14 +3,19 @@
 // kernel.
 //
 // cuBLASLt is loaded at the first product that uses it (up to 440 ms). MOONSHARD_CUBLAS=off always selects our own
-// kernel, as the emulator does. float32 is computed in float32 (no TF32); half types accumulate in float32 and round
-// once.
-#include "cuda/product.h"
-#if !defined(MS_EMULATED) && __has_include(<cublasLt.h>)
-#define MS_CUBLAS 1
-#include <cublasLt.h>
+// kernel. The emulator uses a stand-in for cuBLASLt, only with MOONSHARD_CUBLAS=on. float32 is computed in float32 (no
+// TF32); half types accumulate in float32 and round once.
 #include <dlfcn.h>
+#include <cstdio>
 #include <cstdlib>
+
+#include "cuda/product.h"
+#if defined(MS_EMULATED)
+#define MS_CUBLAS "libcublasLt_standin.so"
+#include "cuda/cublaslt.h"
+#elif __has_include(<cublasLt.h>)
+#define MS_CUBLAS "libcublasLt.so"
+#include <cublasLt.h>
 #endif
 
 // ---- our own: tiles of 64 x 64, 16 deep; each of 256 threads makes 4 x 4 ----
@@ -112,10 +117,13 @@ static bool lt_load(void)
 {
     if (lt.tried) return lt.there;
     lt.tried = true;
-    const char *off = getenv("MOONSHARD_CUBLAS");
-    if (off && strcmp(off, "off") == 0) return false;
+    const char *on = getenv("MOONSHARD_CUBLAS");
+#ifdef MS_EMULATED
+    if (!on) return false;
+#endif
+    if (on && strcmp(on, "off") == 0) return false;
     char name[64];
-    snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
+    snprintf(name, sizeof name, MS_CUBLAS ".%d", CUBLAS_VER_MAJOR);
     void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!lib) {
         fprintf(stderr, "moonshard: %s cannot be loaded, products on cuda run our own kernel: %s\n", name, dlerror());

@@ -1,0 +1,205 @@
+-- SPDX-License-Identifier: MIT
+--- Products on the emulated GPU through the stand-in for cuBLASLt (spec/support/cuda/cublaslt.cpp), and what the
+--- stand-in refuses.
+local lfs = require "lfs"
+local ffi = require "ffi"
+local process = require "spec.support.process"
+
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local library = build .. "/standin/libcublasLt_standin.so.13"
+
+local function it_built(name, fn)
+  it(name, function()
+    if not lfs.attributes(library) then return pending "this build has no emulated GPU: there is no g++" end
+    fn()
+  end)
+end
+
+--- Runs a script on the emulated GPU in a process of its own; returns its output and errors. `standin` counts what the
+--- stand-in was asked for.
+local function script(source, env)
+  local folder = process.temp_folder()
+  process.write(folder .. "/script.lua", ([[
+    local ms, ffi = require "moonshard", require "ffi"
+    ffi.cdef "struct counts { double heuristics, products, refused; } *ms_standin_counts(); void ms_standin_plant(int, int);"
+    local found, standin = pcall(ffi.load, "%s")
+    %s]]):format(library, source))
+  local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUBLAS = "on", LD_LIBRARY_PATH = build .. "/standin" }
+  for name, value in pairs(env or {}) do given[name] = value end
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
+    { stdout = folder .. "/out", stderr = folder .. "/err", env = given })
+  local code = child:wait(120)
+  local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
+  process.remove_folder(folder)
+  assert.are.equal(0, code, err)
+  return out, err
+end
+
+describe("the stand-in for cuBLASLt", function()
+  if not pcall(ffi.typeof, "lt_result") then
+    ffi.cdef [[
+      typedef struct { uint64_t algo[8]; size_t room; int state; float waves; int reserved[4]; } lt_result;
+      int cublasLtCreate(void **);
+      int cublasLtMatmulDescCreate(void **, int, int);
+      int cublasLtMatmulDescSetAttribute(void *, int, const void *, size_t);
+      int cublasLtMatrixLayoutCreate(void **, int, uint64_t, uint64_t, int64_t);
+      int cublasLtMatrixLayoutSetAttribute(void *, int, const void *, size_t);
+      int cublasLtMatmulPreferenceCreate(void **);
+      int cublasLtMatmulPreferenceSetAttribute(void *, int, const void *, size_t);
+      int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int, lt_result *,
+        int *);
+      int cublasLtMatmul(void *, void *, const void *, const void *, void *, const void *, void *, const void *,
+        const void *, void *, void *, void *, const void *, void *, size_t, void *);
+    ]]
+  end
+  local OK, NOT_INITIALIZED, INVALID, UNSUPPORTED = 0, 1, 7, 15
+  local F32, F64, F16, BF16, COMPUTE_32F, COMPUTE_64F = 0, 1, 2, 14, 68, 70
+
+  local held = ffi.new("char[?]", 5 * 4096 + 2 ^ 20 + 64)
+  local base = ffi.cast("char *", ffi.cast("uintptr_t", held) + 63 - (ffi.cast("uintptr_t", held) + 63) % 64)
+
+  --- Multiplies two 8 x 8 matrices of ones with a bias of ones, with one fault; returns the statuses of the attributes'
+  --- setters (the first that is not 0), of the heuristic and of the product, and the first result.
+  local function multiply(fault)
+    local f = setmetatable(fault, { __index = { types = { F32, F32, F32, F32 }, compute = COMPUTE_32F, scale = F32,
+      rows = { 8, 8, 8, 8 }, cols = { 8, 8, 8, 8 }, ld = { 8, 8, 8, 8 }, batch = { 1, 1, 1, 1 },
+      stride = { 0, 0, 0, 0 }, epilogue = 4, bias = 0, align = { 16, 16, 16, 16 }, off = { 0, 0, 0, 0 },
+      room = 1048576, room_given = 1048576, handle = true, word = 4, attribute = 7, want = 1, n = 8, alpha = true } })
+    local lt = ffi.load(library)
+    local made = ffi.new "void *[1]"
+    local function new(fn, ...)
+      assert.are.equal(OK, fn(made, ...))
+      return made[0]
+    end
+    local first = OK
+    local function set(fn, thing, what, ctype, value, bytes)
+      local v = ffi.new(ctype .. "[1]", value)
+      local status = fn(thing, what, v, bytes or ffi.sizeof(v))
+      if first == OK then first = status end
+    end
+    for i = 0, 5 * 1024 - 1 do ffi.cast("float *", base)[i] = 1 end
+    local memory = {}
+    for k = 1, 5 do memory[k] = base + (k - 1) * 4096 end
+    local handle = f.handle and new(lt.cublasLtCreate) or nil
+    local desc = new(lt.cublasLtMatmulDescCreate, f.compute, f.scale)
+    set(lt.cublasLtMatmulDescSetAttribute, desc, f.attribute, "int32_t", f.epilogue, f.word)
+    set(lt.cublasLtMatmulDescSetAttribute, desc, 8, "void *", f.bias and memory[5] + f.bias or nil)
+    local layout = {}
+    for k = 1, 4 do
+      layout[k] = new(lt.cublasLtMatrixLayoutCreate, f.types[k], f.rows[k], f.cols[k], f.ld[k])
+      set(lt.cublasLtMatrixLayoutSetAttribute, layout[k], 5, "int32_t", f.batch[k])
+      set(lt.cublasLtMatrixLayoutSetAttribute, layout[k], 6, "int64_t", f.stride[k])
+    end
+    local pref = new(lt.cublasLtMatmulPreferenceCreate)
+    set(lt.cublasLtMatmulPreferenceSetAttribute, pref, 1, "uint64_t", f.room)
+    for k = 1, 4 do set(lt.cublasLtMatmulPreferenceSetAttribute, pref, 4 + k, "uint32_t", f.align[k]) end
+    local result, found = ffi.new "lt_result[1]", ffi.new "int[1]"
+    local heuristic = lt.cublasLtMatmulAlgoGetHeuristic(handle, desc, layout[1], layout[2], layout[3], layout[4], pref,
+      f.want, result, found)
+    local wide = f.compute == COMPUTE_64F
+    local one, zero = ffi.new(wide and "double[1]" or "float[1]", 1), ffi.new(wide and "double[1]" or "float[1]", 0)
+    if f.after then f.after(lt, desc, layout) end
+    local product = lt.cublasLtMatmul(handle, desc, f.alpha and one or nil, memory[1] + f.off[1], layout[1],
+      memory[2] + f.off[2], layout[2], zero, memory[4] + f.off[3], layout[3], memory[4] + f.off[4], layout[4],
+      result[0].algo, base + 5 * 4096, f.room_given, nil)
+    assert(held ~= nil)
+    return first, heuristic, product, ffi.cast("float *", memory[4])[0]
+  end
+
+  it_built("multiplies what the library multiplies", function()
+    assert.same({ OK, OK, OK, 9 }, { multiply {} })
+    assert.same({ OK, OK, OK, 8 }, { multiply { epilogue = 1, bias = false } })
+    for _, case in ipairs { { F16, F16, F16, F16 }, { BF16, BF16, BF16, BF16 }, { BF16, BF16, F32, F32 } } do
+      assert.same({ OK, OK, OK }, { unpack({ multiply { types = case } }, 1, 3) })
+    end
+    assert.same({ OK, OK, OK }, { unpack({ multiply { types = { F64, F64, F64, F64 }, compute = COMPUTE_64F,
+      scale = F64 } }, 1, 3) })
+    assert.same({ OK, OK, OK, 9 }, { multiply { batch = { 2, 2, 2, 2 }, stride = { 0, 64, 64, 64 } } })
+  end)
+
+  -- setter, heuristic and product: their statuses; nil: any.
+  for _, case in ipairs {
+    { "inputs of two types", { types = { F16, BF16, F16, F16 } }, OK, UNSUPPORTED, UNSUPPORTED },
+    { "half results of float32 inputs", { types = { F32, F32, F16, F16 } }, OK, UNSUPPORTED, UNSUPPORTED },
+    { "float32 added to a half result", { types = { F16, F16, F32, F16 } }, OK, UNSUPPORTED, UNSUPPORTED },
+    { "float64 computed in float32", { types = { F64, F64, F64, F64 } }, OK, UNSUPPORTED, UNSUPPORTED },
+    { "a scale of another type than the sums", { scale = F64 }, OK, UNSUPPORTED, UNSUPPORTED },
+    { "a leading dimension below the rows", { ld = { 7, 8, 8, 8 } }, OK, INVALID, INVALID },
+    { "inner dimensions that differ", { cols = { 7, 8, 8, 8 } }, OK, INVALID, INVALID },
+    { "a result of another shape", { rows = { 8, 8, 8, 7 } }, OK, INVALID, INVALID },
+    { "no rows", { rows = { 0, 8, 0, 0 } }, OK, INVALID, INVALID },
+    { "batches of different sizes", { batch = { 2, 1, 2, 2 }, stride = { 64, 64, 64, 64 } }, OK, INVALID, INVALID },
+    { "results of a batch that overlap", { batch = { 2, 2, 2, 2 }, stride = { 64, 64, 64, 32 } }, OK, INVALID, INVALID },
+    { "a batch stride below zero", { batch = { 2, 2, 2, 2 }, stride = { -64, 64, 64, 64 } }, OK, INVALID, INVALID },
+    { "an epilogue that does not exist", { epilogue = 5 }, OK, INVALID, INVALID },
+    { "a bias epilogue without a bias", { bias = false }, OK, INVALID, INVALID },
+    { "an attribute of the wrong size", { word = 8 }, INVALID },
+    { "an attribute that does not exist", { attribute = 99 }, INVALID },
+    { "a handle that was not created", { handle = false }, OK, NOT_INITIALIZED, NOT_INITIALIZED },
+    { "no room for results of the heuristic", { want = 0 }, OK, INVALID, INVALID },
+    { "an alignment below the element's", { align = { 2, 16, 16, 16 } }, OK, UNSUPPORTED },
+    { "a left matrix less aligned than asked for", { off = { 4, 0, 0, 0 } }, OK, OK, UNSUPPORTED },
+    { "a right matrix less aligned than asked for", { off = { 0, 8, 0, 0 } }, OK, OK, UNSUPPORTED },
+    { "a result less aligned than asked for", { off = { 0, 0, 0, 4 } }, OK, OK, UNSUPPORTED },
+    { "a bias less aligned than asked for", { bias = 4 }, OK, OK, UNSUPPORTED },
+    { "less workspace than the algorithm needs", { room_given = 16 }, OK, OK, INVALID },
+    { "no scale", { alpha = false }, OK, OK, INVALID },
+    { "an algorithm of another problem", { after = function(lt, desc)
+      lt.cublasLtMatmulDescSetAttribute(desc, 3, ffi.new("int32_t[1]", 1), 4)
+    end }, OK, OK, INVALID },
+  } do
+    it_built("refuses " .. case[1], function()
+      local got = { multiply(case[2]) }
+      for k = 1, 3 do
+        if case[2 + k] then assert.are.equal(case[2 + k], got[k], ({ "setter", "heuristic", "product" })[k]) end
+      end
+    end)
+  end
+
+  it_built("takes a matrix, or a bias, that is as aligned as asked for", function()
+    assert.same({ OK, OK, OK }, { unpack({ multiply { off = { 4, 0, 0, 0 }, align = { 4, 16, 16, 16 } } }, 1, 3) })
+    assert.same({ OK, OK, OK, 9 }, { multiply { bias = 4, align = { 16, 16, 16, 4 } } })
+  end)
+end)
+
+describe("products on the emulated GPU through cuBLASLt", function()
+  it_built("equal the CPU's, and none is refused", function()
+    local out, err = script [[
+      local bound = { float32 = 1e-5, float64 = 1e-12, float16 = 4e-3, bfloat16 = 4e-2 }
+      ms.manual_seed(3)
+      local worst, cases = 0, 0
+      local function compare(name, dtype, gpu, cpu)
+        local there, here = gpu:cpu():to "float64", cpu:to "float64"
+        local off = (there - here):abs():max():item() / (1 + here:abs():max():item())
+        cases = cases + 1
+        if not (off <= bound[dtype]) then print(name, dtype, off) end
+      end
+      for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+        for _, size in ipairs { { 5, 7, 9 }, { 16, 32, 8 }, { 1, 64, 3 }, { 33, 1, 17 } } do
+          local m, n, k = unpack(size)
+          local a, b = ms.randn(m, k, { dtype = dtype }), ms.randn(k, n, { dtype = dtype })
+          local ga, gb = a:to "cuda", b:to "cuda"
+          compare("matmul", dtype, ga:matmul(gb), a:matmul(b))
+          compare("left turned", dtype, ga:t():contiguous():t():matmul(gb), a:matmul(b))
+          compare("right turned", dtype, ga:matmul(gb:t():contiguous():t()), a:matmul(b))
+          local x, y = ms.randn(3, 2, m, k, { dtype = dtype }), ms.randn(3, 2, k, n, { dtype = dtype })
+          compare("batched", dtype, x:to "cuda":matmul(y:to "cuda"), x:matmul(y))
+          compare("one matrix for a batch", dtype, x:to "cuda":matmul(gb), x:matmul(b))
+          compare("one left matrix", dtype, ga:matmul(y:to "cuda"), a:matmul(y))
+          local flat = ms.randn(1 + k * n + n + 1, { dtype = dtype })
+          local there = flat:to "cuda"
+          for shift = 0, 1 do
+            local w = flat:narrow(1, 1 + shift, k * n):view(n, k)
+            local gw = there:narrow(1, 1 + shift, k * n):view(n, k)
+            compare("linear", dtype, ms.nn.F.linear(ga, gw), ms.nn.F.linear(a, w))
+          end
+        end
+      end
+      local count = standin.ms_standin_counts()
+      print(cases, count.products, count.refused)
+    ]]
+    assert.are.equal("", err)
+    assert.are.equal("128\t128\t0\n", out)
+  end)
+end)
