@@ -31,7 +31,7 @@ static ms_status check_inputs(const ms_call *c)
     return MS_OK;
 }
 
-// ---- cat: a 1-d tensor without elements fits anywhere, as in PyTorch ----
+// ---- cat: accepts an empty 1-d tensor beside tensors of any shape, as in PyTorch ----
 
 static bool is_empty_list(int ndim, const int64_t *shape) { return ndim == 1 && shape[0] == 0; }
 

@@ -184,7 +184,7 @@ static ms_status hold(ms_run *r, ms_node *n)
     return MS_OK;
 }
 
-// ---- along the edges ----------------------------------------------------------------------------
+// ---- delivery of gradients ----------------------------------------------------------------------
 
 // Adds g to the gradient at the end of an edge. Takes ownership of g, which may be NULL. counts: whether g is one of
 // the contributions that the leaf expects.

@@ -215,7 +215,7 @@ void ms__place_sweep(const ms_place *p)
     if (d) closedir(d);
 }
 
-// ---- bytes --------------------------------------------------------------------------------------
+// ---- reading and writing ------------------------------------------------------------------------
 
 ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at)
 {

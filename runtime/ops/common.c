@@ -110,7 +110,7 @@ ms_status ms__fill_data(ms_tensor *t, double value)
     return MS_OK;
 }
 
-// src as a contiguous tensor of `dtype` on its own device: src itself (retained) or a copy.
+// *out: src as a contiguous tensor of `dtype` on src's device: src itself (retained) or a copy.
 static ms_status dense(ms_tensor **out, const ms_tensor *src, int dtype)
 {
     if (src->dtype == dtype && ms__is_contiguous(src)) {

@@ -94,7 +94,7 @@ int ms_op_has_kernel(int op, int device)
            (device == MS_META || (table[op]->flags & MS_OP_VIEW) || kernel_for(table[op], ms__device_type(device)));
 }
 
-// ---- for check --------------------------------------------------------------------------------
+// ---- helpers for check functions ----------------------------------------------------------------
 
 static void grow_out(ms_call *c, int k)
 {
@@ -349,7 +349,7 @@ ms_status ms__dispatch(ms_call *c)
     return dispatch(c, true);
 }
 
-// ---- from C -----------------------------------------------------------------------------------
+// ---- calls from C -------------------------------------------------------------------------------
 
 ms_status ms__run_op(const ms_op *op, const ms_op_args *a, int n_out, ms_tensor **out)
 {
@@ -389,7 +389,7 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
     return ms__run_op(op, &(ms_op_args) { .n_in = 3, .in = (ms_tensor *[]) { a, b, c } }, 1, out);
 }
 
-// ---- from scripts -----------------------------------------------------------------------------
+// ---- calls from scripts -------------------------------------------------------------------------
 
 static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator %d does not exist", op); }
 

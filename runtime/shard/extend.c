@@ -47,7 +47,7 @@ static extension *find(double handle, int e, unit **u)
     return NULL;
 }
 
-// ---- which parameters -------------------------------------------------------------------------
+// ---- registration -------------------------------------------------------------------------------
 
 void ms__extensions_drop(unit *u)
 {
@@ -289,7 +289,7 @@ int ms_unit_extension_outputs(double handle, int e, ms_id *out, int capacity)
     return x->n_parts;
 }
 
-// ---- wholes -----------------------------------------------------------------------------------
+// ---- whole tensors ------------------------------------------------------------------------------
 
 static ms_status check_whole(const unit *u, const extension *x, const unit_param *p, const ms_tensor *t)
 {

@@ -84,7 +84,7 @@ void ms__unit_keep(unit *u)
     }
 }
 
-// ---- what parameters show ----------------------------------------------------------------------
+// ---- views of parameters ------------------------------------------------------------------------
 
 void ms__unit_show(unit *u, bool whole)
 {

@@ -312,7 +312,7 @@ void ms_unit_free(double handle)
     unit_delete(u);
 }
 
-// ---- another parameter in a place of the unit -------------------------------------------------
+// ---- replacement of a parameter -----------------------------------------------------------------
 
 static ms_status check_replacement(const unit *u, const unit_param *p, const ms_tensor *t)
 {
@@ -329,8 +329,8 @@ static ms_status check_replacement(const unit *u, const unit_param *p, const ms_
     if (same && !t->node && !t->sharded && !ms__is_meta(ms__device(t))) return MS_OK;
     return ms__fail(
         MS_EINVAL,
-        "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, as it was sharded", name,
-        ms__tensor_text(t), ms__dtype_name(p->dtype), ms__shape_text(p->ndim, p->shape));
+        "fsdp: parameter '%s' was replaced by %s, expected a whole leaf %s %s with values, like the old parameter",
+        name, ms__tensor_text(t), ms__dtype_name(p->dtype), ms__shape_text(p->ndim, p->shape));
 }
 
 ms_status ms_unit_replace(double handle, int j, ms_id id)

@@ -187,7 +187,7 @@ void ms_unit_owner_release(ms_unit_owner *o)
     o->unit = 0;
 }
 
-// ---- by hand -----------------------------------------------------------------------------------
+// ---- manual gathering ---------------------------------------------------------------------------
 
 int ms_unit_is_gathered(double handle)
 {

@@ -18,7 +18,7 @@ enum {
     CHAINS = 1 << 12,
     GRAVES = 1 << 14
 };
-#define GENERATIONS ((uint32_t)1 << 31)  // 31 + 22 bits fit a double's 53
+#define GENERATIONS ((uint32_t)1 << 31)  // 31 bits, and 22 of the slot, fit the 53 of a double
 
 typedef struct slot {
     ms_tensor *tensor;
@@ -392,7 +392,7 @@ void ms_scope_close(double handle, const ms_id *keep, int n)
     for (int k = 0; k < n; k++) {
         slot *e = slot_of(keep[k]);
         if (!e || !e->scope) continue;
-        // Only moves tensors of this scope and of scopes left open inside it.
+        // Moves only tensors of this scope and of scopes left open inside it.
         uint32_t c = chain_top[in];
         while (c != at && c != e->scope) c = scopes[c].parent;
         if (c != e->scope) continue;

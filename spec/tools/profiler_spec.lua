@@ -346,7 +346,7 @@ describe("the profiler", function()
     local path = process.temp_folder() .. "/missing/trace.json"
     local function says(pattern, fn) assert.matches(pattern, select(2, pcall(fn))) end
     local p = profiler.start()
-    says("profiler.start: call it with a dot", function() profiler:start() end)
+    says("profiler.start: called with a colon", function() profiler:start() end)
     says("events: the profile still records; stop it first", function() p:events() end)
     assert.are.equal("Profile(recording)", tostring(p))
     p:stop()

@@ -4,7 +4,7 @@
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
 
-// ---- same element size, no conversion: bytes ----
+// ---- copies of bytes: equal element sizes, no conversion ----
 
 typedef struct {
     int ndim;
@@ -259,7 +259,7 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     ms__loop(2, (ms_tensor *[]) { dst, (ms_tensor *)src }, (uint8_t[]) { cls, cls }, NULL, NULL);
 }
 
-// First and last element of a view, in elements of its storage.
+// Computes the positions of a view's first and last element in its storage.
 static void span(const ms_tensor *t, int64_t *low, int64_t *high)
 {
     *low = *high = t->offset;

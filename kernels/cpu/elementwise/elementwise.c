@@ -184,7 +184,7 @@ ms_status ms__cpu_masked_fill(ms_call *c)
     return MS_OK;
 }
 
-// ---- whole tensors compared: one bool ----
+// ---- comparison of whole tensors: one bool ----
 
 // fn compares two elements of class cls. tolerance: its parameters, or NULL.
 static ms_status all_true(ms_call *c, int cls, ms_loop_fn fn, const double *tolerance, int ndim, const int64_t *shape)

@@ -102,7 +102,7 @@ void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const v
     table[dtype][cls](n, dst, stride, src);
 }
 
-// ---- the walk ----
+// ---- iteration over operands ----
 
 // A cast. Needs only one conversion when either side has the computing type.
 static void convert_row(const ms_loop *l, int64_t n, char *const *at)

@@ -43,7 +43,7 @@ static int64_t head_start(const part *x, int64_t head)
     return at;
 }
 
-// t as heads. like: a tensor with the batch dimensions of the whole call.
+// Describes t as heads. like: a tensor with the batch dimensions of the whole call.
 static part part_of(const ms_tensor *t, const ms_tensor *like)
 {
     part x = { .dtype = t->dtype,

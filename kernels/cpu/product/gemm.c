@@ -533,7 +533,7 @@ static ms_status large(const ms_gemm *g)
     return MS_OK;
 }
 
-// ---- choice ---------------------------------------------------------------------------------------
+// ---- choice of implementation -------------------------------------------------------------------
 
 // k = 0: every sum is empty, so C is the bias or 0.
 static void only_bias(const ms_gemm *g)

@@ -24,7 +24,7 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
             __builtin_prefetch(c + r * c_rs + v * LANES, 1);
         }
     }
-    // Not unrolled: GCC would hoist loads across steps and spill.
+    // The loop is not unrolled, because GCC would hoist loads across steps and spill.
 #pragma GCC unroll 1
     for (int64_t p = 0; p < k; p++) {
         R(vec) w[3];

@@ -207,7 +207,7 @@ static int64_t offset_of(int64_t index, int n, const int64_t *shape, const int64
     return at;
 }
 
-// ---- the walks ----
+// ---- traversal by rows and by columns ----
 
 typedef struct {
     const ms_fold_plan *p;

@@ -5,7 +5,7 @@
 
 #include "rows/ops.h"
 
-// t as contiguous numbers of `dtype`: t itself (retained) or a copy.
+// *out: t with contiguous elements of `dtype`: t itself (retained) or a copy.
 static inline ms_status ms__as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
 {
     if (t->dtype == dtype) return ms__contiguous(out, t);

@@ -43,7 +43,7 @@ M.is_sparse = is_sparse
 
 local function dims(t) return t._indices:size(1) end
 
--- ---- making --------------------------------------------------------------------------------------
+-- ---- construction -------------------------------------------------------------------------------
 
 local sizes = ffi.new "int64_t[8]"
 
@@ -102,7 +102,7 @@ function M.sparse_coo(indices, values, shape, given)
   return t
 end
 
--- ---- what it is ----------------------------------------------------------------------------------
+-- ---- properties ---------------------------------------------------------------------------------
 
 function getters.is_sparse() return true end
 function getters.shape(t) return setmetatable({ unpack(t._shape) }, tensor.Shape) end
@@ -142,7 +142,7 @@ for _, name in ipairs { "item", "data_ptr", "stride", "view", "reshape", "select
   methods[name] = function() errors.raise("%s: the tensor is sparse; to_dense() it first", name) end
 end
 
--- ---- whole and back ------------------------------------------------------------------------------
+-- ---- coalescing and conversion ------------------------------------------------------------------
 
 local pair = ffi.new "ms_id[2]"
 
@@ -281,7 +281,7 @@ function M.replace(t, u)
   rawset(t, "_coalesced", u._coalesced)
 end
 
--- ---- as gradients --------------------------------------------------------------------------------
+-- ---- sparse gradients ---------------------------------------------------------------------------
 
 local function keep_grad(t, g)
   rawset(t, "_sparse", g and g:keep())

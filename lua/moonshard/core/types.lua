@@ -52,7 +52,7 @@ function Tensor:int() end
 ---@return Tensor
 function Tensor:bool() end
 
--- ---- shapes of others ----------------------------------------------------------------------------------
+-- ---- shapes of other tensors --------------------------------------------------------------------
 
 --- t in u's shape, without copying.
 ---@param u Tensor  its shape is taken

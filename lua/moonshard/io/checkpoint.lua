@@ -34,7 +34,7 @@ local LARGE = 64 * 2 ^ 20           -- a replaced checkpoint of at least this si
 
 local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, checkpoint_index.file_name
 
--- ---- what is where -------------------------------------------------------------------------------
+-- ---- positions of tensors in a checkpoint -------------------------------------------------------
 
 -- The position of this rank's part in the whole tensor t: `dim` (from 1; 0: a range of elements in row-major order),
 -- `first`, `here` (their number), and `row`, the number of elements per row if dim is 1.
@@ -347,7 +347,7 @@ function M.checkpoint_wanted()
   return mine == 1 and "go_on" or mine == 2 and "stop" or nil
 end
 
--- ---- files against the index -------------------------------------------------------------------------
+-- ---- comparison of files with the index ---------------------------------------------------------
 
 -- Checks a file's header against the index.
 local function check_file(dir, index, r, reader)

@@ -291,7 +291,7 @@ end
 --- Registers a tensor that is part of the state but not trained. buffers() lists it, and it is saved unless persistent
 --- is false. Errors: a name that a method or another entry has.
 ---@param name string  without a dot
----@param t Tensor?  nil keeps its place for one to come
+---@param t Tensor?  nil reserves the name for a later assignment
 ---@param given? { persistent: boolean }  persistent: false: not in state_dict
 function Module:register_buffer(name, t, given)
   local o = opts("register_buffer", given, { persistent = true })
@@ -308,7 +308,7 @@ end
 
 --- Registers a parameter; nil reserves the name for a later assignment.
 ---@param name string  without a dot
----@param p Parameter?  nil keeps its place for one to come
+---@param p Parameter?  nil reserves the name for a later assignment
 function Module:register_parameter(name, p)
   if p ~= nil and not is_parameter(p) then
     raise("register_parameter: cannot assign %s to parameter '%s': an nn.Parameter or nil expected", show(p),
@@ -390,7 +390,7 @@ local function collect(self, list, prefix, recurse)
   return out, values
 end
 
--- Only the values of a listing; the next function returns names and values.
+-- Returns the values of a listing without their names.
 local function values_of(self, who, list, given)
   check_self(who, self)
   return (select(2, collect(self, list, "", opts(who, given, { recurse = true }).recurse)))

@@ -15,7 +15,7 @@ local lib, raise, show, is_tensor = engine.lib, errors.raise, errors.kind, tenso
 local Module, is_parameter, walk, join = base.Module, base.is_parameter, base.walk, base.join
 local concat, insert, sort = table.concat, table.insert, table.sort
 
--- ---- modes and moves ----------------------------------------------------------------------------
+-- ---- modes, devices and dtypes ------------------------------------------------------------------
 
 --- Sets the training mode of the module and its descendants, which dropout and batch norm use.
 ---@param mode? boolean  false: evaluation mode (default: true)

@@ -203,7 +203,7 @@ function TransformerDecoder:forward(tgt, memory, given)
   return self.norm and self.norm(x) or x
 end
 
--- ---- both ---------------------------------------------------------------------------------------
+-- ---- encoder and decoder ------------------------------------------------------------------------
 
 local transformer_options = {
   d_model = 512, nhead = 8, num_encoder_layers = 6, num_decoder_layers = 6, custom_encoder = opts.any,

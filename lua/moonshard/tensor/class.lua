@@ -292,7 +292,7 @@ function own_setters.requires_grad(t, on)
   for _, part in ipairs(inner(t)) do part.requires_grad = on end
 end
 
--- ---- methods that are no operators ---------------------------------------------------------------
+-- ---- methods that are not operators -------------------------------------------------------------
 
 function methods.item(t) return inner(t)[1]:item() end
 function methods.tolist(t) return inner(t)[1]:tolist() end

@@ -28,7 +28,7 @@ local fail = errors.fail
 --- The kind of tensors, for opts.expect.
 M.a_tensor = opts.kind("a tensor", M.is_tensor)
 
--- ---- where tensors were made -------------------------------------------------------------------
+-- ---- lines that made tensors --------------------------------------------------------------------
 
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
 -- takes microseconds, makes kilobytes of garbage and ends traces, so the number of recorded lines is limited: those of
@@ -386,7 +386,7 @@ function Tensor.__construct()
   errors.raise("Tensor: use ms.tensor, ms.zeros … to make one")
 end
 
--- ---- methods: what it is, what it holds, how long it lives --------------------------------------
+-- ---- methods: properties, values, lifetime ------------------------------------------------------
 
 --- Whether t is an instance of a class or of a class that extends it.
 ---@param cls table  such as ms.Tensor or nn.Parameter

@@ -281,7 +281,7 @@ local MATMUL = op "matmul"
 ---@return Tensor
 function methods.matmul(t, u) return wrap(call2(MATMUL, t, u, "matmul")) end
 
--- ---- choosing --------------------------------------------------------------------------------------
+-- ---- selection by conditions and limits ---------------------------------------------------------
 
 -- Converts a number to a tensor with the other operand's dtype and device.
 local function like_number(x, other, who)
@@ -462,7 +462,7 @@ function methods.type(t, dtype)
   return dtype == nil and t.dtype or cast(t, dtypes.number(dtype, "type"))
 end
 
--- ---- truth -----------------------------------------------------------------------------------------
+-- ---- comparisons of whole tensors ---------------------------------------------------------------
 
 local out1 = engine.ffi.new "double[1]"
 -- Converts a 0-dim result to a Lua boolean.

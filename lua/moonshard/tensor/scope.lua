@@ -13,7 +13,7 @@ local getmetatable, type, pcall, select, error, next = getmetatable, type, pcall
 
 local M = {}
 
--- ---- what a scope returns -----------------------------------------------------------------------
+-- ---- results of scopes --------------------------------------------------------------------------
 
 -- Appends the tensors in a result to list: value itself, or those in plain tables (without a metatable).
 local function gather(value, list, seen)

@@ -205,7 +205,7 @@ function methods.unsqueeze(t, d)
   return wrap(with_ints(UNSQUEEZE, "unsqueeze", t, 1))
 end
 
--- ---- cutting ------------------------------------------------------------------------------------
+-- ---- splitting ----------------------------------------------------------------------------------
 
 local SPLIT = op "split"
 local MAX_PIECES = 20                           -- sizes are integer arguments of the operator, which has at most 24

@@ -264,7 +264,7 @@ end
 ---   record_shapes: also records the shapes of operators' inputs
 ---@return Profile
 function M.start(given)
-  if given == M then raise("profiler.start: call it with a dot") end
+  if given == M then raise("profiler.start: called with a colon; write profiler.start(…)") end
   local o = opts("profiler.start", given, { limit = opts.option(opts.whole_from(1), 1000000), with_modules = true, record_shapes = false })
   local trace = lib.ms_trace_start(o.limit, (o.record_shapes and ffi.C.MS_TRACE_SHAPES or 0) + (o.with_modules
     and ffi.C.MS_TRACE_MODULES or 0))

@@ -20,7 +20,7 @@ local getmetatable, setmetatable, rawget, rawset, loadstring, require = getmetat
   loadstring, require
 local M = {}
 
--- ---- showing values -------------------------------------------------------------------------------
+-- ---- printing values ----------------------------------------------------------------------------
 
 local function show_key(k)
   if type(k) == "string" and k:match "^[%a_][%w_]*$" then return k end

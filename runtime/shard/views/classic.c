@@ -10,7 +10,7 @@
 #include "shard/views/hook.h"
 #include "ops/op.h"
 
-// ---- making ------------------------------------------------------------------------------------
+// ---- construction -------------------------------------------------------------------------------
 
 ms_status ms__classic_check(const unit *u, const ms_tensor *t, const ms_tensor *first)
 {

@@ -24,7 +24,7 @@ static void stay(unit *u)
     u->state.concealed = true;
 }
 
-// ---- pieces seen as one ------------------------------------------------------------------------
+// ---- the flat parameter over all pieces ---------------------------------------------------------
 
 static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
 {

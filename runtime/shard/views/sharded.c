@@ -44,7 +44,7 @@ static ms_status off_home(const unit *u, const char *device)
                     names);
 }
 
-// Not an error if the whole parameters of the forward still exist: backward then uses these.
+// A change is not an error if the forward's whole parameters still exist, because backward then uses these.
 static ms_status changed(const unit *u, bool stayed)
 {
     if (stayed) return MS_OK;

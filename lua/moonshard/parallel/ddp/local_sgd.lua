@@ -242,7 +242,7 @@ end
 
 Hierarchical.average_parameters = together(Hierarchical.average_parameters)
 
--- ---- the optimizer around both -------------------------------------------------------------------
+-- ---- an optimizer that averages -----------------------------------------------------------------
 
 local Optimizer = { __name = "PostLocalSGDOptimizer" }
 

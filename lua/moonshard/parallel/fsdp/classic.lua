@@ -75,7 +75,7 @@ local PREFETCH = { pre = C.MS_PREFETCH_PRE, post = C.MS_PREFETCH_POST, none = C.
 
 local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 
--- ---- what a unit manages -------------------------------------------------------------------------
+-- ---- parameters of an instance ------------------------------------------------------------------
 
 -- The parameters of m and of its descendants, except ignored ones and those of FSDP instances. Returns values and names
 -- without duplicates, and every place that contains one of them: { module, field, parameter, name }.
@@ -274,7 +274,7 @@ function FSDP:init(m, given)
   if #params > 0 and not o.use_orig_params then self:register_parameter("flat_param", flat.flat_parameter(unit)) end
 end
 
--- ---- reading through -----------------------------------------------------------------------------
+-- ---- fields of the wrapped module ---------------------------------------------------------------
 
 local getters = {}
 

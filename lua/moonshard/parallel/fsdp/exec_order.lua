@@ -118,7 +118,7 @@ function M.check(unit, m)
       order.names[unit] or "a newly-added parameter since construction time"))
 end
 
--- Local, as all checks of later iterations are: only the first iteration uses collectives.
+-- Compares without a collective: only the first iteration's checks communicate.
 local function close_iteration(order)
   if order.first_iteration then
     order.first_iteration = false

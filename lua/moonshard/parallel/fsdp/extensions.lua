@@ -27,7 +27,7 @@ local units = setmetatable({}, { __mode = "v" })        -- by unit handle
 -- The plain tensors in t.
 local function inner_tensors(t) return tensor.flat { t } end
 
--- ---- who has them --------------------------------------------------------------------------------
+-- ---- search for extensions ----------------------------------------------------------------------
 
 local function hook(t, name)
   local found = t[name]
@@ -77,7 +77,7 @@ function M.look(unit)
   M.any = M.any or #list > 0
 end
 
--- ---- what the engine asks ------------------------------------------------------------------------
+-- ---- events of a gather -------------------------------------------------------------------------
 
 local buffer = ffi.new "ms_id[64]"
 

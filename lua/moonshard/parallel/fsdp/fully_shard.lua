@@ -108,7 +108,7 @@ local function placement(fn, name, p, world)
   return dim - 1
 end
 
--- ---- what a unit manages -------------------------------------------------------------------------
+-- ---- parameters of a unit -----------------------------------------------------------------------
 
 -- The parameters of the modules and of their descendants, without duplicates; skips children that are already sharded.
 local function managed(modules, ignored)

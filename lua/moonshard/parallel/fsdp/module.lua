@@ -131,7 +131,7 @@ local function begin(unit)
   return began >= 0
 end
 
--- Called after that forward: the last module of the unit ends the pass.
+-- Called after the forward of one module of a unit with several. The last module of the unit ends the pass.
 local function ran(unit, m)
   local waiting = unit.waiting
   if not waiting then return end

@@ -171,7 +171,7 @@ end
 
 tensor.install(Sharded, methods, own_getters, own_setters)
 
--- ---- what works on the rows ----------------------------------------------------------------------
+-- ---- operations on the rows of this rank --------------------------------------------------------
 
 function methods.requires_grad_(t, on)
   own_setters.requires_grad(t, on ~= false)

@@ -320,7 +320,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local context = {
     done = {}, ignored = ignored, ignored_params = ignored_params,
     policy = #exempt == 0 and policy or function(m, recurse, remaining)
-      -- Always visit the children; the decision whether to wrap comes after them.
+      -- Before a module's children: always visit them. The policy is applied afterwards.
       if recurse then return true end
       return full_precision(m) or (policy(m, true, remaining) and policy(m, false, remaining))
     end,

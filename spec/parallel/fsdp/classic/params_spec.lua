@@ -184,9 +184,9 @@ for _, world in ipairs { 1, 2, 3 } do
       for _, case in ipairs {
         { nn.Parameter(ms.eye(3)), before:format "1.weight" },                    -- in one of its two places
         { nn.Parameter(ms.eye(4)),
-          "fsdp: parameter '1.bias' was replaced by float32 [4, 4] cpu, expected a whole leaf float32 [3] with values, as it was sharded", "bias" },
+          "fsdp: parameter '1.bias' was replaced by float32 [4, 4] cpu, expected a whole leaf float32 [3] with values, like the old parameter", "bias" },
         { nn.Parameter(ms.ones(3, { dtype = "float64" })),
-          "fsdp: parameter '1.bias' was replaced by float64 [3] cpu, expected a whole leaf float32 [3] with values, as it was sharded", "bias" },
+          "fsdp: parameter '1.bias' was replaced by float64 [3] cpu, expected a whole leaf float32 [3] with values, like the old parameter", "bias" },
       } do
         local wrong = shared()
         wrong[1][case[3] or "weight"] = case[1]
