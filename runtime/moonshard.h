@@ -131,13 +131,13 @@ typedef struct {
 } ms_info;
 
 MS_API ms_id ms_empty(int dtype, int device, int ndim, const int64_t *shape);  // uninitialised
-// On the CPU; values are converted to dtype.
+// Makes a tensor on the CPU and converts the values to dtype.
 MS_API ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *values);
-// On the CPU; the caller keeps data alive.
+// Makes a tensor on the CPU that uses the caller's memory; the caller keeps data alive.
 MS_API ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);
 MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);  // MS_ERELEASED after t's release
 MS_API void *ms_data_ptr(ms_id t);                       // address of the first element; waits for the storage's event
-// All elements in row-major order, converted to double (int64 too).
+// Reads all elements in row-major order, converted to double (int64, too).
 MS_API ms_status ms_read(ms_id t, double *out, double capacity);
 MS_API ms_status ms_item(ms_id t, double *out);  // the value of a tensor of one element
 MS_API int ms_is_alive(ms_id t);                 // 0 once t was released, by ms_release or by its scope
@@ -709,7 +709,7 @@ MS_API int ms_loader_count(const ms_loader *l);
 MS_API const char *ms_loader_name(const ms_loader *l, int k);
 MS_API int ms_loader_find(const ms_loader *l, const char *name);           // -1 if there is none
 MS_API ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out);  // sets dtype and shape
-// Rows of dimension 0; count -1: all rows.
+// Reads rows [first, first + count) of dimension 0 of tensor k; count -1: all rows.
 MS_API ms_id ms_loader_read(ms_loader *l, int k, double first, double count);
 MS_API int ms_loader_metadata_count(const ms_loader *l);
 MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);

@@ -52,7 +52,7 @@ typedef struct ms_tensor {
 // ---- tensors ----------------------------------------------------------------------------------
 // Makes a contiguous, uninitialised tensor with its own storage. what: operator or purpose, for errors.
 ms_status ms__tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what);
-// Contiguous, with t's shape, dtype and device.
+// Makes a contiguous, uninitialised tensor with t's shape, dtype and device.
 ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what);
 // Allocates the headers of n views, so that making these cannot fail.
 ms_status ms__tensor_reserve(int n, const char *what);

@@ -193,8 +193,8 @@ end
 --- Fills t with uniform random numbers in +-gain sqrt(3 / fan) (He et al. 2015). Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
----   a: slope of leaky_relu; mode: keeps the variance of forward or of backward; nonlinearity: behind this layer; as
----   calculate_gain's
+---   a: slope of leaky_relu; mode: preserves the variance in forward or in backward; nonlinearity: the one that follows
+---   this layer, as in calculate_gain
 ---@return Tensor t
 function M.kaiming_uniform_(t, given)
   local std = kaiming_std("kaiming_uniform_", t, given)
@@ -206,8 +206,8 @@ end
 --- Fills t with normal random numbers of deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
----   a: slope of leaky_relu; mode: keeps the variance of forward or of backward; nonlinearity: behind this layer; as
----   calculate_gain's
+---   a: slope of leaky_relu; mode: preserves the variance in forward or in backward; nonlinearity: the one that follows
+---   this layer, as in calculate_gain
 ---@return Tensor t
 function M.kaiming_normal_(t, given)
   local std = kaiming_std("kaiming_normal_", t, given)

@@ -14,8 +14,8 @@ local lib, raise = engine.lib, errors.raise
 
 local M = {}
 
---- root and those of its descendants whose tensors an FSDP instance of root manages: excludes ignored modules and other
---- instances.
+--- Returns root and those of its descendants whose tensors an FSDP instance of root manages: excludes ignored modules
+--- and other instances.
 ---@return Module[]
 function M.modules(root, ignored, is_fsdp)
   local list, seen = {}, {}
