@@ -23,7 +23,7 @@ local around
 function M.around() return around end
 --- Sets the function in which backward recomputes the checkpointed regions recorded from now on. Returns the previous
 --- one.
----@param fn? fun(fn: function, ...)
+---@param fn? fun(fn: function, ...)  around: must call fn(…); nil: fn is called directly
 function M.set_around(fn)
   local before = around
   around = fn
@@ -146,7 +146,7 @@ local ending
 --- Calls done() when the outermost active backward ends, or failed(message) if it fails. With `stays`, they are also
 --- called after every later backward.
 ---@param done fun()  called without arguments
----@param failed? fun(message: any)
+---@param failed? fun(message: any)  called with the error if the backward fails
 ---@param stays? boolean  true: called after every later backward, too
 function M.at_end(done, failed, stays)
   ending = ending or {}

@@ -27,7 +27,7 @@ local function place_of(fn)
   return place
 end
 
---- Whether the function at that level of the stack is one of the front end's.
+--- Whether the function at the given level of the stack belongs to the front end.
 ---@param level integer  1: the caller
 ---@return boolean
 function M.is_library(level)

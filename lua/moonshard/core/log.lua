@@ -42,7 +42,7 @@ function M.warn(message)
     now.warnings[#now.warnings + 1] = message
     return
   end
-  -- One write, so that lines of several ranks do not interleave.
+  -- A single write, because the lines of several ranks must not interleave.
   io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")
 end
 

@@ -16,7 +16,7 @@ local Kind = { __name = "kind" }
 
 --- Makes a kind of value. text: what messages say after "expected", such as "a tensor".
 ---@param text string  such as "a tensor"
----@param test fun(value): boolean
+---@param test fun(value): boolean  whether a value is of this kind
 function M.kind(text, test) return setmetatable({ text = text, test = test }, Kind) end
 
 local kind = M.kind
@@ -165,7 +165,7 @@ end
 --- Checks the options given to `who`; missing options get their defaults.
 ---@param who string  the function's name in messages
 ---@param given table?  the options; nil: none
----@param spec table<string, any>
+---@param spec table<string, any>  kinds or defaults of the options, by name
 ---@return table
 function M.check(who, given, spec)
   local out = {}

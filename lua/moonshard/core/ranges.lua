@@ -31,7 +31,7 @@ function M.look()
 end
 
 --- Registers fn(wanted), called when recordings begin or stop to need ranges of module calls.
----@param fn fun(wanted: boolean)
+---@param fn fun(wanted: boolean)  wanted: whether a recording needs ranges of module calls
 function M.on_change(fn)
   changed = fn
   if wanted then fn(wanted) end

@@ -30,7 +30,7 @@ end
 --- Sorts a list of entries (with `name` and a dtype) into the order in which a file contains them, so that it can be
 --- written sequentially: large elements first, then by name.
 ---@param list table[]  entries; sorted in place
----@param dtype_of fun(e: table): string
+---@param dtype_of fun(e: table): string  the dtype of an entry
 function M.sort(list, dtype_of)
   local width = {}
   for _, e in ipairs(list) do width[e] = lib.ms_dtype_size(dtypes.number(dtype_of(e), "save")) end
@@ -43,8 +43,8 @@ end
 --- A file that is written one tensor at a time, so that at most one tensor must be whole in memory. Declare all
 --- entries, then call `write` for each and `commit`; on an error call `abort`, which has no effect after commit.
 ---@param path string  of the file
----@param entries {name: string, dtype: string, shape: integer[]}[]
----@param metadata? table<string, string>
+---@param entries {name: string, dtype: string, shape: integer[]}[]  the tensors that will be written
+---@param metadata? table<string, string>  stored in the header
 ---@return Saver
 function M.saver(path, entries, metadata)
   if path:find("%z") then errors.raise("save: the path %s contains a zero byte", ("%q"):format(path)) end
@@ -129,7 +129,7 @@ end
 -- ---- reading -------------------------------------------------------------------------------------
 
 ---@class Reader
----@field metadata table<string, string>
+---@field metadata table<string, string>  the strings stored with the tensors
 ---@field names string[]        in byte order
 local Reader = {}
 Reader.__index = Reader

@@ -21,7 +21,7 @@ local shard_of
 --- Registers fn(t). For a sharded tensor it returns the shard and the position of its first element in the whole; for a
 --- tensor that is sharded along a later dimension also the number of contiguous runs in the whole and the distance
 --- between their beginnings. For all other tensors it returns nil.
----@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?
+---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?  shard, position, number of runs, distance of runs
 local function on_sharded(fn) shard_of = fn end
 
 -- Returns the tensor to write and the position of its first element in the whole tensor.

@@ -285,7 +285,7 @@ local function step_leaves(self, group, c, at)
 end
 
 --- Steps only the leaves in `has`.
----@param has table<Tensor, boolean>
+---@param has table<Tensor, boolean>  the leaves to step, as keys
 function Optimizer:_step_part(has)
   for index, group in ipairs(self.param_groups) do
     local c, at, leaves = compiled(self, index, group), {}, {}
@@ -367,7 +367,7 @@ local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
 --- Refuses state that another kind of optimizer made: it would be lost, or missing state would start at 0.
 ---@param verb string  the function's name in messages
 ---@param whose string  names the parameter in messages
----@param entry table<string, any>
+---@param entry table<string, any>  the state of one parameter, by name
 function Optimizer:_check_entry(verb, whose, entry)
   local names = self._row.states
   local known = {}

@@ -68,7 +68,7 @@ end
 function M.printable(text) return (text:gsub("[^\n\t\32-\126]", "?")) end
 
 --- The set of words in some texts. A word is a maximal sequence of letters.
----@param texts {text: string}[]
+---@param texts {text: string}[]  the texts of a corpus
 function M.words_of(texts)
   local words = {}
   for _, t in ipairs(texts) do
@@ -80,7 +80,7 @@ end
 --- Counts how many words of a sample are among `words`. Ignores the last word if the sample ends inside it, and the
 --- first word if the sample may begin inside it.
 ---@param sample string  a generated text
----@param words table<string, boolean>
+---@param words table<string, boolean>  the known words, as keys
 ---@return integer known
 ---@return integer total
 function M.known_words(sample, words)

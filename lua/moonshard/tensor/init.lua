@@ -158,7 +158,7 @@ M.collected = collected
 local refused_call = function() return false end
 
 --- Registers fn(number, a, b, c), called when the engine has refused a call; fn returns true if it ran the call itself.
----@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean
+---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean  number: the operator; a, b, c: its first arguments
 function M.on_refused_call(fn) refused_call = fn end
 
 -- Runs a call on the inner tensors of instances of tensor classes among its arguments; returns nil if there are none.

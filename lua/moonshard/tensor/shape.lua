@@ -60,13 +60,13 @@ local NARROW, SELECT, SQUEEZE, UNSQUEEZE = op "narrow", op "select", op "squeeze
 
 --- The same elements in another shape, without copying. Errors: the number of elements differs; strides that would need
 --- a copy (see reshape).
----@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is worked out
+---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is then computed
 ---@return Tensor  shares t's storage
 function methods.view(t, ...) return wrap_same(with_ints(VIEW, "view", t, sizes("view", 0, ...)), t) end
 
 --- The same elements in another shape: a view if t's strides allow it, otherwise a copy. Errors: the number of elements
 --- differs.
----@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is worked out
+---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is then computed
 ---@return Tensor
 function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", t, sizes("reshape", 0, ...)), t) end
 

@@ -10,11 +10,11 @@ local M = {}
 ---@field source string    its comment, line by line
 ---@field text string      the prose of the comment
 ---@field arguments string[]     names in the head, in order
----@field params table<string, { type: string, optional: boolean, text: string }>
----@field returns { type: string, text: string }[]
+---@field params table<string, { type: string, optional: boolean, text: string }>  the arguments, by name
+---@field returns { type: string, text: string }[]  the results, in order
 ---@field overload string?  the type in its @overload line
 ---@field overload_text string   the text after it: "name: meaning; name: meaning"
----@field fields { name: string, type: string, text: string }[]
+---@field fields { name: string, type: string, text: string }[]  the fields of a class
 
 local files = {}
 
@@ -63,7 +63,7 @@ end
 --- The meanings that a text gives, such as "low: the least; high: the largest" by name, for the names that are keys of
 --- `names`.
 ---@param text string  the text to split
----@param names table<string, any>
+---@param names table<string, any>  its keys are the names to look for
 ---@return table<string, string> meanings
 ---@return string rest  the text before the first of them
 function M.meanings_of(text, names)

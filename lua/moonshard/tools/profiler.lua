@@ -22,7 +22,7 @@ local M = {}
 
 -- ---- ranges of the script ------------------------------------------------------------------------
 
---- Runs fn(…) as a range with that name; if no recording is active, only calls fn.
+--- Runs fn(…) as a range named `name`; if no recording is active, only calls fn.
 ---@param name string  of the range
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn

@@ -41,7 +41,7 @@ end
 
 --- Makes one bucket per list.
 ---@param lists Parameter[][]  the parameters of each bucket
----@param dtype_of? fun(p: Parameter): string
+---@param dtype_of? fun(p: Parameter): string  the dtype of a bucket (default: that of its parameters)
 ---@return Bucket[]
 function M.build(lists, dtype_of)
   local out = {}

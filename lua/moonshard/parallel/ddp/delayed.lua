@@ -15,7 +15,7 @@ local M = {}
 ---@class Delayed
 ---@field params Parameter[]  the delayed parameters
 ---@field names string[]  their names, in the same order
----@field has table<Parameter, boolean>
+---@field has table<Parameter, boolean>  the delayed parameters, as keys
 ---@field hook Parameter      the arrival of its gradient starts the reduction
 ---@field hook_name string  name of that parameter
 ---@field waiting boolean     a gradient has arrived since the last reduction

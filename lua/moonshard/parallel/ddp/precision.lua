@@ -85,7 +85,7 @@ Low.__index = Low
 --- Prepares the casts of a module's forward. ignored: parameters that keep their dtype.
 ---@param m Module  the wrapped module
 ---@param policy MixedPrecision  the dtypes to use
----@param ignored table<Parameter, boolean>
+---@param ignored table<Parameter, boolean>  parameters that keep their dtype, as keys
 ---@return LowPrecision
 function M.new(m, policy, ignored)
   local modules = {}

@@ -73,7 +73,7 @@ end)
 ---@param who string  the function's name in messages
 ---@param m Module  a model with units
 ---@param given table?  the options
----@param spec table<string, any>
+---@param spec table<string, any>  kinds or defaults of the options, by name
 ---@param x? any  the state dict to load
 ---@return Group[] groups, table options
 function M.begin(who, m, given, spec, x)
@@ -111,7 +111,7 @@ function M.is_first(groups)
 end
 
 --- Sends the first rank's value (a tensor or Lua value) to every rank, from the first rank of each group in turn.
----@param send fun(value: any, src: integer, group: Group): any
+---@param send fun(value: any, src: integer, group: Group): any  broadcasts a value; returns the received one
 function M.from_first(groups, value, send)
   local dist = require "moonshard.dist"
   for _, group in ipairs(groups) do value = send(value, dist.group_ranks(group)[1], group) end
@@ -120,7 +120,7 @@ end
 
 --- Runs fn(…) on every rank. Returns its result, and a table with every rank's second result (`reported`, a Lua value).
 --- If fn fails on some ranks, all ranks raise: these ranks their own error, the others the first error in rank order.
----@param fn fun(...): any, any
+---@param fn fun(...): any, any  returns a result, and a value to report to all ranks
 ---@return any result, table<integer, any> reported
 function M.agree(groups, fn, ...)
   if #groups == 0 then
@@ -144,7 +144,7 @@ function M.agree(groups, fn, ...)
 end
 
 --- Raises on every rank if the ranks' values differ; the error names two ranks with different values.
----@param reported table<integer, string>
+---@param reported table<integer, string>  the values, by world rank
 function M.same(reported, what)
   local ranks = {}
   for rank in pairs(reported) do ranks[#ranks + 1] = rank end

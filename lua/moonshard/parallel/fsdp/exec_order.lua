@@ -21,7 +21,7 @@ local M = {}
 
 ---@class ExecOrder
 ---@field names table<FSDPUnit, string>   names of a unit's parameters for messages
----@field number table<FSDPUnit, integer>
+---@field number table<FSDPUnit, integer>  the number by which ranks name a unit
 ---@field first FSDPUnit[]                the sequence of the first iteration
 ---@field first_iteration boolean  true until the end of the first backward
 ---@field position integer                number of entries in this iteration

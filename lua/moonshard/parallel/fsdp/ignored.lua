@@ -55,7 +55,7 @@ end
 --- of listed modules (except FSDP instances), and those that instances below root ignore.
 ---@param root Module  the module to wrap
 ---@param o table       options of FSDP
----@param is_fsdp fun(m: any): boolean
+---@param is_fsdp fun(m: any): boolean  whether m is an FSDP instance
 ---@return table<Module, boolean> modules, table<Parameter, boolean> params
 function M.resolve(root, o, is_fsdp)
   local listed, params_listed = given_lists(o)

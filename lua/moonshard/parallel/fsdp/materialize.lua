@@ -78,7 +78,7 @@ end
 --- The device on which an instance computes, from its option device_id or from the parameters of its modules.
 ---@param modules Module[]  the modules that the instance manages
 ---@param device_id? integer|string  the option: an index from 0 or a device's name
----@param ignored_params table<Parameter, boolean>
+---@param ignored_params table<Parameter, boolean>  parameters that the instance ignores, as keys
 ---@return string
 function M.device(modules, device_id, ignored_params)
   check_devices(modules, device_id, ignored_params)
