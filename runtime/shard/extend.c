@@ -71,7 +71,8 @@ static ms_status check_extended(const unit *u, const unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
     if (!u->layout->extends)
-        return ms__fail(MS_EINVAL, "fsdp: parameter '%s': all-gather extensions are for fully_shard", name);
+        return ms__fail(MS_EINVAL, "fsdp: parameter '%s' has all-gather extensions, which only fully_shard supports",
+                        name);
     if (p->dim > 0)
         return ms__fail(MS_EUNSUPPORTED,
                         "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions need the first one",

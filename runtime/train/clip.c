@@ -271,7 +271,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     }
     if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
     double coefficient = max_norm / (total + 1e-6);
-    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // NaN also scales, as in PyTorch
+    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // a NaN coefficient scales, too, as in PyTorch
         list.factor = coefficient;
         over_blocks(&list, blocks, scale);
         if (scale_there(&list)) goto out;

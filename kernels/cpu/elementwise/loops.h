@@ -26,7 +26,7 @@ typedef struct ms_loop {
     ms_loop_fn fn;
     const double *p;
     int64_t inner[MS_LOOP_MAX];     // set by ms__loop_run: strides along the last dimension,
-    bool direct[MS_LOOP_MAX], all;  // direct[k]: operand k is passed to fn in place; all: every operand is
+    bool direct[MS_LOOP_MAX], all;  // direct[k]: operand k is passed in place; all: all operands are passed in place
 } ms_loop;
 
 // The computing type of an operator on this dtype.

@@ -376,7 +376,7 @@ ShardedGradScaler._stops_at_inf = true          -- after an infinity, the remain
 
 function ShardedGradScaler:init(given)
   local spec = { process_group = dist._a_group }
-  for name, default in pairs(SPEC) do spec[name] = default end  -- the order does not affect a copy
+  for name, default in pairs(SPEC) do spec[name] = default end  -- the order of pairs does not affect the copy
   self._group = construct(self, given, spec).process_group
 end
 

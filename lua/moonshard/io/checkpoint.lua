@@ -80,7 +80,7 @@ local function entries_of(m, optim)
   local numbers, groups = {}, nil
   if optim then
     local by_name = {}
-    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- the order does not affect the map
+    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- the order of pairs does not affect the map
     local sd = optim_state.optim_state_dict(m, optim, { type = "local" })
     groups = sd.param_groups
     for name, entry in util.sorted_pairs(sd.state) do
@@ -228,7 +228,7 @@ local function replace_inside(folder, made, path, index)
   lib.ms_folder_sync(path)
 end
 
--- Checks the folder that this save replaced. Only now, under its temporary name, can no other save replace it.
+-- Checks the folder that this save replaced. Under its temporary name, no other save can replace it.
 local function settle(folder, made, path)
   local ok, names, bytes = pcall(checkpoint_index.replaceable, made, path)
   local why = not ok and names or not names and bytes

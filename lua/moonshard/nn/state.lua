@@ -245,11 +245,11 @@ end
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
-  for name, key in pairs(names_from_0(self)) do        -- the order does not affect the map
+  for name, key in pairs(names_from_0(self)) do        -- the order of pairs does not affect the map
     out[name] = sd[key]
     taken[key] = true
   end
-  for key, t in pairs(sd) do                           -- the order does not affect the map
+  for key, t in pairs(sd) do                           -- the order of pairs does not affect the map
     if not taken[key] then
       out[type(key) == "string" and key:gsub("%f[^%z.]%d+%f[%z.]", function(n) return ("%d"):format(n + 1) end)
         or key] = t
@@ -274,7 +274,7 @@ end
 local function counts_from_0(self, known, sd)
   local from_0, example = names_from_0(self), nil
   local other = {}
-  for name, key in pairs(from_0) do other[key] = name end                      -- the order does not affect the map
+  for name, key in pairs(from_0) do other[key] = name end                      -- the order of pairs does not affect the map
   for name in pairs(sd) do
     if not known[name] and other[name] and (example == nil or name < example) then example = name end
   end

@@ -24,7 +24,7 @@ local function bind(self, inner, name, fn)
 end
 
 --- Makes instances of cls, which have a child `module`, read missing fields from that child. own(self, name) returns a
---- field of the wrapper; if its second result is true, a nil is final and the wrapped module is not asked.
+--- field of the wrapper; if its second result is true, a nil is final and the wrapped module is not searched.
 ---@param cls table  a class of modules
 ---@param own? fun(self: Module, name: string): any, boolean?  looks up the wrapper's own fields
 function M.read_through(cls, own)

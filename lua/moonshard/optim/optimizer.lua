@@ -181,7 +181,7 @@ local function take_state(c)
   end
 end
 
--- Steps a leaf that has a sparse gradient; only plain gradient descent can.
+-- Steps a leaf that has a sparse gradient. Only plain gradient descent supports sparse gradients.
 local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end

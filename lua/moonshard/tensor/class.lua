@@ -233,7 +233,7 @@ function M.parameter_class(cls, Parameter)
   local made = parameter_classes[cls]
   if not made then
     made = tensor.subclass(cls.__name, cls)
-    for ancestor in pairs(Parameter.__isa) do made.__isa[ancestor] = true end   -- the order does not affect the set
+    for ancestor in pairs(Parameter.__isa) do made.__isa[ancestor] = true end   -- the order of pairs does not affect the set
     rawset(made, "__param", true)
     rawset(made, "__plain_class", cls)
     install(made, made.methods)

@@ -27,7 +27,7 @@ local function gather(value, list, seen)
     end
   elseif mt == nil and not seen[value] then
     seen[value] = true
-    -- any order: all of them are kept
+    -- The order does not matter: all tensors are kept.
     for _, v in next, value do gather(v, list, seen) end
   end
 end

@@ -120,7 +120,7 @@ function M.settle() ffi.C.moonshard_wait(nil, 0, 30) end
 local function print_results(ok, ...)
   if not ok then
     local failure = ...
-    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- report itself failed
+    if type(failure) ~= "table" then failure = { text = text_of(failure), trace = {} } end      -- the function `report` failed
     local text = failure.text
     if text:find "interrupted$" then
       text = "interrupted"

@@ -117,7 +117,7 @@ end
 
 -- Hooks that are in other files.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
-  -- the order does not affect a copy
+  -- The order of pairs() does not affect the copy.
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end
 end
 

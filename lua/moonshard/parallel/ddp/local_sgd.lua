@@ -189,7 +189,7 @@ function M.HierarchicalModelAverager(given)
   local o = opts(who, given, { period_group_size = opts.table, warmup_steps = 0 })
   check_warmup(who, o)
   local world, levels = dist.world_size(), {}
-  -- any order: the list is sorted below
+  -- The order of pairs() does not matter: the list is sorted below.
   for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end
   if #levels == 0 then
     raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who)
@@ -289,7 +289,7 @@ end
 
 function Optimizer:load_state_dict(sd)
   local inner = {}
-  for key, value in pairs(sd) do inner[key] = value end         -- the order does not affect a copy
+  for key, value in pairs(sd) do inner[key] = value end         -- the order of pairs does not affect the copy
   inner.step = nil
   self.optim:load_state_dict(inner)
   if sd.step == nil then

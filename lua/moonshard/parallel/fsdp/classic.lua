@@ -236,7 +236,7 @@ function FSDP:init(m, given)
   refuse_fully_sharded(m, ignored_modules)
   if o.auto_wrap_policy ~= nil then
     local options = {}
-    for key, value in pairs(given) do options[key] = value end      -- the order does not affect a copy
+    for key, value in pairs(given) do options[key] = value end      -- the order of pairs does not affect the copy
     options.auto_wrap_policy, options.ignored_modules, options.ignored_states = nil, nil, nil
     options.process_group, options.device_mesh = o.device_mesh == nil and placed.given or nil, o.device_mesh
     options.ignored = { ignored_modules, ignored_params }

@@ -281,7 +281,7 @@ function M.class_for(cls)
   local base_call = cls.__call
   fsdp_class = class.new("FSDP" .. rawget(cls, "__name"), cls)
   fsdp_class.__isa[FSDPModule] = true
-  for name, method in pairs(FSDPModule) do    -- the order does not affect a copy
+  for name, method in pairs(FSDPModule) do    -- the order of pairs does not affect the copy
     if type(method) == "function" and name:sub(1, 2) ~= "__" then rawset(fsdp_class, name, method) end
   end
   rawset(fsdp_class, "__call", function(self, ...)

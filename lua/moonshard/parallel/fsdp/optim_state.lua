@@ -86,7 +86,7 @@ local function describe(names, by_name, entries, kind, group)
     local p, entry = by_name[name], entries[name]
     if entry then
       local fields = {}
-      for key, v in pairs(entry) do                     -- the order does not affect the map
+      for key, v in pairs(entry) do                     -- the order of pairs does not affect the map
         if is_cut(p, v) then fields[key] = { dtype = v.dtype }
         elseif not tensor.is_tensor(v) then fields[key] = { value = v }
         else fields[key] = { value = v.ndim == 0 and v:item() or nil } end
@@ -168,7 +168,7 @@ end
 local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
-      -- any order: ranks have the same groups
+      -- The order of pairs() does not matter: ranks have the same groups.
       for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end
       local list = listed[group[name]]
       if list then list[#list + 1] = name end
@@ -211,7 +211,7 @@ function M.optim_state_dict(m, optim, given)
         local entry = plain.state[position]
         if entry then
           local own = {}
-          -- the order does not affect a copy
+          -- The order of pairs() does not affect the copy.
           for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end
           entries[member.name] = own
         end
@@ -245,7 +245,7 @@ function M.optim_state_dict(m, optim, given)
   end)
   for g in ipairs(listed) do
     local copy = {}
-    for key, value in pairs(plain.param_groups[g]) do copy[key] = value end   -- the order does not affect a copy
+    for key, value in pairs(plain.param_groups[g]) do copy[key] = value end   -- the order of pairs does not affect the copy
     copy.params = listed[g]
     out.param_groups[g] = copy
   end
@@ -313,7 +313,7 @@ end
 -- Describes rank 0's state to the other ranks: shapes and dtypes of tensors; all other values.
 local function state_to_send(sd)
   local reported = { param_groups = sd.param_groups, state = {} }
-  for name, entry in pairs(sd.state) do           -- the order does not affect the map
+  for name, entry in pairs(sd.state) do           -- the order of pairs does not affect the map
     local fields = {}
     for key, v in pairs(entry) do
       if not tensor.is_tensor(v) then fields[key] = { value = v }
@@ -411,7 +411,7 @@ local function positional(optim, name_of, saved_groups, parts)
     plain.state[position] = assemble(p, members, parts)
   end)
   for g, group in ipairs(plain.param_groups) do
-    for key, value in pairs(from[g] or {}) do                  -- the order does not affect a copy
+    for key, value in pairs(from[g] or {}) do                  -- the order of pairs does not affect the copy
       if key ~= "params" then group[key] = value end
     end
   end
@@ -439,7 +439,7 @@ local function load(groups, m, optim, sd, broadcasts)
     return nil, table.concat(gathered, ", ")
   end)
   if broadcasts then
-    -- any order: only one rank's entry is set
+    -- The order of pairs() does not matter: only one rank's entry is set.
     for _, what in pairs(all) do reported = what end
   else
     agree.same(all, WHO .. ": ranks differ in which states are tensors that are sharded differently from their parameters")

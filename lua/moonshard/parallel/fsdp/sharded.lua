@@ -243,7 +243,7 @@ end
 
 for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16",
   long = "int64" } do
-  -- any order: the methods are independent
+  -- The order of the methods does not matter: they are independent.
   methods[name] = function(t) return methods.to(t, dtype) end
 end
 
@@ -291,7 +291,7 @@ local function class_for(cls)
     sharded = tensor.subclass(rawget(cls, "__name"), cls)
     sharded.__isa[Sharded] = true
     local own_methods = rawget(sharded, "methods")
-    for name, method in pairs(methods) do own_methods[name] = method end   -- the order does not affect a copy
+    for name, method in pairs(methods) do own_methods[name] = method end   -- the order of pairs does not affect the copy
     tensor.install(sharded, own_methods, own_getters, own_setters)
     rawset(sharded, "__tostring", described)
     parameter_classes[cls] = sharded

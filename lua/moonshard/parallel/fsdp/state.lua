@@ -149,7 +149,7 @@ end
 -- parameter, value }, and a state dict that has the current values of those parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
-  for name, t in pairs(sd) do rest[name] = t end         -- the order does not affect a copy
+  for name, t in pairs(sd) do rest[name] = t end         -- the order of pairs does not affect the copy
   for name, p, unit in flat.parameters_below(m) do
     local t = sd[name]
     if tensor.is_tensor(t) and tostring(t.shape) == tostring(p.shape) then

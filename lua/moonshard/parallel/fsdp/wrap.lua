@@ -59,7 +59,7 @@ end
 
 local function copy_of(options, override)
   local out = {}
-  for key, value in pairs(options) do out[key] = value end      -- the order does not affect a copy
+  for key, value in pairs(options) do out[key] = value end      -- the order of pairs does not affect the copy
   for key, value in pairs(override or {}) do out[key] = value end
   return out
 end
