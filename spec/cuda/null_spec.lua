@@ -164,11 +164,11 @@ describe("the null device", function()
   end
 
   it_built("predicts the step of GPT-2 within its limits, by kernels of the table", function()
+    local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90a' 2>/dev/null"):format(process.root, build))
+    if status ~= 0 then return pending "not measured: the kernels' table cannot be made" end
     local _, out, err = script(([[
       local kernels, predict = require "kernel_table", require "predict"
-      local rows, why = kernels.rows("%s/", "%s")
-      if not rows then return print("pending " .. why) end
-      local by_symbol, launches = null.watch(rows, null.gpt2())
+      local by_symbol, launches = null.watch(kernels.rows("%s/", "%s"), null.gpt2())
       local total, by_op, by_kernel = predict.predict(launches, by_symbol)
       local strange = {}
       for _, r in ipairs(by_kernel) do
@@ -178,7 +178,6 @@ describe("the null device", function()
       local few, alone = predict.narrow(launches, by_symbol)
       print("predicted", total.seconds * 1e3, total.least * 1e3, few, alone, #by_op, table.concat(strange, " "))]])
       :format(process.root, build))
-    if out:find "^pending" then return pending(out) end
     local ms, least, few, alone, operators, strange = out:match
       "^predicted%s+([%d.]+)%s+([%d.]+)%s+(%d+)%s+(%d+)%s+(%d+)%s*(.-)\n$"
     assert.is_truthy(ms, out .. err)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Reads the counts of the null device (spec/support/cuda/null.c), in a process that runs with MOONSHARD_CUDA=null.
+--- Reads the counts of the null device (spec/support/cuda/null), in a process that runs with MOONSHARD_CUDA=null.
 local ffi = require "ffi"
 
 ffi.cdef [[

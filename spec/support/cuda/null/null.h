@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// null.h -- a GPU that only counts. The plugin's own objects, compiled by nvcc, are linked with this folder instead of
+// the CUDA runtime into libmoonshard_cuda_null.so (MOONSHARD_CUDA=null): launches, products by cuBLASLt, copies,
+// allocations and waits are counted, and nothing runs.
+//
+// Device memory is reserved address space that cannot be touched. What the host reads back is zeros. So control flow
+// that depends on results follows zeros: a norm is 0, and clipping scales nothing.
+//
+// Bytes of a launch, for predictions: the plugin's table is wrapped (table.c), so that every tensor that an operator
+// gets is known; so are operands of products (product.c) and filled or copied memory (calls.c). A launch touches those
+// whose addresses occur in its arguments, or in a small table that was copied to an address among its arguments
+// (places.c). It needs the arguments' sizes, which a caller reads off the PTX (ms_null_parameters). Each occurrence
+// counts once, read or written.
+#ifndef MS_NULL_H
+#define MS_NULL_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/cuda.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+// What is counted, read through LuaJIT's FFI (scripts/bench/support/null_device.lua).
+typedef struct {
+    double launches, products, flops, to_device, to_host, on_device, copies, fills, allocations, frees, waits, events;
+} ms_null_totals;
+// A launch or a product. bytes: of halves, of float32 and unknown data, of other data. A product has the kernel
+// "product" and no grid.
+typedef struct {
+    const char *op, *kernel;
+    double bytes[3], flops;
+    int32_t blocks, threads, shared;  // shared: dynamic shared memory of a block
+} ms_null_launch;
+
+extern ms_null_totals ms__null_totals;
+extern const char *ms__null_op;                       // the operator that runs
+extern bool ms__null_watching;                        // whether bytes of launches are noted
+ms_null_launch *ms__null_launch(const char *kernel);  // adds one to the list
+bool ms__null_on_device(const void *p);
+
+// places.c. size: of an element; 0: unknown.
+void ms__null_note(const void *p, size_t bytes, int size);
+void ms__null_note_tensor(const ms_tensor *t);
+void ms__null_note_room(const void *p, size_t bytes);
+// Pointers of a table that is copied to the device, for example an optimizer's list of leaves.
+void ms__null_note_table(const void *there, const void *here, size_t bytes);
+// Adds what lies at the addresses among `bytes` of a launch's arguments.
+void ms__null_touch(ms_null_launch *l, const void *arguments, size_t bytes);
+
+#endif

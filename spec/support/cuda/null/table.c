@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+// null/table.c -- the plugin's table, wrapped: it says which operator runs, and where its tensors lie.
+#include "null.h"
+
+extern const ms_cuda_table ms_cuda_table_v1;
+static const ms_cuda_engine *engine;
+static ms_cuda_engine watched;
+
+enum { OPERATORS = 1024 };  // a power of two
+static struct {
+    const char *name;
+    ms_status (*run)(ms_call *c);
+} operators[OPERATORS];
+
+static int slot_of(const char *name)
+{
+    uint32_t h = 2166136261u;
+    for (const char *s = name; *s; s++) h = (h ^ (uint8_t)*s) * 16777619u;
+    int at = (int)(h % OPERATORS);
+    while (operators[at].name && strcmp(operators[at].name, name) != 0) at = (at + 1) % OPERATORS;
+    return at;
+}
+
+static ms_status run(ms_call *c)
+{
+    const char *before = ms__null_op;
+    ms__null_op = c->op->name;
+    for (int k = 0; ms__null_watching && k < c->n_in; k++) ms__null_note_tensor(c->in[k]);
+    for (int k = 0; ms__null_watching && k < c->n_out; k++) ms__null_note_tensor(c->out[k]);
+    ms_status st = operators[slot_of(c->op->name)].run(c);
+    ms__null_op = before;
+    return st;
+}
+static ms_status copy_tensor(ms_tensor *dst, const ms_tensor *src)
+{
+    const char *before = ms__null_op;
+    ms__null_op = *ms__null_op ? ms__null_op : "copy";
+    ms__null_note_tensor(dst);
+    ms__null_note_tensor(src);
+    ms_status st = ms_cuda_table_v1.copy_tensor(dst, src);
+    ms__null_op = before;
+    return st;
+}
+static ms_status fill_tensor(ms_tensor *t, double v)
+{
+    const char *before = ms__null_op;
+    ms__null_op = *ms__null_op ? ms__null_op : "fill";
+    ms__null_note_tensor(t);
+    ms_status st = ms_cuda_table_v1.fill_tensor(t, v);
+    ms__null_op = before;
+    return st;
+}
+static ms_status optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
+{
+    ms__null_op = "optimizer";
+    for (int k = 0; k < n && ms__null_watching; k++) {
+        const ms_optim_job *j = &jobs[k];
+        int size = (int)ms__dtype_size(j->dtype), wide = size == 2 ? 4 : size;  // states of halves are float32
+        ms__null_note(j->p, (size_t)j->numel * (size_t)size, size);
+        ms__null_note(j->g, (size_t)j->numel * (size_t)size, size);
+        for (int s = 0; s < MS_OPTIM_STATES; s++) ms__null_note(j->state[s], (size_t)j->numel * (size_t)wide, wide);
+    }
+    ms_status st = ms_cuda_table_v1.optim(index, n, jobs, blocks, block);
+    ms__null_op = "";
+    return st;
+}
+static ms_status norm(int index, int dtype, const void *g, int64_t n, double p, double *out)
+{
+    ms__null_op = "clip_grad_norm_";
+    ms_status st = ms_cuda_table_v1.norm(index, dtype, g, n, p, out);
+    ms__null_op = "";
+    return st;
+}
+static ms_status scale(int index, int dtype, void *g, int64_t n, double f)
+{
+    ms__null_op = "clip_grad_norm_";
+    ms_status st = ms_cuda_table_v1.scale(index, dtype, g, n, f);
+    ms__null_op = "";
+    return st;
+}
+
+static ms_status tensor_new(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape, const char *what)
+{
+    ms_status st = engine->tensor_new(out, dtype, device, ndim, shape, what);
+    if (st == MS_OK) ms__null_note_tensor(*out);
+    return st;
+}
+static ms_status tensor_like(ms_tensor **out, const ms_tensor *t, const char *what)
+{
+    ms_status st = engine->tensor_like(out, t, what);
+    if (st == MS_OK) ms__null_note_tensor(*out);
+    return st;
+}
+static ms_status contiguous(ms_tensor **out, ms_tensor *t)
+{
+    ms_status st = engine->contiguous(out, t);
+    if (st == MS_OK) ms__null_note_tensor(*out);
+    return st;
+}
+static ms_status alloc(ms_block **out, int device, size_t bytes, const char *what)
+{
+    ms_status st = engine->alloc(out, device, bytes, what);
+    if (st == MS_OK && ms__null_watching && bytes) ms__null_note_room((*out)->data, bytes);
+    return st;
+}
+static int start(const ms_cuda_engine *given, char *text, size_t n)
+{
+    engine = given;
+    watched = *given;
+    watched.tensor_new = tensor_new;
+    watched.tensor_like = tensor_like;
+    watched.contiguous = contiguous;
+    watched.alloc = alloc;
+    return ms_cuda_table_v1.start(&watched, text, n);
+}
+
+EXPORT const ms_cuda_table *ms_cuda_null_table(void)
+{
+    static ms_cuda_table table;
+    static ms_cuda_kernel rows[OPERATORS];
+    static const ms_cuda_kernel *families[] = { rows, NULL };
+    table = ms_cuda_table_v1;
+    table.start = start;
+    table.copy_tensor = copy_tensor;
+    table.fill_tensor = fill_tensor;
+    table.optim = optim;
+    table.norm = norm;
+    table.scale = scale;
+    int n = 0;
+    for (const ms_cuda_kernel *const *f = ms_cuda_table_v1.families; *f; f++)
+        for (const ms_cuda_kernel *k = *f; k->op && n < OPERATORS / 2; k++) {
+            int at = slot_of(k->op);
+            operators[at].name = k->op;
+            operators[at].run = k->run;
+            rows[n++] = (ms_cuda_kernel) { k->op, run };
+        }
+    table.families = families;
+    return &table;
+}
