@@ -6,8 +6,11 @@
 // kernel. The emulator uses a stand-in for cuBLASLt, only with MOONSHARD_CUBLAS=on. float32 is computed in float32 (no
 // TF32); half types accumulate in float32 and round once.
 #include <dlfcn.h>
+#include <glob.h>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <string>
 
 #include "cuda/product.h"
 #if defined(MS_EMULATED)
@@ -113,6 +116,52 @@ static struct {
 } per_device[MS_CUDA_DEVICES];
 enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 
+static std::mutex lt_lock;  // for `lt`, `per_device` and `cache`
+
+// Where cuBLASLt may be besides the loader's path: %d is its major version. A variable that is not set skips the line.
+static const struct {
+    const char *variable, *folders;
+} places[] = {
+    { "CUDA_HOME", "/{lib64,lib,targets/*/lib}" },
+    { "CUDA_PATH", "/{lib64,lib,targets/*/lib}" },
+    { "VIRTUAL_ENV", "/lib*/python3*/site-packages/nvidia/*/lib" },
+    { "CONDA_PREFIX", "/{lib,targets/*/lib,lib/python3*/site-packages/nvidia/*/lib}" },
+    { NULL, "/usr/local/{cuda,cuda-%d*}/{lib64,lib,targets/*/lib}" },
+    { "HOME", "/.local/lib/python3*/site-packages/nvidia/*/lib" },
+    { NULL, "/usr/{lib,local/lib}/python3*/{dist,site}-packages/nvidia/*/lib" },
+};
+
+// Opens cuBLASLt by its name, else in the toolkit's folders and in those of Python's packages. On failure prints the
+// list of places.
+static void *lt_open(void)
+{
+    char name[64], list[2048] = "", folders[512], pattern[1024];
+    snprintf(name, sizeof name, MS_CUBLAS ".%d", CUBLAS_VER_MAJOR);
+    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (lib) return lib;
+    std::string why = dlerror();
+    for (const auto &place : places) {
+        const char *root = place.variable ? getenv(place.variable) : "";
+        if (!root || (place.variable && !*root)) continue;
+        snprintf(folders, sizeof folders, place.folders, CUBLAS_VER_MAJOR);
+        snprintf(pattern, sizeof pattern, "%s%s/%s", root, folders, name);
+        snprintf(list + strlen(list), sizeof list - strlen(list), "\n  %s%s", root, folders);
+        glob_t found;
+        if (glob(pattern, GLOB_BRACE, NULL, &found) == 0) {
+            for (size_t k = 0; k < found.gl_pathc && !lib; k++)
+                if (!(lib = dlopen(found.gl_pathv[k], RTLD_NOW | RTLD_LOCAL))) why = dlerror();
+            globfree(&found);
+        }
+        if (lib) return lib;
+    }
+    fprintf(
+        stderr,
+        "moonshard: %s is not found: products on cuda run our own kernel, many times slower. Searched: the loader's "
+        "path (LD_LIBRARY_PATH),%s\nThe last error: %s\n",
+        name, list, why.c_str());
+    return NULL;
+}
+
 static bool lt_load(void)
 {
     if (lt.tried) return lt.there;
@@ -122,17 +171,28 @@ static bool lt_load(void)
     if (!on) return false;
 #endif
     if (on && strcmp(on, "off") == 0) return false;
-    char name[64];
-    snprintf(name, sizeof name, MS_CUBLAS ".%d", CUBLAS_VER_MAJOR);
-    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!lib) {
-        fprintf(stderr, "moonshard: %s cannot be loaded, products on cuda run our own kernel: %s\n", name, dlerror());
-        return false;
+    void *lib = lt_open();
+    if (!lib) return false;
+#define FIND(name)                                                                                   \
+    if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) {                      \
+        fprintf(stderr, "moonshard: %s has no %s: products on cuda run our own kernel\n", MS_CUBLAS, \
+                "cublasLt" #name);                                                                   \
+        return false;                                                                                \
     }
-#define FIND(name) \
-    if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) return false;
     FUNCTIONS(FIND)
     return lt.there = true;
+}
+
+// Says once that cuBLASLt refuses a product.
+static void refused(int index, const product *p, const char *call, cublasStatus_t s)
+{
+    static bool said;
+    if (said) return;
+    said = true;
+    fprintf(stderr,
+            "moonshard: %s: cuda:%d: %s refuses the product with status %d (m %lld, n %lld, k %lld): our own kernel "
+            "runs it. Later refusals are not reported\n",
+            p->what, index, call, (int)s, (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
 static cudaDataType_t type_of(int dtype)
@@ -168,18 +228,22 @@ static int lies(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t *ld)
 }
 static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_t)p & 15 & -((uintptr_t)p & 15) : 16); }
 
-#define LT_TRY(expr)                                                                                                   \
-    do {                                                                                                               \
-        cublasStatus_t s__ = (expr);                                                                                   \
-        if (s__ != CUBLAS_STATUS_SUCCESS) {                                                                            \
-            st = ms__fail(MS_ESTATE, "%s: cuda:%d: %s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what, \
-                          index, #expr, (int)s__, (long long)p->m, (long long)p->n, (long long)p->k);                  \
-            goto out;                                                                                                  \
-        }                                                                                                              \
+static ms_status lt_failed(int index, const product *p, const char *call, cublasStatus_t s)
+{
+    return ms__fail(MS_ESTATE, "%s: cuda:%d: %s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what, index,
+                    call, (int)s, (long long)p->m, (long long)p->n, (long long)p->k);
+}
+#define LT_TRY(expr)                              \
+    do {                                          \
+        cublasStatus_t s__ = (expr);              \
+        if (s__ != CUBLAS_STATUS_SUCCESS) {       \
+            st = lt_failed(index, p, #expr, s__); \
+            goto out;                             \
+        }                                         \
     } while (0)
 
 // Computes a product with at most one batch dimension. *done: whether it was started; false if cuBLASLt does not
-// support the layout or finds no algorithm.
+// support the layout, finds no algorithm or refuses the product.
 static ms_status lt_product(int index, const product *p, bool *done)
 {
     bool many = p->nb > 0;
@@ -194,7 +258,10 @@ static ms_status lt_product(int index, const product *p, bool *done)
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
     key.x_turned = x, key.y_turned = y, key.bias = p->bias != NULL, key.index = index;
-    key.align = alignment(p->a) << 16 | alignment(p->b) << 8 | alignment(p->c);
+    // The epilogue reads the bias as it stores the result, so D's alignment covers both.
+    int to = alignment(p->c), with = p->bias ? alignment(p->bias) : 16;
+    if (with < to) to = with;
+    key.align = alignment(p->a) << 16 | alignment(p->b) << 8 | to;
     key.m = p->m, key.n = p->n, key.k = p->k, key.batch = batch, key.x_bs = b_bs, key.y_bs = a_bs, key.c_bs = c_bs;
 
     ms_status st = MS_OK;
@@ -238,7 +305,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
     if (!cache[slot].used || memcmp(&cache[slot].key, &key, sizeof key) != 0) {
         cublasLtMatmulHeuristicResult_t best;
         uint64_t room = WORKSPACE;
-        uint32_t align[] = { (uint32_t)alignment(p->b), (uint32_t)alignment(p->a), (uint32_t)alignment(p->c) };
+        uint32_t align[] = { (uint32_t)alignment(p->b), (uint32_t)alignment(p->a), (uint32_t)to };
         int found = 0;
         LT_TRY(lt.MatmulPreferenceCreate(&pref));
         LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
@@ -255,13 +322,19 @@ static ms_status lt_product(int index, const product *p, bool *done)
         cache[slot].used = true;
         cache[slot].key = key;
         cache[slot].none = s != CUBLAS_STATUS_SUCCESS || found == 0;
+        if (cache[slot].none) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", s);
         if (!cache[slot].none) cache[slot].algo = best.algo;
     }
     if (!cache[slot].none) {
-        LT_TRY(lt.Matmul(per_device[index].handle, desc, wide ? (void *)&alpha64 : &alpha32, p->b, lx, p->a, ly,
-                         wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc, &cache[slot].algo,
-                         per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE)));
-        *done = true;
+        cublasStatus_t s =
+            lt.Matmul(per_device[index].handle, desc, wide ? (void *)&alpha64 : &alpha32, p->b, lx, p->a, ly,
+                      wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc, &cache[slot].algo,
+                      per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE));
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_ARCH_MISMATCH) {
+            refused(index, p, "cublasLtMatmul", s);
+            cache[slot].none = true;
+        } else if (s != CUBLAS_STATUS_SUCCESS) st = lt_failed(index, p, "cublasLtMatmul", s);
+        else *done = true;
     }
 out:
     if (pref) lt.MatmulPreferenceDestroy(pref);
@@ -292,6 +365,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
     int64_t outer = 1;
     for (int d = 0; d < nb - 1; d++) outer *= q.batch[d];
     if (outer > 64) return MS_OK;  // one launch of our own kernel is faster than many small ones
+    std::lock_guard<std::mutex> hold(lt_lock);
     for (int64_t k = 0; k < outer; k++) {
         int64_t rest = k, a = 0, b = 0, c = 0;
         for (int d = nb - 2; d >= 0; d--) {

@@ -23,8 +23,8 @@ local function script(source, env)
   process.write(folder .. "/script.lua", ([[
     local ms, ffi = require "moonshard", require "ffi"
     ffi.cdef "struct counts { double heuristics, products, refused; } *ms_standin_counts(); void ms_standin_plant(int, int);"
-    local found, standin = pcall(ffi.load, "%s")
-    %s]]):format(library, source))
+    %s
+    %s]]):format(source:find "standin%." and ('local standin = ffi.load "%s"'):format(library) or "", source))
   local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUBLAS = "on", LD_LIBRARY_PATH = build .. "/standin" }
   for name, value in pairs(env or {}) do given[name] = value end
   local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
@@ -190,9 +190,9 @@ describe("products on the emulated GPU through cuBLASLt", function()
           local flat = ms.randn(1 + k * n + n + 1, { dtype = dtype })
           local there = flat:to "cuda"
           for shift = 0, 1 do
-            local w = flat:narrow(1, 1 + shift, k * n):view(n, k)
-            local gw = there:narrow(1, 1 + shift, k * n):view(n, k)
-            compare("linear", dtype, ms.nn.F.linear(ga, gw), ms.nn.F.linear(a, w))
+            local w, bias = flat:narrow(1, 1 + shift, k * n):view(n, k), flat:narrow(1, 1 + shift + k * n, n)
+            local gw, gbias = there:narrow(1, 1 + shift, k * n):view(n, k), there:narrow(1, 1 + shift + k * n, n)
+            compare("linear", dtype, ms.nn.F.linear(ga, gw, gbias), ms.nn.F.linear(a, w, bias))
           end
         end
       end
@@ -201,5 +201,69 @@ describe("products on the emulated GPU through cuBLASLt", function()
     ]]
     assert.are.equal("", err)
     assert.are.equal("128\t128\t0\n", out)
+  end)
+
+  local once = [[
+    local w, x = ms.randn(8, 16, { device = "cuda" }), ms.randn(4, 16, { device = "cuda" })
+    local function product() return (x:matmul(w:t()):cpu() - x:cpu():matmul(w:cpu():t())):abs():max():item() < 1e-4 end
+  ]]
+  for _, case in ipairs {
+    { "the heuristic", "standin.ms_standin_plant(15, 0)", "cublasLtMatmulAlgoGetHeuristic", 15 },
+    { "the product as not supported", "standin.ms_standin_plant(0, 15)", "cublasLtMatmul", 15 },
+    { "the product as of another architecture", "standin.ms_standin_plant(0, 8)", "cublasLtMatmul", 8 },
+  } do
+    it_built("run our own kernel when cuBLASLt refuses " .. case[1] .. ", said once", function()
+      local out, err = script(once .. case[2] .. [[
+        print(product(), product())
+        print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())
+        print(standin.ms_standin_counts().refused)]])
+      assert.are.equal("true\ttrue\n30\n2\n", out)
+      assert.are.equal(("moonshard: matmul: cuda:0: %s refuses the product with status %d (m 4, n 8, k 16): our own "
+        .. "kernel runs it. Later refusals are not reported\n"):format(case[3], case[4]), err)
+    end)
+  end
+
+  it_built("fail with the status when cuBLASLt fails otherwise", function()
+    local out = script(once .. [[standin.ms_standin_plant(0, 13) print(pcall(product))]])
+    assert.is_truthy(out:find("matmul: cuda:0: cublasLtMatmul failed with cuBLAS status 13 (m 4, n 8, k 16)", 1, true),
+      out)
+  end)
+
+  for _, case in ipairs {
+    { "the toolkit named by CUDA_HOME", "CUDA_HOME", "/lib64" },
+    { "the toolkit named by CUDA_PATH", "CUDA_PATH", "/targets/x86_64-linux/lib" },
+    { "the packages of a Python environment", "VIRTUAL_ENV", "/lib/python3.11/site-packages/nvidia/cublas/lib" },
+    { "the packages of a Python environment, as from CUDA 13", "VIRTUAL_ENV",
+      "/lib/python3.13/site-packages/nvidia/cu13/lib" },
+    { "a Conda environment", "CONDA_PREFIX", "/lib" },
+    { "the user's packages of Python", "HOME", "/.local/lib/python3.12/site-packages/nvidia/cublas/lib" },
+  } do
+    it_built("find cuBLASLt in " .. case[1], function()
+      local folder = process.temp_folder()
+      assert.are.equal(0, os.execute(("mkdir -p '%s%s' && cp '%s' '%s%s'"):format(folder, case[3], library, folder,
+        case[3])))
+      local out, err = script([[
+        print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())
+        for line in io.lines "/proc/self/maps" do
+          if line:find("r%-xp.*libcublasLt_standin") and line:find(os.getenv "FOLDER", 1, true) then print "there" end
+        end]], { [case[2]] = folder, FOLDER = folder, LD_LIBRARY_PATH = "" })
+      process.remove_folder(folder)
+      assert.are.equal("", err)
+      assert.are.equal("30\nthere\n", out)
+    end)
+  end
+
+  it_built("run our own kernel and list the places searched when cuBLASLt is not there", function()
+    local out, err = script([[
+      print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())]],
+      { LD_LIBRARY_PATH = "", CUDA_HOME = "/nowhere", VIRTUAL_ENV = false, CONDA_PREFIX = false, HOME = "/nobody" })
+    assert.are.equal("30\n", out)
+    assert.is_truthy(err:find("^moonshard: libcublasLt_standin%.so%.13 is not found: products on cuda run our own "
+      .. "kernel, many times slower%. Searched: the loader's path %(LD_LIBRARY_PATH%),\n"), err)
+    for _, place in ipairs { "/nowhere/{lib64,lib,targets/*/lib}", "/usr/local/{cuda,cuda-13*}/{lib64,lib,targets/*/lib}",
+      "/nobody/.local/lib/python3*/site-packages/nvidia/*/lib" } do
+      assert.is_truthy(err:find("\n  " .. place .. "\n", 1, true), err)
+    end
+    assert.is_nil(err:find("site-packages/nvidia/*/lib\n  /lib", 1, true))
   end)
 end)
