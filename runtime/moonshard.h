@@ -160,7 +160,6 @@ MS_API int ms_same_storage(ms_id a, ms_id b);             // 1 if both are views
 MS_API int ms_storage_is_shared(ms_id t);                 // 1 if anything besides t holds its storage
 MS_API ms_id ms_param_new(ms_id t, int requires_grad);    // a new unscoped leaf that shares t's storage
 MS_API ms_status ms_set_name(ms_id t, const char *name);  // a name shown in errors ("blocks.0.weight")
-MS_API ms_status ms_bump_version(ms_id t);                // records a change in place that was not made by an operator
 
 // ---- scopes -----------------------------------------------------------------------------------
 
@@ -578,10 +577,9 @@ MS_API void ms_launcher(ms_launch *out);  // reads the environment
 // ms_dist_init, and without a launcher, the world contains only this process and collectives are copies.
 // backend: "auto", "mpi", "self"; NULL: "auto". timeout: in seconds; 0: unchanged.
 MS_API ms_status ms_dist_init(const char *backend, double timeout);
-MS_API int ms_dist_is_initialized(void);    // 1 once this process has joined the job
-MS_API void ms_dist_finalize(void);         // is also called when the process ends with code 0
-MS_API const char *ms_dist_backend(void);   // "self" or "mpi"
-MS_API const char *ms_dist_launcher(void);  // the launcher's name, as ms_launcher gives it
+MS_API int ms_dist_is_initialized(void);   // 1 once this process has joined the job
+MS_API void ms_dist_finalize(void);        // is also called when the process ends with code 0
+MS_API const char *ms_dist_backend(void);  // "self" or "mpi"
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed
@@ -589,8 +587,6 @@ MS_API int ms_dist_rank(double group);              // -1: not a member, -2: no 
 MS_API int ms_dist_size(double group);              // number of ranks in the group
 MS_API int ms_dist_member(double group, int k);     // world rank of member k
 MS_API int ms_dist_local_rank(void);                // this rank's number among the ranks of this node
-MS_API int ms_dist_local_size(void);                // number of ranks on this node
-MS_API int ms_dist_nodes(void);                     // number of nodes
 
 enum {
     MS_DIST_BARRIER,
@@ -775,7 +771,6 @@ typedef struct ms_tokens ms_tokens;
 MS_API ms_tokens *ms_tokens_new(void);
 MS_API void ms_tokens_free(ms_tokens *t);
 MS_API ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double offset, double count);
-MS_API double ms_tokens_count(const ms_tokens *t);
 MS_API ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out);  // reads 1-byte tokens
 // Reproducible random numbers from three whole numbers a, b, c (a seed, an epoch …).
 MS_API double ms_shuffle(double a, double b, double c, double j, double n);  // element j of a shuffle of [0, n)

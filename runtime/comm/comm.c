@@ -137,15 +137,7 @@ void ms_dist_finalize(void)
     ms__comm_stop();
 }
 const char *ms_dist_backend(void) { return ms__world.transport->name; }
-const char *ms_dist_launcher(void)
-{
-    ms_launch launch;
-    ms_launcher(&launch);
-    return launch.name;
-}
 int ms_dist_local_rank(void) { return ms__world.local_rank; }
-int ms_dist_local_size(void) { return ms__world.local_size; }
-int ms_dist_nodes(void) { return ms__world.nodes; }
 
 int ms_dist_rank(double group)
 {

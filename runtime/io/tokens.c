@@ -40,8 +40,6 @@ void ms_tokens_free(ms_tokens *t)
     free(t);
 }
 
-double ms_tokens_count(const ms_tokens *t) { return (double)t->count; }
-
 ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double offset, double count)
 {
     if (token_bytes != 1 && token_bytes != 2 && token_bytes != 4)

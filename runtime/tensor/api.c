@@ -231,11 +231,3 @@ ms_status ms_set_name(ms_id id, const char *name)
     t->name = name ? ms__intern(name) : NULL;
     return MS_OK;
 }
-
-ms_status ms_bump_version(ms_id id)
-{
-    ms_tensor *t = ms__tensor(id);
-    if (!t) return ms__failure();
-    t->version->count++;
-    return MS_OK;
-}

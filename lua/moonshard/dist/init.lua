@@ -193,33 +193,6 @@ local function tensor_id(who, what, t)
   return t.id
 end
 
--- The works of a collective that runs once per inner tensor of an instance of a tensor class.
-local Works = {}
-Works.__index = Works
-function Works:wait()
-  for k = 1, #self do self[k]:wait() end
-end
-function Works:done()
-  for k = 1, #self do
-    if not self[k]:done() then return false end
-  end
-  return true
-end
-
--- Calls fn(part of a, part of b) for each inner tensor if a is an instance of a tensor class; returns false for a plain
--- tensor.
-local function by_inner(who, fn, a, b)
-  local parts, others = is_tensor(a) and tensor.inner(a), b ~= nil and is_tensor(b) and tensor.inner(b)
-  if not parts and not others then return false end
-  if not parts or b ~= nil and (not others or #others ~= #parts) then
-    errors.raise("%s: %s and %s do not match, expected the same number of inner tensors", who, errors.kind(a),
-      errors.kind(b))
-  end
-  local works = setmetatable({}, Works)
-  for k = 1, #parts do works[k] = fn(parts[k], others and others[k]) end
-  return true, works[1] and works or nil
-end
-
 local plain = { group = opts.any, async = opts.boolean }
 local with_op = { group = opts.any, async = opts.boolean, op = opts.one_of(reduction_names, "sum") }
 local with_src = { group = opts.any, async = opts.boolean, src = opts.number }
@@ -253,8 +226,6 @@ end
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
 ---@return Work?  with async
 function dist.all_reduce(t, given)
-  local many, works = by_inner("all_reduce", function(part) return dist.all_reduce(part, given) end, t)
-  if many then return works end
   return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
 end
 
@@ -264,8 +235,6 @@ end
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
 function dist.all_gather(out, input, given)
-  local many, works = by_inner("all_gather", function(o, i) return dist.all_gather(o, i, given) end, out, input)
-  if many then return works end
   return (run("all_gather", C.MS_DIST_ALL_GATHER, plain, given, tensor_id("all_gather", "out", out),
     tensor_id("all_gather", "the input", input)))
 end
@@ -276,8 +245,6 @@ end
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
 ---@return Work?  with async
 function dist.reduce_scatter(out, input, given)
-  local many, works = by_inner("reduce_scatter", function(o, i) return dist.reduce_scatter(o, i, given) end, out, input)
-  if many then return works end
   return (run("reduce_scatter", C.MS_DIST_REDUCE_SCATTER, with_op, given, tensor_id("reduce_scatter", "out", out),
     tensor_id("reduce_scatter", "the input", input)))
 end
@@ -297,8 +264,6 @@ end
 ---@return Work?  with async
 function dist.broadcast(t, given)
   need_root("broadcast", given, "src")
-  local many, works = by_inner("broadcast", function(part) return dist.broadcast(part, given) end, t)
-  if many then return works end
   return (run("broadcast", C.MS_DIST_BROADCAST, with_src, given, tensor_id("broadcast", "the tensor", t)))
 end
 
@@ -308,8 +273,6 @@ end
 ---@return Work?  with async
 function dist.reduce(t, given)
   need_root("reduce", given, "dst")
-  local many, works = by_inner("reduce", function(part) return dist.reduce(part, given) end, t)
-  if many then return works end
   return (run("reduce", C.MS_DIST_REDUCE, with_dst_and_op, given, tensor_id("reduce", "the tensor", t)))
 end
 
@@ -363,8 +326,6 @@ end
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
 function dist.all_to_all(out, input, given)
-  local many, works = by_inner("all_to_all", function(o, i) return dist.all_to_all(o, i, given) end, out, input)
-  if many then return works end
   return (run("all_to_all", C.MS_DIST_ALL_TO_ALL, plain, given, tensor_id("all_to_all", "out", out),
     tensor_id("all_to_all", "the input", input)))
 end
@@ -380,8 +341,6 @@ end
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
 function dist.send(t, dst, given)
-  local many, works = by_inner("send", function(part) return dist.send(part, dst, given) end, t)
-  if many then return works end
   return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
 end
 
@@ -391,8 +350,6 @@ end
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
 function dist.recv(t, src, given)
-  local many, works = by_inner("recv", function(part) return dist.recv(part, src, given) end, t)
-  if many then return works end
   return (run("recv", C.MS_DIST_RECV, plain, given, tensor_id("recv", "the tensor", t), nil, peer("recv", src)))
 end
 
@@ -449,6 +406,38 @@ function dist.broadcast_object(value, given)
   if lib.ms_dist_broadcast_bytes(describe(id, site), o.src, chars, length) ~= 0 then fail() end
   if dist.rank() == o.src then return value end
   return object.decode(ffi.string(chars[0], length[0]))
+end
+
+-- The works of a collective that runs once per inner tensor of an instance of a tensor class.
+local Works = {}
+Works.__index = Works
+function Works:wait()
+  for k = 1, #self do self[k]:wait() end
+end
+function Works:done()
+  for k = 1, #self do
+    if not self[k]:done() then return false end
+  end
+  return true
+end
+
+-- Makes dist[name] run once per inner tensor if its first argument is an instance of a tensor class; then a second
+-- tensor must be one, too.
+for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send",
+  "recv" } do
+  local plain_call = dist[name]
+  local function call_by_inner(a, b, c)
+    local parts, others = is_tensor(a) and tensor.inner(a), is_tensor(b) and tensor.inner(b)
+    if not parts and not others then return plain_call(a, b, c) end
+    if not parts or is_tensor(b) and (not others or #others ~= #parts) then
+      errors.raise("%s: %s and %s do not match, expected the same number of inner tensors", name, errors.kind(a),
+        errors.kind(b))
+    end
+    local works = setmetatable({}, Works)
+    for k = 1, #parts do works[k] = dist[name](parts[k], others and others[k] or b, c) end
+    return works[1] and works or nil
+  end
+  opts.original[call_by_inner], dist[name] = plain_call, call_by_inner
 end
 
 for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter",
