@@ -95,7 +95,7 @@ local function loops_in(level, add)
       add(limit_of[value](state), control, true)
     elseif name == "(for index)" then
       from = value
-    elseif name == "(for step)" and value == 1 then
+    elseif name == "(for step)" and value == 1 and math.abs(from) < 2^31 then
       local _, limit = getlocal(level + 1, k - 1)
       add(limit, from)
     end

@@ -39,9 +39,10 @@ end
 -- ---- after an error ------------------------------------------------------------------------------
 
 -- An error that a script survives may fail different calls on different ranks, and the ranks may catch it at different
--- lines. So each group's first collective after an error sends its own place in the script, that of the call that
--- failed, and where the error was caught. If the same collective has failed on a peer that caught the error elsewhere,
--- it fails on this rank, too. Otherwise each later collective would be matched with the peers' next one.
+-- lines. So each group's first collectives after an error, until one succeeds, send the script's position: the iterations
+-- of its loops, the place of the call, of the call that failed, and of the pcall that caught the error. A rank that is
+-- behind a peer's position fails in its calls until it has caught up. Otherwise each later collective would be matched
+-- with the peers' next one.
 
 -- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was caught.
 -- times: how many errors in succession were caught there. succession: whether no call has succeeded since. seen: the
