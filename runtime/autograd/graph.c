@@ -83,7 +83,7 @@ static void free_hooks(ms_hook *h)
     }
 }
 
-// Appends: hooks run in the order they were registered.
+// Appends the hook, because hooks run in the order in which they were registered.
 ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index)
 {
     ms_hook *h = calloc(1, sizeof *h);

@@ -57,7 +57,7 @@ static struct {
     size_t limit;      // for allocated bytes; SIZE_MAX: none
     size_t memory;     // memory of the machine or of this process's control group
     uint64_t fail_in;  // the nth allocation from now fails; 0: none
-    bool fail_on;      // all allocations after that one fail, too
+    bool fail_on;      // all allocations after the failing one fail, too
     bool shared;
 } pool = { .limit = SIZE_MAX };
 

@@ -184,8 +184,8 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     if (u->memory.n_extensions && !nothing) {
         if (!ms__extensions_given(u))
             return ms__fail(MS_ESTATE,
-                            "fsdp: unit '%s' has all-gather extensions: it is gathered from its module's forward, "
-                            "unshard() or backward only",
+                            "fsdp: unit '%s' has all-gather extensions: only its module's forward, "
+                            "unshard() and backward can gather it",
                             u->name);
         MS_TRY(ms__extensions_place(u));
     }

@@ -16,8 +16,8 @@ static inline int64_t from_i64(double v)
 }
 static inline uint8_t from_u8(double v) { return v != 0; }
 
-// Needs omp simd: the output may be an input (in place), and the vectoriser cannot prove that this is safe. u and v are
-// the first two inputs as masks.
+// The loop needs omp simd: the output may be an input (in place), and the vectoriser cannot prove that this is safe. u
+// and v are the first two inputs as masks.
 #define LOOP(name, TO, expression)                                                   \
     static MS_KERNEL void R(loop_##name)(int64_t n, void *const *x, const double *p) \
     {                                                                                \

@@ -78,7 +78,7 @@ typedef struct gemm_ahead {
     char *to;  // NULL: the destination is already in the cache
     int64_t apart, jump, groups;
     int lines, pairs;         // lines per group (even); pairs of them fetched so far
-    struct gemm_ahead *then;  // what to prefetch when all groups of this one are fetched
+    struct gemm_ahead *then;  // prefetched after all groups of this struct
 } gemm_ahead;
 
 #define EACH_LANE(f, s)                                                                                           \

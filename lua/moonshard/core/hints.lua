@@ -3,14 +3,14 @@
 --- (learning_rate: lr), or what to write instead.
 local M = {}
 
--- Names in other libraries -> names in this one.
+-- Maps names of other libraries to Moonshard's names.
 local synonyms = {
   learning_rate = "lr", wd = "weight_decay", decay = "weight_decay", l2 = "weight_decay", epsilon = "eps",
   beta = "betas", beta1 = "betas",
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
 }
 
--- Names of PyTorch that Moonshard lacks -> what to write instead.
+-- Maps PyTorch's names that Moonshard lacks to what a script must write instead.
 local instead = {
   MaxPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
   AvgPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",

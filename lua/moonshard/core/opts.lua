@@ -7,7 +7,7 @@ local errors = require "moonshard.core.errors"
 
 local M = {}
 
---- A wrapper -> the wrapped function, which has the annotations.
+--- Maps a wrapper to the wrapped function, which has the annotations.
 M.original = setmetatable({}, { __mode = "k" })
 
 -- ---- kinds --------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ end
 
 -- ---- functions without options --------------------------------------------------------------------
 
--- n -> bytecode of a wrapper with n arguments. Each wrapper is loaded separately, because closures of one prototype
--- share their traces, which are compiled for the function that is called first.
+-- Maps n to the bytecode of a wrapper with n arguments. Each wrapper is loaded separately, because closures of one
+-- prototype share their traces, which are compiled for the function that is called first.
 local calls = setmetatable({}, { __index = function(t, n)
   local names = {}
   for k = 1, n do names[k] = "a" .. k end
@@ -135,7 +135,7 @@ function M.fixed(who, fn)
 end
 
 --- Replaces functions of a table by wrappers made by M.fixed. prefix: put before the name in messages.
----@param functions table  the table
+---@param functions table  contains the functions, by name
 ---@param names string[]  keys of the functions to replace
 ---@param prefix? string  such as "cuda."
 function M.fix(functions, names, prefix)

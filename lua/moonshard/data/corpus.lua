@@ -13,7 +13,8 @@ local lfs = require "lfs"
 local ffi, lib = engine.ffi, engine.lib
 
 local HEADER = 1024
--- magic number -> bytes per token, vocabulary size (of GPT-2 and Llama 3, as written by llm.c).
+-- Maps the magic number of a shard to its bytes per token and vocabulary size (GPT-2's and Llama 3's, as llm.c writes
+-- them).
 local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes = 4, vocab = 128256 } }
 
 ---@class Document

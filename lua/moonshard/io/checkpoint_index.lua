@@ -199,7 +199,7 @@ local function check_files(dir, index)
     if not is_file_name(file.name, k - 1) then bad(dir, "file %d is named %s", k, errors.show(file.name)) end
     if not whole_number(file.bytes, 8) then bad(dir, "file '%s' has %s bytes", file.name, tostring(file.bytes)) end
     need(type(file.hash) == "string" and file.hash:match "^%x+$" and #file.hash == 16, dir,
-      "file '%s' has the hash %s", file.name, errors.show(file.hash))
+      "file '%s' has the hash %s, expected 16 hexadecimal digits", file.name, errors.show(file.hash))
   end
 end
 

@@ -160,7 +160,7 @@ function M.split_heads(qkv, B, T, n, D)
   return wrap(q), wrap(k), wrap(v)
 end
 
---- [B, n, T, D] -> [B, T, n D].
+--- Concatenates heads: [B, n, T, D] -> [B, T, n D].
 function M.join_heads(y, B, T, C)
   local id = id_of(y, "transpose")
   if id < 0 or state.scope == 0 then return y:transpose(2, 3):reshape(B, T, C) end

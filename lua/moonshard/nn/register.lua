@@ -34,7 +34,7 @@ local function is_parameter(x) return is_tensor(x) and getmetatable(x).__param =
 
 local show = errors.kind
 
---- Makes a class of modules that extends this one: it inherits init, forward and all methods.
+--- Makes a class of modules that extends `base`: it inherits init, forward and all methods.
 ---@param name string  of the class
 ---@return table class
 function Module.extend(base, name)
@@ -456,7 +456,7 @@ function Module:named_children(given)
   return iterate(out, values)
 end
 
---- The modules registered in this one, in order.
+--- The modules registered in this module, in order.
 ---@return Module[]
 function Module:children()
   local values = {}

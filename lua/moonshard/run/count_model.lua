@@ -13,7 +13,9 @@ local M = {}
 ---@return number? nats  nil if there are no validation bytes
 function M.loss(documents, order)
   order = order or 5
-  local counts, totals, distinct = {}, {}, {}  -- indexed by order + 1: context * 256 + byte -> count; context -> sums
+  -- For each order k from 0: counts[k] maps context * 256 + byte to its count; totals[k] and distinct[k] map a context to
+  -- the sum of its counts and to the number of bytes that follow it.
+  local counts, totals, distinct = {}, {}, {}
   for k = 0, order do counts[k], totals[k], distinct[k] = {}, {}, {} end
 
   for _, d in ipairs(documents) do

@@ -182,8 +182,8 @@ function M.declared_class(name)
   end
 end
 
---- The annotation of a function of the front end. A function that another function makes is described where it is
---- named.
+--- The annotation of a function of the front end. The annotation of a function that another function makes is above the
+--- line that assigns it to its name.
 ---@param fn function  a function of the front end
 ---@param name? string  its public name
 ---@return Annotation?

@@ -254,8 +254,8 @@ local function delayed_arrived(st, p)
   st.delayed:arrived(p, st.group, st.world)
 end
 
--- The wrapper that handles a parameter's gradient; if there are several, the one that ran last. The table is weak
--- because parameters may outlive wrappers.
+-- Maps a parameter to the wrapper that handles its gradient; if there are several wrappers, the last that ran forward.
+-- The table is weak because parameters may outlive wrappers.
 local owner = setmetatable({}, { __mode = "k" })
 
 local function take_over(st)

@@ -310,7 +310,7 @@ local function check_state(sd, by_name, whole_only)
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
 end
 
--- Describes rank 0's state to the other ranks: shapes and dtypes of tensors; all other values.
+-- Describes rank 0's state to the other ranks: shapes and dtypes of tensors, and the values of all other fields.
 local function state_to_send(sd)
   local reported = { param_groups = sd.param_groups, state = {} }
   for name, entry in pairs(sd.state) do           -- the order of pairs does not affect the map
