@@ -55,9 +55,9 @@ typedef struct gemm_work {
     const ms_gemm *g;
     int64_t size;                 // bytes of a number of the accumulating type: 4 or 8
     int64_t wide, high;           // columns in a panel of B, rows in a panel of A
-    int64_t i0, mb;               // current rows
+    int64_t i0, mb;               // first of the current rows; their number
     int64_t first_col, last_col;  // columns whose sums are kept
-    int64_t j0, nc, p0, kc;       // current packed columns of B, and current depth
+    int64_t j0, nc, p0, kc;       // first and number of the packed columns of B; of the current depth
     int64_t then_j, then_nc, then_p,
         then_kc;       // the block computed next; then_nc is 0 if there is none or several threads share the work
     int64_t mc, cols;  // rows and columns of a task
