@@ -45,6 +45,21 @@ describe("ms.cuda", function()
       or real.stdout:find "this build has no CUDA plugin" or real.stdout:find "driver is too old", real.stdout)
   end)
 
+  it("spreads the ranks of a node over its GPUs where no index is given", function()
+    local where = [[
+      local ms = require "moonshard"
+      print(ms.cuda.current_device(), ms.zeros(1, { device = "cuda" }).device, ms.zeros(1):cuda().device,
+        ms.zeros(1, { device = "cuda:0" }).device)
+      ms.cuda.set_device(0)
+      print(ms.zeros(1, { device = "cuda" }).device)]]
+    for _, case in ipairs { { 0, 2, 0 }, { 1, 2, 1 }, { 2, 2, 0 }, { 3, 2, 1 }, { 3, 8, 3 }, { 1, 1, 0 } } do
+      local job = script(where, { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_DEVICES = tostring(case[2]),
+        RANK = tostring(case[1]), WORLD_SIZE = "4", LOCAL_RANK = tostring(case[1]), LOCAL_WORLD_SIZE = "4" })
+      assert.are.equal(("%d\tcuda:%d\tcuda:%d\tcuda:0\ncuda:0\n"):format(case[3], case[3], case[3]), job.stdout,
+        job.stderr)
+    end
+  end)
+
   it("never selects the emulated GPU by default", function()
     local job = script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
     assert.is_nil(job.stdout:find "emulated")
@@ -296,7 +311,7 @@ describe("tensors on cuda", function()
       a:release()
       print(ms.ones(100000, { device = "cuda" }):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_MEMORY = "1048576" })
     assert.matches("^false\t[^\n]*: zeros: no memory for 4000000 bytes on cuda:0 " ..
-      "%(more than the device has free; 400000 bytes allocated, %d+ reserved%)\n100000\n$", job.stdout)
+      "%(more than the free memory of the device; 400000 bytes allocated, %d+ reserved%)\n100000\n$", job.stdout)
   end)
 
   it("are out of reach for the CPU's operators", function()

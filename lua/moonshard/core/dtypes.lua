@@ -33,7 +33,24 @@ function M.is_float(number) return number <= C.MS_BF16 end
 -- ---- devices: type | index << 8 -----------------------------------------------------------------
 
 local types = { cpu = C.MS_CPU, cuda = C.MS_CUDA, meta = C.MS_META }
-local cuda_current = 0
+local cuda_current  -- index of the device that "cuda" means; nil until one is needed or set
+
+--- The index of the device that "cuda" means. Unless it was set, it is this process's rank on its node modulo the
+--- number of devices, so that the ranks of a node use all of its GPUs. It never changes by itself once it was used.
+function M.cuda_device()
+  if not cuda_current then
+    local rank = lib.ms_dist_local_rank()
+    if lib.ms_dist_is_initialized() == 0 then
+      local launch = engine.ffi.new "ms_launch"
+      lib.ms_launcher(launch)
+      rank = launch.local_rank
+    end
+    local count = rank > 0 and lib.ms_cuda_count() or 1
+    if count == 0 then return 0 end
+    cuda_current = rank % count
+  end
+  return cuda_current
+end
 
 --- The name of a device, as t.device gives it: "cpu", "cuda:1".
 function M.device_name(device)
@@ -58,7 +75,7 @@ function M.device(name, who)
     end
     return types[kind]
   end
-  index = tonumber(index) or cuda_current
+  index = tonumber(index) or M.cuda_device()
   if index > 4095 then
     errors.raise("%s: device '%s' does not exist: the largest index is 4095", who or "device", name)
   end
@@ -69,7 +86,6 @@ end
 function M.canonical_device(name, who) return M.device_name(M.device(name, who)) end
 
 function M.set_cuda_device(i) cuda_current = i end
-function M.cuda_device() return cuda_current end
 
 -- ---- defaults ------------------------------------------------------------------------------------
 

@@ -217,7 +217,8 @@ M.cuda = errors.closed({
   --- The number of CUDA devices; 0 without CUDA.
   ---@return integer
   device_count = function() return lib.ms_cuda_count() end,
-  --- The index of the device that "cuda" means.
+  --- The index of the device that "cuda" means: the one set by set_device, else this process's rank on its node modulo
+  --- the number of devices.
   ---@return integer  from 0
   current_device = function() return dtypes.cuda_device() end,
   --- Sets the device that "cuda" means. Errors: a device that does not exist.
