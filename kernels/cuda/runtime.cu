@@ -30,10 +30,21 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
                     index, call, what, cudaGetErrorString(e), (int)e);
 }
 
+// Whether the plugin has no code for a GPU: it is compiled for compute capability 8.0 and newer.
+static bool too_old(int index, char *text, size_t n)
+{
+    cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, index) != cudaSuccess || p.major >= 8) return false;
+    snprintf(text, n, "%s has compute capability %d.%d, moonshard needs 8.0 or newer", p.name, p.major, p.minor);
+    return true;
+}
+
 // Makes streams that do not wait for the legacy default stream, and the memory in which kernels record errors.
 static ms_status prepare(int index)
 {
     gpu *g = &gpus[index];
+    char text[512];
+    if (too_old(index, text, sizeof text)) return ms__fail(MS_EUNSUPPORTED, "cuda:%d: %s", index, text);
     for (int k = 0; k < MS_STREAMS; k++)
         if (!g->stream[k])
             CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "stream %d", k);
@@ -78,7 +89,10 @@ static int start(const ms_cuda_engine *engine, char *text, size_t n)
                      e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
         return -1;
     }
-    return count;
+    // An older GPU beside a capable one is refused when it is used.
+    for (int k = 0; k < count; k++)
+        if (!too_old(k, text, n)) return count;
+    return -1;
 }
 
 static ms_status describe(int index, char *text, size_t n)

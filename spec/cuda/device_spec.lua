@@ -45,6 +45,37 @@ describe("ms.cuda", function()
       or real.stdout:find "this build has no CUDA plugin" or real.stdout:find "driver is too old", real.stdout)
   end)
 
+  for _, case in ipairs {
+    { "a GPU older than compute capability 8.0", "sm_75",
+      "emulated GPU has compute capability 7.5, moonshard needs 8.0 or newer" },
+    { "a driver older than the plugin", "old_driver",
+      "the NVIDIA driver is too old: it supports CUDA 12.4, the plugin was built with 13.0" },
+  } do
+    it(("starts with %s, and gives the reason why it is not used"):format(case[1]), function()
+      local job = script([[
+        local ms = require "moonshard"
+        print(ms.cuda.is_available(), ms.cuda.why_unavailable())
+        print(select(2, pcall(ms.zeros, 2, { device = "cuda" })))
+        print(ms.ones(2):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_PRETEND = case[2] })
+      assert.are.equal(0, job.code, job.stderr)
+      local lines = {}
+      for line in job.stdout:gmatch "[^\n]+" do lines[#lines + 1] = line end
+      assert.are.equal("false\t" .. case[3], lines[1])
+      assert.is_truthy(lines[2]:find("device 'cuda:0' is not available: " .. case[3], 1, true), lines[2])
+      assert.are.equal("2", lines[3])
+    end)
+  end
+
+  it("uses a GPU beside one that is too old", function()
+    local job = script([[
+      local ms = require "moonshard"
+      print(ms.ones(2, { device = "cuda:0" }):sum():item())
+      print(select(2, pcall(ms.zeros, 2, { device = "cuda:1" })))]],
+      { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_PRETEND = "one_sm_75" })
+    assert.matches("^2\n[^\n]*cuda:1: emulated GPU has compute capability 7%.5, moonshard needs 8%.0 or newer\n$",
+      job.stdout)
+  end)
+
   it("spreads the ranks of a node over its GPUs where no index is given", function()
     local where = [[
       local ms = require "moonshard"

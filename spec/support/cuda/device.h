@@ -20,19 +20,30 @@ inline const char *cudaGetErrorName(cudaError_t e)
                                             : "cudaError";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+// A GPU that the specs cannot use (MOONSHARD_CUDA_PRETEND).
+namespace ms_shim
+{
+inline bool pretends(const char *what)
+{
+    const char *s = getenv("MOONSHARD_CUDA_PRETEND");
+    return s && strcmp(s, what) == 0;
+}
+}  // namespace ms_shim
+
 inline cudaError_t cudaGetDeviceCount(int *n)
 {
+    if (ms_shim::pretends("old_driver")) return cudaErrorInsufficientDriver;
     *n = ms_shim::device_count();
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int *v)
 {
-    *v = 0;
+    *v = ms_shim::pretends("old_driver") ? 12040 : 13000;
     return cudaSuccess;
 }
 inline cudaError_t cudaRuntimeGetVersion(int *v)
 {
-    *v = 0;
+    *v = 13000;
     return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int d)
@@ -41,10 +52,13 @@ inline cudaError_t cudaSetDevice(int d)
     ms_shim::current_device = d;
     return cudaSuccess;
 }
-inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d)
 {
+    bool old = ms_shim::pretends("sm_75") || (d == 1 && ms_shim::pretends("one_sm_75"));
     *p = cudaDeviceProp {};
     snprintf(p->name, sizeof p->name, "emulated GPU");
+    p->major = old ? 7 : 8;
+    p->minor = old ? 5 : 0;
     p->multiProcessorCount = 1;
     p->totalGlobalMem = ms_shim::arena_bytes();
     return cudaSuccess;

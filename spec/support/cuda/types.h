@@ -17,6 +17,7 @@ enum cudaError_t {
     cudaSuccess,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719
 };
