@@ -45,6 +45,7 @@ static ms_status check_environment(void)
         { "MOONSHARD_CUBLAS", { "on", "off" } },
         { "MOONSHARD_CUDA", { "real", "emulated", "null", "off" } },
         { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
+        { "MOONSHARD_CUDA_SYNC", { "0", "1" } },
         { "MOONSHARD_CUDA_PRETEND", { "sm_75", "one_sm_75", "old_driver" } },
     };
     for (int k = 0; k < MS_COUNT(chosen); k++) {

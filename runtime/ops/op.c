@@ -12,6 +12,7 @@
 
 #include "base/activity.h"
 #include "base/trace.h"
+#include "device/device.h"
 #include "ops/families.h"
 #include "ops/op.h"
 
@@ -172,6 +173,28 @@ static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
 
 static ms_status dispatch(ms_call *c, bool record);
 
+// MOONSHARD_CUDA_SYNC=1: waits for each operator on a GPU, so that an error of its kernels is reported by the operator
+// that caused it.
+static bool sync_each(void)
+{
+    static int on = -1;
+    if (MS_UNLIKELY(on < 0)) {
+        const char *s = getenv("MOONSHARD_CUDA_SYNC");
+        on = s && strcmp(s, "1") == 0;
+    }
+    return on;
+}
+static ms_status finish(const ms_call *c, int device)
+{
+    ms_status st = ms__cuda_sync(device, -1);
+    if (st == MS_OK) return st;
+    char why[600], given[600] = "";
+    snprintf(why, sizeof why, "%s", ms_error());
+    for (int k = 0; k < c->n_in; k++)
+        if (c->in[k]) ms__append(given, sizeof given, "%s%s", *given ? ", " : "", ms__tensor_text(c->in[k]));
+    return ms__fail(st, "%s(%s): %s", c->op->name, given, why);
+}
+
 // Allows a 0-dim CPU tensor as input next to tensors of another device, unless it is changed in place: copies it to
 // that device. The tape records the copy.
 static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
@@ -298,6 +321,8 @@ static ms_status dispatch(ms_call *c, bool record)
         ms_status (*run)(ms_call *) = kernel_for(op, device);
         if (MS_LIKELY(run != NULL)) {
             st = run(c);
+            if (MS_UNLIKELY(device == MS_CUDA && sync_each() && st == MS_OK))
+                st = finish(c, ms__device(c->n_out ? c->out[0] : first));
         } else if (!(op->flags & MS_OP_VIEW)) {
             st = ms__fail(MS_EUNSUPPORTED,
                           "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name,

@@ -91,6 +91,19 @@ describe("ms.cuda", function()
     end
   end)
 
+  it("names the operator that a kernel's error comes from, with MOONSHARD_CUDA_SYNC=1", function()
+    local source = [[
+      local ms = require "moonshard"
+      local table, ids = ms.zeros(4, 3, { device = "cuda" }), ms.tensor({ 1, 9 }, { dtype = "int64", device = "cuda" })
+      local ok, message = pcall(ms.nn.F.embedding, ids, table)
+      print(ok, message)
+      print(select(2, pcall(ms.cuda.synchronize)))]]
+    local job = script(source, { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_SYNC = "1" })
+    assert.matches("^false\t[^\n]*embedding%([^\n]*%[4, 3%][^\n]*%): embedding: id 9 is not in 0 %.%. 3", job.stdout)
+    job = script(source, { MOONSHARD_CUDA = "emulated" })
+    assert.matches("^true\t[^\n]*\n[^\n]*embedding: id 9 is not in 0 %.%. 3", job.stdout:gsub("\n +", " "))
+  end)
+
   it("never selects the emulated GPU by default", function()
     local job = script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
     assert.is_nil(job.stdout:find "emulated")
