@@ -3,8 +3,8 @@
 // the engine's functions.
 //
 // The sources are compiled twice: by nvcc for the GPU, and by g++ against spec/support/cuda/shim.h (MS_EMULATED), which
-// runs the kernels on the CPU thread by thread. They may use only what the shim provides: no dynamic shared memory,
-// launches by the two functions below, barriers only in kernels started by launch_blocks.
+// runs the kernels on the CPU thread by thread. They may use only what the shim provides: launches by the functions
+// below, barriers and shared memory only in kernels started by launch_blocks.
 //
 // Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give bitwise the CPU's results. The
 // order of sums depends only on shapes.
@@ -84,7 +84,7 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
     MS_TRY(ms__cuda_use(index));
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
 #ifdef MS_EMULATED
-    cudaError_t e = ms_shim::launch(stream, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, args);
+    cudaError_t e = ms_shim::launch(stream, what, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, 0, args);
 #else
     void *p[sizeof...(P)];
     std::apply(

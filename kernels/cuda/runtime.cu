@@ -56,7 +56,11 @@ static ms_status prepare(int index)
         CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes",
                  sizeof(ms_complaint));
         memset(p, 0, sizeof(ms_complaint));
-        CUDA_TRY(index, cudaHostGetDevicePointer(&there, p, 0), "%zu bytes", sizeof(ms_complaint));
+        cudaError_t e = cudaHostGetDevicePointer(&there, p, 0);
+        if (e != cudaSuccess) {
+            cudaFreeHost(p);
+            return ms__cuda_failed(e, "cudaHostGetDevicePointer", index, "%zu bytes", sizeof(ms_complaint));
+        }
         g->complaint_there = (ms_complaint *)there;
         g->complaint = (ms_complaint *)p;
     }
@@ -67,9 +71,11 @@ static ms_status prepare(int index)
 ms_status ms__cuda_use(int index)
 {
     if (current == index) return MS_OK;
+    current = -1;  // until the device is ready: the next call tries again
     CUDA_TRY(index, cudaSetDevice(index), "choosing the device");
+    if (!gpus[index].ready) MS_TRY(prepare(index));
     current = index;
-    return gpus[index].ready ? MS_OK : prepare(index);
+    return MS_OK;
 }
 
 cudaStream_t ms__cuda_stream(int index, int kind) { return gpus[index].stream[kind]; }
@@ -283,7 +289,7 @@ static ms_cuda_table table()
     ms_cuda_table t = {};
     t.version = MS_CUDA_TABLE_VERSION;
 #if defined(MS_EMULATED)
-    t.emulated = 1;
+    t.separate = !ms_shim::mode.chunks;
     t.mark = mark;
 #endif
     t.start = start;

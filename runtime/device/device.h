@@ -44,7 +44,8 @@ typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
 // ms_stream_kind.
 typedef struct ms_cuda_table {
-    int version, emulated;
+    int version;
+    int separate;  // every block is an allocation of its own, so that the emulator detects overruns
     // Returns the number of devices, at least 1; or -1 with the reason in text.
     int (*start)(const struct ms_cuda_engine *engine, char *text, size_t n);
     ms_status (*describe)(int index, char *text, size_t n);

@@ -325,7 +325,7 @@ static int n_chunks, cap_chunks;
 
 void *ms__device_base(const ms_block *b)
 {
-    if (b->size >= CUDA_LARGE || ms__cuda()->emulated) return b->data;
+    if (b->size >= CUDA_LARGE || ms__cuda()->separate) return b->data;
     for (int k = 0; k < n_chunks; k++)
         if ((char *)b->data >= chunks[k] && (char *)b->data < chunks[k] + CUDA_CHUNK) return chunks[k];
     return NULL;
@@ -338,7 +338,7 @@ static void cuda_empty_cache(int index)
     gpu *g = &gpus[index];
     if (!t || t->sync(index, -1)) return;
     for (int c = 0; c < CLASSES; c++) {
-        if (!g->free[c] || (g->free[c]->size < CUDA_LARGE && !t->emulated)) continue;
+        if (!g->free[c] || (g->free[c]->size < CUDA_LARGE && !t->separate)) continue;
         ms_block *b;
         while ((b = pop(&g->free[c]))) {
             t->free(index, b->data);
@@ -353,7 +353,7 @@ static ms_status cuda_fresh(void **out, int index, size_t size)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
-    bool small = size < CUDA_LARGE && !t->emulated;  // the emulator's blocks are separate, so that it detects overruns
+    bool small = size < CUDA_LARGE && !t->separate;
     size_t fresh = small ? CUDA_CHUNK : size;
     if (!small || g->chunk_left < size) {
         ms_status st = t->alloc(index, fresh, out);

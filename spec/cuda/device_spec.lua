@@ -351,10 +351,10 @@ describe("tensors on cuda", function()
     local job = script([[
       local ms = require "moonshard"
       local a = ms.zeros(100000, { device = "cuda" })
-      print(pcall(function() local b = ms.zeros(1000000, { device = "cuda" }) return b end))
+      print(pcall(function() local b = ms.zeros(2000000, { device = "cuda" }) return b end))
       a:release()
-      print(ms.ones(100000, { device = "cuda" }):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_MEMORY = "1048576" })
-    assert.matches("^false\t[^\n]*: zeros: no memory for 4000000 bytes on cuda:0 " ..
+      print(ms.ones(100000, { device = "cuda" }):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_MEMORY = "4194304" })
+    assert.matches("^false\t[^\n]*: zeros: no memory for 8000000 bytes on cuda:0 " ..
       "%(more than the free memory of the device; 400000 bytes allocated, %d+ reserved%)\n100000\n$", job.stdout)
   end)
 

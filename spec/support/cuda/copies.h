@@ -5,7 +5,9 @@
 
 inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMemcpyKind kind, cudaStream_t s)
 {
-    if (kind == cudaMemcpyHostToDevice) {  // from memory that is not pinned: staged, as CUDA does
+    MS_MAY_FAIL(cudaMemcpyAsync);
+    // Memory that is not pinned is staged, as CUDA does. Pinned memory is staged, too, unless the mode `late` is on.
+    if (kind == cudaMemcpyHostToDevice && !(ms_shim::mode.late && ms_shim::is_pinned(src))) {
         char *stage = (char *)malloc(n ? n : 1);
         if (!stage) return cudaErrorMemoryAllocation;
         memcpy(stage, src, n);
@@ -20,6 +22,7 @@ inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMem
 }
 inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s)
 {
+    MS_MAY_FAIL(cudaMemsetAsync);
     ms_shim::push(s, [=] { memset(p, v, n); });
     return cudaSuccess;
 }

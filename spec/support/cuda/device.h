@@ -10,6 +10,8 @@ inline const char *cudaGetErrorString(cudaError_t e)
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorMisalignedAddress: return "misaligned address";
     default: return "unspecified launch failure";
     }
 }
@@ -32,12 +34,14 @@ inline bool pretends(const char *what)
 
 inline cudaError_t cudaGetDeviceCount(int *n)
 {
+    MS_MAY_FAIL(cudaGetDeviceCount);
     if (ms_shim::pretends("old_driver")) return cudaErrorInsufficientDriver;
     *n = ms_shim::device_count();
     return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int *v)
 {
+    MS_MAY_FAIL(cudaDriverGetVersion);
     *v = ms_shim::pretends("old_driver") ? 12040 : 13000;
     return cudaSuccess;
 }
@@ -48,12 +52,14 @@ inline cudaError_t cudaRuntimeGetVersion(int *v)
 }
 inline cudaError_t cudaSetDevice(int d)
 {
+    MS_MAY_FAIL(cudaSetDevice);
     if (d < 0 || d >= ms_shim::device_count()) return cudaErrorInvalidValue;
     ms_shim::current_device = d;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d)
 {
+    MS_MAY_FAIL(cudaGetDeviceProperties);
     bool old = ms_shim::pretends("sm_75") || (d == 1 && ms_shim::pretends("one_sm_75"));
     *p = cudaDeviceProp {};
     snprintf(p->name, sizeof p->name, "emulated GPU");

@@ -10,6 +10,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include "fault.h"
 #include "memory.h"
 
 namespace ms_shim
@@ -17,29 +18,39 @@ namespace ms_shim
 
 enum { MAX_THREADS = 1024, STACK = 256 << 10 };
 
-struct place {
-    dim3 thread, block, block_dim, grid_dim;
+// A copy from global to shared memory (cp.async), which takes place when its thread waits for its group.
+struct async_copy {
+    void *to;
+    const void *from;
+    int bytes, read, group;
 };
 struct fiber {
     place at;
     void *sp = nullptr;  // the stack pointer at which it was suspended
     char *stack = nullptr;
     bool finished = false;
-    int waits = 0;     // 0: runs, 1: at the block's barrier, 2: at its warp's
-    int shuffles = 0;  // number of shuffles so far
+    int waits = 0;                     // 0: runs, 1: at the block's barrier, 2: at its warp's
+    unsigned mask = 0, met = 0;        // at its warp's: the lanes that it waits for, and those that it met
+    int source = 0;                    // in a shuffle: the lane from which it reads
+    uint64_t given = 0, received = 0;  // in a shuffle
+    int exchanges = 0;                 // number of products and loads of fragments so far (tensor.h)
+    std::vector<async_copy> copies;    // cp.async, not awaited yet
+    int group = 0;
     void *fake = nullptr;
 };
 struct block_state {
     fiber *fibers = nullptr;
     int n = 0;
-    uint64_t lanes[2][MAX_THREADS];
+    char *dynamic = nullptr;  // the block's dynamic shared memory
     const std::function<void()> *body = nullptr;
     void *back = nullptr, *back_fake = nullptr;
     const void *back_bottom = nullptr;
     size_t back_size = 0;
+#if !defined(__x86_64__)
+    std::vector<ucontext_t> contexts { MAX_THREADS };
+#endif
+    uint32_t tiles[2][MAX_THREADS][10];  // what the lanes of a warp bring to a product (tensor.h)
 };
-inline thread_local place one_thread;  // of a kernel without barriers
-inline constinit thread_local place *now = nullptr;
 inline constinit thread_local fiber *self = nullptr;
 inline constinit thread_local block_state *block = nullptr;
 
@@ -98,7 +109,8 @@ inline void prepare(fiber &f)
         }
     }
     f.finished = false;
-    f.waits = f.shuffles = 0;
+    f.waits = f.exchanges = f.group = 0;
+    f.copies.clear();
 #if defined(__x86_64__)
     // Stacks that end at the same place of a page share cache lines: a block's threads would evict each other at every
     // switch.
@@ -109,8 +121,7 @@ inline void prepare(fiber &f)
     for (int k = 0; k < 6; k++) *--top = nullptr;
     f.sp = top;
 #else
-    static thread_local std::vector<ucontext_t> contexts(MAX_THREADS);
-    ucontext_t *c = &contexts[(size_t)(&f - block->fibers)];
+    ucontext_t *c = &block->contexts[(size_t)(&f - block->fibers)];
     getcontext(c);
     c->uc_stack = { .ss_sp = f.stack, .ss_flags = 0, .ss_size = STACK };
     c->uc_link = nullptr;
@@ -132,6 +143,53 @@ MS_FIBER inline void resume(fiber &f)
 #endif
 }
 
+// Lets the lanes of a warp continue that have met. Without the mode `warps` those are all of its unfinished lanes.
+inline bool release_warp(block_state &b, int first, int end)
+{
+    bool moved = false;
+    for (int k = first; k < end; k++) {
+        const fiber &f = b.fibers[k];
+        if (f.finished || f.waits != 2) continue;
+        unsigned mask = mode.warps ? f.mask : ~0u;
+        unsigned met = 0;
+        bool all = true;
+        for (int j = first; j < end; j++) {
+            const fiber &other = b.fibers[j];
+            if (!(mask >> (j - first) & 1) || other.finished) continue;
+            met |= 1u << (j - first);
+            all = all && other.waits == 2 && (!mode.warps || other.mask == mask);
+        }
+        if (!all) continue;
+        for (int j = first; j < end; j++) {
+            fiber &other = b.fibers[j];
+            if (!(met >> (j - first) & 1)) continue;
+            other.waits = 0;
+            other.met = met;
+            other.received = b.fibers[first + other.source].given;
+        }
+        moved = true;
+    }
+    return moved;
+}
+
+// Names a lane that others wait for, and the barrier at which it is.
+[[noreturn]] inline void would_hang(block_state &b)
+{
+    for (int k = 0; k < b.n; k++) {
+        fiber &f = b.fibers[k];
+        if (f.finished || f.waits != 2) continue;
+        for (int j = k / 32 * 32; j < b.n && j < k / 32 * 32 + 32; j++) {
+            const fiber &other = b.fibers[j];
+            if (!mode.warps || other.finished || !(f.mask >> j % 32 & 1)) continue;
+            if (other.waits == 2 && other.mask == f.mask) continue;
+            now = &f.at;
+            fault("waits with mask %08x for lane %d, which does not take part: it would hang", f.mask, j % 32);
+        }
+    }
+    now = &b.fibers[0].at;
+    fault("the block's threads wait at different barriers: it would hang");
+}
+
 // Waiting threads continue when all unfinished threads of their block (or warp) wait there, too.
 MS_FIBER inline void run_block(block_state &b)
 {
@@ -139,51 +197,38 @@ MS_FIBER inline void run_block(block_state &b)
     for (int k = 0; k < b.n; k++) prepare(b.fibers[k]);
     while (left > 0) {
         bool moved = false;
+        order turn((uint64_t)b.n);
         for (int k = 0; k < b.n; k++) {
-            fiber &f = b.fibers[k];
+            fiber &f = b.fibers[turn[(uint64_t)k]];
             if (f.finished || f.waits) continue;
-            if (k + 2 < b.n) __builtin_prefetch(b.fibers[k + 2].sp);
+            if (k + 2 < b.n) __builtin_prefetch(b.fibers[turn[(uint64_t)k + 2]].sp);
             resume(f);
             moved = true;
             if (f.finished) left--;
         }
         if (left == 0) break;
-        for (int w = 0; w < b.n; w += 32) {
-            int end = w + 32 < b.n ? w + 32 : b.n;
-            bool all = true, some = false;
-            for (int k = w; k < end; k++) {
-                if (b.fibers[k].finished) continue;
-                some = true;
-                all = all && b.fibers[k].waits == 2;
-            }
-            if (!some || !all) continue;
-            for (int k = w; k < end; k++) b.fibers[k].waits = 0;
-            moved = true;
-        }
+        for (int w = 0; w < b.n; w += 32) moved |= release_warp(b, w, w + 32 < b.n ? w + 32 : b.n);
         bool all = true;
         for (int k = 0; k < b.n; k++) all = all && (b.fibers[k].finished || b.fibers[k].waits == 1);
         if (all) {
             for (int k = 0; k < b.n; k++) b.fibers[k].waits = 0;
             moved = true;
         }
-        if (!moved) {
-            fputs("emulated GPU: a block's threads wait at different barriers: it would hang\n", stderr);
-            abort();
-        }
+        if (!moved) would_hang(b);
     }
 }
 
 inline void need_fiber()
 {
     if (self) return;
-    fputs("emulated GPU: a barrier or shuffle in a kernel that was started with launch, not launch_blocks\n", stderr);
-    abort();
+    fault("a barrier or shuffle in a kernel that was started with launch, not launch_blocks");
 }
 
-MS_FIBER inline void meet(int which)
+MS_FIBER inline void meet(int which, unsigned mask = ~0u)
 {
     need_fiber();
     self->waits = which;
+    self->mask = mask;
     to_scheduler(false);
 }
 

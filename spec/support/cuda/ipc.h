@@ -5,6 +5,7 @@
 
 inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
 {
+    MS_MAY_FAIL(cudaIpcGetMemHandle);
     ms_shim::arena *a = ms_shim::arena_of(p);
     if (!a || !a->live.count((char *)p)) return cudaErrorInvalidValue;
     struct {
@@ -18,6 +19,7 @@ inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
 }
 inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsigned)
 {
+    MS_MAY_FAIL(cudaIpcOpenMemHandle);
     struct {
         long pid, fd;
         size_t at, bytes;

@@ -3,44 +3,71 @@
 #pragma once
 #include <tuple>
 
-#include "fibers.h"
+#include "shared.h"
 #include "streams.h"
 
 namespace ms_shim
 {
 
+// The threads of one block run one after the other.
 template <class... P>
-cudaError_t launch(stream_state *s, bool barriers, void (*kernel)(P...), unsigned blocks, unsigned threads,
-                   std::tuple<P...> args)
+void run_independent(void (*kernel)(P...), unsigned blocks, unsigned threads, std::tuple<P...> &args)
 {
+    place &p = one_thread;
+    p = { { 0, 0, 0 }, { 0, 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 } };
+    now = &p;
+    self = nullptr;
+    order block_order(blocks);
+    for (unsigned b = 0; b < blocks; b++) {
+        order thread_order(threads);
+        p.block.x = (unsigned)block_order[b];
+        for (unsigned t = 0; t < threads; t++) {
+            p.thread.x = (unsigned)thread_order[t];
+            std::apply(kernel, args);
+        }
+    }
+}
+
+template <class... P>
+void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t shared, std::tuple<P...> &args)
+{
+    if (!block) {
+        block = new block_state;  // stays as long as the stream's thread
+        block->fibers = new fiber[MAX_THREADS];
+    }
+    block->n = (int)threads;
+    block->dynamic = dynamic_base() + (MOST_SHARED - (shared + 127) / 128 * 128);
+    std::function<void()> body = [&] { std::apply(kernel, args); };
+    block->body = &body;
+    shared_watch watch(shared);
+    order block_order(blocks);
+    for (unsigned b = 0; b < blocks; b++) {
+        for (unsigned t = 0; t < threads; t++)
+            block->fibers[t].at = {
+                { t, 0, 0 }, { (unsigned)block_order[b], 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 }
+            };
+        watch.before_block();
+        run_block(*block);
+        watch.after_block();
+    }
+    self = nullptr;
+    now = &one_thread;
+}
+
+template <class... P>
+cudaError_t launch(stream_state *s, const char *what, bool barriers, void (*kernel)(P...), unsigned blocks,
+                   unsigned threads, size_t shared, std::tuple<P...> args)
+{
+    MS_MAY_FAIL(cudaLaunchKernel);
     if (threads == 0 || threads > MAX_THREADS) return cudaErrorInvalidValue;
+    if (shared > shared_limit((const void *)kernel)) return cudaErrorInvalidValue;
+    std::string name = what;
     push(s, [=] {
         std::tuple<P...> a = args;
-        if (!barriers) {
-            place &p = one_thread;
-            now = &p;
-            self = nullptr;
-            p.block_dim = { threads, 1, 1 };
-            p.grid_dim = { blocks, 1, 1 };
-            p.thread.y = p.thread.z = p.block.y = p.block.z = 0;
-            for (p.block.x = 0; p.block.x < blocks; p.block.x++)
-                for (p.thread.x = 0; p.thread.x < threads; p.thread.x++) std::apply(kernel, a);
-            return;
-        }
-        static thread_local block_state state;
-        static thread_local std::vector<fiber> fibers(MAX_THREADS);
-        block = &state;
-        state.fibers = fibers.data();
-        state.n = (int)threads;
-        std::function<void()> body = [&] { std::apply(kernel, a); };
-        state.body = &body;
-        for (unsigned b = 0; b < blocks; b++) {
-            for (unsigned t = 0; t < threads; t++)
-                fibers[t].at = { { t, 0, 0 }, { b, 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 } };
-            run_block(state);
-        }
-        self = nullptr;
-        now = &one_thread;
+        kernel_name = name.c_str();
+        if (barriers) run_with_barriers(kernel, blocks, threads, shared, a);
+        else run_independent(kernel, blocks, threads, a);
+        kernel_name = nullptr;
     });
     return cudaSuccess;
 }

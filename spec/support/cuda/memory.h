@@ -18,7 +18,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #endif
 
-#include "types.h"
+#include "modes.h"
 
 namespace ms_shim
 {
@@ -83,6 +83,7 @@ inline thread_local int current_device = 0;
 
 inline cudaError_t cudaMalloc(void **out, size_t bytes)
 {
+    MS_MAY_FAIL(cudaMalloc);
     using namespace ms_shim;
     std::lock_guard<std::mutex> hold(memory_lock);
     arena &a = arenas[current_device];
@@ -107,6 +108,7 @@ inline cudaError_t cudaMalloc(void **out, size_t bytes)
 }
 inline cudaError_t cudaFree(void *p)
 {
+    MS_MAY_FAIL(cudaFree);
     using namespace ms_shim;
     if (!p) return cudaSuccess;
     std::lock_guard<std::mutex> hold(memory_lock);
@@ -119,18 +121,49 @@ inline cudaError_t cudaFree(void *p)
     a->live.erase(f);
     return cudaSuccess;
 }
+namespace ms_shim
+{
+
+// Pinned memory by its start. Copies from it are not staged.
+inline std::map<const char *, size_t> pinned;
+
+inline cudaError_t pin(void **p, size_t n)
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    *p = aligned_alloc(4096, (n + 4095) & ~(size_t)4095);
+    if (!*p) return cudaErrorMemoryAllocation;
+    pinned[(const char *)*p] = n;
+    return cudaSuccess;
+}
+inline bool is_pinned(const void *p)
+{
+    std::lock_guard<std::mutex> hold(memory_lock);
+    auto next = pinned.upper_bound((const char *)p);
+    return next != pinned.begin() && (const char *)p < std::prev(next)->first + std::prev(next)->second;
+}
+
+}  // namespace ms_shim
+
 inline cudaError_t cudaMallocHost(void **p, size_t n)
 {
-    return (*p = aligned_alloc(4096, (n + 4095) & ~(size_t)4095)) ? cudaSuccess : cudaErrorMemoryAllocation;
+    MS_MAY_FAIL(cudaMallocHost);
+    return ms_shim::pin(p, n);
 }
 inline cudaError_t cudaFreeHost(void *p)
 {
+    std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
+    ms_shim::pinned.erase((const char *)p);
     free(p);
     return cudaSuccess;
 }
-inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMallocHost(p, n); }
+inline cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
+{
+    MS_MAY_FAIL(cudaHostAlloc);
+    return ms_shim::pin(p, n);
+}
 inline cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
 {
+    MS_MAY_FAIL(cudaHostGetDevicePointer);
     *d = h;
     return cudaSuccess;
 }

@@ -10,10 +10,13 @@
 // runs one block at a time.
 #pragma once
 #include "types.h"
+#include "modes.h"
+#include "fault.h"
 #include "memory.h"
 #include "streams.h"
 #include "copies.h"
 #include "fibers.h"
+#include "shared.h"
 #include "launch.h"
 #include "warps.h"
 #include "device.h"

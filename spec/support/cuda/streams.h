@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/streams.h -- streams are threads with a queue; events are positions in it.
+// cuda/streams.h -- streams and events: queues of items, and positions in them.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 #include <signal.h>
+#include <vector>
 #include <unistd.h>
 
 #include "memory.h"
@@ -17,15 +18,33 @@ namespace ms_shim
 {
 
 // The latest record. Waiters keep a reference, so an event may be destroyed while a stream still waits for it.
+typedef std::shared_ptr<std::atomic<int>> flag;
 struct event_state {
-    std::shared_ptr<std::atomic<int>> done = std::make_shared<std::atomic<int>>(1);
+    flag done = std::make_shared<std::atomic<int>>(1);
 };
+struct item {
+    std::function<void()> job;  // empty: waits for `after`
+    flag after;
+};
+struct scheduler;
 struct stream_state {
+    scheduler *lazy = nullptr;  // runs its items when the host waits; nullptr: a thread of its own does, at once
     std::mutex lock;
     std::condition_variable work, idle;
-    std::deque<std::function<void()>> queue;
+    std::deque<item> queue;
     bool busy = false, started = false;
 };
+
+inline void start_thread(void (*body)(stream_state *), stream_state *s)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread(body, s).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// ---- eager: each stream's thread runs its items as soon as it can ----
 
 inline void work(stream_state *s)
 {
@@ -33,37 +52,126 @@ inline void work(stream_state *s)
     std::unique_lock<std::mutex> hold(s->lock);
     for (;;) {
         while (s->queue.empty()) s->work.wait(hold);
-        std::function<void()> job = std::move(s->queue.front());
+        item next = std::move(s->queue.front());
         s->queue.pop_front();
         s->busy = true;
         hold.unlock();
-        job();
-        job = nullptr;
+        if (next.after)
+            while (!*next.after) usleep(20);
+        else next.job();
+        next = item {};
         hold.lock();
         s->busy = false;
         s->idle.notify_all();
     }
 }
 
-inline void push(stream_state *s, std::function<void()> job)
-{
-    std::unique_lock<std::mutex> hold(s->lock);
-    if (!s->started) {
-        s->started = true;
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        std::thread(work, s).detach();
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+// ---- lazy: one thread runs the items of all streams, and only when the host waits for one ----
+//
+// What the host wrote too early, or did not wait for, then shows itself always. With a seed the next item is that of a
+// random stream among those that are ready; otherwise the oldest stream goes first.
+
+inline const bool lazy = mode.seed || mode.late;
+enum { MOST = 256 };  // queued items, which may hold copies of host memory, before the thread runs some unasked
+
+struct scheduler {
+    std::mutex lock;
+    std::condition_variable work, ran;
+    std::vector<stream_state *> streams;
+    std::vector<const std::function<bool()> *> awaited;  // what the host waits for
+    size_t queued = 0;
+    uint64_t steps = 0;
+    bool wanted() const
+    {
+        for (const auto *done : awaited)
+            if (!(*done)()) return true;
+        return queued >= MOST;
     }
-    s->queue.push_back(std::move(job));
-    s->work.notify_one();
+};
+inline scheduler &all = *new scheduler;  // never destroyed: its thread outlives main
+
+inline stream_state *ready_stream()
+{
+    std::vector<stream_state *> ready;
+    for (stream_state *s : all.streams)
+        if (!s->queue.empty() && (!s->queue.front().after || *s->queue.front().after)) ready.push_back(s);
+    return ready.empty() ? nullptr : ready[mode.seed ? draw() % ready.size() : 0];
 }
+
+inline void work_for_all(stream_state *)
+{
+    may_touch(true);
+    std::unique_lock<std::mutex> hold(all.lock);
+    for (;;) {
+        while (!all.queued || !all.wanted()) all.work.wait(hold);
+        stream_state *s = ready_stream();
+        if (!s) {
+            fputs("emulated GPU: streams wait for events that do not come: it would hang\n", stderr);
+            abort();
+        }
+        item next = std::move(s->queue.front());
+        s->queue.pop_front();
+        s->busy = true;
+        hold.unlock();
+        if (next.job) next.job();
+        next = item {};
+        hold.lock();
+        s->busy = false;
+        all.queued--;
+        all.steps++;
+        all.ran.notify_all();
+    }
+}
+
+inline void run_until(const std::function<bool()> &done)
+{
+    std::unique_lock<std::mutex> hold(all.lock);
+    all.awaited.push_back(&done);
+    all.work.notify_one();
+    all.ran.wait(hold, done);
+    std::erase(all.awaited, &done);
+}
+
+inline void step()  // so that a loop over cudaEventQuery ends
+{
+    std::unique_lock<std::mutex> hold(all.lock);
+    uint64_t before = all.steps;
+    hold.unlock();
+    run_until([=] { return all.steps > before || !all.queued; });
+}
+
+// ---- both ----
+
+// A stand-in for another library of CUDA may call this for a stream of the plugin: each has its own `all`.
+inline void push_item(stream_state *s, item &&next)
+{
+    std::unique_lock<std::mutex> hold(s->lazy ? s->lazy->lock : s->lock);
+    if (!s->lazy && !s->started) {
+        s->started = true;
+        start_thread(work, s);
+    }
+    s->queue.push_back(std::move(next));
+    if (s->lazy) s->lazy->queued++;
+    (s->lazy ? s->lazy->work : s->work).notify_one();
+}
+
+inline void open_stream(stream_state *s)
+{
+    if (!lazy) return;
+    std::unique_lock<std::mutex> hold(all.lock);
+    if (all.streams.empty()) start_thread(work_for_all, nullptr);
+    all.streams.push_back(s);
+    s->lazy = &all;
+}
+
+inline void push(stream_state *s, std::function<void()> job) { push_item(s, { std::move(job), nullptr }); }
 
 inline void drain(stream_state *s)
 {
+    auto done = [s] { return !s->busy && s->queue.empty(); };
+    if (lazy) return run_until(done);
     std::unique_lock<std::mutex> hold(s->lock);
-    while (s->busy || !s->queue.empty()) s->idle.wait(hold);
+    s->idle.wait(hold, done);
 }
 
 }  // namespace ms_shim
@@ -73,39 +181,51 @@ typedef ms_shim::event_state *cudaEvent_t;
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
+    MS_MAY_FAIL(cudaStreamCreateWithFlags);
     *s = new ms_shim::stream_state;
+    ms_shim::open_stream(*s);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
+    MS_MAY_FAIL(cudaStreamSynchronize);
     ms_shim::drain(s);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 {
+    MS_MAY_FAIL(cudaEventCreateWithFlags);
     *e = new ms_shim::event_state;
     return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
+    MS_MAY_FAIL(cudaEventRecord);
     auto flag = std::make_shared<std::atomic<int>>(0);
     e->done = flag;
     ms_shim::push(s, [=] { *flag = 1; });
     return cudaSuccess;
 }
-inline cudaError_t cudaEventQuery(cudaEvent_t e) { return *e->done ? cudaSuccess : cudaErrorNotReady; }
+inline cudaError_t cudaEventQuery(cudaEvent_t e)
+{
+    MS_MAY_FAIL(cudaEventQuery);
+    if (!*e->done && ms_shim::lazy) ms_shim::step();
+    return *e->done ? cudaSuccess : cudaErrorNotReady;
+}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-    while (!*e->done) usleep(20);
+    MS_MAY_FAIL(cudaEventSynchronize);
+    ms_shim::flag done = e->done;
+    if (ms_shim::lazy) ms_shim::run_until([&] { return *done != 0; });
+    else
+        while (!*done) usleep(20);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
-    auto flag = e->done;
-    ms_shim::push(s, [=] {
-        while (!*flag) usleep(20);
-    });
+    MS_MAY_FAIL(cudaStreamWaitEvent);
+    ms_shim::push_item(s, { nullptr, e->done });
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e)

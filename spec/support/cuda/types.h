@@ -12,6 +12,7 @@
 #define __shared__ static thread_local
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
 
 enum cudaError_t {
     cudaSuccess,
@@ -19,6 +20,8 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorMisalignedAddress = 716,
     cudaErrorLaunchFailure = 719
 };
 enum cudaMemcpyKind {
@@ -34,17 +37,53 @@ enum {
     cudaIpcMemLazyEnablePeerAccess = 1,
     cudaHostAllocMapped = 2
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(8) ushort4 {
-    unsigned short x, y, z, w;
-};
-inline float4 make_float4(float x, float y, float z, float w) { return { x, y, z, w }; }
-inline ushort4 make_ushort4(unsigned short x, unsigned short y, unsigned short z, unsigned short w)
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+// Called with the address of a vector that is read or written (fault.h).
+namespace ms_shim
 {
-    return { x, y, z, w };
+inline void check_aligned(const void *p, size_t bytes);
 }
+
+// Vectors check the address at every copy.
+#define MS_VECTOR2(name, T)                         \
+    struct alignas(2 * sizeof(T)) name {            \
+        T x, y;                                     \
+        name() = default;                           \
+        name(T x_, T y_) : x(x_), y(y_) {}          \
+        name(const name &o) { *this = o; }          \
+        name &operator=(const name &o)              \
+        {                                           \
+            ms_shim::check_aligned(&o, sizeof o);   \
+            ms_shim::check_aligned(this, sizeof o); \
+            x = o.x, y = o.y;                       \
+            return *this;                           \
+        }                                           \
+    };                                              \
+    inline name make_##name(T x, T y) { return name(x, y); }
+#define MS_VECTOR4(name, T)                                          \
+    struct alignas(4 * sizeof(T)) name {                             \
+        T x, y, z, w;                                                \
+        name() = default;                                            \
+        name(T x_, T y_, T z_, T w_) : x(x_), y(y_), z(z_), w(w_) {} \
+        name(const name &o) { *this = o; }                           \
+        name &operator=(const name &o)                               \
+        {                                                            \
+            ms_shim::check_aligned(&o, sizeof o);                    \
+            ms_shim::check_aligned(this, sizeof o);                  \
+            x = o.x, y = o.y, z = o.z, w = o.w;                      \
+            return *this;                                            \
+        }                                                            \
+    };                                                               \
+    inline name make_##name(T x, T y, T z, T w) { return name(x, y, z, w); }
+MS_VECTOR2(float2, float)
+MS_VECTOR4(float4, float)
+MS_VECTOR2(double2, double)
+MS_VECTOR2(int2, int)
+MS_VECTOR4(int4, int)
+MS_VECTOR2(uint2, unsigned)
+MS_VECTOR4(uint4, unsigned)
+MS_VECTOR2(ushort2, unsigned short)
+MS_VECTOR4(ushort4, unsigned short)
 struct dim3 {
     unsigned x, y, z;
 };

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// cuda/fault.h -- which thread of which kernel runs, and how the emulated GPU ends when it finds a fault there.
+#pragma once
+#include "modes.h"
+
+namespace ms_shim
+{
+
+struct place {
+    dim3 thread, block, block_dim, grid_dim;
+};
+inline thread_local place one_thread;  // of a kernel without barriers
+inline constinit thread_local place *now = nullptr;
+inline constinit thread_local const char *kernel_name = nullptr;  // nullptr: no kernel runs in this thread
+
+__attribute__((format(printf, 1, 2), noinline)) [[noreturn]] inline void fault(const char *fmt, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof what, fmt, args);
+    va_end(args);
+    if (kernel_name && now)
+        fprintf(stderr, "emulated GPU: %s, block %u, thread %u: %s\n", kernel_name, now->block.x, now->thread.x, what);
+    else fprintf(stderr, "emulated GPU: %s\n", what);
+    abort();
+}
+
+// On a device the access fails with cudaErrorMisalignedAddress.
+inline void check_aligned(const void *p, size_t bytes)
+{
+    uintptr_t at = (uintptr_t)p;
+    __asm__("" : "+r"(at));  // the compiler assumes that the type's alignment holds
+    if (mode.align && at % bytes != 0)
+        fault("%zu bytes at address %p, which is not a multiple of %zu", bytes, p, bytes);
+}
+
+}  // namespace ms_shim

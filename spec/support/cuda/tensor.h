@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// cuda/tensor.h -- the emulation behind kernels/cuda/tensor_core.h, which describes these functions.
+//
+// A product adds in double and rounds once; a GPU's sums differ from it in the last bits. A destination of copy_async
+// is poisoned until the copy takes place, at the wait.
+#pragma once
+#include "warps.h"
+
+namespace ms_shim
+{
+
+inline float from_bf16(uint16_t v)
+{
+    uint32_t bits = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+inline float from_f16(uint16_t v)
+{
+    _Float16 h;
+    memcpy(&h, &v, sizeof h);
+    return (float)h;
+}
+
+// What each lane of the warp brings. Two sets alternate: a lane that writes a set again has met all its readers at the
+// exchange in between.
+typedef uint32_t fragment[10];
+inline fragment *exchange(const char *name, const uint32_t *mine, int n)
+{
+    need_fiber();
+    int first = (int)now->thread.x / 32 * 32;
+    if (first + 32 > block->n) fault("%s: the warp has %d threads, expected 32", name, block->n - first);
+    fragment *all = block->tiles[self->exchanges++ & 1] + first;
+    memcpy(all[lane()], mine, (size_t)n * sizeof *mine);
+    meet(2);
+    if (self->met != ~0u) fault("%s: only the lanes %08x of the warp take part", name, self->met);
+    return all;
+}
+
+inline void mma(const char *name, float (*value)(uint16_t), float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
+    const fragment *all = exchange(name, mine, 6);
+    int g = lane() / 4, t = lane() % 4;
+    auto half = [&](uint32_t two, int k) { return (double)value((uint16_t)(k & 1 ? two >> 16 : two)); };
+    for (int i = 0; i < 4; i++) {
+        int row = g + (i / 2) * 8, column = 2 * t + i % 2;
+        double sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            const uint32_t *of_a = all[row % 8 * 4 + k % 8 / 2], *of_b = all[column * 4 + k % 8 / 2] + 4;
+            sum += half(of_a[row / 8 + k / 8 * 2], k) * half(of_b[k / 8], k);
+        }
+        d[i] = (float)sum;
+    }
+}
+
+inline void finish_copies(int groups)  // those before group number `groups`
+{
+    for (async_copy &c : self->copies) {
+        if (c.group >= groups) continue;
+        memcpy(c.to, c.from, (size_t)c.read);
+        memset((char *)c.to + c.read, 0, (size_t)(c.bytes - c.read));
+    }
+    std::erase_if(self->copies, [=](const async_copy &c) { return c.group < groups; });
+}
+
+}  // namespace ms_shim
+
+inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    ms_shim::mma("mma_bf16", ms_shim::from_bf16, d, a, b);
+}
+inline void mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    ms_shim::mma("mma_f16", ms_shim::from_f16, d, a, b);
+}
+
+template <int N, bool TRANSPOSED = false> void load_matrices(uint32_t *r, const void *row)
+{
+    static_assert(N == 1 || N == 2 || N == 4, "1, 2 or 4 matrices");
+    using namespace ms_shim;
+    if (lane() < 8 * N) check_aligned(row, 16);
+    uint32_t mine[2] = { (uint32_t)(uintptr_t)row, (uint32_t)((uintptr_t)row >> 32) };
+    const fragment *all = exchange("load_matrices", mine, 2);
+    for (int m = 0; m < N; m++) {
+        uint16_t two[2];
+        for (int k = 0; k < 2; k++) {
+            int i = lane() / 4, j = lane() % 4 * 2 + k;
+            if (TRANSPOSED) std::swap(i, j);
+            const uint32_t *from = all[8 * m + i];
+            two[k] = ((const uint16_t *)(from[0] | (uintptr_t)from[1] << 32))[j];
+        }
+        r[m] = two[0] | (uint32_t)two[1] << 16;
+    }
+    meet(2);  // no lane overwrites a row that another one still reads
+}
+
+template <int BYTES> void copy_async(void *to, const void *from, int read = BYTES)
+{
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "4, 8 or 16 bytes");
+    using namespace ms_shim;
+    need_fiber();
+    check_aligned(to, BYTES);
+    check_aligned(from, BYTES);
+    if (read < 0 || read > BYTES) fault("copy_async: reads %d of %d bytes", read, BYTES);
+    memset(to, POISON, BYTES);
+    self->copies.push_back({ to, from, BYTES, read, self->group });
+}
+inline void copy_async_commit()
+{
+    ms_shim::need_fiber();
+    ms_shim::self->group++;
+}
+template <int LEFT> void copy_async_wait()
+{
+    ms_shim::need_fiber();
+    ms_shim::finish_copies(ms_shim::self->group - LEFT);
+}
+
+inline void *dynamic_shared() { return ms_shim::block->dynamic; }
