@@ -17,12 +17,12 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
       for _, p in ipairs(m:parameters()) do n = n + p:numel() end
       return n
     end
-    ms.scope(function() ms.nn.Linear(8, 8, { device = "cuda:0" })(ms.ones(2, 8,
-      { device = "cuda:0" })):sum():backward() end)
+    local device = ms.empty(1, { device = "cuda" }).device       -- the rank's own
+    ms.scope(function() ms.nn.Linear(8, 8, { device = device })(ms.ones(2, 8, { device = device })):sum():backward() end)
     collected()
-    local base = ms.memory_stats("cuda:0").allocated
-    local function current() return (ms.memory_stats("cuda:0").allocated - base) / MB end
-    local function peak() return (ms.memory_stats("cuda:0").peak_allocated - base) / MB end
+    local base = ms.memory_stats(device).allocated
+    local function current() return (ms.memory_stats(device).allocated - base) / MB end
+    local function peak() return (ms.memory_stats(device).peak_allocated - base) / MB end
     local model = TransformerLM { vocab = 32, layers = 3, dim = 96, heads = 4, max_seq = 16, tie = false,
       device = "cpu" }
     local B, U = numel(model.layers[1]), numel(model)
@@ -31,19 +31,19 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
       assert.is_true(value <= 4 * bound / MB, ("%s, %s: %.3f MB, the bound is %.3f MB"):format(what, point, value,
         4 * bound / MB))
     end
-    ms.reset_peak_memory_stats "cuda:0"
+    ms.reset_peak_memory_stats(device)
     model = shard(model)
     within(1.5 * B, peak(), "initialisation, peak")
     within(1.5 * B, current(), "initialisation")
     local optim = ms.optim.Adam(model:parameters(), { lr = 1e-2 })
     for step = 1, 2 do
       ms.scope(function()
-        local ids = ms.randint(0, 32, { 1, 4 }):to "cuda:0"
-        ms.reset_peak_memory_stats "cuda:0"
+        local ids = ms.randint(0, 32, { 1, 4 }):to(device)
+        ms.reset_peak_memory_stats(device)
         local loss = model(ids):sum()
         within(3 * B + N, peak(), "forward of step " .. step)
         assert.is_true(peak() >= 4 * B / MB)                     -- computation does take place there
-        ms.reset_peak_memory_stats "cuda:0"
+        ms.reset_peak_memory_stats(device)
         loss:backward()
         within(4 * B + N, peak(), "backward of step " .. step)
       end)
@@ -69,7 +69,7 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
     it("stays within the bounds: FSDP with cpu_offload, use_orig_params = " .. tostring(pieces), function()
       local ms = require "moonshard"
       check(function(model)
-        local options = { cpu_offload = true, device_id = "cuda:0", use_orig_params = pieces }
+        local options = { cpu_offload = true, device_id = "cuda", use_orig_params = pieces }
         for k, layer in ipairs(model.layers) do model.layers[k] = ms.fsdp.FSDP(layer, options) end
         return ms.fsdp.FSDP(model, options)
       end, "FSDP")
