@@ -10,15 +10,15 @@
 --- operations in place (pow_), compute in the dtypes of their inputs. The lists are stored as flags in the engine's
 --- table of operators: MS_OP_LOW, MS_OP_WIDE.
 local dtypes = require "moonshard.core.dtypes"
+local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
 
 local lib = engine.lib
 
-local function restore(mode, ok, ...)
+local function restore(mode, ...)
   lib.ms_set_autocast(mode)
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 local HALF = opts.one_of { "bfloat16", "float16" }

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Autograd: backward advances a run of the engine and answers its events. Functions with their own backward and
 --- checkpoints are in autograd/function.lua.
+local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -328,10 +329,9 @@ end
 
 -- ---- modes ------------------------------------------------------------------------------------------
 
-local function restore(mode, ok, ...)
+local function restore(mode, ...)
   lib.ms_set_grad_mode(mode)
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn(…) without recording a graph.

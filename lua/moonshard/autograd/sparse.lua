@@ -9,6 +9,7 @@ local class = require "moonshard.tensor.class"
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"
 local functions = require "moonshard.autograd.function"
+local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -336,10 +337,9 @@ function M.accumulate(t, g)
 end
 
 -- Restores the sparse gradients after the call.
-local function restore(changed, ok, ...)
+local function restore(changed, ...)
   for k = #changed, 1, -1 do lib.ms_set_grad(changed[k].id, 0) end
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones, because the engine can only read

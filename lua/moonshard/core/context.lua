@@ -13,10 +13,15 @@ local context = {}
 
 local M = { now = context }
 
-local function leave(before, ok, ...)
-  context.block = before
+--- The results of a pcall; raises its error again if it failed.
+function M.results(ok, ...)
   if not ok then error((...), 0) end
   return ...
+end
+
+local function leave(before, ...)
+  context.block = before
+  return M.results(...)
 end
 
 --- Runs fn(…) as a block that must not yield.

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Ranges of the profiler: calls of modules, and ranges that the script makes.
+local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 
 local lib, ffi, bit = engine.lib, engine.ffi, require "bit"
@@ -8,10 +9,9 @@ local M = {}
 
 local before = ffi.new "double[1]"
 
-local function close(from, allocated, kind, name, ok, ...)
+local function close(from, allocated, kind, name, ...)
   lib.ms_range_close(from, allocated, kind, name, "")
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn(...) as a range made by the script; if no recording is active, only calls fn.

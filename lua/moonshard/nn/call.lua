@@ -5,6 +5,7 @@
 --- pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back` are lists of hooks (or false);
 --- `_hooked` is true if at least one of them is a list.
 local autograd = require "moonshard.autograd"
+local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -98,10 +99,9 @@ local function range_name(self)
   return paths[self] and ("%s (%s)"):format(paths[self], self:class_name()) or self:class_name()
 end
 
-local function left_module(is_outermost, ok, ...)
+local function left_module(is_outermost, ...)
   if is_outermost then outermost = nil end
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 local function profiled_call(self, ...)

@@ -257,11 +257,6 @@ local function resume_in_chain(co, ...)
   return back(co, c, chain_before, grad_mode, autocast, before, resume(co, ...))
 end
 
-local function wrapped(ok, ...)
-  if not ok then error((...), 0) end
-  return ...
-end
-
 if not debug.getregistry()["moonshard.coroutines"] then
   debug.getregistry()["moonshard.coroutines"] = true
   coroutine.resume = resume_in_chain                    -- luacheck: ignore 122
@@ -271,7 +266,7 @@ if not debug.getregistry()["moonshard.coroutines"] then
   end
   function coroutine.wrap(fn)                           -- luacheck: ignore 122
     local co = create(fn)
-    return function(...) return wrapped(resume_in_chain(co, ...)) end
+    return function(...) return context.results(resume_in_chain(co, ...)) end
   end
 end
 

@@ -126,10 +126,9 @@ end
 
 -- ---- devices and memory ----------------------------------------------------------------------------
 
-local function finish(device, ok, ...)
+local function finish(device, ...)
   now.device = device
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn(…) with another default device. Errors: a device that does not exist.

@@ -327,10 +327,9 @@ function DDP:join(given, fn)
   return join.run(st, o, model, fn)
 end
 
-local function leave(st, before, ok, ...)
+local function leave(st, before, ...)
   st.sync = before
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn without reducing the gradients of forwards inside it: gradients accumulate on each rank until the next

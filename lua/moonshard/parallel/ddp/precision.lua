@@ -7,6 +7,7 @@
 --- makes its own copies.
 local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.core.dtypes"
+local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -17,7 +18,7 @@ local tensor = require "moonshard.tensor"
 local lib, state = engine.lib, engine.state
 local is_tensor = tensor.is_tensor
 local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable, setmetatable
-local ipairs, pairs, pcall, error, select, unpack, type = ipairs, pairs, pcall, error, select, unpack, type
+local ipairs, pairs, pcall, select, unpack, type = ipairs, pairs, pcall, select, unpack, type
 
 local M = {}
 
@@ -152,12 +153,11 @@ local function raise_again(copies, hidden)
   end
 end
 
-local function leave(self, around, copies, hidden, ok, ...)
+local function leave(self, around, copies, hidden, ...)
   self.inside = false
   autograd.set_around(around)
   raise_again(copies, hidden)
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn(…) while the fields contain copies.

@@ -414,10 +414,9 @@ local function set_sync(unit, on)
   end
 end
 
-local function restore_sync(units, before, ok, ...)
+local function restore_sync(units, before, ...)
   for k, unit in ipairs(units) do set_sync(unit, before[k]) end
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn. Backwards during the call accumulate whole, unreduced gradients in the parameters' grad; the next backward

@@ -5,6 +5,7 @@
 --- children (recurse is true), to decide whether to visit these; and after them, to decide whether to wrap the module
 --- (remaining: the number of elements of its parameters that are not yet wrapped). A policy object (module_wrap_policy,
 --- custom_policy) selects all modules to wrap at once, with their options.
+local context = require "moonshard.core.context"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -14,7 +15,7 @@ local containers = require "moonshard.nn.containers"
 local opts = require "moonshard.core.opts"
 local a_module = require("moonshard.nn.register").a_module
 
-local raise, modes = errors.raise, require("moonshard.core.context").now
+local raise, modes = errors.raise, context.now
 
 local M = {}                            -- the public table
 
@@ -150,10 +151,9 @@ end
 
 -- ---- annotation ----------------------------------------------------------------------------------
 
-local function leave(ok, ...)
+local function leave(...)
   modes.wrap = nil
-  if not ok then error((...), 0) end
-  return ...
+  return context.results(...)
 end
 
 --- Runs fn; M.wrap(module) inside fn wraps with these options.
@@ -317,7 +317,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
     post_order(root, targets, wrap, {}, {})
     return
   end
-  local context = {
+  local visitor = {
     done = {}, ignored = ignored, ignored_params = ignored_params,
     policy = #exempt == 0 and policy or function(m, recurse, remaining)
       -- Before a module's children: always visit them. The policy is applied afterwards.
@@ -326,7 +326,7 @@ local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
     end,
     wrap = function(m) return wrap(m, full_precision(m) and plain or options) end,
   }
-  recurse_into(root, context, true)
+  recurse_into(root, visitor, true)
 end
 
 return { public = errors.closed(M, "fsdp.wrap"), auto_wrap = auto_wrap, numel_of = numel_of }
