@@ -472,11 +472,6 @@ local function empty_state(dir, index, m, optim)
   end
 end
 
-local function names_text(list)
-  for k, name in ipairs(list) do list[k] = "'" .. name .. "'" end
-  return table.concat(list, ", ")
-end
-
 -- Reads all parts that `list` needs. One rank reads each file completely and verifies its checksum.
 local function read_files(dir, index, list, verify, dist, fits)
   local readers, after = {}, {}
@@ -553,9 +548,9 @@ function M.load(dir, m, optim, given)
         for name in util.sorted_pairs(index.tensors) do
           if name:find "^model%." and not known[name] then unexpected[#unexpected + 1] = name:sub(#"model." + 1) end
         end
-        if o.strict and #missing > 0 then errors.raise("load: '%s' lacks %s", dir, names_text(missing)) end
+        if o.strict and #missing > 0 then errors.raise("load: '%s' lacks '%s'", dir, table.concat(missing, "', '")) end
         if o.strict and #unexpected > 0 then
-          errors.raise("load: '%s' has %s, which the model lacks", dir, names_text(unexpected))
+          errors.raise("load: '%s' has '%s', which the model lacks", dir, table.concat(unexpected, "', '"))
         end
         if optim then
           local more

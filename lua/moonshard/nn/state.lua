@@ -216,12 +216,6 @@ function Module:state_dict()
   return sd
 end
 
-local function quoted(names)
-  local out = {}
-  for i, n in ipairs(names) do out[i] = '"' .. n .. '"' end
-  return concat(out, ", ")
-end
-
 -- Maps names of this model to names in which containers count from 0: "net.1.weight" -> "net.0.weight".
 local function names_from_0(self)
   local prefixes, modules, is_position = {}, {}, {}
@@ -309,8 +303,8 @@ function Module._check_state(self, sd, o, fits)
   sort(unexpected)
   local hint = o.count_from == 1 and #unexpected > 0 and counts_from_0(self, known, sd) or nil
   if o.strict then
-    if #unexpected > 0 then insert(wrong, 1, "Unexpected key(s) in state_dict: " .. quoted(unexpected) .. ". ") end
-    if #missing > 0 then insert(wrong, 1, "Missing key(s) in state_dict: " .. quoted(missing) .. ". ") end
+    if #unexpected > 0 then insert(wrong, 1, 'Unexpected key(s) in state_dict: "' .. concat(unexpected, '", "') .. '". ') end
+    if #missing > 0 then insert(wrong, 1, 'Missing key(s) in state_dict: "' .. concat(missing, '", "') .. '". ') end
   end
   if #wrong > 0 then
     wrong[#wrong + 1] = hint

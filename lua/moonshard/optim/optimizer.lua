@@ -16,7 +16,7 @@ local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 local with_dense_grads = require "moonshard.autograd.sparse".with_dense_grads
 local a_tensor = tensor.a_tensor
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
-local Tensor = tensor.Tensor
+local Tensor, is_plain = tensor.Tensor, opts.is_plain
 local rawget, ipairs = rawget, ipairs
 local STATES = ffi.C.MS_OPTIM_STATES
 
@@ -28,7 +28,6 @@ local STATES = ffi.C.MS_OPTIM_STATES
 local Optimizer = class.new "Optimizer"
 
 -- Whether x is a table that is not a tensor or module.
-local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 -- Converts a group to the form that the engine reads: ids of the leaves, STATES state ids per leaf, steps taken. Leaves
 -- that are also in `before` keep their state. If a parameter belongs to a tensor class, its inner tensors are the

@@ -6,12 +6,6 @@ local raise = require "moonshard.core.errors".raise
 
 local M = {}
 
-local function names_text(list)
-  local out = {}
-  for k, name in ipairs(list) do out[k] = "'" .. name .. "'" end
-  return "[" .. table.concat(out, ", ") .. "]"
-end
-
 --- Raises unless all parameters are on one type of device, which must not be meta.
 function M.devices(params)
   local kinds, seen = {}, {}
@@ -24,8 +18,8 @@ function M.devices(params)
   end
   table.sort(kinds)
   if #kinds > 1 then
-    raise("DistributedDataParallel's input module must be on the same type of devices, but input module parameters locate in %s.",
-      names_text(kinds))
+    raise("DistributedDataParallel's input module must be on the same type of devices, but input module parameters locate in ['%s'].",
+      table.concat(kinds, "', '"))
   end
   if seen.meta then
     raise("DDP: the module is on the meta device; initialize its parameters first (to_empty, then reset_parameters)")

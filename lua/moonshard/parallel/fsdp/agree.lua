@@ -132,13 +132,11 @@ function M.agree(groups, fn, ...)
     -- A value that cannot be sent must fail here instead of in the gather.
     return result, object.encode(reported, "fsdp")
   end, ...)
-  local all, ranks = M.gather(groups, { failed = not ok and tostring(result) or nil, reported = reported }), {}
+  local all = M.gather(groups, { failed = not ok and tostring(result) or nil, reported = reported })
   if not ok then error(result, 0) end
-  for rank in pairs(all) do ranks[#ranks + 1] = rank end
-  table.sort(ranks)
-  for _, rank in ipairs(ranks) do
-    if all[rank].failed then errors.raise("%s (on rank %d)", all[rank].failed:gsub("^[^\n]-:%d+: ", ""), rank) end
-    all[rank] = object.decode(all[rank].reported)
+  for rank, v in sorted_pairs(all) do
+    if v.failed then errors.raise("%s (on rank %d)", v.failed:gsub("^[^\n]-:%d+: ", ""), rank) end
+    all[rank] = object.decode(v.reported)
   end
   return result, all
 end

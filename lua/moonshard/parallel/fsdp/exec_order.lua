@@ -10,6 +10,7 @@ local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local flat = require "moonshard.parallel.fsdp.flat"
 local log = require "moonshard.core.log"
 local module = require "moonshard.parallel.fsdp.module"
 local no_grad = autograd.no_grad
@@ -57,9 +58,7 @@ function M.start(root, m)
     group = root.placed.given, root = root, backwards = 0,
   }
   if type(order.group) == "table" and getmetatable(order.group) == nil then order.group = root.placed.group end
-  local names, values = m:_state()
-  local name_of = {}
-  for k = #names, 1, -1 do name_of[values[k]] = names[k] end
+  local name_of = flat.names_below(m)
   for _, unit in ipairs(module.units_below(m)) do
     if unit.classic and #unit.originals > 0 then
       order.by_number[#order.by_number + 1] = unit

@@ -13,12 +13,12 @@ local opts = require "moonshard.core.opts"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local state = require "moonshard.parallel.fsdp.state"
 local tensor = require "moonshard.tensor"
+local is_plain = opts.is_plain
 local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 
 local M = {}
 
 -- Whether x is a table without metatable: tensors and modules have one.
-local function is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
 local function check_optimizer(who, optim)
   opts.need(type(optim) == "table" and type(optim.param_groups) == "table", optim, "an optimizer", "%s: argument 2",
@@ -62,12 +62,6 @@ local function each_parameter(who, optim, name_of, fn)
 end
 
 local function is_cut(p, v) return tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) end
-
-local function quoted(names)
-  local out = {}
-  for k, name in ipairs(names) do out[k] = "'" .. name .. "'" end
-  return "[" .. table.concat(out, ", ") .. "]"
-end
 
 -- ---- saving --------------------------------------------------------------------------------------
 
@@ -152,14 +146,15 @@ local function common_fields(names, by_name, reported)
       .. "of those states"
     for _, rank in ipairs(ranks) do
       if missing[rank] then
-        text = ("%s\nRank %d is missing states for the parameters: %s"):format(text, rank, quoted(missing[rank]))
+        text = ("%s\nRank %d is missing states for the parameters: ['%s']"):format(text, rank,
+          table.concat(missing[rank], "', '"))
       end
     end
     errors.raise("%s", text)
   end
   if #lacks > 0 then
-    errors.raise("optim_state_dict: rank %d is missing states that other ranks have, for the parameters: %s", ranks[1],
-      quoted(lacks))
+    errors.raise("optim_state_dict: rank %d is missing states that other ranks have, for the parameters: ['%s']", ranks[1],
+      table.concat(lacks, "', '"))
   end
   return fields
 end

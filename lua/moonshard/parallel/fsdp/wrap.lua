@@ -230,12 +230,6 @@ local function post_order(m, targets, wrap, done, visited)
   end
 end
 
-local function quoted(names)
-  local out = {}
-  for k, name in ipairs(names) do out[k] = "'" .. name .. "'" end
-  return "[" .. table.concat(out, ", ") .. "]"
-end
-
 -- A flat parameter has a single requires_grad; with use_orig_params, mixed values cost memory.
 local function validate_frozen(root, targets, ignored_params, use_orig_params)
   local seen = {}
@@ -256,13 +250,14 @@ local function validate_frozen(root, targets, ignored_params, use_orig_params)
         local a, b = { numel = 0 }, { numel = 0 }
         visit(child, below .. ".", a, b)
         if #a > 0 and #b > 0 then
-          local text = ("%s has both parameters with requires_grad=True and False. %s\nThe following parameters have requires_grad=True:\n%s\n"
-            .. "The following parameters have requires_grad=False:\n%s"):format(below,
+          local text = ("%s has both parameters with requires_grad=True and False. %s\nThe following parameters have requires_grad=True:\n['%s']\n"
+            .. "The following parameters have requires_grad=False:\n['%s']"):format(below,
             use_orig_params and (
               "FSDP does not recommend wrapping such modules since the gradient memory usage will be higher than expected "
               .. "(%d numel instead of %d numel before sharding via reduce-scatter)."):format(a.numel + b.numel,
               a.numel)
-              or "FSDP does not support wrapping such modules.", quoted(a), quoted(b))
+              or "FSDP does not support wrapping such modules.", table.concat(a, "', '"),
+            table.concat(b, "', '"))
           if not use_orig_params then raise("%s", text) end
           log.warn(text)
         end
