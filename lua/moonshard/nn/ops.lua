@@ -8,7 +8,7 @@ local args, a_in, a_out, a_i, a_f = engine.args, engine.a_in, engine.a_out, engi
 local id_of, wrap = tensor.id_of, tensor.wrap
 local call1, call3, call_args = tensor.call1, tensor.call3, tensor.call
 
-local function op(name) return engine.op(name) end
+local op = engine.op
 
 local M = {}
 
@@ -27,17 +27,13 @@ function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
 function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
 
 function M.gelu_tanh(x)
-  a_in[0] = id_of(x, "gelu")
-  args.n_in, args.n_i, args.n_f, a_i[0] = 1, 1, 0, 1
-  call_args(op_gelu, x)
-  return wrap(a_out[0])
+  a_i[0] = 1
+  return wrap(tensor.call1_with(op_gelu, x, "gelu", 1))
 end
 
 local function along(number, x, d, who)
-  a_in[0] = id_of(x, who)
-  args.n_in, args.n_i, args.n_f, a_i[0] = 1, 1, 0, d
-  call_args(number, x)
-  return wrap(a_out[0])
+  a_i[0] = d
+  return wrap(tensor.call1_with(number, x, who, 1))
 end
 function M.softmax(x, d) return along(op_softmax, x, d, "softmax") end
 function M.log_softmax(x, d) return along(op_log_softmax, x, d, "log_softmax") end
@@ -45,8 +41,7 @@ function M.log_softmax(x, d) return along(op_log_softmax, x, d, "log_softmax") e
 function M.embedding(ids, w, padding_idx)
   a_in[0], a_in[1] = id_of(w, "embedding", "weight"), id_of(ids, "embedding", "ids")
   args.n_in, args.n_i, args.n_f, a_i[0] = 2, 1, 0, padding_idx or -1
-  call_args(op_embedding, w, ids)
-  return wrap(a_out[0])
+  return wrap(call_args(op_embedding, w, ids))
 end
 
 -- n: number of trailing dimensions to normalise over.
@@ -59,8 +54,7 @@ function M.layer_norm(x, n, w, b, eps)
     a_in[2], ids = id_of(b, "layer_norm", "bias"), 3
   end
   args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = ids, 1, 1, n, eps
-  call_args(op_layer_norm, x, w, b)
-  return wrap(a_out[0])
+  return wrap(call_args(op_layer_norm, x, w, b))
 end
 
 -- The default eps by dtype: the distance from 1 to the next number, as in PyTorch.
@@ -73,8 +67,7 @@ function M.rms_norm(x, w, eps)
   local n = 1
   if w ~= nil then a_in[1], n = id_of(w, "rms_norm", "weight"), 2 end
   args.n_in, args.n_i, args.n_f, a_f[0] = n, 0, 1, eps
-  call_args(op_rms_norm, x, w)
-  return wrap(a_out[0])
+  return wrap(call_args(op_rms_norm, x, w))
 end
 
 -- Returns y; in training also the batch's mean and biased variance.
@@ -98,8 +91,7 @@ function M.conv2d(x, w, b, stride, padding, dilation, groups)
   args.n_in, args.n_i, args.n_f = n, 9, 0
   a_i[0], a_i[1], a_i[6], a_i[7], a_i[8] = stride[1], stride[2], dilation[1], dilation[2], groups
   for k = 1, 4 do a_i[k + 1] = padding[k] end
-  call_args(op_conv2d, x, w, b)
-  return wrap(a_out[0])
+  return wrap(call_args(op_conv2d, x, w, b))
 end
 
 local reductions = { none = 0, mean = 1, sum = 2 }
@@ -110,15 +102,13 @@ function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smo
   if weight ~= nil then a_in[2], n = id_of(weight, "cross_entropy", "weight"), 3 end
   args.n_in, args.n_i, args.n_f = n, 2, 1
   a_i[0], a_i[1], a_f[0] = reductions[reduction], ignore_index, label_smoothing
-  call_args(op_cross_entropy, logits, ids, weight)
-  return wrap(a_out[0])
+  return wrap(call_args(op_cross_entropy, logits, ids, weight))
 end
 
 function M.mse_loss(a, b, reduction)
   a_in[0], a_in[1] = id_of(a, "mse_loss"), id_of(b, "mse_loss")
   args.n_in, args.n_i, args.n_f, a_i[0] = 2, 1, 0, reductions[reduction]
-  call_args(op_mse_loss, a, b)
-  return wrap(a_out[0])
+  return wrap(call_args(op_mse_loss, a, b))
 end
 
 -- scale 0 means 1 / sqrt(head size).
@@ -128,16 +118,14 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   if mask ~= nil then a_in[3], n = id_of(mask, "attention", "attn_mask"), 4 end
   args.n_in, args.n_i, args.n_f = n, 1, 2
   a_i[0], a_f[0], a_f[1] = causal and 1 or 0, dropout_p, scale
-  call_args(op_attention, q, k, v)
-  return wrap(a_out[0])
+  return wrap(call_args(op_attention, q, k, v))
 end
 
 -- Runs an operator on an id, without making Lua objects for intermediate results. `of`: the tensor that an error names.
 -- To be called only inside scopes, which release the intermediate results if an operator fails.
 local function by_id(number, id, of, n_i)
   a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
-  call_args(number, of)
-  return a_out[0]
+  return call_args(number, of)
 end
 
 --- Splits [B, T, 3 n D] into three tensors [B, n, T, D]. A single split has one gradient; three selects would have

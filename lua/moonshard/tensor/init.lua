@@ -226,14 +226,24 @@ function M.call3(op, a, b, c, who)
   return id
 end
 
---- Calls an operator with the arguments in engine.args. Its outputs are then in engine.a_out. The tensors a, b, c are
---- only passed for error messages.
+--- Calls an operator with the arguments in engine.args. Returns its first output; all are in engine.a_out. The tensors
+--- a, b, c are only passed for error messages.
 function M.call(op, a, b, c)
   local args = engine.args
   if lib.ms_call_op(op, args) ~= 0 and not refused_call(op, a, b, c)
     and not (collected() and lib.ms_call_op(op, args) == 0) then
     fail(a, b, c)
   end
+  return engine.a_out[0]
+end
+
+--- Calls an operator with one tensor and the first n_i integers of engine.a_i and n_f numbers of engine.a_f, which the
+--- caller has set.
+function M.call1_with(op, a, who, n_i, n_f)
+  local args = engine.args
+  args.n_in, args.n_i, args.n_f = 1, n_i, n_f or 0
+  engine.a_in[0] = id_of(a, who)
+  return M.call(op, a)
 end
 
 -- ---- fields ------------------------------------------------------------------------------------

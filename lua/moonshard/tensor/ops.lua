@@ -89,8 +89,7 @@ local function scaled(number, who, a, b, alpha)
   local ia, ib = id_of(a, who), id_of(b, who)
   args.n_in, args.n_i, args.n_f = 2, 0, 1
   a_in[0], a_in[1], a_f[0] = ia, ib, alpha
-  tensor.call(number, a, b)
-  return engine.a_out[0]
+  return tensor.call(number, a, b)
 end
 
 local ADD_, SUB_, ADD_S_ = op "add_", op "sub_", op "add_scalar_"
@@ -234,10 +233,8 @@ function methods.gelu(t, given)
   local approximate = given ~= nil and opts("gelu", given,
     { approximate = opts.one_of({ "none", "tanh" }, "none") }).approximate
   if approximate ~= "tanh" then return wrap(call1(GELU, t, "gelu")) end
-  args.n_in, args.n_i, args.n_f = 1, 1, 0
-  a_in[0], a_i[0] = id_of(t, "gelu"), 1
-  tensor.call(GELU, t)
-  return wrap(engine.a_out[0])
+  a_i[0] = 1
+  return wrap(tensor.call1_with(GELU, t, "gelu", 1))
 end
 
 local CLAMP, CLAMP_ = op "clamp", op "clamp_"
@@ -250,10 +247,8 @@ local function clamp(number, who, t, low, high)
     errors.raise("%s: bounds are %s and %s, expected numbers or nil", who, errors.kind(low), errors.kind(high))
   end
   if low == nil and high == nil then errors.raise("%s: neither a minimum nor a maximum was given", who) end
-  args.n_in, args.n_i, args.n_f = 1, 0, 2
-  a_in[0], a_f[0], a_f[1] = id_of(t, who), low or -math.huge, high or math.huge
-  tensor.call(number, t)
-  return engine.a_out[0]
+  a_f[0], a_f[1] = low or -math.huge, high or math.huge
+  return tensor.call1_with(number, t, who, 0, 2)
 end
 
 --- Limits each element to [low, high]; nan remains nan.
@@ -316,8 +311,7 @@ local function masked_fill(number, who, t, mask, value)
   opts.expect(value, opts.number, "%s: value", who)
   args.n_in, args.n_i, args.n_f = 2, 0, 1
   a_in[0], a_in[1], a_f[0] = id_of(t, who), id_of(mask, who, "mask"), value
-  tensor.call(number, t, mask)
-  return engine.a_out[0]
+  return tensor.call(number, t, mask)
 end
 
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
@@ -383,10 +377,8 @@ end
 local CAST, TO_DEVICE = op "cast", op "to_device"
 
 local function with_int(number, who, t, i)
-  args.n_in, args.n_i, args.n_f = 1, 1, 0
-  a_in[0], a_i[0] = id_of(t, who), i
-  tensor.call(number, t)
-  return wrap_same(engine.a_out[0], t)
+  a_i[0] = i
+  return wrap_same(tensor.call1_with(number, t, who, 1), t)
 end
 
 local function cast(t, dtype)
@@ -500,8 +492,7 @@ function methods.allclose(t, u, given)
   args.n_in, args.n_i, args.n_f = 2, 0, 3
   a_in[0], a_in[1] = id_of(t, "allclose"), id_of(u, "allclose")
   a_f[0], a_f[1], a_f[2] = o.rtol, o.atol, o.equal_nan and 1 or 0
-  tensor.call(ALLCLOSE, t, u)
-  return truth(engine.a_out[0])
+  return truth(tensor.call(ALLCLOSE, t, u))
 end
 
 opts.fix(methods, { "pow_", "clamp", "clamp_", "matmul", "masked_fill", "fill_", "zero_", "copy_", "clone",

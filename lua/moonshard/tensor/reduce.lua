@@ -5,9 +5,9 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
-local op, a_in, a_i, a_f, args = engine.op, engine.a_in, engine.a_i, engine.a_f, engine.args
+local op, a_i, a_f = engine.op, engine.a_i, engine.a_f
 local methods = tensor.methods
-local wrap, id_of, position, call1 = tensor.wrap, tensor.id_of, tensor.position, tensor.call1
+local wrap, position, call1, call1_with = tensor.wrap, tensor.position, tensor.call1, tensor.call1_with
 local type = type
 
 local KEEPDIM = { keepdim = false }
@@ -26,20 +26,13 @@ local function positions(d, at, who)
   return at + #d
 end
 
-local function run(number, t, who, n_i, n_f)
-  args.n_in, args.n_i, args.n_f = 1, n_i, n_f
-  a_in[0] = id_of(t, who)
-  tensor.call(number, t)
-  return engine.a_out[0]
-end
-
 for _, name in ipairs { "sum", "mean", "prod", "all", "any" } do
   local number = op(name)
   methods[name] = function(t, d, given)
     if d == nil and given == nil then return wrap(call1(number, t, name)) end
     if given == nil and opts.is(d) then d, given = nil, d end
     a_i[0] = given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
-    return wrap(run(number, t, name, positions(d, 1, name), 0))
+    return wrap(call1_with(number, t, name, positions(d, 1, name)))
   end
 end
 
@@ -49,7 +42,7 @@ for _, name in ipairs { "var", "std" } do
     if given == nil and opts.is(d) then d, given = nil, d end
     local o = opts(name, given, { keepdim = false, correction = 1 })
     a_i[0], a_i[1] = o.keepdim and 1 or 0, o.correction
-    return wrap(run(number, t, name, positions(d, 2, name), 0))
+    return wrap(call1_with(number, t, name, positions(d, 2, name)))
   end
 end
 
@@ -64,8 +57,8 @@ for _, name in ipairs { "max", "min" } do
     end
     if tensor.is_tensor(d) then return methods[name == "max" and "maximum" or "minimum"](t, d) end
     a_i[0], a_i[1] = position(d, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
-    run(along, t, name, 2, 0)
-    local values, indices = engine.a_out[0], engine.a_out[1]
+    local values = call1_with(along, t, name, 2)
+    local indices = engine.a_out[1]
     return wrap(values), wrap(indices)
   end
 end
@@ -75,7 +68,7 @@ for _, name in ipairs { "argmax", "argmin" } do
   methods[name] = function(t, d, given)
     if given == nil and opts.is(d) then d, given = nil, d end
     a_i[0], a_i[1] = position(d or -1, name), given ~= nil and opts(name, given, KEEPDIM).keepdim and 1 or 0
-    return wrap(run(number, t, name, 2, 0))
+    return wrap(call1_with(number, t, name, 2))
   end
 end
 
@@ -93,14 +86,14 @@ function methods.norm(t, p, d, given)
   a_i[0] = given ~= nil and opts("norm", given, KEEPDIM).keepdim and 1 or 0
   local n = positions(d, 1, "norm")
   a_f[0] = p or 2
-  return wrap(run(NORM, t, "norm", n, 1))
+  return wrap(call1_with(NORM, t, "norm", n, 1))
 end
 
 for _, name in ipairs { "softmax", "log_softmax", "cumsum" } do
   local number = op(name)
   methods[name] = opts.fixed(name, function(t, d)
     a_i[0] = position(d or -1, name)
-    return wrap(run(number, t, name, 1, 0))
+    return wrap(call1_with(number, t, name, 1))
   end)
 end
 
@@ -112,7 +105,7 @@ local LOGSUMEXP = op "logsumexp"
 function methods.logsumexp(t, d, given)
   if given == nil and opts.is(d) then d, given = nil, d end
   a_i[0], a_i[1] = position(d or -1, "logsumexp"), given ~= nil and opts("logsumexp", given, KEEPDIM).keepdim and 1 or 0
-  return wrap(run(LOGSUMEXP, t, "logsumexp", 2, 0))
+  return wrap(call1_with(LOGSUMEXP, t, "logsumexp", 2))
 end
 
 return {}

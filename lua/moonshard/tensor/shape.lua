@@ -10,6 +10,7 @@ local op, a_in, a_i, args = engine.op, engine.a_in, engine.a_i, engine.args
 local methods = tensor.methods
 local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
 local position, dimension, info_of = tensor.position, tensor.dimension, tensor.info_of
+local call1_with = tensor.call1_with
 local type, select, unpack = type, select, unpack
 local new_table = require "table.new"
 local a_tensor = tensor.a_tensor
@@ -45,14 +46,6 @@ local function sizes(who, at, first, ...)
   return n + 1
 end
 
--- Calls an operator with one tensor and the integers engine.a_i[0 .. n), which the caller has set.
-local function with_ints(number, who, t, n)
-  args.n_in, args.n_i, args.n_f = 1, n, 0
-  a_in[0] = id_of(t, who)
-  tensor.call(number, t)
-  return engine.a_out[0]
-end
-
 -- ---- views --------------------------------------------------------------------------------------
 
 local VIEW, RESHAPE, EXPAND, TRANSPOSE, PERMUTE = op "view", op "reshape", op "expand", op "transpose", op "permute"
@@ -62,19 +55,19 @@ local NARROW, SELECT, SQUEEZE, UNSQUEEZE = op "narrow", op "select", op "squeeze
 --- a copy (see reshape).
 ---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is then computed
 ---@return Tensor  shares t's storage
-function methods.view(t, ...) return wrap_same(with_ints(VIEW, "view", t, sizes("view", 0, ...)), t) end
+function methods.view(t, ...) return wrap_same(call1_with(VIEW, t, "view", sizes("view", 0, ...)), t) end
 
 --- The same elements in another shape: a view if t's strides allow it, otherwise a copy. Errors: the number of elements
 --- differs.
 ---@param ... integer|integer[]  sizes, as numbers or one list; one of them may be -1 and is then computed
 ---@return Tensor
-function methods.reshape(t, ...) return wrap_same(with_ints(RESHAPE, "reshape", t, sizes("reshape", 0, ...)), t) end
+function methods.reshape(t, ...) return wrap_same(call1_with(RESHAPE, t, "reshape", sizes("reshape", 0, ...)), t) end
 
 --- Repeats dimensions of size 1 without copying; new dimensions may be added in front. Errors: a size other than 1
 --- would change.
 ---@param ... integer|integer[]  sizes, as numbers or one list; -1 keeps a size
 ---@return Tensor  shares t's storage; an element occurs at several positions
-function methods.expand(t, ...) return wrap_same(with_ints(EXPAND, "expand", t, sizes("expand", 0, ...)), t) end
+function methods.expand(t, ...) return wrap_same(call1_with(EXPAND, t, "expand", sizes("expand", 0, ...)), t) end
 for _, name in ipairs { "expand", "view" } do
   methods[name .. "_as"] = function(t, u)
     opts.expect(u, a_tensor, "%s_as: argument 1", name)
@@ -111,7 +104,7 @@ end
 ---@return Tensor  shares t's storage
 function methods.transpose(t, d1, d2)
   a_i[0], a_i[1] = position(d1, "transpose"), position(d2, "transpose")
-  return wrap(with_ints(TRANSPOSE, "transpose", t, 2))
+  return wrap(call1_with(TRANSPOSE, t, "transpose", 2))
 end
 
 --- The transpose of a matrix, without copying; a tensor of fewer dimensions returns itself. Errors: more than 2
@@ -134,7 +127,7 @@ end
 function methods.permute(t, ...)
   local n = sizes("permute", 0, ...)
   for k = 0, n - 1 do a_i[k] = position(tonumber(a_i[k]), "permute") end
-  return wrap(with_ints(PERMUTE, "permute", t, n))
+  return wrap(call1_with(PERMUTE, t, "permute", n))
 end
 
 -- Converts an index along a dimension of the given size: 1-based, negative from the end.
@@ -162,7 +155,7 @@ function methods.narrow(t, d, start, length)
     errors.raise("narrow: %d elements from position %d exceed size %d", length, start, size)
   end
   a_i[0], a_i[1], a_i[2] = at, first, length
-  return wrap(with_ints(NARROW, "narrow", t, 3))
+  return wrap(call1_with(NARROW, t, "narrow", 3))
 end
 
 --- Element i along d, without that dimension and without copying; `t[i]` is `t:select(1, i)`. Errors: i is out of
@@ -174,7 +167,7 @@ function methods.select(t, d, i)
   id_of(t, "select")
   local at = dimension(t, d, "select")
   a_i[0], a_i[1] = at, index(i, tonumber(engine.info.shape[at]), "select")
-  return wrap(with_ints(SELECT, "select", t, 2))
+  return wrap(call1_with(SELECT, t, "select", 2))
 end
 
 --- Assigns t[i] = v.
@@ -189,7 +182,7 @@ end
 function methods.squeeze(t, ...)
   local n = sizes("squeeze", 0, ...)
   for k = 0, n - 1 do a_i[k] = position(tonumber(a_i[k]), "squeeze") end
-  return wrap_same(with_ints(SQUEEZE, "squeeze", t, n), t)
+  return wrap_same(call1_with(SQUEEZE, t, "squeeze", n), t)
 end
 
 --- Adds a dimension of size 1.
@@ -202,7 +195,7 @@ function methods.unsqueeze(t, d)
   if at < 0 then at = at + n + 1 end
   if at < 0 or at > n then errors.raise("unsqueeze: dimension %d is out of range; the tensor has %d", d, n) end
   a_i[0] = at
-  return wrap(with_ints(UNSQUEEZE, "unsqueeze", t, 1))
+  return wrap(call1_with(UNSQUEEZE, t, "unsqueeze", 1))
 end
 
 -- ---- splitting ----------------------------------------------------------------------------------
@@ -241,14 +234,14 @@ function methods.split(t, size, d)
     for k = 1, count do
       local piece = sizes_given and size[k] or math.min(size, total - first)
       a_i[0], a_i[1], a_i[2] = at, first, piece
-      out[k] = wrap(with_ints(NARROW, "split", t, 3))
+      out[k] = wrap(call1_with(NARROW, t, "split", 3))
       first = first + piece
     end
     return out
   end
   a_i[0] = at
   for k = 1, count do a_i[k] = sizes_given and size[k] or math.min(size, total - (k - 1) * size) end
-  with_ints(SPLIT, "split", t, count + 1)
+  call1_with(SPLIT, t, "split", count + 1)
   local n = args.n_out
   for k = 1, n do out[k] = engine.a_out[k - 1] end
   for k = 1, n do out[k] = wrap_same(out[k], t) end
@@ -290,8 +283,7 @@ local function join(number, who, list, d)
   args.n_in, args.n_i, args.n_f = n, 1, 0
   for k = 1, n do a_in[k - 1] = id_of(list[k], who, "element " .. k) end
   a_i[0] = position(d or 1, who)
-  tensor.call(number, list[1], list[2], list[3])
-  return wrap(engine.a_out[0])
+  return wrap(tensor.call(number, list[1], list[2], list[3]))
 end
 
 --- Concatenates tensors along d, by copying. Errors: different sizes except along d, different dtypes or devices; an
@@ -327,7 +319,7 @@ end
 --- Repeats the whole tensor along its dimensions.
 ---@param ... integer|integer[]  number of repetitions for each dimension; additional numbers add dimensions in front
 ---@return Tensor
-function methods.tile(t, ...) return wrap(with_ints(TILE, "tile", t, sizes("tile", 0, ...))) end
+function methods.tile(t, ...) return wrap(call1_with(TILE, t, "tile", sizes("tile", 0, ...))) end
 methods["repeat"] = methods.tile
 
 local TRIL, TRIU = op "tril", op "triu"
@@ -336,14 +328,14 @@ local TRIL, TRIU = op "tril", op "triu"
 ---@return Tensor
 function methods.tril(t, k)
   a_i[0] = whole(k or 0, "tril", "diagonal")
-  return wrap(with_ints(TRIL, "tril", t, 1))
+  return wrap(call1_with(TRIL, t, "tril", 1))
 end
 --- The upper triangle of the last two dimensions; elements below it are 0.
 ---@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below
 ---@return Tensor
 function methods.triu(t, k)
   a_i[0] = whole(k or 0, "triu", "diagonal")
-  return wrap(with_ints(TRIU, "triu", t, 1))
+  return wrap(call1_with(TRIU, t, "triu", 1))
 end
 
 -- ---- by index: ids inside tensors are 0-based -----------------------------------------------------
@@ -353,8 +345,7 @@ local function with_index(number, who, t, d, idx, src)
   a_in[0], a_in[1] = id_of(t, who), id_of(idx, who, "index")
   if src then a_in[2] = id_of(src, who, "source") end
   a_i[0] = position(d, who)
-  tensor.call(number, t, idx, src)
-  return engine.a_out[0]
+  return tensor.call(number, t, idx, src)
 end
 
 local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gather", op "scatter_", op "scatter_add_"
