@@ -60,7 +60,7 @@ local function empty(who, dtype, device, n)
   local id = lib.ms_empty(dtype, device, n, shape)
   if id == 0 and tensor.collected() then id = lib.ms_empty(dtype, device, n, shape) end
   if id == 0 then errors.raise_text((errors.last():gsub("^empty:", who .. ":"))) end
-  return id
+  return wrap(id)
 end
 
 -- Runs an operator that fills a new tensor, without recording.
@@ -96,9 +96,8 @@ end
 
 local function make(who, fill, n, given, ...)
   local dtype, device, grad = resolve(who, given)
-  local id = empty(who, dtype, device, take_shape(who, n, ...))
-  local t = wrap(id)
-  fill(id)
+  local t = empty(who, dtype, device, take_shape(who, n, ...))
+  fill(t.id)
   return require_grad(t, grad)
 end
 
@@ -129,9 +128,8 @@ for name, fill in pairs { empty = fill_none, zeros = fill_zero, ones = fill_one,
       if o.device then device = dtypes.device(o.device, name .. "_like") end
       grad = o.requires_grad
     end
-    local id = empty(name .. "_like", dtype, device, n)
-    local out = wrap(id)
-    fill(id)
+    local out = empty(name .. "_like", dtype, device, n)
+    fill(out.id)
     return require_grad(out, grad)
   end
 end
@@ -146,9 +144,8 @@ local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or d
 function M.full(sizes, value, given)
   if type(value) ~= "number" and type(value) ~= "boolean" then opts.wrong(value, "a number", "full: value") end
   local dtype, device, grad = resolve("full", given, value_dtype(value))
-  local id = empty("full", dtype, device, take_shape("full", 1, sizes))
-  local t = wrap(id)
-  fill_value(id, value == true and 1 or value or 0)
+  local t = empty("full", dtype, device, take_shape("full", 1, sizes))
+  fill_value(t.id, value == true and 1 or value or 0)
   return require_grad(t, grad)
 end
 
@@ -186,10 +183,9 @@ function M.arange(...)
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
   shape[0] = count
-  local id = empty("arange", dtype, device, 1)
-  local t = wrap(id)
+  local t = empty("arange", dtype, device, 1)
   a_f[0], a_f[1] = first, step
-  in_place(ARANGE_, id, 0, 2)
+  in_place(ARANGE_, t.id, 0, 2)
   return require_grad(t, grad)
 end
 
@@ -206,10 +202,9 @@ function M.randint(low, high, sizes, given)
   end
   if high <= low then errors.raise("randint: no whole number lies in [%g, %g)", low, high) end
   local dtype, device, grad = resolve("randint", given, ffi.C.MS_I64)
-  local id = empty("randint", dtype, device, take_shape("randint", sizes == nil and 0 or 1, sizes))
-  local t = wrap(id)
+  local t = empty("randint", dtype, device, take_shape("randint", sizes == nil and 0 or 1, sizes))
   a_f[0], a_f[1] = low, high
-  in_place(RANDINT_, id, 0, 2)
+  in_place(RANDINT_, t.id, 0, 2)
   return require_grad(t, grad)
 end
 
@@ -222,9 +217,8 @@ function M.eye(...)
   if n < 2 then columns = rows end
   local dtype, device, grad = resolve("eye", given)
   shape[0], shape[1] = whole_size(rows, "eye"), whole_size(columns, "eye")
-  local id = empty("eye", dtype, device, 2)
-  local t = wrap(id)
-  in_place(EYE_, id, 0, 0)
+  local t = empty("eye", dtype, device, 2)
+  in_place(EYE_, t.id, 0, 0)
   return require_grad(t, grad)
 end
 
@@ -309,8 +303,7 @@ function M.tensor(value, given)
   if device ~= ffi.C.MS_CPU then
     args.n_in, args.n_i, args.n_f = 1, 1, 0
     a_in[0], a_i[0] = id, device
-    tensor.call(TO_DEVICE, t)
-    local moved = wrap_same(engine.a_out[0], t)
+    local moved = wrap_same(tensor.call(TO_DEVICE, t), t)
     if moved ~= t then t:release() end
     t = moved
   end
