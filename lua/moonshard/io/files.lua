@@ -184,9 +184,7 @@ function Reader:has(name) return lib.ms_loader_find(self._loader, name) >= 0 end
 ---@param count? integer  number of rows
 ---@return Tensor
 function Reader:read(name, first, count)
-  local id = lib.ms_loader_read(self._loader, position(self, name), (first or 1) - 1, count or -1)
-  if id == 0 then errors.fail() end
-  return tensor.wrap(id)
+  return tensor.wrap_new(lib.ms_loader_read(self._loader, position(self, name), (first or 1) - 1, count or -1))
 end
 
 --- Requests `count` elements of tensor `name`, from element `first` (from 0) on. fetch reads them into `target`

@@ -35,16 +35,12 @@ local function activation_of(who, given)
   return fn
 end
 
-local function check_sizes(who, d, heads)
-  opts.expect(d, opts.whole, "%s: d_model", who)
-  opts.expect(heads, opts.whole, "%s: nhead", who)
-end
-
 -- Makes attention, feed-forward, norms and dropouts in the order of PyTorch's constructors.
 local function construct(self, d, heads, given, attentions)
   local who = self:class_name()
   local o = opts(who, given, layer_options)
-  check_sizes(who, d, heads)
+  opts.expect(d, opts.whole, "%s: d_model", who)
+  opts.expect(heads, opts.whole, "%s: nhead", who)
   local kind = { dtype = o.dtype, device = o.device, bias = o.bias }
   for _, name in ipairs(attentions) do
     self[name] = MultiheadAttention(d, heads,

@@ -3,7 +3,6 @@
 local calls = require "moonshard.dist.calls"
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
-local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local a_tensor = tensor.a_tensor
@@ -55,9 +54,7 @@ function M.clip_grad_norm_(params, max_norm, given)
     ids = ffi.new("ms_id[?]", room)
   end
   for k = 1, n do ids[k - 1] = params[k].id end
-  local id = lib.ms_clip_grad_norm(n, ids, max_norm, order)
-  if id == 0 then errors.fail(unpack(params)) end
-  return tensor.wrap(id)
+  return tensor.wrap_new(lib.ms_clip_grad_norm(n, ids, max_norm, order), unpack(params))
 end
 
 -- The id of the group over which the norm of these parameters is summed first; the group of this rank alone if no

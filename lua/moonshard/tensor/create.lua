@@ -321,9 +321,7 @@ function M.from_pointer(pointer, sizes, given)
     "from_pointer: argument 1")
   local o = opts("from_pointer", given, { dtype = "float32" })
   local n = take_shape("from_pointer", 1, sizes)
-  local id = lib.ms_from_pointer(ffi.cast("void *", pointer), dtypes.number(o.dtype, "from_pointer"), n, shape)
-  if id == 0 then errors.fail() end
-  return wrap(id)
+  return tensor.wrap_new(lib.ms_from_pointer(ffi.cast("void *", pointer), dtypes.number(o.dtype, "from_pointer"), n, shape))
 end
 
 return M

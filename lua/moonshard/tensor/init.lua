@@ -113,6 +113,13 @@ local function wrap(id)
 end
 M.wrap = wrap
 
+--- As wrap, for an id that the engine has just returned; raises its error if the id is 0. The tensors that follow are
+--- only passed for the error message.
+function M.wrap_new(id, ...)
+  if id == 0 then fail(...) end
+  return wrap(id)
+end
+
 --- As wrap, for operators that may return their input.
 function M.wrap_same(id, t)
   if id == t.id then return t end
@@ -551,9 +558,7 @@ end
 --- A tensor on the same storage, outside of the graph: no gradient flows through it.
 ---@return Tensor
 function methods.detach(t)
-  local id = lib.ms_detach(id_of(t, "detach"))
-  if id == 0 then fail(t) end
-  return wrap(id)
+  return M.wrap_new(lib.ms_detach(id_of(t, "detach")), t)
 end
 
 --- Sets the name shown in errors ("blocks.0.weight").

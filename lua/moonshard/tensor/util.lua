@@ -45,14 +45,10 @@ local function copy_data(t, memo)
   if key == 0 then return t:detach():clone() end
   local whole = memo[key]
   if not whole then
-    local id = lib.ms_storage_copy(t.id)
-    if id == 0 then errors.fail(t) end
-    whole = tensor.wrap(id)
+    whole = tensor.wrap_new(lib.ms_storage_copy(t.id), t)
     memo[key] = whole
   end
-  local id = lib.ms_view_alike(t.id, whole.id)
-  if id == 0 then errors.fail(t) end
-  return tensor.wrap(id)
+  return tensor.wrap_new(lib.ms_view_alike(t.id, whole.id), t)
 end
 
 local function copy_tensor(t, memo, copy)

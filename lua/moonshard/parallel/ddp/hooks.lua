@@ -93,11 +93,8 @@ function M.hook_then_optimizer(hook, make, params)
   opts.expect(hook, opts.fn, "hook_then_optimizer: argument 1")
   opts.need(type(make) == "function", make, "a function that makes an optimizer for a list of parameters",
     "hook_then_optimizer: argument 2")
-  local steps = nil
-  for _, p in ipairs(params or {}) do
-    steps = steps or {}
-    steps[p] = true
-  end
+  local steps = {}
+  for _, p in ipairs(params or {}) do steps[p] = true end
   local optimizers = setmetatable({}, { __mode = "k" })
   return function(state, bucket)
     local value = hook(state, bucket)
@@ -105,7 +102,7 @@ function M.hook_then_optimizer(hook, make, params)
       local out = result_of(value)
       if out ~= nil and out ~= bucket.flat then bucket.flat:copy_(out:reshape(-1)) end
       for k, p in ipairs(bucket.parameters) do
-        if not params or steps and steps[p] then
+        if not params or steps[p] then
           optimizers[p] = optimizers[p] or make { p }
           bucket:give(k)
           optimizers[p]:step()

@@ -136,23 +136,19 @@ function M.run(st, options, model, fn)
   if st.join then errors.raise "join: this module is already inside a join" end
   st.join, st.since = options, engine.lib.ms_dist_errors()
   local function leave(ok, ...)
+    local message = ...
     if ok then
-      local message
       ok, message = pcall(function()
         shadow_all(st)
         settle(st, model)
       end)
-      local symmetric = st.join.symmetric
-      st.join = nil
-      if ok then return ... end
-      if not symmetric then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
-      error(message, 0)
     end
     local symmetric = st.join.symmetric
     st.join = nil
+    if ok then return ... end
     -- Publish the error, because active ranks wait for this rank's next iteration.
-    if st.world > 1 and not symmetric then engine.lib.ms_dist_publish_error(tostring((...)), st.since) end
-    error((...), 0)
+    if st.world > 1 and not symmetric then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+    error(message, 0)
   end
   return leave(pcall(context.block, "join", fn))
 end

@@ -144,14 +144,12 @@ end
 --- Raises on every rank if the ranks' values differ; the error names two ranks with different values.
 ---@param reported table<integer, string>  the values, by world rank
 function M.same(reported, what)
-  local ranks = {}
-  for rank in pairs(reported) do ranks[#ranks + 1] = rank end
-  table.sort(ranks)
-  for _, rank in ipairs(ranks) do
-    local first = reported[ranks[1]]
-    if reported[rank] ~= first then
-      errors.raise("%s: rank %d %s; rank %d %s", what, ranks[1], first == "" and "none" or first, rank,
-        reported[rank] == "" and "none" or reported[rank])
+  local first_rank, first
+  for rank, value in sorted_pairs(reported) do
+    if not first_rank then first_rank, first = rank, value end
+    if value ~= first then
+      errors.raise("%s: rank %d %s; rank %d %s", what, first_rank, first == "" and "none" or first, rank,
+        value == "" and "none" or value)
     end
   end
 end

@@ -7,6 +7,7 @@ local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local precision = require "moonshard.parallel.precision"
 local tensor = require "moonshard.tensor"
 
 local lib, ffi, raise = engine.lib, engine.ffi, errors.raise
@@ -48,10 +49,7 @@ function LowPrecisionState:init(group, given)
   if given == nil and opts.is(group) then group, given = nil, group end
   DefaultState.init(self, group)
   local o = opts("LowPrecisionState", given, { parameter_type = "float32" })
-  if not dtypes.is_float(dtypes.number(o.parameter_type, "LowPrecisionState: parameter_type")) then
-    raise("LowPrecisionState: option 'parameter_type' is '%s', expected a floating dtype", o.parameter_type)
-  end
-  self.parameter_type = o.parameter_type
+  self.parameter_type = precision.floating(o.parameter_type, "parameter_type", "LowPrecisionState")
 end
 
 M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState

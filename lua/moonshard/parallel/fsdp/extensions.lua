@@ -68,10 +68,8 @@ function M.look(unit)
     end
   end
   if #list == 0 and not unit.extensions then return end
-  if lib.ms_unit_extend(unit.handle, #list, ffi.new("int32_t[?]", #list + 1, counts),
-    ffi.new("int32_t[?]", #which + 1, which)) ~= 0 then
-    errors.fail()
-  end
+  errors.check(lib.ms_unit_extend(unit.handle, #list, ffi.new("int32_t[?]", #list + 1, counts),
+    ffi.new("int32_t[?]", #which + 1, which)))
   unit.extensions = #list > 0 and list or nil
   units[unit.handle] = unit
   M.any = M.any or #list > 0

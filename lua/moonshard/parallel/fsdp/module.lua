@@ -447,11 +447,11 @@ end
 ---@param on boolean  initially true
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
+  local last = boolean("set_is_last_backward", on)
   if lib.ms_unit_is_lazy(unit.handle) == 0 then
-    unit.last = boolean("set_is_last_backward", on)
-  elseif lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, boolean("set_is_last_backward", on) and 1
-    or 0) ~= 0 then
-    errors.fail()
+    unit.last = last
+  else
+    errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_IS_LAST_BACKWARD, last and 1 or 0))
   end
 end
 

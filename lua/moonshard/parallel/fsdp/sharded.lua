@@ -84,11 +84,8 @@ end
 --- Gathers the whole tensor; it is detached and has the stored dtype. Collective.
 ---@return Tensor
 function methods.full_tensor(t)
-  local id
-  if rawget(t, "_of") then id = lib.ms_unit_gather_like(t._of.id,
-    t._local.id) else id = lib.ms_unit_full_tensor(t.id) end
-  if id == 0 then errors.fail(t) end
-  return tensor.wrap(id)
+  local of = rawget(t, "_of")
+  return tensor.wrap_new(of and lib.ms_unit_gather_like(of.id, t._local.id) or lib.ms_unit_full_tensor(t.id), t)
 end
 methods.full_tensor = calls.several(methods.full_tensor)
 
