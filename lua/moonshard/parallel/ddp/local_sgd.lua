@@ -136,17 +136,13 @@ function Periodic.__tostring(a)
   return ("PeriodicModelAverager(every %d steps from step %d)"):format(a.period, a.warmup_steps)
 end
 
-local function check_warmup(who, o)
-  whole_number(who, "warmup_steps", o.warmup_steps, 0)
-end
-
 --- Averages parameters over the group every `period` steps, from step warmup_steps on.
 ---@param given {period: integer, warmup_steps: integer, process_group: Group?}
 ---   period: steps from one average to the next; warmup_steps: steps before the first average
 ---@return ModelAverager
 function M.PeriodicModelAverager(given)
   local o = opts("PeriodicModelAverager", given, { period = opts.required, warmup_steps = 0, process_group = opts.any })
-  check_warmup("PeriodicModelAverager", o)
+  whole_number("PeriodicModelAverager", "warmup_steps", o.warmup_steps, 0)
   whole_number("PeriodicModelAverager", "period", o.period, 1)
   check_group("PeriodicModelAverager", "option 'process_group'", o.process_group)
   if o.period == 1 then
@@ -187,7 +183,7 @@ end
 function M.HierarchicalModelAverager(given)
   local who = "HierarchicalModelAverager"
   local o = opts(who, given, { period_group_size = opts.table, warmup_steps = 0 })
-  check_warmup(who, o)
+  whole_number(who, "warmup_steps", o.warmup_steps, 0)
   local world, levels = dist.world_size(), {}
   -- The order of pairs() does not matter: the list is sorted below.
   for period, size in pairs(o.period_group_size or {}) do levels[#levels + 1] = { period = period, size = size } end

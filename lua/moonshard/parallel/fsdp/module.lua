@@ -366,12 +366,8 @@ function FSDPModule:load_state_dict(sd, given)
   reshard_all(self)
   opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
   sd = self:_renamed(sd, Module._count_from(o.count_from))
-  if o.assign then
-    assign.make_room(self, assign.devices(sd), o.strict)
-    refuse_meta(self, not o.strict and sd or nil)
-  else
-    refuse_meta(self)
-  end
+  if o.assign then assign.make_room(self, assign.devices(sd), o.strict) end
+  refuse_meta(self, o.assign and not o.strict and sd or nil)
   return Module.load_state_dict(self, sd, { strict = o.strict })
 end
 
