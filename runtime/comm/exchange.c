@@ -185,11 +185,11 @@ static ms_status publish(ms_coll *c)
     ms_slot *s = slot_of(g, g->me, c->seq);
     s->fingerprint = c->fingerprint;
     s->hash = c->hash;
-    s->flags = 0;
+    s->flags = c->fingerprint.resumed.here ? SLOT_RESUMES : 0;
     s->bytes = 0;
     atomic_store_explicit(&s->round, 0, memory_order_relaxed);
     if (c->inline_) {
-        s->flags = SLOT_INLINE;
+        s->flags |= SLOT_INLINE;
         s->bytes = (uint32_t)c->in.bytes;
         if (c->in.bytes) memcpy(s->payload, c->in.data, c->in.bytes);  // empty tensors have no address
     } else {
@@ -204,7 +204,7 @@ static ms_status publish(ms_coll *c)
         s->in_at = ip;
         s->out_arena = oa;
         s->out_at = op;
-        if (direct) s->flags = SLOT_DIRECT;
+        if (direct) s->flags |= SLOT_DIRECT;
     }
     atomic_store(&s->ready, c->word);
     return MS_OK;
@@ -236,9 +236,10 @@ static bool is_inside(const ms_resumption *r, uint32_t place)
 }
 
 // Whether the script of member k has to fail in more calls until it continues where another member's does: it is in an
-// earlier iteration, or inside a pcall that the other member has left by its error, or its call here has failed on a
-// member whose script caught the error elsewhere, or caught more errors there.
-static bool is_behind(const ms_coll *c, int k)
+// earlier iteration, or its call here has failed on a member whose script caught the error elsewhere, or caught more
+// errors there. by_pcalls: or it is inside a pcall that another member has left by its error. That may have been in an
+// earlier iteration of a `while`, so it counts only if nothing else shows who is behind.
+static bool is_behind(const ms_coll *c, int k, bool by_pcalls)
 {
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
     for (int j = 0; j < c->g->n; j++) {
@@ -246,10 +247,8 @@ static bool is_behind(const ms_coll *c, int k)
         int order = compare_iterations(mine, other);
         if (order < 0) return true;
         if (order > 0) continue;
-        if (is_inside(mine, other->left)) return true;
-        if (other->failed != mine->here) continue;
-        // Without loops, the number of errors tells the iterations apart.
-        if (other->caught != mine->caught || (!mine->limit[0] && other->times > mine->times)) return true;
+        if (by_pcalls && is_inside(mine, other->left)) return true;
+        if (other->failed == mine->here && (other->caught != mine->caught || other->times > mine->times)) return true;
     }
     return false;
 }
@@ -264,16 +263,19 @@ static ms_status resume(ms_coll *c)
 {
     ms_group *g = c->g;
     int behind = 0, ahead = -1;
+    bool by_pcalls = true;
     for (int k = 0; k < g->n; k++) {
         const ms_fingerprint *p = &slot_of(g, k, c->seq)->fingerprint;
         if (!p->resumed.here || p->op == OP_REFUSED) return MS_OK;
-        if (is_behind(c, k)) behind++;
-        else ahead = k;
+        if (is_behind(c, k, false)) by_pcalls = false;
     }
+    for (int k = 0; k < g->n; k++)
+        if (is_behind(c, k, by_pcalls)) behind++;
+        else ahead = k;
     if (behind == 0 || ahead < 0) return MS_OK;
     const char *cause = ms__comm_latest();
     for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
-    c->again = !is_behind(c, g->me);
+    c->again = !is_behind(c, g->me, by_pcalls);
     c->mismatched = !c->again;
     return ms__fail(
         MS_ECOMM,
@@ -306,6 +308,8 @@ static ms_status agree(ms_waiter *w)
             return mismatch(w);
         }
         if (MS_UNLIKELY(s->hash != c->hash) && !c->fingerprint.resumed.here) return mismatch(w);
+        // One of the two does not know yet that its call in the background has failed.
+        if (MS_UNLIKELY(((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0))) return mismatch(w);
     }
     if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet, and other nodes wait for them
     if (MS_UNLIKELY(c->fingerprint.resumed.here)) {

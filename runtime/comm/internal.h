@@ -91,7 +91,7 @@ typedef struct {
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == SLOT && SLOT % 128 == 0, "slots are aligned");
 
-enum { SLOT_DIRECT = 1, SLOT_INLINE = 2 };
+enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4 };  // RESUMES: the first call after an error
 
 typedef struct {
     uint64_t arena, at, stride;

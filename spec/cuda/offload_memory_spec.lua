@@ -18,7 +18,9 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
       return n
     end
     local device = ms.empty(1, { device = "cuda" }).device       -- the rank's own
-    ms.scope(function() ms.nn.Linear(8, 8, { device = device })(ms.ones(2, 8, { device = device })):sum():backward() end)
+    ms.scope(function()
+      ms.nn.Linear(8, 8, { device = device })(ms.ones(2, 8, { device = device })):sum():backward()
+    end)
     collected()
     local base = ms.memory_stats(device).allocated
     local function current() return (ms.memory_stats(device).allocated - base) / MB end

@@ -192,6 +192,58 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end
 
+      -- Ways to write the steps of an epoch.
+      local loops = {
+        ["for ... in ms.steps(n)"] = function(fn) for step in ms.steps(5) do fn(step) end end,
+        ["ms.steps(n, fn)"] = function(fn) ms.steps(5, fn) end,
+        ["while"] = function(fn)
+          local step = 0
+          while step < 5 do
+            step = step + 1
+            fn(step)
+          end
+        end,
+      }
+      for how, loop in ms.sorted_pairs(loops) do
+        it("an error of the script in one step of each epoch costs that step, where steps are written as " .. how, function()
+          ms.manual_seed(1)
+          local m = nn.DDP(nn.Linear(4, 4))
+          for epoch = 1, 2 do
+            local lost = {}
+            loop(function(step)
+              local ok = pcall(function()
+                local y = m(x)
+                if step == 2 and rank == world - 1 then error("the script's own", 0) end
+                y:sum():backward()
+                for _, got in ipairs(dist.all_gather_object(step)) do assert(got == step) end
+              end)
+              local flag = ms.tensor { epoch * 10 + step, ok and 0 or 1 }
+              local agreed = pcall(dist.all_reduce, flag)
+              if agreed then assert.are.equal(world * (epoch * 10 + step), flag[1]:item()) end
+              if not (agreed and flag[2]:item() == 0) then lost[#lost + 1] = step end
+            end)
+            assert.are.same({ 2 }, lost)
+          end
+        end)
+      end
+
+      it("a call behind an asynchronous one that a peer refused is not combined with the peer's next call", function()
+        for step = 1, 5 do
+          pcall(function()
+            if rank == 1 and step == 2 then dist.all_reduce "x" end
+            local a, b = ms.full({ 1 }, step * 10 + 1), ms.full({ 1 }, step * 10 + 2)
+            local work = dist.all_reduce(a, { async = true })
+            local ok = pcall(dist.all_reduce, b)
+            if ok then assert.are.equal(world * (step * 10 + 2), b:item()) end
+            work:wait()
+          end)
+          local c = ms.full({ 1 }, step * 10 + 3)
+          local ok = pcall(dist.all_reduce, c)
+          assert.is_true(ok or step <= 3)
+          if ok then assert.are.equal(world * (step * 10 + 3), c:item()) end
+        end
+      end)
+
       it("an error of the script before a save costs only the calls of that step", function()
         local folder = ("/tmp/moonshard-resumed-%d"):format(process.parent())
         for _, bad in ipairs { 0, world - 1 } do

@@ -77,11 +77,14 @@ function M.user_stack()
   return table.concat(lines, " "), starts
 end
 
-local limit_of = {}
---- Declares an iterator that counts its iterations. last(state): their number.
+local limit_of, counting = {}, {}
+--- Declares an iterator of the library that counts the script's iterations.
 ---@param generator function
----@param last fun(state: any): number
+---@param last fun(state: any): number  the number of the last iteration
 function M.counts(generator, last) limit_of[generator] = last end
+--- Declares a function of the library whose numeric loop counts the script's iterations.
+---@param fn function
+function M.counts_in(fn) counting[fn] = true end
 
 -- Appends the loops of a running function that count by one, the outermost first.
 local function loops_in(level, add)
@@ -110,7 +113,7 @@ function M.user_loops()
     local info = getinfo(n, "f")
     if not info then return loops end
     local place, k = info.func and place_of(info.func), 0
-    if place and place ~= "C" and place ~= "library" then
+    if place and place ~= "C" and (place ~= "library" or counting[info.func]) then
       loops_in(n, function(...)
         k = k + 1
         table.insert(loops, k, { ... })

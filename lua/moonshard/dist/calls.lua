@@ -45,8 +45,9 @@ end
 -- with the peers' next one.
 
 -- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was caught.
--- times: how many errors in succession were caught there. succession: whether no call has succeeded since. seen: the
--- value of state.dist_failures that is already accounted for. iteration: the script's loops at the latest error.
+-- times: how many errors in succession were caught there in one iteration. succession: whether no call has succeeded
+-- since. seen: the value of state.dist_failures that is already accounted for. iteration: the script's loops at the
+-- latest error.
 local failed, caught, times, succession, seen, iteration = "", nil, 0, false, 0, {}
 
 local function async_place(site) return "async " .. (site or "") end
@@ -61,19 +62,19 @@ local function place(a, b, c)
   return stack, catchers
 end
 
-local function failed_at(where, catchers)
-  local catcher = catchers and catchers[1]
-  failed, seen = where, state.dist_failures
-  caught, times = catcher, succession and catcher == caught and times + 1 or 1
-  succession, iteration = true, errors.user_loops()
-end
-
 -- Whether the script is still in the iteration of the latest error.
 local function same_iteration(loops)
   for k = 1, math.min(#loops, #iteration) do
     if loops[k][1] ~= iteration[k][1] or loops[k][2] ~= iteration[k][2] then return false end
   end
   return #loops > 0 and #iteration > 0
+end
+
+local function failed_at(where, catchers)
+  local catcher, loops = catchers and catchers[1], errors.user_loops()
+  local again = succession and catcher == caught and (#loops == 0 or same_iteration(loops))
+  failed, caught, times, seen = where, catcher, again and times + 1 or 1, state.dist_failures
+  succession, iteration = true, loops
 end
 
 --- Records that an asynchronous call made at that line failed.

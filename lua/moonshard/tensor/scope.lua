@@ -194,6 +194,8 @@ function M.steps(n, given, fn)
   return next_step, loop, o.from - 1
 end
 
+errors.counts_in(M.steps)
+
 --- At the prompt: closes everything that a line left open.
 function M.close_all_left()
   local list = loops[current_chain]

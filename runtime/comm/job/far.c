@@ -202,7 +202,7 @@ ms_status ms__far_ready(ms_coll *c)
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;
         s->fingerprint = m->fingerprint;
-        s->flags = 0;
+        s->flags = s->fingerprint.resumed.here ? SLOT_RESUMES : 0;
         s->bytes = m->bytes;
         memcpy(s->payload, m->payload, m->bytes);
         atomic_store_explicit(&s->ready, m->word, memory_order_release);
