@@ -251,25 +251,28 @@ local function without_warnings(fn, ...)
   assert.same({}, (ms.catch_warnings(fn, ...)))
 end
 
-for _, device in ipairs { "cpu", "cuda:0" } do
+-- The rank's own device of a type.
+local function own(kind) return load().empty(1, { device = kind }).device end
+
+for _, kind in ipairs { "cpu", "cuda" } do
   for world = 2, 4 do
-    ranks.describe(world, ("fully_shard extensions over %d ranks, %s"):format(world, device), function()
+    ranks.describe(world, ("fully_shard extensions over %d ranks, %s"):format(world, kind), function()
       for _, reshard in ipairs { true, false } do
         it(("test_all_gather_extensions_train_parity, reshard_after_forward = %s"):format(tostring(reshard)),
           function(rank)
-          without_warnings(train_parity, rank, device, reshard)
+          without_warnings(train_parity, rank, own(kind), reshard)
         end)
 
         it(("test_all_gather_extensions_end_to_end, reshard_after_forward = %s"):format(tostring(reshard)),
           function(rank)
-          without_warnings(end_to_end, rank, device, reshard)
+          without_warnings(end_to_end, rank, own(kind), reshard)
         end)
       end
 
       it("test_all_gather_extensions_monkey_patch", function(rank)
         local _, nn = load()
         local MLP = require("spec.support.models.mlp").MLP
-        without_warnings(monkey_patch, rank, device, function()
+        without_warnings(monkey_patch, rank, own(kind), function()
           local model = nn.Sequential()
           for _ = 1, 3 do model:append(MLP(8, { bias = false })) end
           return model
@@ -278,18 +281,18 @@ for _, device in ipairs { "cpu", "cuda:0" } do
 
       it("test_all_gather_extensions_monkey_patch, on local tensors of a class", function(rank)
         local TwoTensor = two_tensor()
-        without_warnings(monkey_patch, rank, device, function() return two_tensor_mlp(TwoTensor) end,
+        without_warnings(monkey_patch, rank, own(kind), function() return two_tensor_mlp(TwoTensor) end,
           function(t) return { t.a, t.b } end, function(wholes) return TwoTensor(wholes[1], wholes[2]) end)
       end)
 
-      it("test_all_gather_extension_outer_size_stride", function() outer_size_stride(device) end)
+      it("test_all_gather_extension_outer_size_stride", function() outer_size_stride(own(kind)) end)
 
       it("defining only one of the two hooks", function()
         local ms = load()
         local TwoTensor = two_tensor {}
         TwoTensor.fsdp_post_all_gather = nil
-        local model = shard(two_tensor_mlp(TwoTensor), device)
-        local ok, message = pcall(model, ms.ones(2, 8, { device = device }))
+        local model = shard(two_tensor_mlp(TwoTensor), own(kind))
+        local ok, message = pcall(model, ms.ones(2, 8, { device = own(kind) }))
         assert.is_false(ok)
         assert.matches("^Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined if using all%-gather extensions: ", strip(message))
       end)
@@ -330,11 +333,11 @@ local function hsdp_mesh(rank, world, device)
   assert.equal(4 * 4, seen)
 end
 
-for _, case in ipairs { { 4, "cpu" }, { 8, "cpu" }, { 4, "cuda:0" } } do
-  local world, device = case[1], case[2]
-  ranks.describe(world, ("fully_shard extensions on a mesh of %d ranks, %s"):format(world, device), function()
-    it("test_all_gather_extension_hsdp_mesh", function(rank) hsdp_mesh(rank, world, device) end)
+for _, case in ipairs { { 4, "cpu" }, { 8, "cpu" }, { 4, "cuda" } } do
+  local world, kind = case[1], case[2]
+  ranks.describe(world, ("fully_shard extensions on a mesh of %d ranks, %s"):format(world, kind), function()
+    it("test_all_gather_extension_hsdp_mesh", function(rank) hsdp_mesh(rank, world, own(kind)) end)
     -- The number of ranks of the suite; with 9 and 3 rows, some ranks have none.
-    if world == 8 then it("test_all_gather_extension_outer_size_stride", function() outer_size_stride(device) end) end
+    if world == 8 then it("test_all_gather_extension_outer_size_stride", function() outer_size_stride(own(kind)) end) end
   end)
 end
