@@ -65,7 +65,7 @@ template <int N, bool TRANSPOSED = false> static __device__ inline void load_mat
                      : "memory");
 }
 
-// Begins to copy BYTES (4, 8 or 16) to shared memory, of which the first `read` come from `from` and the rest is zero.
+// Begins to copy the first `read` bytes at `from` to shared memory, followed by zeros up to BYTES (4, 8 or 16).
 // The bytes are there after copy_async_wait, for other threads after a barrier, too.
 template <int BYTES> static __device__ inline void copy_async(void *to, const void *from, int read = BYTES)
 {

@@ -36,7 +36,7 @@ local types = { cpu = C.MS_CPU, cuda = C.MS_CUDA, meta = C.MS_META }
 local cuda_current  -- index of the device that "cuda" means; nil until one is needed or set
 
 --- The index of the device that "cuda" means. Unless it was set, it is this process's rank on its node modulo the
---- number of devices, so that the ranks of a node use all of its GPUs. It never changes by itself once it was used.
+--- number of devices, so that the ranks of a node use all of its GPUs. Its first use fixes it.
 function M.cuda_device()
   if not cuda_current then
     local rank = lib.ms_dist_local_rank()

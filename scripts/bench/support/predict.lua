@@ -6,8 +6,9 @@
 ---   bytes / (4.3 TB/s x min(1, bytes in flight on a processor / 20 KB)), and
 ---   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 60 TF/s for float32, 67 TF/s for float64,
 --- plus 0.6 us for each wait of a serial chain (a launch waits at least once). Bytes in flight are those of the static
---- table for the class of data of which the launch touches most; a grid that does not fill the GPU has fewer. 20 KB at
---- 4.3 TB/s over 132 processors are a latency of 0.6 us, so a loop of few threads over many parts is in the first term.
+--- table for the dtype class in which the launch touches most bytes; a grid that does not fill the GPU has fewer.
+--- 20 KB at 4.3 TB/s over 132 processors are a latency of 0.6 us, so a loop of few threads over many parts is in the
+--- first term.
 local kernels = require "kernel_table"
 local M = {}
 
@@ -22,7 +23,7 @@ local PASSES = { ["rows: cross_kernel"] = 2 }
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: scale_kernel"] = 2 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["rows: cross_total_kernel"] = true }
--- Kernels of which each thread touches one element of a table, not the whole table.
+-- Kernels whose threads touch one element of a table each, not the whole table.
 local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
   ["embedding: index_kernel"] = true }
 -- Kernels in which each thread searches all positions for its id. The positions are cached, so a wait takes a tenth.

@@ -91,7 +91,7 @@ bool ldmatrix()
            loads<4, true>();
 }
 
-// Each thread copies an int4 of 16 bytes, of which it asks for 12; then an int. WAITS: it waits before it reads.
+// Each thread copies 12 bytes of an int4, then an int. WAITS: it waits for the copies before it reads them.
 template <bool WAITS> __global__ void copies(const int *from, int *out)
 {
     __shared__ int4 four[32];
