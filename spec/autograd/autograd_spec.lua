@@ -486,6 +486,7 @@ describe("ms.checkpoint", function()
       return a
     end
     local function held(fn)
+      collected()
       local before = ms.memory_stats("cpu").allocated
       return ms.scope(function()
         local y = fn()

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Device "cuda", on the emulated GPU if there is no other (MOONSHARD_CUDA, set by spec/support/helper.lua).
 local ms = require "moonshard"
+local collected = require "spec.support.collected"
 local process = require "spec.support.process"
 local nn = ms.nn
 
@@ -310,6 +311,7 @@ describe("tensors on cuda", function()
   end)
 
   on_gpu("count their bytes by device", function()
+    collected()                                 -- leftovers of earlier tests are not counted
     local before = ms.memory_stats "cuda"
     local t = ms.zeros(1000, { device = "cuda" })
     assert.are.equal(before.allocated + 4000, ms.memory_stats("cuda").allocated)

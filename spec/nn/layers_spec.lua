@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
 local nn = ms.nn
+local collected = require "spec.support.collected"
 local message = require "spec.support.message"
 
 local function bounds(t) return t:min():item(), t:max():item() end
@@ -146,6 +147,7 @@ describe("layers", function()
     local ids = ms.tensor({ 1, 2, 3 }, { dtype = "int64" })
     local function peak(head)
       local loss = nn.F.linear(nn.F.embedding(ids, w), head):sum()
+      collected()                               -- leftovers of earlier tests are not counted
       ms.reset_peak_memory_stats("cpu")
       local before = ms.memory_stats("cpu").allocated
       loss:backward()
@@ -254,8 +256,7 @@ describe("the GPT", function()
       local m = GPT { vocab = 16, context = 64, layers = layers, heads = 2, dim = 32 }
       local ids = ms.zeros(4, 64, { dtype = "int64" })
       -- What earlier tests left must not be collected between the two readings.
-      collectgarbage()
-      collectgarbage()
+      collected()
       ms.reset_peak_memory_stats()
       local before = ms.memory_stats().allocated
       ms.no_grad(function() ms.scope(function() m(ids, ids) end) end)
