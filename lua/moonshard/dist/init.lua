@@ -8,6 +8,7 @@ local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.core.dtypes"
 local calls = require "moonshard.dist.calls"
+local resume = require "moonshard.dist.resume"
 local context = require "moonshard.core.context"
 local mesh = require "moonshard.dist.mesh"
 local object = require "moonshard.dist.object"
@@ -162,7 +163,7 @@ Work.__name = "Work"
 function Work:wait()
   local w = self.work
   if w ~= nil and lib.ms_work_wait(w) ~= 0 then
-    calls.async_failed(self.site)
+    resume.async_failed(self.site)
     fail()
   end
 end

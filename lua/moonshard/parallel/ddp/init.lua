@@ -12,6 +12,7 @@
 local autograd = require "moonshard.autograd"
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
+local resume = require "moonshard.dist.resume"
 local checks = require "moonshard.parallel.ddp.checks"
 local context = require "moonshard.core.context"
 local create = require "moonshard.tensor.create"
@@ -265,7 +266,7 @@ end
 -- The communication of a synced forward, before the module runs.
 local begin = calls.several(function(st, module)
   -- Inside join, ranks that have finished do not take part.
-  if engine.state.dist_failures > 0 and not st.join then calls.realign { st.group or dist.default_group() } end
+  if engine.state.dist_failures > 0 and not st.join then resume.realign { st.group or dist.default_group() } end
   check_prior(st)
   local source = st.join and join.notify(st, true)
   no_grad(function()

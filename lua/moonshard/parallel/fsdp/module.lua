@@ -8,6 +8,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local calls = require "moonshard.dist.calls"
+local resume = require "moonshard.dist.resume"
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
 local extensions = require "moonshard.parallel.fsdp.extensions"
@@ -175,7 +176,7 @@ end
 -- Runs forward between the unit's two hooks. The common case, one tensor in and one out, allocates no tables.
 local function between(self, unit, forward, ...)
   if depth == 1 and engine.state.dist_failures > 0 then
-    calls.realign(require "moonshard.parallel.fsdp.agree".groups_of(self))
+    resume.realign(require "moonshard.parallel.fsdp.agree".groups_of(self))
   end
   if lib.ms_unit_is_lazy(unit.handle) == 0 then lazy_init(unit) end
   if unit.replaces == nil then replaced.check(unit) end
@@ -242,7 +243,7 @@ local function finish(unit, before, s, ok, ...)
     end
     if depth == 0 then
       symmetric = false
-      calls.failed()
+      resume.failed()
     end
     error((...), 0)
   end
