@@ -202,7 +202,7 @@ static cudaDataType_t type_of(int dtype)
 
 // A row-major C is a column-major C^T = B^T A^T. "x" is therefore B read by columns (n x k), "y" is A (k x m).
 struct shape_key {
-    int x_type, y_type, c_type, x_turned, y_turned, bias, index, align;
+    int x_type, y_type, c_type, x_turned, y_turned, epilogue, index, align;
     int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
 };
 static struct {
@@ -257,9 +257,14 @@ static ms_status lt_product(int index, const product *p, bool *done)
     if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || p->a_type > MS_BF16 || !lt_load()) return MS_OK;
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
-    key.x_turned = x, key.y_turned = y, key.bias = p->bias != NULL, key.index = index;
-    // The epilogue reads the bias as it stores the result, so D's alignment covers both.
-    int to = alignment(p->c), with = p->bias ? alignment(p->bias) : 16;
+    // "y" is cuBLAS's second operand, so the gradient of its bias is the sum over k.
+    const void *vector = p->bias ? p->bias : p->row_sums;
+    cublasLtEpilogue_t epilogue = p->bias       ? CUBLASLT_EPILOGUE_BIAS
+                                  : p->row_sums ? CUBLASLT_EPILOGUE_BGRADB
+                                                : CUBLASLT_EPILOGUE_DEFAULT;
+    key.x_turned = x, key.y_turned = y, key.epilogue = epilogue, key.index = index;
+    // The epilogue accesses the vector as it stores the result, so D's alignment covers both.
+    int to = alignment(p->c), with = alignment(vector);
     if (with < to) to = with;
     key.align = alignment(p->a) << 16 | alignment(p->b) << 8 | to;
     key.m = p->m, key.n = p->n, key.k = p->k, key.batch = batch, key.x_bs = b_bs, key.y_bs = a_bs, key.c_bs = c_bs;
@@ -283,10 +288,9 @@ static ms_status lt_product(int index, const product *p, bool *done)
     LT_TRY(lt.MatmulDescCreate(&desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
     LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, x ? &turned : &plain, sizeof turned));
     LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, y ? &turned : &plain, sizeof turned));
-    if (p->bias) {
-        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    if (vector) {
         LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias));
+        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector));
     }
     LT_TRY(lt.MatrixLayoutCreate(&lx, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k),
                                  key.x_ld));
@@ -322,7 +326,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
         cache[slot].used = true;
         cache[slot].key = key;
         cache[slot].none = s != CUBLAS_STATUS_SUCCESS || found == 0;
-        if (cache[slot].none) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", s);
+        if (cache[slot].none && !p->row_sums) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", s);
         if (!cache[slot].none) cache[slot].algo = best.algo;
     }
     if (!cache[slot].none) {
@@ -331,7 +335,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
                       wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc, &cache[slot].algo,
                       per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE));
         if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_ARCH_MISMATCH) {
-            refused(index, p, "cublasLtMatmul", s);
+            if (!p->row_sums) refused(index, p, "cublasLtMatmul", s);
             cache[slot].none = true;
         } else if (s != CUBLAS_STATUS_SUCCESS) st = lt_failed(index, p, "cublasLtMatmul", s);
         else *done = true;
@@ -389,7 +393,7 @@ static ms_status try_cublas(int index, const product *p, bool *done)
 }
 #endif
 
-ms_status ms__cuda_product(int index, const product *p)
+ms_status ms__cuda_product(int index, product *p)
 {
     int64_t size = p->m * p->n;
     for (int d = 0; d < p->nb; d++) size *= p->batch[d];
@@ -397,6 +401,11 @@ ms_status ms__cuda_product(int index, const product *p)
 #ifdef MS_CUBLAS
     bool done = false;
     if (p->k > 0) MS_TRY(try_cublas(index, p, &done));
+    p->summed = done && p->row_sums;
+    if (!done && p->k > 0 && p->row_sums) {  // the library may refuse only the sums
+        p->row_sums = NULL;
+        MS_TRY(try_cublas(index, p, &done));
+    }
     if (done) return MS_OK;
 #endif
     return own_product(index, p);
@@ -408,6 +417,14 @@ ms_status ms__cuda_product(int index, const product *p)
 #define PRODUCT_OF product_of
 #define MULTIPLY(y, p) ms__cuda_product(index_of(y), p)
 #define ADD_ROWS(g, rows, rs, out) ms__cuda_column_sum(g, (g)->numel ? rows : 0, rs, out)
+#define MULTIPLY_AND_ADD_ROWS multiply_and_add_rows
+static ms_status multiply_and_add_rows(const ms_tensor *y, product *p, const ms_tensor *out, bool *summed)
+{
+    p->row_sums = out ? ms__data(out) : NULL;
+    ms_status st = ms__cuda_product(index_of(y), p);
+    *summed = p->summed;
+    return st;
+}
 #include "rows/linear_body.h"
 
 static ms_status run_matmul(ms_call *c)

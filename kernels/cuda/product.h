@@ -12,6 +12,8 @@ struct product {
     int64_t m, n, k;
     const void *a, *b, *bias;  // bias[n] has c's dtype; may be NULL
     void *c;
+    void *row_sums;  // m sums of A's rows over k, with c's dtype; NULL: none. Not together with a bias or a batch
+    bool summed;     // set by ms__cuda_product if it has written row_sums; otherwise the caller computes them
     int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // strides in elements: of a row, of a column
     double alpha;
     int nb;  // number of batch dimensions; their sizes and strides in elements
@@ -28,7 +30,7 @@ static inline product product_of(const char *what, int dtype, int64_t m, int64_t
     p.c_rs = n, p.c_cs = 1;
     return p;
 }
-ms_status ms__cuda_product(int index, const product *p);
+ms_status ms__cuda_product(int index, product *p);
 
 // out = sums over rows: g is seen as `rows` rows with stride rs, whose columns are adjacent.
 ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out);

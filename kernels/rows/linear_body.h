@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU (cuda/product.cu)
-// include it, with PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY and ADD_ROWS.
+// include it, with PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ADD_ROWS and MULTIPLY_AND_ADD_ROWS, a
+// product that may also sum the columns of g: it sets *summed if it did.
 
 static ms_status run_linear(ms_call *c)
 {
@@ -29,6 +30,7 @@ static ms_status run_linear_backward(ms_call *c)
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
               *db = ms__grad_out(c, 2), *whole;
     int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
+    bool summed = false;
     ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
     if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
     // The sum of rows needs adjacent columns.
@@ -49,9 +51,9 @@ static ms_status run_linear_backward(ms_call *c)
         p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
         p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
         p.c = ms__data(dw);
-        st = MULTIPLY(dw, &p);
+        st = MULTIPLY_AND_ADD_ROWS(dw, &p, db, &summed);
     }
-    if (st == MS_OK && db) st = ADD_ROWS(g, rows, g_rs, db);
+    if (st == MS_OK && db && !summed) st = ADD_ROWS(g, rows, g_rs, db);
     ms__release(x);
     ms__release(g);
     return st;

@@ -47,6 +47,7 @@ static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tenso
 #define PRODUCT ms_gemm
 #define PRODUCT_OF ms__gemm_of
 #define MULTIPLY(y, p) ms__gemm(p)
+#define MULTIPLY_AND_ADD_ROWS(y, p, out, summed) ms__gemm(p)
 #define ADD_ROWS add_rows
 #include "rows/linear_body.h"
 

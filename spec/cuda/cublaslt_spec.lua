@@ -116,6 +116,7 @@ describe("the stand-in for cuBLASLt", function()
     assert.same({ OK, OK, OK }, { unpack({ multiply { types = { F64, F64, F64, F64 }, compute = COMPUTE_64F,
       scale = F64 } }, 1, 3) })
     assert.same({ OK, OK, OK, 9 }, { multiply { batch = { 2, 2, 2, 2 }, stride = { 0, 64, 64, 64 } } })
+    assert.same({ OK, OK, OK, 8 }, { multiply { epilogue = 512 } })
   end)
 
   -- setter, heuristic and product: their statuses; nil: any.
@@ -134,6 +135,10 @@ describe("the stand-in for cuBLASLt", function()
     { "a batch stride below zero", { batch = { 2, 2, 2, 2 }, stride = { -64, 64, 64, 64 } }, OK, INVALID, INVALID },
     { "an epilogue that does not exist", { epilogue = 5 }, OK, INVALID, INVALID },
     { "a bias epilogue without a bias", { bias = false }, OK, INVALID, INVALID },
+    { "the gradient of a bias without room for it", { epilogue = 512, bias = false }, OK, INVALID, INVALID },
+    { "the gradient of a bias in a batch", { epilogue = 512, batch = { 2, 2, 2, 2 }, stride = { 64, 64, 64, 64 } }, OK,
+      UNSUPPORTED, UNSUPPORTED },
+    { "the gradient of a bias less aligned than asked for", { epilogue = 512, bias = 4 }, OK, OK, UNSUPPORTED },
     { "an attribute of the wrong size", { word = 8 }, INVALID },
     { "an attribute that does not exist", { attribute = 99 }, INVALID },
     { "a handle that was not created", { handle = false }, OK, NOT_INITIALIZED, NOT_INITIALIZED },
@@ -201,6 +206,40 @@ describe("products on the emulated GPU through cuBLASLt", function()
     ]]
     assert.are.equal("", err)
     assert.are.equal("128\t128\t0\n", out)
+  end)
+
+  -- float64's refusal of the sums is the stand-in's own: then a kernel sums them.
+  it_built("give linear's gradients, with the bias's in the product that makes the weight's", function()
+    local out, err = script [[
+      local bound = { float32 = 1e-5, float64 = 1e-12, float16 = 4e-3, bfloat16 = 4e-2 }
+      ms.manual_seed(5)
+      local count = standin.ms_standin_counts()
+      for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+        local products, refused = count.products, count.refused
+        for _, size in ipairs { { 2, 3, 5 }, { 4, 16, 8 }, { 1, 1, 33 } } do
+          local rows, ins, outs = unpack(size)
+          local flat = ms.randn(1 + outs, { dtype = dtype })                -- the bias is not aligned to 16 bytes
+          local given = { ms.randn(rows, 2, ins, { dtype = dtype }), ms.randn(outs, ins, { dtype = dtype }),
+            flat:narrow(1, 2, outs), ms.randn(rows, 2, outs, { dtype = dtype }) }
+          local grads = {}
+          for k, device in ipairs { "cpu", "cuda" } do
+            local x, w, b = unpack(given, 1, 3)
+            local function leaf(t) return t:detach():to(device):requires_grad_() end
+            x, w, b = leaf(x), leaf(w), leaf(b)
+            ms.nn.F.linear(x, w, b):backward(given[4]:to(device))
+            grads[k] = { x.grad, w.grad, b.grad }
+          end
+          for k = 1, 3 do
+            local here, there = grads[1][k]:to "float64", grads[2][k]:cpu():to "float64"
+            local off = (there - here):abs():max():item() / (1 + here:abs():max():item())
+            if not (off <= bound[dtype]) then print(dtype, rows, ins, outs, k, off) end
+          end
+        end
+        print(dtype, count.products - products, count.refused - refused)
+      end
+    ]]
+    assert.are.equal("", err)
+    assert.are.equal("float32\t9\t0\nfloat64\t9\t3\nfloat16\t9\t0\nbfloat16\t9\t0\n", out)
   end)
 
   local once = [[

@@ -4,8 +4,8 @@
 //
 // It is stricter in three points, so that a wrong caller cannot be right by chance: an algorithm serves only the
 // problem for which the heuristic returned it, and needs every alignment that its preference allowed (up to 16 bytes)
-// and the whole workspace; matrices of a batched result may not overlap. Epilogues other than the bias are not
-// supported yet.
+// and the whole workspace; matrices of a batched result may not overlap. Of the epilogues it supports the bias, and the
+// gradient of a bias in one product that is not float64.
 #include "cublaslt.h"
 #include "cuda/cuda.h"
 
@@ -118,6 +118,9 @@ cublasStatus_t accept(const void *desc, const void *a, const void *b, const void
     switch (p->d.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT: return CUBLAS_STATUS_SUCCESS;
     case CUBLASLT_EPILOGUE_BIAS: return p->d.bias ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_EPILOGUE_BGRADB:
+        if (p->out.batch > 1 || wide) return CUBLAS_STATUS_NOT_SUPPORTED;
+        return p->d.bias ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 #define EXISTS(name, value) case value:
         MS_CUBLASLT_EPILOGUES_LATER(EXISTS)
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -153,6 +156,11 @@ void compute(const problem &p, T alpha, const void *a, const void *b, T beta, co
                 if (p.d.epilogue == CUBLASLT_EPILOGUE_BIAS) v += load<T>(ct, p.d.bias, i);
                 store<T>(ct, out, batch * p.out.stride + j * p.out.ld + i, v);
             }
+    for (int64_t j = 0; p.d.epilogue == CUBLASLT_EPILOGUE_BGRADB && j < p.n; j++) {
+        T sum = 0;
+        for (int64_t l = 0; l < p.k; l++) sum += load<T>(bt, b, l * b_row + j * b_col);
+        store<T>(ct, (void *)p.d.bias, j, sum);
+    }
 }
 
 cublasStatus_t refuse(cublasStatus_t s)
@@ -279,7 +287,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     const void *pointers[] = { a, b, c, out };
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)pointers[i] % by.align[i]) return refuse(CUBLAS_STATUS_NOT_SUPPORTED);
-    if (p.d.epilogue == CUBLASLT_EPILOGUE_BIAS && (uintptr_t)p.d.bias % by.align[3])
+    if (p.d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && (uintptr_t)p.d.bias % by.align[3])
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED);
 
     bool wide = p.d.compute == CUBLAS_COMPUTE_64F;
