@@ -122,7 +122,7 @@ describe("the null device", function()
   -- goals for GPT-2: 350 launches and products together, no wait, a peak of 3,800 MiB, reserved memory of 1.1 times
   -- that. Clipping scales nothing here, because the norm reads as zero: a step that clips launches another kernel for
   -- each of 148 parameters.
-  local GPT2 = "local step = null.gpt2()\n"
+  local GPT2 = "local step = require('gpt2_step').new()\n"
   for _, case in ipairs {
     { "GPT-2 124M, bfloat16, 8 x 1024, with clipping and AdamW", GPT2, nil, { ["launches and products"] = 1376,
       products = 819, ["TFLOP of products"] = 7.16, ["waits of the host"] = 1, ["MiB at the peak"] = 5124,
@@ -136,7 +136,7 @@ describe("the null device", function()
         local policy = { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } }
         for _, block in ipairs(model.blocks) do ms.fsdp.fully_shard(block, policy) end
         ms.fsdp.fully_shard(model, policy)
-        local step = null.step(model)
+        local step = require("gpt2_step").of(model)
       ]], nil, { ["launches and products"] = 1816, ["waits of the host"] = 1, ["MiB at the peak"] = 5437,
       ["reserved over peak"] = 1.37, ["bytes to the device"] = 24864, ["allocations of the driver"] = 0 } },
     { "an MLP of two layers, with AdamW", [[
@@ -168,7 +168,7 @@ describe("the null device", function()
     if status ~= 0 then return pending "not measured: the kernels' table cannot be made" end
     local _, out, err = script(([[
       local kernels, predict = require "kernel_table", require "predict"
-      local by_symbol, launches = null.watch(kernels.rows("%s/", "%s"), null.gpt2())
+      local by_symbol, launches = null.watch(kernels.rows("%s/", "%s"), require("gpt2_step").new())
       local total, by_op, by_kernel = predict.predict(launches, by_symbol)
       local strange = {}
       for _, r in ipairs(by_kernel) do

@@ -76,26 +76,4 @@ function M.watch(rows, step)
   return by_symbol, M.launches(), M.count()
 end
 
---- GPT-2 124M in bfloat16, and its step.
-function M.gpt2()
-  return M.step(require "moonshard.models.gpt" { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768,
-    device = "cuda", dtype = "bfloat16" })
-end
-
---- A function that takes a step of a GPT: 8 x 1024 tokens, clipping, AdamW.
-function M.step(model)
-  local ms = require "moonshard"
-  local parameters = model:parameters()
-  local optimizer = ms.optim.AdamW(parameters, { lr = 1e-4 })
-  local ids = ms.randint(0, 50304, { 8, 1024 }, { device = "cuda" })
-  return function()
-    ms.scope(function()
-      model(ids, ids):backward()
-      ms.nn.utils.clip_grad_norm_(parameters, 1)
-      optimizer:step()
-      optimizer:zero_grad()
-    end)
-  end
-end
-
 return M

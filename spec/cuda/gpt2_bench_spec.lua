@@ -1,0 +1,48 @@
+-- SPDX-License-Identifier: MIT
+--- scripts/bench/gpt2's measured part, on the emulated GPU and beside an interpreter that stands for PyTorch's.
+local process = require "spec.support.process"
+
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+
+--- The output of the benchmark on a tiny shape; peer: the text of the interpreter.
+local function measured(peer)
+  local folder = process.temp_folder()
+  process.write(folder .. "/python", "#!/bin/sh\n" .. (peer or "exit 1\n"))
+  os.execute(("chmod +x '%s/python'"):format(folder))
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec scripts/bench/gpt2 --quick', process.root },
+    { stdout = folder .. "/out", stderr = folder .. "/err",
+      env = { MOONSHARD_CUDA = "emulated", MOONSHARD_PEER_PYTHON = folder .. "/python", MOONSHARD_BUILD = build } })
+  local code = child:wait(120)
+  local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
+  process.remove_folder(folder)
+  assert.are.equal(0, code, out .. err)
+  return out
+end
+
+describe("scripts/bench/gpt2", function()
+  it("measures a step, its memory and its operators on the device", function()
+    local out = measured()
+    assert.matches("\ncase: step of GPT%-2 tiny on emulated GPU .- best +[%d.]+ ms", out)
+    assert.matches("\n# measured: %d+ tokens/s; [%d.]+ %% of the rate of a large product %(%d+ TF/s%); peak %d+ MiB\n",
+      out)
+    for _, operator in ipairs { "attention_backward", "linear", "layer_norm", "AdamW.step" } do
+      assert.matches("\n# " .. operator .. " +%d+ +[%d.]+ +%-\n", out)
+    end
+    assert.not_matches("PyTorch", out)
+  end)
+
+  it("compares with PyTorch eager and compiled, and says why one of them was not measured", function()
+    local out = measured [[
+      case "$*" in
+        "-c import torch") exit 0 ;;
+        *"--mode eager"*"--batch 2"*"--dim 16"*"--vocab 64"*)
+          echo "version 2.9"; echo "step 0.5"; echo "step 0.25"; echo "peak 4194304" ;;
+        *) echo "version 2.9"; echo "unavailable PyTorch 2.9 has no GPU" ;;
+      esac
+    ]]
+    assert.matches("\ncase: step of GPT%-2 tiny, PyTorch 2%.9, eager +best +250%.000 ms +median +375%.000 ms\n", out)
+    assert.matches("\n# measured: PyTorch, eager: 128 tokens/s; peak 4 MiB\n", out)
+    assert.matches("\nbar: GPT%-2 tiny: speed over PyTorch's, eager +[%d.]+ >= 1 ", out)
+    assert.matches("\n# measured: PyTorch 2%.9, compiled: not measured: PyTorch 2%.9 has no GPU\n", out)
+  end)
+end)
