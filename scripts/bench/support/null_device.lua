@@ -14,6 +14,7 @@ typedef struct {
 const ms_null_totals *ms_null_count(void);
 int ms_null_launches(const ms_null_launch **out);
 void ms_null_reset(void);
+void ms_null_forget(void);
 void ms_null_parameters(const char *kernel, int n, const int *sizes);
 ]]
 
@@ -64,6 +65,7 @@ end
 ---@param step fun()
 function M.watch(rows, step)
   local by_symbol = {}
+  lib.ms_null_forget()                                  -- addresses that other steps used
   step()
   for _, row in ipairs(rows) do
     by_symbol[row.symbol] = row

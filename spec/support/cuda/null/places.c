@@ -23,6 +23,15 @@ static struct {
 static int n_rooms;
 bool ms__null_watching;
 
+EXPORT void ms_null_forget(void)
+{
+    memset(places, 0, sizeof places);
+    for (int k = 0; k < TABLES; k++) free(tables[k].pointers);
+    memset(tables, 0, sizeof tables);
+    n_rooms = 0;
+    ms__null_watching = false;
+}
+
 static int place_of(const void *p)
 {
     uint32_t h = (uint32_t)((uintptr_t)p >> 4) * 2654435761u >> 16;

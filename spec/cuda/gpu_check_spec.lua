@@ -1,0 +1,157 @@
+-- SPDX-License-Identifier: MIT
+--- scripts/gpu_check on the emulated GPU: what its parts do cannot stop it, and its summary.
+local cjson = require "cjson"
+local lfs = require "lfs"
+local process = require "spec.support.process"
+
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+
+local folder
+before_each(function() folder = process.temp_folder() end)
+after_each(function() process.remove_folder(folder) end)
+
+--- Runs gpu_check with these words; returns its exit code, its output, and the records of gpu_check.jsonl: a list, and
+--- parts by name.
+local function check(words, env)
+  env = env or {}
+  if not env.MOONSHARD_BUILD then env.MOONSHARD_BUILD = build end
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec scripts/gpu_check --device emulated --out "$@"',
+    process.root, folder .. "/out", unpack(words) }, { stdout = folder .. "/text", stderr = folder .. "/err", env = env })
+  local code = child:wait(100)
+  local list, parts = {}, {}
+  for line in process.read(folder .. "/out/gpu_check.jsonl"):gmatch "[^\n]+" do
+    local record = cjson.decode(line)
+    table.insert(list, record)
+    if record.part then parts[record.part:match "[^/]*$"] = record end
+  end
+  return code, process.read(folder .. "/text") .. process.read(folder .. "/err"), list, parts, child.seconds
+end
+
+--- A spec file of the temporary folder.
+local function spec(name, body)
+  process.write(("%s/%s_spec.lua"):format(folder, name), ([[
+    local process = require "spec.support.process"
+    describe("x", function() it("y", function() %s end) end)]]):format(body))
+  return ("%s/%s_spec.lua"):format(folder, name)
+end
+
+local function it_built(name, fn)
+  it(name, function()
+    if not lfs.attributes(build .. "/libmoonshard_cuda_emulated.so") then
+      return pending "this build has no emulated GPU"
+    end
+    if process.tool then return pending "with limits of time, and without a tool" end
+    fn()
+  end)
+end
+
+describe("gpu_check", function()
+  it_built("goes on after spec files that hang, crash and fail", function()
+    local code, text, _, parts = check { "--part-limit", "3",
+      spec("hang", ([[
+        require("ffi").cdef "int spec_signal(int, void *) __asm__(\"signal\");"
+        require("ffi").C.spec_signal(15, require("ffi").cast("void *", 1))
+        process.write("%s/pid", process.start({ "setsid", "sleep", "1000" }).pid)
+        while true do end]]):format(folder)),
+      spec("crash", "process.kill(process.pid(), 11)"), spec("fail", "assert.is_true(false)"), spec("good", "") }
+    assert.are.equal(1, code, text)
+    assert.are.equal("timeout", parts["hang_spec.lua"].status)
+    assert.are.equal("crashed", parts["crash_spec.lua"].status)
+    assert.same({ "failed", 0, 1 }, { parts["fail_spec.lua"].status, parts["fail_spec.lua"].passed,
+      parts["fail_spec.lua"].failed })
+    assert.same({ "passed", 1, 0 }, { parts["good_spec.lua"].status, parts["good_spec.lua"].passed,
+      parts["good_spec.lua"].failed })
+    assert.is_true(parts["hang_spec.lua"].seconds >= 3)
+    assert.is_false(process.runs(tonumber(process.read(folder .. "/pid"))), "a process of the hanging part is left")
+    assert.matches("good_spec.lua | passed", process.read(folder .. "/out/gpu_check.md"))
+    assert.matches("3 of 4 parts are not as they should be", text)
+  end)
+
+  it_built("keeps the limit of all parts together", function()
+    local hang = "while true do end"
+    local code, text, _, parts, seconds = check { "--limit", "5", spec("first", hang), spec("second", hang),
+      spec("third", "") }
+    assert.are.equal(1, code, text)
+    assert.same({ "timeout", "not run" }, { parts["first_spec.lua"].status, parts["third_spec.lua"].status })
+    assert.matches("the time is spent", parts["third_spec.lua"].why)
+    assert.is_true(seconds < 10 * process.patience, seconds)
+  end)
+
+  it_built("keeps the rates that were measured before a part fails", function()
+    local rates = {}
+    local function names(list)
+      for _, r in ipairs(list) do if r.rate then table.insert(rates, r.rate) end end
+    end
+    local code, text, list = check({ "--only", "^rates: memory$" })
+    assert.are.equal(0, code, text)
+    names(list)
+    assert.is_true(#rates >= 4, text)
+    local whole = #rates
+    rates = {}
+    code, text, list = check({ "--only", "^rates: memory$" }, { MOONSHARD_EMULATOR = "fail:cudaMemcpyAsync:9:719" })
+    names(list)
+    assert.are.equal(1, code, text)
+    assert.is_true(#rates > 0 and #rates < whole, text)
+    assert.matches("CUDA error 719", list[#list].last)
+  end)
+
+  it_built("reads the steps of the benchmark, and the operators", function()
+    local code, text, list = check { "--only", "^GPT" }
+    assert.are.equal(0, code, text)
+    local steps, operators = 0, {}
+    for _, r in ipairs(list) do
+      if r.rate then
+        steps = steps + 1
+        assert.are.equal("step of GPT-2 tiny, bfloat16", r.rate)
+        assert.near(0.032 / r.seconds, r.value, 1e-6)
+      elseif r.operator then operators[r.operator] = r.calls end
+    end
+    assert.are.equal(1, steps)
+    assert.is_true(operators.linear >= 4 and operators["AdamW.step"] == 1, text)
+  end)
+
+  it_built("refuses what it does not know", function()
+    for _, case in ipairs { { "--device", "gpu", "%-%-device is 'gpu', expected real, emulated or null" },
+      { "--fast", nil, "unknown option '%-%-fast'" }, { "--limit", nil, "%-%-limit needs a value" } } do
+      local code, text = check { case[1], case[2] }
+      assert.are.equal(2, code, text)
+      assert.matches(case[3], text)
+    end
+  end)
+
+  it("puts predictions, PyTorch's times and bars beside what was measured, and says what was not", function()
+    local path = package.path
+    package.path = process.root .. "/scripts/support/gpu_check/?.lua;" .. path
+    local summary = require "summary"
+    package.path = path
+    local text = summary.write([[
+      {"device":"real","time":"T"}
+      {"part":"compute-sanitizer memcheck","status":"not measured","why":"compute-sanitizer is not installed"}
+      {"rate":"copy on the device","seconds":1e-4,"value":4000,"unit":"GB/s"}
+      {"rate":"add","seconds":2e-4,"value":3000,"unit":"GB/s","bar":"copy"}
+      {"rate":"linear","seconds":1e-4,"value":700,"unit":"TFLOP/s","bar":"products"}
+      {"rate":"linear","seconds":3e-4,"torch":"2"}
+      {"rate":"linear","seconds":0.98e-4,"torch":"2"}
+      {"rate":"matmul","seconds":1e-4,"value":700,"unit":"TFLOP/s","bar":"products"}
+      {"rate":"only in PyTorch","seconds":1e-6,"torch":"2"}
+      {"operator":"linear","calls":2,"seconds":2e-6}
+      {"kernel":"_Zk","launches":2,"seconds":3e-6}
+      {"kernel":"_Zl","launches":6,"seconds":1e-6}
+      {"torn":]], cjson.encode { cases = { add = 1e-4 }, symbols = { _Zk = "rows: k", _Zl = "rows: k" },
+      gpt2 = { seconds = 0.05, operators = { { name = "linear", seconds = 1e-6 } }, kernels = { { name = "rows: k", launches = 10, seconds = 1e-5 },
+        { name = "rows: m", launches = 1, seconds = 1e-6 } } } })
+    for _, line in ipairs {
+      "| compute-sanitizer memcheck | not measured |  | compute-sanitizer is not installed |",
+      "| add | 200.0 | 3000.0 GB/s | 100.0 | 2.00 | not measured |  | 0.75 of the copy rate, missed: 0.85 |",
+      "| linear | 100.0 | 700.0 TFLOP/s |  |  | 98.0 | 0.98 | 0.98 of PyTorch, met: 0.95 |",
+      "| matmul | 100.0 | 700.0 TFLOP/s |  |  | not measured |  | not measured |",
+      "| only in PyTorch | not measured |  |  |  | 1.0 |  |  |",
+      "| linear | 2 | 2.0 | 1.0 | 2.00 |",
+      "| rows: k | 10 | 1.5 | 1.0 | 1.50 |",
+      "| rows: m | 1 | not measured | 1.0 |  |",
+    } do
+      assert.is_truthy(text:find(line, 1, true), line .. "\nis not in\n" .. text)
+    end
+  end)
+end)
