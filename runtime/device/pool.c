@@ -20,6 +20,7 @@
 #include "base/launcher.h"
 #include "device/device.h"
 #include "device/pool.h"
+#include "device/slab.h"
 #include "base/trace.h"
 #include "base/watched.h"
 
@@ -61,13 +62,15 @@ static struct {
     bool shared;
 } pool = { .limit = SIZE_MAX };
 
-// GPUs use the same size classes. Small blocks are allocated from chunks, large ones directly from the driver.
-enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256 };
+// Small blocks of GPUs are allocated from chunks, by the same size classes. Large ones are cut from slabs. A slab has
+// at least a sixteenth of what is reserved, within limits: so there are few, and the last one wastes little.
+enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256, SLAB_LEAST = 32 << 20, SLAB_MOST = 512 << 20 };
 
 typedef struct {
     ms_block *free[CLASSES];
     char *chunk;
     size_t chunk_left;
+    ms_slabs slabs;
     usage use;
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
@@ -323,22 +326,30 @@ static ms_status no_memory(int device, size_t bytes, const char *what, const cha
 static char **chunks;
 static int n_chunks, cap_chunks;
 
+static bool is_large(size_t bytes) { return bytes >= CUDA_LARGE && !ms__cuda()->separate; }
+
 void *ms__device_base(const ms_block *b)
 {
-    if (b->size >= CUDA_LARGE || ms__cuda()->separate) return b->data;
+    if (is_large(b->bytes)) return ms__slab_base(b);
+    if (ms__cuda()->separate) return b->data;
     for (int k = 0; k < n_chunks; k++)
         if ((char *)b->data >= chunks[k] && (char *)b->data < chunks[k] + CUDA_CHUNK) return chunks[k];
     return NULL;
 }
 
-// Returns free blocks to the driver after kernels have finished using them. Parts of chunks are kept.
+// Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
+// their own. Parts of chunks are kept.
 static void cuda_empty_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
     if (!t || t->sync(index, -1)) return;
-    for (int c = 0; c < CLASSES; c++) {
-        if (!g->free[c] || (g->free[c]->size < CUDA_LARGE && !t->separate)) continue;
+    size_t bytes;
+    for (void *base; (base = ms__slab_remove(&g->slabs, &bytes));) {
+        t->free(index, base);
+        g->use.reserved -= bytes;
+    }
+    for (int c = 0; t->separate && c < CLASSES; c++) {
         ms_block *b;
         while ((b = pop(&g->free[c]))) {
             t->free(index, b->data);
@@ -348,22 +359,49 @@ static void cuda_empty_cache(int index)
     }
 }
 
-// Allocates a new part of a chunk, or new memory from the driver.
-static ms_status cuda_fresh(void **out, int index, size_t size)
+static ms_status cuda_driver_alloc(void **out, int index, size_t size)
+{
+    ms_status st = ms__cuda()->alloc(index, size, out);
+    if (st == MS_ENOMEM) {
+        cuda_empty_cache(index);
+        st = ms__cuda()->alloc(index, size, out);
+    }
+    if (st == MS_OK) add_reserved(&gpus[index].use, size);
+    return st;
+}
+
+// A block from a slab, a new one if none has room. If the driver has no memory for a slab, one just large enough.
+static ms_status cuda_large(ms_block **out, int index, size_t bytes)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
-    bool small = size < CUDA_LARGE && !t->separate;
-    size_t fresh = small ? CUDA_CHUNK : size;
-    if (!small || g->chunk_left < size) {
-        ms_status st = t->alloc(index, fresh, out);
-        if (st == MS_ENOMEM) {
-            cuda_empty_cache(index);
-            st = t->alloc(index, fresh, out);
-        }
-        MS_TRY(st);
-        add_reserved(&g->use, fresh);
-        if (!small) return MS_OK;
+    if ((*out = ms__slab_cut(&g->slabs, bytes))) return MS_OK;
+    size_t least = (bytes + CUDA_CHUNK - 1) & ~(size_t)(CUDA_CHUNK - 1);
+    size_t size = (g->use.reserved / 16) & ~(size_t)(CUDA_CHUNK - 1);
+    if (size < SLAB_LEAST) size = SLAB_LEAST;
+    if (size > SLAB_MOST) size = SLAB_MOST;
+    if (size < least) size = least;
+    void *base;
+    ms_status st = t->alloc(index, size, &base);
+    if (st == MS_OK) add_reserved(&g->use, size);
+    else if (st == MS_ENOMEM) st = cuda_driver_alloc(&base, index, size = least);
+    MS_TRY(st);
+    if (ms__slab_add(&g->slabs, base, size)) {
+        t->free(index, base);
+        g->use.reserved -= size;
+        return MS_ENOMEM;
+    }
+    *out = ms__slab_cut(&g->slabs, bytes);
+    return MS_OK;
+}
+
+// Allocates a new part of a chunk, or for the emulator an allocation of its own.
+static ms_status cuda_fresh(void **out, int index, size_t size)
+{
+    gpu *g = &gpus[index];
+    if (ms__cuda()->separate) return cuda_driver_alloc(out, index, size);
+    if (g->chunk_left < size) {
+        MS_TRY(cuda_driver_alloc(out, index, CUDA_CHUNK));
         g->chunk = *out;  // the unused part of the previous chunk is abandoned
         g->chunk_left = CUDA_CHUNK;
         // If there is no memory for the list, tensors in this chunk cannot be shared.
@@ -391,17 +429,17 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
         return no_memory(device, bytes, what, "limit of ms_set_memory_limit");
     if (bytes > (size_t)1 << 40) return no_memory(device, bytes, what, "more than the memory of a device");
     int c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
-    ms_block *b = pop(&g->free[c]);
-    if (!b) {
+    ms_status st = MS_OK;
+    ms_block *b;
+    if (is_large(bytes)) st = cuda_large(&b, index, bytes);
+    else if (!(b = pop(&g->free[c]))) {
         void *p = NULL;
         if (!(b = header_new())) return no_memory(device, bytes, what, "malloc");
-        ms_status st = cuda_fresh(&p, index, size);
-        if (st != MS_OK) {
-            push(&pool.headers, b);
-            return st == MS_ENOMEM ? no_memory(device, bytes, what, "more than the free memory of the device") : st;
-        }
-        *b = (ms_block) { .data = p, .size = size };
+        if ((st = cuda_fresh(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
+        else push(&pool.headers, b);
     }
+    if (st == MS_ENOMEM) return no_memory(device, bytes, what, "more than the free memory of the device");
+    MS_TRY(st);
     b->bytes = bytes;
     b->device = device;
     b->next = NULL;
@@ -414,12 +452,13 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
 static void cuda_free(ms_block *b)
 {
     int index = ms__index(b->device);
+    gpu *g = &gpus[index];
     size_t size;
-    int c = class_of(b->size, &size);
     const ms_cuda_table *t = ms__cuda();
     if (t->mark) t->mark(index, b->data, 0, b->size);
-    gpus[index].use.allocated -= b->bytes;
-    push(&gpus[index].free[c], b);
+    g->use.allocated -= b->bytes;
+    if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
+    else push(&g->free[class_of(b->size, &size)], b);
 }
 
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// device/pool.h -- the caching allocator: one pool per device. Freed blocks are kept by size class and reused without a
-// system call. If there are peers on the node, CPU segments are memfds, so that peers can map them and read any tensor
-// in place.
+// device/pool.h -- the caching allocator: one pool per device. Freed blocks are reused without a system call: kept by
+// size class, or, large ones of a GPU, merged with their neighbours (slab.h). If there are peers on the node, CPU
+// segments are memfds, so that peers can map them and read any tensor in place.
 //
 // The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks.
 #ifndef MS_POOL_H

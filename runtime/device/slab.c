@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// device/slab.c -- free ranges of slabs: best fit, split and merge. The ranges of a slab form a list in the order of
+// their addresses. A record is a block with its neighbours.
+#include "device/slab.h"
+
+struct ms_slab_range {
+    ms_block block;                           // data and size of the range, whether it is free or in use
+    ms_slab_range *before, *after;            // neighbours in the slab
+    ms_slab_range *free_before, *free_after;  // in the bin
+    char *base;                               // of the slab
+    bool free;
+};
+
+static ms_slab_range *range_of(ms_block *b) { return (ms_slab_range *)(void *)b; }
+static int bin_of(size_t size) { return 63 - __builtin_clzll(size); }
+
+static void list(ms_slabs *s, ms_slab_range *r)
+{
+    ms_slab_range **bin = &s->free[bin_of(r->block.size)];
+    r->free = true;
+    r->free_before = NULL;
+    if ((r->free_after = *bin)) (*bin)->free_before = r;
+    *bin = r;
+}
+
+static void unlist(ms_slabs *s, ms_slab_range *r)
+{
+    if (r->free_before) r->free_before->free_after = r->free_after;
+    else s->free[bin_of(r->block.size)] = r->free_after;
+    if (r->free_after) r->free_after->free_before = r->free_before;
+    r->free = false;
+}
+
+static ms_slab_range *record_new(ms_slabs *s)
+{
+    enum { SLAB = 64 };
+    if (!s->unused) {
+        ms_slab_range *all = calloc(SLAB, sizeof *all);
+        for (int i = 0; all && i < SLAB; i++) {
+            all[i].after = s->unused;
+            s->unused = &all[i];
+        }
+    }
+    ms_slab_range *r = s->unused;
+    if (r) s->unused = r->after;
+    return r;
+}
+
+static void record_drop(ms_slabs *s, ms_slab_range *r)
+{
+    r->after = s->unused;
+    s->unused = r;
+}
+
+// The smallest free range of at least `size` bytes; of equal ones that with the lowest address.
+static ms_slab_range *best_fit(const ms_slabs *s, size_t size)
+{
+    ms_slab_range *best = NULL;
+    for (int b = bin_of(size); b < MS_SLAB_BINS && !best; b++)
+        for (ms_slab_range *r = s->free[b]; r; r = r->free_after) {
+            if (r->block.size < size) continue;
+            if (!best || r->block.size < best->block.size ||
+                (r->block.size == best->block.size && (char *)r->block.data < (char *)best->block.data))
+                best = r;
+        }
+    return best;
+}
+
+ms_block *ms__slab_cut(ms_slabs *s, size_t size)
+{
+    size = (size + MS_SLAB_UNIT - 1) & ~(size_t)(MS_SLAB_UNIT - 1);
+    ms_slab_range *r = best_fit(s, size), *rest;
+    if (!r) return NULL;
+    if (r->block.size > size && (rest = record_new(s))) {  // without a record the block keeps the whole range
+        unlist(s, r);
+        *rest = (ms_slab_range) { .before = r, .after = r->after, .base = r->base };
+        rest->block.data = (char *)r->block.data + size;
+        rest->block.size = r->block.size - size;
+        if (r->after) r->after->before = rest;
+        r->after = rest;
+        r->block.size = size;
+        list(s, rest);
+    } else unlist(s, r);
+    return &r->block;
+}
+
+// Merges b into a, its neighbour before it.
+static void merge(ms_slabs *s, ms_slab_range *a, ms_slab_range *b)
+{
+    a->block.size += b->block.size;
+    a->after = b->after;
+    if (b->after) b->after->before = a;
+    record_drop(s, b);
+}
+
+void ms__slab_return(ms_slabs *s, ms_block *b)
+{
+    ms_slab_range *r = range_of(b), *before = r->before, *after = r->after;
+    if (after && after->free) {
+        unlist(s, after);
+        merge(s, r, after);
+    }
+    if (before && before->free) {
+        unlist(s, before);
+        merge(s, before, r);
+        r = before;
+    }
+    list(s, r);
+}
+
+ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes)
+{
+    ms_slab_range *r = record_new(s);
+    if (!r) return MS_ENOMEM;
+    *r = (ms_slab_range) { .block = { .data = base, .size = bytes }, .base = base };
+    list(s, r);
+    return MS_OK;
+}
+
+void *ms__slab_remove(ms_slabs *s, size_t *bytes)
+{
+    for (int b = 0; b < MS_SLAB_BINS; b++)
+        for (ms_slab_range *r = s->free[b]; r; r = r->free_after)
+            if (!r->before && !r->after) {
+                unlist(s, r);
+                record_drop(s, r);
+                *bytes = r->block.size;
+                return r->base;
+            }
+    return NULL;
+}
+
+void *ms__slab_base(const ms_block *b) { return ((const ms_slab_range *)(const void *)b)->base; }

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// device/slab.h -- large blocks of a GPU's memory, cut from slabs (allocations of the driver). A block is cut from the
+// smallest free range that fits, and a freed block merges with its free neighbours, so that steps whose sizes differ
+// share their memory. The caller allocates slabs from the driver and frees them.
+#ifndef MS_SLAB_H
+#define MS_SLAB_H
+
+#include "device/pool.h"
+
+enum { MS_SLAB_UNIT = 4096, MS_SLAB_BINS = 64 };
+
+typedef struct ms_slab_range ms_slab_range;
+typedef struct {
+    ms_slab_range *free[MS_SLAB_BINS];  // by the logarithm of the size
+    ms_slab_range *unused;              // records
+} ms_slabs;
+
+// Cuts a block of `size` bytes, rounded up to MS_SLAB_UNIT; NULL if no free range has as many.
+ms_block *ms__slab_cut(ms_slabs *s, size_t size);
+void ms__slab_return(ms_slabs *s, ms_block *b);
+// Adds an allocation of the driver as one free range. MS_ENOMEM if there is no memory for its record.
+ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes);
+// Removes a slab in which no block is in use, and returns its base; NULL: there is none.
+void *ms__slab_remove(ms_slabs *s, size_t *bytes);
+// The base of the slab that contains b.
+void *ms__slab_base(const ms_block *b);
+
+#endif
