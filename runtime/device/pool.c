@@ -63,8 +63,8 @@ static struct {
 } pool = { .limit = SIZE_MAX };
 
 // Small blocks of GPUs are allocated from chunks, by the same size classes. Large ones are cut from slabs. A slab has
-// at least a sixteenth of what is reserved, within limits: so there are few, and the last one wastes little.
-enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256, SLAB_LEAST = 32 << 20, SLAB_MOST = 512 << 20 };
+// at least a 32nd of what is reserved, within limits: so there are few, and the last one wastes little.
+enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256, SLAB_LEAST = 32 << 20, SLAB_MOST = 256 << 20 };
 
 typedef struct {
     ms_block *free[CLASSES];
@@ -377,7 +377,7 @@ static ms_status cuda_large(ms_block **out, int index, size_t bytes)
     gpu *g = &gpus[index];
     if ((*out = ms__slab_cut(&g->slabs, bytes))) return MS_OK;
     size_t least = (bytes + CUDA_CHUNK - 1) & ~(size_t)(CUDA_CHUNK - 1);
-    size_t size = (g->use.reserved / 16) & ~(size_t)(CUDA_CHUNK - 1);
+    size_t size = (g->use.reserved / 32) & ~(size_t)(CUDA_CHUNK - 1);
     if (size < SLAB_LEAST) size = SLAB_LEAST;
     if (size > SLAB_MOST) size = SLAB_MOST;
     if (size < least) size = least;
