@@ -115,10 +115,11 @@ MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued o
 // operator on dst or src waits for the copy.
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
 // Exports t's memory to another process of this machine: *handle has 64 bytes, *offset is t's byte offset in that
-// memory. Waits for queued work on t. The caller must keep t alive while the other process uses it.
+// memory. Waits for queued work on t. Keep t alive until the other process has opened it; released later, the memory is
+// not used again before that process has released its tensor, or has ended.
 MS_API ms_status ms_cuda_share(ms_id t, uint8_t *handle, double *offset);
-// Makes a contiguous tensor on memory that another process exported by ms_cuda_share. The memory stays mapped until
-// this process ends.
+// Makes a contiguous tensor on memory that another process exported by ms_cuda_share. The memory stays mapped until the
+// tensor and its views are released. Returns 0 if the other process has released it or has ended.
 MS_API ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape);
 
 // ---- tensors ----------------------------------------------------------------------------------

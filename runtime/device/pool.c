@@ -19,6 +19,7 @@
 #include <unistd.h>
 #include "base/launcher.h"
 #include "device/device.h"
+#include "device/lend.h"
 #include "device/pool.h"
 #include "device/slab.h"
 #include "base/trace.h"
@@ -416,6 +417,40 @@ static ms_status cuda_fresh(void **out, int index, size_t size)
     return MS_OK;
 }
 
+// Blocks that were freed while other processes have them mapped.
+static ms_block *lent;
+
+static void cuda_free(ms_block *b)
+{
+    int index = ms__index(b->device);
+    gpu *g = &gpus[index];
+    size_t size;
+    const ms_cuda_table *t = ms__cuda();
+    if (MS_UNLIKELY(ms__borrowed(b))) {
+        t->sync(index, -1);  // kernels may still use it
+        t->close(index, b->data);
+        ms__return(b);
+        push(&pool.headers, b);
+        return;
+    }
+    if (MS_UNLIKELY(ms__lent_blocks) && ms__lent(b)) {
+        push(&lent, b);
+        return;
+    }
+    if (t->mark) t->mark(index, b->data, 0, b->size);
+    g->use.allocated -= b->bytes;
+    if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
+    else push(&g->free[class_of(b->size, &size)], b);
+}
+
+// Takes back the blocks that no other process has mapped any more.
+static void cuda_reclaim(void)
+{
+    ms_block *all = lent, *b;
+    lent = NULL;
+    while ((b = pop(&all))) cuda_free(b);
+}
+
 // A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
 // stream retains its storage until the record has run.
 static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char *what)
@@ -431,6 +466,7 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
     int c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     ms_status st = MS_OK;
     ms_block *b;
+    if (MS_UNLIKELY(lent)) cuda_reclaim();
     if (is_large(bytes)) st = cuda_large(&b, index, bytes);
     else if (!(b = pop(&g->free[c]))) {
         void *p = NULL;
@@ -447,18 +483,6 @@ static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char
     add_allocated(&g->use, bytes);
     *out = b;
     return MS_OK;
-}
-
-static void cuda_free(ms_block *b)
-{
-    int index = ms__index(b->device);
-    gpu *g = &gpus[index];
-    size_t size;
-    const ms_cuda_table *t = ms__cuda();
-    if (t->mark) t->mark(index, b->data, 0, b->size);
-    g->use.allocated -= b->bytes;
-    if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
-    else push(&g->free[class_of(b->size, &size)], b);
 }
 
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
@@ -574,6 +598,7 @@ void ms_reset_peak_memory(int device)
 void ms_empty_cache(void)
 {
     empty_cache();
+    cuda_reclaim();
     if (ms__cuda())
         for (int k = 0; k < MS_CUDA_DEVICES; k++)
             if (gpus[k].use.reserved) cuda_empty_cache(k);

@@ -44,6 +44,8 @@ void ms__pool_stats(int device, ms_memory *out);
 // Number of tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats.
 extern int64_t ms__live_tensors;
 
+// Whether b is memory of a GPU that another process owns: no block of the pool has 0 bytes and an address.
+static inline bool ms__borrowed(const ms_block *b) { return b->size == 0 && b->data; }
 // The start of the driver's allocation that contains a GPU's block; NULL if unknown.
 void *ms__device_base(const ms_block *b);
 

@@ -6,6 +6,7 @@
 
 #include "base/activity.h"
 #include "device/device.h"
+#include "device/lend.h"
 #include "device/pool.h"
 #include "tensor/tensor.h"
 
@@ -105,20 +106,36 @@ ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
         return ms__fail(MS_EINVAL, "cuda_share: %s is not a contiguous tensor with memory on cuda", ms__tensor_text(t));
     MS_TRY(ms__storage_sync(t->storage, true));
     MS_TRY(ms__cuda_sync(ms__device(t), MS_STREAM_COMPUTE));
+    if (ms__borrowed(b))
+        return ms__fail(MS_EINVAL, "cuda_share: %s lies in memory of another process, which has to share it",
+                        ms__tensor_text(t));
     char *base = ms__device_base(b);
     if (!base) return ms__fail(MS_ESTATE, "cuda_share: the allocation that contains %s is unknown", ms__tensor_text(t));
     *offset = (double)((char *)ms__data(t) - base);
-    return ms__cuda()->share(base, handle);
+    MS_TRY(ms__cuda()->share(base, handle));
+    return ms__lend(b, handle, *offset);
 }
 
 ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, int ndim, const int64_t *shape)
 {
-    void *base;
     int device = MS_CUDA | index << 8;
-    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) ||
-        ms__cuda_need(device, "cuda_open") || ms__cuda()->open(index, handle, &base))
+    int64_t bytes = ms__dtype_size(dtype);
+    if (check_dtype("cuda_open", dtype) || check_shape("cuda_open", ndim, shape) || ms__cuda_need(device, "cuda_open"))
         return 0;
-    ms_tensor *t = on_memory((char *)base + (size_t)offset, device, dtype, ndim, shape);
+    for (int d = 0; d < ndim; d++) bytes *= shape[d];
+    ms_storage *s;
+    void *base;
+    if (ms__storage_new(&s, device, 0, "cuda_open")) return 0;
+    ms_status st = ms__borrow(handle, offset, s->block);
+    if (st == MS_OK && (st = ms__cuda()->open(index, handle, &base))) ms__return(s->block);
+    ms_tensor *t = NULL;
+    if (st == MS_OK) {
+        s->block->data = base;  // releasing the storage closes it
+        s->data = (char *)base + (size_t)offset;
+        s->bytes = (size_t)bytes;
+        t = ms__tensor_on(s, dtype, ndim, shape, 0);
+    }
+    ms__storage_release(s);
     return t ? ms__name(t) : 0;
 }
 

@@ -3,6 +3,16 @@
 #pragma once
 #include "memory.h"
 
+namespace ms_shim
+{
+struct mapping {
+    size_t bytes;
+    std::string name;
+    int count;
+};
+inline std::map<void *, mapping> &opened = *new std::map<void *, mapping>;  // never destroyed, as the streams' threads
+}  // namespace ms_shim
+
 inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
 {
     MS_MAY_FAIL(cudaIpcGetMemHandle);
@@ -28,19 +38,34 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", where.pid, where.fd);
     if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: not in the process that made it
+    std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
+    std::string name((const char *)&where, sizeof where);
+    for (auto &o : ms_shim::opened)
+        if (o.second.name == name) {  // as in CUDA: once for a process, with a count
+            o.second.count++;
+            *out = o.first;
+            return cudaSuccess;
+        }
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return cudaErrorInvalidValue;
     void *p = mmap(nullptr, where.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)where.at);
     close(fd);
     if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
     if (ms_shim::key >= 0) pkey_mprotect(p, where.bytes, PROT_READ | PROT_WRITE, ms_shim::key);
-    std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
-    static std::map<void *, size_t> &opened = *new std::map<void *, size_t>;
-    opened[p] = where.bytes;
+    ms_shim::opened[p] = { where.bytes, name, 1 };
     *out = p;
     return cudaSuccess;
 }
-inline cudaError_t cudaIpcCloseMemHandle(void *)
+// A kernel that is still queued crashes.
+inline cudaError_t cudaIpcCloseMemHandle(void *p)
 {
+    MS_MAY_FAIL(cudaIpcCloseMemHandle);
+    std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
+    auto o = ms_shim::opened.find(p);
+    if (o == ms_shim::opened.end()) return cudaErrorInvalidValue;
+    if (--o->second.count == 0) {
+        munmap(p, o->second.bytes);
+        ms_shim::opened.erase(o);
+    }
     return cudaSuccess;
-}  // the mapping stays: queued kernels may use it
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// device/lend.c -- lends GPU memory to other processes, and borrows theirs (device/lend.h).
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "device/lend.h"
+
+enum { LISTENS, BORROWER, BORROWED };  // whose end of which socket
+typedef struct {
+    const ms_block *block;
+    int kind, fd;
+    uint64_t name;  // of LISTENS
+} lending;
+static lending *list;
+static int n_list, cap_list;
+int ms__lent_blocks;
+
+static uint64_t name_of(const uint8_t *handle, double offset)
+{
+    return ms__hash_bytes(ms__hash_bytes(14695981039346656037ull, handle, MS_CUDA_HANDLE), &offset, sizeof offset);
+}
+
+static socklen_t address(struct sockaddr_un *a, uint64_t name)
+{
+    *a = (struct sockaddr_un) { .sun_family = AF_UNIX };
+    int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "moonshard-%016llx", (unsigned long long)name);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+// Takes ownership of fd, also on failure.
+static ms_status add(lending l)
+{
+    ms_status st = ms__grow(&list, &cap_list, n_list, sizeof *list, "cuda_share", "shared blocks");
+    if (st) close(l.fd);
+    else list[n_list++] = l;
+    return st;
+}
+static void drop(int k)
+{
+    close(list[k].fd);
+    list[k] = list[--n_list];
+}
+
+ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset)
+{
+    uint64_t name = name_of(handle, offset);
+    bool first = true;
+    for (int k = 0; k < n_list; k++) {
+        if (list[k].block != b || list[k].kind != LISTENS) continue;
+        if (list[k].name == name) return MS_OK;
+        first = false;
+    }
+    struct sockaddr_un a;
+    socklen_t n = address(&a, name);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, n) || listen(fd, 1024)) {
+        int e = errno;
+        if (fd >= 0) close(fd);
+        return ms__fail(MS_ESTATE, "cuda_share: the memory cannot be offered to other processes: %s", strerror(e));
+    }
+    MS_TRY(add((lending) { .block = b, .kind = LISTENS, .fd = fd, .name = name }));
+    ms__lent_blocks += first;
+    return MS_OK;
+}
+
+// Accepts the connections to list[at]. False if one is left that cannot be accepted now.
+static bool accept_all(int at)
+{
+    for (;;) {
+        if (ms__grow(&list, &cap_list, n_list, sizeof *list, "cuda_share", "shared blocks")) return false;
+        int fd = accept4(list[at].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) return errno == EAGAIN || errno == EINVAL;
+        list[n_list++] = (lending) { .block = list[at].block, .kind = BORROWER, .fd = fd };
+    }
+}
+
+bool ms__lent(const ms_block *b)
+{
+    bool known = false, used = false;
+    for (int k = 0; k < n_list; k++) {
+        if (list[k].block != b || list[k].kind != LISTENS) continue;
+        known = true;
+        shutdown(list[k].fd, SHUT_RD);  // no process can connect from now on
+        if (accept_all(k)) drop(k--);
+        else used = true;
+    }
+    for (int k = 0; k < n_list; k++) {
+        if (list[k].block != b || list[k].kind != BORROWER) continue;
+        known = true;
+        char byte;
+        if (recv(list[k].fd, &byte, 1, MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EINTR)) used = true;
+        else drop(k--);
+    }
+    if (known && !used) ms__lent_blocks--;
+    return used;
+}
+
+ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const ms_block *b)
+{
+    struct sockaddr_un a;
+    socklen_t n = address(&a, name_of(handle, offset));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&a, n)) {
+        int e = errno;
+        if (fd >= 0) close(fd);
+        if (e == ECONNREFUSED)
+            return ms__fail(MS_ESTATE, "cuda_open: no process of this network namespace shares this memory any more");
+        return ms__fail(MS_ESTATE, "cuda_open: its owner cannot be reached: %s", strerror(e));
+    }
+    return add((lending) { .block = b, .kind = BORROWED, .fd = fd });
+}
+
+void ms__return(const ms_block *b)
+{
+    for (int k = 0; k < n_list; k++)
+        if (list[k].block == b && list[k].kind == BORROWED) drop(k--);
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// device/lend.h -- the lifetime of GPU memory that another process has mapped.
+//
+// The owner of a block listens on an abstract socket whose name is that of the exported memory; a process that maps the
+// memory stays connected until it has unmapped it, or ends. A block that is freed while a connection is open is not
+// used again before the last one is closed. The kernel closes the connections of a killed process, and no file is left.
+#ifndef MS_LEND_H
+#define MS_LEND_H
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Lends b's memory under the name of its handle and offset; repeated calls change nothing.
+ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset);
+// Number of blocks that are lent, or were when they were freed.
+extern int ms__lent_blocks;
+// Ends the offers of a block that is freed. Returns whether a process still has it mapped.
+bool ms__lent(const ms_block *b);
+
+// Connects to the owner. MS_ESTATE if it no longer lends the memory.
+ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const ms_block *b);
+// Ends the connection, after the memory was unmapped.
+void ms__return(const ms_block *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
