@@ -23,6 +23,7 @@ typedef struct bn {
     double *parts;                              // 2 C numbers per block
     double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL
     double *dw, *db, *dmean, *dvar;
+    void (*channel)(const struct bn *, int64_t);  // computes one channel; used where S > 1
 } bn;
 
 // Computes a channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
@@ -47,50 +48,20 @@ static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double
 #define R(x) x##_f64
 #include "cpu/rows/batch_norm_body.h"
 
-#define BOTH(p, name, ...) ((p)->dtype == MS_F64 ? name##_f64(__VA_ARGS__) : name##_f32(__VA_ARGS__))
+#define BOTH(p, name) ((p)->dtype == MS_F64 ? name##_f64 : name##_f32)
 
-static void by_channel(void *arg, int64_t first, int64_t last, int64_t block)
+static void channels_range(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const bn *p = arg;
     int64_t each = p->n * p->s;
     (void)block;
-    for (int64_t c = first / each; c < last / each; c++) BOTH(p, channel, p, c);
+    for (int64_t c = first / each; c < last / each; c++) p->channel(p, c);
 }
 
-static void by_channel_backward(void *arg, int64_t first, int64_t last, int64_t block)
+static void by_channel(bn *p, void (*channel)(const bn *, int64_t))
 {
-    const bn *p = arg;
-    int64_t each = p->n * p->s;
-    (void)block;
-    for (int64_t c = first / each; c < last / each; c++) BOTH(p, channel_backward, p, c);
-}
-
-static void stats_part(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const bn *p = arg;
-    double *part = p->parts + 2 * p->c * block;
-    BOTH(p, rows_stats, p, first / p->c, last / p->c, part, part + p->c);
-}
-
-static void rows_part(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const bn *p = arg;
-    (void)block;
-    BOTH(p, rows, p, first / p->c, last / p->c);
-}
-
-static void sums_part(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const bn *p = arg;
-    double *part = p->parts + 2 * p->c * block;
-    BOTH(p, rows_sums, p, first / p->c, last / p->c, part, part + p->c);
-}
-
-static void rows_backward_part(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const bn *p = arg;
-    (void)block;
-    BOTH(p, rows_backward, p, first / p->c, last / p->c);
+    p->channel = channel;
+    ms__parallel(p->c * p->n * p->s, p->n * p->s, channels_range, p);
 }
 
 static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
@@ -124,7 +95,7 @@ static void by_rows(bn *p)
 {
     int64_t all = p->n * p->c, block = p->rows * p->c;
     if (p->training) {
-        ms__parallel(all, block, stats_part, p);
+        ms__parallel(all, block, BOTH(p, rows_stats), p);
         add_stats(p);
     }
     for (int64_t c = 0; c < p->c; c++) {
@@ -132,14 +103,14 @@ static void by_rows(bn *p)
         set_coefficient(p, 1, c, ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1));
         set_coefficient(p, 2, c, p->b ? p->b[c] : 0);
     }
-    ms__parallel(all, block, rows_part, p);
+    ms__parallel(all, block, BOTH(p, rows), p);
 }
 
 static void by_rows_backward(bn *p)
 {
     int64_t all = p->n * p->c, block = p->rows * p->c;
     for (int64_t c = 0; c < p->c; c++) set_coefficient(p, 0, c, p->mean[c]);
-    if (p->g) ms__parallel(all, block, sums_part, p);
+    if (p->g) ms__parallel(all, block, BOTH(p, rows_sums), p);
     double *sums = p->parts;
     if (!p->g) memset(sums, 0, (size_t)(2 * p->c) * sizeof *sums);
     for (int64_t j = 1; p->g && j < blocks_of(p); j++)
@@ -149,7 +120,7 @@ static void by_rows_backward(bn *p)
         finish_channel(p, c, sums[c], sums[p->c + c], k);
         for (int i = 0; i < 3; i++) set_coefficient(p, i + 1, c, k[i]);
     }
-    if (p->y) ms__parallel(all, block, rows_backward_part, p);
+    if (p->y) ms__parallel(all, block, BOTH(p, rows_backward), p);
 }
 
 static void sizes(bn *p, const ms_tensor *x)
@@ -218,7 +189,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
         p.x = ms__data(x);
         p.y = ms__data(y);
         if (p.s == 1) by_rows(&p);
-        else ms__parallel(x->numel, p.n * p.s, by_channel, &p);
+        else by_channel(&p, BOTH(&p, channel));
         if (p.training) {
             put_channels(c->out[1], p.mean);
             put_channels(c->out[2], p.var);
@@ -258,7 +229,7 @@ ms_status ms__cpu_batch_norm_backward(ms_call *c)
         p.y = y ? ms__data(y) : NULL;
         p.dw = at + 5 * p.c, p.db = at + 6 * p.c, p.dmean = at + 7 * p.c, p.dvar = at + 8 * p.c;
         if (p.s == 1) by_rows_backward(&p);
-        else ms__parallel(x->numel, p.n * p.s, by_channel_backward, &p);
+        else by_channel(&p, BOTH(&p, channel_backward));
         put_channels(ms__grad_out(c, 1), p.dw);
         put_channels(ms__grad_out(c, 2), p.db);
         put_channels(ms__grad_out(c, 3), p.dmean);

@@ -59,10 +59,11 @@ static MS_KERNEL void R(channel_backward)(const bn *p, int64_t c)
 
 // Computes a block's mean of every channel and the sum of squared deviations from it; add_stats combines the blocks.
 // Processes four rows at a time, so that the sums are read and written less often.
-static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, double *restrict mean,
-                                    double *restrict spread)
+static MS_KERNEL void R(rows_stats)(void *arg, int64_t from, int64_t to, int64_t block)
 {
-    int64_t C = p->c, n = first;
+    const bn *p = arg;
+    int64_t C = p->c, first = from / C, last = to / C, n = first;
+    double *restrict mean = p->parts + 2 * C * block, *restrict spread = mean + C;
     const REAL *x = (const REAL *)p->x + first * C;
     memset(mean, 0, (size_t)C * sizeof *mean);
     memset(spread, 0, (size_t)C * sizeof *spread);
@@ -82,19 +83,23 @@ static MS_KERNEL void R(rows_stats)(const bn *p, int64_t first, int64_t last, do
 }
 
 // Coefficients, per channel: mean, scale, shift.
-static MS_KERNEL void R(rows)(const bn *p, int64_t first, int64_t last)
+static MS_KERNEL void R(rows)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const bn *p = arg;
     const REAL *x = p->x, *mean = p->coefficients, *scale = mean + p->c, *shift = scale + p->c;
     REAL *y = p->y;
     int64_t C = p->c;
-    for (int64_t n = first; n < last; n++)
+    for (int64_t n = first / C; n < last / C; n++)
         for (int64_t c = 0; c < C; c++) y[n * C + c] = (x[n * C + c] - mean[c]) * scale[c] + shift[c];
 }
 
 // Computes a block's sums of g and of g (x - mean), per channel.
-static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, double *restrict sg, double *restrict sgx)
+static MS_KERNEL void R(rows_sums)(void *arg, int64_t from, int64_t to, int64_t block)
 {
-    int64_t C = p->c, n = first;
+    const bn *p = arg;
+    int64_t C = p->c, first = from / C, last = to / C, n = first;
+    double *restrict sg = p->parts + 2 * C * block, *restrict sgx = sg + C;
     const REAL *x = (const REAL *)p->x + first * C, *g = (const REAL *)p->g + first * C, *mean = p->coefficients;
     memset(sg, 0, (size_t)C * sizeof *sg);
     memset(sgx, 0, (size_t)C * sizeof *sgx);
@@ -112,12 +117,14 @@ static MS_KERNEL void R(rows_sums)(const bn *p, int64_t first, int64_t last, dou
 }
 
 // Coefficients, per channel: mean, and the three factors of ms_bn_finish.
-static MS_KERNEL void R(rows_backward)(const bn *p, int64_t first, int64_t last)
+static MS_KERNEL void R(rows_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const bn *p = arg;
     const REAL *x = p->x, *g = p->g, *mean = p->coefficients, *kg = mean + p->c, *a = kg + p->c, *d = a + p->c;
     REAL *dx = p->y;
     int64_t C = p->c;
-    for (int64_t n = first; n < last; n++) {
+    for (int64_t n = first / C; n < last / C; n++) {
         if (g)
             for (int64_t c = 0; c < C; c++)
                 dx[n * C + c] = kg[c] * g[n * C + c] + a[c] * (x[n * C + c] - mean[c]) + d[c];

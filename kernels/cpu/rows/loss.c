@@ -38,6 +38,8 @@ static double one(int dtype, const void *p, int64_t k)
 #define BODY "cpu/rows/loss_body.h"
 #include "cpu/both_types.h"
 
+#define BOTH(work, name) ((work).dtype == MS_F64 ? name##_f64 : name##_f32)
+
 static void store_one(ms_tensor *t, double v)
 {
     if (t->dtype == MS_F64) *(double *)ms__data(t) = v;
@@ -46,24 +48,6 @@ static void store_one(ms_tensor *t, double v)
 }
 
 // ---- cross_entropy --------------------------------------------------------------------------------
-
-static void forward_rows(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const cross *q = arg;
-    char *room = q->room + q->room_bytes * (size_t)ms__thread_num();
-    (void)block;
-    if (q->dtype == MS_F64) cross_rows_f64(q, first / q->n, last / q->n, (double *)room);
-    else cross_rows_f32(q, first / q->n, last / q->n, (float *)room);
-}
-
-static void backward_rows(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const cross *q = arg;
-    char *room = q->room + q->room_bytes * (size_t)ms__thread_num();
-    (void)block;
-    if (q->dtype == MS_F64) cross_rows_backward_f64(q, first / q->n, last / q->n, (double *)room);
-    else cross_rows_backward_f32(q, first / q->n, last / q->n, (float *)room);
-}
 
 // Memory that forward and backward hold: contiguous inputs, checked ids, scratch.
 typedef struct held {
@@ -129,7 +113,7 @@ ms_status ms__cpu_cross_entropy(ms_call *c)
     ms_status st = prepare(c, &h, &q, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL);
     if (st == MS_OK) {
         q.lse = ms__data(c->out[1]);
-        if (rows) ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, forward_rows, &q);
+        if (rows) ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, BOTH(q, cross_rows), &q);
         if (c->i[0] == NONE) {
             if (q.dtype == MS_F64) memcpy(ms__data(c->out[0]), q.losses, (size_t)rows * sizeof(double));
             else if (q.dtype == MS_F32) memcpy(ms__data(c->out[0]), q.losses, (size_t)rows * sizeof(float));
@@ -161,7 +145,7 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
         q.scale = q.g_rows ? 1 : one(q.dtype, q.g, 0) / (c->i[0] == MEAN ? total_weight(&q, rows) : 1);
         q.lse = ms__data(c->in[4]);
         q.out = ms__data(c->out[0]);
-        ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, backward_rows, &q);
+        ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, BOTH(q, cross_rows_backward), &q);
     }
     ms__release(g_lse);
     ms__release(g);
@@ -170,23 +154,6 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
 }
 
 // ---- mse_loss -------------------------------------------------------------------------------------
-
-static void square_block(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const mse *q = arg;
-    double *sum = q->sums ? q->sums + block : NULL;
-    if (sum) *sum = 0;
-    if (q->dtype == MS_F64) squares_f64(q, first, last, sum);
-    else squares_f32(q, first, last, sum);
-}
-
-static void square_block_backward(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const mse *q = arg;
-    (void)block;
-    if (q->dtype == MS_F64) squares_backward_f64(q, first, last);
-    else squares_backward_f32(q, first, last);
-}
 
 ms_status ms__cpu_mse_loss(ms_call *c)
 {
@@ -204,7 +171,7 @@ ms_status ms__cpu_mse_loss(ms_call *c)
         q.b = ms__data(b);
         q.out = ms__data(out);
         if (c->i[0] != NONE) q.sums = room ? room->data : small;
-        ms__parallel(n, BLOCK, square_block, &q);
+        ms__parallel(n, BLOCK, BOTH(q, squares), &q);
         if (c->i[0] != NONE) {
             double sum = 0;
             for (int64_t k = 0; k < blocks; k++) sum += q.sums[k];
@@ -232,7 +199,7 @@ ms_status ms__cpu_mse_loss_backward(ms_call *c)
         else q.scale = one(q.dtype, ms__data(g), 0) / (c->i[0] == MEAN ? (double)n : 1);
         q.da = da ? ms__data(da) : NULL;
         q.db = db ? ms__data(db) : NULL;
-        ms__parallel(n, BLOCK, square_block_backward, &q);
+        ms__parallel(n, BLOCK, BOTH(q, squares_backward), &q);
     }
     ms__release(b);
     ms__release(a);

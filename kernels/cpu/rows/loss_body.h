@@ -2,12 +2,15 @@
 // cpu/rows/loss_body.h -- rows of cross_entropy and blocks of mse_loss; loss.c includes it once per accumulation type.
 
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s is the label smoothing.
-static MS_KERNEL void R(cross_rows)(const cross *q, int64_t first, int64_t last, REAL *room)
+static MS_KERNEL void R(cross_rows)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const cross *q = arg;
     int64_t n = q->n;
+    REAL *room = (REAL *)(q->room + q->room_bytes * (size_t)ms__thread_num());
     const REAL *w = q->w ? ROW_IN(q->dtype, q->w, 0, 1, n, room) : NULL;
     REAL smooth = (REAL)q->smooth, weights = w ? R(ms__row_sum)(w, n) : (REAL)n;
-    for (int64_t r = first; r < last; r++) {
+    for (int64_t r = first / n; r < last / n; r++) {
         const REAL *x = ROW_IN(q->dtype, q->x, r * n, 1, n, room + n);
         REAL *e = room + 2 * n, m = R(ms__row_max)(x, n);
         if (m == -(REAL)INFINITY) m = 0;
@@ -29,12 +32,15 @@ static MS_KERNEL void R(cross_rows)(const cross *q, int64_t first, int64_t last,
 
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t])
 // plus the gradient of the logsumexp output, if any, times exp(x[c] - lse).
-static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int64_t last, REAL *room)
+static MS_KERNEL void R(cross_rows_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const cross *q = arg;
     int64_t n = q->n;
+    REAL *room = (REAL *)(q->room + q->room_bytes * (size_t)ms__thread_num());
     const REAL *w = q->w ? ROW_IN(q->dtype, q->w, 0, 1, n, room) : NULL;
     REAL smooth = (REAL)q->smooth, part = smooth / (REAL)n, weights = w ? R(ms__row_sum)(w, n) : (REAL)n;
-    for (int64_t r = first; r < last; r++) {
+    for (int64_t r = first / n; r < last / n; r++) {
         int64_t t = q->ids[r];
         REAL *dx = ROW_AT(q->dtype, q->out, r * n, 1, room + n);
         if (t == q->ignore && !q->g_lse) memset(dx, 0, (size_t)n * sizeof *dx);
@@ -57,9 +63,12 @@ static MS_KERNEL void R(cross_rows_backward)(const cross *q, int64_t first, int6
 }
 
 // Computes (a - b)^2, stored in out or added to *sum.
-static MS_KERNEL void R(squares)(const mse *q, int64_t first, int64_t last, double *sum)
+static MS_KERNEL void R(squares)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    const mse *q = arg;
     REAL ra[PIECE], rb[PIECE], ro[PIECE];
+    double *sum = q->sums ? q->sums + block : NULL;
+    if (sum) *sum = 0;
     for (int64_t at = first; at < last; at += PIECE) {
         int64_t n = last - at < PIECE ? last - at : PIECE;
         const REAL *a = ROW_IN(q->dtype, q->a, at, 1, n, ra), *b = ROW_IN(q->dtype, q->b, at, 1, n, rb);
@@ -71,8 +80,10 @@ static MS_KERNEL void R(squares)(const mse *q, int64_t first, int64_t last, doub
 }
 
 // da = 2 scale g (a - b), db = -da
-static MS_KERNEL void R(squares_backward)(const mse *q, int64_t first, int64_t last)
+static MS_KERNEL void R(squares_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const mse *q = arg;
     REAL ra[PIECE], rb[PIECE], rg[PIECE], ro[PIECE], scale = (REAL)(2 * q->scale);
     for (int64_t at = first; at < last; at += PIECE) {
         int64_t n = last - at < PIECE ? last - at : PIECE;

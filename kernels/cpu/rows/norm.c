@@ -30,6 +30,8 @@ typedef struct norm {
 #define BODY "cpu/rows/norm_body.h"
 #include "cpu/both_types.h"
 
+#define BOTH(work, name) ((work).dtype == MS_F64 ? name##_f64 : name##_f32)
+
 enum { SMALL_ROOM = 16 << 10 };
 
 // Allocates scratch memory: `each` bytes per thread, then `shared` bytes. Uses the caller's array `small` for up to
@@ -47,24 +49,6 @@ static ms_status room_for(ms_block **b, char **room, void *small, size_t each, s
 
 // ---- softmax --------------------------------------------------------------------------------------
 
-static void soft_forward(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const soft *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
-    (void)block;
-    if (w->dtype == MS_F64) softmax_f64(w, first / w->r.n, last / w->r.n, (double *)room);
-    else softmax_f32(w, first / w->r.n, last / w->r.n, (float *)room);
-}
-
-static void soft_backward(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const soft *w = arg;
-    char *room = w->room + w->room_bytes * (size_t)ms__thread_num();
-    (void)block;
-    if (w->dtype == MS_F64) softmax_backward_f64(w, first / w->r.n, last / w->r.n, (double *)room);
-    else softmax_backward_f32(w, first / w->r.n, last / w->r.n, (float *)room);
-}
-
 static ms_status run_soft(ms_call *c, bool log, bool backward)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
@@ -81,7 +65,8 @@ static ms_status run_soft(ms_call *c, bool log, bool backward)
         w.x = ms__data(x);
         w.g = g ? ms__data(g) : NULL;
         w.out = ms__data(out);
-        ms__parallel(w.r.rows * w.r.n, ms__rows_per_block(w.r.n) * w.r.n, backward ? soft_backward : soft_forward, &w);
+        ms__parallel(w.r.rows * w.r.n, ms__rows_per_block(w.r.n) * w.r.n,
+                     backward ? BOTH(w, softmax_backward) : BOTH(w, softmax), &w);
     }
     if (block) ms__free(block);
     ms__release(g);
@@ -95,24 +80,6 @@ ms_status ms__cpu_softmax_backward(ms_call *c) { return run_soft(c, false, true)
 ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, true); }
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
-
-static void norm_forward(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const norm *p = arg;
-    char *room = p->room + p->room_bytes * (size_t)ms__thread_num();
-    (void)block;
-    if (p->dtype == MS_F64) norm_f64(p, first / p->n, last / p->n, (double *)room);
-    else norm_f32(p, first / p->n, last / p->n, (float *)room);
-}
-
-static void norm_back(void *arg, int64_t first, int64_t last, int64_t block)
-{
-    const norm *p = arg;
-    char *room = p->room + p->room_bytes * (size_t)ms__thread_num(),
-         *sums = p->sums ? p->sums + p->sums_bytes * (size_t)block : NULL;
-    if (p->dtype == MS_F64) norm_backward_f64(p, first / p->n, last / p->n, (double *)room, (double *)sums);
-    else norm_backward_f32(p, first / p->n, last / p->n, (float *)room, (float *)sums);
-}
 
 static ms_status run_norm(ms_call *c, bool rms)
 {
@@ -131,7 +98,7 @@ static ms_status run_norm(ms_call *c, bool rms)
         p.w = in[1] ? ms__data(in[1]) : NULL;
         p.b = in[2] ? ms__data(in[2]) : NULL;
         p.out = ms__data(out);
-        ms__parallel(out->numel, ms__rows_per_block(p.n) * p.n, norm_forward, &p);
+        ms__parallel(out->numel, ms__rows_per_block(p.n) * p.n, BOTH(p, norm), &p);
     }
     if (block) ms__free(block);
     for (int k = 0; k < 3; k++) ms__release(in[k]);
@@ -190,7 +157,7 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
     p.g = ms__data(g);
     p.w = w ? ms__data(w) : NULL;
     p.out = dx ? ms__data(dx) : NULL;
-    ms__parallel(x->numel, step, norm_back, &p);
+    ms__parallel(x->numel, step, BOTH(p, norm_backward), &p);
     add_parts(&p, blocks, 0, dw);
     add_parts(&p, blocks, p.n, db);
 out:

@@ -2,10 +2,13 @@
 // cpu/rows/norm_body.h -- softmax, log_softmax, layer_norm, rms_norm and their gradients over blocks of rows; norm.c
 // includes it once per accumulation type.
 
-static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REAL *room)
+static MS_KERNEL void R(softmax)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const soft *w = arg;
     int64_t n = w->r.n, stride = w->r.stride;
-    for (int64_t row = first; row < last; row++) {
+    REAL *room = (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num());
+    for (int64_t row = first / n; row < last / n; row++) {
         int64_t at = ms__row_start(&w->r, row);
         const REAL *x = ROW_IN(w->dtype, w->x, at, stride, n, room);
         REAL *y = ROW_AT(w->dtype, w->out, at, stride, room), m = R(ms__row_max)(x, n);
@@ -23,10 +26,13 @@ static MS_KERNEL void R(softmax)(const soft *w, int64_t first, int64_t last, REA
 }
 
 // softmax: dx = y (g - sum g y); log_softmax: dx = g - exp(y) sum g
-static MS_KERNEL void R(softmax_backward)(const soft *w, int64_t first, int64_t last, REAL *room)
+static MS_KERNEL void R(softmax_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const soft *w = arg;
     int64_t n = w->r.n, stride = w->r.stride;
-    for (int64_t row = first; row < last; row++) {
+    REAL *room = (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num());
+    for (int64_t row = first / n; row < last / n; row++) {
         int64_t at = ms__row_start(&w->r, row);
         const REAL *y = ROW_IN(w->dtype, w->x, at, stride, n, room),
                    *g = ROW_IN(w->dtype, w->g, at, stride, n, room + n);
@@ -43,12 +49,15 @@ static MS_KERNEL void R(softmax_backward)(const soft *w, int64_t first, int64_t 
 }
 
 // y = (x - mean) * rstd * weight + bias. For rms_norm, mean = 0 and there is no bias.
-static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *room)
+static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    (void)block;
+    const norm *p = arg;
     int64_t n = p->n;
+    REAL *room = (REAL *)(p->room + p->room_bytes * (size_t)ms__thread_num());
     const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room + n) : NULL,
                *b = p->b ? ROW_IN(p->dtype, p->b, 0, 1, n, room + 2 * n) : NULL;
-    for (int64_t row = first; row < last; row++) {
+    for (int64_t row = first / n; row < last / n; row++) {
         const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room);
         REAL *y = ROW_AT(p->dtype, p->out, row * n, 1, room);
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
@@ -65,13 +74,16 @@ static MS_KERNEL void R(norm)(const norm *p, int64_t first, int64_t last, REAL *
 
 // With h = (x - mean) * rstd and q = g * w: dx = rstd (q - mean(q) - h mean(q h)); rms_norm omits mean(q). dw = sum of
 // g h over rows, db = sum of g. A block's partial sums are stored in sums[0 .. n) and sums[n .. 2 n).
-static MS_KERNEL void R(norm_backward)(const norm *p, int64_t first, int64_t last, REAL *room, REAL *sums)
+static MS_KERNEL void R(norm_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
+    const norm *p = arg;
     int64_t n = p->n;
+    REAL *room = (REAL *)(p->room + p->room_bytes * (size_t)ms__thread_num());
+    REAL *sums = p->sums ? (REAL *)(p->sums + p->sums_bytes * (size_t)block) : NULL;
     const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room) : NULL;
     REAL *h = room + 3 * n, *q = room + 4 * n;
     if (sums) memset(sums, 0, 2 * (size_t)n * sizeof *sums);
-    for (int64_t row = first; row < last; row++) {
+    for (int64_t row = first / n; row < last / n; row++) {
         const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n),
                    *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;

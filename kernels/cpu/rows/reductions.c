@@ -7,16 +7,16 @@
 #include "cpu/rows/fold.h"
 #include "rows/ops.h"
 
-enum { FEW = 256 };
+enum { FEW = 512 };
 
-// The results of a fold; on the stack if there are at most FEW.
+// The results of folds, one fold after the other; on the stack if there are at most FEW.
 typedef struct {
     void *at;
     double few[FEW];
 } results;
-static ms_status results_new(results *r, const ms_fold_plan *p)
+static ms_status results_new(results *r, const ms_fold_plan *p, int folds)
 {
-    int64_t n = p->outputs;
+    int64_t n = folds * p->outputs;
     r->at = n <= FEW ? r->few : malloc((size_t)n * 8);
     return r->at ? MS_OK : ms__no_memory((size_t)n * 8, p->what, "%lld results", (long long)n);
 }
@@ -42,7 +42,7 @@ static ms_status simple(ms_call *c, int first_dim, ms_fold_kind kind, finish how
     ms_fold_plan p;
     results r;
     plan(&p, c, first_dim);
-    MS_TRY(results_new(&r, &p));
+    MS_TRY(results_new(&r, &p, 1));
     ms_status st = ms__fold(&p, kind, NULL, 0, r.at);
     if (st == MS_OK) {
         double *w = r.at;
@@ -71,16 +71,11 @@ ms_status ms__cpu_min_all(ms_call *c) { return simple(c, 0, MS_FOLD_MIN, AS_IS);
 static ms_status variance(ms_call *c, bool root)
 {
     ms_fold_plan p;
-    results mean, sum;
+    results r;
     plan(&p, c, 2);
-    MS_TRY(results_new(&mean, &p));
-    ms_status st = results_new(&sum, &p);
-    if (st != MS_OK) {
-        results_free(&mean);
-        return st;
-    }
-    st = ms__fold(&p, MS_FOLD_SUM, NULL, 0, mean.at);
-    double *m = mean.at, *s = sum.at, n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
+    MS_TRY(results_new(&r, &p, 2));
+    double *m = r.at, *s = m + p.outputs, n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
+    ms_status st = ms__fold(&p, MS_FOLD_SUM, NULL, 0, m);
     for (int64_t k = 0; st == MS_OK && k < p.outputs; k++) m[k] /= n;
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_DEVIATION, m, 1, s);
     if (st == MS_OK) {
@@ -90,8 +85,7 @@ static ms_status variance(ms_call *c, bool root)
         }
         put(&p, c->out[0], s);
     }
-    results_free(&sum);
-    results_free(&mean);
+    results_free(&r);
     return st;
 }
 ms_status ms__cpu_var(ms_call *c) { return variance(c, false); }
@@ -110,7 +104,7 @@ ms_status ms__cpu_norm(ms_call *c)
     ms_fold_plan p;
     results r;
     plan(&p, c, 1);
-    MS_TRY(results_new(&r, &p));
+    MS_TRY(results_new(&r, &p, 1));
     ms_status st = ms__fold(&p, kind, kind == MS_FOLD_POWER_SUM ? &e : NULL, 0, r.at);
     if (st == MS_OK) {
         double *w = r.at;
@@ -126,16 +120,11 @@ ms_status ms__cpu_norm(ms_call *c)
 ms_status ms__cpu_logsumexp(ms_call *c)
 {
     ms_fold_plan p;
-    results most, sum;
+    results r;
     ms__fold_plan(&p, c->op->name, c->in[0], ms__reduced_dims(c->in[0], c->in[0]->ndim ? 1 : 0, c->i));
-    MS_TRY(results_new(&most, &p));
-    ms_status st = results_new(&sum, &p);
-    if (st != MS_OK) {
-        results_free(&most);
-        return st;
-    }
-    st = ms__fold(&p, MS_FOLD_MAX, NULL, 0, most.at);
-    double *m = most.at, *s = sum.at;
+    MS_TRY(results_new(&r, &p, 2));
+    double *m = r.at, *s = m + p.outputs;
+    ms_status st = ms__fold(&p, MS_FOLD_MAX, NULL, 0, m);
     for (int64_t k = 0; st == MS_OK && k < p.outputs; k++)
         if (isinf(m[k])) m[k] = 0;
     if (st == MS_OK) st = ms__fold(&p, MS_FOLD_EXP_SUM, m, 1, s);
@@ -143,8 +132,7 @@ ms_status ms__cpu_logsumexp(ms_call *c)
         for (int64_t k = 0; k < p.outputs; k++) s[k] = m[k] + log(s[k]);
         put(&p, c->out[0], s);
     }
-    results_free(&sum);
-    results_free(&most);
+    results_free(&r);
     return st;
 }
 
@@ -154,7 +142,7 @@ static ms_status extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value
     ms_fold_plan p;
     results r;
     ms__fold_plan(&p, c->op->name, c->in[0], dims);
-    MS_TRY(results_new(&r, &p));
+    MS_TRY(results_new(&r, &p, 1));
     ms_status st = ms__fold(&p, kind, NULL, 0, r.at);
     if (st == MS_OK) {
         if (value >= 0) put(&p, c->out[value], r.at);
