@@ -127,9 +127,18 @@ static ms_status device_alloc(int index, size_t bytes, void **out)
     return MS_OK;
 }
 
+// For calls that release something and whose caller cannot fail: says on stderr that it is lost.
+static void released(cudaError_t e, int index, const char *call, const void *p)
+{
+    if (e == cudaSuccess || e == cudaErrorCudartUnloading) return;
+    cudaGetLastError();
+    fprintf(stderr, "moonshard: cuda:%d: %s of %p: %s (CUDA error %d)\n", index, call, p, cudaGetErrorString(e),
+            (int)e);
+}
+
 static void device_free(int index, void *p)
 {
-    if (ms__cuda_use(index) == MS_OK) cudaFree(p);
+    if (ms__cuda_use(index) == MS_OK) released(cudaFree(p), index, "cudaFree", p);
 }
 
 static ms_status host_alloc(size_t bytes, void **out)
@@ -164,6 +173,12 @@ static ms_status copy(int index, int stream, void *dst, const void *src, size_t 
     MS_TRY(ms__cuda_use(index));
     CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes,
              names[way]);
+    if (way != MS_TO_DEVICE) return MS_OK;
+    // The caller may write to the source at once. Pageable memory has been staged; any other is read later.
+    cudaPointerAttributes a;
+    CUDA_TRY(index, cudaPointerGetAttributes(&a, src), "memory at %p", src);
+    if (a.type != cudaMemoryTypeUnregistered)
+        CUDA_TRY(index, cudaStreamSynchronize(gpus[index].stream[stream]), "waiting for a copy of pinned memory");
     return MS_OK;
 }
 
@@ -214,7 +229,9 @@ static ms_status record(int index, int stream, void **out)
 static int done(void *event)
 {
     cudaError_t e = cudaEventQuery((cudaEvent_t)event);
-    return e == cudaSuccess ? 1 : e == cudaErrorNotReady ? 0 : -1;
+    if (e == cudaSuccess || e == cudaErrorNotReady) return e == cudaSuccess;
+    ms__cuda_failed(e, "cudaEventQuery", current < 0 ? 0 : current, "an event");
+    return -1;
 }
 static ms_status wait(void *event)
 {
@@ -267,7 +284,7 @@ static ms_status open_shared(int index, const uint8_t handle[MS_CUDA_HANDLE], vo
 }
 static void close_shared(int index, void *p)
 {
-    if (ms__cuda_use(index) == MS_OK) cudaIpcCloseMemHandle(p);
+    if (ms__cuda_use(index) == MS_OK) released(cudaIpcCloseMemHandle(p), index, "cudaIpcCloseMemHandle", p);
 }
 
 // ---- the table ----

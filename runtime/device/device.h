@@ -57,7 +57,8 @@ typedef struct ms_cuda_table {
     void (*mark)(int index, void *p, size_t used, size_t size);
     ms_status (*host_alloc)(size_t bytes, void **out);  // pinned memory
     void (*host_free)(void *p);
-    // Queues a copy. Host memory that is not pinned is staged, so the caller may reuse it at once.
+    // Queues a copy. The caller may write to its source in host memory at once: a copy from pinned memory, which is not
+    // staged, is waited for.
     ms_status (*copy)(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way);
     // Copies on the compute stream of `from`; both devices' compute streams then wait for the copy.
     ms_status (*copy_peer)(int to, void *dst, int from, const void *src, size_t bytes);

@@ -11,10 +11,12 @@ setup(function() folder = process.temp_folder() end)
 teardown(function() process.remove_folder(folder) end)
 
 --- Runs a script with these modes of the emulated GPU.
-local function run(source, modes, ...)
+local function run(source, modes, words, env)
   process.write(folder .. "/script.lua", source)
-  local env = process.crash_env { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = modes }
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$@"', process.root, folder .. "/script.lua", ... },
+  env = process.crash_env(env)
+  env.MOONSHARD_CUDA, env.MOONSHARD_EMULATOR = "emulated", modes
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$@"', process.root, folder .. "/script.lua",
+    unpack(words or {}) },
     { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
   local code = child:wait(60)
   return { code = code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err") }
@@ -25,7 +27,7 @@ local function result(program, modes)
   local job = run([[
     local ffi = require "ffi"
     ffi.cdef "int planted(const char *name);"
-    print(ffi.load(arg[1]).planted(arg[2]))]], modes, planted, program)
+    print(ffi.load(arg[1]).planted(arg[2]))]], modes, { planted, program })
   local printed = job.stdout:match "^(%d)\n$"
   assert.are_not.equal("2", printed, program)
   if printed then return printed == "0" and "right" or "wrong" end
@@ -103,21 +105,115 @@ describe("the emulated GPU, in its mode", function()
     assert.are.equal("256\t8\n", run(source, "chunks").stdout)
   end)
 
-  -- Error 2 (out of memory) fails one call; an error from 700 on stays, as after a fault of a kernel.
-  for _, call in ipairs { "cudaSetDevice", "cudaStreamCreateWithFlags", "cudaHostAlloc", "cudaHostGetDevicePointer",
-    "cudaMalloc", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize" } do
-    it_built("fail makes " .. call .. " fail, with an error in Lua, and the next call is right or refused", function()
-      local source = [[
+  it_built("late reads pinned memory late, and a copy to the device waits for that", function()
+    local job = run([[
+      local ms = require "moonshard"
+      local F = require "moonshard.core.ffi"
+      assert(ms.cuda.is_available())
+      local plugin = require("spec.support.cuda_table").open()
+      local p = F.ffi.new "void *[1]"
+      assert(plugin.host_alloc(4000, p) == 0)
+      local t = require("moonshard.tensor").wrap(F.lib.ms_from_pointer(p[0], F.ffi.C.MS_F32, 1,
+        F.ffi.new("int64_t[1]", 1000)))
+      t:fill_(1)
+      local x = ms.empty(1000, { device = "cuda" })
+      x:copy_(t)
+      t:fill_(2)
+      print(x:sum():item())]], "late")
+    assert.are.equal("1000\n", job.stdout, job.stderr)
+  end)
+
+  -- Each of these functions of CUDA fails once. The scripts give 2000; some functions are called only beside others,
+  -- or only through the plugin's table.
+  local SUM = "(ms.ones(1000, { device = 'cuda' }) + 1):sum():item()"
+  local TO_OTHER = "ms.full({ 1000 }, 2, { device = 'cuda:0' }):to('cuda:1'):sum():item()"
+  local ASYNC = "asynchronous()"
+  for _, case in ipairs {
+    { "cudaSetDevice", SUM }, { "cudaStreamCreateWithFlags", SUM }, { "cudaHostAlloc", SUM },
+    { "cudaHostGetDevicePointer", SUM }, { "cudaMalloc", SUM }, { "cudaLaunchKernel", SUM, 1, "launching" }, { "cudaMemcpyAsync", SUM },
+    { "cudaStreamSynchronize", SUM }, { "cudaMemsetAsync", "(ms.zeros(1000, { device = 'cuda' }) + 2):sum():item()" },
+    { "cudaPointerGetAttributes", "(ms.full({ 1000 }, 2):to 'cuda'):sum():item()" },
+    { "cudaEventCreateWithFlags", TO_OTHER }, { "cudaEventRecord", TO_OTHER }, { "cudaStreamWaitEvent", TO_OTHER },
+    { "cudaEventCreateWithFlags", ASYNC }, { "cudaEventRecord", ASYNC }, { "cudaStreamWaitEvent", ASYNC },
+    { "cudaGetDeviceProperties", "#ms.cuda.device_name(0) > 5 and 2000", 2 },
+    { "cudaIpcGetMemHandle", "shared()" }, { "cudaMallocHost", "pinned()" }, { "cudaEventQuery", "event 'done'" },
+    { "cudaEventSynchronize", "event 'wait'" },
+  } do
+    local call, expression, n, named = unpack(case, 1, 4)
+    it_built(("fail makes %s fail in %s, with an error in Lua, and the next call is right or refused"):format(call,
+      expression), function()
+      local source = ([[
         local ms = require "moonshard"
+        local F = require "moonshard.core.ffi"
+        local ffi, lib = F.ffi, F.lib
+        local tensor = require "moonshard.tensor"
+        local function check(status)
+          if tonumber(status) ~= 0 then error(ffi.string(lib.ms_error()), 0) end
+        end
+        local function plugin()
+          check(lib.ms_cuda_synchronize(0))
+          return require("spec.support.cuda_table").open()
+        end
+        local function asynchronous()                           -- luacheck: ignore
+          local x = ms.zeros(1000, { device = "cuda" })
+          check(lib.ms_copy_async(tensor.id_of(x), tensor.id_of(ms.full({ 1000 }, 2))))
+          return x:sum():item()
+        end
+        local function shared()                                 -- luacheck: ignore
+          local x = ms.full({ 1000 }, 2, { device = "cuda" })
+          check(lib.ms_cuda_share(tensor.id_of(x), ffi.new "uint8_t[64]", ffi.new "double[1]"))
+          return x:sum():item()
+        end
+        local function pinned()                                 -- luacheck: ignore
+          local p = ffi.new "void *[1]"
+          check(plugin().host_alloc(64, p))
+          plugin().host_free(p[0])
+          return 2000
+        end
+        local function event(name)                              -- luacheck: ignore
+          local e, t = ffi.new "void *[1]", plugin()
+          check(t.record(0, 0, e))
+          check(name == "wait" and t.wait(e[0]) or name == "done" and math.min(t.done(e[0]), 0))
+          t.drop(e[0])
+          return 2000
+        end
         for _ = 1, 3 do
-          print(pcall(function() return (ms.ones(1000, { device = "cuda" }) + 1):sum():item() end))
-        end]]
-      local once = run(source, ("fail:%s:1:1"):format(call))
+          print(pcall(function() return ms.scope(function() return %s end) end))
+          collectgarbage()
+          collectgarbage()
+          print(ms.memory_stats("cuda:0").allocated + ms.memory_stats("cuda:1").allocated, ms.ones(2):sum():item())
+        end]]):format(expression)
+      local once = run(source, ("fail:%s:%d:1"):format(call, n or 1))
       assert.are.equal(0, once.code, once.stderr)
-      assert.matches("^false\t[^\n]*cuda:0: [^\n]+ %(CUDA error 1%)\ntrue\t2000\ntrue\t2000\n$", once.stdout)
-      local kept = run(source, ("fail:%s:1:719"):format(call))
+      assert.matches(("^false\t[^\n]*cuda:%%d: [^\n]*%s[^\n]* %%(CUDA error 1%%)\n0\t2\ntrue\t2000\n0\t2\ntrue\t2000\n0\t2\n$")
+        :format(named or call), once.stdout)
+      local kept = run(source, ("fail:%s:%d:719"):format(call, n or 1))
       assert.are.equal(0, kept.code, kept.stderr)
-      assert.matches("^" .. ("false\t[^\n]*cuda:0: [^\n]+ %(CUDA error 719%)[^\n]*\n"):rep(3) .. "$", kept.stdout)
+      assert.matches("^" .. ("false\t[^\n]*cuda:%d: [^\n]+ %(CUDA error[^\n]*\n0\t2\n"):rep(3) .. "$", kept.stdout)
+    end)
+  end
+
+  -- Functions whose caller cannot fail, or that are called to learn why there is no GPU.
+  for _, case in ipairs {
+    { "cudaFree", "a line on stderr", [[
+        local x = ms.ones(1000, { device = "cuda" })
+        x:release()
+        ms.empty_cache()
+        print(ms.full({ 1000 }, 2, { device = "cuda" }):sum():item())]], "^2000\n$",
+      "moonshard: cuda:0: cudaFree of 0x%x+: invalid argument %(CUDA error 1%)\n" },
+    { "cudaGetDeviceCount", "the reason why there is no GPU",
+      "print(ms.cuda.is_available(), ms.cuda.why_unavailable(), ms.ones(2):sum():item())",
+      "^false\tthere is no CUDA device: invalid argument\t2\n$" },
+    { "cudaGetDeviceProperties", "a GPU whose age is unknown, which is tried", "print(" .. SUM .. ")", "^2000\n$" },
+    { "cudaDriverGetVersion", "the driver's own reason", "print(ms.cuda.why_unavailable())",
+      "^there is no CUDA device: [^\n]+\n$", nil, { MOONSHARD_CUDA_PRETEND = "old_driver" } },
+  } do
+    local call, what, source, out, err, env = unpack(case, 1, 6)
+    it_built(("fail of %s gives %s"):format(call, what), function()
+      local job = run("local ms = require 'moonshard'\n" .. source, ("fail:%s:1:1"):format(call), nil, env)
+      assert.are.equal(0, job.code, job.stderr)
+      assert.matches(out, job.stdout)
+      if err then assert.matches(err, job.stderr) else assert.are.equal("", job.stderr) end
     end)
   end
 

@@ -167,3 +167,11 @@ inline cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
     *d = h;
     return cudaSuccess;
 }
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
+{
+    MS_MAY_FAIL(cudaPointerGetAttributes);
+    a->type = ms_shim::arena_of(p)    ? cudaMemoryTypeDevice
+              : ms_shim::is_pinned(p) ? cudaMemoryTypeHost
+                                      : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}

@@ -55,6 +55,7 @@ inline const char *const calls[] = {
     "cudaMallocHost",
     "cudaMemcpyAsync",
     "cudaMemsetAsync",
+    "cudaPointerGetAttributes",
     "cudaSetDevice",
     "cudaStreamCreateWithFlags",
     "cudaStreamSynchronize",

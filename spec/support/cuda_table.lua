@@ -1,0 +1,30 @@
+-- SPDX-License-Identifier: MIT
+--- The table of the emulated GPU's plugin (runtime/device/device.h), for specs of functions that no script reaches.
+local ffi = require "ffi"
+local process = require "spec.support.process"
+
+ffi.cdef [[
+typedef struct {
+  int version, separate;
+  void *start, *describe, *alloc, *free, *mark;
+  int (*host_alloc)(size_t bytes, void **out);
+  void (*host_free)(void *p);
+  void *copy, *copy_peer, *fill, *sync;
+  int (*record)(int index, int stream, void **event);
+  int (*done)(void *event);
+  int (*wait)(void *event);
+  void *stream_wait;
+  void (*drop)(void *event);
+} spec_cuda_table;
+extern const spec_cuda_table ms_cuda_table_v1;
+]]
+
+local M = {}
+--- The table; the engine must have loaded the plugin.
+function M.open()
+  local build = os.getenv "MOONSHARD_BUILD" or "build"
+  if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+  M.library = M.library or ffi.load(build .. "/libmoonshard_cuda_emulated.so")
+  return M.library.ms_cuda_table_v1
+end
+return M
