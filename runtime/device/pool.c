@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// device/pool.c -- caching allocators, one per device.
+// device/pool.c -- the caching allocator of the CPU, and what is common to all devices.
 //
 // CPU memory comes from arenas: large reserved address ranges in which only touched pages use memory. Blocks are
 // allocated from an arena by size class (eight classes per power of two, so at most 1/8 is wasted). A freed block is
@@ -19,9 +19,7 @@
 #include <unistd.h>
 #include "base/launcher.h"
 #include "device/device.h"
-#include "device/lend.h"
-#include "device/pool.h"
-#include "device/slab.h"
+#include "device/gpu_pool.h"
 #include "base/trace.h"
 #include "base/watched.h"
 
@@ -30,15 +28,13 @@
 #endif
 
 enum {
-    UNIT = 64,             // alignment, and size of the smallest block
-    CLASSES = 8 + 8 * 32,  // up to 2^41 bytes
-    LARGE = 256 << 10,     // blocks of at least this size have their own pages
-    CHUNK = 1 << 20,       // smaller blocks are allocated from chunks
+    LARGE = 256 << 10,  // blocks of at least this size have their own pages
+    CHUNK = 1 << 20,    // smaller blocks are allocated from chunks
     HUGE_PAGE = 2 << 20,
 };
 
 struct ms_segment {
-    ms_block *free[CLASSES], *hollow[CLASSES];
+    ms_block *free[MS_CLASSES], *hollow[MS_CLASSES];
     char *base;
     size_t bytes, used;
     char *chunk;  // the unused part of the latest chunk
@@ -48,14 +44,10 @@ struct ms_segment {
     ms_segment *older;
 };
 
-typedef struct {
-    size_t allocated, peak, reserved, peak_reserved;
-} usage;
-
 static struct {
     ms_segment *top;    // new blocks come from this arena; `older` arenas of the same kind are searched for free blocks
     ms_block *headers;  // unused block records
-    usage use;
+    ms_usage use;
     size_t limit;      // for allocated bytes; SIZE_MAX: none
     size_t memory;     // memory of the machine or of this process's control group
     uint64_t fail_in;  // the nth allocation from now fails; 0: none
@@ -63,51 +55,12 @@ static struct {
     bool shared;
 } pool = { .limit = SIZE_MAX };
 
-// Small blocks of GPUs are allocated from chunks, by the same size classes. Large ones are cut from slabs. A slab has
-// at least a 32nd of what is reserved, within limits: so there are few, and the last one wastes little.
-enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256, SLAB_LEAST = 32 << 20, SLAB_MOST = 256 << 20 };
-
-typedef struct {
-    ms_block *free[CLASSES];
-    char *chunk;
-    size_t chunk_left;
-    ms_slabs slabs;
-    usage use;
-} gpu;
-static gpu gpus[MS_CUDA_DEVICES];
-
 int64_t ms__live_tensors;
 
-static usage *usage_of(int device)
+static ms_usage *usage_of(int device)
 {
-    if (ms__is_cuda(device)) return ms__index(device) < MS_CUDA_DEVICES ? &gpus[ms__index(device)].use : NULL;
+    if (ms__is_cuda(device)) return ms__gpu_usage(ms__index(device));
     return ms__device_type(device) == MS_CPU ? &pool.use : NULL;
-}
-
-static void add_allocated(usage *u, size_t bytes)
-{
-    u->allocated += bytes;
-    if (u->allocated > u->peak) u->peak = u->allocated;
-}
-
-static void add_reserved(usage *u, size_t bytes)
-{
-    u->reserved += bytes;
-    if (u->reserved > u->peak_reserved) u->peak_reserved = u->reserved;
-}
-
-// There are eight classes of 1 to 8 units, then eight per power of two.
-static inline int class_of(size_t bytes, size_t *size)
-{
-    size_t n = (bytes + UNIT - 1) / UNIT;
-    if (n <= 8) {
-        *size = n * UNIT;
-        return (int)n - 1;
-    }
-    int shift = 60 - __builtin_clzll(n - 1);
-    size_t m = (n - 1) >> shift;  // in 8..15
-    *size = ((m + 1) << shift) * UNIT;
-    return 8 * shift + (int)m;
 }
 
 static size_t memory_size(void)
@@ -192,28 +145,19 @@ static ms_segment *arena_new(bool shared, size_t need)
     return NULL;
 }
 
-static ms_block *pop(ms_block **list)
-{
-    ms_block *b = *list;
-    if (b) *list = b->next;
-    return b;
-}
-
-static void push(ms_block **list, ms_block *b)
-{
-    b->next = *list;
-    *list = b;
-}
-
-static ms_block *header_new(void)
+ms_block *ms__header_new(void)
 {
     enum { SLAB = 64 };
     if (!pool.headers) {
         ms_block *slab = calloc(SLAB, sizeof *slab);
-        for (int i = 0; slab && i < SLAB; i++) push(&pool.headers, &slab[i]);
+        for (int i = 0; slab && i < SLAB; i++) ms__push(&pool.headers, &slab[i]);
     }
-    return pop(&pool.headers);
+    return ms__pop(&pool.headers);
 }
+
+void ms__header_drop(ms_block *b) { ms__push(&pool.headers, b); }
+
+bool ms__over_limit(size_t allocated, size_t bytes) { return bytes > pool.limit || allocated > pool.limit - bytes; }
 
 // Allocates `size` bytes from arena s; NULL if it is full.
 static void *cut(ms_segment *s, size_t size)
@@ -224,7 +168,7 @@ static void *cut(ms_segment *s, size_t size)
             s->chunk = s->base + s->used;
             s->chunk_left = CHUNK;
             s->used += CHUNK;
-            add_reserved(&pool.use, CHUNK);
+            ms__add_reserved(&pool.use, CHUNK);
         }
         void *p = s->chunk;
         s->chunk += size;
@@ -236,7 +180,7 @@ static void *cut(ms_segment *s, size_t size)
     size_t whole = (size + 4095) & ~(size_t)4095;
     if (first > s->bytes || s->bytes - first < whole) return NULL;
     s->used = first + whole;
-    add_reserved(&pool.use, size);
+    ms__add_reserved(&pool.use, size);
     huge_pages(s, s->base + first, size);
     return s->base + first;
 }
@@ -244,17 +188,17 @@ static void *cut(ms_segment *s, size_t size)
 static void empty_cache(void)
 {
     for (ms_segment *s = pool.top; s; s = s->older)
-        for (int c = 0; c < CLASSES; c++) {
+        for (int c = 0; c < MS_CLASSES; c++) {
             ms_block *b;
             if (!s->free[c] || s->free[c]->size < LARGE) continue;
-            while ((b = pop(&s->free[c]))) {
+            while ((b = ms__pop(&s->free[c]))) {
                 size_t whole = (b->size + 4095) & ~(size_t)4095;
                 if (s->fd >= 0)
                     fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b->data - s->base,
                               (off_t)whole);
                 else madvise(b->data, whole, MADV_DONTNEED);
                 pool.use.reserved -= b->size;
-                push(&s->hollow[c], b);
+                ms__push(&s->hollow[c], b);
             }
         }
 }
@@ -272,9 +216,9 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     }
     for (ms_segment *s = pool.top; s; s = s->older) {
         if ((s->fd >= 0) != pool.shared) continue;
-        ms_block *b = pop(&s->free[c]);
+        ms_block *b = ms__pop(&s->free[c]);
         // A slightly larger free block is cheaper than fresh pages.
-        for (int k = 1; !b && size >= LARGE && k <= 2 && c + k < CLASSES; k++) b = pop(&s->free[c + k]);
+        for (int k = 1; !b && size >= LARGE && k <= 2 && c + k < MS_CLASSES; k++) b = ms__pop(&s->free[c + k]);
         if (b) return b;
     }
     size_t fresh = size < LARGE ? CHUNK : size;
@@ -285,12 +229,12 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     }
     for (ms_segment *s = pool.top; s; s = s->older) {
         ms_block *b;
-        if ((s->fd >= 0) != pool.shared || !(b = pop(&s->hollow[c]))) continue;
-        add_reserved(&pool.use, b->size);
+        if ((s->fd >= 0) != pool.shared || !(b = ms__pop(&s->hollow[c]))) continue;
+        ms__add_reserved(&pool.use, b->size);
         huge_pages(s, b->data, b->size);
         return b;
     }
-    ms_block *b = header_new();
+    ms_block *b = ms__header_new();
     if (!b) return NULL;
     void *p = cut(pool.top, size);
     if (!p) {
@@ -302,7 +246,7 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
         }
     }
     if (!p) {
-        push(&pool.headers, b);
+        ms__header_drop(b);
         return NULL;
     }
     b->data = p;
@@ -312,177 +256,13 @@ static ms_block *alloc_slow(int c, size_t size, bool retried)
     return b;
 }
 
-static ms_status no_memory(int device, size_t bytes, const char *what, const char *why)
+ms_status ms__pool_no_memory(int device, size_t bytes, const char *what, const char *why)
 {
-    const usage *u = usage_of(device);
+    const ms_usage *u = usage_of(device);
     char name[24] = "cpu";
     if (ms__is_cuda(device)) snprintf(name, sizeof name, "cuda:%d", ms__index(device));
     return ms__fail(MS_ENOMEM, "%s: no memory for %zu bytes on %s (%s; %zu bytes allocated, %zu reserved)",
                     what ? what : "allocation", bytes, name, why, u->allocated, u->reserved);
-}
-
-// ---- a GPU's memory ---------------------------------------------------------------------------
-
-// The start addresses of all chunks: other processes can only map whole allocations of the driver.
-static char **chunks;
-static int n_chunks, cap_chunks;
-
-static bool is_large(size_t bytes) { return bytes >= CUDA_LARGE && !ms__cuda()->separate; }
-
-void *ms__device_base(const ms_block *b)
-{
-    if (is_large(b->bytes)) return ms__slab_base(b);
-    if (ms__cuda()->separate) return b->data;
-    for (int k = 0; k < n_chunks; k++)
-        if ((char *)b->data >= chunks[k] && (char *)b->data < chunks[k] + CUDA_CHUNK) return chunks[k];
-    return NULL;
-}
-
-// Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
-// their own. Parts of chunks are kept.
-static void cuda_empty_cache(int index)
-{
-    const ms_cuda_table *t = ms__cuda();
-    gpu *g = &gpus[index];
-    if (!t || t->sync(index, -1)) return;
-    size_t bytes;
-    for (void *base; (base = ms__slab_remove(&g->slabs, &bytes));) {
-        t->free(index, base);
-        g->use.reserved -= bytes;
-    }
-    for (int c = 0; t->separate && c < CLASSES; c++) {
-        ms_block *b;
-        while ((b = pop(&g->free[c]))) {
-            t->free(index, b->data);
-            g->use.reserved -= b->size;
-            push(&pool.headers, b);
-        }
-    }
-}
-
-static ms_status cuda_driver_alloc(void **out, int index, size_t size)
-{
-    ms_status st = ms__cuda()->alloc(index, size, out);
-    if (st == MS_ENOMEM) {
-        cuda_empty_cache(index);
-        st = ms__cuda()->alloc(index, size, out);
-    }
-    if (st == MS_OK) add_reserved(&gpus[index].use, size);
-    return st;
-}
-
-// A block from a slab, a new one if none has room. If the driver has no memory for a slab, one just large enough.
-static ms_status cuda_large(ms_block **out, int index, size_t bytes)
-{
-    const ms_cuda_table *t = ms__cuda();
-    gpu *g = &gpus[index];
-    if ((*out = ms__slab_cut(&g->slabs, bytes))) return MS_OK;
-    size_t least = (bytes + CUDA_CHUNK - 1) & ~(size_t)(CUDA_CHUNK - 1);
-    size_t size = (g->use.reserved / 32) & ~(size_t)(CUDA_CHUNK - 1);
-    if (size < SLAB_LEAST) size = SLAB_LEAST;
-    if (size > SLAB_MOST) size = SLAB_MOST;
-    if (size < least) size = least;
-    void *base;
-    ms_status st = t->alloc(index, size, &base);
-    if (st == MS_OK) add_reserved(&g->use, size);
-    else if (st == MS_ENOMEM) st = cuda_driver_alloc(&base, index, size = least);
-    MS_TRY(st);
-    if (ms__slab_add(&g->slabs, base, size)) {
-        t->free(index, base);
-        g->use.reserved -= size;
-        return MS_ENOMEM;
-    }
-    *out = ms__slab_cut(&g->slabs, bytes);
-    return MS_OK;
-}
-
-// Allocates a new part of a chunk, or for the emulator an allocation of its own.
-static ms_status cuda_fresh(void **out, int index, size_t size)
-{
-    gpu *g = &gpus[index];
-    if (ms__cuda()->separate) return cuda_driver_alloc(out, index, size);
-    if (g->chunk_left < size) {
-        MS_TRY(cuda_driver_alloc(out, index, CUDA_CHUNK));
-        g->chunk = *out;  // the unused part of the previous chunk is abandoned
-        g->chunk_left = CUDA_CHUNK;
-        // If there is no memory for the list, tensors in this chunk cannot be shared.
-        if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks"))
-            chunks[n_chunks++] = g->chunk;
-    }
-    size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
-    if (whole > g->chunk_left) whole = g->chunk_left;
-    *out = g->chunk;
-    g->chunk += whole;
-    g->chunk_left -= whole;
-    return MS_OK;
-}
-
-// Blocks that were freed while other processes have them mapped.
-static ms_block *lent;
-
-static void cuda_free(ms_block *b)
-{
-    int index = ms__index(b->device);
-    gpu *g = &gpus[index];
-    size_t size;
-    const ms_cuda_table *t = ms__cuda();
-    if (MS_UNLIKELY(ms__borrowed(b))) {
-        t->sync(index, -1);  // kernels may still use it
-        t->close(index, b->data);
-        ms__return(b);
-        push(&pool.headers, b);
-        return;
-    }
-    if (MS_UNLIKELY(ms__lent_blocks) && ms__lent(b)) {
-        push(&lent, b);
-        return;
-    }
-    if (t->mark) t->mark(index, b->data, 0, b->size);
-    g->use.allocated -= b->bytes;
-    if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
-    else push(&g->free[class_of(b->size, &size)], b);
-}
-
-// Takes back the blocks that no other process has mapped any more.
-static void cuda_reclaim(void)
-{
-    ms_block *all = lent, *b;
-    lent = NULL;
-    while ((b = pop(&all))) cuda_free(b);
-}
-
-// A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
-// stream retains its storage until the record has run.
-static ms_status cuda_alloc(ms_block **out, int device, size_t bytes, const char *what)
-{
-    int index = ms__index(device);
-    size_t size;
-    MS_TRY(ms__cuda_need(device, what));
-    const ms_cuda_table *t = ms__cuda();
-    gpu *g = &gpus[index];
-    if (bytes > pool.limit || g->use.allocated > pool.limit - bytes)
-        return no_memory(device, bytes, what, "limit of ms_set_memory_limit");
-    if (bytes > (size_t)1 << 40) return no_memory(device, bytes, what, "more than the memory of a device");
-    int c = class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
-    ms_status st = MS_OK;
-    ms_block *b;
-    if (MS_UNLIKELY(lent)) cuda_reclaim();
-    if (is_large(bytes)) st = cuda_large(&b, index, bytes);
-    else if (!(b = pop(&g->free[c]))) {
-        void *p = NULL;
-        if (!(b = header_new())) return no_memory(device, bytes, what, "malloc");
-        if ((st = cuda_fresh(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
-        else push(&pool.headers, b);
-    }
-    if (st == MS_ENOMEM) return no_memory(device, bytes, what, "more than the free memory of the device");
-    MS_TRY(st);
-    b->bytes = bytes;
-    b->device = device;
-    b->next = NULL;
-    if (t->mark) t->mark(index, b->data, bytes, b->size);
-    add_allocated(&g->use, bytes);
-    *out = b;
-    return MS_OK;
 }
 
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
@@ -490,32 +270,32 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     ms_block *b;
     if (MS_UNLIKELY(pool.fail_in) && --pool.fail_in == 0) {
         if (pool.fail_on) pool.fail_in = 1;
-        return no_memory(MS_CPU, bytes, what, "failure requested by ms_fail_allocation");
+        return ms__pool_no_memory(MS_CPU, bytes, what, "failure requested by ms_fail_allocation");
     }
     if (MS_UNLIKELY(device != MS_CPU || bytes == 0)) {
         int type = ms__device_type(device);
         if (type != MS_CPU && type != MS_META) {
-            if (bytes) return cuda_alloc(out, device, bytes, what);
+            if (bytes) return ms__gpu_alloc(out, device, bytes, what);
             MS_TRY(ms__cuda_need(device, what));
         }
-        if (!(b = header_new())) return no_memory(MS_CPU, bytes, what, "malloc");
+        if (!(b = ms__header_new())) return ms__pool_no_memory(MS_CPU, bytes, what, "malloc");
         *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta tensors have no bytes
         *out = b;
         return MS_OK;
     }
-    if (MS_UNLIKELY(bytes > pool.limit || pool.use.allocated > pool.limit - bytes))
-        return no_memory(device, bytes, what, "limit of ms_set_memory_limit");
+    if (MS_UNLIKELY(ms__over_limit(pool.use.allocated, bytes)))
+        return ms__pool_no_memory(device, bytes, what, "limit of ms_set_memory_limit");
     if (MS_UNLIKELY(bytes > (size_t)1 << 40))
-        return no_memory(device, bytes, what, "more than the memory of this machine");
+        return ms__pool_no_memory(device, bytes, what, "more than the memory of this machine");
     size_t size;
-    int c = class_of(bytes, &size);
+    int c = ms__class_of(bytes, &size);
     if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
     else if (!(b = alloc_slow(c, size, false)))
-        return no_memory(device, bytes, what, "more than the memory of this machine");
+        return ms__pool_no_memory(device, bytes, what, "more than the memory of this machine");
     b->bytes = bytes;
     b->device = device;
     MS_UNPOISON(b->data, bytes);
-    add_allocated(&pool.use, bytes);
+    ms__add_allocated(&pool.use, bytes);
     *out = b;
     return MS_OK;
 }
@@ -525,15 +305,15 @@ void ms__free(ms_block *b)
     if (!b) return;
     ms_segment *s = b->segment;
     if (MS_UNLIKELY(!s)) {
-        if (ms__is_cuda(b->device) && b->data) cuda_free(b);
-        else push(&pool.headers, b);
+        if (ms__is_cuda(b->device) && b->data) ms__gpu_free(b);
+        else ms__header_drop(b);
         return;
     }
     pool.use.allocated -= b->bytes;
     MS_POISON(b->data, b->size);
     size_t size;
-    int c = class_of(b->size, &size);
-    push(&s->free[c], b);
+    int c = ms__class_of(b->size, &size);
+    ms__push(&s->free[c], b);
 }
 
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes)
@@ -561,7 +341,7 @@ void ms__pool_share(void)
 
 void ms__pool_stats(int device, ms_memory *out)
 {
-    const usage *u = usage_of(device);
+    const ms_usage *u = usage_of(device);
     memset(out, 0, sizeof *out);
     out->live_tensors = (double)ms__live_tensors;
     if (!u) return;
@@ -574,7 +354,7 @@ void ms__pool_stats(int device, ms_memory *out)
 static double allocated_everywhere(void)
 {
     size_t sum = pool.use.allocated;
-    for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += gpus[k].use.allocated;
+    for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += ms__gpu_usage(k)->allocated;
     return (double)sum;
 }
 
@@ -589,7 +369,7 @@ ms_status ms_memory_stats(int device, ms_memory *out)
 
 void ms_reset_peak_memory(int device)
 {
-    usage *u = usage_of(device);
+    ms_usage *u = usage_of(device);
     if (!u) return;
     u->peak = u->allocated;
     u->peak_reserved = u->reserved;
@@ -598,10 +378,7 @@ void ms_reset_peak_memory(int device)
 void ms_empty_cache(void)
 {
     empty_cache();
-    cuda_reclaim();
-    if (ms__cuda())
-        for (int k = 0; k < MS_CUDA_DEVICES; k++)
-            if (gpus[k].use.reserved) cuda_empty_cache(k);
+    ms__gpu_empty_caches();
 }
 
 void ms_set_memory_limit(double bytes) { pool.limit = bytes > 0 && bytes < 1e18 ? (size_t)bytes : SIZE_MAX; }

@@ -6,8 +6,8 @@
 
 #include "base/activity.h"
 #include "device/device.h"
+#include "device/gpu_pool.h"
 #include "device/lend.h"
-#include "device/pool.h"
 #include "tensor/tensor.h"
 
 static ms_status check_dtype(const char *who, int dtype)

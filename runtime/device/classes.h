@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// device/classes.h -- what the pools of the CPU (pool.c) and of GPUs (gpu_pool.c) share: size classes, lists of free
+// blocks, the ledger.
+#ifndef MS_CLASSES_H
+#define MS_CLASSES_H
+
+#include "device/pool.h"
+
+enum {
+    MS_POOL_UNIT = 64,        // alignment, and size of the smallest block
+    MS_CLASSES = 8 + 8 * 32,  // up to 2^41 bytes
+};
+
+typedef struct {
+    size_t allocated, peak, reserved, peak_reserved;
+} ms_usage;
+
+static inline void ms__add_allocated(ms_usage *u, size_t bytes)
+{
+    u->allocated += bytes;
+    if (u->allocated > u->peak) u->peak = u->allocated;
+}
+
+static inline void ms__add_reserved(ms_usage *u, size_t bytes)
+{
+    u->reserved += bytes;
+    if (u->reserved > u->peak_reserved) u->peak_reserved = u->reserved;
+}
+
+// There are eight classes of 1 to 8 units, then eight per power of two.
+static inline int ms__class_of(size_t bytes, size_t *size)
+{
+    size_t n = (bytes + MS_POOL_UNIT - 1) / MS_POOL_UNIT;
+    if (n <= 8) {
+        *size = n * MS_POOL_UNIT;
+        return (int)n - 1;
+    }
+    int shift = 60 - __builtin_clzll(n - 1);
+    size_t m = (n - 1) >> shift;  // in 8..15
+    *size = ((m + 1) << shift) * MS_POOL_UNIT;
+    return 8 * shift + (int)m;
+}
+
+static inline ms_block *ms__pop(ms_block **list)
+{
+    ms_block *b = *list;
+    if (b) *list = b->next;
+    return b;
+}
+
+static inline void ms__push(ms_block **list, ms_block *b)
+{
+    b->next = *list;
+    *list = b;
+}
+
+#endif

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+// device/gpu_pool.c -- the caching allocator of each GPU.
+//
+// Small blocks are allocated from chunks, by size class. Large ones are cut from slabs (slab.h). A slab has at least a
+// 32nd of what is reserved, within limits: so there are few, and the last one wastes little.
+#include "device/gpu_pool.h"
+#include "device/device.h"
+#include "device/lend.h"
+#include "device/slab.h"
+
+enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256, SLAB_LEAST = 32 << 20, SLAB_MOST = 256 << 20 };
+
+typedef struct {
+    ms_block *free[MS_CLASSES];
+    char *chunk;
+    size_t chunk_left;
+    ms_slabs slabs;
+    ms_usage use;
+} gpu;
+static gpu gpus[MS_CUDA_DEVICES];
+
+ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &gpus[index].use : NULL; }
+
+// The start addresses of all chunks: other processes can only map whole allocations of the driver.
+static char **chunks;
+static int n_chunks, cap_chunks;
+
+static bool is_large(size_t bytes) { return bytes >= CUDA_LARGE && !ms__cuda()->separate; }
+
+void *ms__device_base(const ms_block *b)
+{
+    if (is_large(b->bytes)) return ms__slab_base(b);
+    if (ms__cuda()->separate) return b->data;
+    for (int k = 0; k < n_chunks; k++)
+        if ((char *)b->data >= chunks[k] && (char *)b->data < chunks[k] + CUDA_CHUNK) return chunks[k];
+    return NULL;
+}
+
+// Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
+// their own. Parts of chunks are kept.
+static void empty_cache(int index)
+{
+    const ms_cuda_table *t = ms__cuda();
+    gpu *g = &gpus[index];
+    if (!t || t->sync(index, -1)) return;
+    size_t bytes;
+    for (void *base; (base = ms__slab_remove(&g->slabs, &bytes));) {
+        t->free(index, base);
+        g->use.reserved -= bytes;
+    }
+    for (int c = 0; t->separate && c < MS_CLASSES; c++) {
+        ms_block *b;
+        while ((b = ms__pop(&g->free[c]))) {
+            t->free(index, b->data);
+            g->use.reserved -= b->size;
+            ms__header_drop(b);
+        }
+    }
+}
+
+static ms_status driver_alloc(void **out, int index, size_t size)
+{
+    ms_status st = ms__cuda()->alloc(index, size, out);
+    if (st == MS_ENOMEM) {
+        empty_cache(index);
+        st = ms__cuda()->alloc(index, size, out);
+    }
+    if (st == MS_OK) ms__add_reserved(&gpus[index].use, size);
+    return st;
+}
+
+// A block from a slab, a new one if none has room. If the driver has no memory for a slab, one just large enough.
+static ms_status large(ms_block **out, int index, size_t bytes)
+{
+    const ms_cuda_table *t = ms__cuda();
+    gpu *g = &gpus[index];
+    if ((*out = ms__slab_cut(&g->slabs, bytes))) return MS_OK;
+    size_t least = (bytes + CUDA_CHUNK - 1) & ~(size_t)(CUDA_CHUNK - 1);
+    size_t size = (g->use.reserved / 32) & ~(size_t)(CUDA_CHUNK - 1);
+    if (size < SLAB_LEAST) size = SLAB_LEAST;
+    if (size > SLAB_MOST) size = SLAB_MOST;
+    if (size < least) size = least;
+    void *base;
+    ms_status st = t->alloc(index, size, &base);
+    if (st == MS_OK) ms__add_reserved(&g->use, size);
+    else if (st == MS_ENOMEM) st = driver_alloc(&base, index, size = least);
+    MS_TRY(st);
+    if (ms__slab_add(&g->slabs, base, size)) {
+        t->free(index, base);
+        g->use.reserved -= size;
+        return MS_ENOMEM;
+    }
+    *out = ms__slab_cut(&g->slabs, bytes);
+    return MS_OK;
+}
+
+// Allocates a new part of a chunk, or for the emulator an allocation of its own.
+static ms_status fresh(void **out, int index, size_t size)
+{
+    gpu *g = &gpus[index];
+    if (ms__cuda()->separate) return driver_alloc(out, index, size);
+    if (g->chunk_left < size) {
+        MS_TRY(driver_alloc(out, index, CUDA_CHUNK));
+        g->chunk = *out;  // the unused part of the previous chunk is abandoned
+        g->chunk_left = CUDA_CHUNK;
+        // If there is no memory for the list, tensors in this chunk cannot be shared.
+        if (!ms__grow(&chunks, &cap_chunks, n_chunks, sizeof *chunks, "allocation", "chunks"))
+            chunks[n_chunks++] = g->chunk;
+    }
+    size_t whole = (size + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1);
+    if (whole > g->chunk_left) whole = g->chunk_left;
+    *out = g->chunk;
+    g->chunk += whole;
+    g->chunk_left -= whole;
+    return MS_OK;
+}
+
+// Blocks that were freed while other processes have them mapped.
+static ms_block *lent;
+
+void ms__gpu_free(ms_block *b)
+{
+    int index = ms__index(b->device);
+    gpu *g = &gpus[index];
+    size_t size;
+    const ms_cuda_table *t = ms__cuda();
+    if (MS_UNLIKELY(ms__borrowed(b))) {
+        t->sync(index, -1);  // kernels may still use it
+        t->close(index, b->data);
+        ms__return(b);
+        ms__header_drop(b);
+        return;
+    }
+    if (MS_UNLIKELY(ms__lent_blocks) && ms__lent(b)) {
+        ms__push(&lent, b);
+        return;
+    }
+    if (t->mark) t->mark(index, b->data, 0, b->size);
+    g->use.allocated -= b->bytes;
+    if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
+    else ms__push(&g->free[ms__class_of(b->size, &size)], b);
+}
+
+// Takes back the blocks that no other process has mapped any more.
+static void reclaim(void)
+{
+    ms_block *all = lent, *b;
+    lent = NULL;
+    while ((b = ms__pop(&all))) ms__gpu_free(b);
+}
+
+// A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
+// stream retains its storage until the record has run.
+ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *what)
+{
+    int index = ms__index(device);
+    size_t size;
+    MS_TRY(ms__cuda_need(device, what));
+    const ms_cuda_table *t = ms__cuda();
+    gpu *g = &gpus[index];
+    if (ms__over_limit(g->use.allocated, bytes))
+        return ms__pool_no_memory(device, bytes, what, "limit of ms_set_memory_limit");
+    if (bytes > (size_t)1 << 40) return ms__pool_no_memory(device, bytes, what, "more than the memory of a device");
+    int c = ms__class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
+    ms_status st = MS_OK;
+    ms_block *b;
+    if (MS_UNLIKELY(lent)) reclaim();
+    if (is_large(bytes)) st = large(&b, index, bytes);
+    else if (!(b = ms__pop(&g->free[c]))) {
+        void *p = NULL;
+        if (!(b = ms__header_new())) return ms__pool_no_memory(device, bytes, what, "malloc");
+        if ((st = fresh(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
+        else ms__header_drop(b);
+    }
+    if (st == MS_ENOMEM) return ms__pool_no_memory(device, bytes, what, "more than the free memory of the device");
+    MS_TRY(st);
+    b->bytes = bytes;
+    b->device = device;
+    b->next = NULL;
+    if (t->mark) t->mark(index, b->data, bytes, b->size);
+    ms__add_allocated(&g->use, bytes);
+    *out = b;
+    return MS_OK;
+}
+
+void ms__gpu_empty_caches(void)
+{
+    reclaim();
+    for (int k = 0; ms__cuda() && k < MS_CUDA_DEVICES; k++)
+        if (gpus[k].use.reserved) empty_cache(k);
+}

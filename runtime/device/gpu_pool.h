@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+// device/gpu_pool.h -- the caching allocator of GPUs, behind that of pool.h.
+#ifndef MS_GPU_POOL_H
+#define MS_GPU_POOL_H
+
+#include "device/classes.h"
+
+ms_usage *ms__gpu_usage(int index);  // NULL: there can be no such GPU
+ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *what);
+void ms__gpu_free(ms_block *b);
+void ms__gpu_empty_caches(void);
+// The start of the driver's allocation that contains the block; NULL if unknown.
+void *ms__device_base(const ms_block *b);
+
+#endif
