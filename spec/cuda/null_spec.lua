@@ -7,8 +7,8 @@ local process = require "spec.support.process"
 local build = os.getenv "MOONSHARD_BUILD" or "build"
 if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
 
---- Runs a script in a process of its own, with `ms` and `null`; returns its exit code, output and errors.
-local function script(source, env)
+--- Runs a script in a process of its own, or on ranks, with `ms` and `null`; returns its exit code, output and errors.
+local function script(source, env, ranks)
   local folder = process.temp_folder()
   process.write(folder .. "/script.lua", ([[
     package.path = "%s/scripts/bench/support/?.lua;" .. package.path
@@ -17,7 +17,9 @@ local function script(source, env)
     %s]]):format(process.root, build, source))
   env = env or {}
   env.MOONSHARD_CUDA = "null"
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
+  local launcher = ranks and ("mpirun --allow-run-as-root --oversubscribe -n %d "):format(ranks) or ""
+  local child = process.start({ "sh", "-c", ('cd "$0" && exec %sluajit "$1"'):format(launcher), process.root,
+    folder .. "/script.lua" },
     { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
   local code = child:wait(120)
   local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
@@ -26,8 +28,8 @@ local function script(source, env)
 end
 
 --- What a script prints, as numbers.
-local function numbers(source, env)
-  local code, out, err = script(source, env)
+local function numbers(source, env, ranks)
+  local code, out, err = script(source, env, ranks)
   assert.are.equal(0, code, err)
   local list = {}
   for word in out:gmatch "%S+" do list[#list + 1] = assert(tonumber(word), out) end
@@ -102,8 +104,8 @@ describe("the null device", function()
     assert.is_truthy(out:find "no memory for 67108864 bytes on cuda:0", out)
   end)
 
-  --- Counts of a script's third `step()`.
-  local function counts(source, env)
+  --- Counts of a script's third `step()`; on ranks, those of rank 0.
+  local function counts(source, env, ranks)
     local n = numbers(source .. [[
       step()
       step()
@@ -111,8 +113,9 @@ describe("the null device", function()
       null.reset()
       step()
       local c, m = null.count(), ms.memory_stats "cuda"
+      if ms.dist.is_initialized() and ms.dist.rank() > 0 then return end
       print(c.launches + c.products, c.products, c.flops / 1e12, c.waits, m.peak_allocated / 2 ^ 20,
-        m.reserved / m.peak_allocated, c.to_device, c.to_host, c.allocations)]], env)
+        m.reserved / m.peak_allocated, c.to_device, c.to_host, c.allocations)]], env, ranks)
     return { ["launches and products"] = n[1], products = n[2], ["TFLOP of products"] = n[3], ["waits of the host"] = n[4],
       ["MiB at the peak"] = n[5], ["reserved over peak"] = n[6], ["bytes to the device"] = n[7],
       ["bytes to the host"] = n[8], ["allocations of the driver"] = n[9] }
@@ -139,6 +142,16 @@ describe("the null device", function()
         local step = require("gpt2_step").of(model)
       ]], nil, { ["launches and products"] = 1816, ["waits of the host"] = 1, ["MiB at the peak"] = 5437,
       ["reserved over peak"] = 1.1, ["bytes to the device"] = 24864, ["allocations of the driver"] = 0 } },
+    { "a small GPT, sharded over two ranks, whose collectives go through memory of the CPU", [[
+        ms.dist.init()
+        local model = require "moonshard.models.gpt" { vocab = 1024, context = 256, layers = 2, heads = 4, dim = 256,
+          device = "cuda" }
+        local policy = { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } }
+        for _, block in ipairs(model.blocks) do ms.fsdp.fully_shard(block, policy) end
+        ms.fsdp.fully_shard(model, policy)
+        local step = require("gpt2_step").of(model, { vocab = 1024, batch = 4, context = 256 })
+      ]], nil, { ["launches and products"] = 255, products = 83, ["waits of the host"] = 25, ["MiB at the peak"] = 74,
+      ["bytes to the device"] = 8.9e6, ["bytes to the host"] = 7.4e6, ["allocations of the driver"] = 0 }, ranks = 2 },
     { "an MLP of two layers, with AdamW", [[
         local nn = ms.nn
         local model = nn.Sequential(nn.Linear(32, 32, { device = "cuda" }), nn.ReLU(), nn.Linear(32, 32, { device = "cuda" }))
@@ -155,7 +168,7 @@ describe("the null device", function()
       ["bytes to the host"] = 0, ["allocations of the driver"] = 0 } },
   } do
     it_built("holds a step to its limits: " .. case[1], function()
-      local count = counts(case[2], case[3])
+      local count = counts(case[2], case[3], case.ranks)
       for name, limit in pairs(case[4]) do
         assert.is_true(count[name] <= limit, ("%s: %g, expected at most %g"):format(name, count[name], limit))
       end
