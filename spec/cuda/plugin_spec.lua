@@ -47,4 +47,36 @@ describe("the CUDA plugin", function()
     assert.is_truthy(needed:find "NEEDED +libc%.so")
     assert.is_nil(needed:find "NEEDED +libcud")
   end)
+
+  describe("without a usable driver", function()
+    local folder
+    setup(function() folder = process.temp_folder() end)
+    teardown(function() os.execute(("rm -rf '%s'"):format(folder)) end)
+
+    for _, case in ipairs {
+      { "none", "no NVIDIA driver is installed (libcuda.so.1 is not found)" },
+      { "one older than the plugin's CUDA", "the NVIDIA driver is too old: it supports CUDA 12.4, the plugin was built with",
+        "-DDRIVER=12040" },
+      { "one in which every call fails", "there is no CUDA device: ", "-DNOTHING" },
+    } do
+      it_built(("starts with %s, and gives the reason why the GPU is not used"):format(case[1]), function()
+        if case[3] then
+          local made = output(("'%s/spec/support/cuda/cudnn/driver.sh' '%s' %s"):format(process.root, folder, case[3]))
+          if made ~= "" then return pending(made) end
+        elseif output "ldconfig -p":find("libcuda.so.1", 1, true) then
+          return pending "this machine has a driver"
+        end
+        process.write(folder .. "/script.lua", [[
+          local ms = require "moonshard"
+          print(ms.cuda.is_available(), ms.cuda.why_unavailable())
+          print(select(2, pcall(ms.zeros, 2, { device = "cuda" })))
+          print(ms.ones(2):sum():item())]])
+        local text = output(("cd '%s' && MOONSHARD_CUDA=real LD_LIBRARY_PATH=%s luajit '%s/script.lua'"):format(process.root,
+          case[3] and folder or "''", folder))
+        assert.is_truthy(text:find("false\t" .. case[2], 1, true), text)
+        assert.is_truthy(text:find("device 'cuda:0' is not available: " .. case[2], 1, true), text)
+        assert.matches("\n2\n$", text)
+      end)
+    end
+  end)
 end)
