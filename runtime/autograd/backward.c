@@ -583,10 +583,7 @@ ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_gr
 ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
                 int allow_unused)
 {
-    if (m < 1) {
-        ms__fail(MS_EINVAL, "grad: no inputs given");
-        return NULL;
-    }
+    if (m < 1) return ms__null(ms__fail(MS_EINVAL, "grad: no inputs given"));
     root_list l = { .who = "grad", .n = n, .ids = roots, .grad_ids = grads };
     return run_from(&l, m, inputs, retain_graph != 0, allow_unused != 0);
 }

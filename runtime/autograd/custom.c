@@ -86,10 +86,7 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
     if (tensors_of("module hook", n, ids, in)) return 0;
     if (n_calls == CALLS) drop_calls(0);  // calls left over from failed forwards
     ms_module_call *m = calloc(1, sizeof *m);
-    if (!m) {
-        ms__no_memory(sizeof *m, "module hook", "a call");
-        return 0;
-    }
+    if (!m) return ms__no_id(ms__no_memory(sizeof *m, "module hook", "a call"));
     m->refs = 1;
     m->key = key;
     m->token = next_token++;
@@ -177,10 +174,7 @@ static void enter(ms_region *g)
 double ms_checkpoint_begin(void)
 {
     ms_region *g = calloc(1, sizeof *g);
-    if (!g) {
-        ms__no_memory(sizeof *g, "checkpoint", "a region");
-        return 0;
-    }
+    if (!g) return ms__no_id(ms__no_memory(sizeof *g, "checkpoint", "a region"));
     g->token = next_region++;
     g->around = ms__region;
     enter(g);

@@ -50,10 +50,8 @@ static double handle_new(ms_hook *h, const char *who)
     if (i) {
         free_handle = handles[i].next;
     } else {
-        if (n_handles >= 1 << HOOK_BITS) {
-            ms__fail(MS_ENOMEM, "%s: more than %d hooks", who, 1 << HOOK_BITS);
-            return 0;
-        }
+        if (n_handles >= 1 << HOOK_BITS)
+            return ms__no_id(ms__fail(MS_ENOMEM, "%s: more than %d hooks", who, 1 << HOOK_BITS));
         if (ms__grow(&handles, &cap_handles, n_handles, sizeof *handles, who, "hooks")) return 0;
         i = (uint32_t)n_handles++;
         handles[i].generation = 0;
@@ -100,16 +98,14 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
 {
     ms_tensor *t = ms__tensor(id);
     if (!t) return 0;
-    if (!t->requires_grad) {
-        ms__fail(MS_EINVAL, "%s: the tensor does not require grad, so no gradient will reach it", who);
-        return 0;
-    }
-    if (kind == MS_HOOK_LEAF && t->node) {
-        ms__fail(MS_EINVAL,
-                 "%s: the tensor is the result of an operator, expected a leaf (register_hook accepts any tensor)",
-                 who);
-        return 0;
-    }
+    if (!t->requires_grad)
+        return ms__no_id(
+            ms__fail(MS_EINVAL, "%s: the tensor does not require grad, so no gradient will reach it", who));
+    if (kind == MS_HOOK_LEAF && t->node)
+        return ms__no_id(
+            ms__fail(MS_EINVAL,
+                     "%s: the tensor is the result of an operator, expected a leaf (register_hook accepts any tensor)",
+                     who));
     ms_hook **list = t->node ? &t->node->hooks : NULL;
     if (!list) {
         ms_leaf *l = ms__leaf_of(t);
@@ -117,10 +113,7 @@ static double register_hook(ms_id id, double key, ms_hook_kind kind, const char 
         list = &l->hooks;
     }
     ms_hook *h = ms__hook_add(list, kind, t->node ? t->out_index : 0);
-    if (!h) {
-        ms__no_memory(sizeof *h, who, "a hook");
-        return 0;
-    }
+    if (!h) return ms__no_id(ms__no_memory(sizeof *h, who, "a hook"));
     if ((h->handle = handle_new(h, who)) != 0) h->key = key;
     return h->handle;
 }
@@ -157,10 +150,7 @@ ms_leaf *ms__leaf_of(ms_tensor *t)
     if (MS_LIKELY(t->leaf != NULL)) return t->leaf;
     ms_leaf *l = spare_leaf;
     if (l) spare_leaf = (ms_leaf *)l->tensor;
-    else if (!(l = malloc(sizeof *l))) {
-        ms__no_memory(sizeof *l, "autograd", "a leaf of the graph");
-        return NULL;
-    }
+    else if (!(l = malloc(sizeof *l))) return ms__null(ms__no_memory(sizeof *l, "autograd", "a leaf of the graph"));
     *l = (ms_leaf) { .refs = 1, .tensor = t };
     return t->leaf = l;
 }
@@ -268,10 +258,7 @@ static ms_node *node_alloc(const char *who, node_size s)
     ms_node *n;
     if (MS_LIKELY(c < CLASSES && (n = pool[c]) != NULL)) {
         pool[c] = n->next;
-    } else if (!(n = malloc(c * CLASS))) {
-        ms__no_memory(bytes, who, "a graph node");
-        return NULL;
-    }
+    } else if (!(n = malloc(c * CLASS))) return ms__null(ms__no_memory(bytes, who, "a graph node"));
     // Arrays with 8-byte elements come first, then those with 4-byte elements.
     char *p = (char *)n + UP(sizeof(ms_node), 8);
 #define TAKE(field, count) \

@@ -46,10 +46,7 @@ ms_run *ms__run_new(void)
 {
     ms_run *r = spare_run;
     if (r) spare_run = r->below;
-    else if (!(r = calloc(1, sizeof *r))) {
-        ms__no_memory(sizeof *r, "backward", "a run");
-        return NULL;
-    }
+    else if (!(r = calloc(1, sizeof *r))) return ms__null(ms__no_memory(sizeof *r, "backward", "a run"));
     r->units = r->backward = r->grad = r->retain = r->finished = r->final_done = r->event.out = false;
     r->epoch = ms__run_owner ? ms__run_owner->epoch() : 0;
     r->range.from = 0;

@@ -154,10 +154,8 @@ void ms_range_close(double from, double before, int kind, const char *name, cons
 
 ms_trace *ms_trace_start(double room, int what)
 {
-    if (!(room >= 1 && room <= 1e9)) {
-        ms__fail(MS_EINVAL, "profiler: limit is %.17g ranges, expected a number from 1 to 1e9", room);
-        return NULL;
-    }
+    if (!(room >= 1 && room <= 1e9))
+        return ms__null(ms__fail(MS_EINVAL, "profiler: limit is %.17g ranges, expected a number from 1 to 1e9", room));
     recording *r = calloc(1, sizeof *r);
     if (r) r->trace.ranges = malloc((size_t)room * sizeof *r->trace.ranges);
     if (!r || !r->trace.ranges) {

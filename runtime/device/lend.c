@@ -22,7 +22,7 @@ int ms__lent_blocks;
 
 static uint64_t name_of(const uint8_t *handle, double offset)
 {
-    return ms__hash_bytes(ms__hash_bytes(14695981039346656037ull, handle, MS_CUDA_HANDLE), &offset, sizeof offset);
+    return ms__hash_bytes(ms__hash_bytes(MS_HASH_START, handle, MS_CUDA_HANDLE), &offset, sizeof offset);
 }
 
 static socklen_t address(struct sockaddr_un *a, uint64_t name)

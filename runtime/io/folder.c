@@ -191,10 +191,7 @@ ms_status ms_folder_look(ms_folder *f, int *same)
 ms_folder *ms_folder_new(const char *path)
 {
     ms_folder *f = calloc(1, sizeof *f);
-    if (!f) {
-        ms__no_memory(sizeof *f, "save", "the folder '%s'", path);
-        return NULL;
-    }
+    if (!f) return ms__null(ms__no_memory(sizeof *f, "save", "the folder '%s'", path));
     f->fd = f->there = f->place.folder = -1;
     if (ms__place(&f->place, path, "save") || ms_folder_look(f, NULL)) {
         folder_free(f);

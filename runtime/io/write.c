@@ -60,10 +60,7 @@ static ms_status create(ms_saver *s, const char *path)
 ms_saver *ms_saver_new(const char *path)
 {
     ms_saver *s = calloc(1, sizeof *s);
-    if (!s) {
-        ms__no_memory(sizeof *s, "save", "writing '%s'", path);
-        return NULL;
-    }
+    if (!s) return ms__null(ms__no_memory(sizeof *s, "save", "writing '%s'", path));
     s->fd = s->target.folder = -1;
     if (create(s, path)) {
         ms_saver_abort(s);

@@ -168,15 +168,11 @@ ms_id ms_unit_gather_like(ms_id id, ms_id part_id)
     ms_tensor *t = ms__tensor(id), *part = ms__tensor(part_id);
     if (!t || !part) return 0;
     unit_param *p = t->unit_param;
-    if (!p) {
-        ms__fail(MS_EINVAL, "full_tensor: parameter '%s' is not sharded", t->name ? t->name : "?");
-        return 0;
-    }
-    if (part->numel != p->local->numel) {
-        ms__fail(MS_EINVAL, "full_tensor: %s is not laid out like this rank's part of '%s', %s", ms__tensor_text(part),
-                 t->name ? t->name : "?", ms__tensor_text(p->local));
-        return 0;
-    }
+    if (!p)
+        return ms__no_id(ms__fail(MS_EINVAL, "full_tensor: parameter '%s' is not sharded", t->name ? t->name : "?"));
+    if (part->numel != p->local->numel)
+        return ms__no_id(ms__fail(MS_EINVAL, "full_tensor: %s is not laid out like this rank's part of '%s', %s",
+                                  ms__tensor_text(part), t->name ? t->name : "?", ms__tensor_text(p->local)));
     if (ms__storage_sync(part->storage, false) != MS_OK) return 0;
     return gather_whole(p, part);
 }

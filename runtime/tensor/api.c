@@ -77,10 +77,9 @@ static ms_tensor *on_memory(void *data, int device, int dtype, int ndim, const i
 {
     int64_t n = 1;
     for (int d = 0; d < ndim; d++) n *= shape[d];
-    if (!data && n > 0) {
-        ms__fail(MS_EINVAL, "from_pointer: the pointer is NULL, shape is %s", ms__shape_text(ndim, shape));
-        return NULL;
-    }
+    if (!data && n > 0)
+        return ms__null(
+            ms__fail(MS_EINVAL, "from_pointer: the pointer is NULL, shape is %s", ms__shape_text(ndim, shape)));
     ms_storage *s;
     if (ms__storage_new(&s, device, 0, "from_pointer")) return NULL;
     s->data = data;
@@ -166,11 +165,9 @@ ms_id ms_detach(ms_id id)
 {
     ms_tensor *t = ms__tensor(id);
     if (!t) return 0;
-    if (t->sharded) {
-        ms__fail(MS_ESTATE, "detach: parameter '%s' is sharded; use to_local() or full_tensor()",
-                 t->name ? t->name : "?");
-        return 0;
-    }
+    if (t->sharded)
+        return ms__no_id(ms__fail(MS_ESTATE, "detach: parameter '%s' is sharded; use to_local() or full_tensor()",
+                                  t->name ? t->name : "?"));
     ms_tensor *same = ms__tensor_alias(t);
     same->tape = MS_OFF_TAPE;
     return ms__name(same);
@@ -186,11 +183,9 @@ ms_id ms_view_alike(ms_id id, ms_id copy)
 {
     ms_tensor *t = ms__tensor(id), *c = ms__tensor(copy);
     if (!t || !c) return 0;
-    if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t)) {
-        ms__fail(MS_EINVAL, "view_alike: %s is not a copy of the storage of %s", ms__tensor_text(c),
-                 ms__tensor_text(t));
-        return 0;
-    }
+    if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t))
+        return ms__no_id(ms__fail(MS_EINVAL, "view_alike: %s is not a copy of the storage of %s", ms__tensor_text(c),
+                                  ms__tensor_text(t)));
     ms_tensor *v = ms__tensor_view(c, t->ndim, t->shape, t->stride, t->offset);
     v->dtype = t->dtype;
     v->is_view = t->is_view;
@@ -228,12 +223,11 @@ ms_id ms_param_new(ms_id id, int requires_grad)
 {
     ms_tensor *t = ms__tensor(id);
     if (!t) return 0;
-    if (requires_grad && !ms__is_float(t->dtype)) {
-        ms__fail(MS_EINVAL,
-                 "Parameter: dtype %s cannot require gradients; floating point expected (or requires_grad = false)",
-                 ms__dtype_name(t->dtype));
-        return 0;
-    }
+    if (requires_grad && !ms__is_float(t->dtype))
+        return ms__no_id(
+            ms__fail(MS_EINVAL,
+                     "Parameter: dtype %s cannot require gradients; floating point expected (or requires_grad = false)",
+                     ms__dtype_name(t->dtype)));
     ms_tensor *p = ms__tensor_alias(t);
     p->is_view = false;
     p->is_param = true;

@@ -357,10 +357,7 @@ double ms_scope_open(const char *name)
     }
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;
     else if (scopes && n_scopes < SCOPES) i = n_scopes++;
-    else {
-        ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES);
-        return 0;
-    }
+    else return ms__no_id(ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES));
     scope *s = &scopes[i];
     s->parent = (uint32_t)ms__state.scope;
     s->head = 0;

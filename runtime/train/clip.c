@@ -188,10 +188,7 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
-    if (!(p > 0)) {
-        ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type %g is not positive", p);
-        return 0;
-    }
+    if (!(p > 0)) return ms__no_id(ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type %g is not positive", p));
     bool maximum = isinf(p);
     ms_id result = 0;
     ms_tensor *total_t = NULL;
