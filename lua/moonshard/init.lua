@@ -57,11 +57,7 @@ setmetatable(ms, {
       rawset(ms, name, value)
       return value
     end
-    local names = {}
-    for known in pairs(ms) do names[#names + 1] = known end
-    for known in pairs(elsewhere) do names[#names + 1] = known end
-    table.sort(names)
-    errors.raise("%s", errors.unknown_in("moonshard", name, names))
+    errors.raise("%s", errors.unknown_in("moonshard", name, errors.names(ms, elsewhere)))
   end,
 })
 

@@ -198,6 +198,18 @@ local function distance(a, b, limit)
   return last[m]
 end
 
+--- The keys of the given tables, sorted.
+---@param ... table  with strings as keys
+---@return string[]
+function M.names(...)
+  local names = {}
+  for k = 1, select("#", ...) do
+    for name in pairs((select(k, ...))) do names[#names + 1] = name end
+  end
+  table.sort(names)
+  return names
+end
+
 --- The most similar name in `names`, or nil if none is similar.
 ---@param name string  the unknown name
 ---@param names string[]  the known names

@@ -144,13 +144,6 @@ end
 
 -- ---- options --------------------------------------------------------------------------------------
 
-local function sorted_names(spec)
-  local names = {}
-  for name in pairs(spec) do names[#names + 1] = name end
-  table.sort(names)
-  return names
-end
-
 --- Whether x is a table without metatable, and therefore not a tensor, module or group.
 function M.is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 
@@ -174,7 +167,7 @@ function M.check(who, given, spec)
     for name, value in pairs(given) do
       local expected = spec[name]
       if expected == nil then
-        local names = sorted_names(spec)
+        local names = errors.names(spec)
         local near = type(name) == "string" and errors.nearest(name, names)
         errors.raise("%s: unknown option %s%s (accepted: %s)", who, errors.show(name), near
           and ("; did you mean '%s'?"):format(near) or "",

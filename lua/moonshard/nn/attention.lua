@@ -136,20 +136,11 @@ local function merge(self, o, like, B, T, S, extra)
   local mask, pad = o.attn_mask, o.key_padding_mask
   if mask then
     mask = additive(mask, "attn_mask", like)
-    local text = tostring(mask.shape)
-    if mask.ndim == 2 then
-      if text ~= sizes_text(T, S) then
-        raise("The shape of the 2D attn_mask is %s, but should be %s.", text, sizes_text(T, S))
-      end
-      mask = mask:reshape(1, 1, T, S)
-    elseif mask.ndim == 3 then
-      if text ~= sizes_text(B * self.heads, T, S) then
-        raise("The shape of the 3D attn_mask is %s, but should be %s.", text, sizes_text(B * self.heads, T, S))
-      end
-      mask = mask:reshape(B, self.heads, T, S)
-    else
-      raise("attn_mask's dimension %d is not supported", mask.ndim)
-    end
+    local n = mask.ndim
+    if n ~= 2 and n ~= 3 then raise("attn_mask's dimension %d is not supported", n) end
+    local text, expected = tostring(mask.shape), n == 2 and sizes_text(T, S) or sizes_text(B * self.heads, T, S)
+    if text ~= expected then raise("The shape of the %dD attn_mask is %s, but should be %s.", n, text, expected) end
+    mask = n == 2 and mask:reshape(1, 1, T, S) or mask:reshape(B, self.heads, T, S)
   elseif o.is_causal then
     mask = additive(create.ones({ T, S }, { dtype = "bool", device = like.device }):triu(1), "attn_mask",
       like):reshape(1, 1, T, S)

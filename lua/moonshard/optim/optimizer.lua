@@ -109,10 +109,7 @@ local function add_group(self, given, where)
   local group = {}
   for name, value in pairs(given) do
     if name ~= "params" and self._defaults[name] == nil then
-      local names = {}
-      for known in pairs(self._defaults) do names[#names + 1] = known end
-      table.sort(names)
-      raise("%s: %s", self:class_name(), errors.unknown("option of " .. where, name, names))
+      raise("%s: %s", self:class_name(), errors.unknown("option of " .. where, name, errors.names(self._defaults)))
     end
     group[name] = value
   end

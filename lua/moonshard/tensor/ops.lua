@@ -94,15 +94,32 @@ end
 
 local ADD_, SUB_, ADD_S_ = op "add_", op "sub_", op "add_scalar_"
 
+-- t + sign * alpha * u; `number` is the operator for tensors that has this sign.
+local function add_scaled(number, who, sign, t, u, alpha)
+  if type(u) == "number" then return wrap(call1f(ADD_S, t, sign * u * alpha, who)) end
+  return wrap(scaled(number, who, t, u, alpha))
+end
+
+-- The same in place.
+local function add_in_place(number, who, sign, t, u, given)
+  local alpha = given == nil and 1 or alpha_of(who, given)
+  if type(u) == "number" then
+    call1f(ADD_S_, t, sign * u * alpha, who)
+  elseif alpha == 1 then
+    call2(number, t, u, who)
+  else
+    scaled(number, who, t, u, alpha)
+  end
+  return t
+end
+
 --- t + alpha * u, element by element; shapes broadcast, dtypes promote.
 ---@param u Tensor|number  broadcasts with t
 ---@param given? { alpha: number }
 ---@return Tensor
 function methods.add(t, u, given)
   if given == nil then return Tensor.__add(t, u) end
-  local alpha = alpha_of("add", given)
-  if type(u) == "number" then return wrap(call1f(ADD_S, t, u * alpha, "add")) end
-  return wrap(scaled(ADD, "add", t, u, alpha))
+  return add_scaled(ADD, "add", 1, t, u, alpha_of("add", given))
 end
 
 --- t - alpha * u, element by element; shapes broadcast, dtypes promote.
@@ -111,42 +128,20 @@ end
 ---@return Tensor
 function methods.sub(t, u, given)
   if given == nil then return Tensor.__sub(t, u) end
-  local alpha = alpha_of("sub", given)
-  if type(u) == "number" then return wrap(call1f(ADD_S, t, -u * alpha, "sub")) end
-  return wrap(scaled(SUB, "sub", t, u, alpha))
+  return add_scaled(SUB, "sub", -1, t, u, alpha_of("sub", given))
 end
 
 --- t + alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
 ---@param u Tensor|number  broadcasts to t's shape
 ---@param given? { alpha: number }
 ---@return Tensor self
-function methods.add_(t, u, given)
-  local alpha = given == nil and 1 or alpha_of("add_", given)
-  if type(u) == "number" then
-    call1f(ADD_S_, t, u * alpha, "add_")
-  elseif alpha == 1 then
-    call2(ADD_, t, u, "add_")
-  else
-    scaled(ADD_, "add_", t, u, alpha)
-  end
-  return t
-end
+function methods.add_(t, u, given) return add_in_place(ADD_, "add_", 1, t, u, given) end
 
 --- t - alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
 ---@param u Tensor|number  broadcasts to t's shape
 ---@param given? { alpha: number }
 ---@return Tensor self
-function methods.sub_(t, u, given)
-  local alpha = given == nil and 1 or alpha_of("sub_", given)
-  if type(u) == "number" then
-    call1f(ADD_S_, t, -u * alpha, "sub_")
-  elseif alpha == 1 then
-    call2(SUB_, t, u, "sub_")
-  else
-    scaled(SUB_, "sub_", t, u, alpha)
-  end
-  return t
-end
+function methods.sub_(t, u, given) return add_in_place(SUB_, "sub_", -1, t, u, given) end
 
 for _, name in ipairs { "mul", "div", "pow" } do
   local operator = Tensor["__" .. name]

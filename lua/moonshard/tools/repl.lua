@@ -438,14 +438,7 @@ end
 
 --- Replaces LuaJIT's loop under `luajit -i`: called when LuaJIT reads _PROMPT for its first prompt.
 function M.take_over()
-  local arguments = rawget(_G, "arg")
-  local interactive = false
-  local at = -1
-  while arguments and arguments[at] do
-    if arguments[at] == "-i" then interactive = true end
-    at = at - 1
-  end
-  if not interactive or getmetatable(_G) ~= nil then return end
+  if getmetatable(_G) ~= nil then return end
   setmetatable(_G, { __index = function(globals, key)
     if key ~= "_PROMPT" then return nil end
     setmetatable(globals, nil)
