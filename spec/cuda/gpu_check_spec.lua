@@ -111,6 +111,43 @@ describe("gpu_check", function()
     assert.is_true(operators.linear >= 4 and operators["AdamW.step"] == 1, text)
   end)
 
+  it_built("stops where there is no device, and says what it did not run", function()
+    local code, text, list, parts = check({ "--only", "^[mr]" }, { MOONSHARD_EMULATOR = "fail:cudaGetDeviceCount:1:100" })
+    assert.are.equal(1, code, text)
+    assert.are.equal("failed", parts.machine.status)
+    assert.matches("there is no CUDA device", parts.machine.last)
+    assert.is_true(#list >= 5, #list)
+    for k = 3, #list do
+      assert.same({ "not run", "'machine' failed" }, { list[k].status, list[k].why })
+    end
+  end)
+
+  it("reads the times of kernels that ncu prints among the program's output", function()
+    process.write(folder .. "/ncu", [[#!/bin/sh
+cat <<'CSV'
+==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","Block Size","Metric Name","Metric Unit","Metric Value"
+"0","7","_Z1kPf","(256, 1, 1)","gpu__time_duration.sum","nsecond","1,500"
+"1","7","_Z1kPf","(256, 1, 1)","gpu__time_duration.sum","nsecond","2500"
+"2","7","_Z1l","(32, 1, 1)","gpu__time_duration.sum","nsecond","10.5"
+CSV
+]])
+    os.execute(("chmod +x '%s/ncu'"):format(folder))
+    local line = ("cd '%s' && PATH='%s':$PATH MOONSHARD_RATES='%s/rates' luajit scripts/support/gpu_check/kernels.lua"):format(
+      process.root, folder, folder)
+    assert.are.equal(0, os.execute(line .. " >/dev/null"))
+    local found = {}
+    for text in io.lines(folder .. "/rates") do
+      local r = cjson.decode(text)
+      found[r.kernel] = { r.launches, r.seconds }
+    end
+    assert.are.equal(2, found._Z1kPf[1])
+    assert.near(2e-6, found._Z1kPf[2], 1e-12)
+    assert.near(10.5e-9, found._Z1l[2], 1e-15)
+    process.write(folder .. "/ncu", "#!/bin/sh\necho '==ERROR== no permission'\nexit 1\n")
+    assert.are_not.equal(0, os.execute(line .. " 2>/dev/null"))
+  end)
+
   it_built("refuses what it does not know", function()
     for _, case in ipairs { { "--device", "gpu", "%-%-device is 'gpu', expected real, emulated or null" },
       { "--fast", nil, "unknown option '%-%-fast'" }, { "--limit", nil, "%-%-limit needs a value" } } do

@@ -9,7 +9,7 @@ local function output(line)
   return text ~= "" and text or "not installed"
 end
 
-print("moonshard " .. ms.version .. ", commit " .. output "git log -1 --format='%h %cs' 2>/dev/null || cat COMMIT")
+print("moonshard " .. ms.version .. ", commit " .. output "cat COMMIT 2>/dev/null || git log -1 --format='%h %cs'")
 print("driver: " .. output [[command -v nvidia-smi >/dev/null &&
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader]])
 for _, name in ipairs { "nvcc", "ncu", "compute-sanitizer" } do

@@ -86,12 +86,13 @@ end
 
 --- The parts for a device; with spec files, only those.
 ---@return table[]  name, limit, command, env, spec (whether it is a spec file), missing (a function: why it cannot run),
----  step (its lines are those of gpt2_measure.lua; the name of the step, and its tokens)
+---  step (name and tokens, if the part prints the lines of gpt2_measure.lua), vital (without it nothing runs)
 function M.list(device, files)
-  local list, env = {}, {}
+  local list, env, peers = {}, {}, {}
   local folders = M.library_folders()
   if #folders > 0 then
     local before = os.getenv "LD_LIBRARY_PATH"
+    peers.LD_LIBRARY_PATH = before or false            -- PyTorch finds its own libraries
     env.LD_LIBRARY_PATH = table.concat(folders, ":") .. (before and ":" .. before or "")
   end
   env.PATH = (os.getenv "PATH" or "/usr/bin:/bin") .. ":/usr/local/cuda/bin"
@@ -100,7 +101,7 @@ function M.list(device, files)
   local function part(name, limit, command, more)
     more = more or {}
     local p = { name = name, limit = limit, command = command, spec = more.spec, missing = more.missing,
-      step = more.step, env = {} }
+      step = more.step, vital = more.vital, env = {} }
     for key, value in pairs(env) do p.env[key] = value end
     for key, value in pairs(more.env or {}) do p.env[key] = value end
     table.insert(list, p)
@@ -120,7 +121,7 @@ function M.list(device, files)
   end
   local function torch(group, limit)
     part("PyTorch: " .. group, limit, { "python3", bench .. "support/peer_gpu.py", "--group", group, quick },
-      { missing = needs("python3", "python3:torch") })
+      { missing = needs("python3", "python3:torch"), env = peers })
   end
   local function checker(tool, limit)
     part("compute-sanitizer " .. tool, limit, { "compute-sanitizer", "--tool", tool, "--target-processes", "all",
@@ -128,7 +129,7 @@ function M.list(device, files)
       { missing = needs "compute-sanitizer", env = { MOONSHARD_RATES = "/dev/null" } })
   end
 
-  part("machine", 30, { "luajit", process.root .. "/scripts/support/gpu_check/machine.lua" })
+  part("machine", 30, { "luajit", process.root .. "/scripts/support/gpu_check/machine.lua" }, { vital = true })
   if not lfs.attributes(M.predictions()) then
     part("predictions", 90, { "luajit", bench .. "support/gpu.lua", "--predict", M.predictions() },
       { env = { MOONSHARD_CUDA = "null" }, missing = needs("nvcc", "c++filt") })
@@ -151,7 +152,8 @@ function M.list(device, files)
       table.insert(words, "--" .. name)
       table.insert(words, tostring(value))
     end
-    part("PyTorch: GPT-2 " .. mode, limit, words, { step = step, missing = needs("python3", "python3:torch") })
+    part("PyTorch: GPT-2 " .. mode, limit, words, { step = step, env = peers,
+      missing = needs("python3", "python3:torch") })
   end
   if device == "real" then
     torch("memory", 25)

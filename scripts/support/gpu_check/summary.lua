@@ -93,7 +93,8 @@ function M.write(text, predictions)
   end
   if gpt2 then
     add("")
-    add("Kernels of a step of GPT-2 124M, mean of a launch; predicted for the whole step: %.1f ms.", gpt2.seconds * 1e3)
+    add("Kernels of a step of GPT-2 124M, mean of a launch (measured with two layers of twelve); predicted for the whole "
+      .. "step: %.1f ms.", gpt2.seconds * 1e3)
     add("")
     add("| kernel | launches predicted | measured us | predicted us | measured / predicted |")
     add("|---|---|---|---|---|")
