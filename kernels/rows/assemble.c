@@ -3,25 +3,7 @@
 // kernels are here.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
-
-static ms_tensor *part_of(const ms_tensor *t, int d, int64_t first, int64_t len)
-{
-    int64_t shape[MS_MAX_DIMS];
-    memcpy(shape, t->shape, sizeof shape);
-    shape[d] = len;
-    return ms__tensor_view(t, t->ndim, shape, t->stride, t->offset + first * t->stride[d]);
-}
-static ms_tensor *slice_of(const ms_tensor *t, int d, int64_t at)
-{
-    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
-    for (int k = 0, n = 0; k < t->ndim; k++)
-        if (k != d) {
-            shape[n] = t->shape[k];
-            stride[n++] = t->stride[k];
-        }
-    return ms__tensor_view(t, t->ndim - 1, shape, stride, t->offset + at * t->stride[d]);
-}
-static int dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
+#include "rows/layout.h"
 
 static ms_status check_inputs(const ms_call *c)
 {
@@ -66,12 +48,12 @@ static ms_status check_cat(ms_call *c)
 static ms_status run_cat(ms_call *c)
 {
     ms_tensor *o = c->out[0];
-    int d = dim_of(c->i[0], o->ndim);
+    int d = ms__dim_of(c->i[0], o->ndim);
     int64_t at = 0;
     for (int k = 0; k < c->n_in; k++) {
         const ms_tensor *t = c->in[k];
         if (is_empty_list(t->ndim, t->shape)) continue;
-        ms_tensor *part = part_of(o, d, at, t->shape[d]);
+        ms_tensor *part = ms__part_of(o, d, at, t->shape[d]);
         ms_status st = ms__copy_data(part, t);
         ms__release(part);
         MS_TRY(st);
@@ -82,7 +64,7 @@ static ms_status run_cat(ms_call *c)
 static ms_status cat_grad(ms_backward_call *b)
 {
     ms_tensor *g = b->gout[0];
-    int d = dim_of(b->i[0], g->ndim);
+    int d = ms__dim_of(b->i[0], g->ndim);
     int64_t at = 0;
     for (int k = 0; k < b->n_in; k++) {
         const ms_meta *m = &b->in_meta[k];
@@ -90,7 +72,7 @@ static ms_status cat_grad(ms_backward_call *b)
         int64_t len = none ? 0 : m->shape[d];
         if (b->need[k]) {
             if (none) MS_TRY(ms__zeros_of(&b->gin[k], m));
-            else MS_TRY(ms__grad_to(&b->gin[k], part_of(g, d, at, len), m));
+            else MS_TRY(ms__grad_to(&b->gin[k], ms__part_of(g, d, at, len), m));
         }
         at += len;
     }
@@ -121,7 +103,7 @@ static ms_status run_stack(ms_call *c)
 {
     ms_tensor *o = c->out[0];
     for (int k = 0; k < c->n_in; k++) {
-        ms_tensor *slice = slice_of(o, dim_of(c->i[0], o->ndim), k);
+        ms_tensor *slice = ms__slice_of(o, ms__dim_of(c->i[0], o->ndim), k);
         ms_status st = ms__copy_data(slice, c->in[k]);
         ms__release(slice);
         MS_TRY(st);
@@ -132,7 +114,8 @@ static ms_status stack_grad(ms_backward_call *b)
 {
     ms_tensor *g = b->gout[0];
     for (int k = 0; k < b->n_in; k++)
-        if (b->need[k]) MS_TRY(ms__grad_to(&b->gin[k], slice_of(g, dim_of(b->i[0], g->ndim), k), &b->in_meta[k]));
+        if (b->need[k])
+            MS_TRY(ms__grad_to(&b->gin[k], ms__slice_of(g, ms__dim_of(b->i[0], g->ndim), k), &b->in_meta[k]));
     return MS_OK;
 }
 

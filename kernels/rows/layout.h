@@ -7,6 +7,29 @@
 
 #include "ops/op.h"
 
+// A dimension that a script gave, as an index from 0. Negative numbers count from the end.
+static inline int ms__dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
+
+// A view of the positions first .. first + len of dimension d.
+static inline ms_tensor *ms__part_of(const ms_tensor *t, int d, int64_t first, int64_t len)
+{
+    int64_t shape[MS_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[d] = len;
+    return ms__tensor_view(t, t->ndim, shape, t->stride, t->offset + first * t->stride[d]);
+}
+// A view of one position of dimension d, which the view lacks.
+static inline ms_tensor *ms__slice_of(const ms_tensor *t, int d, int64_t at)
+{
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    for (int k = 0, n = 0; k < t->ndim; k++)
+        if (k != d) {
+            shape[n] = t->shape[k];
+            stride[n++] = t->stride[k];
+        }
+    return ms__tensor_view(t, t->ndim - 1, shape, stride, t->offset + at * t->stride[d]);
+}
+
 // Drops dimensions of size 1 and merges adjacent dimensions that one stride can traverse. Returns the number of
 // dimensions left.
 static inline int ms__join_dims(int n, int64_t *shape, int64_t *stride)

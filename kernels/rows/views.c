@@ -138,11 +138,7 @@ static ms_status check_narrow(ms_call *c)
     if (len < 0 || first < 0 || first > x->shape[d] || len > x->shape[d] - first)
         return ms__call_fail(c, "%lld elements from %lld (counted from 0) are not inside dimension %d of %s",
                              (long long)len, (long long)c->i[1], d + 1, ms__tensor_text(x));
-    ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset + first * x->stride[d]);
-    v->shape[d] = len;
-    v->numel = 1;
-    for (int k = 0; k < v->ndim; k++) v->numel *= v->shape[k];
-    return ms__call_view(c, 0, v);
+    return ms__call_view(c, 0, ms__part_of(x, d, first, len));
 }
 // Zeros of the input's shape with g in [first, first + len) of dimension d.
 static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *g, const int64_t *part_shape)
@@ -160,11 +156,10 @@ static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *
     b->gin[0] = whole;
     return MS_OK;
 }
-static int dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
 static ms_status narrow_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
-    int d = dim_of(b->i[0], m->ndim);
+    int d = ms__dim_of(b->i[0], m->ndim);
     int64_t first = b->i[1] < 0 ? b->i[1] + m->shape[d] : b->i[1];
     return put_back(b, d, first, b->gout[0], b->gout[0]->shape);
 }
@@ -180,18 +175,12 @@ static ms_status check_select(ms_call *c)
     if (at < 0 || at >= x->shape[d])
         return ms__call_fail(c, "position %lld (counted from 0) is not inside dimension %d of %s", (long long)c->i[1],
                              d + 1, ms__tensor_text(x));
-    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
-    for (int k = 0, n = 0; k < x->ndim; k++)
-        if (k != d) {
-            shape[n] = x->shape[k];
-            stride[n++] = x->stride[k];
-        }
-    return ms__call_view(c, 0, ms__tensor_view(x, x->ndim - 1, shape, stride, x->offset + at * x->stride[d]));
+    return ms__call_view(c, 0, ms__slice_of(x, d, at));
 }
 static ms_status select_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
-    int d = dim_of(b->i[0], m->ndim);
+    int d = ms__dim_of(b->i[0], m->ndim);
     int64_t at = b->i[1] < 0 ? b->i[1] + m->shape[d] : b->i[1], shape[MS_MAX_DIMS];
     memcpy(shape, m->shape, sizeof shape);
     shape[d] = 1;
@@ -299,11 +288,7 @@ static ms_status check_split(ms_call *c)
                              MS_MAX_OUT);
     for (int64_t k = 0, first = 0; k < n; k++) {
         int64_t len = c->n_i == 2 ? (total - first < c->i[1] ? total - first : c->i[1]) : c->i[k + 1];
-        ms_tensor *v = ms__tensor_view(x, x->ndim, x->shape, x->stride, x->offset + first * x->stride[d]);
-        v->shape[d] = len;
-        v->numel = 1;
-        for (int j = 0; j < v->ndim; j++) v->numel *= v->shape[j];
-        MS_TRY(ms__call_view(c, (int)k, v));
+        MS_TRY(ms__call_view(c, (int)k, ms__part_of(x, d, first, len)));
         first += len;
     }
     return MS_OK;
@@ -311,7 +296,7 @@ static ms_status check_split(ms_call *c)
 static ms_status split_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
-    int d = dim_of(b->i[0], m->ndim);
+    int d = ms__dim_of(b->i[0], m->ndim);
     ms_tensor *whole, *like = NULL;
     int order[MS_MAX_DIMS];
     int64_t sizes[MS_MAX_DIMS];

@@ -556,7 +556,8 @@ static ms_status start(ms_run *r, const root_list *l)
 // m = 0: a backward. m > 0: computes the gradients with respect to m inputs.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
-    // If this backward fails before it reaches the units, peers already wait in theirs: the error must be published.
+    // Peers may already wait in the collectives of their backward. If this one fails before its own collectives, the
+    // error must be published to them.
     bool expected = ms__run_owner && ms__state.run_depth == 0 && ms__run_owner->expects_backward();
     uint64_t epoch = expected ? ms__run_owner->epoch() : 0;
     ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;

@@ -88,7 +88,7 @@ static ms_status run_record(ms_record *r)
     // result is then invalid.
     ms_status status = r->fn(r->arg);
     if (status == MS_OK && bad) {
-        status = ms__fail(bad->status, "%s", bad->text ? bad->text : "an earlier record failed");
+        status = ms__fail(bad->status, "%s", bad->text ? bad->text : "earlier queued work failed");
         r->event->epoch = bad->epoch;
     }
     return status;
@@ -273,7 +273,7 @@ ms_status ms__event_wait(ms_pending *e)
     atomic_store_explicit(ms__engine_waits, -1, memory_order_release);
     ms__stream_reap();
     if (status == MS_OK && e->status != MS_OK) {
-        status = ms__fail(e->status, "%s", e->text ? e->text : "a queued record failed");
+        status = ms__fail(e->status, "%s", e->text ? e->text : "queued work failed");
         if (status == MS_ECOMM) ms__stream_observer.reported(e->epoch, e->text);
     }
     ms__event_release(e);

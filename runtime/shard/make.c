@@ -252,7 +252,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         goto failed;
     }
     if (u->rank < 0) {
-        ms__fail(MS_EINVAL, "fsdp: this rank is not a member of unit '%s's group", name);
+        ms__fail(MS_EINVAL, "fsdp: this rank is not a member of the group of unit '%s'", name);
         goto failed;
     }
     for (int j = 0; j < n; j++) {

@@ -137,7 +137,7 @@ static float load_one(int dtype, const void *in, int64_t at)
     return dtype == MS_F16 ? ms_f16_to_float(((const ms_f16 *)in)[at]) : ms_bf16_to_float(((const ms_bf16 *)in)[at]);
 }
 
-// bfloat16 is the upper half of a float32: a pair of numbers moves as one float and is then split.
+// bfloat16 is the upper half of a float32. Two adjacent numbers are read as one 32-bit word, which is then split.
 typedef uint32_t pair __attribute__((may_alias));
 
 static inline __attribute__((always_inline)) void part(float *out, int64_t out_rs, const pair *t, int rows, int n)
