@@ -80,7 +80,7 @@ function M.sparse_coo(indices, values, shape, given)
     errors.raise("%s: shape %s has %d dimensions, expected %d for the indices and %d for each value", who,
       tostring(whole), #whole, d, values.ndim - 1)
   end
-  create.check_count(who, #whole)
+  tensor.check_count(who, #whole)
   for k = 1, #whole do
     opts.need(opts.whole_from(0).test(whole[k]) and whole[k] <= 2 ^ 53, whole[k], "a whole number", "%s: size %d", who, k)
     if k > d and whole[k] ~= values:size(k - d + 1) then

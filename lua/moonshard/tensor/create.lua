@@ -18,13 +18,6 @@ local M = {}
 local shape = ffi.new("int64_t[?]", engine.MAX_DIMS)
 local OPTIONS = { dtype = opts.string, device = opts.string, requires_grad = opts.boolean }
 
---- Raises if a tensor cannot have n dimensions.
-function M.check_count(who, n)
-  if n > engine.MAX_DIMS then
-    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
-  end
-end
-
 local function whole_size(v, who)
   opts.expect(v, opts.whole, "%s: size", who)
   if v < 0 then errors.raise("%s: size %d is negative", who, v) end
@@ -41,11 +34,11 @@ local function take_shape(who, n, first, ...)
       errors.raise("%s: options are mixed with the sizes; pass them in a separate table after the sizes", who)
     end
     n = #first
-    M.check_count(who, n)
+    tensor.check_count(who, n)
     for d = 1, n do shape[d - 1] = whole_size(first[d], who) end
     return n
   end
-  M.check_count(who, n)
+  tensor.check_count(who, n)
   if n > 0 then shape[0] = whole_size(first, who) end
   for d = 2, n do shape[d - 1] = whole_size((select(d - 1, ...)), who) end
   return n

@@ -413,6 +413,13 @@ function methods.isa(t, cls) return class.isa(t, cls) end
 ---@return string
 function methods.class_name(t) return class.name(t) end
 
+--- Raises if a tensor cannot have n dimensions.
+function M.check_count(who, n)
+  if n > engine.MAX_DIMS then
+    errors.raise("%s: %d sizes; at most %d dimensions are supported", who, n, engine.MAX_DIMS)
+  end
+end
+
 --- Converts a dimension in Lua (from 1, negative from the end) to the engine's numbering.
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then

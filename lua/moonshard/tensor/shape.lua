@@ -30,14 +30,14 @@ local function sizes(who, at, first, ...)
   if type(first) == "table" and not is_tensor(first) then
     local n = #first
     if n == 0 then opts.none(who, first) end
-    create.check_count(who, n)
+    tensor.check_count(who, n)
     for k = 1, n do a_i[at + k - 1] = whole(first[k], who, "size " .. k) end
     return n
   end
   if first == nil then return 0 end
   a_i[at] = whole(first, who, "size 1")
   local n = select("#", ...)
-  create.check_count(who, n + 1)
+  tensor.check_count(who, n + 1)
   for k = 1, n do a_i[at + k] = whole((select(k, ...)), who, "size") end
   return n + 1
 end
