@@ -73,9 +73,12 @@ static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
 
 // ---- launches: `what` names the operator. Nothing is launched for 0 blocks. ----
 
-template <bool BARRIERS, class... P>
+// An argument of a launch: the caller's, without a copy, unless the kernel's parameter has another type.
+template <class P, class A> using argument = std::conditional_t<std::is_same_v<P, A>, const P &, P>;
+
+template <bool BARRIERS, class... P, class... A>
 static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
-                            std::tuple<P...> &args)
+                            const A &...a)
 {
     if (blocks <= 0) return MS_OK;
     if (blocks > 0x7fffffff)
@@ -84,11 +87,13 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
     MS_TRY(ms__cuda_use(index));
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
 #ifdef MS_EMULATED
+    std::tuple<P...> args(static_cast<P>(a)...);
     cudaError_t e = ms_shim::launch(stream, what, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, 0, args);
 #else
+    std::tuple<argument<P, A>...> args(static_cast<argument<P, A>>(a)...);
     void *p[sizeof...(P)];
     std::apply(
-        [&](auto &...x) {
+        [&](const auto &...x) {
             int i = 0;
             ((p[i++] = (void *)&x), ...);
         },
@@ -103,17 +108,16 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
 
 // Launches a kernel whose threads are independent.
 template <class... P, class... A>
-static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
+static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, const A &...a)
 {
-    std::tuple<P...> args(static_cast<P>(a)...);
-    return launch_any<false>(what, index, kernel, blocks, threads, args);
+    return launch_any<false>(what, index, kernel, blocks, threads, a...);
 }
 // Launches a kernel that uses barriers.
 template <class... P, class... A>
-static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, A... a)
+static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
+                               const A &...a)
 {
-    std::tuple<P...> args(static_cast<P>(a)...);
-    return launch_any<true>(what, index, kernel, blocks, threads, args);
+    return launch_any<true>(what, index, kernel, blocks, threads, a...);
 }
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
