@@ -191,4 +191,34 @@ CSV
       assert.is_truthy(text:find(line, 1, true), line .. "\nis not in\n" .. text)
     end
   end)
+
+  it("runs from its archive where there is no LuaJIT, no compiler and no package", function()
+    if process.tool then return pending "of a build without a tool" end
+    for _, name in ipairs { "libmoonshard_cuda.so", "libmoonshard_cuda_null.so", "libmoonshard_mpi.so" } do
+      if not lfs.attributes(build .. "/" .. name) then return pending("this build has no " .. name) end
+    end
+    local from, tools = folder .. "/build", folder .. "/tools"
+    lfs.mkdir(from)
+    lfs.mkdir(tools)
+    for _, name in ipairs { "libmoonshard.so", "libmoonshard_mpi.so", "libmoonshard_cuda.so", "libmoonshard_cuda_null.so",
+      "libmoonshard_probe.so", "moonshard_cdef.h" } do
+      lfs.link(build .. "/" .. name, from .. "/" .. name, true)
+    end
+    process.write(from .. "/predictions.json", cjson.encode { cases = { ["some kernel"] = 1e-4 } })
+    for word in ("bash sh cat grep ls mkdir rm env date sed tr head dirname mktemp id"):gmatch "%S+" do
+      assert.are.equal(0, os.execute(("ln -s \"$(command -v %s)\" '%s/%s'"):format(word, tools, word)))
+    end
+    assert.are.equal(0, os.execute(("cd '%s' && MOONSHARD_BUILD='%s' scripts/bundle --gpu --folder '%s/there'"):format(
+      process.root, from, folder)))
+    local child = process.start({ "/usr/bin/env", "-i", "PATH=" .. tools, "HOME=/tmp", folder
+      .. "/there/scripts/gpu_check", "--device", "null", "--out", folder .. "/out" },
+      { stdout = folder .. "/text", stderr = folder .. "/err" })
+    assert.are.equal(0, child:wait(60), process.read(folder .. "/text") .. process.read(folder .. "/err"))
+    local text = process.read(folder .. "/out/gpu_check.md")
+    assert.is_truthy(text:find("| machine | passed |", 1, true), text)
+    assert.is_truthy(text:find("| some kernel | not measured |  | 100.0 |", 1, true), text)
+    local listed = process.read(folder .. "/out/gpu_check.log")
+    assert.matches("null device", listed)
+    os.execute(("rm -rf '%s/there'"):format(folder))
+  end)
 end)
