@@ -6,7 +6,8 @@ local stdlib, unistd, fcntl = require "posix.stdlib", require "posix.unistd", re
 local poll, wait, signal = require "posix.poll", require "posix.sys.wait", require "posix.signal"
 
 pcall(ffi.cdef, "int spec_ioctl(int, unsigned long, int) __asm__(\"ioctl\");")
-local TIOCSCTTY = 0x540E
+pcall(ffi.cdef, "int spec_ioctl_size(int, unsigned long, const unsigned short *) __asm__(\"ioctl\");")
+local TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
 
 local Pty = {}
 Pty.__index = Pty
@@ -31,6 +32,13 @@ function Pty.start(command, environment)
     unistd._exit(127)
   end
   return setmetatable({ master = master, pid = pid, text = "" }, Pty)
+end
+
+--- Sets the size of the terminal.
+---@param columns integer
+function Pty:resize(columns)
+  local size = ffi.new("unsigned short[4]", 24, columns, 0, 0)
+  assert(ffi.C.spec_ioctl_size(self.master, TIOCSWINSZ, size) == 0)
 end
 
 --- Types text.

@@ -9,6 +9,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
+local task = require "moonshard.core.task"
 
 local ffi, lib = engine.ffi, engine.lib
 local floor, min, max = math.floor, math.min, math.max
@@ -125,6 +126,7 @@ function Batches:validation(size)
   local starts, skip, scored = ffi.new("double[?]", size), ffi.new("double[?]", size), ffi.new("double[?]", size)
   local round = 0
   return function()
+    task.report("validating", round, rounds)
     if round >= rounds then return nil end
     for k = 0, size - 1 do
       local w = windows[(round * self.world + self.rank) * size + k + 1]

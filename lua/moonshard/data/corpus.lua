@@ -8,6 +8,7 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local task = require "moonshard.core.task"
 local lfs = require "lfs"
 
 local ffi, lib = engine.ffi, engine.lib
@@ -69,7 +70,8 @@ end
 --- Skips files whose contents equal those of an earlier file. Only reads files of equal size.
 local function once(files)
   local by_size, kept = {}, {}
-  for _, file in ipairs(files) do
+  for k, file in ipairs(files) do
+    task.report("reading", k - 1, #files)
     local size = lfs.attributes(file.path, "size")
     local same_size = by_size[size] or {}
     by_size[size] = same_size
@@ -85,6 +87,7 @@ local function once(files)
       kept[#kept + 1] = file
     end
   end
+  task.report("reading", #files, #files)
   return kept
 end
 
@@ -199,7 +202,8 @@ function Corpus:fingerprint()
   local buffer = ffi.new("uint8_t[?]", PIECE)
   local words = ffi.cast("const uint32_t *", buffer)
   local limit = math.max(2, math.floor(PIECES / #self.documents))
-  for _, d in ipairs(self.documents) do
+  for n, d in ipairs(self.documents) do
+    task.report("comparing", n - 1, #self.documents)
     add(d.count)
     add(d.train)
     local bytes = d.count * d.bytes
@@ -216,6 +220,7 @@ function Corpus:fingerprint()
     end
     f:close()
   end
+  task.report("comparing", #self.documents, #self.documents)
   return h
 end
 

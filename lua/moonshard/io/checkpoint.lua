@@ -24,6 +24,7 @@ local optim_state = require "moonshard.parallel.fsdp.optim_state"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 local a_module = require("moonshard.nn.register").a_module
+local task = require "moonshard.core.task"
 
 local lib, ffi = engine.lib, engine.ffi
 local C = ffi.C
@@ -112,8 +113,13 @@ local function write_file(path, list)
   for k, e in ipairs(mine) do declared[k] = { name = e.name, dtype = e.part.dtype, shape = e.part.shape } end
   local saver = files.saver(path, declared)
   local ok, err = pcall(function()
-    for _, e in ipairs(mine) do saver:write(e.name, e.part.device:find "^cpu" and e.part or e.part:to "cpu") end
-    return saver:commit()
+    for k, e in ipairs(mine) do
+      task.report("saving", k - 1, #mine)
+      saver:write(e.name, e.part.device:find "^cpu" and e.part or e.part:to "cpu")
+    end
+    local sum = saver:commit()
+    task.report("saving", #mine, #mine)
+    return sum
   end)
   if not ok then
     saver:abort()
@@ -497,11 +503,13 @@ local function read_files(dir, index, list, verify, dist, fits)
     end
     local world, me = dist.world_size(), dist.rank()
     for r, file in ipairs(index.files) do
+      task.report("loading", r - 1, #index.files)
       local hash = readers[r]:fetch(verify and (r - 1) % world == me)
       if hash and index.version == 1 and hash ~= file.hash then
         bad(dir, "the contents of file '%s' have the hash %s, but %s in the index", file.name, hash, file.hash)
       end
     end
+    task.report("loading", #index.files, #index.files)
   end)
   for _, reader in pairs(readers) do reader:close() end       -- in any order
   if not ok then error(err, 0) end

@@ -8,6 +8,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
+local task = require "moonshard.core.task"
 local a_tensor = tensor.a_tensor
 
 local ffi, lib = engine.ffi, engine.lib
@@ -117,8 +118,12 @@ function M.save(path, tensors, given)
   M.sort(entries, function(e) return e.dtype end)
   local saver = M.saver(path, entries, o.metadata)
   local ok, err = pcall(function()
-    for _, e in ipairs(entries) do saver:write(e.name, tensors[e.name]) end
+    for k, e in ipairs(entries) do
+      task.report("saving", k - 1, #entries)
+      saver:write(e.name, tensors[e.name])
+    end
     saver:commit()
+    task.report("saving", #entries, #entries)
   end)
   if not ok then
     saver:abort()
@@ -238,10 +243,13 @@ function M.load(path, given)
   local reader = M.reader(path, o)
   local tensors = {}
   local ok, err = pcall(function()
-    for _, name in ipairs(o.names or reader.names) do
+    local names = o.names or reader.names
+    for k, name in ipairs(names) do
+      task.report("loading", k - 1, #names)
       local t = reader:read(name)
       tensors[name] = o.device and t:to(o.device) or t
     end
+    task.report("loading", #names, #names)
   end)
   reader:close()
   if not ok then error(err, 0) end

@@ -13,6 +13,7 @@ local util = require "moonshard.tensor.util"
 local dist = require "moonshard.dist"
 local run_folder = require "moonshard.run.folder"
 local state = require "moonshard.io.files"
+local task = require "moonshard.core.task"
 
 local M = {}
 
@@ -89,13 +90,15 @@ function M.save(path, model, optimizer, config, step)
           random = run_folder.json({ seed = random[1], offset = random[2] }, nil, exact),
         })
       end
-      for _, e in ipairs(list) do
+      for k, e in ipairs(list) do
+        task.report("saving", k - 1, #list)
         scope(function()
           local t = whole(e.part, e.shape, e.sharded)
           if saver then saver:write(e.name, t) end
         end)
       end
       if saver then saver:commit() end
+      task.report("saving", #list, #list)
     end)
   end)
   dist.barrier()                                        -- another rank may read the file next
@@ -158,10 +161,14 @@ end
 ---@param model Module  with the shapes of the checkpoint
 function Checkpoint:load_model(model)
   autograd.no_grad(function()
+    local done, total = 0, #model:parameters()
     for name, p in model:named_parameters() do
+      task.report("loading", done, total)
       scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape,
         p.placements ~= nil) end)
+      done = done + 1
     end
+    task.report("loading", total, total)
   end)
 end
 

@@ -4,6 +4,8 @@
 ---
 --- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), ending with 1/256: the estimate
 --- of Witten and Bell (1991, method C), where c is the last n bytes, then the last n - 1, and so on.
+local task = require "moonshard.core.task"
+
 local M = {}
 
 --- The loss in nats per byte over all validation bytes, each predicted from the preceding bytes of its own file; counts
@@ -18,6 +20,9 @@ function M.loss(documents, order)
   local counts, totals, distinct = {}, {}, {}
   for k = 0, order do counts[k], totals[k], distinct[k] = {}, {}, {} end
 
+  local total, before = 0, 0
+  for _, d in ipairs(documents) do total = total + d.train end
+  task.report("counting", 0, total)
   for _, d in ipairs(documents) do
     for at = 1, d.train do
       local byte, context, scale = d.text:byte(at), 0, 1
@@ -32,9 +37,12 @@ function M.loss(documents, order)
         totals[k][context] = (totals[k][context] or 0) + 1
         if not seen then distinct[k][context] = (distinct[k][context] or 0) + 1 end
       end
+      if at % 65536 == 0 then task.report("counting", before + at, total) end
     end
+    before = before + d.train
   end
 
+  task.report("counting", total, total)
   local sum, n = 0, 0
   for _, d in ipairs(documents) do
     for at = d.train + 1, #d.text do
@@ -44,10 +52,10 @@ function M.loss(documents, order)
           context = context + d.text:byte(at - k) * scale
           scale = scale * 256
         end
-        local total = totals[k][context]
-        if not total then break end
+        local times = totals[k][context]
+        if not times then break end
         local kinds = distinct[k][context]
-        p = ((counts[k][context * 256 + byte] or 0) + kinds * p) / (total + kinds)
+        p = ((counts[k][context * 256 + byte] or 0) + kinds * p) / (times + kinds)
       end
       sum, n = sum - math.log(p), n + 1
     end

@@ -4,6 +4,7 @@ local create = require "moonshard.tensor.create"
 local no_grad = require "moonshard.autograd".no_grad
 local scope = require "moonshard.tensor.scope".scope
 local lib = require("moonshard.core.ffi").lib
+local task = require "moonshard.core.task"
 
 local M = {}
 
@@ -23,6 +24,7 @@ function M.generate(model, prompt, n, given)
   model:eval()
   no_grad(function()
     for k = 1, n do
+      if not given.each then task.report("generating", k - 1, n) end
       local from = math.max(1, #ids - given.context + 1)
       local used = #ids - from + 1
       -- Pads the end, which does not affect earlier positions of a causal model, to a multiple of 32: few shapes
@@ -39,6 +41,7 @@ function M.generate(model, prompt, n, given)
       end)
       if given.each then given.each(ids[#ids]) end
     end
+    task.report("generating", n, n)
   end)
   model:train(training)
   local new = {}
@@ -61,6 +64,29 @@ function M.show(ids, kind)
   if kind ~= "text" then return table.concat(ids, " ") end
   local parts = {}
   for k, id in ipairs(ids) do parts[k] = string.char(id) end
+  return table.concat(parts)
+end
+
+-- The length of the UTF-8 character at a position; nil if there is none.
+local function character(text, at)
+  local b = text:byte(at)
+  local n = b < 0x80 and 1 or b < 0xe0 and 2 or b < 0xf0 and 3 or 4
+  if b >= 0x80 and b < 0xc2 or b > 0xf4 or not text:find("^" .. ("[\128-\191]"):rep(n - 1), at + 1) then return nil end
+  local second = text:byte(at + 1) or 0
+  local wrong = b == 0xe0 and second < 0xa0 or b == 0xed and second > 0x9f or b == 0xf0 and second < 0x90
+    or b == 0xf4 and second > 0x8f
+  return not wrong and n or nil
+end
+
+--- Makes a text valid UTF-8: each byte that is not becomes U+FFFD.
+function M.utf8(text)
+  if not text:find "[\128-\255]" then return text end
+  local parts, at = {}, 1
+  while at <= #text do
+    local n = character(text, at)
+    parts[#parts + 1] = n and text:sub(at, at + n - 1) or "\239\191\189"
+    at = at + (n or 1)
+  end
   return table.concat(parts)
 end
 

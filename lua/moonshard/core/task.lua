@@ -1,0 +1,20 @@
+-- SPDX-License-Identifier: MIT
+--- Reports how far a long operation of the library is (saving, loading, reading text), to the progress line of the
+--- script, if it has one. Nothing is printed without one.
+local M = {}
+
+local shown
+
+--- Sets the function that shows reports; nil: none.
+---@param fn? fun(what: string, done: integer, total: integer)
+function M.shown_by(fn) shown = fn end
+
+--- Reports that `done` of `total` parts are done; with done == total the operation has ended.
+---@param what string  the operation, such as "saving"
+---@param done integer  from 0
+---@param total integer
+function M.report(what, done, total)
+  if shown then shown(what, done, total) end
+end
+
+return M
