@@ -13,12 +13,15 @@ local given = cli.parse("generate", "Generates text with a model trained by scri
   { "length", "count", 500, "tokens to generate" },
   { "temperature", "number", 0.8, "0: always the most likely token" },
   { "seed", "whole", 1, "of the draws" },
+  { "quiet", "flag", false, "print only the text, and errors" },
 }, arg)
 if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
 if given.temperature and given.temperature < 0 then
   cli.stop("generate", "--temperature %g is below 0", given.temperature)
 end
 
+-- The text goes to stdout, progress to stderr.
+require "moonshard.run.progress".new { stderr = true, silent = given.quiet or cli.launched() ~= 0 }
 local GPT = require "moonshard.models.gpt"
 local checkpoints = require "moonshard.run.checkpoint"
 local run_folder = require "moonshard.run.folder"

@@ -35,7 +35,7 @@ local OPTIONS = {
   { "dtype", cli.one_of("float32", "bfloat16"), "float32", "dtype of computation; weights and optimizer stay float32" },
   { "device", "text", "cpu", "device to compute on" },
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
-  { "out", "path", nil, "folder of the run (a new one in runs/)" },
+  { "out", "path", nil, "folder of the run (a new one in runs/; with --resume that of the checkpoint)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
   { "resume", "path", nil, "continue from a checkpoint, or from the latest one in a run's folder" },
   { "from", "path", nil,
@@ -46,6 +46,9 @@ local OPTIONS = {
   { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
   { "temperature", "positive", 0.8, "of the samples" },
+  { "csv", "flag", false, "write metrics.csv, too" },
+  { "tensorboard", "flag", false, "write TensorBoard's event files, too" },
+  { "quiet", "flag", false, "print only errors" },
 }
 -- Options that a checkpoint stores and a resumed run uses unless they are given again; the model's shape cannot change.
 local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr",
@@ -66,6 +69,7 @@ local state = require "moonshard.io.files"
 local text = require "moonshard.run.text"
 
 local started = ms.time()
+progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- until the run has its own
 local stop = function(...) cli.stop("train", ...) end
 
 local function open_checkpoint(option)
@@ -201,20 +205,37 @@ local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.
   warmup = config.warmup, min_factor = config["min-lr"] })
 schedule:load_state_dict { step = first, base_lrs = { config.lr, config.lr } }
 
--- ---- the run's folder and what is printed ------------------------------------------------------------
+-- ---- the run and what is printed ---------------------------------------------------------------------
 
-local config_out = { ranks = world, threads = ms.num_threads(), parameters = numbers,
-  ["validation-tokens"] = corpus.validation_count }
+local config_out = { parameters = numbers, ["validation-tokens"] = corpus.validation_count }
 for name, value in pairs(config) do config_out[name] = value end      -- any order: keys are sorted when written
-local folder = run_folder.none()
-if rank == 0 then
-  local err
-  local name = ("-dim%d-layers%d-seed%d"):format(config.dim, config.layers, config.seed)
-  folder, err = run_folder.new(config.out, name, config_out)
-  if not folder then stop("%s", err) end
+-- A resumed run continues in its own folder, unless --out is another one.
+local out, continues = config.out, false
+if resumed then
+  local own = resumed.path:match "^(.*)/[^/]*$" or "."
+  local at = run_folder.exists(own) and lfs.attributes(own)
+  local there = at and lfs.attributes(out or own)
+  continues = there ~= nil and there ~= false and at.dev == there.dev and at.ino == there.ino
+  if continues then out = own end
 end
-local bar = progress.new { total = config.steps, first = first, silent = rank ~= 0 }
-local function say(format, ...) bar:say(format:format(...)) end
+local sinks = {}
+for _, name in ipairs { "csv", "tensorboard" } do
+  if config[name] then sinks[#sinks + 1] = name end
+end
+-- Operations for a token, forward and backward: 6 for each parameter, and products of queries, keys and values.
+local flops = 6 * numbers + 12 * config.layers * config.dim * config.context
+local last, trained_from = math.min(config.stop or config.steps, config.steps), nil
+local opened, run = pcall(ms.run.start, {
+  name = ("dim%d-layers%d-seed%d"):format(config.dim, config.layers, config.seed), config = config_out,
+  total = config.steps, out = out, resume = continues, first = first, model = model, optimizer = optimizer,
+  tokens = config.batch * config.context, flops = flops, dtype = config.dtype, sinks = sinks, quiet = config.quiet,
+  line = function(m)
+    return ("loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(m.loss, m.lr, m.grad_norm,
+      m.tokens_per_second / 1e3, (ms.time() - trained_from) / (m.step - first) * (last - m.step))
+  end,
+})
+if not opened then stop("%s", (tostring(run):gsub("^.-run%.start: ", ""):gsub("'out'", "--out"))) end
+local function say(...) run:say(...) end
 local unit = corpus.kind == "text" and "byte" or "token"
 
 local function s(n) return n == 1 and "" or "s" end
@@ -224,9 +245,9 @@ say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%
 say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
   s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch),
     config.context)
-if folder.note then say("%s: the run goes to your home folder", folder.note) end
-if rank == 0 then say("run: %s%s", folder.path, resumed and (", from step %d of %s"):format(first, resumed.path)
-  or tuned and (", with the weights of %s"):format(tuned.path) or "") end
+if run.note then say("%s: the run goes to your home folder", run.note) end
+say("run: %s%s", run.path, resumed and (", from step %d of %s"):format(first, resumed.path)
+  or tuned and (", with the weights of %s"):format(tuned.path) or "")
 
 -- ---- parts of a step -----------------------------------------------------------------------------------
 
@@ -280,29 +301,23 @@ local function validate()
 end
 
 local prompt = corpus.kind == "text" and "\n" or "\0"
-local function write_sample(step, n)
+local function write_sample(n)
   local ids = text.generate(model, text.bytes(prompt), n, {
     context = config.context, temperature = config.temperature, seed = config.seed,
   })
   local sample = text.show(ids, corpus.kind)
-  folder:sample(step, sample)
+  run:text("samples", sample)
   return sample
 end
 
 local kept = {}
 for _, name in ipairs(KEPT) do kept[name] = config[name] end
-local function save(step, path)
-  if not path then path = rank == 0 and run_folder.checkpoint_name(folder.path, step) or "" end
-  checkpoints.save(path, model, optimizer, kept, step)
-  return path
-end
+local function save(path) return run:checkpoint { path = path, config = kept } end
 
 -- ---- training --------------------------------------------------------------------------------------------
 
 local metrics = {}                      -- metrics of the current step; the table is reused
-local METRICS = { "step", "loss", "lr", "grad_norm", "tokens_per_second", "allocated" }
-local last = math.min(config.stop or config.steps, config.steps)
-local step_now, trained_from = first, nil
+local step_now = first
 local value
 local NAN_STEPS = 3
 local nan_steps, nan_announced = 0, false               -- consecutive losses that were not finite
@@ -311,13 +326,13 @@ local function is_finite(x) return x - x == 0 end
 
 -- Does not save weights that are not finite: the useless checkpoint would be the latest one of the run.
 local function save_if_finite(step)
-  if checkpoints.finite(model) then return save(step) end
+  if checkpoints.finite(model) then return save() end
   say("step %d: no checkpoint: the weights are not finite", step)
 end
 
 -- Ends every rank without a checkpoint.
 local function end_unfinished(status, format, ...)
-  bar:finish()
+  run:finish()
   if format and rank == 0 then io.stderr:write("train: ", format:format(...), "\n") end
   dist.finalize()
   os.exit(status, true)
@@ -330,35 +345,28 @@ fsdp.catch_checkpoint_signals()
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do
     step_now = step
-    local before = ms.time()
-    trained_from = trained_from or before
+    trained_from = trained_from or ms.time()
     local loss, norm, lr = train(step)
-    local now = ms.time()
     nan_steps = is_finite(loss) and 0 or nan_steps + 1
     if nan_steps == 1 and not nan_announced then
       nan_announced = true
       say("step %d: the loss is not finite (%g); a smaller --lr or --clip may help", step, loss)
     end
-    local rate = config.batch * config.context / (now - before)
-    metrics.step, metrics.loss, metrics.lr, metrics.grad_norm, metrics.tokens_per_second = step, loss, lr, norm, rate
-    metrics.allocated = ms.memory_stats(config.device).allocated
-    folder:metric(metrics, METRICS)
+    metrics.step, metrics.loss, metrics.lr, metrics.grad_norm = step, loss, lr, norm
+    run:log(metrics)
     if nan_steps == NAN_STEPS and config.nan == "stop" then
       end_unfinished(1, "the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %s (--nan continue goes on)",
-        step - NAN_STEPS + 1, step, folder.path)
+        step - NAN_STEPS + 1, step, run.path)
     end
-    if bar:wants(step, now) then bar:step(step, now, (
-      "loss %.4f  lr %.2e  norm %.2f  %.1f K tokens/s  %.0f s left"):format(loss, lr, norm, rate / 1e3,
-      (now - trained_from) / (step - first) * (last - step))) end
     local final = step == last
     if corpus.validation_count > 0 and (final or config["eval-every"] > 0 and step % config["eval-every"] == 0) then
       value = validate()
-      folder:metric({ step = step, val_loss = value }, { "step", "val_loss" })
+      run:log { step = step, val_loss = value }
       if not final then
         say("step %d: validation %.4f nats/%s after %.1f s", step, value, unit, after_first_step())
         local n = math.floor(config.sample / 5)
         if n > 0 and is_finite(value) then
-          say("  writes: %s", (text.printable(write_sample(step, n)):gsub("%s+", " ")))
+          say("  writes: %s", (text.printable(write_sample(n)):gsub("%s+", " ")))
         end
       end
     end
@@ -372,7 +380,7 @@ cli.run("train", function()
       save_if_finite(step)
     end
   end
-  bar:finish()
+  run.bar:finish()
 
   local trained = after_first_step()
   local texts = rank == 0 and corpus.kind == "text" and corpus.train_count < 2 ^ 25 and corpus:texts() or nil
@@ -384,11 +392,11 @@ cli.run("train", function()
   if not checkpoints.finite(model) then
     end_unfinished(config.nan == "stop" and 1 or 0,
       "the weights are not finite after step %d: no checkpoint and no samples; the metrics are in %s",
-      last, folder.path)
+      last, run.path)
   end
-  local where = save(last, save_path)
+  local where = save(save_path)
   if config.sample > 0 then
-    local sample = write_sample(last, config.sample)
+    local sample = write_sample(config.sample)
     say("%d %ss at temperature %g:\n%s", config.sample, unit, config.temperature,
       corpus.kind == "text" and text.printable(sample) or sample)
     if texts then
@@ -397,7 +405,5 @@ cli.run("train", function()
     end
   end
   say("checkpoint: %s; %.1f s in all", where, ms.time() - started)
-end, function()
-  return ("in step %d of %d%s"):format(step_now, config.steps, folder.path and "; its metrics are in " .. folder.path
-    or "")
-end)
+  run:finish()
+end, function() return ("in step %d of %d; its metrics are in %s"):format(step_now, config.steps, run.path) end)

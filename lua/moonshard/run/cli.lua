@@ -58,7 +58,7 @@ end
 
 ---@class CliOption
 ---@field [1] string   name, without the dashes
----@field [2] string|function  kind: a name of M.kinds, or one_of(...)
+---@field [2] string|function  kind: "flag" (true if given), a name of M.kinds, or one_of(...)
 ---@field [3] any      default; nil for none
 ---@field [4] string   its description in --help
 
@@ -93,14 +93,18 @@ function M.parse(script, about, options, words)
   end)
   for _, option in ipairs(options) do
     local name, kind, default, about_it = option[1], option[2], option[3], option[4]
-    if default ~= nil then about_it = ("%s (%s)"):format(about_it, tostring(default)) end
-    local o = parser:option("--" .. name, about_it):target(name)
-    local convert = type(kind) == "function" and kind or M.kinds[kind]
-    o:convert(function(text)
-      local value, why = convert(text)
-      return value, why and ("--%s: %s"):format(name, why)
-    end)
-    if kind == "list" then o:args "+" end
+    if default ~= nil and kind ~= "flag" then about_it = ("%s (%s)"):format(about_it, tostring(default)) end
+    if kind == "flag" then
+      parser:flag("--" .. name, about_it):target(name)
+    else
+      local convert = type(kind) == "function" and kind or M.kinds[kind]
+      local o = parser:option("--" .. name, about_it):target(name)
+      o:convert(function(text)
+        local value, why = convert(text)
+        return value, why and ("--%s: %s"):format(name, why)
+      end)
+      if kind == "list" then o:args "+" end
+    end
   end
   local given = {}
   for name, value in pairs(parser:parse(with_negatives(words))) do            -- any order: values are copied by name

@@ -1,77 +1,19 @@
 -- SPDX-License-Identifier: MIT
---- The folder of one training run: `config.json` (the value of every option), `metrics.jsonl` (one object per line),
---- `samples.txt`, `step-N.safetensors`. Rank 0 writes it; on other ranks the folder object does nothing.
+--- The folder of one training run: `config.json`, `metrics.jsonl` (an object per line, numbers of a step),
+--- `media.jsonl` (images, texts, counts), `step-N.safetensors` (checkpoints). Rank 0 writes it.
+---
+--- A line is written with one call, so a process that is killed leaves whole lines, and a crash of the machine an
+--- incomplete last one. A run that continues after step N removes that line and all lines of later steps, which it
+--- repeats; it keeps them in `superseded.jsonl`.
+local cjson = require "cjson"
+local ffi = require "ffi"
+local json = require "moonshard.run.json"
 local lfs = require "lfs"
+local log = require "moonshard.core.log"
 
-local M = {}
+ffi.cdef "int truncate(const char *, long);"
 
--- ---- JSON: cjson writes 14 digits and refuses NaN --------------------------------------------------
-
-local escapes = { ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\t"] = "\\t", ["\r"] = "\\r" }
-
-local function escaped(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end
-
-local formats = {}                                      -- indexed by number of digits
-local function text_of(value, digits)
-  local kind = type(value)
-  if kind == "number" then
-    if value ~= value or value == math.huge or value == -math.huge then return "null" end
-    if value % 1 == 0 and math.abs(value) < 2 ^ 53 then return ("%.0f"):format(value) end
-    if digits >= 15 then                                -- the shortest text that reads back as this number
-      for n = 15, 16 do
-        local short = ("%." .. n .. "g"):format(value)
-        if tonumber(short) == value then return short end
-      end
-    end
-    formats[digits] = formats[digits] or ("%%.%dg"):format(digits)
-    return formats[digits]:format(value)
-  elseif kind == "string" then
-    return '"' .. value:gsub('[%c"\\]', escaped) .. '"'
-  elseif kind == "boolean" then
-    return tostring(value)
-  elseif kind == "table" and (value[1] ~= nil or next(value) == nil) then
-    local parts = {}
-    for k, v in ipairs(value) do parts[k] = text_of(v, digits) end
-    return "[" .. table.concat(parts, ", ") .. "]"
-  end
-  error(("run_folder: cannot write %s as JSON"):format(kind), 0)
-end
-
--- One line is written per step. To reduce garbage, quoted names are cached and one table is reused for the pieces of a
--- line.
-local quoted = setmetatable({}, { __index = function(t, name)
-  local text = text_of(name)
-  t[name] = text
-  return text
-end })
-local pieces = {}
-
---- A flat table as one JSON object, in the order of `names` or of the sorted keys. Numbers have 9 digits, enough to
---- distinguish float32 values, or the given number of digits; NaN and infinity become null.
----@param object table  values by name: numbers, strings, booleans
----@param names? string[]  the names to write, in order (default: all, sorted)
----@param given? {digits: integer, separator: string}
----@return string
-function M.json(object, names, given)
-  if not names then
-    names = {}
-    for name in pairs(object) do names[#names + 1] = name end
-    table.sort(names)
-  end
-  local digits, separator = given and given.digits or 9, given and given.separator or ", "
-  local n = 1
-  pieces[1] = "{"
-  for k = 1, #names do
-    local name, value = names[k], object[names[k]]
-    if value ~= nil then
-      if n > 1 then pieces[n + 1], n = separator, n + 1 end
-      pieces[n + 1], pieces[n + 2], pieces[n + 3] = quoted[name], ": ", text_of(value, digits)
-      n = n + 3
-    end
-  end
-  pieces[n + 1] = "}"
-  return table.concat(pieces, "", 1, n + 1)
-end
+local M = { json = json }
 
 -- ---- the folder ------------------------------------------------------------------------------------
 
@@ -94,13 +36,17 @@ local function make(path)
 end
 
 -- Mode "x" does not replace a file and does not wait for a pipe.
-local function write(path, text)
-  local f, err = io.open(path, "wx")
+local function write(path, text, mode)
+  local f, err = io.open(path, mode or "wx")
   if not f then return nil, err end
-  f:write(text)
-  f:close()
+  local ok
+  ok, err = f:write(text)
+  local closed, why = f:close()
+  if not (ok and closed) then return nil, ("cannot write '%s': %s"):format(path, err or why) end
   return true
 end
+
+local function config_text(config) return M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n" end
 
 -- Makes a new folder in `top`, named by the next free number followed by `name`.
 local function numbered(top, name)
@@ -118,6 +64,15 @@ local function numbered(top, name)
   return nil, ("cannot make the folder '%s': %s"):format(path, err)
 end
 
+-- Full buffering and a flush per line: with line buffering, a line longer than the buffer takes several writes.
+local function open_metrics(self, mode)
+  local err
+  self.metrics, err = io.open(self.path .. "/metrics.jsonl", mode)
+  if not self.metrics then return nil, err end
+  self.metrics:setvbuf("full", 65536)
+  return self
+end
+
 --- Makes the run's folder: `path`; or, in runs/, the next free number followed by `name`; or in ~/moonshard-runs if
 --- runs/ cannot be written (the folder's `note` then gives the reason).
 ---@param path? string  of the folder (default: a new folder in runs/)
@@ -131,7 +86,7 @@ function M.new(path, name, config)
     for _, file in ipairs { "metrics.jsonl", "config.json", "samples.txt" } do
       if lfs.symlinkattributes(path .. "/" .. file, "mode") then
         local what = file == "metrics.jsonl" and "a run" or file
-        return nil, ("'%s' already contains %s; give another folder as --out, or omit --out"):format(path, what)
+        return nil, ("'%s' already contains %s; give another folder as 'out', or omit 'out'"):format(path, what)
       end
     end
     local ok, err = make(path)
@@ -142,33 +97,139 @@ function M.new(path, name, config)
     if not path and home and home ~= "" then  -- the working directory may belong to another user, or be read-only
       path, err_home = numbered(home .. "/moonshard-runs", name)
     end
-    if not path then return nil, ("%s%s; give a folder as --out"):format(note, err_home and ", and " .. err_home or "") end
+    if not path then return nil, ("%s%s; give a folder as 'out'"):format(note, err_home and ", and " .. err_home or "") end
   end
   local self = setmetatable({ path = path, note = note }, Folder)
-  local ok, err = write(path .. "/config.json", M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n")
+  local ok, err = write(path .. "/config.json", config_text(config))
   if not ok then return nil, err end
-  self.metrics, err = io.open(path .. "/metrics.jsonl", "wx")
-  if not self.metrics then return nil, err end
-  self.metrics:setvbuf "line"
-  return self
+  return open_metrics(self, "wx")
 end
 
---- A folder object for ranks that write nothing.
-function M.none() return setmetatable({}, Folder) end
+--- Whether a folder contains a run.
+function M.exists(path) return lfs.attributes(path .. "/metrics.jsonl", "mode") == "file" end
+
+--- The objects on the whole lines of a file of a run, in order; lines that are no objects are skipped.
+---@param path string  of metrics.jsonl or media.jsonl
+---@return fun(): table?, integer?  the object, and the number of bytes up to the end of its line
+function M.lines(path)
+  local file, err = io.open(path, "rb")
+  if not file then error(err, 0) end
+  local at = 0
+  return function()
+    while true do
+      local line = file:read "*L"
+      if not line or line:sub(-1) ~= "\n" then
+        file:close()
+        return nil
+      end
+      at = at + #line
+      local ok, object = pcall(cjson.decode, line)
+      if ok and type(object) == "table" then return object, at end
+    end
+  end
+end
+
+-- Removes the lines of later steps and an incomplete last line. Returns the last object that stays.
+local function cut(self, name, step)
+  local path = self.path .. "/" .. name
+  if not lfs.attributes(path, "mode") then return nil end
+  local keep, last = 0, nil
+  for object, after in M.lines(path) do
+    if type(object.step) == "number" and object.step > step then break end
+    keep, last = after, object
+  end
+  local file = assert(io.open(path, "rb"))
+  file:seek("set", keep)
+  local rest = file:read "*a" or ""
+  file:close()
+  if rest == "" then return last end
+  assert(write(self.path .. "/superseded.jsonl", rest:match "^(.*\n)" or "", "a"))
+  if ffi.C.truncate(path, keep) ~= 0 then error(("cannot shorten '%s'"):format(path), 0) end
+  return last
+end
+
+--- Opens a run's folder to continue after a step. The new config replaces the old one, whose facts about its own start
+--- are appended to the list `sessions` of the new one.
+---@param path string  of a run's folder
+---@param step integer  the last step that is kept
+---@param config table  the value of every option
+---@param facts string[]  the names in config that describe a start
+---@return RunFolder
+function M.continue(path, step, config, facts)
+  local self = setmetatable({ path = path }, Folder)
+  local file = io.open(path .. "/config.json", "rb")
+  local ok, old = pcall(cjson.decode, file and file:read "*a" or "{}")
+  if file then file:close() end
+  if not ok or type(old) ~= "table" then old = {} end
+  local sessions, session = type(old.sessions) == "table" and old.sessions or {}, {}
+  for _, name in ipairs(facts) do session[name] = old[name] end
+  sessions[#sessions + 1] = session
+  config.sessions = sessions
+  local temporary = path .. "/config.json.tmp"
+  assert(write(temporary, config_text(config), "w"))
+  assert(os.rename(temporary, path .. "/config.json"))
+  for name in lfs.dir(path) do                          -- checkpoints of the steps that are repeated
+    local later = tonumber(name:match "^step%-(%d+)%.safetensors$")
+    if later and later > step then
+      assert(os.rename(path .. "/" .. name, ("%s/%s.superseded"):format(path, name)))
+    end
+  end
+  self.last = cut(self, "metrics.jsonl", step)
+  cut(self, "media.jsonl", step)
+  return assert(open_metrics(self, "a"))
+end
+
+-- Writes a line; a line that did not fit on the disk is ended before the next one.
+local function append(self, file, text)
+  local ok, err = file:write(self.broken and "\n" or "", text, "\n")
+  if ok then ok, err = file:flush() end
+  self.broken = not ok
+  if not ok then log.warn_once(("run: cannot write to '%s': %s"):format(self.path, err)) end
+end
+
+-- A compiled write or flush that fails is repeated by the interpreter, which loses its error.
+jit.off(append)
 
 --- Appends a line to metrics.jsonl.
 ---@param object table  values by name
 ---@param names string[]  the names to write, in order
-function Folder:metric(object, names)
-  if self.metrics then self.metrics:write(M.json(object, names), "\n") end
+function Folder:metric(object, names) append(self, self.metrics, M.json(object, names)) end
+
+--- Appends a line to media.jsonl.
+---@param object table  step, kind, name, and the values of this kind
+---@param names string[]  the names to write, in order
+function Folder:medium(object, names)
+  if not self.media then
+    local err
+    self.media, err = io.open(self.path .. "/media.jsonl", "a")
+    if not self.media then error(err, 0) end
+    self.media:setvbuf("full", 65536)
+  end
+  append(self, self.media, M.json(object, names))
 end
 
---- Appends a text generated by the model to samples.txt.
-function Folder:sample(step, text)
-  if not self.path then return end
-  local f = assert(io.open(self.path .. "/samples.txt", "a"))
-  f:write(("---- step %d ----\n%s\n"):format(step, text))
-  f:close()
+--- Writes a file of the run as a whole.
+---@param name string  of the file, with at most one folder before it
+---@param text string  its contents
+function Folder:put(name, text)
+  local into = name:match "^(.*)/"
+  if into then assert(make(self.path .. "/" .. into)) end
+  assert(write(self.path .. "/" .. name, text, "wb"))
+end
+
+--- Appends a text to samples.txt or another file of this form.
+---@param step integer  the step that the text belongs to
+---@param text string  the text
+---@param name? string  of the file, without .txt (default: "samples")
+function Folder:sample(step, text, name)
+  assert(write(("%s/%s.txt"):format(self.path, name or "samples"), ("---- step %d ----\n%s\n"):format(step, text), "a"))
+end
+
+function Folder:close()
+  for _, name in ipairs { "metrics", "media" } do
+    if self[name] then self[name]:close() end
+    self[name] = nil
+  end
 end
 
 --- Name of the checkpoint after a step.

@@ -2,7 +2,7 @@
 --- The contents of the pages of the reference: owners of public names, taken from the loaded library. A section lists
 --- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
-for _, name in ipairs { "save", "load", "amp", "data", "profiler", "testing" } do assert(ms[name]) end   -- loaded when first named
+for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "testing" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -57,6 +57,11 @@ os.remove(path)
 
 local profile = ms.profiler.start()
 profile:stop()
+local folder = os.tmpname() .. ".run"
+local run = ms.run.start { out = folder, quiet = true }
+run:finish()
+for _, name in ipairs { "/config.json", "/metrics.jsonl", "", "" } do os.remove((folder .. name)) end
+os.remove((folder:gsub("%.run$", "")))
 local mesh, own_mesh = dist.init_device_mesh("cpu", { dist.world_size() }), {}
 for _, name in ipairs { "size", "rank", "get_group" } do own_mesh[name] = mesh[name] end
 
@@ -228,6 +233,13 @@ return {
       section("Methods of Profile", "Profile:", methods_of(profile)),
       section("Methods of ProfileAverages", "ProfileAverages:", methods_of(profile:key_averages())),
     },
+  },
+  {
+    file = "run",
+    title = "run",
+    intro = "The record of a training run in a folder: metrics, images, texts, checkpoints, and progress. Every rank makes "
+      .. "the same calls; rank 0 writes.",
+    sections = { section("Functions", "run.", ms.run), section("Methods of Run", "Run:", methods_of(run)) },
   },
   {
     file = "testing", title = "testing", intro = "Checks for specs.",

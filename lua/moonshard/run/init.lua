@@ -1,0 +1,154 @@
+-- SPDX-License-Identifier: MIT
+--- run: the record of a training run in a folder, and its progress. Every rank makes the same calls; rank 0 writes, and
+--- writes its own values. Only `run.start` and `Run:checkpoint` are collective.
+local checkpoints = require "moonshard.run.checkpoint"
+local cjson = require "cjson"
+local csv = require "moonshard.run.csv"
+local dtypes = require "moonshard.core.dtypes"
+local environment = require "moonshard.run.environment"
+local errors = require "moonshard.core.errors"
+local events = require "moonshard.run.events"
+local folders = require "moonshard.run.folder"
+local log = require "moonshard.core.log"
+local opts = require "moonshard.core.opts"
+local progress = require "moonshard.run.progress"
+local rates = require "moonshard.run.rate"
+local record = require "moonshard.run.record"
+local util = require "moonshard.tensor.util"
+
+local M = {}
+
+-- ---- starting ----------------------------------------------------------------------------------------
+
+local function device_text(name)
+  if not name:find "^cuda" then return (name:gsub(":0$", "")) end
+  local ok, model = pcall(util.cuda.device_name, name)
+  return ok and ("%s (%s)"):format(name, model:match "^[^,\n]*") or name
+end
+
+-- Rank 0's part: the folder, the checkpoint to load, the step to continue after.
+local function open(o, config)
+  local exists = o.out and folders.exists(o.out)
+  if not (o.resume and exists) then
+    local first = o.first or 0
+    config.from_step = first
+    local folder, err = folders.new(o.out, o.name ~= "" and "-" .. o.name or "", config)
+    if not folder then error(err, 0) end
+    return folder, first
+  end
+  local file, first
+  if not o.first and o.model then
+    file = folders.find_checkpoint(o.out)
+    if file then
+      local opened = checkpoints.open(file)
+      first = opened.step
+      opened:close()
+    end
+  end
+  first = o.first or first or 0
+  config.from_step = first
+  return folders.continue(o.out, first, config, environment.names), first, file
+end
+
+-- Loads a checkpoint of this run. Collective.
+local function load(file, model, optimizer)
+  local opened = checkpoints.open(file)
+  opened:load_model(model)
+  if optimizer then opened:load_training(model, optimizer) end
+  opened:close()
+end
+
+local function elements(model)
+  local n = 0
+  for _, p in ipairs(model:parameters()) do n = n + p:numel() end
+  return n
+end
+
+local SINKS = { csv = true, tensorboard = true }
+
+--- Starts a run, or continues one, and returns its record. Collective.
+---
+--- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads, command,
+--- time, packages; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`, and checkpoints. A run that was
+--- killed loses at most the last line. With `resume`, a run in `out` continues in the same files: after its latest
+--- checkpoint, which is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of
+--- later steps move to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be
+--- made.
+---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
+---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
+---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
+---   scripts that load their own checkpoints; model: for checkpoints and memory by kind; optimizer: of `model`; tokens:
+---   in a step of all ranks, for their rate; samples: the same for models without tokens; flops: operations for a token
+---   or sample, for the MFU (default: 6 for each parameter of `model`); dtype: of computation, for the MFU; sinks: of
+---   "csv" and "tensorboard", besides metrics.jsonl; quiet: print nothing; line: returns the text of a step from its
+---   metrics and the seconds left
+---@return Run
+function M.start(given)
+  local o = opts("run.start", given, { name = "", config = opts.table, total = opts.whole_from(1), out = opts.string,
+    resume = false, first = opts.whole_from(0), model = opts.any, optimizer = opts.any, tokens = opts.positive,
+    samples = opts.positive, flops = opts.positive, dtype = "float32", sinks = opts.table, quiet = false,
+    line = opts.callable })
+  if o.name:find "[/%z]" then errors.raise("run.start: option 'name' is '%s', expected no slash", o.name) end
+  if o.resume and not o.out then errors.raise "run.start: 'resume' continues the run in a folder; give it as 'out'" end
+  local wanted = {}
+  for _, name in ipairs(o.sinks or {}) do
+    if not SINKS[name] then
+      errors.raise("run.start: option 'sinks' has %s, expected 'csv' and 'tensorboard'", errors.show(name))
+    end
+    wanted[name] = true
+  end
+  local rank, world = log.rank()
+  local dist = world > 1 and require "moonshard.dist" or nil
+  if dist and not dist.is_initialized() then dist.init() end
+  local device = dtypes.default_device()
+  local devices = dist and dist.all_gather_object(device_text(device)) or { device_text(device) }
+  local facts, config = environment.facts(devices), {}
+  for name, value in pairs(facts) do config[name] = value end
+  for name, value in pairs(o.config or {}) do config[name] = value end    -- any order: keys are sorted when written
+
+  local fields = { total = o.total, model = o.model, optimizer = o.optimizer, config = o.config or {}, device = device,
+    line = o.line, writes = rank == 0, earlier = 0 }
+  local opened = {}
+  if rank == 0 then
+    local ok, folder, first, file = pcall(open, o, config)
+    if ok then
+      fields.folder, fields.earlier = folder, folder.last and tonumber(folder.last.time) or 0
+      opened = { path = folder.path, note = folder.note, first = first, file = file }
+    else
+      opened = { err = tostring(folder) }
+    end
+  end
+  if dist then opened = dist.broadcast_object(opened, { src = 0 }) end
+  if opened.err then errors.raise("run.start: %s", opened.err) end
+  if opened.file then load(opened.file, o.model, o.optimizer) end
+  fields.path, fields.note, fields.step, fields.loaded = opened.path, opened.note, opened.first, opened.file
+
+  local items = o.tokens or o.samples
+  fields.items, fields.rate_name = items, o.tokens and "tokens_per_second" or "samples_per_second"
+  local flops = o.flops or items and o.model and 6 * elements(o.model)
+  if items and flops and flops > 0 then
+    fields.flops, fields.peak = items * flops, rates.of(facts, o.dtype, dist)
+  end
+  if rank == 0 and wanted.csv then fields.csv = csv.open(fields.path) end
+  if rank == 0 and wanted.tensorboard then fields.events = assert(events.open(fields.path, fields.step + 1)) end
+  fields.bar = progress.new { total = o.total, first = fields.step, silent = rank ~= 0 or o.quiet }
+  return record.new(fields)
+end
+
+--- The lines of a run's metrics, in order, each a table of values by name; a value that was not finite is nan.
+---@param path string  of a run's folder
+---@return table<string, number>[]
+function M.metrics(path)
+  opts.expect(path, opts.string, "run.metrics: argument 1")
+  if not folders.exists(path) then errors.raise("run.metrics: '%s' contains no run", path) end
+  local list = {}
+  for object in folders.lines(path .. "/metrics.jsonl") do
+    for name, value in pairs(object) do
+      if value == cjson.null then object[name] = 0 / 0 end
+    end
+    list[#list + 1] = object
+  end
+  return list
+end
+
+return M

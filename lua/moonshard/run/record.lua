@@ -1,0 +1,255 @@
+-- SPDX-License-Identifier: MIT
+--- The record of a run: what a script calls while it trains. Only rank 0 writes; on other ranks the calls check their
+--- arguments and count steps.
+local autograd = require "moonshard.autograd"
+local checkpoints = require "moonshard.run.checkpoint"
+local errors = require "moonshard.core.errors"
+local folders = require "moonshard.run.folder"
+local lib = require("moonshard.core.ffi").lib
+local memory = require "moonshard.run.memory"
+local opts = require "moonshard.core.opts"
+local pictures = require "moonshard.run.pictures"
+local png = require "moonshard.run.png"
+local progress = require "moonshard.run.progress"
+local task = require "moonshard.core.task"
+local tensor = require "moonshard.tensor"
+local utf8 = require "moonshard.run.text".utf8
+
+---@class Run
+---@field path string      of the folder
+---@field step integer     the last step that was logged, or that the checkpoint was made after
+---@field total integer?   the number of steps
+---@field bar Progress     the progress line
+local Run = {}
+Run.__index = Run
+
+function Run:__tostring() return ("Run '%s', step %d%s"):format(self.path, self.step, self.total and " of " .. self.total or "") end
+
+--- Makes a record of fields that run.start sets.
+---@param fields table
+---@return Run
+local function new(fields)
+  local self = setmetatable(fields, Run)
+  -- The names of the last line in order and as a set, their number, and the table that holds its values.
+  self.order, self.known, self.count, self.object = {}, {}, 0, {}
+  self.memory = memory.new(self.device, self.model, self.optimizer)
+  self.first, self.next_memory = self.step, -math.huge
+  self.began = lib.ms_time()
+  self.mark = self.began                                -- the end of the last call: a step's time begins here
+  return self
+end
+
+-- ---- numbers -----------------------------------------------------------------------------------------
+
+-- The names of a line, in order: step, time, the script's, those that the run adds. Kept while the names stay the same.
+local function names_of(self, values, object)
+  local known, n, same = self.known, 0, true
+  for name in pairs(object) do
+    n = n + 1
+    same = same and known[name]
+  end
+  if same and n == self.count then return self.order end
+  local own, added = {}, {}
+  for name in pairs(object) do
+    if name ~= "step" and name ~= "time" then
+      local list = values[name] ~= nil and own or added
+      list[#list + 1] = name
+    end
+  end
+  table.sort(own)
+  table.sort(added)
+  local order = { "step", "time", unpack(own) }
+  for _, name in ipairs(added) do order[#order + 1] = name end
+  known = {}
+  for _, name in ipairs(order) do known[name] = true end
+  self.order, self.known, self.count = order, known, n
+  return order
+end
+
+local function check_value(name, value)
+  if type(name) ~= "string" then errors.raise("run:log: the name %s is not a string", errors.show(name)) end
+  if type(value) == "boolean" or tensor.is_tensor(value) and value:numel() == 1 then return end
+  opts.wrong(value, "a number or a tensor of one; run:text records texts", "run:log: '%s'", name)
+end
+
+local function number_of(value)
+  if type(value) == "boolean" then return value and 1 or 0 end
+  return autograd.no_grad(function() return value:item() end)
+end
+
+-- How a line is shown where the script does not say.
+local function default_line(self, object, values, left)
+  local parts = {}
+  for _, name in ipairs(self.order) do
+    if values[name] ~= nil and name ~= "step" then
+      table.insert(parts, name == "loss" and 1 or #parts + 1, ("%s %.4g"):format(name, object[name]))
+    end
+  end
+  local rate = object[self.rate_name]
+  parts[#parts + 1] = rate and ("%.3g %s/s"):format(rate, (self.rate_name:match "^%a+"))
+  parts[#parts + 1] = left and progress.duration(left) .. " left"
+  return table.concat(parts, "  ")
+end
+
+--- Appends a line to metrics.jsonl: the values and, for a new step, the seconds since the start (`time`), the rate of
+--- tokens or samples, the MFU, and the memory (`allocated`; once a second by kind).
+---@param values table<string, number|Tensor>  by name; `step` is the step they belong to (default: the next one); rank 0's values are written
+function Run:log(values)
+  if type(values) ~= "table" or getmetatable(values) then opts.wrong(values, "a table of numbers", "run:log: argument 1") end
+  local step = values.step or self.step + 1
+  if type(step) ~= "number" or step % 1 ~= 0 or step < self.step then
+    errors.raise("run:log: step is %s, expected a whole number from %d on", errors.show(step), self.step)
+  end
+  for name, value in pairs(values) do
+    if type(name) ~= "string" or type(value) ~= "number" then check_value(name, value) end
+  end
+  local is_new = step > self.step
+  self.step = step
+  if not self.writes then return end
+  local now, object = lib.ms_time(), self.object
+  for name in pairs(object) do object[name] = nil end
+  object.step, object.time = step, now - self.began + self.earlier
+  if is_new then
+    local spent = now - self.mark
+    if self.items then object[self.rate_name] = self.items / spent end
+    if self.peak then object.mfu = self.flops / spent / self.peak end
+    object.allocated = self.memory:allocated()
+    if now >= self.next_memory then
+      self.memory:sample(object)
+      local after = lib.ms_time()
+      self.next_memory = after + math.max(1, 200 * (after - now))      -- at most 0.5 % of the time
+    end
+  end
+  for name, value in pairs(values) do
+    object[name] = type(value) == "number" and value or number_of(value)
+  end
+  local names = names_of(self, values, object)
+  self.folder:metric(object, names)
+  if self.csv then self.csv:row(object, names) end
+  if self.events then self.events:scalars(step, object, names) end
+  if is_new and self.bar:wants(step, now) then
+    local left = self.total and (now - self.began) / (step - self.first) * math.max(0, self.total - step)
+    self.bar:step(step, now, self.line and self.line(object, left) or default_line(self, object, values, left))
+  end
+  self.mark = lib.ms_time()
+end
+
+-- ---- other records -------------------------------------------------------------------------------------
+
+local function check_name(name, who)
+  opts.expect(name, opts.string, "%s: argument 1", who)
+  if not name:find "^[%w_][%w_./-]*$" then
+    errors.raise("%s: the name '%s' has characters that file names may lack, expected letters, digits and _ . - /", who,
+      name)
+  end
+  return (name:gsub("/", "_"))
+end
+
+local IMAGE = { "step", "kind", "name", "file", "width", "height" }
+
+--- Records an image, as a PNG file in `images/`.
+---@param name string  of the series of images; letters, digits and _ . - /
+---@param t Tensor  [H, W], [1, H, W] or [3, H, W]; floating point from 0 to 1, other dtypes from 0 to 255
+function Run:image(name, t)
+  local file = check_name(name, "run:image")
+  if not self.writes then return end
+  local width, height, channels, pixels = pictures.image(t, "run:image")
+  local text, path = png(width, height, channels, pixels), ("images/%s-%06d.png"):format(file, self.step)
+  self.folder:put(path, text)
+  self.folder:medium({ step = self.step, kind = "image", name = name, file = path, width = width, height = height },
+    IMAGE)
+  if self.events then self.events:image(self.step, name, width, height, channels, text) end
+  self.mark = lib.ms_time()
+end
+
+local TEXT = { "step", "kind", "name", "text" }
+
+--- Records a text, also in a file `NAME.txt`.
+---@param name string  of the series of texts; letters, digits and _ . - /
+---@param text string  bytes that are not UTF-8 become U+FFFD, but for the file's
+function Run:text(name, text)
+  local file = check_name(name, "run:text")
+  opts.expect(text, opts.string, "run:text: argument 2")
+  if not self.writes then return end
+  self.folder:sample(self.step, text, file)
+  self.folder:medium({ step = self.step, kind = "text", name = name, text = utf8(text) }, TEXT)
+  if self.events then self.events:text(self.step, name, utf8(text)) end
+  self.mark = lib.ms_time()
+end
+
+local CONFUSION = { "step", "kind", "name", "labels", "counts" }
+
+--- Records how often each class was predicted as each other one. Returns the counts, on rank 0: row t, column p.
+---@param name string  of the series; letters, digits and _ . - /
+---@param targets Tensor|integer[]  the classes, from 0
+---@param predictions Tensor|integer[]  the predicted classes, as many
+---@param given? {labels: string[]}  labels: names of the classes
+---@return integer[][]? counts
+function Run:confusion(name, targets, predictions, given)
+  check_name(name, "run:confusion")
+  local o = opts("run:confusion", given, { labels = opts.table })
+  if not self.writes then return nil end
+  local counts = pictures.confusion(targets, predictions, o.labels and #o.labels or 1, "run:confusion")
+  self.folder:medium({ step = self.step, kind = "confusion", name = name, labels = o.labels, counts = counts },
+    CONFUSION)
+  if self.events then
+    local width, pixels = pictures.draw(counts)
+    self.events:image(self.step, name, width, width, 1, png(width, width, 1, pixels))
+  end
+  self.mark = lib.ms_time()
+  return counts
+end
+
+local HISTOGRAM = { "step", "kind", "name", "min", "max", "count", "sum", "limits", "counts" }
+
+--- Records the distribution of a tensor's finite elements.
+---@param name string  of the series; letters, digits and _ . - /
+---@param t Tensor  not sharded
+---@param given? {bins: integer}  bins: of equal width
+function Run:histogram(name, t, given)
+  check_name(name, "run:histogram")
+  local o = opts("run:histogram", given, { bins = opts.option(opts.whole_from(1), 30) })
+  if not self.writes then return end
+  local h = pictures.histogram(t, o.bins, "run:histogram")
+  if h then
+    h.step, h.kind, h.name = self.step, "histogram", name
+    self.folder:medium(h, HISTOGRAM)
+    if self.events then self.events:histogram(self.step, name, h) end
+  end
+  self.mark = lib.ms_time()
+end
+
+--- Saves the model, the optimizer and the random generator after the current step, for `resume`. Collective.
+---@param given? {path: string, config: table}
+---   path: of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the run's)
+---@return string path
+function Run:checkpoint(given)
+  local o = opts("run:checkpoint", given, { path = opts.string, config = opts.table })
+  if not (self.model and self.optimizer) then
+    errors.raise "run:checkpoint: the run does not know what to save; give 'model' and 'optimizer' to run.start"
+  end
+  local path = o.path or folders.checkpoint_name(self.path, self.step)
+  if self.events then self.events:flush() end           -- a resumed run goes on from here
+  checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step)
+  self.mark = lib.ms_time()
+  return path
+end
+
+--- Prints lines, without breaking the progress line.
+---@param format string  for string.format, with the arguments that follow
+---@param ... any  arguments of format
+function Run:say(format, ...) self.bar:say(select("#", ...) > 0 and format:format(...) or format) end
+
+--- Ends the run: closes its files and the progress line.
+function Run:finish()
+  self.bar:finish()
+  if self.writes then
+    task.shown_by(nil)
+    self.folder:close()
+    if self.csv then self.csv:close() end
+    if self.events then self.events:close() end
+  end
+  self.writes = false
+end
+
+return { new = new }

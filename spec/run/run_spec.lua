@@ -1,0 +1,289 @@
+-- SPDX-License-Identifier: MIT
+--- ms.run: the record of a run in a folder: what it writes, what it refuses, how it continues.
+local cjson = require "cjson"
+local lfs = require "lfs"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+local ranks = require "spec.support.ranks"
+
+local folder
+local function path(name) return folder .. "/" .. name end
+local function read(name) return process.read(path(name)) end
+
+local function start(given)
+  given.quiet = true
+  return ms.run.start(given)
+end
+
+-- A model of two numbers, trained for some steps with a checkpoint after one of them.
+local function train(name, from_to, given)
+  ms.manual_seed(3)
+  local model = ms.nn.Linear(2, 1)
+  local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.1 })
+  local o = { out = path(name), model = model, optimizer = optimizer, samples = 4, total = 10, resume = true }
+  for key, value in pairs(given or {}) do o[key] = value end
+  local run = start(o)
+  for step in ms.steps(from_to.to, { from = run.step + 1 }) do
+    local loss = model(ms.rand(4, 2)):sub(1):pow(2):mean()
+    loss:backward()
+    optimizer:step()
+    run:log { loss = loss }
+    optimizer:zero_grad()
+    if step == from_to.checkpoint then run:checkpoint() end
+  end
+  run:finish()
+  return run
+end
+
+local function losses(name)
+  local list = {}
+  for k, m in ipairs(ms.run.metrics(path(name))) do list[k] = { m.step, m.loss } end
+  return list
+end
+
+describe("a run", function()
+  setup(function() folder = process.temp_folder() end)
+  teardown(function() process.remove_folder(folder) end)
+
+  it("records what was started: options, versions, commit, place, time", function()
+    local run = start { out = path "facts", config = { lr = 0.1, nested = { a = { 1, 2 } }, host = "mine" } }
+    run:finish()
+    local config = cjson.decode(read "facts/config.json")
+    assert.are.equal(0.1, config.lr)
+    assert.are.same({ a = { 1, 2 } }, config.nested)
+    assert.are.equal("mine", config.host)               -- a name of the script's replaces a fact
+    assert.are.equal(ms.version, config.version)
+    assert.are.same({ 1, 0, ms.num_threads() }, { config.ranks, config.from_step, config.threads })
+    assert.are.same({ "cpu" }, config.devices)
+    assert.are.equal(ms.get_rng_state()[1], config.seed)
+    assert.matches("^%d%d%d%d%-%d%d%-%d%dT%d%d:%d%d:%d%dZ$", config.time)
+    assert.is_string(config.command)
+    assert.is_string(config.packages.luajit)
+    assert.are.equal("2.1.0", config.packages.cjson and cjson._VERSION == config.packages.cjson and "2.1.0")
+  end)
+
+  it("names the commit of a git tree, of a worktree, of packed references; none elsewhere", function()
+    local commit = require "moonshard.run.environment".commit
+    assert.are.equal(0, os.execute(([[cd '%s' && mkdir tree && cd tree && git init -q . && mkdir -p a/b
+      git -c user.name=a -c user.email=a commit -q --allow-empty -m x && git worktree add -q ../worktree 2>&1]])
+      :format(folder)))
+    local p = io.popen(("git -C '%s/tree' rev-parse HEAD"):format(folder))
+    local id = p:read "*l"
+    p:close()
+    assert.are.equal(40, #id)
+    assert.are.equal(id, commit(path "tree/a/b"))
+    assert.are.equal(id, commit(path "worktree"))
+    assert.are.equal(0, os.execute(("git -C '%s/tree' pack-refs --all"):format(folder)))
+    assert.are.equal(id, commit(path "tree"))
+    assert.are.equal(id, commit(path "worktree"))
+    assert.is_nil(commit "/proc")
+  end)
+
+  it("writes a line a step, with time, rate, utilization and memory", function()
+    local run = train("lines", { to = 3 })
+    assert.are.equal(3, run.step)
+    local list = ms.run.metrics(path "lines")
+    assert.are.equal(3, #list)
+    local first = list[1]
+    for _, name in ipairs { "time", "loss", "samples_per_second", "mfu", "allocated", "memory_resident" } do
+      assert.is_true(first[name] > 0, name)
+    end
+    -- Three float32 parameters and their gradients; AdamW keeps two tensors for each.
+    assert.are.same({ 12, 12, 24 }, { first.memory_parameters, first.memory_gradients, first.memory_optimizer })
+    assert.is_true(list[1].time < list[2].time and list[2].time < list[3].time)
+  end)
+
+  it("writes values that are not finite as null, and reads them as nan", function()
+    local run = start { out = path "nan" }
+    run:log { loss = 0 / 0, flag = true }
+    run:log { loss = 1, step = 5 }
+    run:log { val_loss = ms.tensor { 2 }, step = 5 }
+    run:finish()
+    assert.matches('"flag": 1, "loss": null', read "nan/metrics.jsonl")
+    local list = ms.run.metrics(path "nan")
+    assert.is_true(list[1].loss ~= list[1].loss)
+    assert.are.same({ 1, 5, 5 }, { list[1].step, list[2].step, list[3].step })
+    assert.are.equal(2, list[3].val_loss)
+    assert.is_nil(list[3].allocated)                    -- a second line of a step has the script's values alone
+  end)
+
+  it("refuses what it cannot record, at the script's line", function()
+    local run = start { out = path "refused" }
+    run:log { step = 4 }
+    local model = ms.nn.Linear(2, 1)
+    local cases = {
+      { function() run:log { step = 3 } end, "run:log: step is 3, expected a whole number from 4 on" },
+      { function() run:log { note = "x" } end, "run:log: 'note' is a string %('x'%), expected a number" },
+      { function() run:log(3) end, "run:log: argument 1 is a number %(3%), expected a table of numbers" },
+      { function() run:image("a b", ms.ones(2, 2)) end, "run:image: the name 'a b' has characters" },
+      { function() run:image("a", ms.ones(2, 2, 2)) end, "has shape %[2, 2, 2%], expected %[H, W%]" },
+      { function() run:text("../a", "x") end, "run:text: the name '../a' has" },
+      { function() run:text("a", 3) end, "run:text: argument 2 is a number" },
+      { function() run:histogram("a", { 1 }) end, "run:histogram: argument 2 is a table, expected a tensor" },
+      { function() run:confusion("a", { 1 }, { 1, 2 }) end, "run:confusion: 1 targets, but 2 predictions" },
+      { function() run:confusion("a", { -1 }, { 1 }) end, "argument 2 has the class %-1" },
+      { function() run:checkpoint() end, "give 'model' and 'optimizer' to run.start" },
+      { function() start { out = path "refused" } end, "already contains a run; give another folder as 'out'" },
+      { function() start { resume = true } end, "give it as 'out'" },
+      { function() start { out = path "x", sinks = { "cvs" } } end, "'sinks' has 'cvs', expected 'csv' and" },
+      { function() start { out = "/proc/none" } end, "cannot make the folder '/proc/none'" },
+      { function() start { outt = "x" } end, "unknown option 'outt'; did you mean 'out'" },
+      { function() ms.run.metrics "/proc" end, "run.metrics: '/proc' contains no run" },
+    }
+    for _, case in ipairs(cases) do
+      local ok, err = pcall(case[1])
+      assert.is_false(ok)
+      assert.matches("^[^\n]*run_spec%.lua:%d+: ", err)
+      assert.matches(case[2], err)
+    end
+    run:log { loss = 1 }                                -- and goes on
+    assert.are.equal(5, run.step)
+    assert.is_nil(model.path)
+    run:finish()
+  end)
+
+  it("records images, texts, counts and distributions", function()
+    local run = start { out = path "media" }
+    run:log { step = 7, loss = 1 }
+    run:image("in/put", ms.tensor { { 0, 0.5, 1 }, { 2, -1, 0 / 0 } })
+    run:text("story", "caf\195\169 \255 x")
+    local counts = run:confusion("digits", { 0, 1, 1, 2 }, ms.tensor({ 0, 1, 2, 2 }, { dtype = "int64" }),
+      { labels = { "a", "b", "c" } })
+    run:histogram("weights", ms.tensor { 0, 1, 2, 3, 1 / 0 }, { bins = 3 })
+    run:finish()
+    assert.are.same({ { 1, 0, 0 }, { 0, 1, 1 }, { 0, 0, 1 } }, counts)
+    local media = {}
+    for line in io.lines(path "media/media.jsonl") do
+      local m = cjson.decode(line)
+      assert.are.equal(7, m.step)
+      media[m.kind] = m
+    end
+    assert.are.same({ "in/put", "images/in_put-000007.png", 3, 2 },
+      { media.image.name, media.image.file, media.image.width, media.image.height })
+    local png = read("media/" .. media.image.file)
+    assert.are.equal("\137PNG\r\n\26\n\0\0\0\13IHDR\0\0\0\3\0\0\0\2\8\0\0\0\0", png:sub(1, 29))
+    -- A stored block: two rows, each with filter 0 before its pixels.
+    assert.is_truthy(png:find("\0\0\128\255\0\255\0\0", 1, true))
+    assert.are.equal("caf\195\169 \239\191\189 x", media.text.text)
+    assert.are.equal("---- step 7 ----\ncaf\195\169 \255 x\n", read "media/story.txt")
+    assert.are.same(counts, media.confusion.counts)
+    assert.are.same({ 1, 1, 2 }, media.histogram.counts)
+    assert.are.same({ 1, 2, 3 }, media.histogram.limits)
+    assert.are.equal(4, media.histogram.count)
+  end)
+
+  it("writes a table for spreadsheets, with a column for each name", function()
+    local run = start { out = path "csv", sinks = { "csv" } }
+    run:log { loss = 1.5 }
+    run:log { ["a,b"] = 0 / 0, step = 1 }
+    run:log { loss = 0.25 }
+    run:finish()
+    local lines = {}
+    for line in io.lines(path "csv/metrics.csv") do lines[#lines + 1] = line end
+    assert.are.equal(4, #lines)
+    assert.matches('^step,.*"a,b"', lines[1])
+    assert.matches("^1,.*,1.5,", lines[2])
+    assert.matches("^2,", lines[4])
+    local again = start { out = path "csv", first = 1, resume = true, sinks = { "csv" } }
+    again:finish()
+    local kept = read "csv/metrics.csv"
+    local _, n = kept:gsub("\n", "")
+    assert.are.equal(3, n)
+  end)
+
+  it("continues after its last checkpoint with the losses of an undisturbed run", function()
+    train("whole", { to = 10 })
+    train("parts", { to = 7, checkpoint = 4 })
+    local run = train("parts", { to = 10, checkpoint = 4 })
+    assert.are.equal(path "parts/step-000004.safetensors", run.loaded)
+    assert.are.same(losses "whole", losses "parts")
+    local config = cjson.decode(read "parts/config.json")
+    assert.are.equal(4, config.from_step)
+    assert.are.same({ 1, 0 }, { #config.sessions, config.sessions[1].from_step })
+    local superseded = {}
+    for line in io.lines(path "parts/superseded.jsonl") do superseded[#superseded + 1] = cjson.decode(line).step end
+    assert.are.same({ 5, 6, 7 }, superseded)
+    local last = 0
+    for _, m in ipairs(ms.run.metrics(path "parts")) do
+      assert.is_true(m.time > last)                     -- the time goes on, too
+      last = m.time
+    end
+  end)
+
+  it("begins again where a killed run had no checkpoint", function()
+    train("none", { to = 5 })
+    train("none", { to = 10 })
+    assert.are.same(losses "whole", losses "none")
+  end)
+
+  it("drops an incomplete last line, and passes over damaged ones", function()
+    train("torn", { to = 6, checkpoint = 4 })
+    local text = read "torn/metrics.jsonl"
+    process.write(path "torn/metrics.jsonl", (text:gsub("\n", "\nnot json\n", 1)) .. '{"step": 7, "lo')
+    assert.are.equal(6, #ms.run.metrics(path "torn"))
+    train("torn", { to = 10 })
+    assert.are.same(losses "whole", losses "torn")
+  end)
+
+  it("sets aside checkpoints of the steps that it repeats", function()
+    train("branch", { to = 8, checkpoint = 8 })
+    local run = start { out = path "branch", resume = true, first = 3 }
+    run:finish()
+    assert.is_nil(lfs.attributes(path "branch/step-000008.safetensors"))
+    assert.is_truthy(lfs.attributes(path "branch/step-000008.safetensors.superseded"))
+  end)
+
+  it("goes on with one warning where the disk is full", function()
+    local run = start { out = path "full" }
+    run.folder.metrics:close()
+    run.folder.metrics = assert(io.open("/dev/full", "w"))
+    run.folder.metrics:setvbuf("full", 4096)
+    local warnings = ms.catch_warnings(function() run:log { loss = 1 } end)
+    assert.matches("run: cannot write to '.*full': No space left on device", warnings[1])
+    run.folder.metrics = assert(io.open(path "full/metrics.jsonl", "w"))
+    run:log { loss = 2 }
+    run:finish()
+    assert.are.equal(2, ms.run.metrics(path "full")[1].loss)
+  end)
+
+  for _, world in ipairs { 2, 3 } do
+    it(("is the same call on each of %d ranks, and continues a run of one"):format(world), function()
+      local name = "world" .. world
+      train(name, { to = 6, checkpoint = 4 })
+      local job = ranks.run(world, ([[
+        local ms = require "moonshard"
+        local model = ms.nn.Linear(2, 1)
+        ms.fsdp.fully_shard(model)
+        local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.1 })
+        local run = ms.run.start { out = %q, model = model, optimizer = optimizer, samples = 4, total = 10,
+          resume = true }
+        for step in ms.steps(10, { from = run.step + 1 }) do
+          local loss = model(ms.rand(4, 2)):sub(1):pow(2):mean()
+          loss:backward()
+          optimizer:step()
+          optimizer:zero_grad()
+          run:log { loss = loss, rank = ms.dist.rank() }
+        end
+        run:checkpoint()
+        run:text("a", "b")
+        run:finish()
+        local ok, err = pcall(ms.run.start, { out = %q })
+        assert(not ok and err:find "already contains a run", err)
+      ]]):format(path(name), path(name)))
+      assert.are.equal(0, job.code, job.stderr)
+      local one, many = losses "whole", losses(name)
+      assert.are.equal(10, #many)
+      for k = 1, 10 do
+        assert.are.equal(one[k][1], many[k][1])
+        assert.is_near(one[k][2], many[k][2], 1e-5)
+      end
+      assert.are.equal(0, ms.run.metrics(path(name))[10].rank)
+      local config = cjson.decode(read(name .. "/config.json"))
+      assert.are.same({ world, world, 1 }, { config.ranks, #config.devices, config.sessions[1].ranks })
+      assert.is_truthy(lfs.attributes(path(name .. "/step-000010.safetensors")))
+      assert.are.equal("---- step 10 ----\nb\n", read(name .. "/a.txt"))
+      local _, lines = job.stdout:gsub("step +%d+/10", "")
+      assert.are.equal(6, lines)
+    end)
+  end
+end)

@@ -1,0 +1,106 @@
+-- SPDX-License-Identifier: MIT
+--- A training run that is killed with SIGKILL at random moments and continued, until it ends. For the spec of ms.run
+--- and scripts/bench/run.
+local process = require "spec.support.process"
+local cjson = require "cjson"
+
+local M = {}
+
+-- The job notes each step that it has logged in a second file, so that lost lines are found.
+local JOB = [[
+local ms = require "moonshard"
+ms.manual_seed(3)
+local model = ms.nn.Sequential(ms.nn.Linear(8, 32), ms.nn.Tanh(), ms.nn.Linear(32, 1))
+local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.01 })
+local run = ms.run.start { out = OUT, resume = true, total = STEPS, model = model, optimizer = optimizer, samples = 16,
+  sinks = { "csv", "tensorboard" } }
+local note = assert(io.open(OUT .. ".note", "w"))
+for step in ms.steps(STEPS, { from = run.step + 1 }) do
+  local loss = model(ms.rand(16, 8)):sub(1):pow(2):mean()
+  loss:backward()
+  optimizer:step()
+  optimizer:zero_grad()
+  run:log { loss = loss }
+  note:seek "set"
+  note:write(("%09d"):format(step))
+  note:flush()
+  if step % 25 == 0 then
+    run:checkpoint()
+    run:histogram("weight", model[1].weight)
+  end
+end
+run:checkpoint()
+run:finish()
+]]
+
+-- The steps and losses of metrics.jsonl; raises where a whole line is no object or a step is missing or repeated.
+local function losses(out)
+  local list = {}
+  for line in process.read(out .. "/metrics.jsonl"):gmatch "([^\n]*)\n" do
+    local ok, object = pcall(cjson.decode, line)
+    if not ok then error(("line %d is not whole: %s"):format(#list + 1, line), 0) end
+    if object.step ~= #list + 1 then error(("line %d has step %d"):format(#list + 1, object.step), 0) end
+    list[#list + 1] = line:match '"loss": ([^,]+)'
+  end
+  return list
+end
+
+local function start(file, out)
+  return process.start({ "luajit", file }, { stdout = out .. ".out", stderr = out .. ".err",
+    env = { LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root), OMP_NUM_THREADS = "1" } })
+end
+
+--- Trains STEPS steps without disturbance, then again with kills. Returns the number of kills that found the job
+--- running, and the number of lines that were superseded. Raises at the first fault.
+---@param given {folder: string, steps: integer, kills: integer, random: function}  random: a number from 0 to 1
+---@return integer kills
+---@return integer superseded
+function M.run(given)
+  local function job(name)
+    local out = given.folder .. "/" .. name
+    process.write(out .. ".lua", ("local OUT, STEPS = %q, %d\n"):format(out, given.steps) .. JOB)
+    return out, out .. ".lua"
+  end
+  local whole, file = job "whole"
+  local child = start(file, whole)
+  if child:wait(120) ~= 0 then error(process.read(whole .. ".err"), 0) end
+  local wanted = losses(whole)
+  assert(#wanted == given.steps)
+
+  local out
+  out, file = job "killed"
+  local kills, done = 0, false
+  while not done do
+    os.remove(out .. ".note")
+    child = start(file, out)
+    if kills < given.kills then
+      -- Three of four kills come after the run has begun to log, when most processes have long started.
+      if given.random() < 0.75 then
+        local size = #process.read(out .. "/metrics.jsonl")
+        while #process.read(out .. "/metrics.jsonl") == size and not child:poll() do process.sleep(0.001) end
+      end
+      process.sleep(given.random() * 0.05)
+      process.kill(child.pid, process.SIGKILL)
+    end
+    local code = child:wait(120)
+    done = code == 0
+    if code == 128 + process.SIGKILL then
+      kills = kills + 1
+    elseif code ~= 0 then
+      error(("status %s after %d kills: %s"):format(tostring(code), kills, process.read(out .. ".err")), 0)
+    end
+    local there = process.read(out .. "/metrics.jsonl") ~= "" and losses(out) or {}
+    local noted = tonumber(process.read(out .. ".note")) or 0
+    if #there < noted then error(("step %d was logged, but metrics.jsonl ends with %d"):format(noted, #there), 0) end
+    for k, loss in ipairs(there) do
+      if loss ~= wanted[k] then error(("step %d has loss %s, undisturbed %s"):format(k, loss, wanted[k]), 0) end
+    end
+  end
+  if #losses(out) ~= given.steps then error(("%d lines for %d steps"):format(#losses(out), given.steps), 0) end
+  local _, rows = process.read(out .. "/metrics.csv"):gsub("\n", "")
+  if rows ~= given.steps + 1 then error(("metrics.csv has %d rows"):format(rows - 1), 0) end
+  local _, superseded = process.read(out .. "/superseded.jsonl"):gsub("\n", "")
+  return kills, superseded
+end
+
+return M
