@@ -216,6 +216,7 @@ CSV
     assert.are.equal(0, child:wait(60), process.read(folder .. "/text") .. process.read(folder .. "/err"))
     local text = process.read(folder .. "/out/gpu_check.md")
     assert.is_truthy(text:find("| machine | passed |", 1, true), text)
+    assert.matches("\ncuda:0 null device", text)
     assert.is_truthy(text:find("| some kernel | not measured |  | 100.0 |", 1, true), text)
     local listed = process.read(folder .. "/out/gpu_check.log")
     assert.matches("null device", listed)

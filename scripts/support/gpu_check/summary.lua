@@ -43,6 +43,9 @@ function M.write(text, predictions)
     add("Device `%s`, sizes for a try only: no time below is that of a GPU.", head.device or "?")
     add("")
   end
+  if parts[1] and parts[1].part == "machine" then
+    table.insert(out, "```\n" .. parts[1].last:gsub("%s+$", "") .. "\n```\n")
+  end
   add("| part | result | seconds | |")
   add("|---|---|---|---|")
   for _, p in ipairs(parts) do
