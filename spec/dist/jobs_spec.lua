@@ -1,16 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- Whole jobs: how they start, how they end when a rank fails, and other paths of the same collectives.
+--- Whole jobs: how they start, and how they end when a rank fails.
 local ffi = require "ffi"
 local ranks = require "spec.support.ranks"
 local inject = require "spec.support.inject"
 local process = require "spec.support.process"
 local patience, within = process.patience, process.within
-
-local function lines(text)
-  local n = 0
-  for _ in text:gmatch "[^\n]+" do n = n + 1 end
-  return n
-end
 
 ffi.cdef [[
 int open(const char *, int, ...);
@@ -529,129 +523,6 @@ describe("a disturbed job #mpi", function()
       assert.matches("dist.init: option 'timeout' is .-, expected a number > 0", job.stderr)
     end
   end)
-end)
-
-describe("on one host #mpi", function()
-  local has_ss = os.execute "command -v ss >/dev/null" == 0
-
-  -- The addresses that process `pid` listens on.
-  local function listening(pid)
-    local found = {}
-    local pipe = io.popen "ss -Htlnp"
-    for line in pipe:lines() do
-      if line:find(("pid=%d,"):format(pid), 1, true) then found[#found + 1] = line:match "^%S+ +%S+ +%S+ +(%S+)" end
-    end
-    pipe:close()
-    return found
-  end
-
-  local function only_loopback(pid, what)
-    local addresses = listening(pid)
-    assert.is_true(#addresses > 0, what)
-    for _, address in ipairs(addresses) do
-      assert.is_truthy(address:find "^127%.0%.0%.1[:%%]" or address:find "^%[::1%]:" or address:find "%%lo:", what
-        .. " listens on " .. address)
-    end
-  end
-
-  it("mpirun listens on loopback only, under scripts/train and by itself", function()
-    if not has_ss then return pending "there is no ss" end
-    local folder = process.temp_folder()
-    finally(function() process.remove_folder(folder) end)
-    process.write(folder .. "/text", ("a few words to learn from\n"):rep(200))
-    local train = { process.root .. "/scripts/train", "--no-install" }
-    for word in ("--ranks 2 --steps 100000 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 0 --warmup 1"):gmatch "%S+" do
-      train[#train + 1] = word
-    end
-    for _, word in ipairs { "--data", folder .. "/text", "--out", folder .. "/run" } do train[#train + 1] = word end
-    -- With the shim only: ranks must not depend on mpirun's listening sockets.
-    process.write(folder .. "/wait.sh", "echo step 1/; sleep 60\n")
-    local shim = { "mpirun", "-n", "2", "sh", folder .. "/wait.sh" }
-    -- And without the shim, from the ranks.
-    process.write(folder .. "/wait.lua",
-      ("package.path = %q require 'moonshard'.dist.barrier() print 'step 1/' io.flush() os.execute 'sleep 60'"):format(
-      ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)))
-    local plain = { "mpirun", "-n", "2", "luajit", folder .. "/wait.lua" }
-    local as_root = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-      OMPI_MCA_rmaps_base_oversubscribe = "1" }
-    for k, words in ipairs { train, shim, plain } do
-      if k == 2 then as_root.LD_PRELOAD = process.root
-        .. "/build/libmoonshard_loopback.so" else as_root.LD_PRELOAD = nil end
-      if k > 1 or not process.tool then
-        local out = ("%s/%d"):format(folder, k)
-        local child = process.start(words, { stdout = out, stderr = out .. ".err", env = as_root })
-        local deadline = process.now() + 60 * patience
-        while not process.read(out):find "step +1/" and process.now() < deadline and not child:poll() do
-          process.sleep(0.02)
-        end
-        local said = process.read(out) .. process.read(out .. ".err")
-        local ok, why = pcall(only_loopback, child.pid, table.concat(words, " ", 1, 4))
-        child:stop()
-        if not ok then error(tostring(type(why) == "table" and why.message or why) .. "\n" .. said, 0) end
-      end
-    end
-  end)
-end)
-
--- Random numbers over every path give the same bits.
-local bits = [[
-  local ms = require "moonshard"
-  local dist = ms.dist
-  local rank, world = dist.rank(), dist.world_size()
-  local ffi = require "ffi"
-  local bit = require "bit"
-  local function hash(t)
-    local p, h = ffi.cast("const uint16_t *", ffi.cast("intptr_t", t:data_ptr())), 0
-    for i = 0, t:numel() * ({ float32 = 2, float64 = 4, bfloat16 = 1, float16 = 1 })[t.dtype] - 1 do h = bit.bxor(bit.rol(h, 5), p[i]) end
-    return h
-  end
-  ms.manual_seed(5 + rank)
-  for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
-    for _, n in ipairs { 7, 130, 5000, 150000 } do
-      local t = ms.randn(n, { dtype = dtype })
-      local whole, block = ms.randn(n * world, { dtype = dtype }), ms.empty(n, { dtype = dtype })
-      dist.all_reduce(t)
-      dist.reduce_scatter(block, whole, { op = "avg" })
-      local all = ms.empty(n * world, { dtype = dtype })
-      dist.all_gather(all, block)
-      dist.reduce(block, { dst = world - 1, op = "prod" })
-      local moved = ms.empty(n * world, { dtype = dtype })
-      dist.all_to_all(moved, all)
-      dist.broadcast(block, { src = 1 })
-      local sums = dist.all_gather_object { hash(t), hash(all), hash(moved), hash(block) }
-      if rank == 0 then
-        for r = 1, world do print(dtype, n, r, unpack(sums[r])) end
-      end
-    end
-  end
-]]
-
-describe("the same bits #mpi", function()
-  local want = {}
-  for _, world in ipairs { 2, 3, 4 } do
-    for _, path in ipairs {
-      { "in place", {} },
-      { "staged", { MOONSHARD_COMM_MAP = "refuse" } },
-      { "staged through a file", { MOONSHARD_COMM_MAP = "refuse-all" } },
-      { "over two nodes", { MOONSHARD_COMM_NODES = "2" } },
-      { "over nodes in turn", { MOONSHARD_COMM_NODES = "0,1,0,1" } },
-    } do
-      it(("on %d ranks, %s"):format(world, path[1]), function()
-        local job = ranks.run(world, bits, { env = path[2] })
-        assert.are.equal(0, job.code, job.stderr)
-        want[world] = want[world] or job.stdout
-        assert.are.equal(16 * world, lines(job.stdout))
-        assert.are.equal(want[world], job.stdout)
-        if path[2].MOONSHARD_COMM_MAP then
-          -- Printed once.
-          assert.are.equal(1, select(2, job.stderr:gsub(
-            "tensors are staged, because ranks cannot map each other's memory here", "")))
-        else
-          assert.are.equal("", job.stderr)
-        end
-      end)
-    end
-  end
 end)
 
 describe("over pretended nodes #mpi", function()

@@ -152,7 +152,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end)
 
-      -- A step held by pcall, then a collective in which the ranks agree whether it succeeded.
+      -- A step inside pcall, then a collective in which the ranks agree whether it succeeded.
       local kinds = {
         fully_shard = function(m)
           for k = 1, 2 do fsdp.fully_shard(m[k]) end
