@@ -26,11 +26,15 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
     cudaGetLastError();  // clears the error, unless it is sticky
-    // Kernels fail after their launch (errors from 700 on), and every later call returns the same error.
+    // Kernels fail after their launch (errors from 700 on). If the context is lost, every later call returns the error.
+    const char *more = "";
+    if (e >= 700 && cudaFree(NULL) == cudaSuccess) more = "; an earlier operator may have caused it";
+    else if (e >= 700)
+        more = "; this process cannot use its GPUs any more. An earlier operator may have caused it: "
+               "MOONSHARD_CUDA_SYNC=1 names the operator";
+    cudaGetLastError();
     return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)%s",
-                    index, call, what, cudaGetErrorString(e), (int)e,
-                    e >= 700 ? "; an earlier operator may have caused it: MOONSHARD_CUDA_SYNC=1 names the operator"
-                             : "");
+                    index, call, what, cudaGetErrorString(e), (int)e, more);
 }
 
 // Whether the plugin has no code for a GPU: it is compiled for compute capability 8.0 and newer.

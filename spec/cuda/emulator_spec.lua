@@ -189,7 +189,8 @@ describe("the emulated GPU, in its mode", function()
         :format(named or call), once.stdout)
       local kept = run(source, ("fail:%s:%d:719"):format(call, n or 1))
       assert.are.equal(0, kept.code, kept.stderr)
-      assert.matches("^" .. ("false\t[^\n]*cuda:%d: [^\n]+ %(CUDA error[^\n]*\n0\t2\n"):rep(3) .. "$", kept.stdout)
+      assert.matches("^" .. ("false\t[^\n]*cuda:%d: [^\n]+ %(CUDA error 719%); this process cannot use its GPUs any "
+        .. "more[^\n]*\n0\t2\n"):rep(3) .. "$", kept.stdout)
     end)
   end
 
