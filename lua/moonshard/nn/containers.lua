@@ -14,6 +14,7 @@ local Module, is_module, check_cycle = base.Module, base.is_module, base.check_c
 local rawget, rawset, rawequal, type, select, ipairs, tostring, unpack = rawget, rawset, rawequal, type, select, ipairs,
   tostring, unpack
 local release_made_here, is_tensor = ops.drop, tensor.is_tensor
+local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 
 local function check_element(self, i, m)
   if class.is_class(m) then
@@ -164,13 +165,7 @@ function ModuleDict:init(entries)
       add(entry[1], entry[2])
     end
   else
-    local names = {}
-    for name in pairs(entries) do
-      if type(name) ~= "string" then opts.wrong(name, "a string", "ModuleDict: a name") end
-      names[#names + 1] = name
-    end
-    table.sort(names)
-    for _, name in ipairs(names) do add(name, entries[name]) end
+    for name, m in sorted_pairs(entries) do add(name, m) end
   end
 end
 
