@@ -257,10 +257,7 @@ ms_coll *ms__coll_new(int op)
 {
     ms_coll *c = spare;
     if (c) spare = *(ms_coll **)c;
-    else if (!(c = malloc(sizeof *c))) {
-        ms__no_memory(sizeof *c, ROW(op)->name, "a collective");
-        return NULL;
-    }
+    else if (!(c = malloc(sizeof *c))) return ms__null(ms__no_memory(sizeof *c, ROW(op)->name, "a collective"));
     memset(c, 0, sizeof *c);
     return c;
 }

@@ -239,19 +239,15 @@ static char *map_arena(int rank, int k)
     struct stat st;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", r->pid, r->arena[k].fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) {
-        ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno));
-        return NULL;
-    }
+    if (fd < 0)
+        return ms__null(ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno)));
     // The inode differs: the descriptor has been reused, or belongs to another process namespace.
     void *p = NULL;
     if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode) p = ms__map_aligned(fd, r->arena[k].bytes);
     close(fd);
-    if (!p) {
-        ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s", (unsigned long long)r->arena[k].bytes, rank,
-                 strerror(errno));
-        return NULL;
-    }
+    if (!p)
+        return ms__null(ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s",
+                                 (unsigned long long)r->arena[k].bytes, rank, strerror(errno)));
     return p;
 }
 
