@@ -217,6 +217,37 @@ describe("scripts/train.lua", function()
     for k = 11, 20 do assert.is_near(tonumber(one[k]), tonumber(three[k - 10]), 1e-5 * tonumber(one[k])) end
   end)
 
+  for _, n in ipairs { 0, 2 } do
+    it(("continues in the run's own folder where --out names no other, over %d ranks"):format(math.max(n, 1)), function()
+      local name = "own" .. n
+      ok(train(0, name, { "--steps", 20, "--stop", 13, "--save", 8 }))
+      local own = folder .. "/" .. name
+      local job = ok(ranks.run(n, root .. "/scripts/train.lua", { args = {
+        "--resume", own .. "/step-000008.safetensors", "--sample", 0, "--eval-every", 0 } }))
+      assert.matches("run: [^\n]*/" .. name .. ", from step 8 of ", job.stdout)
+      local one, all = losses "alone", losses(name)
+      assert.are.equal(20, #all)
+      for k = 1, 20 do assert.is_near(tonumber(one[k]), tonumber(all[k]), n == 0 and 0 or 1e-5 * tonumber(one[k])) end
+      if n == 0 then assert.is_true(checkpoint("alone", 20) == checkpoint(name, 20)) end
+      local config = cjson.decode(process.read(own .. "/config.json"))
+      assert.are.same({ math.max(n, 1), 8, 1 }, { config.ranks, config.from_step, #config.sessions })
+      assert.are.equal("", checkpoint(name, 13))        -- the end of what was stopped, set aside
+    end)
+  end
+
+  it("prints nothing with --quiet, and writes tables and event files where it is asked to", function()
+    for _, style in ipairs { "lines", "bar" } do
+      local job = ok(train(0, "quiet-" .. style, { "--steps", 3, "--eval-every", 1, "--sample", 5, "--quiet", "--csv",
+        "--tensorboard" }, { env = { MOONSHARD_PROGRESS = style } }))
+      assert.are.equal("", job.stdout .. job.stderr)
+    end
+    local _, rows = process.read(folder .. "/quiet-bar/metrics.csv"):gsub("\n", "")
+    assert.are.equal(1 + 3 + 3, rows)
+    local events = 0
+    for name in lfs.dir(folder .. "/quiet-bar") do events = events + (name:find "^events%.out%.tfevents%." and 1 or 0) end
+    assert.are.equal(1, events)
+  end)
+
   it("shares a batch that the ranks do not divide", function()
     ok(train(0, "five", { "--steps", 6, "--batch", 5 }))
     ok(train(3, "five-by-three", { "--steps", 6, "--batch", 5 }))

@@ -93,6 +93,31 @@ describe("a run", function()
     assert.is_true(list[1].time < list[2].time and list[2].time < list[3].time)
   end)
 
+  it("measures the machine's rate once, and keeps it", function()
+    lfs.mkdir(path "cache")
+    local function rate()
+      local job = ranks.run(2, [[
+        local ms = require "moonshard"
+        local rates = require "moonshard.run.rate"
+        local drawn = ms.get_rng_state()
+        local facts = { host = "h", processor = "p", devices = { "cpu", "cpu" }, ranks = 2, threads = 1 }
+        local rate = rates.of(facts, "float32", ms.dist)
+        local after = ms.get_rng_state()
+        assert(drawn[1] == after[1] and drawn[2] == after[2])
+        if ms.dist.rank() == 0 then print(("%.8g"):format(rate)) end
+      ]], { env = { XDG_CACHE_HOME = path "cache" } })
+      assert.are.equal(0, job.code, job.stderr)
+      return tonumber(job.stdout)
+    end
+    local first = rate()
+    assert.is_true(first > 1e6)
+    assert.is_near(first, rate(), 1e-6 * first)
+    process.write(path "cache/moonshard/rates.json", '{"h, p, cpu+cpu, float32, 2 ranks, 1 threads": 1234567}')
+    assert.are.equal(1234567, rate())
+    process.write(path "cache/moonshard/rates.json", "damaged")
+    assert.is_true(rate() > 1e6)
+  end)
+
   it("writes values that are not finite as null, and reads them as nan", function()
     local run = start { out = path "nan" }
     run:log { loss = 0 / 0, flag = true }
