@@ -2,8 +2,11 @@
 --- metrics.csv: a row for each line of metrics.jsonl, a column for each name. A new name adds a column, for which the
 --- file is written again from metrics.jsonl; other rows are appended.
 local folders = require "moonshard.run.folder"
+local lib = require("moonshard.core.ffi").lib
 
 local M = {}
+
+local INTERVAL = 1                                      -- seconds between writes to the disk
 
 ---@class CsvFile
 local Csv = {}
@@ -46,6 +49,7 @@ local function rebuild(self)
   file:write(table.concat(header, ","), "\n")
   for object in folders.lines(self.folder .. "/metrics.jsonl") do write_row(file, object, columns) end
   file:flush()
+  self.written = lib.ms_time()
   assert(os.rename(path .. ".tmp", path))
   self.file = file
 end
@@ -67,7 +71,12 @@ function Csv:row(object, names)
     if not self.known[names[k]] then return rebuild(self) end
   end
   write_row(self.file, object, self.columns)
-  self.file:flush()
+  -- What a killed process had not written yet comes from metrics.jsonl when the run continues.
+  local now = lib.ms_time()
+  if now - self.written >= INTERVAL then
+    self.file:flush()
+    self.written = now
+  end
 end
 
 function Csv:close() self.file:close() end

@@ -54,11 +54,6 @@ local function raw_double(x)
   return ffi.string(double1, 8)
 end
 local function double(field, x) return varint(field * 8 + 1) .. raw_double(x) end
-local function float(field, x)
-  float1[0] = x
-  return varint(field * 8 + 5) .. ffi.string(float1, 4)
-end
-
 local function doubles(field, list)
   local parts = {}
   for k, x in ipairs(list) do parts[k] = raw_double(x) end
@@ -108,7 +103,7 @@ function M.open(folder, first)
   local file, err = io.open(path, "wbx")
   if not file then return nil, err end
   file:setvbuf("full", 65536)
-  local self = setmetatable({ file = file, path = path, written = 0, keys = {} }, Events)
+  local self = setmetatable({ file = file, path = path, written = 0, heads = {} }, Events)
   put(self, bytes(3, "brain.Event:2"))
   put(self, whole(2, first) .. bytes(7, whole(1, 1)))    -- session_log { status: START }
   return self
@@ -126,13 +121,14 @@ function Events:scalars(step, object, names)
   for k = 1, #names do
     local name, value = names[k], object[names[k]]
     if type(value) == "number" and name ~= "step" and name ~= "time" then
-      local tag = self.keys[name]
-      if not tag then
-        tag = bytes(1, name)
-        self.keys[name] = tag
+      local head = self.heads[name]
+      if not head then                                  -- Value { tag, simple_value } without the 4 bytes of its float
+        local tag = bytes(1, name) .. varint(2 * 8 + 5)
+        head = varint(1 * 8 + 2) .. varint(#tag + 4) .. tag
+        self.heads[name] = head
       end
-      n = n + 1
-      parts[n] = bytes(1, tag .. float(2, value))
+      float1[0] = value
+      parts[n + 1], parts[n + 2], n = head, ffi.string(float1, 4), n + 2
     end
   end
   if n > 0 then summary(self, step, table.concat(parts, "", 1, n)) end
