@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/optim.cu -- the fused optimizer step (one launch for all leaves of a device, with the formulas of
-// formulas/optim) and the norm of gradients.
-#include "cuda/cuda.h"
+// cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
+// formulas/optim), the norm of gradients, and scaling by it.
+#include "cuda/wide.h"
 
 #define MS_OPTIM_FORMULAS
 #define REAL float
@@ -39,35 +39,89 @@ struct step {
 #include "formulas/optim/list.h"
 };
 
-template <class T> static __device__ inline void run_part(const ms_optim_job &j, int64_t first, int64_t last)
+// Steps elements [first, last) of one leaf. S: the type of parameter and gradient; T: that of states and arithmetic;
+// KEEPS: the set of states (formulas/optim/list.h).
+template <class T, class S, int KEEPS, T FORMULA(T, T, T *, T *, T *, const T *)>
+static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t first, int64_t last)
 {
+    constexpr bool A = KEEPS & 1, B = KEEPS & 2, C = KEEPS & 4;
     T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS];
+    S *p = (S *)j.p;
+    const S *g = (const S *)j.g;
     for (int k = 0; k < MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
-    for (int64_t k = first + threadIdx.x; k < last; k += blockDim.x) {
-        T x = load<T>(j.dtype, j.p, k), g = load<T>(j.dtype, j.g, k);
-        switch (j.kind) {
-#define OPTIMIZER(NAME, FORMULA)                                                       \
-    case KIND_##NAME:                                                                  \
-        x = step::NAME(x, g, a ? &a[k] : NULL, b ? &b[k] : NULL, c ? &c[k] : NULL, f); \
+    // Doubles are stepped one by one: eight of each would need too many registers.
+    bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
+                (!B || is_wide(b + first)) && (!C || is_wide(c + first));
+    int64_t rest = wide ? first + (last - first) / WIDE * WIDE : first;
+    if constexpr (!std::is_same_v<S, double>)
+        for (int64_t k = first + (int64_t)threadIdx.x * WIDE; k < rest; k += BLOCK * WIDE) {
+            T x[WIDE], d[WIDE], u[WIDE], v[WIDE], w[WIDE];
+            load_wide(p + k, x);
+            load_wide(g + k, d);
+            if constexpr (A) load_wide(a + k, u);
+            if constexpr (B) load_wide(b + k, v);
+            if constexpr (C) load_wide(c + k, w);
+            for (int l = 0; l < WIDE; l++)
+                x[l] = FORMULA(x[l], d[l], A ? &u[l] : NULL, B ? &v[l] : NULL, C ? &w[l] : NULL, f);
+            store_wide(p + k, x);
+            if constexpr (A) store_wide(a + k, u);
+            if constexpr (B) store_wide(b + k, v);
+            if constexpr (C) store_wide(c + k, w);
+        }
+    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK)
+        store_one(p + k, FORMULA(load_one<T>(p + k), load_one<T>(g + k), A ? a + k : NULL, B ? b + k : NULL,
+                                 C ? c + k : NULL, f));
+}
+
+// Selects among the sets of states that a formula accepts.
+template <class T, class S, int ACCEPTS, T FORMULA(T, T, T *, T *, T *, const T *), int KEEPS = 0>
+static __device__ __forceinline__ void run_states(const ms_optim_job &j, int64_t first, int64_t last)
+{
+    int keeps = (j.state[0] ? 1 : 0) | (j.state[1] ? 2 : 0) | (j.state[2] ? 4 : 0);
+    if constexpr (ACCEPTS >> KEEPS & 1)
+        if (keeps == KEEPS) run_part<T, S, KEEPS, FORMULA>(j, first, last);
+    if constexpr (KEEPS < 7) run_states<T, S, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last);
+}
+
+template <class T, class S>
+static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t first, int64_t last)
+{
+    switch (j.kind) {
+#define OPTIMIZER(NAME, FORMULA)                                          \
+    case KIND_##NAME:                                                     \
+        run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last); \
         break;
 #include "formulas/optim/list.h"
-        }
-        store<T>(j.dtype, j.p, k, x);
     }
+}
+
+// The last of n entries of a list that begins at or before a block.
+template <class E> static __device__ inline const E &entry_of(int n, const E *list, int64_t block)
+{
+    int low = 0, high = n - 1;
+    while (low < high) {
+        int mid = (low + high + 1) / 2;
+        if (list[mid].block <= block) low = mid;
+        else high = mid - 1;
+    }
+    return list[low];
 }
 
 __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block)
 {
-    int low = 0, high = n - 1;  // search for the last leaf that begins at or before this block
-    while (low < high) {
-        int mid = (low + high + 1) / 2;
-        if (jobs[mid].block <= (int64_t)blockIdx.x) low = mid;
-        else high = mid - 1;
-    }
-    const ms_optim_job j = jobs[low];
+    const ms_optim_job &j = entry_of(n, jobs, blockIdx.x);
     int64_t first = ((int64_t)blockIdx.x - j.block) * block, last = first + block < j.numel ? first + block : j.numel;
-    if (j.dtype == MS_F64) run_part<double>(j, first, last);
-    else run_part<float>(j, first, last);
+#define RUN(S, T) run_leaf<T, S>(j, first, last)
+    WITH_FLOAT_TYPE(j.dtype, RUN)
+#undef RUN
+}
+
+static ms_status to_device(int index, void *there, const void *here, size_t bytes, int n)
+{
+    CUDA_TRY(index,
+             cudaMemcpyAsync(there, here, bytes, cudaMemcpyHostToDevice, ms__cuda_stream(index, MS_STREAM_COMPUTE)),
+             "the list of %d leaves", n);
+    return MS_OK;
 }
 
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
@@ -77,11 +131,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
     if (n == 0) return MS_OK;
     MS_TRY(ms__alloc(&there, MS_CUDA | index << 8, bytes, "optimizer"));
     ms_status st = ms__cuda_use(index);
-    if (st == MS_OK) {
-        cudaError_t e = cudaMemcpyAsync(there->data, jobs, bytes, cudaMemcpyHostToDevice,
-                                        ms__cuda_stream(index, MS_STREAM_COMPUTE));
-        if (e != cudaSuccess) st = ms__cuda_failed(e, "cudaMemcpyAsync", index, "the list of %d leaves", n);
-    }
+    if (st == MS_OK) st = to_device(index, there->data, jobs, bytes, n);
     if (st == MS_OK)
         st = launch("optimizer", index, optim_kernel, blocks, BLOCK, n, (const ms_optim_job *)there->data, block);
     ms__free(there);
@@ -90,50 +140,157 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 
 // ---- norms ----
 
-enum { PIECE = 16384 };
-__global__ void norm_kernel(int64_t n, int dtype, const void *g, double p, double *parts)
+constexpr int PIECE = 16384;  // the fewest elements of a block
+
+// A thread's contribution of one value to the sum of |g|^p, or to the maximum of |g|. SQUARES: p is 2.
+template <bool SQUARES> static __device__ __forceinline__ double fold_power(double sum, double v, double p)
 {
-    __shared__ double shared[BLOCK];
-    int64_t first = (int64_t)blockIdx.x * PIECE, last = first + PIECE < n ? first + PIECE : n;
-    double sum = 0;
-    for (int64_t k = first + threadIdx.x; k < last; k += BLOCK) {
-        double v = load<double>(dtype, g, k), a = v < 0 ? -v : v;
-        if (p == 2) sum += v * v;
-        else if (p == 1) sum += a;
-        else if (p - p != 0) sum = ((a > sum) | (a != a)) ? a : sum;
-        else sum += ms_pow_f64(a, p);
-    }
-    sum = p - p != 0 ? block_max(sum, shared) : block_sum(sum, shared);
-    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+    double a = v < 0 ? -v : v;
+    if (SQUARES) return sum + v * v;
+    if (p == 1) return sum + a;
+    if (p - p != 0) return ((a > sum) | (a != a)) ? a : sum;
+    return sum + ms_pow_f64(a, p);
 }
-__global__ void norm_join_kernel(int64_t count, double p, const double *parts, double *out)
+static __device__ inline double fold_part(double sum, double part, double p)
 {
-    double sum = 0;
-    for (int64_t k = 0; k < count; k++)
-        sum = p - p != 0 ? (((parts[k] > sum) | (parts[k] != parts[k])) ? parts[k] : sum) : sum + parts[k];
-    *out = sum;
+    if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;
+    return sum + part;
 }
-ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out)
+static __device__ inline double fold_block(double sum, double p, double *shared)
 {
-    ms_block *room;
-    int64_t parts = up(n, PIECE);
-    MS_TRY(ms__alloc(&room, MS_CUDA | index << 8, (size_t)(parts + 1) * sizeof(double), "clip_grad_norm_"));
-    ms_status st =
-        launch_blocks("clip_grad_norm_", index, norm_kernel, parts, BLOCK, n, dtype, g, p, (double *)room->data);
-    if (st == MS_OK)
-        st = launch("clip_grad_norm_", index, norm_join_kernel, 1, 1, parts, p, (const double *)room->data, out);
-    ms__free(room);
-    return st;
+    return p - p != 0 ? block_max(sum, shared) : block_sum(sum, shared);
 }
 
-template <class T> __global__ void scale_kernel(int64_t n, int dtype, void *g, T f)
+template <bool SQUARES, class S>
+static __device__ __forceinline__ double norm_part(const S *g, int64_t first, int64_t last, double p)
 {
-    int64_t k = GLOBAL_INDEX;
-    if (k < n) store<T>(dtype, g, k, load<T>(dtype, g, k) * f);
+    double sum = 0;
+    int64_t rest = is_wide(g + first) ? first + (last - first) / (2 * WIDE) * (2 * WIDE) : first;
+    for (int64_t k = first + (int64_t)threadIdx.x * 2 * WIDE; k < rest; k += BLOCK * 2 * WIDE) {
+        double v[2 * WIDE];
+        load_wide(g + k, v);
+        load_wide(g + k + WIDE, v + WIDE);
+        for (int l = 0; l < 2 * WIDE; l++) sum = fold_power<SQUARES>(sum, v[l], p);
+    }
+    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK)
+        sum = fold_power<SQUARES>(sum, load_one<double>(g + k), p);
+    return sum;
+}
+
+// One block per piece of a gradient: its sum, and whose it is.
+template <bool SQUARES>
+__global__ void norm_kernel(int n, const ms_norm_part *list, int64_t piece, double p, double *sums, int *owners)
+{
+    __shared__ double shared[BLOCK];
+    const ms_norm_part &t = entry_of(n, list, blockIdx.x);
+    int64_t first = ((int64_t)blockIdx.x - t.block) * piece, last = first + piece < t.numel ? first + piece : t.numel;
+    double sum;
+#define RUN(S, T) sum = norm_part<SQUARES>((const S *)t.g, first, last, p)
+    WITH_FLOAT_TYPE(t.dtype, RUN)
+#undef RUN
+    sum = fold_block(sum, p, shared);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum, owners[blockIdx.x] = t.owner;
+}
+// One block per owner: joins its pieces.
+__global__ void norm_join_kernel(int64_t pieces, double p, const double *sums, const int *owners, double *out)
+{
+    __shared__ double shared[BLOCK];
+    double sum = 0;
+    for (int64_t k = threadIdx.x; k < pieces; k += BLOCK)
+        if (owners[k] == (int)blockIdx.x) sum = fold_part(sum, sums[k], p);
+    sum = fold_block(sum, p, shared);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+template <class T, class S> static __device__ __forceinline__ void scale_part(S *g, int64_t first, int64_t last, T f)
+{
+    int64_t rest = is_wide(g + first) ? first + (last - first) / (2 * WIDE) * (2 * WIDE) : first;
+    for (int64_t k = first + (int64_t)threadIdx.x * 2 * WIDE; k < rest; k += BLOCK * 2 * WIDE) {
+        T v[2 * WIDE];
+        load_wide(g + k, v);
+        load_wide(g + k + WIDE, v + WIDE);
+        for (int l = 0; l < 2 * WIDE; l++) v[l] *= f;
+        store_wide(g + k, v);
+        store_wide(g + k + WIDE, v + WIDE);
+    }
+    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK) store_one(g + k, load_one<T>(g + k) * f);
+}
+
+__global__ void scale_kernel(int64_t n, int64_t piece, int dtype, void *g, double f)
+{
+    int64_t first = (int64_t)blockIdx.x * piece, last = first + piece < n ? first + piece : n;
+#define RUN(S, T) scale_part<T>((S *)g, first, last, (T)f)
+    WITH_FLOAT_TYPE(dtype, RUN)
+#undef RUN
 }
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f)
 {
-    if (dtype == MS_F64)
-        return launch("clip_grad_norm_", index, scale_kernel<double>, up(n, BLOCK), BLOCK, n, dtype, g, f);
-    return launch("clip_grad_norm_", index, scale_kernel<float>, up(n, BLOCK), BLOCK, n, dtype, g, (float)f);
+    return launch("scale", index, scale_kernel, up(n, PIECE), BLOCK, n, (int64_t)PIECE, dtype, g, f);
+}
+
+// Each block computes the norm from the sums of all owners (NULL: it is `total`) and scales its piece if it has to.
+__global__ void clip_kernel(int n, const ms_norm_part *list, int64_t piece, double p, int owners, const double *sums,
+                            double total, double max_norm, int dtype, void *out)
+{
+    if (sums) {
+        total = 0;
+        for (int k = 0; k < owners; k++) total = fold_part(total, sums[k], p);
+        total = p - p != 0 || p == 1 ? total : p == 2 ? ms_sqrt_f64(total) : ms_pow_f64(total, 1 / p);
+    }
+    if (out && blockIdx.x == 0 && threadIdx.x == 0) store<double>(dtype, out, 0, total);
+    double f = max_norm / (total + 1e-6);
+    if (max_norm - max_norm != 0 || f >= 1) return;  // a NaN factor scales, too
+    const ms_norm_part &t = entry_of(n, list, blockIdx.x);
+    int64_t first = ((int64_t)blockIdx.x - t.block) * piece, last = first + piece < t.numel ? first + piece : t.numel;
+#define RUN(S, T) scale_part<T>((S *)t.g, first, last, (T)f)
+    WITH_FLOAT_TYPE(t.dtype, RUN)
+#undef RUN
+}
+
+// The room of a job: a sum per owner, the sums of the pieces, their owners, the list of parts.
+struct norm_room {
+    double *sums, *pieces;
+    ms_norm_part *list;
+    int *owners;
+    explicit norm_room(const ms_norm_job *j)
+    {
+        sums = (double *)j->room->data;
+        pieces = sums + j->owners;
+        list = (ms_norm_part *)(pieces + j->blocks);
+        owners = (int *)(list + j->n);
+    }
+};
+
+ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
+{
+    int64_t numel = 0;
+    for (int k = 0; k < j->n; k++) numel += list[k].numel;
+    // At most about 8192 pieces, so that the threads which join them add few each.
+    j->piece = up(up(numel, 8192), PIECE) * PIECE;
+    j->blocks = 0;
+    for (int k = 0; k < j->n; k++) {
+        list[k].block = j->blocks;
+        j->blocks += up(list[k].numel, j->piece);
+    }
+    size_t bytes = (size_t)(j->owners + j->blocks) * sizeof(double) + (size_t)j->n * sizeof *list +
+                   (size_t)j->blocks * sizeof(int);
+    MS_TRY(ms__alloc(&j->room, MS_CUDA | index << 8, bytes, "clip_grad_norm_"));
+    norm_room r(j);
+    ms_status st = ms__cuda_use(index);
+    if (st == MS_OK) st = to_device(index, r.list, list, (size_t)j->n * sizeof *list, j->n);
+    if (st == MS_OK)
+        st = launch_blocks("clip_grad_norm_", index, j->p == 2 ? norm_kernel<true> : norm_kernel<false>, j->blocks,
+                           BLOCK, j->n, (const ms_norm_part *)r.list, j->piece, j->p, r.pieces, r.owners);
+    if (st == MS_OK)
+        st = launch_blocks("clip_grad_norm_", index, norm_join_kernel, j->owners, BLOCK, j->blocks, j->p,
+                           (const double *)r.pieces, (const int *)r.owners, r.sums);
+    return st;
+}
+
+ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out)
+{
+    norm_room r(j);
+    return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, j->n,
+                  (const ms_norm_part *)r.list, j->piece, j->p, j->owners, total ? (const double *)NULL : r.sums,
+                  total ? *total : 0, max_norm, dtype, out);
 }

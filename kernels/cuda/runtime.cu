@@ -295,8 +295,9 @@ static void close_shared(int index, void *p)
 
 ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
-ms_status ms__cuda_norm(int index, int dtype, const void *g, int64_t n, double p, double *out);
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
+ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);
+ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
 
 #define FAMILIES(X) \
     X(elementwise) X(copy) X(random) X(reduce) X(product_rows) X(rows) X(embedding) X(attention) X(batch_norm) X(conv)
@@ -335,8 +336,9 @@ static ms_cuda_table table()
     t.fill_tensor = ms__cuda_fill_tensor;
     t.families = families;
     t.optim = ms__cuda_optim;
-    t.norm = ms__cuda_norm;
     t.scale = ms__cuda_scale;
+    t.norms = ms__cuda_norms;
+    t.clip = ms__cuda_clip;
     return t;
 }
 extern "C" __attribute__((visibility("default"))) const ms_cuda_table ms_cuda_table_v1 = table();

@@ -39,6 +39,19 @@ typedef struct ms_optim_job {
     int device;
 } ms_optim_job;
 
+// A gradient of clip_grad_norm_ (train/clip.c), and the list of those on one device.
+typedef struct ms_norm_part {
+    void *g;
+    int dtype, owner;  // owner: the sum to which it contributes
+    int64_t numel, block;
+} ms_norm_part;
+typedef struct ms_norm_job {
+    int n, owners;
+    double p;               // the sum of |g|^p, or for an infinite p the maximum of |g|
+    int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
+    ms_block *room;         // on the device; the caller frees it
+} ms_norm_job;
+
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
@@ -80,10 +93,12 @@ typedef struct ms_cuda_table {
     // a NULL-terminated list of lists, each ending with an entry whose op is NULL
     const ms_cuda_kernel *const *families;
     ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
-    // norm: stores the sum of |g|^p (for infinite p, the maximum of |g|) over n elements in *out, a double on the
-    // device. scale: g *= f.
-    ms_status (*norm)(int index, int dtype, const void *g, int64_t n, double p, double *out);
-    ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);
+    ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
+    // norms: computes the sums of a list of gradients, one per owner, at the beginning of j->room, which it allocates.
+    // clip: scales the gradients so that their norm is at most max_norm, and stores the norm from before in *out, a
+    // scalar on the device (NULL: nowhere). total: the norm, if the sums of this device are not all; NULL: they are.
+    ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
+    ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
 } ms_cuda_table;
 
 // The engine's functions for the plugin: its table, and registration of kernels. ops/cuda.c sets it when the library is

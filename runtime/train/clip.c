@@ -3,7 +3,8 @@
 //
 // For a sharded parameter, each rank computes the norm of its local part of the gradient, and the results are combined
 // over the ranks of the parameter's group. A gradient that every rank holds whole counts once. Sums are in double over
-// fixed blocks, so results do not depend on the number of threads.
+// fixed blocks, so results do not depend on the number of threads. If all gradients are on one GPU and no other rank
+// contributes, the norm stays there and the host waits for nothing.
 #include <math.h>
 
 #include "base/activity.h"
@@ -15,16 +16,19 @@
 enum { BLOCK = 1 << 14, GROUPS = 16 };
 
 typedef struct {
-    const void *g;
-    int dtype, device;
-    int64_t numel, block;
-    double p, *partial;
-} part;
-typedef struct {
-    part *parts;
     int n;
-    double factor;
+    ms_norm_part *parts;
+    double p, factor, *partial;  // partial: a result per block
 } part_list;
+// The gradients of a call. Those of GPUs stand behind those of the CPU, one GPU after the other.
+typedef struct {
+    int n, n_cpu, n_groups, dtype;  // dtype: of the norm
+    ms_norm_part *parts;
+    int *devices;
+    ms_group *groups[GROUPS];
+    double sums[GROUPS + 1];  // [0]: gradients that are not sharded; then one sum per group
+    ms_norm_job jobs[MS_CUDA_DEVICES];
+} gradients;
 
 // The sum of |g|^p over one block, or the maximum of |g|. Uses 16 lanes on every instruction set.
 #define NORM_BODY(LOAD)                                                      \
@@ -69,8 +73,7 @@ static MS_KERNEL void scale_f16(ms_f16 *g, int64_t n, float f) { SCALE_BODY(ms_f
 static MS_KERNEL void scale_bf16(ms_bf16 *g, int64_t n, float f) { SCALE_BODY(ms_bf16_to_float, ms_float_to_bf16) }
 
 // The part that contains block b (the last part that begins at or before it), and the block's elements in that part.
-// NULL for a part on a GPU.
-static const part *part_of(const part_list *list, int64_t b, int64_t *from, int64_t *n)
+static const ms_norm_part *part_of(const part_list *list, int64_t b, int64_t *from, int64_t *n)
 {
     int low = 0, high = list->n - 1;
     while (low < high) {
@@ -78,24 +81,24 @@ static const part *part_of(const part_list *list, int64_t b, int64_t *from, int6
         if (list->parts[mid].block <= b) low = mid;
         else high = mid - 1;
     }
-    const part *t = &list->parts[low];
+    const ms_norm_part *t = &list->parts[low];
     *from = (b - t->block) * BLOCK;
     *n = t->numel - *from < BLOCK ? t->numel - *from : BLOCK;
-    return ms__is_cuda(t->device) ? NULL : t;
+    return t;
 }
 
 static void measure(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
     const part_list *list = arg;
+    double p = list->p, *out = list->partial;
     for (int64_t b = first; b < last; b++) {
         int64_t from, n;
-        const part *t = part_of(list, b, &from, &n);
-        if (!t) continue;
-        MS_CASE_FLOAT(t->dtype, t->partial[b] = norm_f32((const float *)t->g + from, n, t->p),
-                      t->partial[b] = norm_f64((const double *)t->g + from, n, t->p),
-                      t->partial[b] = norm_f16((const ms_f16 *)t->g + from, n, t->p),
-                      t->partial[b] = norm_bf16((const ms_bf16 *)t->g + from, n, t->p))
+        const ms_norm_part *t = part_of(list, b, &from, &n);
+        MS_CASE_FLOAT(t->dtype, out[b] = norm_f32((const float *)t->g + from, n, p),
+                      out[b] = norm_f64((const double *)t->g + from, n, p),
+                      out[b] = norm_f16((const ms_f16 *)t->g + from, n, p),
+                      out[b] = norm_bf16((const ms_bf16 *)t->g + from, n, p))
     }
 }
 
@@ -103,14 +106,12 @@ static void scale(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
     const part_list *list = arg;
+    double f = list->factor;
     for (int64_t b = first; b < last; b++) {
         int64_t from, n;
-        const part *t = part_of(list, b, &from, &n);
-        if (!t) continue;
-        void *g = (void *)t->g;
-        double f = list->factor;
-        MS_CASE_FLOAT(t->dtype, scale_f32((float *)g + from, n, (float)f), scale_f64((double *)g + from, n, f),
-                      scale_f16((ms_f16 *)g + from, n, (float)f), scale_bf16((ms_bf16 *)g + from, n, (float)f))
+        const ms_norm_part *t = part_of(list, b, &from, &n);
+        MS_CASE_FLOAT(t->dtype, scale_f32((float *)t->g + from, n, (float)f), scale_f64((double *)t->g + from, n, f),
+                      scale_f16((ms_f16 *)t->g + from, n, (float)f), scale_bf16((ms_bf16 *)t->g + from, n, (float)f))
     }
 }
 
@@ -118,45 +119,6 @@ static void over_blocks(part_list *list, int64_t blocks, ms_range_fn fn)
 {
     if (blocks <= 2) fn(list, 0, blocks, 0);
     else ms__parallel_tasks(blocks, fn, list);
-}
-
-// The norms of parts on GPUs: each part's result is computed on its GPU; then all results of a device are copied at
-// once, to the partial sums of the parts' first blocks.
-static ms_status measure_there(part_list *list)
-{
-    for (int k = 0; k < list->n;) {
-        int device = list->parts[k].device, end = k;
-        while (end < list->n && list->parts[end].device == device) end++;
-        if (ms__is_cuda(device)) {
-            ms_block *there;
-            double *here = malloc((size_t)(end - k) * sizeof *here);
-            if (!here) return ms__no_memory((size_t)(end - k) * sizeof *here, "clip_grad_norm_", "%d norms", end - k);
-            ms_status st = ms__alloc(&there, device, (size_t)(end - k) * sizeof *here, "clip_grad_norm_");
-            if (st == MS_OK) {
-                for (int i = k; st == MS_OK && i < end; i++) {
-                    const part *t = &list->parts[i];
-                    st = ms__cuda()->norm(ms__index(device), t->dtype, t->g, t->numel, t->p,
-                                          (double *)there->data + (i - k));
-                }
-                if (st == MS_OK) st = ms__move(MS_CPU, here, device, there->data, (size_t)(end - k) * sizeof *here);
-                ms__free(there);
-            }
-            for (int i = k; st == MS_OK && i < end; i++) list->parts[i].partial[list->parts[i].block] = here[i - k];
-            free(here);
-            MS_TRY(st);
-        }
-        k = end;
-    }
-    return MS_OK;
-}
-static ms_status scale_there(const part_list *list)
-{
-    for (int k = 0; k < list->n; k++) {
-        const part *t = &list->parts[k];
-        if (ms__is_cuda(t->device))
-            MS_TRY(ms__cuda()->scale(ms__index(t->device), t->dtype, (void *)t->g, t->numel, list->factor));
-    }
-    return MS_OK;
 }
 
 // Adds x to *sum, or computes their maximum; NaN propagates.
@@ -184,103 +146,149 @@ static ms_status over_ranks(ms_group *group, double *value, bool maximum)
     return st;
 }
 
+static ms_status collect(gradients *s, int n, const ms_id *leaves)
+{
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = ms__tensor(leaves[k]);
+        if (!t) return ms__failure();
+        unit_param *managed = t->unit_param;
+        int at = 0;
+        if (managed) {  // the group counts even if this rank has no gradient: a peer may have one
+            ms_group *group = managed->owner->group;
+            for (at = 0; at < s->n_groups && s->groups[at] != group;) at++;
+            if (at == GROUPS)
+                return ms__fail(MS_EUNSUPPORTED,
+                                "clip_grad_norm_: the parameters belong to more than %d process groups", GROUPS);
+            if (at == s->n_groups) s->groups[s->n_groups++] = group;
+            at++;
+            if (ms__unit_unreduced(t))
+                return ms__fail(
+                    MS_ESTATE,
+                    "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a "
+                    "backward inside no_sync; run a backward outside of no_sync first",
+                    k + 1, t->name ? t->name : "?");
+            t = managed->local;
+        }
+        ms_tensor *g = t->leaf ? t->leaf->grad : NULL;
+        if (s->dtype < 0) s->dtype = t->dtype == MS_F64 ? MS_F64 : MS_F32;
+        if (!g || g->numel == 0 || ms__device(g) == MS_META) continue;
+        if (!ms__is_contiguous(g))
+            return ms__fail(MS_EINVAL, "clip_grad_norm_: gradient %d (%s) is not contiguous", k + 1,
+                            ms__tensor_text(g));
+        MS_TRY(ms__storage_sync(g->storage, true));
+        int place = s->n++;
+        for (; place > 0 && s->devices[place - 1] > ms__device(g); place--) {
+            s->devices[place] = s->devices[place - 1];
+            s->parts[place] = s->parts[place - 1];
+        }
+        s->devices[place] = ms__device(g);
+        s->parts[place] = (ms_norm_part) { .g = ms__data(g), .dtype = g->dtype, .owner = at, .numel = g->numel };
+        g->version->count++;
+    }
+    if (s->dtype < 0) s->dtype = MS_F32;
+    while (s->n_cpu < s->n && s->devices[s->n_cpu] == MS_CPU) s->n_cpu++;
+    return MS_OK;
+}
+
+// Queues the norms of the gradients on GPUs.
+static ms_status measure_there(gradients *s, double p)
+{
+    for (int k = s->n_cpu, end; k < s->n; k = end) {
+        for (end = k; end < s->n && s->devices[end] == s->devices[k];) end++;
+        int index = ms__index(s->devices[k]);
+        s->jobs[index] = (ms_norm_job) { .n = end - k, .owners = s->n_groups + 1, .p = p };
+        MS_TRY(ms__cuda()->norms(index, &s->jobs[index], s->parts + k));
+    }
+    return MS_OK;
+}
+
+// Adds the sums of GPUs to those of the CPU.
+static ms_status take_sums(gradients *s, bool maximum)
+{
+    for (int index = 0; index < MS_CUDA_DEVICES; index++) {
+        double sums[GROUPS + 1];
+        if (!s->jobs[index].room) continue;
+        MS_TRY(ms__move(MS_CPU, sums, MS_CUDA | index << 8, s->jobs[index].room->data,
+                        (size_t)(s->n_groups + 1) * sizeof *sums));
+        for (int k = 0; k <= s->n_groups; k++) fold(&s->sums[k], sums[k], maximum);
+    }
+    return MS_OK;
+}
+
+static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
+{
+    double p = list->p, *own = list->partial;
+    bool maximum = isinf(p), alone = ms__is_cuda(ms__device(norm));  // nobody else contributes
+    if (blocks > 0) over_blocks(list, blocks, measure);
+    MS_TRY(measure_there(s, p));
+    for (int k = 0; k < s->n_groups; k++) alone = alone && ms__group_size(s->groups[k]) == 1;
+    int there = ms__index(ms__device(norm));
+    if (alone) return ms__cuda()->clip(there, &s->jobs[there], NULL, max_norm, s->dtype, ms__data(norm));
+    for (int k = 0; k < s->n_cpu; k++) {
+        int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : blocks;
+        for (int64_t b = s->parts[k].block; b < end; b++) fold(&s->sums[s->parts[k].owner], own[b], maximum);
+    }
+    MS_TRY(take_sums(s, maximum));
+    double total = s->sums[0];
+    for (int k = 0; k < s->n_groups; k++) {
+        double *sum = &s->sums[k + 1];
+        if (ms__group_size(s->groups[k]) > 1) MS_TRY(over_ranks(s->groups[k], sum, maximum));
+        fold(&total, *sum, maximum);
+    }
+    if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
+    list->factor = max_norm / (total + 1e-6);
+    if (!isinf(max_norm) && !(list->factor >= 1) && blocks > 0)  // a NaN factor scales, too, as in PyTorch
+        over_blocks(list, blocks, scale);
+    for (int index = 0; index < MS_CUDA_DEVICES; index++)
+        if (s->jobs[index].room)
+            MS_TRY(ms__cuda()->clip(index, &s->jobs[index], &total, max_norm, s->dtype,
+                                    ms__device(norm) == (MS_CUDA | index << 8) ? ms__data(norm) : NULL));
+    if (ms__device(norm) != MS_CPU) return MS_OK;
+    if (s->dtype == MS_F64) *(double *)ms__data(norm) = total;
+    else *(float *)ms__data(norm) = (float)total;
+    return MS_OK;
+}
+
 ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
     if (!(p > 0)) return ms__no_id(ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type %g is not positive", p));
-    bool maximum = isinf(p);
+    size_t places = (size_t)(n > 0 ? n : 1);
     ms_id result = 0;
-    ms_tensor *total_t = NULL;
-    int n_parts = 0, n_groups = 0, out_dtype = -1;
+    ms_tensor *norm = NULL;
     int64_t blocks = 0;
-    double *partial = NULL, sums[GROUPS + 1] = { 0 };  // [0]: gradients that are not sharded; then one sum per group
-    ms_group *groups[GROUPS];
-    part *parts = malloc((size_t)(n > 0 ? n : 1) * sizeof *parts);
-    int *owner = malloc((size_t)(n > 0 ? n : 1) * sizeof *owner);
-    if (!parts || !owner) {
-        ms__no_memory((size_t)n * (sizeof *parts + sizeof *owner), "clip_grad_norm_", "the list of %d parameters", n);
+    gradients s = { .dtype = -1, .parts = malloc(places * sizeof *s.parts), .devices = malloc(places * sizeof(int)) };
+    part_list list = { .p = p };
+    if (!s.parts || !s.devices) {
+        ms__no_memory(places * (sizeof *s.parts + sizeof(int)), "clip_grad_norm_", "the list of %d parameters", n);
         goto out;
     }
-    for (int k = 0; k < n; k++) {
-        ms_tensor *t = ms__tensor(leaves[k]);
-        if (!t) goto out;
-        unit_param *managed = t->unit_param;
-        int at = 0;
-        if (managed) {  // the group counts even if this rank has no gradient: a peer may have one
-            ms_group *group = managed->owner->group;
-            for (at = 0; at < n_groups && groups[at] != group;) at++;
-            if (at == GROUPS) {
-                ms__fail(MS_EUNSUPPORTED, "clip_grad_norm_: the parameters belong to more than %d process groups",
-                         GROUPS);
-                goto out;
-            }
-            if (at == n_groups) groups[n_groups++] = group;
-            at++;
-            if (ms__unit_unreduced(t)) {
-                ms__fail(MS_ESTATE,
-                         "clip_grad_norm_: the gradient of parameter %d, '%s', has not been reduced: it comes from a "
-                         "backward inside no_sync; run a backward outside of no_sync first",
-                         k + 1, t->name ? t->name : "?");
-                goto out;
-            }
-            t = managed->local;
-        }
-        ms_tensor *g = t->leaf ? t->leaf->grad : NULL;
-        if (out_dtype < 0) out_dtype = t->dtype == MS_F64 ? MS_F64 : MS_F32;
-        if (!g || g->numel == 0 || ms__device(g) == MS_META) continue;
-        if (!ms__is_contiguous(g)) {
-            ms__fail(MS_EINVAL, "clip_grad_norm_: gradient %d (%s) is not contiguous", k + 1, ms__tensor_text(g));
-            goto out;
-        }
-        if (ms__storage_sync(g->storage, true)) goto out;
-        owner[n_parts] = at;
-        parts[n_parts++] = (part) {
-            .g = ms__data(g), .dtype = g->dtype, .device = ms__device(g), .numel = g->numel, .block = blocks, .p = p
-        };
-        blocks += (g->numel + BLOCK - 1) / BLOCK;
-        g->version->count++;
+    if (collect(&s, n, leaves)) goto out;
+    for (int k = 0; k < s.n_cpu; k++) {
+        s.parts[k].block = blocks;
+        blocks += (s.parts[k].numel + BLOCK - 1) / BLOCK;
     }
-    partial = calloc((size_t)(blocks > 0 ? blocks : 1), sizeof *partial);
-    if (!partial) {
-        ms__no_memory((size_t)blocks * sizeof *partial, "clip_grad_norm_", "%lld partial sums", (long long)blocks);
+    list.n = s.n_cpu;
+    list.parts = s.parts;
+    list.partial = calloc((size_t)(blocks > 0 ? blocks : 1), sizeof *list.partial);
+    if (!list.partial) {
+        ms__no_memory((size_t)blocks * sizeof(double), "clip_grad_norm_", "%lld partial sums", (long long)blocks);
         goto out;
     }
-    // Allocate everything before gradients change and before the collectives, in which peers wait for this rank.
-    if (out_dtype < 0) out_dtype = MS_F32;
-    if (ms__names_reserve(1, "clip_grad_norm_") ||
-        ms__tensor_new(&total_t, out_dtype, MS_CPU, 0, NULL, "clip_grad_norm_"))
+    // Allocate everything before gradients change and before the collectives, in which peers wait for this rank. If all
+    // gradients are on one device, the norm is there, too.
+    int device = s.n > 0 && s.devices[0] == s.devices[s.n - 1] ? s.devices[0] : MS_CPU;
+    if (ms__names_reserve(1, "clip_grad_norm_") || ms__tensor_new(&norm, s.dtype, device, 0, NULL, "clip_grad_norm_") ||
+        clip(&s, &list, blocks, max_norm, norm))
         goto out;
-    for (int k = 0; k < n_parts; k++) parts[k].partial = partial;
-    part_list list = { parts, n_parts, 1 };
-    if (n_parts > 0) over_blocks(&list, blocks, measure);
-    if (measure_there(&list)) goto out;
-    for (int k = 0; k < n_parts; k++) {
-        double *sum = &sums[owner[k]];
-        int64_t end = k + 1 < n_parts ? parts[k + 1].block : blocks;
-        for (int64_t b = parts[k].block; b < end; b++) fold(sum, partial[b], maximum);
-    }
-    double total = sums[0];
-    for (int k = 0; k < n_groups; k++) {
-        double *sum = &sums[k + 1];
-        if (ms__group_size(groups[k]) > 1 && over_ranks(groups[k], sum, maximum)) goto out;
-        fold(&total, *sum, maximum);
-    }
-    if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
-    double coefficient = max_norm / (total + 1e-6);
-    if (!isinf(max_norm) && !(coefficient >= 1) && n_parts > 0) {  // a NaN coefficient scales, too, as in PyTorch
-        list.factor = coefficient;
-        over_blocks(&list, blocks, scale);
-        if (scale_there(&list)) goto out;
-    }
-    if (out_dtype == MS_F64) *(double *)ms__data(total_t) = total;
-    else *(float *)ms__data(total_t) = (float)total;
-    result = ms__name(total_t);
-    total_t = NULL;
+    result = ms__name(norm);
+    norm = NULL;
 out:
-    ms__release(total_t);
-    free(partial);
-    free(parts);
-    free(owner);
+    for (int k = 0; k < MS_CUDA_DEVICES; k++) ms__free(s.jobs[k].room);
+    ms__release(norm);
+    free(list.partial);
+    free(s.parts);
+    free(s.devices);
     return result;
 }

@@ -21,7 +21,7 @@ local norm_options = { norm_type = 2 }
 ---@param params Tensor|Tensor[]  those without a gradient do not count
 ---@param max_norm number  at least 0
 ---@param given? { norm_type: number }
----@return Tensor norm  before clipping: a plain 0-dim tensor
+---@return Tensor norm  before clipping: a plain 0-dim tensor, on the gradients' device if all have the same, else on the CPU
 function M.clip_grad_norm_(params, max_norm, given)
   local order = given and opts("clip_grad_norm_", given, norm_options).norm_type or 2
   if is_tensor(params) then params = { params } end

@@ -20,7 +20,7 @@ local RATE = { half = 780e12, float32 = 60e12, other = 67e12 }
 local PASSES = { ["rows: cross_kernel"] = 2 }
 -- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
 -- all but the gradient.
-local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: scale_kernel"] = 2 }
+local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["rows: cross_total_kernel"] = true }
 -- Kernels whose threads touch one element of a table each, not the whole table.

@@ -64,17 +64,20 @@ static ms_status optim(int index, int n, const ms_optim_job *jobs, int64_t block
     ms__null_op = "";
     return st;
 }
-static ms_status norm(int index, int dtype, const void *g, int64_t n, double p, double *out)
+static ms_status norms(int index, ms_norm_job *j, ms_norm_part *list)
 {
     ms__null_op = "clip_grad_norm_";
-    ms_status st = ms_cuda_table_v1.norm(index, dtype, g, n, p, out);
+    for (int k = 0; k < j->n; k++)
+        ms__null_note(list[k].g, (size_t)list[k].numel * (size_t)ms__dtype_size(list[k].dtype),
+                      (int)ms__dtype_size(list[k].dtype));
+    ms_status st = ms_cuda_table_v1.norms(index, j, list);
     ms__null_op = "";
     return st;
 }
-static ms_status scale(int index, int dtype, void *g, int64_t n, double f)
+static ms_status clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out)
 {
     ms__null_op = "clip_grad_norm_";
-    ms_status st = ms_cuda_table_v1.scale(index, dtype, g, n, f);
+    ms_status st = ms_cuda_table_v1.clip(index, j, total, max_norm, dtype, out);
     ms__null_op = "";
     return st;
 }
@@ -124,8 +127,8 @@ EXPORT const ms_cuda_table *ms_cuda_null_table(void)
     table.copy_tensor = copy_tensor;
     table.fill_tensor = fill_tensor;
     table.optim = optim;
-    table.norm = norm;
-    table.scale = scale;
+    table.norms = norms;
+    table.clip = clip;
     int n = 0;
     for (const ms_cuda_kernel *const *f = ms_cuda_table_v1.families; *f; f++)
         for (const ms_cuda_kernel *k = *f; k->op && n < OPERATORS / 2; k++) {

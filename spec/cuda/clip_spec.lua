@@ -1,0 +1,75 @@
+-- SPDX-License-Identifier: MIT
+--- nn.utils.clip_grad_norm_ on a GPU, against the CPU.
+local ms = require "moonshard"
+local clip = ms.nn.utils.clip_grad_norm_
+
+local function on_gpu(name, fn)
+  it(name, function()
+    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
+    ms.scope(fn)
+  end)
+end
+
+--- Parameters with gradients on the CPU, and copies on these devices: shapes from one element to several blocks, and a
+--- gradient that is not aligned to 16 bytes.
+local function parameters(dtype, devices)
+  local here, there = {}, {}
+  for k, n in ipairs { 1, 7, 768, 16384, 40001, 8, 4099 } do
+    for _, list in ipairs { here, there } do list[k] = ms.zeros(n, { dtype = dtype }):requires_grad_() end
+    local device = devices[(k - 1) % #devices + 1]
+    local given = ms.randn(n + 1, { dtype = dtype })
+    local odd = k > 5
+    local function grad(on)
+      if odd then return given:clone():to(on):narrow(1, 2, n) end
+      return given:narrow(1, 1, n):clone():to(on)
+    end
+    there[k] = ms.zeros(n, { dtype = dtype, device = device }):requires_grad_()
+    here[k].grad, there[k].grad = grad "cpu", grad(device)
+  end
+  return here, there
+end
+
+local BOUND = { float32 = 1e-6, float64 = 1e-14, float16 = 1e-3, bfloat16 = 8e-3 }
+
+describe("clip_grad_norm_ on a GPU", function()
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+    for _, p in ipairs { 2, 1, 3, math.huge } do
+      on_gpu(("scales as on the CPU: %s, norm %g"):format(dtype, p), function()
+        ms.manual_seed(3)
+        local here, there = parameters(dtype, { "cuda" })
+        local want, got = clip(here, 0.5, { norm_type = p }), clip(there, 0.5, { norm_type = p })
+        assert.are.equal("cuda:0", got.device)
+        assert.are.equal(want.dtype, got.dtype)
+        ms.testing.assert_close(got:cpu(), want, { rtol = 1e-6, atol = 0 })
+        for k = 1, #here do
+          ms.testing.assert_close(there[k].grad:cpu(), here[k].grad, { rtol = BOUND[dtype], atol = 1e-9 })
+        end
+      end)
+    end
+  end
+
+  on_gpu("changes no gradient whose norm is small enough, or where only the norm is wanted", function()
+    for _, limit in ipairs { 1e6, math.huge } do
+      local here, there = parameters("float32", { "cuda" })
+      clip(there, limit)
+      for k = 1, #here do assert.is_true(there[k].grad:cpu():equal(here[k].grad)) end
+    end
+  end)
+
+  on_gpu("makes all gradients NaN if one is", function()
+    local _, there = parameters("float32", { "cuda" })
+    there[4].grad[5] = 0 / 0
+    local norm = clip(there, 1):item()
+    assert.are_not.equal(norm, norm)
+    for k = 1, #there do assert.is_true(there[k].grad:cpu():isnan():all():item()) end
+  end)
+
+  on_gpu("has one norm for gradients on several devices", function()
+    local devices = ms.cuda.device_count() > 1 and { "cpu", "cuda:1", "cuda:0" } or { "cpu", "cuda:0" }
+    local here, there = parameters("float32", devices)
+    local want, got = clip(here, 0.5), clip(there, 0.5)
+    assert.are.equal("cpu", got.device)
+    ms.testing.assert_close(got, want, { rtol = 1e-6, atol = 0 })
+    for k = 1, #here do ms.testing.assert_close(there[k].grad:cpu(), here[k].grad, { rtol = 1e-6, atol = 1e-9 }) end
+  end)
+end)
