@@ -659,18 +659,16 @@ MS_API void ms_dist_publish_error(const char *text, double since);
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
 // Where a script continues after an error: its next collective. failed: the place of the latest failed call, "" if that
 // was not a single collective; caught: where the script caught the error, "" if unknown; times: how many errors in
-// succession it has caught there; left: caught, if the script is still in the same iteration, else NULL; here: the
-// place of the next call; inside: the places that would catch its error, the outermost first; limit, index: the loops
-// around it that count by one, the outermost first.
-enum { MS_MAX_NESTED = 4 };
+// succession it has caught there; here: the place of the next call. line, count: the functions and loops around it, the
+// outermost first. For a loop that counts its iterations, 2 * line + 1 and the count; for a call, 2 * line and 2 *
+// callee + 1 if what follows need not run in the order of its lines, else 2 * callee.
+enum { MS_MAX_NESTED = 12 };
 typedef struct {
-    const char *failed, *caught, *left, *here, *inside[MS_MAX_NESTED];
-    int32_t times, n_inside, n_loops;
-    double limit[MS_MAX_NESTED], index[MS_MAX_NESTED];
+    const char *failed, *caught, *here;
+    int32_t times, n, line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_dist_position;
-// To be called before a collective of an unsettled group. The call fails if a peer is in a later iteration of the same
-// loops, has left a pcall that the call is still inside of, or has failed in that call and caught the error elsewhere;
-// then later calls match.
+// To be called before a collective of an unsettled group. The call fails if a peer is at a later place, or has failed
+// in that call and caught the error elsewhere; then later calls match.
 MS_API void ms_dist_resume(const ms_dist_position *position);
 // Whether no collective of the group that the script waited for has succeeded since this rank's latest error. All
 // members return the same.

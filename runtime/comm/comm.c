@@ -409,10 +409,13 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
-        while ((status = run(c)) == MS_ECOMM && (c->again || (atomic_load(&c->raised) && ms__comm_repeated())))
+        while ((status = run(c)) == MS_ECOMM && (c->again || (atomic_load(&c->raised) && ms__comm_repeated()))) {
+            if (c->again) ms__comm_raised_by_peer(ms_error());
             take_number(c);
+        }
         if (status == MS_OK) {
             g->failed = c->op == OP_REFUSED;
+            g->turns = 0;
             ms__comm_succeeded();
         } else {
             if (status == MS_ECOMM) ms__world.step = -1;

@@ -68,6 +68,11 @@ bool ms__comm_error_since(uint64_t epoch) { return on_board() != epoch; }
 void ms__comm_raised(const char *text)
 {
     ms__state.dist_failures++;
+    ms__comm_raised_by_peer(text);
+}
+
+void ms__comm_raised_by_peer(const char *text)
+{
     snprintf(raised, sizeof raised, "%s", text);
     char *end = strstr(raised, MISMATCH);
     if (end) end[sizeof MISMATCH - 1] = 0;
@@ -107,13 +112,9 @@ void ms_dist_resume(const ms_dist_position *p)
     resumption = (ms_resumption) { .here = hash_of(p->here),
                                    .failed = hash_of(p->failed),
                                    .caught = hash_of(p->caught),
-                                   .times = (uint32_t)p->times,
-                                   .left = p->left ? hash_of(p->left) : 0 };
-    for (int k = 0; k < p->n_inside; k++) resumption.inside[k] = hash_of(p->inside[k]);
-    for (int k = 0; k < p->n_loops; k++) {
-        resumption.limit[k] = (uint32_t)ms__hash_bytes(MS_HASH_START, &p->limit[k], sizeof p->limit[k]) | 1;
-        resumption.index[k] = (int32_t)p->index[k];
-    }
+                                   .times = (uint32_t)p->times };
+    memcpy(resumption.line, p->line, (size_t)p->n * sizeof *p->line);
+    memcpy(resumption.count, p->count, (size_t)p->n * sizeof *p->count);
 }
 
 bool ms__comm_unsettled(const ms_group *g) { return g->n > 1 && (g->failed || g->epoch != ms__comm_epoch()); }
@@ -125,6 +126,7 @@ ms_resumption ms__comm_resumption(const ms_group *g)
     ms_resumption r = { 0 };
     if (MS_LIKELY(!ms__comm_resumes(g))) return r;
     r = resumption;
+    r.turns = g->turns;
     resumption = (ms_resumption) { 0 };
     return r;
 }

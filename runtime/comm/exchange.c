@@ -220,62 +220,65 @@ static ms_status abandoned(ms_coll *c, int rank)
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
-// Compares the iterations of two members, in the outermost loops that are the same: -1 if a's is the earlier one.
-static int compare_iterations(const ms_resumption *a, const ms_resumption *b)
+// Whose script is at the earlier place: -1: a's, 1: b's, 0: unknown. by_line: the order of lines counts.
+static int compare(const ms_resumption *a, const ms_resumption *b, bool by_line)
 {
-    for (int k = 0; k < MS_MAX_NESTED && a->limit[k] && a->limit[k] == b->limit[k]; k++)
-        if (a->index[k] != b->index[k]) return a->index[k] < b->index[k] ? -1 : 1;
+    for (int k = 0; k < MS_MAX_NESTED && a->line[k] && b->line[k]; k++) {
+        bool counts = a->line[k] & 1;
+        if (a->line[k] != b->line[k]) return !by_line ? 0 : a->line[k] < b->line[k] ? -1 : 1;
+        if (a->count[k] != b->count[k]) return !counts ? 0 : a->count[k] < b->count[k] ? -1 : 1;
+        if (!counts && (a->count[k] & 1)) by_line = false;
+    }
     return 0;
 }
 
-static bool is_inside(const ms_resumption *r, uint32_t place)
-{
-    for (int k = 0; k < MS_MAX_NESTED; k++)
-        if (place && r->inside[k] == place) return true;
-    return false;
-}
-
-// Whether the script of member k has to fail in more calls until it continues where another member's does: it is in an
-// earlier iteration, or its call here has failed on a member whose script caught the error elsewhere, or caught more
-// errors there. by_pcalls: or it is inside a pcall that another member has left by its error. That may have been in an
-// earlier iteration of a `while`, so it counts only if nothing else shows who is behind.
-static bool is_behind(const ms_coll *c, int k, bool by_pcalls)
+// Whether the script of member k has to fail in more calls until it continues where another member's does: it is at an
+// earlier place, or its call here has failed on a member whose script caught the error elsewhere, or caught more errors
+// there.
+static bool is_behind(const ms_coll *c, int k, bool by_line)
 {
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
     for (int j = 0; j < c->g->n; j++) {
         const ms_resumption *other = &slot_of(c->g, j, c->seq)->fingerprint.resumed;
-        int order = compare_iterations(mine, other);
+        int order = compare(mine, other, by_line);
         if (order < 0) return true;
         if (order > 0) continue;
-        if (by_pcalls && is_inside(mine, other->left)) return true;
         if (other->failed == mine->here && (other->caught != mine->caught || other->times > mine->times)) return true;
     }
     return false;
 }
 
+enum { MAX_TURNS = 3 };
 #define CAUSE "the error was: "
 
 // Matches the members' calls again after an error; each member's call here is its first one after the error. The error
 // may have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
 // failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
 // slots, so they decide alike.
-static ms_status resume(ms_coll *c)
+static ms_status resume(ms_waiter *w)
 {
+    ms_coll *c = w->c;
     ms_group *g = c->g;
-    int behind = 0, ahead = -1;
-    bool by_pcalls = true;
+    int behind = 0, ahead = -1, turns = 0;
+    bool apart = false;
     for (int k = 0; k < g->n; k++) {
         const ms_fingerprint *p = &slot_of(g, k, c->seq)->fingerprint;
         if (!p->resumed.here || p->op == OP_REFUSED) return MS_OK;
-        if (is_behind(c, k, false)) by_pcalls = false;
+        if (p->resumed.turns > turns) turns = p->resumed.turns;
+        apart |= memcmp(p->resumed.line, c->fingerprint.resumed.line, 2 * sizeof p->resumed.line) != 0;  // and count
     }
+    // The same call may be in different lines on different ranks. Then the members become the furthest one in turns.
+    bool by_line = turns < MAX_TURNS && c->op != OP_SEND_RECV;
     for (int k = 0; k < g->n; k++)
-        if (is_behind(c, k, by_pcalls)) behind++;
+        if (is_behind(c, k, by_line)) behind++;
         else ahead = k;
+    if (ahead != g->ahead || behind == 0) g->turns = turns + 1;
+    g->ahead = ahead;
+    if (behind == 0 && apart && by_line) return mismatch(w);
     if (behind == 0 || ahead < 0) return MS_OK;
     const char *cause = ms__comm_latest();
     for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
-    c->again = !is_behind(c, g->me, by_pcalls);
+    c->again = !is_behind(c, g->me, by_line);
     c->mismatched = !c->again;
     return ms__fail(
         MS_ECOMM,
@@ -300,7 +303,11 @@ static ms_status agree(ms_waiter *w)
             // A rank whose call was refused does not wait, so its leader may never copy this slot.
             if (refused_by(c) >= 0) return mismatch(w);
             last = k;
-            MS_TRY(ms__wait_poll(w));
+            ms_status polled = ms__wait_poll(w);
+            if (polled == MS_OK) continue;
+            // All members may have come meanwhile, and one that is behind has failed and published that.
+            if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->word) return polled;
+            atomic_store(&c->raised, false);
         }
         if (MS_UNLIKELY(ready != c->word)) {
             // The member has advanced, either into a later epoch or past a failed collective.
@@ -313,7 +320,7 @@ static ms_status agree(ms_waiter *w)
     }
     if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet, and other nodes wait for them
     if (MS_UNLIKELY(c->fingerprint.resumed.here)) {
-        MS_TRY(resume(c));
+        MS_TRY(resume(w));
         for (int k = 0; k < g->n; k++)
             if (slot_of(g, k, c->seq)->hash != c->hash) return mismatch(w);
     }

@@ -54,9 +54,9 @@ enum {
 
 // How a rank's script continues after an error: ms_dist_position, with hashes of places and limits. 0: none.
 typedef struct {
-    uint32_t here, failed, caught, times, left;
-    uint32_t inside[MS_MAX_NESTED], limit[MS_MAX_NESTED];
-    int32_t index[MS_MAX_NESTED];
+    uint32_t here, failed, caught, times;
+    int32_t turns;  // of the group
+    int32_t line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_resumption;
 
 // What one rank requests. The requests of all members must be equal, apart from the script's line; otherwise the
@@ -162,7 +162,10 @@ struct ms_group {
     int holders;          // number of units that keep the group's address, also after dist.free_group
     uint64_t seq, epoch;  // used by the engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
-    int in_flight;        // number of its collectives on queues that are not retired yet; engine thread only
+    // Since then: how often another member was the furthest one, or no member was; the furthest one. Engine thread
+    // only.
+    int turns, ahead;
+    int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
     // For each ring entry: word of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
     // For each ring entry: word of the latest collective that its executor finished; the entry may then be reused.
@@ -317,9 +320,10 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 // Engine thread: to be called when the script receives text as the error of a call that fails on every member, so that
 // no error is published.
 void ms__comm_raised(const char *text);
-void ms__comm_refused(const char *text);  // the same for a call that failed this rank's own argument checks
-void ms__comm_succeeded(void);            // engine thread: to be called when a later call has succeeded
-const char *ms__comm_latest(void);        // engine thread: text of the latest failure that this rank has met
+void ms__comm_raised_by_peer(const char *text);  // the same if only peers receive it, whose larger work may then fail
+void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
+void ms__comm_succeeded(void);                   // engine thread: to be called when a later call has succeeded
+const char *ms__comm_latest(void);               // engine thread: text of the latest failure that this rank has met
 // Engine thread: returns whether the next published error repeats the one passed to ms__comm_raised. If so, counts it
 // as met, so that this rank does not raise it again.
 bool ms__comm_repeated(void);

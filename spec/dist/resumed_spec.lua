@@ -227,6 +227,59 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end)
       end
 
+      it("two loops of equal bounds in one step are told apart", function()
+        ms.manual_seed(1)
+        local m = nn.DDP(nn.Linear(4, 4))
+        local function sum(id)
+          local t = ms.full({ 1 }, id)
+          dist.all_reduce(t)
+          assert.are.equal(world * id, t:item())
+        end
+        local lost, mixed = {}, nil
+        for step = 1, 4 do
+          local function guarded(fn)
+            local ok, why = pcall(fn)
+            if not ok and tostring(why):find "Expected objects" then mixed = why end
+            return ok
+          end
+          local ok = guarded(function()
+            for i = 1, 3 do
+              if rank == 0 and step == 2 and i == 2 then dist.all_reduce "x" end
+              guarded(function()
+                m(x):sum():backward()
+                for j = 1, 2 do sum(step * 1000 + i * 100 + j) end
+              end)
+              for _ = 1, 2 do
+                for _ = 1, 3 do guarded(function() m(x):sum():backward() end) end
+              end
+            end
+            sum(step * 1000)
+          end)
+          local agreed = guarded(function() sum(step * 10000) end)
+          if not (ok and agreed) then lost[#lost + 1] = step end
+        end
+        assert.is_nil(mixed)
+        assert.are.same({ 2 }, lost)
+      end)
+
+      it("a loop that ranks begin at different indices loses only the step of the error", function()
+        local first, last = -3 * rank, 6
+        for _, ends in ipairs { last, last + first } do
+          local n, lost = 0, {}
+          for _ = first, ends do
+            n = n + 1
+            local t = ms.full({ 1 }, n)
+            local ok = pcall(function()
+              if n == 2 and rank == 1 then dist.all_reduce "x" end
+              dist.all_reduce(t)
+            end)
+            if ok then assert.are.equal(world * n, t:item()) else lost[#lost + 1] = n end
+            if n == 6 then break end
+          end
+          assert.are.same({ 2 }, lost)
+        end
+      end)
+
       it("a call behind an asynchronous one that a peer refused is not combined with the peer's next call", function()
         for step = 1, 5 do
           pcall(function()

@@ -11,7 +11,7 @@ local M = {}
 -- The front end's folder, the parent of this file's folder.
 local prefix = debug.getinfo(1, "S").source:match "^(@.*/)core/[^/]*$"
 M.library = prefix             -- the prefix of the source path of every function of the front end
-local getinfo, getlocal = debug.getinfo, debug.getlocal
+local getinfo = debug.getinfo
 
 -- Where a function is defined: "C", "library", or the script's file. Cached, because debug.getinfo allocates 300 bytes
 -- per frame, and training loops look up the lines of tensors.
@@ -26,6 +26,7 @@ local function place_of(fn)
   end
   return place
 end
+M.place_of = place_of
 
 --- Whether the function at the given level of the stack belongs to the front end.
 ---@param level integer  1: the caller
@@ -51,73 +52,6 @@ function M.user_line(level)
     else
       local line = place and not through_c and getinfo(n, "l").currentline or -1
       return line >= 0 and place .. ":" .. line or nil
-    end
-    n = n + 1
-  end
-end
-
---- The lines of all the script's functions that are running, the innermost first.
----@return string stack
----@return string[] catchers  the parts of it that go on after an error: from each of the script's pcalls outwards
-function M.user_stack()
-  local lines, n, starts, through_pcall = {}, 2, {}, false
-  while true do
-    local info = getinfo(n, "fl")
-    if not info then break end
-    local fn = info.func
-    local place = fn and place_of(fn)
-    if place and place ~= "C" and place ~= "library" then
-      lines[#lines + 1] = place .. ":" .. info.currentline
-      if through_pcall then starts[#starts + 1] = #lines end
-    end
-    through_pcall = fn == pcall or fn == xpcall
-    n = n + 1
-  end
-  for k = 1, #starts do starts[k] = table.concat(lines, " ", starts[k]) end
-  return table.concat(lines, " "), starts
-end
-
-local limit_of, counting = {}, {}
---- Declares an iterator of the library that counts the script's iterations.
----@param generator function
----@param last fun(state: any): number  the number of the last iteration
-function M.counts(generator, last) limit_of[generator] = last end
---- Declares a function of the library whose numeric loop counts the script's iterations.
----@param fn function
-function M.counts_in(fn) counting[fn] = true end
-
--- Appends the loops of a running function that count by one, the outermost first.
-local function loops_in(level, add)
-  local from
-  for k = 1, 1e6 do
-    local name, value = getlocal(level + 1, k)
-    if not name then return end
-    if name == "(for generator)" and limit_of[value] then
-      local _, state = getlocal(level + 1, k + 1)
-      local _, control = getlocal(level + 1, k + 2)
-      add(limit_of[value](state), control, true)
-    elseif name == "(for index)" then
-      from = value
-    elseif name == "(for step)" and value == 1 and math.abs(from) < 2^31 then
-      local _, limit = getlocal(level + 1, k - 1)
-      add(limit, from)
-    end
-  end
-end
-
---- The loops of the script's functions that are running and count by one, the outermost first.
----@return { [1]: number, [2]: number, [3]: boolean? }[] loops  the last index, the current one, whether it counts steps
-function M.user_loops()
-  local loops, n = {}, 2
-  while true do
-    local info = getinfo(n, "f")
-    if not info then return loops end
-    local place, k = info.func and place_of(info.func), 0
-    if place and place ~= "C" and (place ~= "library" or counting[info.func]) then
-      loops_in(n, function(...)
-        k = k + 1
-        table.insert(loops, k, { ... })
-      end)
     end
     n = n + 1
   end

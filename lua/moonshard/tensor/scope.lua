@@ -5,6 +5,7 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 
 local lib, state, ffi = engine.lib, engine.state, engine.ffi
@@ -147,7 +148,7 @@ local function next_step(loop, step)
   if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare it in collectives
   return step + 1
 end
-errors.counts(next_step, function(loop) return loop.last end)
+position.counts(next_step)
 
 -- Steps of `ms.steps(n, fn)` are profiler ranges, like those of the iterator; if loops are nested, only steps of the
 -- outermost loop are ranges.
@@ -194,7 +195,7 @@ function M.steps(n, given, fn)
   return next_step, loop, o.from - 1
 end
 
-errors.counts_in(M.steps)
+position.counts_in(M.steps)
 
 --- At the prompt: closes everything that a line left open.
 function M.close_all_left()

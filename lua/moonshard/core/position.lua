@@ -1,0 +1,138 @@
+-- SPDX-License-Identifier: MIT
+--- Where the script is: for each of its running functions the loops that it is in, their iterations, and its line.
+--- Every rank runs the same script, so positions of ranks can be compared: an earlier iteration or line comes first.
+local errors = require "moonshard.core.errors"
+local bytecode, line_info = require "jit.util".funcbc, require "jit.util".funcinfo
+local getinfo, getlocal, getupvalue = debug.getinfo, debug.getlocal, debug.getupvalue
+local band, rshift = bit.band, bit.rshift
+
+local M = {}
+
+local counted, counting = { [ipairs {}] = true }, {}
+--- Declares an iterator of the library that counts the script's steps.
+---@param generator function
+function M.counts(generator) counted[generator] = "steps" end
+--- Declares a function of the library whose numeric loop counts the script's iterations.
+---@param fn function
+function M.counts_in(fn) counting[fn] = true end
+
+-- ---- loops ---------------------------------------------------------------------------------------
+
+-- Opcodes differ between versions of LuaJIT, so they are read from functions whose code is known.
+local function opcode(fn, pc) return band(bytecode(fn, pc), 255) end
+local numeric, generic = loadstring "local a = 1 for k = a, 2 do end", loadstring "for k in pairs(a) do end"
+local MOV, FORI, JFORI = opcode(numeric, 2), opcode(numeric, 5), opcode(numeric, 5) + 1
+local UGET = opcode(loadstring "local a = 1 return function() for k = a, 2 do end end" (), 1)
+local JMP = opcode(loadstring "while true do end", 2)
+local ISNEXT, ITERN, ITERC = opcode(generic, 4), opcode(generic, 5), opcode(generic, 5) - 1
+
+local known = setmetatable({}, { __mode = "k" })
+
+-- The loops of a function, by their first instruction. slot: the local that holds the index or the generator, from 0;
+-- nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set the index.
+local function loops_of(fn)
+  if known[fn] then return known[fn] end
+  local list, entries, setters, lines = {}, {}, {}, {}
+  for pc = 1, 1e6 do
+    local code = bytecode(fn, pc)
+    if not code then break end
+    local op, slot, operand = band(code, 255), band(rshift(code, 8), 255), rshift(code, 16)
+    local target = pc + 1 + operand - 0x8000
+    lines[pc] = line_info(fn, pc).currentline
+    if op == FORI or op == JFORI then
+      list[#list + 1] = { first = pc, last = target - 1, slot = slot, start = setters[slot] }
+    elseif op == ITERC or op == ITERN then
+      list[#list + 1] = { first = entries[pc], last = pc, slot = slot - 3 }
+    elseif op == JMP and target <= pc then
+      list[#list + 1] = { first = target, last = pc }
+    elseif op == JMP or op == ISNEXT then
+      entries[target] = pc
+    end
+    setters[slot] = { op, operand + 1 }
+  end
+  for _, loop in ipairs(list) do
+    loop.from, loop.to = lines[loop.first], 0
+    for pc = loop.first, loop.last do loop.to = math.max(loop.to, lines[pc]) end
+  end
+  table.sort(list, function(a, b) return a.first < b.first end)
+  known[fn] = list
+  return list
+end
+
+-- The first index of a numeric loop, where a variable holds it that has not changed since the last look; otherwise 0.
+-- Ranks may start a loop at different indices, but then at variables.
+local function start_of(loop, fn, level)
+  local op, operand = loop.start[1], loop.start[2]
+  local _, start
+  if op == MOV then _, start = getlocal(level + 1, operand) end
+  if op == UGET then _, start = getupvalue(fn, operand) end
+  loop.seen = loop.seen or start
+  if loop.seen ~= start then loop.start[1] = nil end
+  return loop.start[1] and tonumber(start) or 0
+end
+
+-- Adds the loops that the function at that level is in, the innermost first. Of several loops in one line, the first
+-- one counts.
+local function add_loops(path, fn, level, line)
+  local names, values, found = {}, {}, {}
+  for k = 0, 1e6 do
+    names[k], values[k] = getlocal(level + 1, k + 1)
+    if not names[k] then break end
+  end
+  for _, loop in ipairs(loops_of(fn)) do
+    local slot, count = loop.slot, nil
+    local name = slot and names[slot]
+    if name == "(for index)" then
+      count = math.floor((values[slot] - start_of(loop, fn, level + 1)) / values[slot + 2])
+    elseif name == "(for generator)" and counted[values[slot]] then
+      count = values[slot + 2]
+      if counted[values[slot]] == "steps" then path.step = count end
+    end
+    if loop.from <= line and line <= loop.to and (not slot or name and name:sub(1, 5) == "(for ") then
+      if slot then names[slot] = nil end
+      found[#found + 1] = count and math.abs(count) < 2^31 and { 2 * loop.from + 1, count } or { 2 * loop.from, -1 }
+    end
+  end
+  for k = #found, 1, -1 do path[#path + 1] = found[k] end
+end
+
+-- ---- positions -----------------------------------------------------------------------------------
+
+---@class Position
+---@field text string     the whole position
+---@field caught string?  the part of it that goes on after an error; nil: no pcall of the script would catch it
+---@field step integer?   the step of the outermost ms.steps
+
+--- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that
+--- counts its iterations, { 2 * line, -1 } for another loop, and { 2 * line, 2 * callee + unordered } for a call.
+--- unordered: 1 if the library makes the call, so that lines of the callee need not run in their order.
+---@return Position
+function M.now()
+  local path, n, callee, unordered, guarded, inside = {}, 2, 0, 0, false, nil
+  while true do
+    local info = getinfo(n, "fl")
+    if not info then break end
+    local fn = info.func
+    local place = fn and errors.place_of(fn)
+    if place and place ~= "C" and (place ~= "library" or counting[fn]) then
+      if guarded then inside = inside or #path end
+      path[#path + 1] = { 2 * math.max(info.currentline, 1), 2 * callee + (counting[fn] and 0 or unordered) }
+      add_loops(path, fn, n, info.currentline)
+      callee, unordered = getinfo(fn, "S").linedefined, 0
+    elseif fn ~= pcall and fn ~= xpcall then
+      unordered = 1
+    end
+    guarded = fn == pcall or fn == xpcall
+    n = n + 1
+  end
+  local at, text = { step = path.step }, {}
+  for k = #path, 1, -1 do
+    at[#at + 1] = path[k]
+    text[#text + 1] = path[k][1] .. ":" .. path[k][2]
+  end
+  at.text = table.concat(text, " ")
+  at.caught = inside and table.concat(text, " ", 1, #text - inside)
+  return at
+end
+
+return M
