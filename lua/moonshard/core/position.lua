@@ -25,14 +25,32 @@ local MOV, FORI, JFORI = opcode(numeric, 2), opcode(numeric, 5), opcode(numeric,
 local UGET = opcode(loadstring "local a = 1 return function() for k = a, 2 do end end" (), 1)
 local JMP = opcode(loadstring "while true do end", 2)
 local ISNEXT, ITERN, ITERC = opcode(generic, 4), opcode(generic, 5), opcode(generic, 5) - 1
+local closes = loadstring "do local a function b() a = 1 end end c()"
+local UCLO = opcode(closes, 4)
+local ends = {}                                         -- opcodes that return
+for _, source in ipairs { "", "return 1", "return 1, 2", "return f()", "return 1, f()" } do
+  local fn, pc = loadstring(source), 1
+  while bytecode(fn, pc + 1) do pc = pc + 1 end
+  ends[opcode(fn, pc)] = true
+end
 
 local known = setmetatable({}, { __mode = "k" })
 
--- The loops of a function, by their first instruction. slot: the local that holds the index or the generator, from 0;
--- nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set the index.
+-- The two parts of an `if` of which a call runs one: what `then` begins, and what is skipped at its end, the `else` part
+-- or, where it returns or breaks, what follows. first, last: of the `then` part; skipped: the end of the other one.
+local function add_branch(list, fn, first, last, n)
+  local code = bytecode(fn, last)
+  local op, target = band(code, 255), last + 1 + rshift(code, 16) - 0x8000
+  local skipped = ends[op] and n or (op == JMP or op == UCLO) and target > last + 1 and target - 1 or nil
+  if skipped then list[#list + 1] = { first = first, last = last, skipped = skipped } end
+end
+
+-- The loops of a function, and its `if` statements with two parts, by their first instruction. slot: the local that
+-- holds the index or the generator, from 0; nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set
+-- the index.
 local function loops_of(fn)
   if known[fn] then return known[fn] end
-  local list, entries, setters, lines = {}, {}, {}, {}
+  local list, entries, setters, lines, forward = {}, {}, {}, {}, {}
   for pc = 1, 1e6 do
     local code = bytecode(fn, pc)
     if not code then break end
@@ -47,12 +65,16 @@ local function loops_of(fn)
       list[#list + 1] = { first = target, last = pc }
     elseif op == JMP or op == ISNEXT then
       entries[target] = pc
+      if target > pc + 1 then forward[#forward + 1] = { pc + 1, target - 1 } end
     end
     setters[slot] = { op, operand + 1 }
   end
-  for _, loop in ipairs(list) do
-    loop.from, loop.to = lines[loop.first], 0
-    for pc = loop.first, loop.last do loop.to = math.max(loop.to, lines[pc]) end
+  for _, jump in ipairs(forward) do add_branch(list, fn, jump[1], jump[2], #lines) end
+  for _, part in ipairs(list) do
+    part.from, part.to, part.other = lines[part.first], 0, 0
+    for pc = part.first, part.last do part.to = math.max(part.to, lines[pc]) end
+    part.second = lines[part.last + 1] or 0
+    for pc = part.last + 1, part.skipped or 0 do part.other = math.max(part.other, lines[pc]) end
   end
   table.sort(list, function(a, b) return a.first < b.first end)
   known[fn] = list
@@ -88,7 +110,12 @@ local function add_loops(path, fn, level, line)
       count = values[slot + 2]
       if counted[values[slot]] == "steps" then path.step = count end
     end
-    if loop.from <= line and line <= loop.to and (not slot or name and name:sub(1, 5) == "(for ") then
+    if loop.skipped then
+      -- A part that shares a line with the other one cannot be told apart.
+      if loop.from <= line and line <= loop.other and loop.to < loop.second then
+        found[#found + 1] = { 2 * loop.from, line <= loop.to and 2 or 4 }
+      end
+    elseif loop.from <= line and line <= loop.to and (not slot or name and name:sub(1, 5) == "(for ") then
       if slot then names[slot] = nil end
       found[#found + 1] = count and math.abs(count) < 2^31 and { 2 * loop.from + 1, count } or { 2 * loop.from, -1 }
     end
@@ -104,7 +131,7 @@ end
 ---@field step integer?   the step of the outermost ms.steps
 
 --- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that
---- counts its iterations, { 2 * line, -1 } for another loop, and { 2 * line, 2 * callee + unordered } for a call.
+--- counts its iterations, { 2 * line, -1 } for another loop, { 2 * line, 2 or 4 } for a part of an `if`, and { 2 * line, 2 * callee + unordered } for a call.
 --- unordered: 1 if the library makes the call, so that lines of the callee need not run in their order.
 ---@return Position
 function M.now()
