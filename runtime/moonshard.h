@@ -660,8 +660,9 @@ MS_API void ms_dist_refused(double group, const char *text, const char *site, do
 // Where a script continues after an error: its next collective. failed: the place of the latest failed call, "" if that
 // was not a single collective; caught: where the script caught the error, "" if unknown; times: how many errors in
 // succession it has caught there; here: the place of the next call. line, count: the functions and loops around it, the
-// outermost first. For a loop that counts its iterations, 2 * line + 1 and the count; for a call, 2 * line and 2 *
-// callee + 1 if what follows need not run in the order of its lines, else 2 * callee.
+// outermost first. For a loop that counts its iterations, 2 * line + 1 and the count; for a part of an `if`, 2 * line
+// and -2 or -4; for a call, 2 * line and 2 * callee + 1 if what follows need not run in the order of its lines, else 2
+// * callee.
 enum { MS_MAX_NESTED = 12 };
 typedef struct {
     const char *failed, *caught, *here;

@@ -232,6 +232,16 @@ static int compare(const ms_resumption *a, const ms_resumption *b, bool by_line)
     return 0;
 }
 
+// Whether two members are at different places whose order is unknown, other than in the two parts of an `if`.
+static bool are_apart(const ms_resumption *a, const ms_resumption *b)
+{
+    for (int k = 0; k < MS_MAX_NESTED; k++) {
+        if (a->line[k] == b->line[k] && a->count[k] == b->count[k]) continue;
+        return a->line[k] != b->line[k] || a->count[k] >= -1 || b->count[k] >= -1;
+    }
+    return false;
+}
+
 // Whether the script of member k has to fail in more calls until it continues where another member's does: it is at an
 // earlier place, or its call here has failed on a member whose script caught the error elsewhere, or caught more errors
 // there.
@@ -265,7 +275,8 @@ static ms_status resume(ms_waiter *w)
         const ms_fingerprint *p = &slot_of(g, k, c->seq)->fingerprint;
         if (!p->resumed.here || p->op == OP_REFUSED) return MS_OK;
         if (p->resumed.turns > turns) turns = p->resumed.turns;
-        apart |= memcmp(p->resumed.line, c->fingerprint.resumed.line, 2 * sizeof p->resumed.line) != 0;  // and count
+        for (int j = 0; j < k && !apart; j++)
+            apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, &p->resumed);
     }
     // The same call may be in different lines on different ranks. Then the members become the furthest one in turns.
     bool by_line = turns < MAX_TURNS && c->op != OP_SEND_RECV;

@@ -315,6 +315,49 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         if rank == 0 then process.remove_folder(folder) end
       end)
 
+      it("the same call in the two parts of an if matches at once", function()
+        local function differ()
+          local ok = pcall(dist.all_reduce, ms.ones(1), { op = rank == 0 and "max" or "sum" })
+          assert.is_false(ok)
+        end
+        local t = ms.ones(1)
+        differ()
+        if rank == 0 then
+          local kept = function() return t end
+          dist.all_reduce(kept())
+        else
+          dist.all_reduce(t)
+        end
+        assert.are.equal(world, t:item())
+        local function returns()
+          if rank == world - 1 then
+            dist.all_reduce(t)
+            return
+          end
+          dist.all_reduce(t)
+        end
+        differ()
+        returns()
+        assert.are.equal(world * world, t:item())
+        for step = 1, 2 do
+          t:fill_(1)
+          differ()
+          for _ = 1, 2 do
+            if rank == 1 then
+              dist.all_reduce(t)
+              break
+            elseif step == 1 then
+              dist.all_reduce(t)
+              break
+            else
+              dist.all_reduce(t)
+            end
+            if step == 2 then break end
+          end
+          assert.are.equal(world, t:item())
+        end
+      end)
+
       it("a value that a call of the library gathers is not mixed with one of the script", function()
         local ok, why = pcall(function()
           if rank == 1 then return dist.all_gather_object(5) end

@@ -113,7 +113,7 @@ local function add_loops(path, fn, level, line)
     if loop.skipped then
       -- A part that shares a line with the other one cannot be told apart.
       if loop.from <= line and line <= loop.other and loop.to < loop.second then
-        found[#found + 1] = { 2 * loop.from, line <= loop.to and 2 or 4 }
+        found[#found + 1] = { 2 * loop.from, line <= loop.to and -2 or -4 }
       end
     elseif loop.from <= line and line <= loop.to and (not slot or name and name:sub(1, 5) == "(for ") then
       if slot then names[slot] = nil end
@@ -131,8 +131,9 @@ end
 ---@field step integer?   the step of the outermost ms.steps
 
 --- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that
---- counts its iterations, { 2 * line, -1 } for another loop, { 2 * line, 2 or 4 } for a part of an `if`, and { 2 * line, 2 * callee + unordered } for a call.
---- unordered: 1 if the library makes the call, so that lines of the callee need not run in their order.
+--- counts its iterations, { 2 * line, -1 } for another loop, { 2 * line, -2 or -4 } for a part of an `if`, and
+--- { 2 * line, 2 * callee + unordered } for a call. unordered: 1 if the library makes the call, so that lines of the
+--- callee need not run in their order.
 ---@return Position
 function M.now()
   local path, n, callee, unordered, guarded, inside = {}, 2, 0, 0, false, nil
