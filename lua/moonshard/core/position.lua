@@ -58,7 +58,7 @@ local function loops_of(fn)
     local target = pc + 1 + operand - 0x8000
     lines[pc] = line_info(fn, pc).currentline
     if op == FORI or op == JFORI then
-      list[#list + 1] = { first = pc, last = target - 1, slot = slot, start = setters[slot] }
+      list[#list + 1] = { first = pc, last = target - 1, slot = slot, start = setters[slot] or {} }
     elseif op == ITERC or op == ITERN then
       list[#list + 1] = { first = entries[pc], last = pc, slot = slot - 3 }
     elseif op == JMP and target <= pc then
@@ -104,6 +104,8 @@ local function add_loops(path, fn, level, line)
   for _, loop in ipairs(loops_of(fn)) do
     local slot, count = loop.slot, nil
     local name = slot and names[slot]
+    -- Another loop of the function may have used the slot.
+    if slot and (name == "(for index)") ~= (loop.start ~= nil) then name = nil end
     if name == "(for index)" then
       count = math.floor((values[slot] - start_of(loop, fn, level + 1)) / values[slot + 2])
     elseif name == "(for generator)" and counted[values[slot]] then
