@@ -3,23 +3,15 @@
 --- CRC32C; a record is an Event in the encoding of protocol buffers. Numbers of fields are those of tensorflow's
 --- event.proto, summary.proto, tensor.proto.
 local bit, ffi, lfs = require "bit", require "ffi", require "lfs"
+local crc32c = require "moonshard.run.crc" (0x82f63b78)
 
-local bxor, band, rshift, lshift, bor = bit.bxor, bit.band, bit.rshift, bit.lshift, bit.bor
+local rshift, lshift, bor = bit.rshift, bit.lshift, bit.bor
 
 -- ---- TFRecord ------------------------------------------------------------------------------------
 
-local crcs = ffi.new "int32_t[256]"
-for n = 0, 255 do
-  local c = n
-  for _ = 1, 8 do c = band(c, 1) == 1 and bxor(0x82f63b78, rshift(c, 1)) or rshift(c, 1) end
-  crcs[n] = c
-end
-
 local word = ffi.new "int32_t[1]"
 local function masked_crc(text)
-  local bytes, c = ffi.cast("const uint8_t *", text), bit.tobit(0xffffffff)
-  for k = 0, #text - 1 do c = bxor(crcs[band(bxor(c, bytes[k]), 255)], rshift(c, 8)) end
-  c = bit.bnot(c)
+  local c = crc32c(text)
   word[0] = bit.tobit(bor(rshift(c, 15), lshift(c, 17)) + 0xa282ead8)
   return ffi.string(word, 4)
 end

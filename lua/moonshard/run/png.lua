@@ -1,15 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Writes images as PNG (RFC 2083), uncompressed: deflate's stored blocks need no library.
-local bit, ffi = require "bit", require "ffi"
+local bit = require "bit"
+local crc32 = require "moonshard.run.crc" (0xedb88320)
 
-local bxor, band, rshift = bit.bxor, bit.band, bit.rshift
-
-local crcs = ffi.new "int32_t[256]"
-for n = 0, 255 do
-  local c = n
-  for _ = 1, 8 do c = band(c, 1) == 1 and bxor(0xedb88320, rshift(c, 1)) or rshift(c, 1) end
-  crcs[n] = c
-end
+local band, rshift = bit.band, bit.rshift
 
 local function big_endian(x)
   return string.char(band(rshift(x, 24), 255), band(rshift(x, 16), 255), band(rshift(x, 8), 255), band(x, 255))
@@ -17,9 +11,7 @@ end
 
 local function chunk(name, data)
   local text = name .. data
-  local c = bit.tobit(0xffffffff)
-  for k = 1, #text do c = bxor(crcs[band(bxor(c, text:byte(k)), 255)], rshift(c, 8)) end
-  return big_endian(#data) .. text .. big_endian(bit.bnot(c))
+  return big_endian(#data) .. text .. big_endian(crc32(text))
 end
 
 -- RFC 1950 and 1951: blocks of at most 65535 bytes, then Adler-32.
