@@ -23,7 +23,7 @@ local M = {}
 local function device_text(name)
   if not name:find "^cuda" then return (name:gsub(":0$", "")) end
   local ok, model = pcall(util.cuda.device_name, name)
-  return ok and ("%s (%s)"):format(name, model:match "^[^,\n]*") or name
+  return ok and ("%s (%s)"):format(name, model:match "^(.-) %(" or model) or name
 end
 
 -- Rank 0's part: the folder, the checkpoint to load, the step to continue after.
