@@ -99,7 +99,7 @@ describe("the bundle", function()
     assert.matches("1 success", out, err)
   end)
 
-  it_possible("holds the licence of every package of which it holds files, and no GNU readline", function()
+  it_possible("contains the licence of every package whose files it contains, and no GNU readline", function()
     local packages = {}
     for package in process.read(bundle .. "/notices/README"):gmatch "\n([a-z0-9.+-]+) [^\n]*, source " do
       packages[package] = true

@@ -142,7 +142,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 
 constexpr int PIECE = 16384;  // the fewest elements of a block
 
-// A thread's contribution of one value to the sum of |g|^p, or to the maximum of |g|. SQUARES: p is 2.
+// Adds one value to a thread's sum of |g|^p, or, for an infinite p, to its maximum of |g|. SQUARES: p is 2.
 template <bool SQUARES> static __device__ __forceinline__ double fold_power(double sum, double v, double p)
 {
     double a = v < 0 ? -v : v;
@@ -247,7 +247,7 @@ __global__ void clip_kernel(int n, const ms_norm_part *list, int64_t piece, doub
 #undef RUN
 }
 
-// The room of a job: a sum per owner, the sums of the pieces, their owners, the list of parts.
+// What a job's memory on the device holds: a sum per owner, the sums of the pieces, their owners, the list of parts.
 struct norm_room {
     double *sums, *pieces;
     ms_norm_part *list;

@@ -220,7 +220,8 @@ static ms_status abandoned(ms_coll *c, int rank)
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
-// Whose script is at the earlier place: -1: a's, 1: b's, 0: unknown. by_line: the order of lines counts.
+// The order of two members' places in the script: -1: a's is earlier, 1: b's is, 0: unknown. by_line: an earlier line
+// is an earlier place.
 static int compare(const ms_resumption *a, const ms_resumption *b, bool by_line)
 {
     for (int k = 0; k < MS_MAX_NESTED && a->line[k] && b->line[k]; k++) {

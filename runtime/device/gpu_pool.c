@@ -70,7 +70,7 @@ static ms_status driver_alloc(void **out, int index, size_t size)
 }
 
 // A block from a slab, a new one if none has room. If the driver has no memory for a slab, one just large enough.
-static ms_status large(ms_block **out, int index, size_t bytes)
+static ms_status alloc_large(ms_block **out, int index, size_t bytes)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
@@ -95,7 +95,7 @@ static ms_status large(ms_block **out, int index, size_t bytes)
 }
 
 // Allocates a new part of a chunk, or for the emulator an allocation of its own.
-static ms_status fresh(void **out, int index, size_t size)
+static ms_status alloc_small(void **out, int index, size_t size)
 {
     gpu *g = &gpus[index];
     if (ms__cuda()->separate) return driver_alloc(out, index, size);
@@ -165,11 +165,11 @@ ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *wh
     ms_status st = MS_OK;
     ms_block *b;
     if (MS_UNLIKELY(lent)) reclaim();
-    if (is_large(bytes)) st = large(&b, index, bytes);
+    if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
         void *p = NULL;
         if (!(b = ms__header_new())) return ms__pool_no_memory(device, bytes, what, "malloc");
-        if ((st = fresh(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
+        if ((st = alloc_small(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
         else ms__header_drop(b);
     }
     if (st == MS_ENOMEM) return ms__pool_no_memory(device, bytes, what, "more than the free memory of the device");

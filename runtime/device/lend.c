@@ -10,7 +10,8 @@
 
 #include "device/lend.h"
 
-enum { LISTENS, BORROWER, BORROWED };  // whose end of which socket
+// Kinds of sockets: one that offers a block; the owner's end of a connection; a borrower's end.
+enum { LISTENS, BORROWER, BORROWED };
 typedef struct {
     const ms_block *block;
     int kind, fd;

@@ -218,7 +218,7 @@ static ms_status take_sums(gradients *s, bool maximum)
 static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
 {
     double p = list->p, *own = list->partial;
-    bool maximum = isinf(p), alone = ms__is_cuda(ms__device(norm));  // nobody else contributes
+    bool maximum = isinf(p), alone = ms__is_cuda(ms__device(norm));  // no other rank or device contributes
     if (blocks > 0) over_blocks(list, blocks, measure);
     MS_TRY(measure_there(s, p));
     for (int k = 0; k < s->n_groups; k++) alone = alone && ms__group_size(s->groups[k]) == 1;

@@ -36,8 +36,9 @@ end
 
 local known = setmetatable({}, { __mode = "k" })
 
--- The two parts of an `if` of which a call runs one: what `then` begins, and what is skipped at its end, the `else` part
--- or, where it returns or breaks, what follows. first, last: of the `then` part; skipped: the end of the other one.
+-- Adds an `if` with two parts, of which one runs: the `then` part, from `first` to `last`, and the instructions behind it
+-- that it skips. These are the `else` part or, if the `then` part returns or breaks, what follows it. n: the function's
+-- last instruction.
 local function add_branch(list, fn, first, last, n)
   local code = bytecode(fn, last)
   local op, target = band(code, 255), last + 1 + rshift(code, 16) - 0x8000
@@ -113,7 +114,7 @@ local function add_loops(path, fn, level, line)
       if counted[values[slot]] == "steps" then path.step = count end
     end
     if loop.skipped then
-      -- A part that shares a line with the other one cannot be told apart.
+      -- If both parts share a line, the line does not say which one runs.
       if loop.from <= line and line <= loop.other and loop.to < loop.second then
         found[#found + 1] = { 2 * loop.from, line <= loop.to and -2 or -4 }
       end

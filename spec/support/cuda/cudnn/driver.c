@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cudnn/driver.c -- a stand-in for libcuda.so.1, the driver, on a machine without a GPU: it loads any library of
-// kernels, so that cuDNN compiles its plans for a device of which only the properties are known. All other functions of
+// kernels, so that cuDNN compiles its plans for a device that is not there, by its properties. All other functions of
 // the driver fail (driver.sh makes them); nothing can be launched.
 #define _GNU_SOURCE
 #include <dlfcn.h>
