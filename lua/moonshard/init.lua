@@ -37,7 +37,7 @@ for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 -- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "testing" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
-local elsewhere = { save = "io.files", load = "io.files" }
+local elsewhere = { save = "io.files", load = "io.files", doctor = "tools.doctor" }
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end
 
 setmetatable(ms, {
@@ -53,7 +53,7 @@ setmetatable(ms, {
       end
       local module = require(path)
       local value = from == "io.files" and module[name] or module
-      if value == module and getmetatable(module) == nil then errors.closed(module, name) end
+      if value == module and type(module) == "table" and getmetatable(module) == nil then errors.closed(module, name) end
       rawset(ms, name, value)
       return value
     end

@@ -17,8 +17,12 @@ local M = {}
 
 local ENOUGH, TOTAL, LARGEST = 5e-3, 0.1, 8192          -- seconds of a product, seconds in all, rows
 
--- Operations per second of this rank. Reading an element waits for a GPU.
-local function measure(device, dtype)
+--- Operations per second of this rank in products of two square matrices: the best of several. Reading an element of
+--- the result waits for a GPU.
+---@param device string
+---@param dtype string
+---@return number
+function M.measure(device, dtype)
   local function seconds(n)
     return scope(function()
       local a = create.ones(n, n, { dtype = dtype, device = device })
@@ -87,7 +91,7 @@ function M.of(facts, dtype, dist)
   local sum = 0
   local peak = util.memory_stats(device).peak_allocated
   if dist then dist.barrier() end
-  local mine = measure(device, dtype)
+  local mine = M.measure(device, dtype)
   for _, rate in ipairs(dist and dist.all_gather_object(mine) or { mine }) do sum = sum + rate end
   -- The peak is the run's own, unless the run has already used more.
   if util.memory_stats(device).peak_allocated > peak then util.reset_peak_memory_stats(device) end
