@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/rows.cu -- softmax, log_softmax, layer_norm, rms_norm, cross_entropy, mse_loss and their gradients: one block
-// per row, sums in float32 (float64 for doubles) in a fixed tree.
-#include "cuda/cuda.h"
+// per row, or a warp for short rows; sums in float32 (float64 for doubles) in a fixed tree.
+#include "cuda/blocks.h"
 #include "rows/layout.h"
 
 // ---- softmax along any dimension ----
@@ -65,96 +65,147 @@ static ms_status run_log_softmax(ms_call *c) { return softmax(c, true, false); }
 static ms_status run_softmax_backward(ms_call *c) { return softmax(c, false, true); }
 static ms_status run_log_softmax_backward(ms_call *c) { return softmax(c, true, true); }
 
-// ---- layer_norm, rms_norm: h = (x - mean) rstd, y = h w + b ----
+// ---- layer_norm, rms_norm: h = (x - mean) rstd, y = h w + b. A group of `width` threads has a row; what it reads
+// again comes from the cache. ----
 
-template <class T>
-__device__ inline void measure(int64_t n, int dtype, const void *x, int64_t at, T eps, bool rms, T *shared, T *mean,
-                               T *rstd)
+template <class S>
+__device__ inline void measure(const S *x, int64_t n, int lane, int width, real_of<S> eps, bool rms, real_of<S> *shared,
+                               real_of<S> *mean, real_of<S> *rstd)
 {
-    T sum = 0, spread = 0;
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    T sum = 0, spread = 0, v[N];
     if (!rms) {
-        for (int64_t j = threadIdx.x; j < n; j += BLOCK) sum += load<T>(dtype, x, at + j);
-        sum = block_sum(sum, shared);
+        for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+            read_pack(x, j, n, (T)0, v);
+            for (int e = 0; e < N; e++) sum += v[e];
+        }
+        sum = group_sum(sum, width, shared);
     }
-    *mean = rms ? (T)0 : sum / (T)n;
-    for (int64_t j = threadIdx.x; j < n; j += BLOCK) {
-        T d = load<T>(dtype, x, at + j) - *mean;
-        spread += d * d;
+    T m = rms ? (T)0 : sum / (T)n;
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_pack(x, j, n, m, v);
+        for (int e = 0; e < N; e++) spread += (v[e] - m) * (v[e] - m);
     }
-    spread = block_sum(spread, shared);
+    spread = group_sum(spread, width, shared);
+    *mean = m;
     *rstd = 1 / sqrt_of(spread / (T)n + eps);
 }
-template <class T>
-__global__ void norm_kernel(int64_t n, int dtype, const void *x, const void *w, const void *b, void *y, double eps,
-                            bool rms)
+template <class S>
+__global__ void norm_kernel(int64_t rows, int64_t n, int width, const void *x_, const void *w, const void *b, void *y,
+                            double eps, bool rms)
 {
-    __shared__ T shared[BLOCK];
-    int64_t at = (int64_t)blockIdx.x * n;
-    T mean, rstd;
-    measure<T>(n, dtype, x, at, (T)eps, rms, shared, &mean, &rstd);
-    for (int64_t j = threadIdx.x; j < n; j += BLOCK) {
-        T h = (load<T>(dtype, x, at + j) - mean) * rstd;
-        if (w) h *= load<T>(dtype, w, j);
-        if (b) h += load<T>(dtype, b, j);
-        store<T>(dtype, y, at + j, h);
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS];
+    int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
+    int lane = threadIdx.x % width;
+    if (row >= rows) return;
+    const S *x = (const S *)x_ + row * n;
+    T mean, rstd, v[N], f[N];
+    measure<S>(x, n, lane, width, (T)eps, rms, shared, &mean, &rstd);
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_pack(x, j, n, (T)0, v);
+        for (int e = 0; e < N; e++) v[e] = (v[e] - mean) * rstd;
+        if (w) {
+            read_pack((const S *)w, j, n, (T)0, f);
+            for (int e = 0; e < N; e++) v[e] *= f[e];
+        }
+        if (b) {
+            read_pack((const S *)b, j, n, (T)0, f);
+            for (int e = 0; e < N; e++) v[e] += f[e];
+        }
+        write_pack((S *)y + row * n, j, n, v);
     }
 }
 // dx = rstd (q - mean(q) - h mean(q h)), q = g w. Stores mean and rstd of every row in stats.
-template <class T>
-__global__ void norm_backward_kernel(int64_t n, int dtype, const void *g, const void *x, const void *w, void *dx,
-                                     double eps, bool rms, T *stats)
+template <class S>
+__global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const void *g_, const void *x_, const void *w,
+                                     void *dx, double eps, bool rms, void *stats)
 {
-    __shared__ T shared[BLOCK];
-    int64_t at = (int64_t)blockIdx.x * n;
-    T mean, rstd, mq = 0, mh = 0;
-    measure<T>(n, dtype, x, at, (T)eps, rms, shared, &mean, &rstd);
-    if (stats && threadIdx.x == 0) {
-        stats[2 * blockIdx.x] = mean;
-        stats[2 * blockIdx.x + 1] = rstd;
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS];
+    int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
+    int lane = threadIdx.x % width;
+    if (row >= rows) return;
+    const S *x = (const S *)x_ + row * n, *g = (const S *)g_ + row * n;
+    T mean, rstd, mq = 0, mh = 0, q[N], h[N], f[N];
+    measure<S>(x, n, lane, width, (T)eps, rms, shared, &mean, &rstd);
+    if (stats && lane == 0) {
+        ((T *)stats)[2 * row] = mean;
+        ((T *)stats)[2 * row + 1] = rstd;
     }
     if (!dx) return;
-    for (int64_t j = threadIdx.x; j < n; j += BLOCK) {
-        T q = load<T>(dtype, g, at + j) * (w ? load<T>(dtype, w, j) : 1), h = (load<T>(dtype, x, at + j) - mean) * rstd;
-        mq += q;
-        mh += q * h;
+    for (int e = 0; e < N; e++) f[e] = 1;
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_two(g, x, j, n, q, h);
+        if (w) read_pack((const S *)w, j, n, (T)0, f);
+        for (int e = 0; e < N; e++) {
+            mq += q[e] * f[e];
+            mh += q[e] * f[e] * ((h[e] - mean) * rstd);
+        }
     }
-    mq = rms ? (T)0 : block_sum(mq, shared) / (T)n;
-    mh = block_sum(mh, shared) / (T)n;
-    for (int64_t j = threadIdx.x; j < n; j += BLOCK) {
-        T q = load<T>(dtype, g, at + j) * (w ? load<T>(dtype, w, j) : 1), h = (load<T>(dtype, x, at + j) - mean) * rstd;
-        store<T>(dtype, dx, at + j, rstd * (q - mq - h * mh));
+    mq = rms ? (T)0 : group_sum(mq, width, shared) / (T)n;
+    mh = group_sum(mh, width, shared) / (T)n;
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_two(g, x, j, n, q, h);
+        if (w) read_pack((const S *)w, j, n, (T)0, f);
+        for (int e = 0; e < N; e++) q[e] = rstd * (q[e] * f[e] - mq - (h[e] - mean) * rstd * mh);
+        write_pack((S *)dx + row * n, j, n, q);
     }
 }
-// Column sums of g h and of g over ROWS rows each; norm_join_kernel adds these partial sums in order.
-enum { ROWS = 64 };
-template <class T>
-__global__ void norm_parts_kernel(int64_t rows, int64_t n, int dtype, const void *g, const void *x, const T *stats,
-                                  T *parts)
+// Column sums of g h and of g over a segment of rows. 16 threads have adjacent columns; the block's 16 groups of them
+// take turns at the rows, four rows at once, whose statistics are adjacent.
+enum { ACROSS = 16, COLUMNS = ACROSS * WIDE, GROUPS = BLOCK / ACROSS };
+template <class S>
+__global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
+    norm_parts_kernel(int64_t rows, int64_t n, int64_t segment, int64_t tiles, const void *g_, const void *x_,
+                      const void *stats, void *parts)
 {
-    int64_t i = GLOBAL_INDEX, j = i % n, part = i / n, first = part * ROWS;
-    if (first >= rows) return;
-    int64_t last = first + ROWS < rows ? first + ROWS : rows;
-    T dw = 0, db = 0;
-    for (int64_t r = first; r < last; r++) {
-        T v = load<T>(dtype, g, r * n + j);
-        dw += v * ((load<T>(dtype, x, r * n + j) - stats[2 * r]) * stats[2 * r + 1]);
-        db += v;
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[2][GROUPS][COLUMNS];
+    const S *g = (const S *)g_, *x = (const S *)x_;
+    int64_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles, first = part * segment;
+    int64_t last = first + segment < rows ? first + segment : rows;
+    int group = threadIdx.x / ACROSS, at = threadIdx.x % ACROSS * N;
+    int64_t j = tile * COLUMNS + at;
+    T dw[N] = {}, db[N] = {};
+    auto add = [&](int64_t r, T mean, T rstd) {
+        T a[N], b[N];
+        read_two(g + r * n, x + r * n, j, n, a, b);
+        for (int e = 0; e < N; e++) {
+            dw[e] += a[e] * ((b[e] - mean) * rstd);
+            db[e] += a[e];
+        }
+    };
+    for (int64_t r = first + 4 * group; r < last && j < n; r += 4 * GROUPS) {
+        T s[WIDE];
+        load_wide((const T *)stats + 2 * r, s);
+        add(r, s[0], s[1]);
+        if (r + 1 < last) add(r + 1, s[2], s[3]);
+        if (r + 2 < last) add(r + 2, s[4], s[5]);
+        if (r + 3 < last) add(r + 3, s[6], s[7]);
     }
-    parts[2 * part * n + j] = dw;
-    parts[(2 * part + 1) * n + j] = db;
+    for (int e = 0; e < N; e++) {
+        shared[0][group][at + e] = dw[e];
+        shared[1][group][at + e] = db[e];
+    }
+    __syncthreads();
+    int which = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;  // a thread for each of 2 * COLUMNS sums
+    T sum = 0;
+    for (int i = 0; i < GROUPS; i++) sum += shared[which][i][column];
+    if (tile * COLUMNS + column < n) ((T *)parts)[(2 * part + which) * n + tile * COLUMNS + column] = sum;
 }
-template <class T>
-__global__ void norm_join_kernel(int64_t count, int64_t n, int dtype, const T *parts, void *dw, void *db)
+template <class S> __global__ void norm_join_kernel(int64_t segments, int64_t n, const void *parts, void *dw, void *db)
 {
-    int64_t j = GLOBAL_INDEX;
-    if (j >= n) return;
-    T a = 0, b = 0;
-    for (int64_t k = 0; k < count; k++) {
-        a += parts[2 * k * n + j];
-        b += parts[(2 * k + 1) * n + j];
-    }
-    if (dw) store<T>(dtype, dw, j, a);
-    if (db) store<T>(dtype, db, j, b);
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS][33];
+    int64_t tiles = gridDim.x / 2, which = blockIdx.x / tiles, j = blockIdx.x % tiles * 32 + threadIdx.x % 32;
+    void *out = which ? db : dw;
+    T sum = join_column((const T *)parts + which * n, segments, 2 * n, j, j < n && out, shared);
+    if (threadIdx.x < 32 && j < n && out) store_one((S *)out + j, sum);
 }
 
 static ms_status norm(ms_call *c, bool rms)
@@ -166,9 +217,10 @@ static ms_status norm(ms_call *c, bool rms)
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
     int64_t rows = n ? o->numel / n : 0;
+    int width = row_width(rows, n);
     if (st == MS_OK)
-        st = launch_blocks(c->op->name, index, REAL_KERNEL(dtype, norm_kernel), rows, BLOCK, n, dtype, data_of(in[0]),
-                           data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_kernel), up(rows, BLOCK / width), BLOCK, rows,
+                           n, width, data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
     for (int k = 0; k < 3; k++)
         if (in[k]) ms__release(in[k]);
     return st;
@@ -176,28 +228,33 @@ static ms_status norm(ms_call *c, bool rms)
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
-template <class T>
-static ms_status norm_backward_typed(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
+static ms_status norm_backward_of(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
 {
     ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
-    int64_t rows = n ? x->numel / n : 0, parts = up(rows, ROWS);
-    int dtype = x->dtype, index = index_of(x);
+    int dtype = x->dtype, index = index_of(x), size = dtype == MS_F64 ? 8 : 4;
+    int64_t rows = n ? x->numel / n : 0, tiles = up(n, COLUMNS);
     bool sums = dw || db;
     ms_block *room = NULL;
     if (rows == 0) {
         if (dw) MS_TRY(ms__cuda_fill_tensor(dw, 0));
         return db ? ms__cuda_fill_tensor(db, 0) : MS_OK;
     }
-    if (sums) MS_TRY(ms__alloc(&room, ms__device(x), (size_t)(2 * rows + 2 * parts * n) * sizeof(T), c->op->name));
-    T *stats = room ? (T *)room->data : NULL, *at = stats + 2 * rows;
-    ms_status st = launch_blocks(c->op->name, index, norm_backward_kernel<T>, rows, BLOCK, n, dtype, ms__data(g),
-                                 ms__data(x), data_of(w), data_of(dx), c->f[0], rms, stats);
+    // A segment has a multiple of four rows, because statistics are read for four rows.
+    int64_t segment = up(up(rows, column_segments(rows, tiles)), 4) * 4, segments = up(rows, segment);
+    int64_t stats_n = up(2 * rows, WIDE) * WIDE;
+    int width = row_width(rows, n);
+    static_assert(2 * COLUMNS == BLOCK, "norm_parts_kernel has a thread for each sum");
+    if (sums) MS_TRY(ms__alloc(&room, ms__device(x), (size_t)(stats_n + 2 * segments * n) * size, c->op->name));
+    void *stats = room ? room->data : NULL, *parts = (char *)stats + stats_n * size;
+    ms_status st =
+        launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK,
+                      rows, n, width, ms__data(g), ms__data(x), data_of(w), data_of(dx), c->f[0], rms, stats);
     if (st == MS_OK && sums)
-        st = launch(c->op->name, index, norm_parts_kernel<T>, up(parts * n, BLOCK), BLOCK, rows, n, dtype, ms__data(g),
-                    ms__data(x), (const T *)stats, at);
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, rows, n,
+                           segment, tiles, ms__data(g), ms__data(x), stats, parts);
     if (st == MS_OK && sums)
-        st = launch(c->op->name, index, norm_join_kernel<T>, up(n, BLOCK), BLOCK, parts, n, dtype, (const T *)at,
-                    data_of(dw), data_of(db));
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_join_kernel), 2 * up(n, 32), BLOCK, segments, n,
+                           parts, data_of(dw), data_of(db));
     if (room) ms__free(room);
     return st;
 }
@@ -209,9 +266,7 @@ static ms_status norm_backward(ms_call *c, bool rms)
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK)
-        st = x->dtype == MS_F64 ? norm_backward_typed<double>(c, rms, n, g, x, w)
-                                : norm_backward_typed<float>(c, rms, n, g, x, w);
+    if (st == MS_OK) st = norm_backward_of(c, rms, n, g, x, w);
     if (w) ms__release(w);
     if (x) ms__release(x);
     if (g) ms__release(g);
@@ -242,33 +297,43 @@ static __device__ inline int64_t target_of(const cross &q, int64_t row)
     return t;
 }
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c])
-template <class T> __global__ void cross_kernel(cross q, T *lse_out, T *losses)
+// One pass: each thread keeps the largest logit that it has seen and the sum of exp(x - largest).
+template <class S> __global__ void cross_kernel(cross q, void *lse_out, void *losses)
 {
-    __shared__ T shared[BLOCK];
-    int64_t row = blockIdx.x, at = row * q.n;
-    T most = -(T)INFINITY, sum = 0, all = 0, weights = 0, smooth = (T)q.smooth;
-    for (int64_t j = threadIdx.x; j < q.n; j += BLOCK) {
-        T v = load<T>(q.x_type, q.x, at + j);
-        most = ((v > most) | (v != v)) ? v : most;
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS];
+    int64_t row = blockIdx.x;
+    const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
+    T most = -(T)INFINITY, sum = 0, all = 0, weights = 0, smooth = (T)q.smooth, v[N], f[N];
+    for (int e = 0; e < N; e++) f[e] = 1;
+    for (int64_t j = first_pack(x) + threadIdx.x * N; j < q.n; j += BLOCK * N) {
+        read_pack(x, j, q.n, -(T)INFINITY, v);
+        T top = most;
+        for (int e = 0; e < N; e++) top = larger(top, v[e]);
+        T base = top == -(T)INFINITY ? 0 : top, add = 0;  // -inf only so far: exp(-inf) = 0
+        for (int e = 0; e < N; e++) add += exp_of(v[e] - base);
+        sum = sum * exp_of(most - base) + add;
+        most = top;
+        if (smooth != 0) {
+            if (w) read_pack(w, j, q.n, (T)0, f);
+            for (int e = 0; e < N; e++)
+                if (j + e >= 0 && j + e < q.n) all += f[e] * v[e], weights += f[e];
+        }
     }
-    most = block_max(most, shared);
-    if (most == -(T)INFINITY) most = 0;
-    for (int64_t j = threadIdx.x; j < q.n; j += BLOCK) {
-        T v = load<T>(q.x_type, q.x, at + j), w = q.w ? load<T>(q.x_type, q.w, j) : 1;
-        sum += exp_of(v - most);
-        if (smooth != 0) all += w * v, weights += w;
-    }
-    sum = block_sum(sum, shared);
-    if (smooth != 0) all = block_sum(all, shared), weights = block_sum(weights, shared);
+    T top = group_max(most, BLOCK, shared);
+    if (top == -(T)INFINITY) top = 0;  // a row of -inf only
+    sum = group_sum(sum * exp_of(most - top), BLOCK, shared);
+    if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
     if (threadIdx.x != 0) return;
-    T lse = most + log_of(sum), loss = 0;
-    lse_out[row] = lse;
+    T lse = top + log_of(sum), loss = 0;
+    ((T *)lse_out)[row] = lse;
     int64_t t = target_of(q, row);
     if (t >= 0) {
-        loss = (1 - smooth) * (q.w ? load<T>(q.x_type, q.w, t) : 1) * (lse - load<T>(q.x_type, q.x, at + t));
+        loss = (1 - smooth) * (w ? one_of(w + t) : 1) * (lse - one_of(x + t));
         if (smooth != 0) loss += smooth / (T)q.n * (weights * lse - all);
     }
-    losses[row] = loss;
+    ((T *)losses)[row] = loss;
 }
 // totals[0]: the sum of the losses (if given). totals[1]: the sum of the weights of the rows that are not ignored. Runs
 // as one block and adds in a fixed tree.
@@ -299,29 +364,40 @@ __global__ void cross_finish_kernel(int reduction, int64_t rows, const T *losses
 }
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + g_lse exp(x[c] -
 // lse)
-template <class T>
-__global__ void cross_backward_kernel(cross q, int reduction, const void *g, const T *lse, const T *g_lse,
+template <class S>
+__global__ void cross_backward_kernel(cross q, int reduction, const void *g, const void *lse, const void *g_lse,
                                       const double *totals, void *dx)
 {
-    __shared__ T shared[BLOCK];
-    int64_t row = blockIdx.x, at = row * q.n, t = target_of(q, row);
-    T smooth = (T)q.smooth, part = smooth / (T)q.n, weights = (T)q.n;
-    if (smooth != 0 && q.w) {
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS];
+    int64_t row = blockIdx.x, t = target_of(q, row);
+    const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
+    T smooth = (T)q.smooth, part = smooth / (T)q.n, weights = (T)q.n, v[N], f[N];
+    if (smooth != 0 && w) {
         weights = 0;
-        for (int64_t j = threadIdx.x; j < q.n; j += BLOCK) weights += load<T>(q.x_type, q.w, j);
-        weights = block_sum(weights, shared);
+        for (int64_t j = threadIdx.x * N; j < q.n; j += BLOCK * N) {
+            read_pack(w, j, q.n, (T)0, v);
+            for (int e = 0; e < N; e++) weights += v[e];
+        }
+        weights = group_sum(weights, BLOCK, shared);
     }
-    T scale = 0, shift = lse[row];
+    T scale = 0, shift = ((const T *)lse)[row];
     if (t >= 0)
-        scale = reduction == NONE ? load<T>(q.x_type, g, row)
+        scale = reduction == NONE ? one_of((const S *)g + row)
                                   : (T)(load<double>(q.x_type, g, 0) / (reduction == MEAN ? totals[1] : 1));
-    T own = (1 - smooth) * (q.w && t >= 0 ? load<T>(q.x_type, q.w, t) : 1),
-      all = scale * (own + part * weights) + (g_lse ? g_lse[row] : 0);
-    for (int64_t j = threadIdx.x; j < q.n; j += BLOCK) {
-        T v = all == 0 ? 0 : all * exp_of(load<T>(q.x_type, q.x, at + j) - shift);
-        if (smooth != 0) v -= scale * part * (q.w ? load<T>(q.x_type, q.w, j) : 1);
-        if (j == t) v -= scale * own;
-        store<T>(q.x_type, dx, at + j, v);
+    T own = (1 - smooth) * (w && t >= 0 ? one_of(w + t) : 1),
+      all = scale * (own + part * weights) + (g_lse ? ((const T *)g_lse)[row] : 0);
+    for (int e = 0; e < N; e++) f[e] = 1;
+    for (int64_t j = first_pack(x) + threadIdx.x * N; j < q.n; j += BLOCK * N) {
+        read_pack(x, j, q.n, (T)0, v);
+        if (smooth != 0 && w) read_pack(w, j, q.n, (T)0, f);
+        for (int e = 0; e < N; e++) {
+            v[e] = all == 0 ? 0 : all * exp_of(v[e] - shift);
+            if (smooth != 0) v[e] -= scale * part * f[e];
+            if (j + e == t) v[e] -= scale * own;
+        }
+        write_pack((S *)dx + row * q.n, j, q.n, v);
     }
 }
 
@@ -361,7 +437,8 @@ template <class T> static ms_status cross_forward(ms_call *c, const cross &q, in
     double *totals = (double *)room->data;
     T *losses = (T *)(totals + 2);
     ms_tensor *o = c->out[0];
-    MS_TRY(launch_blocks(what, index, cross_kernel<T>, q.rows, BLOCK, q, (T *)ms__data(c->out[1]), losses));
+    MS_TRY(launch_blocks(what, index, TYPED_KERNEL(q.x_type, cross_kernel), q.rows, BLOCK, q, ms__data(c->out[1]),
+                         (void *)losses));
     if (c->i[0] != NONE)
         MS_TRY(launch_blocks(what, index, cross_total_kernel<T>, 1, BLOCK, q, (const T *)losses, totals));
     return launch(what, index, cross_finish_kernel<T>, c->i[0] == NONE ? up(q.rows, BLOCK) : 1, BLOCK, (int)c->i[0],
@@ -400,12 +477,8 @@ static ms_status run_cross_entropy_backward(ms_call *c)
     if (st == MS_OK && q.rows && reduction == MEAN)
         st = launch_blocks(c->op->name, index, cross_total_kernel<float>, 1, BLOCK, q, (const float *)NULL, totals);
     if (st == MS_OK)
-        st = q.x_type == MS_F64 ? launch_blocks(c->op->name, index, cross_backward_kernel<double>, q.rows, BLOCK, q,
-                                                reduction, (const void *)ms__data(g), (const double *)ms__data(lse),
-                                                (const double *)data_of(g_lse), (const double *)totals, dx)
-                                : launch_blocks(c->op->name, index, cross_backward_kernel<float>, q.rows, BLOCK, q,
-                                                reduction, (const void *)ms__data(g), (const float *)ms__data(lse),
-                                                (const float *)data_of(g_lse), (const double *)totals, dx);
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_backward_kernel), q.rows, BLOCK, q,
+                           reduction, ms__data(g), ms__data(lse), data_of(g_lse), (const double *)totals, dx);
     if (room) ms__free(room);
     if (g_lse) ms__release(g_lse);
     if (g) ms__release(g);

@@ -38,14 +38,23 @@ template <class T, class S> static __device__ __forceinline__ void load_wide(con
     }
 }
 
+// Stores 16 bytes at once. The compiler may split an assignment into words.
+template <class V> static __device__ __forceinline__ void put(V *p, V v)
+{
+#ifdef MS_EMULATED
+    *p = v;
+#else
+    __stwb(p, v);
+#endif
+}
 template <class T> static __device__ __forceinline__ void store_wide(float *p, const T *v)
 {
-    ((float4 *)p)[0] = make_float4((float)v[0], (float)v[1], (float)v[2], (float)v[3]);
-    ((float4 *)p)[1] = make_float4((float)v[4], (float)v[5], (float)v[6], (float)v[7]);
+    put((float4 *)p, make_float4((float)v[0], (float)v[1], (float)v[2], (float)v[3]));
+    put((float4 *)p + 1, make_float4((float)v[4], (float)v[5], (float)v[6], (float)v[7]));
 }
 template <class T> static __device__ __forceinline__ void store_wide(double *p, const T *v)
 {
-    for (int k = 0; k < WIDE / 2; k++) ((double2 *)p)[k] = make_double2((double)v[2 * k], (double)v[2 * k + 1]);
+    for (int k = 0; k < WIDE / 2; k++) put((double2 *)p + k, make_double2((double)v[2 * k], (double)v[2 * k + 1]));
 }
 static __device__ __forceinline__ uint16_t half_bits(const ms_f16 *, float x) { return ms_float_to_f16(x).bits; }
 static __device__ __forceinline__ uint16_t half_bits(const ms_bf16 *, float x) { return ms_float_to_bf16(x).bits; }
@@ -54,7 +63,7 @@ template <class T, class S> static __device__ __forceinline__ void store_wide(S 
     unsigned word[4];
     for (int k = 0; k < 4; k++)
         word[k] = (unsigned)half_bits(p, (float)v[2 * k]) | (unsigned)half_bits(p, (float)v[2 * k + 1]) << 16;
-    *(uint4 *)p = make_uint4(word[0], word[1], word[2], word[3]);
+    put((uint4 *)p, make_uint4(word[0], word[1], word[2], word[3]));
 }
 
 // One element.

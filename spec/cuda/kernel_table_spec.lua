@@ -136,7 +136,6 @@ describe("the prediction of a launch", function()
     { "the class of which it touches most", { half = 1e6, float32 = 4.299e9 }, row("a: b", 1), 1e-3 },
     { "the rate of the unit for products", { half = 1e6, flops = 780e9 }, nil, 1e-3 },
     { "the bandwidth for products that move more than they compute", { half = 4.3e9, flops = 1e9 }, nil, 1e-3 },
-    { "all passes over memory", { half = 2.15e9 }, row("rows: cross_kernel<float>", 16), 1e-3 },
   } do
     it("takes " .. case[1], function() assert.near(case[4], seconds(case[2], case[3]), 1e-6) end)
   end

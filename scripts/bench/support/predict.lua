@@ -16,8 +16,6 @@ local BANDWIDTH, LATENCY = 4.3e12, 0.6e-6
 local RATE = { half = 780e12, float32 = 60e12, other = 67e12 }
 
 -- Properties of kernels that their arguments do not show.
--- The number of passes over the data, if the data does not fit a cache.
-local PASSES = { ["rows: cross_kernel"] = 2 }
 -- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
 -- all but the gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2 }
@@ -35,7 +33,7 @@ function M.bytes(l, base)
   local bytes = l.half + l.float32 + l.other
   if ROWS[base] then return l.other * 1.5, "other" end
   if GATHER[base] then bytes = 2 * l.blocks * l.threads * (class == "half" and 2 or 4) end
-  return bytes * (PASSES[base] or 1) * (WRITTEN[base] or 1), class
+  return bytes * (WRITTEN[base] or 1), class
 end
 
 --- Seconds of one launch, and the lower bound (full bandwidth, full rate, no waits).

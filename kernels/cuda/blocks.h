@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// cuda/blocks.h -- what streaming kernels are made of: accesses of 16 bytes, sums over warps and groups of threads, and
+// column sums in two levels. Kernels that sum are started by launch_blocks.
+#ifndef MS_CUDA_BLOCKS_H
+#define MS_CUDA_BLOCKS_H
+
+#include "cuda/wide.h"
+
+// The type in which elements of type S are computed.
+template <class S> using real_of = std::conditional_t<std::is_same_v<S, double>, double, float>;
+
+// A kernel template's instance for the dtype of its elements.
+#define TYPED_KERNEL(dtype, kernel)         \
+    ((dtype) == MS_F64    ? kernel<double>  \
+     : (dtype) == MS_F16  ? kernel<ms_f16>  \
+     : (dtype) == MS_BF16 ? kernel<ms_bf16> \
+                          : kernel<float>)
+
+template <class S> static __device__ inline real_of<S> one_of(const S *p) { return load_one<real_of<S>>(p); }
+
+// WIDE elements from j on of a row of n: at once if all are in the row and aligned, otherwise one by one. Elements
+// outside the row read as `rest` and are not written.
+template <class S>
+static __device__ __forceinline__ void read_pack(const S *row, int64_t j, int64_t n, real_of<S> rest, real_of<S> *v)
+{
+    if (j >= 0 && j + WIDE <= n && is_wide(row + j)) load_wide(row + j, v);
+    else
+        for (int e = 0; e < WIDE; e++) v[e] = j + e >= 0 && j + e < n ? one_of(row + j + e) : rest;
+}
+// Elements of two rows, those outside as 0. Both loads are in flight together.
+template <class S>
+static __device__ __forceinline__ void read_two(const S *a, const S *b, int64_t j, int64_t n, real_of<S> *v,
+                                                real_of<S> *w)
+{
+    if (j + WIDE <= n && is_wide(a + j) && is_wide(b + j)) {
+        load_wide(a + j, v);
+        load_wide(b + j, w);
+    } else {
+        read_pack(a, j, n, (real_of<S>)0, v);
+        read_pack(b, j, n, (real_of<S>)0, w);
+    }
+}
+template <class S> static __device__ __forceinline__ void write_pack(S *row, int64_t j, int64_t n, const real_of<S> *v)
+{
+    if (j >= 0 && j + WIDE <= n && is_wide(row + j)) store_wide(row + j, v);
+    else
+        for (int e = 0; e < WIDE; e++)
+            if (j + e >= 0 && j + e < n) store_one(row + j + e, v[e]);
+}
+// Where the packs of a row begin, so that they are aligned: at element 0 or a few elements before it.
+template <class S> static __device__ inline int64_t first_pack(const S *row)
+{
+    return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
+}
+
+// ---- sums over a warp, and over a group of `width` threads: 32, or the whole block. Every thread gets the result.
+// ----
+
+enum { WARPS = BLOCK / 32 };
+template <class T> static __device__ inline T warp_sum(T v)
+{
+    for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}
+template <class T> static __device__ inline T larger(T a, T b) { return ((b > a) | (b != b)) ? b : a; }  // NaN stays
+template <class T> static __device__ inline T warp_max(T v)
+{
+    for (int step = 16; step > 0; step /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, step));
+    return v;
+}
+template <class T> static __device__ inline T group_sum(T v, int width, T *shared /* WARPS */)
+{
+    v = warp_sum(v);
+    if (width == 32) return v;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0;
+    for (int k = 0; k < WARPS; k++) v += shared[k];
+    __syncthreads();
+    return v;
+}
+template <class T> static __device__ inline T group_max(T v, int width, T *shared)
+{
+    v = warp_max(v);
+    if (width == 32) return v;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = shared[0];
+    for (int k = 1; k < WARPS; k++) v = larger(v, shared[k]);
+    __syncthreads();
+    return v;
+}
+// Threads for a row of n elements: a warp if rows are short and fill the GPU, otherwise a block.
+static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 2048 && rows >= 1024) ? 32 : BLOCK; }
+
+// ---- column sums in two levels: blocks sum segments of the rows, then a warp's lanes join the segments ----
+
+enum { MOST_JOINED = 64 };
+// Segments of a matrix of `tiles` blocks side by side: enough of them to fill the GPU, each of 32 rows or more.
+static inline int64_t column_segments(int64_t rows, int64_t tiles)
+{
+    int64_t most = up(rows, 32), fill = up(528, tiles);
+    if (fill > MOST_JOINED) fill = MOST_JOINED;
+    return most < fill ? most : fill;
+}
+// The sum of parts[s * stride + column] over s. Each warp adds its segments, for a column of each lane; lanes of the
+// first warp get the result.
+template <class T>
+static __device__ inline T join_column(const T *parts, int64_t segments, int64_t stride, int64_t column, bool valid,
+                                       T (*shared)[33] /* WARPS */)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    T sum = 0;
+    for (int64_t s = warp; valid && s < segments; s += WARPS) sum += parts[s * stride + column];
+    shared[warp][lane] = sum;
+    __syncthreads();
+    for (int k = 1; warp == 0 && k < WARPS; k++) sum += shared[k][lane];
+    return sum;
+}
+
+#endif

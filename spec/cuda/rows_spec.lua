@@ -1,0 +1,94 @@
+-- SPDX-License-Identifier: MIT
+--- Norms and cross-entropy on the (emulated) GPU against float64 on the CPU: shapes that take a warp and a block for a
+--- row, lengths that fill no access of 16 bytes, and views that begin at odd elements.
+local ms = require "moonshard"
+local F = ms.nn.F
+
+local there = ms.cuda.is_available()
+
+local bounds = { float64 = 1e-12, float32 = 2e-5, bfloat16 = 1e-2, float16 = 2e-3 }
+
+--- Random numbers of a dtype on the GPU, from `skip` elements into their storage, and the same in float64 on the CPU.
+local function draw(dtype, shape, skip, requires)
+  local numel = 1
+  for _, size in ipairs(shape) do numel = numel * size end
+  local host = ms.randn(numel + skip):to(dtype)
+  local function of(t) return t:narrow(1, skip + 1, numel):view(unpack(shape)) end
+  local gpu, twin = of(host:to "cuda"), of(host:to "float64")
+  if requires then
+    gpu, twin = gpu:detach():requires_grad_(true), twin:detach():requires_grad_(true)
+  end
+  return gpu, twin
+end
+
+--- Whether got is as near to want as its dtype allows, relative to want's norm.
+local function check(got, want, dtype, name)
+  local g = got:detach():to "cpu":to "float64"
+  local off = (g - want:detach()):norm():item() / math.max(want:detach():norm():item(), 1e-3)
+  assert.is_true(off <= bounds[dtype], ("%s: relative error %g"):format(name, off))
+end
+
+local function on_gpu(name, fn)
+  it(name, function()
+    if not there then return pending(ms.cuda.why_unavailable()) end
+    ms.manual_seed(7)
+    ms.scope(fn)
+  end)
+end
+
+describe("a kernel of rows", function()
+  for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
+    -- 1,024 rows of 264 are enough for a warp for each; bfloat16 stands for all dtypes.
+    local many = dtype == "bfloat16" and 1024 or 33
+    for _, case in ipairs { { 3, 7, 0 }, { 70, 33, 1 }, { 2, 777, 3 }, { 2, 5001, 1 }, { many, 264, 0 } } do
+      local rows, n, skip = unpack(case)
+      local what = ("of %d x %d %s, from element %d"):format(rows, n, dtype, skip)
+
+      on_gpu("normalizes rows " .. what, function()
+        local x, x64 = draw(dtype, { rows, n }, skip, true)
+        local w, w64 = draw(dtype, { n }, 0, true)
+        local b, b64 = draw(dtype, { n }, skip, true)
+        local g, g64 = draw(dtype, { rows, n }, skip)
+        local y, y64 = F.layer_norm(x, { n }, w, b), F.layer_norm(x64, { n }, w64, b64)
+        check(y, y64, dtype, "layer_norm")
+        y:backward(g)
+        y64:backward(g64)
+        for name, pair in pairs { dx = { x, x64 }, dw = { w, w64 }, db = { b, b64 } } do
+          check(pair[1].grad, pair[2].grad, dtype, name)
+        end
+        local z, z64 = x:detach():requires_grad_(true), x64:detach():requires_grad_(true)
+        F.rms_norm(z, w:detach()):backward(g)
+        F.rms_norm(z64, w64:detach()):backward(g64)
+        check(z.grad, z64.grad, dtype, "dx of rms_norm")
+      end)
+
+      on_gpu("makes the cross-entropy " .. what, function()
+        local x, x64 = draw(dtype, { rows, n }, skip, true)
+        local w, w64 = draw(dtype, { n }, skip)
+        w, w64 = w:abs(), w64:abs()
+        local ids = ms.randint(0, n, { rows }, { dtype = "int64" })
+        for _, options in ipairs { {}, { label_smoothing = 0.1 }, { label_smoothing = 0.1, weight = true } } do
+          local smooth, weighted = options.label_smoothing, options.weight
+          x.grad, x64.grad = nil, nil
+          local loss = F.cross_entropy(x, ids:to "cuda", { label_smoothing = smooth, weight = weighted and w or nil })
+          local loss64 = F.cross_entropy(x64, ids, { label_smoothing = smooth, weight = weighted and w64 or nil })
+          check(loss, loss64, dtype, "loss")
+          loss:backward()
+          loss64:backward()
+          check(x.grad, x64.grad, dtype, "its gradient")
+        end
+      end)
+    end
+  end
+
+  on_gpu("keeps infinities and NaN of logits", function()
+    local inf, nan = math.huge, 0 / 0
+    for _, row in ipairs { { -inf, 1, 2 }, { inf, 1, 2 }, { nan, 1, 2 }, { 1, nan, -inf } } do
+      local x = ms.tensor { row }
+      local ids = ms.tensor({ 1 }, { dtype = "int64" })
+      local want = F.cross_entropy(x, ids):item()
+      local got = F.cross_entropy(x:to "cuda", ids:to "cuda"):item()
+      assert.is_true(got == want or (got ~= got and want ~= want) or math.abs(got - want) < 1e-6, got .. " " .. want)
+    end
+  end)
+end)
