@@ -118,10 +118,10 @@ __global__ void norm_kernel(int64_t rows, int64_t n, int width, const void *x_, 
         write_pack((S *)y + row * n, j, n, v);
     }
 }
-// dx = rstd (q - mean(q) - h mean(q h)), q = g w. Stores mean and rstd of every row in stats.
+// dx = rstd (q - mean(q) - h mean(q h)), q = g w. add: is added to dx. Stores mean and rstd of every row in stats.
 template <class S>
 __global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const void *g_, const void *x_, const void *w,
-                                     void *dx, double eps, bool rms, void *stats)
+                                     void *dx, bool add, double eps, bool rms, void *stats)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
@@ -152,6 +152,10 @@ __global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const v
         read_two(g, x, j, n, q, h);
         if (w) read_pack((const S *)w, j, n, (T)0, f);
         for (int e = 0; e < N; e++) q[e] = rstd * (q[e] * f[e] - mq - (h[e] - mean) * rstd * mh);
+        if (add) {
+            read_pack((const S *)dx + row * n, j, n, (T)0, h);
+            for (int e = 0; e < N; e++) q[e] += h[e];
+        }
         write_pack((S *)dx + row * n, j, n, q);
     }
 }
@@ -198,6 +202,91 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
     for (int i = 0; i < GROUPS; i++) sum += shared[which][i][column];
     if (tile * COLUMNS + column < n) ((T *)parts)[(2 * part + which) * n + tile * COLUMNS + column] = sum;
 }
+// All three gradients in one pass, for rows of up to K * 32 * WIDE elements. A warp takes a row at a time, and each
+// lane keeps K packs of it and, over the rows of its block, the sums of their columns. The block's warps then add
+// theirs.
+template <class S, int K>
+__global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
+    norm_rows_kernel(int64_t rows, int64_t n, const void *g_, const void *x_, const void *w_, void *dx, bool add,
+                     double eps, bool rms, void *parts)
+{
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS][BLOCK];
+    static_assert(BLOCK == 32 * N, "a thread adds the sums of a column of a pack of each lane");
+    int64_t first = rows * blockIdx.x / gridDim.x, last = rows * (blockIdx.x + 1) / gridDim.x;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    bool wide = n % N == 0 && is_wide(g_) && is_wide(x_);
+    T dw[K][N] = {}, db[K][N] = {};
+    for (int64_t row = first + warp; row < last; row += WARPS) {
+        const S *x = (const S *)x_ + row * n, *g = (const S *)g_ + row * n;
+        T q[K][N], h[K][N], f[N], sum = 0, spread = 0, mq = 0, mh = 0;
+        if (wide) {  // all loads at once; lanes past the row's end load its start
+            UNROLL
+            for (int k = 0; k < K; k++) {
+                int64_t j = (k * 32 + lane) * N < n ? (k * 32 + lane) * N : 0;
+                load_wide(g + j, q[k]);
+                load_wide(x + j, h[k]);
+            }
+        } else {
+            UNROLL
+            for (int k = 0; k < K; k++) read_two(g, x, (k * 32 + lane) * N, n, q[k], h[k]);
+        }
+        UNROLL
+        for (int k = 0; k < K; k++) {
+            for (int e = 0; e < N; e++)
+                if ((k * 32 + lane) * N + e >= n) q[k][e] = h[k][e] = 0;
+        }
+        UNROLL
+        for (int k = 0; k < K; k++)
+            for (int e = 0; e < N; e++) sum += h[k][e];
+        T mean = rms ? (T)0 : warp_sum(sum) / (T)n;
+        UNROLL
+        for (int k = 0; k < K; k++)
+            for (int e = 0; e < N; e++) {
+                h[k][e] = (k * 32 + lane) * N + e < n ? h[k][e] - mean : (T)0;
+                spread += h[k][e] * h[k][e];
+            }
+        T rstd = 1 / sqrt_of(warp_sum(spread) / (T)n + (T)eps);
+        UNROLL
+        for (int k = 0; k < K; k++) {
+            for (int e = 0; e < N; e++) f[e] = 1;
+            if (w_) read_pack((const S *)w_, (k * 32 + lane) * N, n, (T)0, f);
+            for (int e = 0; e < N; e++) {
+                h[k][e] *= rstd;
+                dw[k][e] += q[k][e] * h[k][e];
+                db[k][e] += q[k][e];
+                q[k][e] *= f[e];
+                mq += q[k][e];
+                mh += q[k][e] * h[k][e];
+            }
+        }
+        if (!dx) continue;
+        mq = rms ? (T)0 : warp_sum(mq) / (T)n;
+        mh = warp_sum(mh) / (T)n;
+        UNROLL
+        for (int k = 0; k < K; k++) {
+            int64_t j = (k * 32 + lane) * N;
+            for (int e = 0; e < N; e++) q[k][e] = rstd * (q[k][e] - mq - h[k][e] * mh);
+            if (add) {
+                read_pack((const S *)dx + row * n, j, n, (T)0, f);
+                for (int e = 0; e < N; e++) q[k][e] += f[e];
+            }
+            write_pack((S *)dx + row * n, j, n, q[k]);
+        }
+    }
+    if (!parts) return;
+    UNROLL
+    for (int i = 0; i < 2 * K; i++) {
+        for (int e = 0; e < N; e++) shared[warp][lane * N + e] = i % 2 ? db[i / 2][e] : dw[i / 2][e];
+        __syncthreads();
+        int64_t column = i / 2 * BLOCK + threadIdx.x;
+        T sum = 0;
+        for (int k = 0; k < WARPS; k++) sum += shared[k][threadIdx.x];
+        if (column < n) ((T *)parts)[(2 * (int64_t)blockIdx.x + i % 2) * n + column] = sum;
+        __syncthreads();
+    }
+}
 template <class S> __global__ void norm_join_kernel(int64_t segments, int64_t n, const void *parts, void *dw, void *db)
 {
     typedef real_of<S> T;
@@ -228,37 +317,74 @@ static ms_status norm(ms_call *c, bool rms)
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
-static ms_status norm_backward_of(ms_call *c, bool rms, int64_t n, ms_tensor *g, ms_tensor *x, ms_tensor *w)
+// Inputs: gradient, x, w?, x's existing gradient?. Outputs, those that the mask needs: dx, dw, db.
+struct norm_gradients {
+    const char *op;
+    ms_tensor *g, *x, *w, *dx, *dw, *db;
+    int64_t rows, n;
+    double eps;
+    bool rms, add;  // add: to dx
+};
+
+static ms_status join_norm_parts(const norm_gradients &d, int64_t segments, const void *parts)
 {
-    ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
-    int dtype = x->dtype, index = index_of(x), size = dtype == MS_F64 ? 8 : 4;
-    int64_t rows = n ? x->numel / n : 0, tiles = up(n, COLUMNS);
-    bool sums = dw || db;
+    return launch_blocks(d.op, index_of(d.x), TYPED_KERNEL(d.x->dtype, norm_join_kernel), 2 * up(d.n, 32), BLOCK,
+                         segments, d.n, parts, data_of(d.dw), data_of(d.db));
+}
+
+enum { LONGEST_ROW = 4 * 32 * WIDE };
+#define ROWS_KERNEL(dtype, K)                            \
+    ((dtype) == MS_F16    ? norm_rows_kernel<ms_f16, K>  \
+     : (dtype) == MS_BF16 ? norm_rows_kernel<ms_bf16, K> \
+                          : norm_rows_kernel<float, K>)
+static ms_status short_norm_backward(const norm_gradients &d)
+{
+    int64_t packs = up(d.n, 32 * WIDE), blocks = packs == 1 ? 512 : packs == 2 ? 264 : 132;
+    if (blocks > up(d.rows, WARPS)) blocks = up(d.rows, WARPS);
+    int dtype = d.x->dtype, index = index_of(d.x);
     ms_block *room = NULL;
-    if (rows == 0) {
-        if (dw) MS_TRY(ms__cuda_fill_tensor(dw, 0));
-        return db ? ms__cuda_fill_tensor(db, 0) : MS_OK;
-    }
+    if (d.dw || d.db) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(2 * blocks * d.n) * sizeof(float), d.op));
+    auto kernel = packs == 1   ? ROWS_KERNEL(dtype, 1)
+                  : packs == 2 ? ROWS_KERNEL(dtype, 2)
+                  : packs == 3 ? ROWS_KERNEL(dtype, 3)
+                               : ROWS_KERNEL(dtype, 4);
+    ms_status st = launch_blocks(d.op, index, kernel, blocks, BLOCK, d.rows, d.n, ms__data(d.g), ms__data(d.x),
+                                 data_of(d.w), data_of(d.dx), d.add, d.eps, d.rms, room ? room->data : NULL);
+    if (st == MS_OK && room) st = join_norm_parts(d, blocks, room->data);
+    if (room) ms__free(room);
+    return st;
+}
+
+static ms_status long_norm_backward(const norm_gradients &d)
+{
+    int dtype = d.x->dtype, index = index_of(d.x), size = dtype == MS_F64 ? 8 : 4;
+    int64_t rows = d.rows, n = d.n, tiles = up(n, COLUMNS);
+    bool sums = d.dw || d.db;
+    ms_block *room = NULL;
     // A segment has a multiple of four rows, because statistics are read for four rows.
     int64_t segment = up(up(rows, column_segments(rows, tiles)), 4) * 4, segments = up(rows, segment);
     int64_t stats_n = up(2 * rows, WIDE) * WIDE;
     int width = row_width(rows, n);
     static_assert(2 * COLUMNS == BLOCK, "norm_parts_kernel has a thread for each sum");
-    if (sums) MS_TRY(ms__alloc(&room, ms__device(x), (size_t)(stats_n + 2 * segments * n) * size, c->op->name));
+    if (sums) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(stats_n + 2 * segments * n) * size, d.op));
     void *stats = room ? room->data : NULL, *parts = (char *)stats + stats_n * size;
     ms_status st =
-        launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK,
-                      rows, n, width, ms__data(g), ms__data(x), data_of(w), data_of(dx), c->f[0], rms, stats);
+        launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK, rows, n,
+                      width, ms__data(d.g), ms__data(d.x), data_of(d.w), data_of(d.dx), d.add, d.eps, d.rms, stats);
     if (st == MS_OK && sums)
-        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, rows, n,
-                           segment, tiles, ms__data(g), ms__data(x), stats, parts);
-    if (st == MS_OK && sums)
-        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_join_kernel), 2 * up(n, 32), BLOCK, segments, n,
-                           parts, data_of(dw), data_of(db));
+        st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, rows, n,
+                           segment, tiles, ms__data(d.g), ms__data(d.x), stats, parts);
+    if (st == MS_OK && sums) st = join_norm_parts(d, segments, parts);
     if (room) ms__free(room);
     return st;
 }
-// Inputs: gradient, x, w?. Outputs, those that the mask needs: dx, dw, db.
+
+static ms_status norm_gradients_of(const norm_gradients &d)
+{
+    if (d.rows > 0) return d.n <= LONGEST_ROW && d.x->dtype != MS_F64 ? short_norm_backward(d) : long_norm_backward(d);
+    if (d.dw) MS_TRY(ms__cuda_fill_tensor(d.dw, 0));
+    return d.db ? ms__cuda_fill_tensor(d.db, 0) : MS_OK;
+}
 static ms_status norm_backward(ms_call *c, bool rms)
 {
     ms_tensor *g = NULL, *x = NULL, *w = NULL;
@@ -266,7 +392,9 @@ static ms_status norm_backward(ms_call *c, bool rms)
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK) st = norm_backward_of(c, rms, n, g, x, w);
+    if (st == MS_OK)
+        st = norm_gradients_of({ c->op->name, g, x, w, ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2),
+                                 n ? x->numel / n : 0, n, c->f[0], rms, c->n_in == 4 });
     if (w) ms__release(w);
     if (x) ms__release(x);
     if (g) ms__release(g);

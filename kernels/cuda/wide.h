@@ -7,6 +7,13 @@
 
 constexpr int WIDE = 8;
 
+// Before a loop over registers: without it nvcc may keep the array in local memory.
+#ifdef MS_EMULATED
+#define UNROLL
+#else
+#define UNROLL _Pragma("unroll")
+#endif
+
 static __device__ inline bool is_wide(const void *p) { return ((uintptr_t)p & 15) == 0; }
 
 // p is aligned to 16 bytes. S is the stored type; values are of type T.

@@ -81,14 +81,15 @@ static ms_status layer_norm_check(ms_call *c)
 }
 static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
 
-// Inputs: gradient, x, w?. The last integer is the mask. Outputs: dx, dw, db; dw and db have the shape of the
-// normalised dimensions.
+// Inputs: gradient, x, w?, x's existing gradient?. The last integer is the mask. Outputs: dx, dw, db; dw and db have
+// the shape of the normalised dimensions.
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];
     int64_t mask = c->i[c->n_i - 1];
     int k = 0;
-    if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
+    if (c->n_in == 4) ms__call_inplace(c, k++, 3);
+    else if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
     for (int in = 1; in <= 2; in++)
         if (mask >> in & 1) MS_TRY(ms__call_out(c, k++, x->dtype, ms__device(x), dims, x->shape + x->ndim - dims));
     return MS_OK;
@@ -96,21 +97,21 @@ static ms_status norm_backward_check(ms_call *c, int dims)
 static ms_status layer_norm_backward_check(ms_call *c) { return norm_backward_check(c, (int)c->i[0]); }
 static ms_status rms_norm_backward_check(ms_call *c) { return norm_backward_check(c, 1); }
 
-static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 2, 3, .check = layer_norm_backward_check,
+static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 2, 4, .check = layer_norm_backward_check,
                                                    .run = { [MS_CPU] = ms__cpu_layer_norm_backward });
-static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 2, 3, .check = rms_norm_backward_check,
+static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 2, 4, .check = rms_norm_backward_check,
                                                  .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
 
-static ms_status layer_norm_backward(ms_backward_call *b)
+// On a GPU the kernel adds dx to the gradient that x already has, as every x of a residual connection has: a launch and
+// two passes over dx less.
+static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
 {
-    return ms__grad_op(b, &op_layer_norm_backward, 3,
-                       (ms_tensor *[]) { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL }, false);
+    ms_tensor *so_far = b->need[0] && ms__is_cuda(b->in_meta[0].device) ? b->so_far(b, 0) : NULL;
+    ms_tensor *in[] = { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL, so_far };
+    return ms__grad_op(b, op, so_far ? 4 : 3, in, false);
 }
-static ms_status rms_norm_backward(ms_backward_call *b)
-{
-    return ms__grad_op(b, &op_rms_norm_backward, 3,
-                       (ms_tensor *[]) { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL }, false);
-}
+static ms_status layer_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_layer_norm_backward); }
+static ms_status rms_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_rms_norm_backward); }
 
 static const ms_op op_layer_norm =
     MS_ROW("layer_norm", 1, 3, .flags = MS_OP_WIDE, .save_in = 3, .check = layer_norm_check,

@@ -40,7 +40,8 @@ describe("a kernel of rows", function()
   for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
     -- 1,024 rows of 264 are enough for a warp for each; bfloat16 stands for all dtypes.
     local many = dtype == "bfloat16" and 1024 or 33
-    for _, case in ipairs { { 3, 7, 0 }, { 70, 33, 1 }, { 2, 777, 3 }, { 2, 5001, 1 }, { many, 264, 0 } } do
+    for _, case in ipairs { { 3, 7, 0 }, { 70, 33, 1 }, { 2, 777, 3 }, { 37, 768, 0 }, { 2, 5001, 1 },
+      { many, 264, 0 } } do
       local rows, n, skip = unpack(case)
       local what = ("of %d x %d %s, from element %d"):format(rows, n, dtype, skip)
 
@@ -79,6 +80,36 @@ describe("a kernel of rows", function()
         end
       end)
     end
+  end
+
+  for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
+    on_gpu("adds a norm's gradient to that of a residual connection, of " .. dtype, function()
+      for _, norm in ipairs { function(x) return F.layer_norm(x, { 136 }) end, F.rms_norm } do
+        local x, x64 = draw(dtype, { 5, 136 }, 0, true)
+        local g, g64 = draw(dtype, { 5, 136 }, 0)
+        local heard = 0
+        -- The hook sees the whole gradient of a tensor that both branches use.
+        local function step(t, gradient)
+          local inner = t * 1
+          inner:register_hook(function(total)
+            heard = heard + 1
+            return total * 2
+          end)
+          local y = inner + norm(inner) * 3
+          y:backward(gradient)
+        end
+        step(x, g)
+        step(x64, g64)
+        assert.are.equal(2, heard)
+        check(x.grad, x64.grad, dtype, "gradient")
+        -- A leaf that both branches use, twice: the second backward adds to the first one's gradient.
+        for _ = 1, 2 do
+          x:add(norm(x)):backward(g)
+          x64:add(norm(x64)):backward(g64)
+        end
+        check(x.grad, x64.grad, dtype, "gradient of a leaf")
+      end
+    end)
   end
 
   on_gpu("keeps infinities and NaN of logits", function()

@@ -121,7 +121,7 @@ M.MAIN = set [[
   embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
   reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
-  rows:norm_kernel rows:norm_backward_kernel rows:norm_parts_kernel rows:norm_join_kernel
+  rows:norm_kernel rows:norm_rows_kernel rows:norm_join_kernel
   rows:cross_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:cross_backward_kernel
 ]]
 
