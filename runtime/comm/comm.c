@@ -386,7 +386,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         status = ms__fail(MS_ESTATE, "%s: dist.finalize was called", ROW(c->op)->name);
         goto drop;
     }
-    if ((status = ms__comm_meet_error()) != MS_OK) goto drop;
+    if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;
     if (ms__coll_on_device(c)) {
         status = sync_storages(c);
         if (status == MS_OK) status = ms__coll_stage(c, &marked);
@@ -409,7 +409,8 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
-        while ((status = run(c)) == MS_ECOMM && (c->again || (atomic_load(&c->raised) && ms__comm_repeated()))) {
+        while ((status = run(c)) == MS_ECOMM &&
+               (c->again || (atomic_load(&c->raised) && (ms__comm_repeated() || ms__comm_spared(c))))) {
             if (c->again) ms__comm_raised_by_peer(ms_error());
             take_number(c);
         }

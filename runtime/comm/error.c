@@ -23,7 +23,7 @@ static ms_resumption resumption;
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
-bool ms__comm_publish_as(uint64_t number, const char *text)
+bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest)
 {
     if (!ms__world.board) return false;
     ms_board *b = ms__world.board;
@@ -38,6 +38,7 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
         atomic_store(&mine->number, 0);
         atomic_thread_fence(memory_order_release);
         snprintf(mine->words, TEXT, "%s", text);
+        mine->furthest = furthest ? *furthest : (ms_resumption) { 0 };
         atomic_store(&mine->number, number);
         first = atomic_compare_exchange_strong(entry, &was, number << 16 | (uint64_t)ms__world.rank);
     }
@@ -47,18 +48,24 @@ bool ms__comm_publish_as(uint64_t number, const char *text)
     return first;
 }
 
-// The message of the error that ended `epoch`; valid until this thread's next call.
-static const char *error_after(uint64_t epoch)
+// The message of the error that ended `epoch`; valid until this thread's next call. furthest: see struct ms_text; may
+// be NULL.
+static const char *error_after(uint64_t epoch, ms_resumption *furthest)
 {
     static __thread char words[TEXT];
+    if (furthest) *furthest = (ms_resumption) { 0 };
     uint64_t number = epoch + 1, e = atomic_load(&ms__world.board->error[number % ERRORS]);
     if (e >> 16 == number) {
         // A later error's text may overwrite this one during the copy: compare its number before and after.
         struct ms_text *t = &ms__world.board->rank[e & 0xffff].text[number % ERRORS];
         bool there = atomic_load(&t->number) == number;
         snprintf(words, TEXT, "%s", t->words);
+        ms_resumption place = t->furthest;
         atomic_thread_fence(memory_order_acquire);
-        if (there && atomic_load(&t->number) == number) return words;
+        if (there && atomic_load(&t->number) == number) {
+            if (furthest) *furthest = place;
+            return words;
+        }
     }
     return "a peer failed (too many errors ago: its text is gone)";
 }
@@ -91,8 +98,19 @@ const char *ms__comm_latest(void) { return raised[0] ? raised : met_text; }
 bool ms__comm_repeated(void)
 {
     uint64_t epoch = ms__comm_epoch();
-    if (!raised[0] || !ms__comm_error_since(epoch) || !strstr(error_after(epoch), raised)) return false;
-    met(epoch, error_after(epoch));
+    if (!raised[0] || !ms__comm_error_since(epoch) || !strstr(error_after(epoch, NULL), raised)) return false;
+    met(epoch, error_after(epoch, NULL));
+    return true;
+}
+
+bool ms__comm_spared(const ms_coll *c)
+{
+    uint64_t epoch = ms__comm_epoch();
+    ms_resumption furthest;
+    if (!c->fingerprint.resumed.here || c->stream != MS_STREAM_COMPUTE || !ms__comm_error_since(epoch)) return false;
+    const char *text = error_after(epoch, &furthest);
+    if (!furthest.here || ms__compare_places(&c->fingerprint.resumed, &furthest, true) < 0) return false;
+    met(epoch, text);
     return true;
 }
 
@@ -141,7 +159,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
         char whole[TEXT];
         if (known) snprintf(whole, sizeof whole, "%s", known);
         else snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
-        if (ms__comm_publish_as(now + 1, whole) && ms__world.nodes > 1) ms__far_error(now + 1, whole, backward);
+        if (ms__comm_publish_as(now + 1, whole, NULL) && ms__world.nodes > 1) ms__far_error(now + 1, whole, backward);
         met(now, text);
         ms__state.dist_failures++;
     }
@@ -151,14 +169,15 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 ms_status ms__comm_raise(ms_coll *c)
 {
     atomic_store(&c->raised, true);
-    return ms__fail(MS_ECOMM, "%s", error_after(c->epoch));
+    return ms__fail(MS_ECOMM, "%s", error_after(c->epoch, NULL));
 }
 
 ms_status ms__comm_lost(ms_coll *c)
 {
     char whole[TEXT];
     snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, ms_error());
-    if (ms__comm_publish_as(c->epoch + 1, whole) && ms__world.nodes > 1) ms__far_error(c->epoch + 1, whole, false);
+    if (ms__comm_publish_as(c->epoch + 1, whole, NULL) && ms__world.nodes > 1)
+        ms__far_error(c->epoch + 1, whole, false);
     return ms__comm_raise(c);
 }
 
@@ -191,7 +210,7 @@ void ms__comm_reported(uint64_t epoch, const char *text)
         return;
     }
     // The message may differ from the published one, because all members detect a mismatch by themselves.
-    met(epoch, text ? text : error_after(epoch));
+    met(epoch, text ? text : error_after(epoch, NULL));
     ms__state.dist_failures++;
 }
 

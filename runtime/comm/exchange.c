@@ -220,9 +220,7 @@ static ms_status abandoned(ms_coll *c, int rank)
     return ms__fail(MS_ECOMM, "%s: a peer left this collective after an error", ROW(c->op)->name);
 }
 
-// The order of two members' places in the script: -1: a's is earlier, 1: b's is, 0: unknown. by_line: an earlier line
-// is an earlier place.
-static int compare(const ms_resumption *a, const ms_resumption *b, bool by_line)
+int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line)
 {
     for (int k = 0; k < MS_MAX_NESTED && a->line[k] && b->line[k]; k++) {
         bool counts = a->line[k] & 1;
@@ -251,7 +249,7 @@ static bool is_behind(const ms_coll *c, int k, bool by_line)
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
     for (int j = 0; j < c->g->n; j++) {
         const ms_resumption *other = &slot_of(c->g, j, c->seq)->fingerprint.resumed;
-        int order = compare(mine, other, by_line);
+        int order = ms__compare_places(mine, other, by_line);
         if (order < 0) return true;
         if (order > 0) continue;
         if (other->failed == mine->here && (other->caught != mine->caught || other->times > mine->times)) return true;

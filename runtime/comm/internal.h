@@ -133,6 +133,7 @@ typedef struct {
     ms_waiting last;  // the latest collective issued; read only by reports, so an inconsistent read does no harm
     struct ms_text {  // texts of the errors that this rank published; written before the board's entry
         _Atomic uint64_t number;  // the number of the error; 0 while the text is written
+        ms_resumption furthest;   // of a deadlock after an error: the furthest place in the script; zero: unknown
         char words[TEXT];
     } text[ERRORS];
 } ms_board_rank;
@@ -338,8 +339,12 @@ void ms__comm_backward_failed(uint64_t epoch);
 // Any thread: to be called when this rank alone cannot complete c, for the reason in ms_error(). Publishes the error,
 // so that the peers fail at once.
 ms_status ms__comm_lost(ms_coll *c);
-ms_status ms__comm_raise(ms_coll *c);                         // any thread: fails c with the next published error
-bool ms__comm_publish_as(uint64_t number, const char *text);  // false: another rank published this number first
+ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
+// False: another rank published this number first. furthest: NULL unless the error is a deadlock.
+bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
+// Engine thread: whether the next published error is a deadlock that leaves c out, because c's place in the script is
+// not before the furthest one. The error counts as met then, and c is to be run again.
+bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----
 enum {
@@ -377,6 +382,9 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work);
 int ms__group_member(const ms_group *g, int rank);  // member number of a world rank; -1: not a member
 
 // ---- comm/exchange.c ----
+// The order of two ranks' places in the script: -1: a's is earlier, 1: b's is, 0: unknown. by_line: an earlier line is
+// an earlier place.
+int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line);
 ms_status ms__coll_run(ms_coll *c);
 ms_status ms__coll_fail(const ms_coll *c, const char *what);  // fails with MS_ECOMM; the text names the collective
 void ms__group_text(const ms_group *g, char *out, size_t n);

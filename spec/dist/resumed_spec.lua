@@ -152,6 +152,30 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end)
 
+      -- A rank behind the others waits in one group while they wait for it in another. Cycles over several nodes are not
+      -- found.
+      if world > 2 and not nodes then
+        it("an error before a step with calls in a group and in the world costs only that step", function()
+          local pair = dist.new_group { 0, 1 }
+          for _, fail in ipairs { function() dist.all_reduce "x" end, function() error("the script's own", 0) end } do
+            for _, bad in ipairs { 0, 1, world - 1 } do
+              for step = 1, 5 do
+                local ok = pcall(function()
+                  if rank == bad and step == 2 then fail() end
+                  if rank < 2 then dist.all_reduce(ms.ones(1), { group = pair }) end
+                  dist.all_reduce(ms.ones(1))
+                end)
+                local flag = ms.tensor { step, ok and 0 or 1 }
+                local agreed = pcall(dist.all_reduce, flag)
+                if agreed then assert.are.equal(world * step, flag[1]:item()) end
+                assert.is_true(step == 2 or (ok and agreed and flag[2]:item() == 0), ("step %d, rank %d fails"):format(step, bad))
+              end
+            end
+          end
+          dist.free_group(pair)
+        end)
+      end
+
       -- A step inside pcall, then a collective in which the ranks agree whether it succeeded.
       local kinds = {
         fully_shard = function(m)

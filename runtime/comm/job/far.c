@@ -552,7 +552,7 @@ void ms__far_poll(void)
     while (r && test(&r) == 0) sched_yield();
     if (got) {
         if (m.backward) ms__comm_backward_failed(m.number);
-        ms__comm_publish_as(m.number, m.text);
+        ms__comm_publish_as(m.number, m.text, NULL);
     }
     pthread_mutex_unlock(&error_lock);
 }

@@ -451,6 +451,23 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     return found;
 }
 
+// The furthest place in the script of the ranks of a cycle, if some of them are before it: these alone have to fail.
+// NULL if the places are unknown.
+static const ms_resumption *furthest_of(const visit *path, int begin, int n)
+{
+    const ms_resumption *furthest = NULL;
+    bool some_behind = false;
+    for (int i = begin; i < n; i++) {
+        int rank = path[i].node / MS_STREAMS;
+        const ms_resumption *r = &ms__world.board->rank[rank].wait[path[i].node % MS_STREAMS].fingerprint.resumed;
+        if (!r->here) return NULL;
+        int order = furthest ? ms__compare_places(furthest, r, true) : 0;
+        some_behind |= order != 0;
+        if (!furthest || order < 0) furthest = r;
+    }
+    return some_behind ? furthest : NULL;
+}
+
 static ms_status find_cycle(ms_waiter *w)
 {
     int nodes = ms__world.size * MS_STREAMS, begin = 0, n = 0;
@@ -481,7 +498,8 @@ static ms_status find_cycle(ms_waiter *w)
         // A peer that has reported the deadlock and continued may wait for something else now; that wait is not part of
         // it.
         uint64_t number = w->c->epoch + 1;
-        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text) && ms__world.nodes > 1)
+        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text, furthest_of(path, begin, n)) &&
+            ms__world.nodes > 1)
             ms__far_error(number, text, false);
         status = ms__comm_raise(w->c);
     }
