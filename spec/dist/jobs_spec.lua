@@ -449,6 +449,16 @@ describe("a disturbed job #mpi", function()
     return since(job, "end")
   end) end)
 
+  it("names a rank that ended before the others loaded the engine", function()
+    local job = ranks.run(2, [[
+      if os.getenv "PMIX_RANK" == "1" then os.exit(0) end
+      os.execute "sleep 0.5"
+      require "moonshard".dist.init { timeout = 1 }
+    ]])
+    assert.are.equal(1, job.code, job.stderr)
+    assert.matches("rank 0: dist.init: 1%.%d s have passed and rank 1 ended before it joined the job", job.stderr)
+  end)
+
   it("prints an error once, with its rank", function()
     for what, rule in pairs {
       nothing = { "error(nil)", "the script ended with status 1" },

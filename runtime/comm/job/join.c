@@ -130,6 +130,17 @@ bool ms__error_reported_by_peer(uint64_t hash)
     return false;
 }
 
+// Lists the ranks that no look has found. Their numbers are known only if all ranks are on this node.
+static void append_unseen(char *text, size_t n)
+{
+    for (int r = 0; all_here && r <= n_expected; r++) {
+        bool seen = r == my_rank;
+        for (int k = 0; k < n_peers; k++) seen |= peers[k].rank == r;
+        if (!seen) ms__append(text, n, "%srank %d ended before it joined the job", *text ? "; " : "", r);
+    }
+    if (!all_here) ms__append(text, n, "%sa rank of this node ended before it joined the job", *text ? "; " : "");
+}
+
 // Ends the job if a peer made no progress for the length of the timeout; waits for other peers. report: print a line
 // about these. Returns whether a line was due.
 static bool check_peers(int64_t since, int64_t now, bool report)
@@ -151,13 +162,14 @@ static bool check_peers(int64_t since, int64_t now, bool report)
             append_peer(culprits, sizeof culprits, p,
                         look == PEER_STOPPED ? "is stopped" : "has not joined and makes no engine call");
     }
+    // A launcher starts all ranks of a node at once, so one that was not seen for so long had ended before this rank
+    // looked.
+    if (n_peers < n_expected && waited > limit) append_unseen(culprits, sizeof culprits);
     if (!culprits[0]) {
         if (undecided && !working[0]) return false;
         if (report && reports())
             fprintf(stderr, "rank %d: dist.init: waiting for %.0f s: %s\n", my_rank, waited,
-                    working[0]             ? working
-                    : n_peers < n_expected ? "a rank of this node has not started"
-                                           : "the ranks of this node have joined, MPI has not started yet");
+                    working[0] ? working : "the ranks of this node have joined, MPI has not started yet");
         return report;
     }
     if (reports()) {
