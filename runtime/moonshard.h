@@ -666,14 +666,21 @@ MS_API void ms_dist_refused(double group, const char *text, const char *site, do
 enum { MS_MAX_NESTED = 12 };
 typedef struct {
     const char *failed, *caught, *here;
+    int32_t single;  // 1: a single collective, which can be called again (ms_dist_asked)
     int32_t times, n, line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_dist_position;
-// To be called before a collective of an unsettled group. The call fails if a peer is at a later place, or has failed
+// To be called before a collective if ms_dist_continues. The call fails if a peer is at a later place, or has failed
 // in that call and caught the error elsewhere; then later calls match.
 MS_API void ms_dist_resume(const ms_dist_position *position);
 // Whether no collective of the group that the script waited for has succeeded since this rank's latest error. All
 // members return the same.
 MS_API int ms_dist_unsettled(double group);
+// Whether this rank has met an error, of any group, since a collective of the group succeeded that the script waited
+// for. Members may return different values.
+MS_API int ms_dist_continues(double group);
+// Whether the latest collective failed because a peer continues after an error that this rank has not met. It is to be
+// called again, after ms_dist_resume. The next call returns 0.
+MS_API int ms_dist_asked(void);
 // To be called before the forward of a model over the group. Runs a barrier if the group is unsettled, because peers
 // may be at another call, and a forward communicates in the background, where calls cannot be matched again.
 MS_API ms_status ms_dist_realign(double group, const char *site);

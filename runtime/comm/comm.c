@@ -340,7 +340,7 @@ static void take_number(ms_coll *c)
     g->issued[c->seq % RING] = c->word;
     c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
     c->delay = delays[c->op];
-    c->again = c->mismatched = false;
+    c->again = c->mismatched = c->asking = false;
     atomic_store(&c->raised, false);
     g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
     atomic_store_explicit(&g->heads[g->me].issued, c->word, memory_order_release);
@@ -356,6 +356,14 @@ static void lost(ms_coll *c)
 {
     c->g->issued[c->seq % RING] = c->before;
     ms__comm_publish_error(ms_error(), c->epoch, false);
+}
+
+static bool asked;  // see ms_dist_asked
+int ms_dist_asked(void)
+{
+    bool was = asked;
+    asked = false;
+    return was;
 }
 
 ms_status ms__coll_issue(ms_coll *c, ms_work **work)
@@ -411,15 +419,17 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     if (c->stream == MS_STREAM_COMPUTE) {
         while ((status = run(c)) == MS_ECOMM &&
                (c->again || (atomic_load(&c->raised) && (ms__comm_repeated() || ms__comm_spared(c))))) {
-            if (c->again) ms__comm_raised_by_peer(ms_error());
+            if (c->again && !c->asking) ms__comm_raised_by_peer(ms_error());
             take_number(c);
         }
         if (status == MS_OK) {
             g->failed = c->op == OP_REFUSED;
+            g->settled = ms__state.dist_failures;
             g->turns = 0;
             ms__comm_succeeded();
         } else {
             if (status == MS_ECOMM) ms__world.step = -1;
+            if (c->asking) g->failed = asked = true;
             if (c->mismatched) {
                 g->failed = true;
                 ms__comm_raised(ms_error());
@@ -530,6 +540,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         return -1;
     }
     g->epoch = ms__comm_epoch();
+    g->settled = ms__state.dist_failures;
     other_groups[n_others++] = g;
     return next_group++;
 }

@@ -20,6 +20,7 @@ static char met_text[TEXT];  // message of the latest published error that this 
 // Message of the latest call that failed on every member, up to where their texts differ; "": none.
 static char raised[TEXT];
 static ms_resumption resumption;
+static bool single;  // resumption is that of a single collective
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -131,13 +132,24 @@ void ms_dist_resume(const ms_dist_position *p)
                                    .failed = hash_of(p->failed),
                                    .caught = hash_of(p->caught),
                                    .times = (uint32_t)p->times };
+    single = p->single;
     memcpy(resumption.line, p->line, (size_t)p->n * sizeof *p->line);
     memcpy(resumption.count, p->count, (size_t)p->n * sizeof *p->count);
 }
 
 bool ms__comm_unsettled(const ms_group *g) { return g->n > 1 && (g->failed || g->epoch != ms__comm_epoch()); }
 
-bool ms__comm_resumes(const ms_group *g) { return resumption.here != 0 && ms__comm_unsettled(g); }
+// A failure in another group may have put the ranks apart in this one, too.
+bool ms__comm_continues(const ms_group *g)
+{
+    return ms__comm_unsettled(g) || (g->n > 1 && g->id >= 0 && g->settled != ms__state.dist_failures);
+}
+
+// Members may differ in whether they continue, so a call that cannot be repeated resumes only in an unsettled group.
+bool ms__comm_resumes(const ms_group *g)
+{
+    return resumption.here != 0 && (single ? ms__comm_continues(g) : ms__comm_unsettled(g));
+}
 
 ms_resumption ms__comm_resumption(const ms_group *g)
 {

@@ -297,12 +297,27 @@ static ms_status resume(ms_waiter *w)
         ROW(c->op)->name, g->ranks[ahead], cause);
 }
 
+// Some members have met an error that the others do not know: it was in another group, or in the background. All
+// members run their calls again, the others with their places.
+static ms_status ask(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    for (int k = 0; k < c->g->n; k++) {
+        const ms_fingerprint *p = &slot_of(c->g, k, c->seq)->fingerprint;
+        if (p->op == OP_REFUSED || (!p->resumed.here && !p->askable)) return mismatch(w);
+    }
+    c->asking = true;
+    c->again = c->fingerprint.resumed.here != 0;
+    return ms__fail(MS_ECOMM, "%s: a peer continues after an error that this rank has not met", ROW(c->op)->name);
+}
+
 static ms_status agree(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader;
     int last = -1;  // the member that was waited for most recently
+    bool mixed = false;
     MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
@@ -324,11 +339,11 @@ static ms_status agree(ms_waiter *w)
             if (ready >> 32 != c->word >> 32) { return abandoned(c, g->ranks[k]); }
             return mismatch(w);
         }
-        if (MS_UNLIKELY(s->hash != c->hash) && !c->fingerprint.resumed.here) return mismatch(w);
-        // One of the two does not know yet that its call in the background has failed.
-        if (MS_UNLIKELY(((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0))) return mismatch(w);
+        if (MS_UNLIKELY(((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0))) mixed = true;
+        else if (MS_UNLIKELY(s->hash != c->hash) && !c->fingerprint.resumed.here) return mismatch(w);
     }
     if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet, and other nodes wait for them
+    if (MS_UNLIKELY(mixed)) return ask(w);
     if (MS_UNLIKELY(c->fingerprint.resumed.here)) {
         MS_TRY(resume(w));
         for (int k = 0; k < g->n; k++)

@@ -70,6 +70,7 @@ typedef struct {
     int64_t step;                      // number of the step of ms.steps
     ms_resumption resumed;             // zero unless the call follows an error
     char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in texts
+    bool askable;                      // the call can be repeated with the script's place in `resumed`
     uint32_t model;                    // distinguishes models whose units have equal names
     char part_of[PART_OF];             // description of the part
     uint8_t shaped;                    // number of dimensions + 1 of the script's tensor; 0: no shape
@@ -163,6 +164,7 @@ struct ms_group {
     int holders;          // number of units that keep the group's address, also after dist.free_group
     uint64_t seq, epoch;  // used by the engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
+    int32_t settled;      // ms_state.dist_failures when the latest one succeeded; engine thread only
     // Since then: how often another member was the furthest one, or no member was; the furthest one. Engine thread
     // only.
     int turns, ahead;
@@ -214,6 +216,7 @@ typedef struct ms_coll {
     atomic_bool raised;      // failed because of a published error
     bool mismatched;         // the calls differ: the collective fails on every member, so no error is published
     bool again;              // a peer failed in its call instead: run again for the peer's next call
+    bool asking;             // only some members sent their places: all run again
     struct ms_far *far;      // set on the leader: messages that exchange ready slots with other nodes
     struct ms_stage *stage;  // CPU copies of tensors on a GPU
 } ms_coll;
@@ -331,7 +334,8 @@ bool ms__comm_repeated(void);
 // Engine thread: whether no collective of g that the script waits for has succeeded since the latest error. All members
 // return the same.
 bool ms__comm_unsettled(const ms_group *g);
-bool ms__comm_resumes(const ms_group *g);  // engine thread: whether the next collective of g continues after an error
+bool ms__comm_continues(const ms_group *g);  // whether this rank has met an error since the latest success in g
+bool ms__comm_resumes(const ms_group *g);    // engine thread: whether the next collective of g continues after an error
 // Engine thread: takes what ms_dist_resume has set; zeros if the next collective of g does not continue after an error.
 ms_resumption ms__comm_resumption(const ms_group *g);
 // Records that a rank aborted a backward because of the error of that epoch.

@@ -203,7 +203,10 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     c->stream = r->stream;
     c->root = root;
     c->fingerprint.op = c->op;
-    if (r->stream == MS_STREAM_COMPUTE) c->fingerprint.resumed = ms__comm_resumption(r->group);
+    if (r->stream == MS_STREAM_COMPUTE) {
+        c->fingerprint.resumed = ms__comm_resumption(r->group);
+        c->fingerprint.askable = r->by_script || r->op == OP_BARRIER;
+    }
     c->fingerprint.dtype = (uint8_t)c->reducer.dtype;
     c->fingerprint.reduction = (uint8_t)c->reducer.reduction;
     c->fingerprint.agreed = r->agreed;

@@ -199,12 +199,22 @@ void ms_dist_refused(double group, const char *text, const char *site, double si
 
 // ---- after an error -------------------------------------------------------------------------------
 
+static const ms_group *reaped(double group)
+{
+    const ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
+    if (!g || g->me < 0) return NULL;
+    ms__stream_reap();  // a collective in the background may have failed
+    return g;
+}
 int ms_dist_unsettled(double group)
 {
-    ms_group *g = group < 0 ? ms__pair_by_id(group) : ms__group_by_id(group);
-    if (!g || g->me < 0) return 0;
-    ms__stream_reap();  // a collective in the background may have failed
-    return ms__comm_unsettled(g);
+    const ms_group *g = reaped(group);
+    return g && ms__comm_unsettled(g);
+}
+int ms_dist_continues(double group)
+{
+    const ms_group *g = reaped(group);
+    return g && ms__comm_continues(g);
 }
 
 ms_status ms_dist_realign(double group, const char *site)

@@ -50,10 +50,14 @@ local function intended(a, b, c)
   return getmetatable(g) == Group and g.id or 0
 end
 
-local function finish_one(since, find, a, b, c, ok, ...)
+local function finish_one(since, find, fn, a, b, c, ok, ...)
   if ok then
     succeeded()
     return ...
+  end
+  if lib.ms_dist_asked() ~= 0 then
+    resume.before(true, a, b, c)
+    return finish_one(since, find, fn, a, b, c, pcall(fn, a, b, c))
   end
   -- Does nothing if the call failed on every member.
   lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
@@ -64,7 +68,7 @@ end
 -- Prepares one collective. Returns the number of failures so far.
 local function begin_one(find, a, b, c)
   local failures = state.dist_failures
-  if failures > 0 and lib.ms_dist_unsettled(find(a, b, c)) ~= 0 then resume.before(a, b, c) end
+  if failures > 0 and lib.ms_dist_continues(find(a, b, c)) ~= 0 then resume.before(true, a, b, c) end
   return failures
 end
 
@@ -100,7 +104,7 @@ function M.one(fn, find)
     ensure()
     -- Before pcall, because LuaJIT cannot compile code after debug.getinfo that returns through pcall.
     M.site = call_site()
-    return finish_one(begin_one(find, a, b, c), find, a, b, c, pcall(fn, a, b, c))
+    return finish_one(begin_one(find, a, b, c), find, fn, a, b, c, pcall(fn, a, b, c))
   end, fn)
 end
 
@@ -134,7 +138,7 @@ function M.several(fn, concerns)
   concerns = concerns or has_peers
   return standing_for(function(a, b, c, d, e)
     ensure()
-    if state.dist_failures > 0 then resume.before() end
+    if state.dist_failures > 0 then resume.before(false) end
     return finish(lib.ms_dist_errors(), concerns, a, b, c, d, pcall(fn, a, b, c, d, e))
   end, fn)
 end

@@ -48,11 +48,13 @@ function M.async_failed(site) M.failed_at(async_place(site), position.now()) end
 --- Records the failure of a call that is not a single collective.
 function M.failed() M.failed_at("", position.now()) end
 
---- To be called before a collective of an unsettled group.
-function M.before(a, b, c)
+--- To be called before a collective after an error.
+---@param single boolean  the call is a single collective
+function M.before(single, a, b, c)
   if state.dist_failures ~= seen then M.failed_at "" end
   local here, at = M.place(a, b, c)
   sent.failed, sent.caught, sent.here, sent.times = failed, caught or "", here, times
+  sent.single = single and 1 or 0
   sent.n = math.min(#at, C.MS_MAX_NESTED)
   for k = 1, sent.n do sent.line[k - 1], sent.count[k - 1] = at[k][1], at[k][2] end
   lib.ms_dist_resume(sent)
@@ -65,7 +67,7 @@ end
 function M.realign(groups)
   for _, group in ipairs(groups) do
     if lib.ms_dist_unsettled(group.id) ~= 0 then
-      M.before()
+      M.before(false)
       if lib.ms_dist_realign(group.id, errors.user_line(2)) ~= 0 then errors.fail() end
       succession = false
     end
