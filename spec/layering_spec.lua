@@ -11,7 +11,7 @@ local engine = {
 }
 local front = {
   { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data" }, { "parallel" }, { "io" },
-  { "doors" }, { "models", "run", "tools" }, { "all" },
+  { "doors" }, { "models", "run", "plot", "tools" }, { "all" },
 }
 -- Modules that only collect what scripts ask for by one name; no wing below requires them.
 local doors = { ["nn"] = "doors", ["parallel.fsdp"] = "doors", ["fsdp"] = "doors", [""] = "all" }

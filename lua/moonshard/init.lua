@@ -35,7 +35,7 @@ merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
 -- Names that are loaded at their first use: modules, and functions in modules.
-local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "testing" }
+local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "testing" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
 local elsewhere = { save = "io.files", load = "io.files", doctor = "tools.doctor" }
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end

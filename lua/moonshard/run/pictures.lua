@@ -10,8 +10,8 @@ require "moonshard.autograd.methods"
 local M = {}
 
 local function check(t, who)
-  if not tensor.is_tensor(t) then opts.wrong(t, "a tensor", "%s: argument 2", who) end
-  if t.placements then errors.raise("%s: argument 2 is sharded, and only rank 0 writes it; give t:full_tensor()", who) end
+  if not tensor.is_tensor(t) then opts.wrong(t, "a tensor", "%s", who) end
+  if t.placements then errors.raise("%s is sharded, and only rank 0 writes it; give t:full_tensor()", who) end
   return t
 end
 
@@ -25,12 +25,12 @@ end
 --- An image as width, height, channels and bytes. t: [H, W], [1, H, W] or [3, H, W]; floating point from 0 (black) to
 --- 1, other dtypes from 0 to 255.
 ---@param t Tensor
----@param who string  names the caller in errors
+---@param who string  names the argument in errors
 function M.image(t, who)
   local shape = check(t, who).shape
   local channels = #shape == 3 and shape[1] or 1
   if #shape < 2 or #shape > 3 or channels ~= 1 and channels ~= 3 or t:numel() == 0 then
-    errors.raise("%s: argument 2 has shape [%s], expected [H, W], [1, H, W] or [3, H, W]", who,
+    errors.raise("%s has shape [%s], expected [H, W], [1, H, W] or [3, H, W]", who,
       table.concat(shape, ", "))
   end
   local height, width = shape[#shape - 1], shape[#shape]
@@ -49,7 +49,7 @@ end
 --- A histogram of the finite elements; nil if there are none.
 ---@param t Tensor
 ---@param bins integer  number of bins of equal width
----@param who string  names the caller in errors
+---@param who string  names the argument in errors
 ---@return {min: number, max: number, count: integer, sum: number, squares: number, limits: number[], counts: integer[]}?
 function M.histogram(t, bins, who)
   local values, least, most = list_of(check(t, who)), math.huge, -math.huge

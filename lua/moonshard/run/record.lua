@@ -153,7 +153,7 @@ local IMAGE = { "step", "kind", "name", "file", "width", "height" }
 function Run:image(name, t)
   local file = check_name(name, "run:image")
   if not self.writes then return end
-  local width, height, channels, pixels = pictures.image(t, "run:image")
+  local width, height, channels, pixels = pictures.image(t, "run:image: argument 2")
   local text, path = png(width, height, channels, pixels), ("images/%s-%06d.png"):format(file, self.step)
   self.folder:put(path, text)
   self.folder:medium({ step = self.step, kind = "image", name = name, file = path, width = width, height = height },
@@ -210,7 +210,7 @@ function Run:histogram(name, t, given)
   check_name(name, "run:histogram")
   local o = opts("run:histogram", given, { bins = opts.option(opts.whole_from(1), 30) })
   if not self.writes then return end
-  local h = pictures.histogram(t, o.bins, "run:histogram")
+  local h = pictures.histogram(t, o.bins, "run:histogram: argument 2")
   if h then
     h.step, h.kind, h.name = self.step, "histogram", name
     self.folder:medium(h, HISTOGRAM)

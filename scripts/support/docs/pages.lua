@@ -2,7 +2,7 @@
 --- The contents of the pages of the reference: owners of public names, taken from the loaded library. A section lists
 --- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
-for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "testing", "doctor" } do assert(ms[name]) end   -- loaded when first named
+for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "testing", "doctor" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -240,6 +240,13 @@ return {
     intro = "The record of a training run in a folder: metrics, images, texts, checkpoints, and progress. Every rank makes "
       .. "the same calls; rank 0 writes.",
     sections = { section("Functions", "run.", ms.run), section("Methods of Run", "Run:", methods_of(run)) },
+  },
+  {
+    file = "plot", title = "plot", intro = "Pictures of numbers, as SVG and as text for the terminal.",
+    sections = {
+      section("Functions", "plot.", ms.plot),
+      section("Methods of Plot", "Plot:", methods_of(ms.plot.line { 1 })),
+    },
   },
   {
     file = "testing", title = "testing", intro = "Checks for specs.",

@@ -1,0 +1,109 @@
+-- SPDX-License-Identifier: MIT
+--- The axes of a plot: the range of its values, their place from 0 to 1, and ticks at round numbers.
+local M = {}
+
+---@class PlotAxis
+---@field low number
+---@field high number
+---@field log boolean
+local Axis = {}
+Axis.__index = Axis
+
+local function finite(v) return v - v == 0 end
+
+--- Whether the axis has a place for a value: finite, and on a logarithmic axis above 0.
+---@param v number
+---@return boolean
+function Axis:shows(v) return finite(v) and (not self.log or v > 0) end
+
+--- The place of a value: 0 at the low end, 1 at the high end.
+---@param v number
+---@return number
+function Axis:place(v)
+  if self.log then return (math.log(v) - math.log(self.low)) / (math.log(self.high) - math.log(self.low)) end
+  return (v - self.low) / (self.high - self.low)
+end
+
+-- An axis around the least and the greatest value; values that differ by rounding only count as one.
+local function new(scale, low, high)
+  local self = setmetatable({ log = scale == "log" }, Axis)
+  if low > high then low, high = self.log and 1 or 0, self.log and 10 or 1 end
+  if high - low <= 1e-12 * math.max(math.abs(low), math.abs(high)) then
+    local around = low == 0 and 1 or math.abs(low) / 2
+    low, high = low - around, high + around
+  end
+  self.low, self.high = low, high
+  return self
+end
+
+--- The axis of some values; those that it cannot show do not count.
+---@param scale "linear"|"log"
+---@param lists number[][]
+---@return PlotAxis
+function M.of(scale, lists)
+  local low, high, log = math.huge, -math.huge, scale == "log"
+  for _, list in ipairs(lists) do
+    for k = 1, #list do
+      local v = list[k]
+      if finite(v) and (not log or v > 0) then low, high = math.min(low, v), math.max(high, v) end
+    end
+  end
+  return new(scale, low, high)
+end
+
+local function linear_ticks(low, high, count)
+  local raw = (high - low) / count
+  local power = 10 ^ math.floor(math.log10(raw))
+  local part = raw / power * (1 - 1e-9)                 -- a range of 0.002 may be a little longer by rounding
+  local step = (part <= 1 and 1 or part <= 2 and 2 or part <= 5 and 5 or 10) * power
+  local ticks = {}
+  for k = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) do ticks[#ticks + 1] = k * step end
+  return ticks, step
+end
+
+local function log_ticks(low, high, count)
+  local first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+  local ticks = {}
+  if last - first >= 2 then
+    for k = first, last, math.ceil((last - first + 1) / count) do ticks[#ticks + 1] = 10 ^ k end
+    return ticks
+  end
+  for k = first - 1, last do
+    for _, digit in ipairs { 1, 2, 5 } do
+      local v = digit * 10 ^ k
+      if v >= low * (1 - 1e-9) and v <= high * (1 + 1e-9) then ticks[#ticks + 1] = v end
+    end
+  end
+  if #ticks < 2 then return linear_ticks(low, high, count) end
+  return ticks
+end
+
+--- A number as a label: with as many decimals as tell it from another one at a distance of `step`.
+---@param v number
+---@param step? number
+---@return string
+function M.label(v, step)
+  if v == 0 then return "0" end
+  local size = math.abs(v)
+  if size >= 1e6 or size < 1e-4 then
+    local digits = step and math.max(1, math.ceil(math.log10(size) - math.log10(step) - 1e-9) + 1) or 4
+    local text = ("%%.%dg"):format(math.min(15, digits)):format(v)
+    return (text:gsub("e([+-])0*(%d)", function(sign, digit) return (sign == "-" and "e-" or "e") .. digit end))
+  end
+  if not step then return ("%.6g"):format(v) end
+  local decimals = math.min(15, math.max(0, math.ceil(-math.log10(step) - 1e-9)))
+  return ("%%.%df"):format(decimals):format(v)
+end
+
+--- Values to mark on the axis, in order, and their labels.
+---@param count integer  about how many
+---@return number[] ticks
+---@return string[] labels
+function Axis:ticks(count)
+  local ticks, step = (self.log and log_ticks or linear_ticks)(self.low, self.high, math.max(1, count))
+  local labels = {}
+  for k, v in ipairs(ticks) do labels[k] = M.label(v, step) end
+  return ticks, labels
+end
+
+return M

@@ -1,0 +1,205 @@
+-- SPDX-License-Identifier: MIT
+--- Draws plots as lines of text: in braille and block characters, or in ASCII.
+local axes = require "moonshard.plot.axis"
+local bit = require "bit"
+
+local M = {}
+
+--- Whether the locale's characters are UTF-8.
+---@return boolean
+function M.utf8()
+  for _, name in ipairs { "LC_ALL", "LC_CTYPE", "LANG" } do
+    local value = os.getenv(name)
+    if value and value ~= "" then return value:lower():find "utf%-?8" ~= nil end
+  end
+  return false
+end
+
+-- ---- canvases: dots at whole places from 0, row 0 on top -------------------------------------------------------
+
+local MARKS = { "*", "o", "+", "x", "#", "@", "%", "&" }
+local BITS = { [0] = { [0] = 1, 8 }, { [0] = 2, 16 }, { [0] = 4, 32 }, { [0] = 64, 128 } }
+
+-- Braille has 2 x 4 dots a character and no way to tell series apart; marks have one dot, and a sign for each series.
+local function new_canvas(columns, rows, braille)
+  local cells = {}
+  local canvas = { wide = braille and 2 * columns or columns, high = braille and 4 * rows or rows }
+  function canvas.dot(x, y, series)
+    if x < 0 or y < 0 or x >= canvas.wide or y >= canvas.high then return end
+    if braille then
+      local at = math.floor(y / 4) * columns + math.floor(x / 2)
+      cells[at] = bit.bor(cells[at] or 0, BITS[y % 4][x % 2])
+    else
+      cells[y * columns + x] = MARKS[(series - 1) % #MARKS + 1]
+    end
+  end
+  function canvas.row(y)
+    local out = {}
+    for x = 0, columns - 1 do
+      local cell = cells[y * columns + x]
+      if braille and cell then cell = string.char(0xe2, 0xa0 + math.floor(cell / 64), 0x80 + cell % 64) end
+      out[x + 1] = cell or " "
+    end
+    return (table.concat(out):gsub(" +$", ""))
+  end
+  return canvas
+end
+
+local function line(canvas, x0, y0, x1, y1, series)
+  local steps = math.max(math.abs(x1 - x0), math.abs(y1 - y0), 1)
+  for k = 0, steps do
+    canvas.dot(math.floor(x0 + (x1 - x0) * k / steps + 0.5), math.floor(y0 + (y1 - y0) * k / steps + 0.5), series)
+  end
+end
+
+local function draw(plot, canvas)
+  local x_axis, y_axis = plot.x_axis, plot.y_axis
+  local function across(v) return math.floor(x_axis:place(v) * (canvas.wide - 1) + 0.5) end
+  local function down(v) return math.floor((1 - y_axis:place(v)) * (canvas.high - 1) + 0.5) end
+  for n, s in ipairs(plot.series) do
+    local last_x, last_y
+    if plot.kind == "histogram" then
+      for k, count in ipairs(s.counts) do
+        local left, right = across(s.limits[k]), math.max(across(s.limits[k]), across(s.limits[k + 1]) - 1)
+        if count > 0 and y_axis:shows(count) then
+          for x = left, right do line(canvas, x, down(count), x, canvas.high - 1, n) end
+        end
+      end
+    else
+      for k = 1, #s.y do
+        local x, y = s.x[k], s.y[k]
+        if x_axis:shows(x) and y_axis:shows(y) then
+          x, y = across(x), down(y)
+          if plot.kind == "line" and last_x then line(canvas, last_x, last_y, x, y, n) else canvas.dot(x, y, n) end
+          last_x, last_y = x, y
+        else
+          last_x = nil
+        end
+      end
+    end
+  end
+end
+
+local function put(row, at, text)                       -- row: a list of characters; text: ASCII
+  for k = 1, #text do row[at + k - 1] = text:sub(k, k) end
+end
+
+--- A plot with two axes. Several series are drawn with a mark for each.
+---@param plot Plot
+---@param columns integer
+---@param rows integer
+---@param ascii boolean
+---@return string
+function M.xy(plot, columns, rows, ascii)
+  local braille = not ascii and #plot.series == 1
+  local y_ticks, y_labels = plot.y_axis:ticks(math.max(2, math.floor(rows / 4)))
+  local x_ticks, x_labels = plot.x_axis:ticks(math.max(2, math.floor(columns / 16)))
+  local longest = 1
+  for _, label in ipairs(y_labels) do longest = math.max(longest, #label) end
+  local wide = math.max(8, columns - longest - 2)
+  local canvas = new_canvas(wide, rows, braille)
+  draw(plot, canvas)
+  local out, o = {}, plot.options
+  out[1] = o.title
+  local keys = {}
+  for k, s in ipairs(plot.series) do
+    if s.label then keys[#keys + 1] = (braille and "" or MARKS[(k - 1) % #MARKS + 1] .. " ") .. s.label end
+  end
+  if #keys > 0 then out[#out + 1] = table.concat(keys, "   ") end
+  if o.y_label then out[#out + 1] = o.y_label end
+  local at = {}
+  for k, v in ipairs(y_ticks) do at[math.floor((1 - plot.y_axis:place(v)) * (rows - 1) + 0.5)] = y_labels[k] end
+  local bar, corner, across = "│", "└", "─"
+  if ascii then bar, corner, across = "|", "+", "-" end
+  for y = 0, rows - 1 do
+    out[#out + 1] = (" "):rep(longest - #(at[y] or "")) .. (at[y] or "") .. " " .. bar .. canvas.row(y)
+  end
+  out[#out + 1] = (" "):rep(longest + 1) .. corner .. across:rep(wide)
+  local row, free = {}, 1
+  for k = 1, longest + 2 + wide do row[k] = " " end
+  for k, v in ipairs(x_ticks) do
+    local label = x_labels[k]
+    local from = math.floor(longest + 3 + plot.x_axis:place(v) * (wide - 1) - #label / 2 + 0.5)
+    from = math.max(1, math.min(from, #row - #label + 1))
+    if from >= free then
+      put(row, from, label)
+      free = from + #label + 1
+    end
+  end
+  out[#out + 1] = table.concat(row):gsub(" +$", "")
+  if o.x_label then out[#out + 1] = (" "):rep(math.max(0, #row - #o.x_label)) .. o.x_label end
+  return table.concat(out, "\n") .. "\n"
+end
+
+local BLOCKS, LETTERS = { " ", "░", "▒", "▓", "█" }, { " ", ".", ":", "-", "=", "+", "*", "#", "%", "@" }
+
+-- The rows as shades, at most `columns` characters wide: of cells that share a character, the first one is shown.
+local function shades(rows, axis, columns, ascii)
+  local ramp = ascii and LETTERS or BLOCKS
+  local stride = math.max(1, math.ceil(2 * #rows[1] / columns))
+  local wide, out = 2 * #rows[1] <= columns and 2 or 1, {}
+  if wide == 1 then stride = math.max(1, math.ceil(#rows[1] / columns)) end
+  for i = 1, #rows, wide == 2 and stride or 2 * stride do    -- a character is twice as high as wide
+    local cells = {}
+    for j = 1, #rows[1], stride do
+      local v = rows[i][j]
+      local k = axis:shows(v) and math.floor(math.max(0, math.min(1, axis:place(v))) * (#ramp - 1) + 0.5) + 1
+      cells[#cells + 1] = (k and ramp[k] or "?"):rep(wide)
+    end
+    out[#out + 1] = table.concat(cells)
+  end
+  return out
+end
+
+--- Cells shaded by their values, from low to high; a cell that is not finite is a question mark.
+---@param plot Plot
+---@param columns integer
+---@param ascii boolean
+---@return string
+function M.heatmap(plot, columns, ascii)
+  local out = shades(plot.rows, plot.y_axis, columns, ascii)
+  if plot.options.title then table.insert(out, 1, plot.options.title) end
+  out[#out + 1] = ("from %s to %s"):format(axes.label(plot.y_axis.low), axes.label(plot.y_axis.high))
+  return table.concat(out, "\n") .. "\n"
+end
+
+--- Images side by side, as shades of grey.
+---@param plot Plot
+---@param columns integer
+---@param ascii boolean
+---@return string
+function M.images(plot, columns, ascii)
+  local out, grey = { plot.options.title }, axes.of("linear", { { 0, 255 } })
+  local each = math.max(1, math.floor((columns + 2) / plot.columns) - 2)
+  for first = 1, #plot.list, plot.columns do
+    local drawn, most = {}, 0
+    for k = first, math.min(#plot.list, first + plot.columns - 1) do
+      local image, rows = plot.list[k], {}
+      for y = 0, image.height - 1 do
+        rows[y + 1] = {}
+        for x = 0, image.width - 1 do
+          local sum, at = 0, (y * image.width + x) * image.channels
+          for c = 1, image.channels do sum = sum + image.pixels:byte(at + c) end
+          rows[y + 1][x + 1] = sum / image.channels
+        end
+      end
+      local lines = shades(rows, grey, each, ascii)
+      local wide = #(lines[1]:gsub("[\128-\191]", ""))    -- characters, not bytes
+      if image.label then
+        local label = image.label:sub(1, wide)
+        table.insert(lines, 1, label .. (" "):rep(wide - #label))
+      end
+      lines.blank, most = (" "):rep(wide), math.max(most, #lines)
+      drawn[#drawn + 1] = lines
+    end
+    for y = 1, most do
+      local parts = {}
+      for k, lines in ipairs(drawn) do parts[k] = lines[y] or lines.blank end
+      out[#out + 1] = (table.concat(parts, "  "):gsub(" +$", ""))
+    end
+    if first + plot.columns <= #plot.list then out[#out + 1] = "" end
+  end
+  return table.concat(out, "\n") .. "\n"
+end
+
+return M
