@@ -121,7 +121,7 @@ M.MAIN = set [[
   embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
   reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
-  rows:norm_kernel rows:norm_rows_kernel rows:norm_join_kernel
+  norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
   rows:cross_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:cross_backward_kernel
 ]]
 
@@ -129,7 +129,7 @@ M.MAIN = set [[
 --- others are streaming kernels, except for their exact instances.
 M.SMALL = set [[
   reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
-  rows:norm_join_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:mse_join_kernel optim:norm_join_kernel
+  norm:norm_join_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
 ]]
 

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT
+// cuda/norm.cu -- layer_norm, rms_norm and their gradients: h = (x - mean) rstd, y = h w + b. A group of `width`
+// threads has a row: a warp, or the block. What it reads again comes from the cache. Sums are taken in float32 (float64
+// for doubles), in a fixed tree.
+#include "cuda/blocks.h"
+#include "rows/layout.h"
+
+template <class S>
+__device__ inline void measure(const S *x, int64_t n, int lane, int width, real_of<S> eps, bool rms, real_of<S> *shared,
+                               real_of<S> *mean, real_of<S> *rstd)
+{
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    T sum = 0, spread = 0, v[N];
+    if (!rms) {
+        for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+            read_pack(x, j, n, (T)0, v);
+            for (int e = 0; e < N; e++) sum += v[e];
+        }
+        sum = group_sum(sum, width, shared);
+    }
+    T m = rms ? (T)0 : sum / (T)n;
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_pack(x, j, n, m, v);
+        for (int e = 0; e < N; e++) spread += (v[e] - m) * (v[e] - m);
+    }
+    spread = group_sum(spread, width, shared);
+    *mean = m;
+    *rstd = 1 / sqrt_of(spread / (T)n + eps);
+}
+template <class S>
+__global__ void norm_kernel(int64_t rows, int64_t n, int width, const void *x_, const void *w, const void *b, void *y,
+                            double eps, bool rms)
+{
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS];
+    int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
+    int lane = threadIdx.x % width;
+    if (row >= rows) return;
+    const S *x = (const S *)x_ + row * n;
+    T mean, rstd, v[N], f[N];
+    measure<S>(x, n, lane, width, (T)eps, rms, shared, &mean, &rstd);
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_pack(x, j, n, (T)0, v);
+        for (int e = 0; e < N; e++) v[e] = (v[e] - mean) * rstd;
+        if (w) {
+            read_pack((const S *)w, j, n, (T)0, f);
+            for (int e = 0; e < N; e++) v[e] *= f[e];
+        }
+        if (b) {
+            read_pack((const S *)b, j, n, (T)0, f);
+            for (int e = 0; e < N; e++) v[e] += f[e];
+        }
+        write_pack((S *)y + row * n, j, n, v);
+    }
+}
+// dx = rstd (q - mean(q) - h mean(q h)), q = g w. add: is added to dx. Stores mean and rstd of every row in stats.
+template <class S>
+__global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const void *g_, const void *x_, const void *w,
+                                     void *dx, bool add, double eps, bool rms, void *stats)
+{
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS];
+    int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
+    int lane = threadIdx.x % width;
+    if (row >= rows) return;
+    const S *x = (const S *)x_ + row * n, *g = (const S *)g_ + row * n;
+    T mean, rstd, mq = 0, mh = 0, q[N], h[N], f[N];
+    measure<S>(x, n, lane, width, (T)eps, rms, shared, &mean, &rstd);
+    if (stats && lane == 0) {
+        ((T *)stats)[2 * row] = mean;
+        ((T *)stats)[2 * row + 1] = rstd;
+    }
+    if (!dx) return;
+    for (int e = 0; e < N; e++) f[e] = 1;
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_two(g, x, j, n, q, h);
+        if (w) read_pack((const S *)w, j, n, (T)0, f);
+        for (int e = 0; e < N; e++) {
+            mq += q[e] * f[e];
+            mh += q[e] * f[e] * ((h[e] - mean) * rstd);
+        }
+    }
+    mq = rms ? (T)0 : group_sum(mq, width, shared) / (T)n;
+    mh = group_sum(mh, width, shared) / (T)n;
+    for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
+        read_two(g, x, j, n, q, h);
+        if (w) read_pack((const S *)w, j, n, (T)0, f);
+        for (int e = 0; e < N; e++) q[e] = rstd * (q[e] * f[e] - mq - (h[e] - mean) * rstd * mh);
+        if (add) {
+            read_pack((const S *)dx + row * n, j, n, (T)0, h);
+            for (int e = 0; e < N; e++) q[e] += h[e];
+        }
+        write_pack((S *)dx + row * n, j, n, q);
+    }
+}
+// Column sums of g h and of g over a segment of rows. 16 threads have adjacent columns; the block's 16 groups of them
+// take turns at the rows, four rows at once, whose statistics are adjacent.
+enum { ACROSS = 16, COLUMNS = ACROSS * WIDE, GROUPS = BLOCK / ACROSS };
+template <class S>
+__global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
+    norm_parts_kernel(int64_t rows, int64_t n, int64_t segment, int64_t tiles, const void *g_, const void *x_,
+                      const void *stats, void *parts)
+{
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[2][GROUPS][COLUMNS];
+    const S *g = (const S *)g_, *x = (const S *)x_;
+    int64_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles, first = part * segment;
+    int64_t last = first + segment < rows ? first + segment : rows;
+    int group = threadIdx.x / ACROSS, at = threadIdx.x % ACROSS * N;
+    int64_t j = tile * COLUMNS + at;
+    T dw[N] = {}, db[N] = {};
+    auto add = [&](int64_t r, T mean, T rstd) {
+        T a[N], b[N];
+        read_two(g + r * n, x + r * n, j, n, a, b);
+        for (int e = 0; e < N; e++) {
+            dw[e] += a[e] * ((b[e] - mean) * rstd);
+            db[e] += a[e];
+        }
+    };
+    for (int64_t r = first + 4 * group; r < last && j < n; r += 4 * GROUPS) {
+        T s[WIDE];
+        load_wide((const T *)stats + 2 * r, s);
+        add(r, s[0], s[1]);
+        if (r + 1 < last) add(r + 1, s[2], s[3]);
+        if (r + 2 < last) add(r + 2, s[4], s[5]);
+        if (r + 3 < last) add(r + 3, s[6], s[7]);
+    }
+    for (int e = 0; e < N; e++) {
+        shared[0][group][at + e] = dw[e];
+        shared[1][group][at + e] = db[e];
+    }
+    __syncthreads();
+    int which = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;  // a thread for each of 2 * COLUMNS sums
+    T sum = 0;
+    for (int i = 0; i < GROUPS; i++) sum += shared[which][i][column];
+    if (tile * COLUMNS + column < n) ((T *)parts)[(2 * part + which) * n + tile * COLUMNS + column] = sum;
+}
+// All three gradients in one pass, for rows of up to K * 32 * WIDE elements. A warp takes a row at a time, and each
+// lane keeps K packs of it and, over the rows of its block, the sums of their columns. The block's warps then add
+// theirs.
+template <class S, int K>
+__global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
+    norm_rows_kernel(int64_t rows, int64_t n, const void *g_, const void *x_, const void *w_, void *dx, bool add,
+                     double eps, bool rms, void *parts)
+{
+    typedef real_of<S> T;
+    constexpr int N = WIDE;
+    __shared__ T shared[WARPS][BLOCK];
+    static_assert(BLOCK == 32 * N, "a thread adds the sums of a column of a pack of each lane");
+    int64_t first = rows * blockIdx.x / gridDim.x, last = rows * (blockIdx.x + 1) / gridDim.x;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    bool wide = n % N == 0 && is_wide(g_) && is_wide(x_);
+    T dw[K][N] = {}, db[K][N] = {};
+    for (int64_t row = first + warp; row < last; row += WARPS) {
+        const S *x = (const S *)x_ + row * n, *g = (const S *)g_ + row * n;
+        T q[K][N], h[K][N], f[N], sum = 0, spread = 0, mq = 0, mh = 0;
+        if (wide) {  // all loads at once; lanes past the row's end load its start
+            UNROLL
+            for (int k = 0; k < K; k++) {
+                int64_t j = (k * 32 + lane) * N < n ? (k * 32 + lane) * N : 0;
+                load_wide(g + j, q[k]);
+                load_wide(x + j, h[k]);
+            }
+        } else {
+            UNROLL
+            for (int k = 0; k < K; k++) read_two(g, x, (k * 32 + lane) * N, n, q[k], h[k]);
+        }
+        UNROLL
+        for (int k = 0; k < K; k++) {
+            for (int e = 0; e < N; e++)
+                if ((k * 32 + lane) * N + e >= n) q[k][e] = h[k][e] = 0;
+        }
+        UNROLL
+        for (int k = 0; k < K; k++)
+            for (int e = 0; e < N; e++) sum += h[k][e];
+        T mean = rms ? (T)0 : warp_sum(sum) / (T)n;
+        UNROLL
+        for (int k = 0; k < K; k++)
+            for (int e = 0; e < N; e++) {
+                h[k][e] = (k * 32 + lane) * N + e < n ? h[k][e] - mean : (T)0;
+                spread += h[k][e] * h[k][e];
+            }
+        T rstd = 1 / sqrt_of(warp_sum(spread) / (T)n + (T)eps);
+        UNROLL
+        for (int k = 0; k < K; k++) {
+            for (int e = 0; e < N; e++) f[e] = 1;
+            if (w_) read_pack((const S *)w_, (k * 32 + lane) * N, n, (T)0, f);
+            for (int e = 0; e < N; e++) {
+                h[k][e] *= rstd;
+                dw[k][e] += q[k][e] * h[k][e];
+                db[k][e] += q[k][e];
+                q[k][e] *= f[e];
+                mq += q[k][e];
+                mh += q[k][e] * h[k][e];
+            }
+        }
+        if (!dx) continue;
+        mq = rms ? (T)0 : warp_sum(mq) / (T)n;
+        mh = warp_sum(mh) / (T)n;
+        UNROLL
+        for (int k = 0; k < K; k++) {
+            int64_t j = (k * 32 + lane) * N;
+            for (int e = 0; e < N; e++) q[k][e] = rstd * (q[k][e] - mq - h[k][e] * mh);
+            if (add) {
+                read_pack((const S *)dx + row * n, j, n, (T)0, f);
+                for (int e = 0; e < N; e++) q[k][e] += f[e];
+            }
+            write_pack((S *)dx + row * n, j, n, q[k]);
+        }
+    }
+    if (!parts) return;
+    UNROLL
+    for (int i = 0; i < 2 * K; i++) {
+        for (int e = 0; e < N; e++) shared[warp][lane * N + e] = i % 2 ? db[i / 2][e] : dw[i / 2][e];
+        __syncthreads();
+        int64_t column = i / 2 * BLOCK + threadIdx.x;
+        T sum = 0;
+        for (int k = 0; k < WARPS; k++) sum += shared[k][threadIdx.x];
+        if (column < n) ((T *)parts)[(2 * (int64_t)blockIdx.x + i % 2) * n + column] = sum;
+        __syncthreads();
+    }
+}
+template <class S> __global__ void norm_join_kernel(int64_t segments, int64_t n, const void *parts, void *dw, void *db)
+{
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS][33];
+    int64_t tiles = gridDim.x / 2, which = blockIdx.x / tiles, j = blockIdx.x % tiles * 32 + threadIdx.x % 32;
+    void *out = which ? db : dw;
+    T sum = join_column((const T *)parts + which * n, segments, 2 * n, j, j < n && out, shared);
+    if (threadIdx.x < 32 && j < n && out) store_one((S *)out + j, sum);
+}
+
+static ms_status norm(ms_call *c, bool rms)
+{
+    ms_tensor *in[3] = { NULL, NULL, NULL }, *o = c->out[0];
+    int64_t n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
+    int dtype = o->dtype, index = index_of(o);
+    ms_status st = MS_OK;
+    for (int k = 0; k < c->n_in && st == MS_OK; k++)
+        if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
+    int64_t rows = n ? o->numel / n : 0;
+    int width = row_width(rows, n);
+    if (st == MS_OK)
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_kernel), up(rows, BLOCK / width), BLOCK, rows,
+                           n, width, data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
+    for (int k = 0; k < 3; k++)
+        if (in[k]) ms__release(in[k]);
+    return st;
+}
+static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
+static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
+
+// Inputs: gradient, x, w?, x's existing gradient?. Outputs, those that the mask needs: dx, dw, db.
+struct norm_gradients {
+    const char *op;
+    ms_tensor *g, *x, *w, *dx, *dw, *db;
+    int64_t rows, n;
+    double eps;
+    bool rms, add;  // add: to dx
+};
+
+static ms_status join_norm_parts(const norm_gradients &d, int64_t segments, const void *parts)
+{
+    return launch_blocks(d.op, index_of(d.x), TYPED_KERNEL(d.x->dtype, norm_join_kernel), 2 * up(d.n, 32), BLOCK,
+                         segments, d.n, parts, data_of(d.dw), data_of(d.db));
+}
+
+enum { LONGEST_ROW = 4 * 32 * WIDE };
+#define ROWS_KERNEL(dtype, K)                            \
+    ((dtype) == MS_F16    ? norm_rows_kernel<ms_f16, K>  \
+     : (dtype) == MS_BF16 ? norm_rows_kernel<ms_bf16, K> \
+                          : norm_rows_kernel<float, K>)
+static ms_status short_norm_backward(const norm_gradients &d)
+{
+    int64_t packs = up(d.n, 32 * WIDE), blocks = packs == 1 ? 512 : packs == 2 ? 264 : 132;
+    if (blocks > up(d.rows, WARPS)) blocks = up(d.rows, WARPS);
+    int dtype = d.x->dtype, index = index_of(d.x);
+    ms_block *room = NULL;
+    if (d.dw || d.db) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(2 * blocks * d.n) * sizeof(float), d.op));
+    auto kernel = packs == 1   ? ROWS_KERNEL(dtype, 1)
+                  : packs == 2 ? ROWS_KERNEL(dtype, 2)
+                  : packs == 3 ? ROWS_KERNEL(dtype, 3)
+                               : ROWS_KERNEL(dtype, 4);
+    ms_status st = launch_blocks(d.op, index, kernel, blocks, BLOCK, d.rows, d.n, ms__data(d.g), ms__data(d.x),
+                                 data_of(d.w), data_of(d.dx), d.add, d.eps, d.rms, room ? room->data : NULL);
+    if (st == MS_OK && room) st = join_norm_parts(d, blocks, room->data);
+    if (room) ms__free(room);
+    return st;
+}
+
+static ms_status long_norm_backward(const norm_gradients &d)
+{
+    int dtype = d.x->dtype, index = index_of(d.x), size = dtype == MS_F64 ? 8 : 4;
+    int64_t rows = d.rows, n = d.n, tiles = up(n, COLUMNS);
+    bool sums = d.dw || d.db;
+    ms_block *room = NULL;
+    // A segment has a multiple of four rows, because statistics are read for four rows.
+    int64_t segment = up(up(rows, column_segments(rows, tiles)), 4) * 4, segments = up(rows, segment);
+    int64_t stats_n = up(2 * rows, WIDE) * WIDE;
+    int width = row_width(rows, n);
+    static_assert(2 * COLUMNS == BLOCK, "norm_parts_kernel has a thread for each sum");
+    if (sums) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(stats_n + 2 * segments * n) * size, d.op));
+    void *stats = room ? room->data : NULL, *parts = (char *)stats + stats_n * size;
+    ms_status st =
+        launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK, rows, n,
+                      width, ms__data(d.g), ms__data(d.x), data_of(d.w), data_of(d.dx), d.add, d.eps, d.rms, stats);
+    if (st == MS_OK && sums)
+        st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, rows, n,
+                           segment, tiles, ms__data(d.g), ms__data(d.x), stats, parts);
+    if (st == MS_OK && sums) st = join_norm_parts(d, segments, parts);
+    if (room) ms__free(room);
+    return st;
+}
+
+static ms_status norm_gradients_of(const norm_gradients &d)
+{
+    if (d.rows > 0) return d.n <= LONGEST_ROW && d.x->dtype != MS_F64 ? short_norm_backward(d) : long_norm_backward(d);
+    if (d.dw) MS_TRY(ms__cuda_fill_tensor(d.dw, 0));
+    return d.db ? ms__cuda_fill_tensor(d.db, 0) : MS_OK;
+}
+static ms_status norm_backward(ms_call *c, bool rms)
+{
+    ms_tensor *g = NULL, *x = NULL, *w = NULL;
+    int64_t n = ms__row_length(c->in[1], rms ? 1 : (int)c->i[0]);
+    ms_status st = ms__contiguous(&g, c->in[0]);
+    if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
+    if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
+    if (st == MS_OK)
+        st = norm_gradients_of({ c->op->name, g, x, w, ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2),
+                                 n ? x->numel / n : 0, n, c->f[0], rms, c->n_in == 4 });
+    if (w) ms__release(w);
+    if (x) ms__release(x);
+    if (g) ms__release(g);
+    return st;
+}
+static ms_status run_layer_norm_backward(ms_call *c) { return norm_backward(c, false); }
+static ms_status run_rms_norm_backward(ms_call *c) { return norm_backward(c, true); }
+
+extern const ms_cuda_kernel ms__cuda_norm[];
+const ms_cuda_kernel ms__cuda_norm[] = { { "layer_norm", run_layer_norm },
+                                         { "layer_norm_backward", run_layer_norm_backward },
+                                         { "rms_norm", run_rms_norm },
+                                         { "rms_norm_backward", run_rms_norm_backward },
+                                         { NULL, NULL } };
