@@ -14,6 +14,7 @@ local opts = require "moonshard.core.opts"
 local progress = require "moonshard.run.progress"
 local rates = require "moonshard.run.rate"
 local record = require "moonshard.run.record"
+local reports = require "moonshard.run.report"
 local util = require "moonshard.tensor.util"
 
 local M = {}
@@ -69,7 +70,8 @@ local SINKS = { csv = true, tensorboard = true }
 --- Starts a run, or continues one, and returns its record. Collective.
 ---
 --- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads, command,
---- time, packages; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`, and checkpoints. A run that was
+--- time, packages; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`, `report.html` (the run as a page,
+--- written at times and at its end), and checkpoints. A run that was
 --- killed loses at most the last line. With `resume`, a run in `out` continues in the same files: after its latest
 --- checkpoint, which is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of
 --- later steps move to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be
@@ -149,6 +151,16 @@ function M.metrics(path)
     list[#list + 1] = object
   end
   return list
+end
+
+--- Writes `report.html` of a run's folder anew, for a run that was killed. Returns its path, or nil and the reason.
+---@param path string  of a run's folder
+---@return string? file
+---@return string? err
+function M.report(path)
+  opts.expect(path, opts.string, "run.report: argument 1")
+  if not folders.exists(path) then errors.raise("run.report: '%s' contains no run", path) end
+  return reports.write(path)
 end
 
 return M

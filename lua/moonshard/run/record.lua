@@ -6,11 +6,13 @@ local checkpoints = require "moonshard.run.checkpoint"
 local errors = require "moonshard.core.errors"
 local folders = require "moonshard.run.folder"
 local lib = require("moonshard.core.ffi").lib
+local log = require "moonshard.core.log"
 local memory = require "moonshard.run.memory"
 local opts = require "moonshard.core.opts"
 local pictures = require "moonshard.run.pictures"
 local png = require "moonshard.run.png"
 local progress = require "moonshard.run.progress"
+local reports = require "moonshard.run.report"
 local task = require "moonshard.core.task"
 local tensor = require "moonshard.tensor"
 local utf8 = require "moonshard.run.text".utf8
@@ -35,8 +37,16 @@ local function new(fields)
   self.memory = memory.new(self.device, self.model, self.optimizer)
   self.first, self.next_memory = self.step, -math.huge
   self.began = lib.ms_time()
+  self.next_report = self.began + 2
   self.mark = self.began                                -- the end of the last call: a step's time begins here
   return self
+end
+
+-- Writes report.html; a folder that cannot take it does not end the run.
+local function report(self)
+  local err
+  self.next_report, err = reports.update(self.path)
+  if err then log.warn_once(("run: no report: %s"):format(err)) end
 end
 
 -- ---- numbers -----------------------------------------------------------------------------------------
@@ -131,6 +141,7 @@ function Run:log(values)
     local left = self.total and (now - self.began) / (step - self.first) * math.max(0, self.total - step)
     self.bar:step(step, now, self.line and self.line(object, left) or default_line(self, object, values, left))
   end
+  if now >= self.next_report then report(self) end
   self.mark = lib.ms_time()
 end
 
@@ -231,6 +242,7 @@ function Run:checkpoint(given)
   local path = o.path or folders.checkpoint_name(self.path, self.step)
   if self.events then self.events:flush() end           -- a resumed run goes on from here
   checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step)
+  if self.writes and lib.ms_time() >= self.next_report - 12 then report(self) end    -- at most every 3 seconds
   self.mark = lib.ms_time()
   return path
 end
@@ -240,7 +252,7 @@ end
 ---@param ... any  arguments of format
 function Run:say(format, ...) self.bar:say(select("#", ...) > 0 and format:format(...) or format) end
 
---- Ends the run: closes its files and the progress line.
+--- Ends the run: closes its files and the progress line, and writes its `report.html`.
 function Run:finish()
   self.bar:finish()
   if self.writes then
@@ -248,6 +260,7 @@ function Run:finish()
     self.folder:close()
     if self.csv then self.csv:close() end
     if self.events then self.events:close() end
+    report(self)
   end
   self.writes = false
 end
