@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Draws plots as SVG: one element without scripts or references, light or dark as the reader's system prefers.
 local axes = require "moonshard.plot.axis"
+local base64 = require "moonshard.run.base64"
 local png = require "moonshard.run.png"
 
 local M = {}
@@ -209,25 +210,6 @@ function M.heatmap(plot)
   return table.concat(out, "\n")
 end
 
-local LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-
---- Bytes in base 64 (RFC 4648).
----@param bytes string
----@return string
-function M.base64(bytes)
-  local out = {}
-  for at = 1, #bytes, 3 do
-    local a, b, c = bytes:byte(at, at + 2)
-    local n, four = a * 65536 + (b or 0) * 256 + (c or 0), ""
-    for k = 3, 0, -1 do
-      local digit = math.floor(n / 64 ^ k) % 64
-      four = four .. LETTERS:sub(digit + 1, digit + 1)
-    end
-    out[#out + 1] = c and four or b and four:sub(1, 3) .. "=" or four:sub(1, 2) .. "=="
-  end
-  return table.concat(out)
-end
-
 --- Images in a grid, with their captions.
 ---@param plot Plot
 ---@return string
@@ -241,7 +223,7 @@ function M.images(plot)
     local bytes = png(image.width, image.height, image.channels, image.pixels)
     element(out, '<image x="%.1f" y="%.1f" width="%.1f" height="%.1f" style="image-rendering: pixelated" '
       .. 'href="data:image/png;base64,%s"><title>%s</title></image>', x, y, math.max(1, side - 8),
-      math.max(1, high - (o.labels and 22 or 8)), M.base64(bytes),
+      math.max(1, high - (o.labels and 22 or 8)), base64(bytes),
       M.escape(image.label or "image " .. k))
     if image.label then text(out, "tick", "middle", x + side / 2 - 4, y + high - 6, image.label) end
   end

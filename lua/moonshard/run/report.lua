@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- report.html: the run's metrics, media and configuration in one file. The page (report.html beside this file) reads
 --- the lines of metrics.jsonl and media.jsonl, which it contains as they are.
-local base64 = require("moonshard.plot.svg").base64
+local base64 = require "moonshard.run.base64"
 local cjson = require "cjson"
 local folders = require "moonshard.run.folder"
 local lib = require("moonshard.core.ffi").lib
