@@ -1,0 +1,186 @@
+-- SPDX-License-Identifier: MIT
+--- Runs side by side: final and best values, the options that differ, curves; as text and as a page.
+local cjson = require "cjson"
+local environment = require "moonshard.run.environment"
+local escape = require("moonshard.plot.svg").escape
+local folders = require "moonshard.run.folder"
+local plot = require "moonshard.plot"
+
+local M = {}
+
+local function config_of(path)
+  local file = io.open(path .. "/config.json", "rb")
+  local ok, config = pcall(cjson.decode, file and file:read "*a" or "")
+  if file then file:close() end
+  return ok and type(config) == "table" and config or {}
+end
+
+local function text_of(v)
+  if v == nil then return "" end
+  if type(v) == "table" then return cjson.encode(v) end
+  if type(v) == "number" then return ("%.10g"):format(v) end
+  return v == cjson.null and "null" or tostring(v)
+end
+
+local function columns_of(path, wanted)
+  local series = {}
+  for object in folders.lines(path .. "/metrics.jsonl") do
+    for name, v in pairs(object) do                     -- any order: each name has a series of its own
+      local wants = name ~= "step" and name ~= "time" and (wanted[name] or not next(wanted) and name:find "loss$")
+      if wants then
+        local s = series[name] or { x = {}, y = {} }
+        series[name] = s
+        s.x[#s.x + 1], s.y[#s.y + 1] = object.step, type(v) == "number" and v or 0 / 0
+      end
+    end
+  end
+  return series
+end
+
+-- What a run is asked to do may differ; facts about its start say nothing about the result.
+local function options_that_differ(runs)
+  local fact, names, list = { sessions = true, from_step = true, out = true }, {}, {}
+  for _, name in ipairs(environment.names) do fact[name] = true end
+  fact.ranks, fact.seed = nil, nil
+  for _, run in ipairs(runs) do
+    for name in pairs(run.config) do names[name] = not fact[name] or nil end
+  end
+  for name in pairs(names) do
+    local first = text_of(runs[1].config[name])
+    for _, run in ipairs(runs) do
+      if text_of(run.config[name]) ~= first then
+        list[#list + 1] = name
+        break
+      end
+    end
+  end
+  table.sort(list)
+  return list
+end
+
+--- Reads runs. Raises an error that names a folder without a run, or a metric that no run has.
+---@param paths string[]  of the runs' folders
+---@param metrics string[]  names to compare; none: those that end in loss
+---@return table comparison
+function M.read(paths, metrics)
+  local runs, wanted, names, has = {}, {}, {}, {}
+  for _, name in ipairs(metrics) do wanted[name] = true end
+  for k, path in ipairs(paths) do
+    if not folders.exists(path) then error(("'%s' contains no run"):format(path), 0) end
+    local name = path:match "([^/]+)/*$" or path
+    runs[k] = { name = name, config = config_of(path), series = columns_of(path, wanted) }
+    for metric in pairs(runs[k].series) do has[metric] = true end
+  end
+  for name in pairs(has) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(metrics) do
+    if not has[name] then error(("no run has the metric '%s'"):format(name), 0) end
+  end
+  return { runs = runs, metrics = names, options = options_that_differ(runs) }
+end
+
+local function more_is_better(name) return name:find "acc" or name:find "_per_second$" or name == "mfu" end
+
+-- The last value and the best finite one, with its step.
+local function summary(series, name)
+  if not series then return "", "" end
+  local more, best, at = more_is_better(name) and true or false, nil, nil
+  for k, v in ipairs(series.y) do
+    local finite = v - v == 0
+    if finite and (not best or v ~= best and (v > best) == more) then best, at = v, series.x[k] end
+  end
+  local last = series.y[#series.y]
+  return ("%.5g"):format(last), best and ("%.5g at %d"):format(best, at) or ""
+end
+
+local function rows_of(c)
+  local head = { "run" }
+  for _, name in ipairs(c.metrics) do
+    head[#head + 1] = name
+    head[#head + 1] = "best " .. name
+  end
+  for _, name in ipairs(c.options) do head[#head + 1] = name end
+  local rows = { head }
+  for _, run in ipairs(c.runs) do
+    local row = { run.name }
+    for _, name in ipairs(c.metrics) do
+      row[#row + 1], row[#row + 2] = summary(run.series[name], name)
+    end
+    for _, name in ipairs(c.options) do row[#row + 1] = text_of(run.config[name]) end
+    rows[#rows + 1] = row
+  end
+  return rows
+end
+
+local function plots_of(c)
+  local list = {}
+  for _, name in ipairs(c.metrics) do
+    local series = {}
+    for _, run in ipairs(c.runs) do
+      local s = run.series[name]
+      if s then series[#series + 1] = { x = s.x, y = s.y, label = run.name } end
+    end
+    list[#list + 1] = plot.line(series, { title = name, x_label = "step" })
+  end
+  return list
+end
+
+--- The comparison for a terminal.
+---@param c table
+---@return string
+function M.text(c)
+  local rows, widths, out = rows_of(c), {}, {}
+  for _, row in ipairs(rows) do
+    for k, cell in ipairs(row) do widths[k] = math.max(widths[k] or 0, #cell) end
+  end
+  for _, row in ipairs(rows) do
+    local cells = {}
+    for k, cell in ipairs(row) do cells[k] = cell .. (" "):rep(widths[k] - #cell) end
+    out[#out + 1] = (table.concat(cells, "  "):gsub(" +$", "")) .. "\n"
+  end
+  for _, p in ipairs(plots_of(c)) do out[#out + 1] = "\n" .. p:text() end
+  return table.concat(out)
+end
+
+local PAGE = [[<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><title>Runs</title><style>
+:root { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --edge: #dde1e6; --ground: #ffffff }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --faint: #9198a1; --edge: #2c333c; --ground: #0f1319 } }
+body { max-width: 1240px; margin: 0 auto; padding: 28px 20px; font: 14px/1.5 system-ui, sans-serif; color: var(--ink);
+  background: var(--ground) }
+h1 { font-size: 24px; margin: 0 0 16px } .scroll { overflow-x: auto; margin-bottom: 24px }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap }
+th, td { text-align: left; padding: 6px 20px 6px 0; border-bottom: 1px solid var(--edge) }
+thead th { color: var(--faint); font-weight: 500 } tbody th { font-weight: 600 }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 16px }
+svg { width: 100%; height: auto }
+</style></head><body><main><h1>Runs</h1>
+]]
+
+--- The comparison as a page that needs no network.
+---@param c table
+---@return string
+function M.html(c)
+  local out = { PAGE, '<div class="scroll" tabindex="0"><table>' }
+  for k, row in ipairs(rows_of(c)) do
+    local cells = {}
+    for j, cell in ipairs(row) do
+      local tag, scope = "td", ""
+      if k == 1 then
+        tag, scope = "th", ' scope="col"'
+      elseif j == 1 then
+        tag, scope = "th", ' scope="row"'
+      end
+      cells[j] = ("<%s%s>%s</%s>"):format(tag, scope, escape(cell), tag)
+    end
+    local before, after = k == 1 and "<thead>" or "", k == 1 and "</thead><tbody>" or ""
+    out[#out + 1] = ("%s<tr>%s</tr>%s"):format(before, table.concat(cells), after)
+  end
+  out[#out + 1] = '</tbody></table></div><div class="plots">'
+  for _, p in ipairs(plots_of(c)) do out[#out + 1] = p:svg() end
+  out[#out + 1] = "</div></main></body></html>\n"
+  return table.concat(out, "\n")
+end
+
+return M

@@ -1,0 +1,78 @@
+-- SPDX-License-Identifier: MIT
+--- scripts/compare: runs side by side in the terminal and as a page.
+local browser = require "spec.support.browser"
+local ms = require "moonshard"
+local process = require "spec.support.process"
+
+local folder
+local function path(name) return folder .. "/" .. name end
+
+local function record(name, lr, first)
+  local run = ms.run.start { out = path(name), config = { lr = lr, same = 1 }, quiet = true }
+  for k = 1, 10 do run:log { loss = k == 10 and 2 * first or first / k, accuracy = k == 4 and 0.9 or 0.1 } end
+  run:finish()
+end
+
+local function compare(words)
+  local file = io.popen(("cd '%s' && LC_ALL=C luajit scripts/compare %s 2>&1; echo status $?"):format(process.root, words))
+  local text = file:read "*a"
+  file:close()
+  return text, tonumber(text:match "status (%d+)\n$")
+end
+
+describe("scripts/compare", function()
+  lazy_setup(function()
+    folder = os.tmpname() .. ".compare"
+    assert(require("lfs").mkdir(folder))
+    record("one", 0.1, 9)
+    record("<two>", 0.2, 18)
+  end)
+  lazy_teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
+
+  local function runs() return ("'%s' '%s'"):format(path "one", path "<two>") end
+
+  it("shows final and best values and the options that differ", function()
+    local text, status = compare(runs())
+    assert.are.equal(0, status)
+    assert.are.equal("run    loss  best loss  lr\none    18    1 at 9     0.1\n<two>  36    2 at 9     0.2\n",
+      text:match "^(.-\n)\n")
+    assert.is_truthy(text:find("* one   o <two>", 1, true))
+    assert.is_nil(text:find "[\27\128-\255]")
+  end)
+
+  it("shows the metrics that were asked for; of accuracies the greatest is best", function()
+    local text = compare("--metric accuracy " .. runs())
+    assert.is_truthy(text:find("one    0.1       0.9 at 4", 1, true), text)
+  end)
+
+  for what, case in pairs {
+    ["a folder without a run"] = { "/no/such/run", 1, "'/no/such/run' contains no run" },
+    ["no folder"] = { "", 2, "no run given" },
+    ["an unknown option"] = { "--htlm x", 2, "unknown option '--htlm'" },
+  } do
+    it("refuses " .. what, function()
+      local text, status = compare(case[1])
+      assert.are.equal(case[2], status)
+      assert.is_truthy(text:find(case[3], 1, true), text)
+    end)
+  end
+
+  it("refuses a metric that no run has", function()
+    local text, status = compare("--metric los " .. runs())
+    assert.are.equal(1, status)
+    assert.is_truthy(text:find("no run has the metric 'los'", 1, true))
+  end)
+
+  local check = browser.is_there and it or pending
+  check("writes a page with every point, which Chromium shows without an error" .. (browser.is_there and ""
+    or ": there is no chromium; scripts/setup --with chromium"), function()
+    local page = path "page.html"
+    local _, status = compare(("--html '%s' "):format(page) .. runs())
+    assert.are.equal(0, status)
+    local dom, console = browser.open(page)
+    assert.are.equal("", console)
+    assert.are.equal(2, select(2, dom:gsub('data%-points="10"', "")))
+    assert.are.equal(2, select(2, dom:gsub('<th scope="row">', "")))
+    assert.is_truthy(dom:find("&lt;two&gt;", 1, true))
+  end)
+end)
