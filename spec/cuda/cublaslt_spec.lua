@@ -41,6 +41,10 @@ describe("the stand-in for cuBLASLt", function()
     ffi.cdef [[
       typedef struct { uint64_t algo[8]; size_t room; int state; float waves; int reserved[4]; } lt_result;
       int cublasLtCreate(void **);
+      int cublasLtDestroy(void *);
+      int cublasLtMatmulDescDestroy(void *);
+      int cublasLtMatrixLayoutDestroy(void *);
+      int cublasLtMatmulPreferenceDestroy(void *);
       int cublasLtMatmulDescCreate(void **, int, int);
       int cublasLtMatmulDescSetAttribute(void *, int, const void *, size_t);
       int cublasLtMatrixLayoutCreate(void **, int, uint64_t, uint64_t, int64_t);
@@ -104,6 +108,10 @@ describe("the stand-in for cuBLASLt", function()
       memory[2] + f.off[2], layout[2], zero, memory[4] + f.off[3], layout[3], memory[4] + f.off[4], layout[4],
       result[0].algo, base + 5 * 4096, f.room_given, nil)
     assert(held ~= nil)
+    lt.cublasLtMatmulPreferenceDestroy(pref)
+    for k = 1, 4 do lt.cublasLtMatrixLayoutDestroy(layout[k]) end
+    lt.cublasLtMatmulDescDestroy(desc)
+    if handle then lt.cublasLtDestroy(handle) end
     return first, heuristic, product, ffi.cast("float *", memory[4])[0]
   end
 

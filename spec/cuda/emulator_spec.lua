@@ -119,7 +119,8 @@ describe("the emulated GPU, in its mode", function()
       local x = ms.empty(1000, { device = "cuda" })
       x:copy_(t)
       t:fill_(2)
-      print(x:sum():item())]], "late")
+      print(x:sum():item())
+      plugin.host_free(p[0])]], "late")
     assert.are.equal("1000\n", job.stdout, job.stderr)
   end)
 
@@ -173,8 +174,9 @@ describe("the emulated GPU, in its mode", function()
         local function event(name)                              -- luacheck: ignore
           local e, t = ffi.new "void *[1]", plugin()
           check(t.record(0, 0, e))
-          check(name == "wait" and t.wait(e[0]) or name == "done" and math.min(t.done(e[0]), 0))
+          local status = name == "wait" and t.wait(e[0]) or name == "done" and math.min(t.done(e[0]), 0)
           t.drop(e[0])
+          check(status)
           return 2000
         end
         for _ = 1, 3 do

@@ -4,6 +4,7 @@
 # sm_90a. A file is compiled again when the content of anything that it includes has changed. Fails with the compiler's
 # text.
 set -euo pipefail
+unset LD_PRELOAD  # nvcc does not run with a sanitizer's library
 PATH=$PATH:/usr/local/cuda/bin
 command -v nvcc >/dev/null || { echo "there is no nvcc" >&2; exit 3; }
 mkdir -p "${1:?ptx.sh: which folder}"

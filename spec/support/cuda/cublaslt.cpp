@@ -181,6 +181,10 @@ __attribute__((visibility("default"))) void ms_standin_plant(int heuristic, int 
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { return create(h, handle_state { HANDLE }); }
+__attribute__((visibility("default"))) cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
+{
+    return destroy<handle_state>(h, HANDLE);
+}
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
 {

@@ -111,7 +111,9 @@ bool pinned_source(bool waits)
     cudaMemcpyAsync(there, host, sizeof *host, cudaMemcpyHostToDevice, stream);
     if (waits) cudaStreamSynchronize(stream);
     *host = 2;
-    return read(there, 1)[0] == 1;
+    bool right = read(there, 1)[0] == 1;
+    cudaFreeHost(p);
+    return right;
 }
 bool pinned() { return pinned_source(false); }
 bool pinned_in_time() { return pinned_source(true); }
