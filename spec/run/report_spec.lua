@@ -58,6 +58,24 @@ describe("report.html", function()
     run:finish()
   end)
 
+  it("is written while the run goes on, at a checkpoint and when it is due, on rank 0", function()
+    local model = ms.nn.Linear(2, 1)
+    local run = ms.run.start { out = path "during", model = model, optimizer = ms.optim.AdamW(model:parameters()),
+      quiet = true }
+    run:log { loss = 1 }
+    assert.is_nil(require("lfs").attributes(path "during/report.html"))
+    run.next_report = 0                                 -- the time has come
+    run:log { loss = 2 }
+    assert.is_truthy(process.read(path "during/report.html"):find '"step": ?2')
+    assert.is_true(run.next_report >= ms.time() + 14)
+    run:log { loss = 3 }
+    assert.is_nil(process.read(path "during/report.html"):find '"step": ?3')
+    run.next_report = ms.time() + 11
+    run:checkpoint()
+    assert.is_truthy(process.read(path "during/report.html"):find '"step": ?3')
+    run:finish()
+  end)
+
   it("does not end a run whose folder cannot take it", function()
     local run = record("gone", 3)
     assert(require("lfs").mkdir(path "gone/report.html"))

@@ -79,12 +79,12 @@ function M.read(paths, metrics)
   return { runs = runs, metrics = names, options = options_that_differ(runs) }
 end
 
-local function more_is_better(name) return name:find "acc" or name:find "_per_second$" or name == "mfu" end
+local function more_is_better(name) return (name:find "acc" or name:find "_per_second$" or name == "mfu") and true or false end
 
 -- The last value and the best finite one, with its step.
 local function summary(series, name)
   if not series then return "", "" end
-  local more, best, at = more_is_better(name) and true or false, nil, nil
+  local more, best, at = more_is_better(name), nil, nil
   for k, v in ipairs(series.y) do
     local finite = v - v == 0
     if finite and (not best or v ~= best and (v > best) == more) then best, at = v, series.x[k] end
