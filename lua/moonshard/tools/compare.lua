@@ -79,7 +79,9 @@ function M.read(paths, metrics)
   return { runs = runs, metrics = names, options = options_that_differ(runs) }
 end
 
-local function more_is_better(name) return (name:find "acc" or name:find "_per_second$" or name == "mfu") and true or false end
+local function more_is_better(name)
+  return (name:find "acc" or name:find "_per_second$" or name == "mfu") and true or false
+end
 
 -- The last value and the best finite one, with its step.
 local function summary(series, name)
