@@ -1,23 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention.cu -- scaled dot-product attention from matrix products and one pass over each row of scores. During a
-// call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs' dtype). Forward
+// cuda/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (float32 and float64, masks with a
+// gradient, heads above 128, misaligned views): matrix products and one pass over each row of scores. During a call it
+// holds the scores of all heads (float32 or float64) and the probabilities (in the inputs' dtype). Forward
 // saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU: the same random
 // words drop the same elements.
 #include "ops/philox.h"
+#include "cuda/flash.h"
 #include "cuda/product.h"
-
-struct heads {
-    int n;
-    int64_t count, tq, tk, d, shape[MS_MAX_DIMS];
-    bool causal;
-    double p, scale;
-};
-
-struct strided_part {
-    int dtype;
-    const void *data;
-    int64_t rs, cs, stride[MS_MAX_DIMS];
-};
 
 struct scores {
     heads h;
@@ -134,35 +123,6 @@ template <class T> __global__ void mask_grad_kernel(heads h, strided_part m, int
 
 // ---- launches ----
 
-static heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
-{
-    heads h = {};
-    h.n = q->ndim - 2;
-    h.count = 1;
-    for (int d = 0; d < h.n; d++) h.count *= h.shape[d] = q->shape[d];
-    h.tq = q->shape[h.n];
-    h.tk = k->shape[h.n];
-    h.d = q->shape[h.n + 1];
-    h.causal = c->n_i > 0 && c->i[0];
-    h.p = c->n_f > 0 ? c->f[0] : 0;
-    h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
-    return h;
-}
-// The strides of broadcast dimensions are 0, and so are those of size 1, whatever their stride in the tensor.
-static strided_part part_of(const ms_tensor *t, const heads &h)
-{
-    strided_part x = {};
-    x.dtype = t->dtype;
-    x.data = ms__data(t);
-    x.rs = t->shape[t->ndim - 2] == 1 ? 0 : t->stride[t->ndim - 2];
-    x.cs = t->shape[t->ndim - 1] == 1 ? 0 : t->stride[t->ndim - 1];
-    for (int d = 0; d < h.n; d++) {
-        int from = d + t->ndim - (h.n + 2);
-        x.stride[d] = from >= 0 && t->shape[from] > 1 ? t->stride[from] : 0;
-    }
-    return x;
-}
-
 // One operand of a product: a tensor of heads, or the contiguous scores [heads, rows, columns].
 struct side {
     int type;
@@ -254,6 +214,9 @@ template <class T> static ms_status forward(ms_call *c)
 }
 static ms_status run_attention(ms_call *c)
 {
+    heads h = heads_of(c, c->in[0], c->in[1]);
+    if (h.count * h.tq * h.tk > 0 && ms__flash_fits(c->in, c->n_in > 3 ? c->in[3] : NULL, h))
+        return ms__flash_attention(c, h);
     return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c);
 }
 
@@ -318,6 +281,10 @@ template <class T> static ms_status backward(ms_call *c)
 }
 static ms_status run_attention_backward(ms_call *c)
 {
+    heads h = heads_of(c, c->in[1], c->in[2]);
+    if (h.count * h.tq * h.tk > 0 && !ms__grad_out(c, 3) && ms__flash_aligned(c->in[5], h) &&
+        ms__flash_fits(c->in + 1, c->in[4], h))
+        return ms__flash_backward(c, h);
     return c->in[1]->dtype == MS_F64 ? backward<double>(c) : backward<float>(c);
 }
 

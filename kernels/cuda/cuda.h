@@ -78,7 +78,7 @@ template <class P, class A> using argument = std::conditional_t<std::is_same_v<P
 
 template <bool BARRIERS, class... P, class... A>
 static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
-                            const A &...a)
+                            size_t shared, const A &...a)
 {
     if (blocks <= 0) return MS_OK;
     if (blocks > 0x7fffffff)
@@ -88,7 +88,7 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
 #ifdef MS_EMULATED
     std::tuple<P...> args(static_cast<P>(a)...);
-    cudaError_t e = ms_shim::launch(stream, what, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, 0, args);
+    cudaError_t e = ms_shim::launch(stream, what, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, shared, args);
 #else
     std::tuple<argument<P, A>...> args(static_cast<argument<P, A>>(a)...);
     void *p[sizeof...(P)];
@@ -99,7 +99,7 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
         },
         args);
     cudaError_t e =
-        cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), p, 0, stream);
+        cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), p, shared, stream);
 #endif
     if (e != cudaSuccess)
         return ms__cuda_failed(e, what, index, "launching %lld blocks of %d threads", (long long)blocks, threads);
@@ -110,14 +110,24 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
 template <class... P, class... A>
 static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, const A &...a)
 {
-    return launch_any<false>(what, index, kernel, blocks, threads, a...);
+    return launch_any<false>(what, index, kernel, blocks, threads, 0, a...);
 }
 // Launches a kernel that uses barriers.
 template <class... P, class... A>
 static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
                                const A &...a)
 {
-    return launch_any<true>(what, index, kernel, blocks, threads, a...);
+    return launch_any<true>(what, index, kernel, blocks, threads, 0, a...);
+}
+// The same, with `shared` bytes of dynamic shared memory (tensor_core.h: dynamic_shared).
+template <class... P, class... A>
+static ms_status launch_shared(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
+                               int shared, const A &...a)
+{
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+             "%s: %d bytes of shared memory", what, shared);
+    return launch_any<true>(what, index, kernel, blocks, threads, (size_t)shared, a...);
 }
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }

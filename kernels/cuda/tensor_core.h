@@ -89,6 +89,27 @@ template <int LEFT> static __device__ inline void copy_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+// Two numbers, rounded to 16 bits; the first is in the lower half.
+static __device__ inline uint32_t pack_bf16(float low, float high)
+{
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+static __device__ inline uint32_t pack_f16(float low, float high)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+// 2^x with a relative error of 2^-22; 2^-inf is 0.
+static __device__ inline float exp2_fast(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
 // The block's dynamic shared memory, aligned to 128 bytes.
 static __device__ inline void *dynamic_shared()
 {

@@ -2,7 +2,8 @@
 // device/gpu_pool.c -- the caching allocator of each GPU.
 //
 // Small blocks are allocated from chunks, by size class. Large ones are cut from slabs (slab.h). A slab has at least a
-// 32nd of what is reserved, within limits: so there are few, and the last one wastes little.
+// 32nd of what is reserved, within limits: so there are few, and the last one wastes little. Those of lasting blocks
+// are small, because nothing else uses what they leave free.
 #include "device/gpu_pool.h"
 #include "device/device.h"
 #include "device/lend.h"
@@ -18,6 +19,7 @@ typedef struct {
     ms_usage use;
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
+bool ms__gpu_lasting;
 
 ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &gpus[index].use : NULL; }
 
@@ -69,28 +71,31 @@ static ms_status driver_alloc(void **out, int index, size_t size)
     return st;
 }
 
-// A block from a slab, a new one if none has room. If the driver has no memory for a slab, one just large enough.
+// A block from a slab, a new one if none has room. If the driver has no memory for a slab: from a slab for blocks of
+// the other kind, or from one just large enough.
 static ms_status alloc_large(ms_block **out, int index, size_t bytes)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
-    if ((*out = ms__slab_cut(&g->slabs, bytes))) return MS_OK;
+    bool lasting = ms__gpu_lasting;
+    if ((*out = ms__slab_cut(&g->slabs, bytes, lasting))) return MS_OK;
     size_t least = (bytes + CUDA_CHUNK - 1) & ~(size_t)(CUDA_CHUNK - 1);
     size_t size = (g->use.reserved / 32) & ~(size_t)(CUDA_CHUNK - 1);
-    if (size < SLAB_LEAST) size = SLAB_LEAST;
+    if (size < SLAB_LEAST || lasting) size = SLAB_LEAST;
     if (size > SLAB_MOST) size = SLAB_MOST;
     if (size < least) size = least;
     void *base;
     ms_status st = t->alloc(index, size, &base);
     if (st == MS_OK) ms__add_reserved(&g->use, size);
+    else if (st == MS_ENOMEM && (*out = ms__slab_cut(&g->slabs, bytes, !lasting))) return MS_OK;
     else if (st == MS_ENOMEM) st = driver_alloc(&base, index, size = least);
     MS_TRY(st);
-    if (ms__slab_add(&g->slabs, base, size)) {
+    if (ms__slab_add(&g->slabs, base, size, lasting)) {
         t->free(index, base);
         g->use.reserved -= size;
         return MS_ENOMEM;
     }
-    *out = ms__slab_cut(&g->slabs, bytes);
+    *out = ms__slab_cut(&g->slabs, bytes, lasting);
     return MS_OK;
 }
 

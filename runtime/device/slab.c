@@ -8,7 +8,7 @@ struct ms_slab_range {
     ms_slab_range *before, *after;            // neighbours in the slab
     ms_slab_range *free_before, *free_after;  // in the bin
     char *base;                               // of the slab
-    bool free;
+    bool free, lasting;                       // lasting: of the slab
 };
 
 static ms_slab_range *range_of(ms_block *b) { return (ms_slab_range *)(void *)b; }
@@ -53,12 +53,12 @@ static void record_drop(ms_slabs *s, ms_slab_range *r)
 }
 
 // The smallest free range of at least `size` bytes; of equal ones that with the lowest address.
-static ms_slab_range *best_fit(const ms_slabs *s, size_t size)
+static ms_slab_range *best_fit(const ms_slabs *s, size_t size, bool lasting)
 {
     ms_slab_range *best = NULL;
     for (int b = bin_of(size); b < MS_SLAB_BINS && !best; b++)
         for (ms_slab_range *r = s->free[b]; r; r = r->free_after) {
-            if (r->block.size < size) continue;
+            if (r->block.size < size || r->lasting != lasting) continue;
             if (!best || r->block.size < best->block.size ||
                 (r->block.size == best->block.size && (char *)r->block.data < (char *)best->block.data))
                 best = r;
@@ -66,14 +66,14 @@ static ms_slab_range *best_fit(const ms_slabs *s, size_t size)
     return best;
 }
 
-ms_block *ms__slab_cut(ms_slabs *s, size_t size)
+ms_block *ms__slab_cut(ms_slabs *s, size_t size, bool lasting)
 {
     size = (size + MS_SLAB_UNIT - 1) & ~(size_t)(MS_SLAB_UNIT - 1);
-    ms_slab_range *r = best_fit(s, size), *rest;
+    ms_slab_range *r = best_fit(s, size, lasting), *rest;
     if (!r) return NULL;
     if (r->block.size > size && (rest = record_new(s))) {  // without a record the block keeps the whole range
         unlist(s, r);
-        *rest = (ms_slab_range) { .before = r, .after = r->after, .base = r->base };
+        *rest = (ms_slab_range) { .before = r, .after = r->after, .base = r->base, .lasting = lasting };
         rest->block.data = (char *)r->block.data + size;
         rest->block.size = r->block.size - size;
         if (r->after) r->after->before = rest;
@@ -108,11 +108,11 @@ void ms__slab_return(ms_slabs *s, ms_block *b)
     list(s, r);
 }
 
-ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes)
+ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes, bool lasting)
 {
     ms_slab_range *r = record_new(s);
     if (!r) return MS_ENOMEM;
-    *r = (ms_slab_range) { .block = { .data = base, .size = bytes }, .base = base };
+    *r = (ms_slab_range) { .block = { .data = base, .size = bytes }, .base = base, .lasting = lasting };
     list(s, r);
     return MS_OK;
 }

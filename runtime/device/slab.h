@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // device/slab.h -- large blocks of a GPU's memory, cut from slabs (allocations of the driver). A block is cut from the
 // smallest free range that fits, and a freed block merges with its free neighbours, so that steps whose sizes differ
-// share their memory. The caller allocates slabs from the driver and frees them.
+// share their memory. Blocks that outlive a step have slabs of their own: among a step's blocks they would split ranges
+// that the next step uses whole. The caller allocates slabs from the driver and frees them.
 #ifndef MS_SLAB_H
 #define MS_SLAB_H
 
@@ -15,11 +16,12 @@ typedef struct {
     ms_slab_range *unused;              // free list of records of ranges
 } ms_slabs;
 
-// Cuts a block of `size` bytes, rounded up to MS_SLAB_UNIT; NULL if no free range has as many.
-ms_block *ms__slab_cut(ms_slabs *s, size_t size);
+// Cuts a block of `size` bytes, rounded up to MS_SLAB_UNIT, from a slab for lasting blocks or for others; NULL if no
+// free range has as many.
+ms_block *ms__slab_cut(ms_slabs *s, size_t size, bool lasting);
 void ms__slab_return(ms_slabs *s, ms_block *b);
 // Adds an allocation of the driver as one free range. MS_ENOMEM if there is no memory for its record.
-ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes);
+ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes, bool lasting);
 // Removes a slab in which no block is in use, and returns its base; NULL: there is none.
 void *ms__slab_remove(ms_slabs *s, size_t *bytes);
 // The base of the slab that contains b.

@@ -12,6 +12,7 @@
 
 #include "base/activity.h"
 #include "device/device.h"
+#include "device/gpu_pool.h"
 #include "base/trace.h"
 #include "shard/script.h"
 
@@ -194,7 +195,10 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
         if (!(keeps >> k & 1)) continue;
         if (state[k] == 0) {
             ms_tensor *t = NULL;
-            MS_TRY(ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape));
+            ms__gpu_lasting = true;
+            ms_status st = ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape);
+            ms__gpu_lasting = false;
+            MS_TRY(st);
             if (!(state[k] = ms__name_unscoped(t))) return ms__failure();
             s->made[s->n_made++] = state[k];
         }

@@ -124,8 +124,8 @@ describe("the prediction of a launch", function()
     for k, v in pairs(launch) do l[k] = v end
     return (predict.seconds(l, row)) - 0.6e-6
   end
-  local function row(name, flight)
-    return { name = name, registers = 32, shared = 0, classes = { half = { width = 2, flight = flight },
+  local function row(name, flight, mma)
+    return { name = name, registers = 32, shared = 0, mma = mma or 0, classes = { half = { width = 2, flight = flight },
       float32 = { width = 4, flight = 16 } } }
   end
   for _, case in ipairs {
@@ -135,6 +135,7 @@ describe("the prediction of a launch", function()
     { "less for blocks that fill the shared memory", { half = 4.3e9, shared = 200 * 1024 }, row("a: b", 5e3 / 256), 4e-3 },
     { "the class of which it touches most", { half = 1e6, float32 = 4.299e9 }, row("a: b", 1), 1e-3 },
     { "the rate of the unit for products", { half = 1e6, flops = 780e9 }, nil, 1e-3 },
+    { "the rate of mma.sync for kernels that use it", { half = 1e6, flops = 250e9 }, row("a: b", 16, 1), 1e-3 },
     { "the bandwidth for products that move more than they compute", { half = 4.3e9, flops = 1e9 }, nil, 1e-3 },
   } do
     it("takes " .. case[1], function() assert.near(case[4], seconds(case[2], case[3]), 1e-6) end)

@@ -57,6 +57,25 @@ describe("large blocks on a GPU", function()
       print(at(MiB(3)) == narrow, at(MiB(5)) == wide)]])
   end)
 
+  on_gpu("leave the ranges of a step to the next step when an optimizer makes its states", function()
+    assert.are.equal("true\ttrue\n", run [[
+      local p = ms.nn.Parameter(ms.zeros(2 ^ 18, { device = "cuda" }))
+      local _ = MiB(30)                                  -- leaves 1 MiB of the first slab
+      local optimizer = ms.optim.AdamW({ p }, { lr = 1e-3 })
+      local function step()
+        local a = MiB(60)
+        local where = at(a)
+        a:release()
+        p.grad = ms.ones(2 ^ 18, { device = "cuda" })
+        optimizer:step()
+        optimizer:zero_grad()
+        return where, reserved()
+      end
+      local first, least = step()
+      local second, most = step()
+      print(first == second, least == most)]])
+  end)
+
   on_gpu("go back to the driver with their slab when nothing in it is used", function()
     assert.are.equal("64\n64\n32\n0\n", run [[
       local a, b = MiB(20), MiB(20)                     -- a slab each

@@ -116,7 +116,7 @@ end
 
 --- Kernels that a step of GPT-2 launches (spec/cuda/null_spec.lua compares): they must not use a stack.
 M.MAIN = set [[
-  attention:attend_kernel attention:attend_backward_kernel attention:delta_kernel
+  flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel
   elementwise:dense_kernel elementwise:fill_kernel elementwise:move_kernel copy:arange_kernel
   embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel

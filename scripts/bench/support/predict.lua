@@ -4,7 +4,8 @@
 ---
 --- The formula is fixed. A launch takes the longer of
 ---   bytes / (4.3 TB/s x min(1, bytes in flight on a processor / 20 KB)), and
----   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 60 TF/s for float32, 67 TF/s for float64,
+---   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 250 TF/s for kernels with mma.sync (assumed: a
+---   quarter of the peak, as FlashAttention-2's backward on an H100), 60 TF/s for float32, 67 TF/s for float64,
 --- plus 0.6 us for each wait of a serial chain (a launch waits at least once). Bytes in flight are those of the static
 --- table for the dtype class in which the launch touches most bytes; a grid that does not fill the GPU has fewer.
 --- 20 KB at 4.3 TB/s over 132 processors are a latency of 0.6 us, so a loop of few threads over many parts is in the
@@ -13,7 +14,7 @@ local kernels = require "kernel_table"
 local M = {}
 
 local BANDWIDTH, LATENCY = 4.3e12, 0.6e-6
-local RATE = { half = 780e12, float32 = 60e12, other = 67e12 }
+local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 
 -- Properties of kernels that their arguments do not show.
 -- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
@@ -42,7 +43,7 @@ end
 function M.seconds(l, row)
   local base = row and row.name:match "^[^<]*"
   local bytes, class = M.bytes(l, base)
-  local rate = RATE[l.half > 0 and "half" or class]
+  local rate = RATE[row and row.mma > 0 and "mma" or l.half > 0 and "half" or class]
   local least = math.max(bytes / BANDWIDTH, l.flops / rate)
   if not row then return least + LATENCY, least end
   local share, c = 1, row.classes[class == "other" and "float64" or class]

@@ -118,4 +118,22 @@ template <int LEFT> void copy_async_wait()
     ms_shim::finish_copies(ms_shim::self->group - LEFT);
 }
 
+inline uint32_t pack_bf16(float low, float high)
+{
+    auto round = [](float v) {
+        uint32_t u;
+        memcpy(&u, &v, sizeof u);
+        return v != v ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1)) >> 16;
+    };
+    return round(low) | round(high) << 16;
+}
+inline uint32_t pack_f16(float low, float high)
+{
+    _Float16 two[2] = { (_Float16)low, (_Float16)high };
+    uint32_t r;
+    memcpy(&r, two, sizeof r);
+    return r;
+}
+inline float exp2_fast(float x) { return exp2f(x); }
+
 inline void *dynamic_shared() { return ms_shim::block->dynamic; }

@@ -137,6 +137,7 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     l->blocks = (int32_t)(grid.x * grid.y * grid.z);
     l->threads = (int32_t)(block.x * block.y * block.z);
     l->shared = (int32_t)shared;
+    l->flops = ms__null_flops(l->kernel);
     for (int i = 0; i < kernels[k].n; i++) ms__null_touch(l, args[i], (size_t)kernels[k].sizes[i]);
     return cudaSuccess;
 }

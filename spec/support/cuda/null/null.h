@@ -38,6 +38,7 @@ extern ms_null_totals ms__null_totals;
 extern const char *ms__null_op;                       // the operator that runs
 extern bool ms__null_watching;                        // whether bytes of launches are noted
 ms_null_launch *ms__null_launch(const char *kernel);  // adds one to the list
+double ms__null_flops(const char *kernel);            // of a launch by the operator that runs (table.c)
 bool ms__null_on_device(const void *p);
 
 // places.c. size: of an element; 0: unknown.

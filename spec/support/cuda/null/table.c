@@ -21,13 +21,48 @@ static int slot_of(const char *name)
     return at;
 }
 
+// The call that runs; NULL outside of operators.
+static const ms_call *running;
+
+// The products of attention in tiles (flash.cu, flash_backward.cu) are in its kernels, so their flops follow from the
+// call: a block of 64 rows passes over tiles of 64 rows, or of 32 if heads have more than 64 columns. Columns are
+// padded to 64 or 128. Parts of visited tiles that causality hides are computed, and count.
+double ms__null_flops(const char *kernel)
+{
+    static const struct {
+        const char *name;
+        int products;
+        bool keys;  // the block's own rows are keys, and it passes over queries
+    } kernels[] = { { "flash_kernel", 2, false },
+                    { "flash_queries_kernel", 3, false },
+                    { "flash_keys_kernel", 4, true } };
+    if (!running || strncmp(running->op->name, "attention", 9) != 0) return 0;
+    int k = 0;
+    while (k < MS_COUNT(kernels) && !strstr(kernel, kernels[k].name)) k++;
+    if (k == MS_COUNT(kernels)) return 0;
+    int first = running->op->name[9] ? 1 : 0;  // the inputs of attention_backward begin with the output's gradient
+    const ms_tensor *q = running->in[first], *keys = running->in[first + 1];
+    int64_t d = q->shape[q->ndim - 1], tq = q->shape[q->ndim - 2], tk = keys->shape[q->ndim - 2], heads = 1;
+    int64_t width = d > 64 ? 128 : 64, step = d > 64 ? 32 : 64, own = kernels[k].keys ? tk : tq, tiles = 0;
+    bool causal = running->n_i > 0 && running->i[0];
+    for (int i = 0; i < q->ndim - 2; i++) heads *= q->shape[i];
+    for (int64_t i = 0; i < own; i += 64) {
+        int64_t passed = kernels[k].keys ? tq - (causal ? i : 0) : causal && i + 64 < tk ? i + 64 : tk;
+        if (passed > 0) tiles += (passed + step - 1) / step;
+    }
+    return 2.0 * (double)(heads * tiles * 64 * step * width * kernels[k].products);
+}
+
 static ms_status run(ms_call *c)
 {
     const char *before = ms__null_op;
+    const ms_call *outer = running;
     ms__null_op = c->op->name;
+    running = c;
     for (int k = 0; ms__null_watching && k < c->n_in; k++) ms__null_note_tensor(c->in[k]);
     for (int k = 0; ms__null_watching && k < c->n_out; k++) ms__null_note_tensor(c->out[k]);
     ms_status st = operators[slot_of(c->op->name)].run(c);
+    running = outer;
     ms__null_op = before;
     return st;
 }

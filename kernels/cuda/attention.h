@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// cuda/attention.h -- the sizes and operands of a call of attention.
+#ifndef MS_CUDA_ATTENTION_H
+#define MS_CUDA_ATTENTION_H
+
+#include "cuda/cuda.h"
+
+struct heads {
+    int n;
+    int64_t count, tq, tk, d, shape[MS_MAX_DIMS];
+    bool causal;
+    double p, scale;
+};
+
+struct strided_part {
+    int dtype;
+    const void *data;
+    int64_t rs, cs, stride[MS_MAX_DIMS];
+};
+
+static inline heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tensor *k)
+{
+    heads h = {};
+    h.n = q->ndim - 2;
+    h.count = 1;
+    for (int d = 0; d < h.n; d++) h.count *= h.shape[d] = q->shape[d];
+    h.tq = q->shape[h.n];
+    h.tk = k->shape[h.n];
+    h.d = q->shape[h.n + 1];
+    h.causal = c->n_i > 0 && c->i[0];
+    h.p = c->n_f > 0 ? c->f[0] : 0;
+    h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
+    return h;
+}
+// The strides of broadcast dimensions are 0, and so are those of size 1, whatever their stride in the tensor.
+static inline strided_part part_of(const ms_tensor *t, const heads &h)
+{
+    strided_part x = {};
+    x.dtype = t->dtype;
+    x.data = ms__data(t);
+    x.rs = t->shape[t->ndim - 2] == 1 ? 0 : t->stride[t->ndim - 2];
+    x.cs = t->shape[t->ndim - 1] == 1 ? 0 : t->stride[t->ndim - 1];
+    for (int d = 0; d < h.n; d++) {
+        int from = d + t->ndim - (h.n + 2);
+        x.stride[d] = from >= 0 && t->shape[from] > 1 ? t->stride[from] : 0;
+    }
+    return x;
+}
+
+#endif

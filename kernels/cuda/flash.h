@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+// cuda/flash.h -- tiles of attention on tensor cores, shared by flash.cu and flash_backward.cu.
+//
+// A block has 4 warps and a tile of 64 rows; each warp has 16 of them. A tile in shared memory has rows of D numbers of
+// 16 bits, in chunks of 16 bytes; chunk c of row r is at c ^ (r % 8), so that 8 rows of one column of chunks lie in
+// different banks. Heads of other sizes are padded with zeros to 64 or 128 columns.
+#ifndef MS_FLASH_H
+#define MS_FLASH_H
+
+#include "cuda/attention.h"
+#include "cuda/tensor_core.h"
+
+// Whether flash.cu and flash_backward.cu can compute a call with these tensors.
+bool ms__flash_fits(const ms_tensor *const *qkv, const ms_tensor *mask, const heads &h);
+ms_status ms__flash_attention(ms_call *c, const heads &h);
+ms_status ms__flash_backward(ms_call *c, const heads &h);
+
+#ifdef MS_EMULATED
+#define UNROLL
+#else
+#define UNROLL _Pragma("unroll")
+#endif
+
+enum { FLASH_THREADS = 128, FLASH_ROWS = 64 };
+// Rows of the tiles that a block passes over: with 128 columns, 64 rows would need too many registers.
+template <int D> struct passed {
+    enum { N = D == 64 ? 64 : 32 };
+};
+// Bytes of shared memory for `own` tiles of a block's own rows and two pairs of those that it passes over.
+static inline int flash_shared(int own, bool wide)
+{
+    return 2 * (wide ? 128 * (own * FLASH_ROWS + 4 * passed<128>::N) : 64 * (own * FLASH_ROWS + 4 * passed<64>::N));
+}
+
+struct flash_part {
+    uint16_t *data;
+    int64_t rows, batch, head;  // strides in elements
+};
+struct flash {
+    flash_part q, k, v, o, g, dq, dk, dv;
+    float *lse, *delta;
+    const float *g_lse;
+    int heads, inner, tq, tk, d;  // inner: size of the last batch dimension
+    bool causal;
+    float scale, unit;  // unit: the scale in base 2
+};
+
+bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // for accesses of 16 bytes
+flash_part ms__flash_part(const ms_tensor *t, const heads &h);
+flash ms__flash_call(const heads &h);
+
+// The instance of a kernel for a dtype and a size of heads.
+#define FLASH_KERNEL(kernel, dtype, d)                                            \
+    ((dtype) == MS_BF16 ? ((d) > 64 ? kernel<of_bf16, 128> : kernel<of_bf16, 64>) \
+                        : ((d) > 64 ? kernel<of_f16, 128> : kernel<of_f16, 64>))
+
+// Both types of 16 bits.
+struct of_bf16 {
+    static __device__ inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) { mma_bf16(d, a, b); }
+    static __device__ inline uint32_t pack(float low, float high) { return pack_bf16(low, high); }
+    static __device__ inline float value(uint32_t bits) { return ms__bits_float(bits << 16); }
+};
+struct of_f16 {
+    static __device__ inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) { mma_f16(d, a, b); }
+    static __device__ inline uint32_t pack(float low, float high) { return pack_f16(low, high); }
+    static __device__ inline float value(uint32_t bits)
+    {
+        ms_f16 h;
+        h.bits = (uint16_t)bits;
+        return ms_f16_to_float(h);
+    }
+};
+
+static __device__ inline uint16_t *head_of(const flash_part &x, const flash &f, int head)
+{
+    return x.data + head / f.inner * x.batch + head % f.inner * x.head;
+}
+
+template <int D> static __device__ inline uint16_t *chunk_at(uint16_t *tile, int row, int chunk)
+{
+    return tile + row * D + (chunk ^ (row & 7)) * 8;
+}
+
+// Begins to copy rows [first, first + ROWS) of a head; rows from `end` on and columns from d on become 0. The rows of a
+// thread are a multiple of 8 apart.
+template <int ROWS, int D>
+static __device__ inline void copy_tile(uint16_t *tile, const uint16_t *head, int64_t stride, int first, int end, int d)
+{
+    constexpr int STEP = FLASH_THREADS / (D / 8);
+    int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
+    uint16_t *to = chunk_at<D>(tile, row, chunk);
+    const uint16_t *from = head + (first + row) * stride + chunk * 8;
+    UNROLL
+    for (int k = 0; k < ROWS / STEP; k++, from += STEP * stride) {
+        bool there = first + row + k * STEP < end && chunk * 8 < d;
+        copy_async<16>(to + k * STEP * D, there ? from : head, there ? 16 : 0);
+    }
+}
+
+// The fragment a of 16 rows from `row` on, columns 16 k to 16 k + 15.
+template <int D> static __device__ inline void load_a(uint32_t a[4], uint16_t *tile, int row, int k)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<4>(a, chunk_at<D>(tile, row + lane % 16, 2 * k + lane / 16));
+}
+// Fragments b of rows 8 n to 8 n + 15 as columns, columns 16 k to 16 k + 15 as rows: two fragments.
+template <int D> static __device__ inline void load_columns(uint32_t b[4], uint16_t *tile, int n, int k)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<4>(b, chunk_at<D>(tile, 8 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+}
+// Fragments b of rows 16 k to 16 k + 15, columns 8 n to 8 n + 15: two fragments.
+template <int D> static __device__ inline void load_rows(uint32_t b[4], uint16_t *tile, int k, int n)
+{
+    int lane = (int)threadIdx.x % 32;
+    load_matrices<4, true>(b, chunk_at<D>(tile, 16 * k + lane % 16, n + lane / 16));
+}
+
+// s (16 x N) = rows of a from `row` on times rows of b.
+template <class H, int D, int N>
+static __device__ inline void scores_of(float (*s)[4], uint16_t *a, int row, uint16_t *b)
+{
+    UNROLL
+    for (int n = 0; n < N / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+    UNROLL
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t fa[4];
+        load_a<D>(fa, a, row, k);
+        UNROLL
+        for (int n = 0; n < N / 8; n += 2) {
+            uint32_t fb[4];
+            load_columns<D>(fb, b, n, k);
+            H::mma(s[n], fa, fb);
+            H::mma(s[n + 1], fa, fb + 2);
+        }
+    }
+}
+// o (16 x D) += p (16 x N, rounded to 16 bits) times rows of b.
+template <class H, int D, int N> static __device__ inline void mix(float (*o)[4], const float (*p)[4], uint16_t *b)
+{
+    UNROLL
+    for (int k = 0; k < N / 16; k++) {
+        uint32_t fa[4] = { H::pack(p[2 * k][0], p[2 * k][1]), H::pack(p[2 * k][2], p[2 * k][3]),
+                           H::pack(p[2 * k + 1][0], p[2 * k + 1][1]), H::pack(p[2 * k + 1][2], p[2 * k + 1][3]) };
+        UNROLL
+        for (int n = 0; n < D / 8; n += 2) {
+            uint32_t fb[4];
+            load_rows<D>(fb, b, k, n);
+            H::mma(o[n], fa, fb);
+            H::mma(o[n + 1], fa, fb + 2);
+        }
+    }
+}
+// Writes 16 rows of a warp, the first 8 times low and the others times high, through the warp's own rows of a tile.
+template <class H, int D>
+static __device__ inline void store_rows(const float (*o)[4], float low, float high, uint16_t *tile, int row,
+                                         uint16_t *head, int64_t stride, int first, int end, int d)
+{
+    int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncwarp();
+    UNROLL
+    for (int n = 0; n < D / 8; n++) {
+        *(uint32_t *)(chunk_at<D>(tile, row + g, n) + 2 * t) = H::pack(o[n][0] * low, o[n][1] * low);
+        *(uint32_t *)(chunk_at<D>(tile, row + g + 8, n) + 2 * t) = H::pack(o[n][2] * high, o[n][3] * high);
+    }
+    __syncwarp();
+    UNROLL
+    for (int k = 0; k < D / 16; k++) {
+        int c = k * 32 + lane, r = c / (D / 8), chunk = c % (D / 8);
+        if (first + row + r < end && chunk * 8 < d)
+            *(uint4 *)(head + (int64_t)(first + row + r) * stride + chunk * 8) =
+                *(const uint4 *)chunk_at<D>(tile, row + r, chunk);
+    }
+}
+
+#endif

@@ -1,0 +1,113 @@
+-- SPDX-License-Identifier: MIT
+--- Attention in tiles on the GPU (kernels/cuda/flash.cu): its results beside the CPU's in float64, the tiles that it
+--- visits, and the memory that it takes.
+local ms = require "moonshard"
+
+local there = ms.cuda.is_available()
+local function on_gpu(name, fn)
+  it(name, function()
+    if not there then return pending(ms.cuda.why_unavailable()) end
+    ms.scope(fn)
+  end)
+end
+
+local function relative(got, expected)
+  expected = expected:to "cpu"
+  return ((got:to("cpu"):to "float64" - expected):norm() / expected:norm()):item()
+end
+
+--- Output and gradients of attention for q, k, v and the output's gradient.
+local function attend(tensors, device, dtype, given)
+  local x = {}
+  for k = 1, 3 do
+    x[k] = tensors[k]:to(device):to(dtype):detach()
+    x[k].requires_grad = true
+  end
+  local out = ms.nn.F.scaled_dot_product_attention(x[1], x[2], x[3], given)
+  out:backward(tensors[4]:to(device):to(dtype))
+  return { out:detach(), x[1].grad, x[2].grad, x[3].grad }
+end
+--- q, k, v and a gradient, [B, H, T, D], laid out as [B, T, H, D].
+local function random(B, H, T, S, D, dtype)
+  local out = {}
+  for k, length in ipairs { T, S, S, T } do out[k] = ms.randn({ B, length, H, D }):to(dtype):transpose(2, 3) end
+  return out
+end
+
+describe("attention in tiles", function()
+  for _, case in ipairs {
+    { 1, 2, 70, 70, 64, "bfloat16", true }, { 1, 1, 70, 130, 64, "float16", false },
+    { 2, 1, 130, 70, 32, "bfloat16", true }, { 1, 1, 65, 131, 40, "bfloat16", true },
+    { 1, 1, 65, 67, 128, "bfloat16", false }, { 1, 2, 67, 65, 96, "float16", true },
+    { 1, 1, 1, 1, 8, "bfloat16", true }, { 1, 1, 3, 64, 64, "bfloat16", false },
+    { 1, 1, 64, 128, 128, "float16", false },
+  } do
+    local B, H, T, S, D, dtype, causal = unpack(case)
+    on_gpu(("is right for %d x %d heads, %d queries, %d keys of %d, %s%s"):format(B, H, T, S, D, dtype,
+      causal and ", causal" or ""), function()
+      local x = random(B, H, T, S, D, dtype)
+      local got = attend(x, "cuda", dtype, { is_causal = causal })
+      local expected = attend(x, "cpu", "float64", { is_causal = causal })
+      for k, name in ipairs { "the output", "dq", "dk", "dv" } do
+        -- The gradients of q and k for one key are rounding errors around 0.
+        if T * S > 1 or k == 1 or k == 4 then
+          local e = relative(got[k], expected[k])
+          assert.is_true(e < (dtype == "bfloat16" and 4e-3 or 6e-4), ("%s: %g"):format(name, e))
+        end
+      end
+    end)
+  end
+
+  on_gpu("reads views of one product in place, with a scale, without dimensions of heads", function()
+    local qkv = ms.randn({ 66, 3 * 16 }):to "bfloat16"
+    local function views(t)
+      return ms.nn.F.scaled_dot_product_attention(t:narrow(2, 1, 16), t:narrow(2, 17, 16), t:narrow(2, 33, 16),
+        { is_causal = true, scale = 0.7 })
+    end
+    assert.is_true(relative(views(qkv:to "cuda"), views(qkv:to "float64")) < 4e-3)
+  end)
+
+  on_gpu("gives misaligned views the same result up to rounding", function()
+    local x = random(1, 1, 66, 66, 16, "bfloat16")
+    local wide = ms.zeros({ 1, 1, 66, 17 }, { dtype = "bfloat16", device = "cuda" })
+    local q = wide:narrow(4, 2, 16)
+    q:copy_(x[1])
+    local out = ms.nn.F.scaled_dot_product_attention(q, x[2]:to "cuda", x[3]:to "cuda")
+    assert.is_true(relative(out, attend(x, "cpu", "float64", {})[1]) < 6e-3)
+  end)
+
+  on_gpu("repeats its gradients bit by bit", function()
+    local x = random(1, 2, 130, 130, 64, "bfloat16")
+    local first, second = attend(x, "cuda", "bfloat16", { is_causal = true }), attend(x, "cuda", "bfloat16", { is_causal = true })
+    for k = 1, 4 do assert.are.equal(0, (first[k] - second[k]):abs():max():item()) end
+  end)
+
+  on_gpu("does not visit tiles that causality hides", function()
+    -- A hidden value has the probability 0, and 0 times NaN is NaN: the last 64 keys leave all earlier tiles alone.
+    local q = ms.randn({ 1, 192, 64 }):to "bfloat16":to "cuda"
+    local v = q:clone()
+    v:narrow(2, 129, 64):fill_(0 / 0)
+    local out = ms.nn.F.scaled_dot_product_attention(q, q, v, { is_causal = true }):to "float32"
+    local visible, hidden = out:narrow(2, 1, 128):sum():item(), out:narrow(2, 192, 1):sum():item()
+    assert.is_true(visible == visible and hidden ~= hidden)
+  end)
+
+  on_gpu("takes one number per query beside its outputs", function()
+    local T, bytes = 256, 2 * 256 * 64 * 2
+    local q = ms.randn({ 2, T, 64 }):to "bfloat16":to "cuda"
+    q.requires_grad = true
+    local g = ms.ones({ 2, T, 64 }, { dtype = "bfloat16", device = "cuda" })
+    local function extra(fn)
+      ms.reset_peak_memory_stats "cuda"
+      local before = ms.memory_stats "cuda".allocated
+      fn()
+      return ms.memory_stats "cuda".peak_allocated - before
+    end
+    local out
+    local forward = extra(function() out = ms.nn.F.scaled_dot_product_attention(q, q, q) end)
+    assert.is_true(forward <= bytes + 16384, forward)
+    local backward = extra(function() out:backward(g) end)
+    -- dq, dk, dv, and their sum in q's gradient. The scores of both heads would take 512 KiB.
+    assert.is_true(backward <= 5 * bytes + 16384, backward)
+  end)
+end)
