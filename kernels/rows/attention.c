@@ -53,13 +53,52 @@ static ms_status attention_check(ms_call *c)
     return ms__call_out(c, 1, q->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(q), n - 1, q->shape);
 }
 
+// The dimension along which three tensors of one shape lie one after another in one tensor; -1 if they do not.
+static int joined_along(ms_tensor *const *x)
+{
+    int n = x[0]->ndim;
+    int64_t step = x[1]->offset - x[0]->offset;
+    if (x[0]->numel == 0 || step <= 0) return -1;
+    for (int k = 1; k < 3; k++)
+        if (x[k]->storage != x[0]->storage || x[k]->offset != x[0]->offset + k * step ||
+            memcmp(x[k]->shape, x[0]->shape, (size_t)n * sizeof *x[k]->shape) != 0 ||
+            memcmp(x[k]->stride, x[0]->stride, (size_t)n * sizeof *x[k]->stride) != 0)
+            return -1;
+    for (int d = 0; d < n; d++)
+        if (x[0]->shape[d] * x[0]->stride[d] == step) return d;
+    return -1;
+}
+
+// Allocates dq, dk and dv as parts of one tensor, as q, k and v are parts of one along dimension d: the backward of
+// their split returns it without a copy.
+static ms_status outs_joined(ms_call *c, int d)
+{
+    const ms_tensor *q = c->in[1];
+    ms_tensor *whole;
+    int order[MS_MAX_DIMS], n = q->ndim;
+    int64_t shape[MS_MAX_DIMS] = { 0 }, sizes[MS_MAX_DIMS] = { 0 };
+    memcpy(shape, q->shape, (size_t)n * sizeof *shape);
+    shape[d] *= 3;
+    ms__order_of_strides(q, order);
+    ms__in_order(n, order, shape, sizes);
+    MS_TRY(ms__tensor_new(&whole, q->dtype, ms__device(q), n, sizes, c->op->name));
+    ms__lay_out(whole, order, shape);
+    for (int k = 0; k < 3; k++) ms__call_view(c, k, ms__part_of(whole, d, k * q->shape[d], q->shape[d]));
+    ms__release(whole);
+    return MS_OK;
+}
+
 // Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?. The last integers: seed, offset, mask of needed
 // gradients. Outputs: dq, dk, dv, dmask.
 static ms_status attention_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];
-    int k = 0;
-    for (int in = 0; in < 3; in++)
+    int k = 0, d = (mask & 7) == 7 ? joined_along(c->in + 1) : -1;
+    if (d >= 0) {
+        MS_TRY(outs_joined(c, d));
+        k = 3;
+    }
+    for (int in = 0; d < 0 && in < 3; in++)
         if (mask >> in & 1) {
             MS_TRY(out_laid_out_like(c, k, c->in[in + 1], c->in[in + 1]->shape[c->in[in + 1]->ndim - 1]));
             k++;

@@ -293,10 +293,35 @@ static ms_status check_split(ms_call *c)
     }
     return MS_OK;
 }
+// The tensor whose pieces along dimension d the pieces' gradients are, if there is one and it has no other users.
+static ms_tensor *joined(const ms_backward_call *b, int d)
+{
+    const ms_meta *m = &b->in_meta[0];
+    ms_tensor *first = b->gout[0];
+    int64_t at = 0;
+    for (int k = 0; k < b->n_out; k++) {
+        const ms_tensor *g = b->gout[k];
+        if (!g || g->refs != 1 || g->slot || g->dtype != m->dtype || g->storage != first->storage ||
+            g->offset != first->offset + at * first->stride[d] ||
+            memcmp(g->stride, first->stride, (size_t)m->ndim * sizeof *g->stride) != 0)
+            return NULL;
+        at += g->shape[d];
+    }
+    ms_tensor *whole = ms__tensor_view(first, m->ndim, m->shape, first->stride, first->offset);
+    int order[MS_MAX_DIMS];
+    ms__order_of_strides(whole, order);
+    if (first->storage->refs == b->n_out + 1 && whole->storage->bytes == ms__nbytes(whole) &&
+        ms__is_dense(whole, order))
+        return whole;
+    ms__release(whole);
+    return NULL;
+}
+
 static ms_status split_backward(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];
     int d = ms__dim_of(b->i[0], m->ndim);
+    if ((b->gin[0] = joined(b, d))) return MS_OK;
     ms_tensor *whole, *like = NULL;
     int order[MS_MAX_DIMS];
     int64_t sizes[MS_MAX_DIMS];

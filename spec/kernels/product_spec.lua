@@ -205,6 +205,46 @@ describe("attention:", function()
     end
   end)
 
+  for _, heads in ipairs { 1, 2 } do
+    it(("gives a projection the gradient of its %d head%s, as if they were tensors of their own"):format(heads,
+      heads == 1 and "" or "s"), function()
+      local sdpa, x, weight = nn.F.scaled_dot_product_attention, ms.randn(2, 5, 24), ms.randn(2, heads, 5, 8 / heads)
+      for name, use in pairs {
+        alone = function(q, k, v) return sdpa(q, k, v, { is_causal = true }) end,
+        ["with a part that is used twice"] = function(q, k, v) return sdpa(q, k, v) + k end,
+        ["with parts in another order"] = function(q, k, v) return sdpa(v, q, k) end,
+        ["with a part that is used for two"] = function(q, _, v) return sdpa(q, v, v) end,
+        ["with a hook on a part"] = function(q, k, v)
+          v:register_hook(function(g) return g * 2 end)
+          return sdpa(q, k, v)
+        end,
+      } do
+        local function gradient(separate)
+          local leaf = x:clone():requires_grad_(true)
+          local parts = { nn.F.split_heads(leaf, heads) }
+          for k = 1, 3 do parts[k] = separate and parts[k]:clone() or parts[k] end
+          for _ = 1, 2 do (use(unpack(parts)) * weight):sum():backward { retain_graph = true } end
+          return leaf.grad
+        end
+        assert.is_true(gradient(false):equal(gradient(true)), name)
+      end
+    end)
+  end
+
+  it("gives leaves that lie in one tensor gradients of their own", function()
+    local whole, weight = ms.randn(2, 5, 24), ms.randn(2, 1, 5, 8)
+    local leaves = { {}, {} }
+    for k = 1, 3 do
+      local part = whole:narrow(3, 8 * k - 7, 8):unsqueeze(2)
+      leaves[1][k], leaves[2][k] = part:detach():requires_grad_(true), part:clone():detach():requires_grad_(true)
+    end
+    for _, parts in ipairs(leaves) do
+      for _ = 1, 2 do (nn.F.scaled_dot_product_attention(unpack(parts)) * weight):sum():backward() end
+      parts[1].grad:zero_()
+    end
+    for k = 1, 3 do assert.is_true(leaves[1][k].grad:equal(leaves[2][k].grad), "part " .. k) end
+  end)
+
   it("adds a mask to causal scores", function()
     local o = { dtype = "float64", requires_grad = true }
     local q, mask = ms.randn(2, 2, 5, 4, o), ms.randn(2, 5, 5, { dtype = "float64" })
