@@ -76,9 +76,13 @@ static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
 // An argument of a launch: the caller's, without a copy, unless the kernel's parameter has another type.
 template <class P, class A> using argument = std::conditional_t<std::is_same_v<P, A>, const P &, P>;
 
+struct block_size {
+    int threads, shared;  // shared: bytes of dynamic shared memory
+};
+
 template <bool BARRIERS, class... P, class... A>
-static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
-                            size_t shared, const A &...a)
+static ms_status launch_any(const char *what, int index, void (*kernel)(P...), int64_t blocks, block_size block,
+                            const A &...a)
 {
     if (blocks <= 0) return MS_OK;
     if (blocks > 0x7fffffff)
@@ -86,9 +90,11 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
                         (long long)blocks, index);
     MS_TRY(ms__cuda_use(index));
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
+    unsigned threads = (unsigned)block.threads;
+    size_t shared = (size_t)block.shared;
 #ifdef MS_EMULATED
     std::tuple<P...> args(static_cast<P>(a)...);
-    cudaError_t e = ms_shim::launch(stream, what, BARRIERS, kernel, (unsigned)blocks, (unsigned)threads, shared, args);
+    cudaError_t e = ms_shim::launch(stream, what, BARRIERS, kernel, (unsigned)blocks, threads, shared, args);
 #else
     std::tuple<argument<P, A>...> args(static_cast<argument<P, A>>(a)...);
     void *p[sizeof...(P)];
@@ -98,11 +104,10 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
             ((p[i++] = (void *)&x), ...);
         },
         args);
-    cudaError_t e =
-        cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3((unsigned)threads), p, shared, stream);
+    cudaError_t e = cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3(threads), p, shared, stream);
 #endif
     if (e != cudaSuccess)
-        return ms__cuda_failed(e, what, index, "launching %lld blocks of %d threads", (long long)blocks, threads);
+        return ms__cuda_failed(e, what, index, "launching %lld blocks of %u threads", (long long)blocks, threads);
     return MS_OK;
 }
 
@@ -110,24 +115,24 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
 template <class... P, class... A>
 static ms_status launch(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads, const A &...a)
 {
-    return launch_any<false>(what, index, kernel, blocks, threads, 0, a...);
+    return launch_any<false>(what, index, kernel, blocks, { threads, 0 }, a...);
 }
 // Launches a kernel that uses barriers.
 template <class... P, class... A>
 static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
                                const A &...a)
 {
-    return launch_any<true>(what, index, kernel, blocks, threads, 0, a...);
+    return launch_any<true>(what, index, kernel, blocks, { threads, 0 }, a...);
 }
-// The same, with `shared` bytes of dynamic shared memory (tensor_core.h: dynamic_shared).
+// The same, with dynamic shared memory (tensor_core.h: dynamic_shared).
 template <class... P, class... A>
-static ms_status launch_shared(const char *what, int index, void (*kernel)(P...), int64_t blocks, int threads,
-                               int shared, const A &...a)
+static ms_status launch_shared(const char *what, int index, void (*kernel)(P...), int64_t blocks, block_size block,
+                               const A &...a)
 {
     MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-             "%s: %d bytes of shared memory", what, shared);
-    return launch_any<true>(what, index, kernel, blocks, threads, (size_t)shared, a...);
+    CUDA_TRY(index, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, block.shared),
+             "%s: %d bytes of shared memory", what, block.shared);
+    return launch_any<true>(what, index, kernel, blocks, block, a...);
 }
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }

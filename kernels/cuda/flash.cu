@@ -79,7 +79,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
         int i = i0 + row + g + 8 * r;
         if (t == 0 && i < f.tq) f.lse[(int64_t)head * f.tq + i] = most[r] * f.scale + log_of(sum[r]);
     }
-    store_rows<H, D>(o, factor[0], factor[1], q, row, head_of(f.o, f, head), f.o.rows, i0, f.tq, f.d);
+    store_rows<H, D>(o, factor, q, row, { head_of(f.o, f, head), f.o.rows, i0, f.tq, f.d });
 }
 
 // ---- launches ----
@@ -123,5 +123,5 @@ ms_status ms__flash_attention(ms_call *c, const heads &h)
     f.o = ms__flash_part(c->out[0], h);
     f.lse = (float *)ms__data(c->out[1]);
     return launch_shared(c->op->name, index_of(q), FLASH_KERNEL(flash_kernel, q->dtype, h.d),
-                         h.count * up(h.tq, FLASH_ROWS), FLASH_THREADS, flash_shared(1, h.d > 64), f);
+                         h.count * up(h.tq, FLASH_ROWS), block_size { FLASH_THREADS, flash_shared(1, h.d > 64) }, f);
 }

@@ -151,24 +151,31 @@ template <class H, int D, int N> static __device__ inline void mix(float (*o)[4]
         }
     }
 }
-// Writes 16 rows of a warp, the first 8 times low and the others times high, through the warp's own rows of a tile.
+// Where a tile's rows go: rows `first` to `end` of a head, of d elements each.
+struct tile_rows {
+    uint16_t *head;
+    int64_t stride;
+    int first, end, d;
+};
+// Writes 16 rows of a warp, the first 8 times factor[0] and the others times factor[1], through the warp's own rows of
+// a tile.
 template <class H, int D>
-static __device__ inline void store_rows(const float (*o)[4], float low, float high, uint16_t *tile, int row,
-                                         uint16_t *head, int64_t stride, int first, int end, int d)
+static __device__ inline void store_rows(const float (*o)[4], const float *factor, uint16_t *tile, int row,
+                                         tile_rows to)
 {
     int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     UNROLL
     for (int n = 0; n < D / 8; n++) {
-        *(uint32_t *)(chunk_at<D>(tile, row + g, n) + 2 * t) = H::pack(o[n][0] * low, o[n][1] * low);
-        *(uint32_t *)(chunk_at<D>(tile, row + g + 8, n) + 2 * t) = H::pack(o[n][2] * high, o[n][3] * high);
+        *(uint32_t *)(chunk_at<D>(tile, row + g, n) + 2 * t) = H::pack(o[n][0] * factor[0], o[n][1] * factor[0]);
+        *(uint32_t *)(chunk_at<D>(tile, row + g + 8, n) + 2 * t) = H::pack(o[n][2] * factor[1], o[n][3] * factor[1]);
     }
     __syncwarp();
     UNROLL
     for (int k = 0; k < D / 16; k++) {
         int c = k * 32 + lane, r = c / (D / 8), chunk = c % (D / 8);
-        if (first + row + r < end && chunk * 8 < d)
-            *(uint4 *)(head + (int64_t)(first + row + r) * stride + chunk * 8) =
+        if (to.first + row + r < to.end && chunk * 8 < to.d)
+            *(uint4 *)(to.head + (int64_t)(to.first + row + r) * to.stride + chunk * 8) =
                 *(const uint4 *)chunk_at<D>(tile, row + r, chunk);
     }
 }

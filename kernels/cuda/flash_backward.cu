@@ -86,7 +86,8 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
         }
         mix<H, D, N>(dq, s, now);
     }
-    if (f.dq.data) store_rows<H, D>(dq, f.scale, f.scale, q, row, head_of(f.dq, f, head), f.dq.rows, i0, f.tq, f.d);
+    float scale[2] = { f.scale, f.scale };
+    if (f.dq.data) store_rows<H, D>(dq, scale, q, row, { head_of(f.dq, f, head), f.dq.rows, i0, f.tq, f.d });
 }
 
 template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_keys_kernel(flash f)
@@ -143,8 +144,9 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     }
     copy_async_wait<0>();  // keys that no query sees: nothing has waited for the copies
     __syncthreads();
-    if (f.dk.data) store_rows<H, D>(dk, f.scale, f.scale, k, row, head_of(f.dk, f, head), f.dk.rows, j0, f.tk, f.d);
-    if (f.dv.data) store_rows<H, D>(dv, 1, 1, v, row, head_of(f.dv, f, head), f.dv.rows, j0, f.tk, f.d);
+    float scale[2] = { f.scale, f.scale }, one[2] = { 1, 1 };
+    if (f.dk.data) store_rows<H, D>(dk, scale, k, row, { head_of(f.dk, f, head), f.dk.rows, j0, f.tk, f.d });
+    if (f.dv.data) store_rows<H, D>(dv, one, v, row, { head_of(f.dv, f, head), f.dv.rows, j0, f.tk, f.d });
 }
 
 // ---- launches ----
@@ -172,11 +174,11 @@ ms_status ms__flash_backward(ms_call *c, const heads &h)
         f.delta = (float *)delta->data;
         f.g_lse = (const float *)data_of(g_lse);
         st = launch_shared(what, index, FLASH_KERNEL(flash_queries_kernel, q->dtype, h.d),
-                           h.count * up(h.tq, FLASH_ROWS), FLASH_THREADS, shared, f);
+                           h.count * up(h.tq, FLASH_ROWS), block_size { FLASH_THREADS, shared }, f);
     }
     if (st == MS_OK && (dk || dv))
         st = launch_shared(what, index, FLASH_KERNEL(flash_keys_kernel, q->dtype, h.d), h.count * up(h.tk, FLASH_ROWS),
-                           FLASH_THREADS, shared, f);
+                           block_size { FLASH_THREADS, shared }, f);
     if (g) ms__release(g);
     if (g_lse) ms__release(g_lse);
     if (delta) ms__free(delta);
