@@ -553,6 +553,8 @@ describe("scripts/train.lua", function()
       package.path = "%s/lua/?.lua;" .. package.path
       local folder = require "moonshard.run.folder"
       local json = folder.json
+      -- The report's text is garbage of the moments when one is due, not of the steps.
+      require "moonshard.run.report".update = function() return math.huge end
       folder.json = function(object, ...)                 -- written once per step
         if object.loss and (object.step == 60 or object.step == 300) then
           for line in io.lines "/proc/self/status" do
