@@ -312,7 +312,7 @@ static ms_cuda_table table()
     ms_cuda_table t = {};
     t.version = MS_CUDA_TABLE_VERSION;
 #if defined(MS_EMULATED)
-    t.separate = !ms_shim::mode.chunks;
+    t.separate = !ms_shim::read_modes().chunks;  // clang initialises this table before ms_shim::mode
     t.mark = mark;
 #endif
     t.start = start;

@@ -235,7 +235,7 @@ static ms_status wait_for(ms_pending *e)
     MS_BUSY;
     // Yield first: the worker may need this core. Sleep if the wait takes longer.
     int64_t since = 0;
-    for (int spins = 0;; spins++) {
+    for (;;) {
         if (e ? ms__event_done(e) : atomic_load_explicit(&n_queued, memory_order_acquire) == 0) return MS_OK;
         MS_TRY(ms__check_interrupt());
         int64_t now = ms__now_ns();

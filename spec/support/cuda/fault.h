@@ -13,7 +13,7 @@ inline thread_local place one_thread;  // of a kernel without barriers
 inline constinit thread_local place *now = nullptr;
 inline constinit thread_local const char *kernel_name = nullptr;  // nullptr: no kernel runs in this thread
 
-__attribute__((format(printf, 1, 2), noinline)) [[noreturn]] inline void fault(const char *fmt, ...)
+[[noreturn, gnu::format(printf, 1, 2), gnu::noinline]] inline void fault(const char *fmt, ...)
 {
     char what[512];
     va_list args;

@@ -1,19 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cuda/planted_tiles.h -- the part of planted.cpp about tensor cores and asynchronous copies.
 
-uint16_t bf16_of(float v)
-{
-    uint32_t bits;
-    memcpy(&bits, &v, sizeof bits);
-    return (uint16_t)(bits >> 16);
-}
-uint16_t f16_of(float v)
-{
-    _Float16 h = (_Float16)v;
-    uint16_t bits;
-    memcpy(&bits, &h, sizeof bits);
-    return bits;
-}
+uint16_t bf16_of(float v) { return ms_float_to_bf16(v).bits; }
+uint16_t f16_of(float v) { return ms_float_to_f16(v).bits; }
 
 // d (16 x 8) = a (16 x 16) b (16 x 8), all by rows, with fragments made element by element as PTX's manual lists them:
 // "mma.m16n8k16 with floating point type".

@@ -4,24 +4,14 @@
 // A product adds in double and rounds once; a GPU's sums differ from it in the last bits. A destination of copy_async
 // is poisoned until the copy takes place, at the wait.
 #pragma once
+#include "tensor/dtype.h"
 #include "warps.h"
 
 namespace ms_shim
 {
 
-inline float from_bf16(uint16_t v)
-{
-    uint32_t bits = (uint32_t)v << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-inline float from_f16(uint16_t v)
-{
-    _Float16 h;
-    memcpy(&h, &v, sizeof h);
-    return (float)h;
-}
+inline float from_bf16(uint16_t v) { return ms_bf16_to_float({ v }); }
+inline float from_f16(uint16_t v) { return ms_f16_to_float({ v }); }
 
 // What each lane of the warp brings. Two sets alternate: a lane that writes a set again has met all its readers at the
 // exchange in between.
@@ -120,19 +110,11 @@ template <int LEFT> void copy_async_wait()
 
 inline uint32_t pack_bf16(float low, float high)
 {
-    auto round = [](float v) {
-        uint32_t u;
-        memcpy(&u, &v, sizeof u);
-        return v != v ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1)) >> 16;
-    };
-    return round(low) | round(high) << 16;
+    return ms_float_to_bf16(low).bits | (uint32_t)ms_float_to_bf16(high).bits << 16;
 }
 inline uint32_t pack_f16(float low, float high)
 {
-    _Float16 two[2] = { (_Float16)low, (_Float16)high };
-    uint32_t r;
-    memcpy(&r, two, sizeof r);
-    return r;
+    return ms_float_to_f16(low).bits | (uint32_t)ms_float_to_f16(high).bits << 16;
 }
 inline float exp2_fast(float x) { return exp2f(x); }
 
