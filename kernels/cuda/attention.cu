@@ -64,20 +64,23 @@ template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, 
 }
 
 // P = exp(S - lse); ds = P (keep dP - delta) and kept_p = P keep, both of p_type. delta = g . o minus the gradient of
-// the logsumexp.
-template <class T>
-__global__ void attend_backward_kernel(scores q, const T *s, const T *dp, const T *lse, const T *delta, void *kept_p,
-                                       void *ds, T *wide_ds)
+// the logsumexp. wide_ds: NULL, or gets ds without rounding.
+template <class T> struct score_gradients {
+    const T *s, *dp, *lse, *delta;
+    void *kept_p, *ds;
+    T *wide_ds;
+};
+template <class T> __global__ void attend_backward_kernel(scores q, score_gradients<T> g)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= q.h.count * q.h.tq * q.h.tk) return;
     int64_t row = i / q.h.tk, j = i % q.h.tk, head = row / q.h.tq;
-    T l = lse[row], v = masked<T>(q, head, row % q.h.tq, j, s[i]);
+    T l = g.lse[row], v = masked<T>(q, head, row % q.h.tq, j, g.s[i]);
     T p = l == -(T)INFINITY || v == -(T)INFINITY ? (T)0 : exp_of(v - l), keep = kept<T>(q, head, row % q.h.tq, j);
-    T d = p == 0 ? (T)0 : p * (keep * dp[i] - delta[row]);
-    store<T>(q.p_type, kept_p, i, p * keep);
-    store<T>(q.p_type, ds, i, d);
-    if (wide_ds) wide_ds[i] = d;
+    T d = p == 0 ? (T)0 : p * (keep * g.dp[i] - g.delta[row]);
+    store<T>(q.p_type, g.kept_p, i, p * keep);
+    store<T>(q.p_type, g.ds, i, d);
+    if (g.wide_ds) g.wide_ds[i] = d;
 }
 
 template <class T> __global__ void delta_kernel(heads h, strided_part g, strided_part o, const T *g_lse, T *delta)
@@ -258,8 +261,8 @@ template <class T> static ms_status backward(ms_call *c)
         if (st == MS_OK)
             st = multiply(c, w.h, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp, w.h), 1);
         if (st == MS_OK)
-            st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, (const T *)s, (const T *)dp,
-                        (const T *)ms__data(lse), (const T *)delta, p, ds, wide);
+            st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w,
+                        score_gradients<T> { (T *)s, (T *)dp, (T *)ms__data(lse), delta, p, ds, wide });
         if (st == MS_OK && dv)
             st = multiply(c, w.h, turned(of_scores(w.p_type, p, w.h)), of_tensor(g, w.h), of_tensor(dv, w.h), 1);
         if (st == MS_OK && dq)

@@ -59,26 +59,28 @@ __global__ void bn_scale_kernel(bn_sizes z, by_channel var, by_channel w, double
 }
 
 template <class T>
-__global__ void bn_kernel(bn_sizes z, int64_t count, const void *x, by_channel mean, const double *scale, by_channel b,
-                          void *y)
+__global__ void bn_kernel(bn_sizes z, const void *x, by_channel mean, const double *scale, by_channel b, void *y)
 {
     int64_t i = GLOBAL_INDEX;
-    if (i >= count) return;
+    if (i >= z.n * z.c * z.s) return;
     int64_t c = i / z.s % z.c;
     store<T>(z.dtype, y, i,
              (load<T>(z.dtype, x, i) - (T)at_channel(mean, c, 0)) * (T)scale[c] + (T)at_channel(b, c, 0));
 }
 
-// For every channel: the gradients of weight, bias and running statistics (NULL: not needed), and the three factors of
-// dx.
+// What backward reads for every channel (gmean, gvar: the gradients of the statistics), and the gradients that it
+// stores (NULL: not needed).
+struct bn_channels {
+    by_channel w, mean, var, gmean, gvar;
+    void *dw, *db, *dmean, *dvar;
+};
+// For every channel: its gradients, and the three factors of dx.
 template <class T>
-__global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_channel w, by_channel mean, by_channel var,
-                               by_channel gmean, by_channel gvar, void *dw, void *db, void *dmean, void *dvar,
-                               double *factors)
+__global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, bn_channels t, double *factors)
 {
     __shared__ double shared[BLOCK];
     int64_t c = blockIdx.x, count = z.n * z.s;
-    T m = (T)at_channel(mean, c, 0);
+    T m = (T)at_channel(t.mean, c, 0);
     double sg = 0, sgx = 0;
     for (int64_t j = threadIdx.x; g && j < count; j += BLOCK) {
         int64_t k = place_of(z, c, j);
@@ -89,31 +91,31 @@ __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, by_chan
     sg = block_sum(sg, shared);
     sgx = block_sum(sgx, shared);
     if (threadIdx.x != 0) return;
-    ms_bn_sums s = { at_channel(var, c, 1),
+    ms_bn_sums s = { at_channel(t.var, c, 1),
                      z.eps,
-                     at_channel(w, c, 1),
+                     at_channel(t.w, c, 1),
                      (double)count,
-                     at_channel(gmean, c, 0),
-                     at_channel(gvar, c, 0),
+                     at_channel(t.gmean, c, 0),
+                     at_channel(t.gvar, c, 0),
                      sg,
                      sgx,
                      z.training };
     ms_bn_channel q = ms_bn_finish(&s);
-    if (dw) store<double>(z.stats, dw, c, q.dw);
-    if (db) store<double>(z.stats, db, c, q.db);
-    if (dmean) store<double>(z.stats, dmean, c, q.dmean);
-    if (dvar) store<double>(z.stats, dvar, c, q.dvar);
+    if (t.dw) store<double>(z.stats, t.dw, c, q.dw);
+    if (t.db) store<double>(z.stats, t.db, c, q.db);
+    if (t.dmean) store<double>(z.stats, t.dmean, c, q.dmean);
+    if (t.dvar) store<double>(z.stats, t.dvar, c, q.dvar);
     factors[c] = q.of_g;
     factors[z.c + c] = q.of_x;
     factors[2 * z.c + c] = q.alone;
 }
 
 template <class T>
-__global__ void bn_backward_kernel(bn_sizes z, int64_t count, const void *g, const void *x, by_channel mean,
-                                   const double *factors, void *dx)
+__global__ void bn_backward_kernel(bn_sizes z, const void *g, const void *x, by_channel mean, const double *factors,
+                                   void *dx)
 {
     int64_t i = GLOBAL_INDEX;
-    if (i >= count) return;
+    if (i >= z.n * z.c * z.s) return;
     int64_t c = i / z.s % z.c;
     T v = (T)factors[z.c + c] * (load<T>(z.dtype, x, i) - (T)at_channel(mean, c, 0)) + (T)factors[2 * z.c + c];
     if (g) v += (T)factors[c] * load<T>(z.dtype, g, i);
@@ -164,8 +166,8 @@ static ms_status run_batch_norm(ms_call *c)
         double *scale = (double *)room->data;
         st = launch(what, index, bn_scale_kernel, up(z.c, BLOCK), BLOCK, z, var, channels(h.in[1]), scale);
         if (st == MS_OK)
-            st = launch(what, index, REAL_KERNEL(z.dtype, bn_kernel), up(y->numel, BLOCK), BLOCK, z, y->numel,
-                        ms__data(h.in[0]), mean, scale, channels(h.in[2]), ms__data(y));
+            st = launch(what, index, REAL_KERNEL(z.dtype, bn_kernel), up(y->numel, BLOCK), BLOCK, z, ms__data(h.in[0]),
+                        mean, scale, channels(h.in[2]), ms__data(y));
     }
     if (room) ms__free(room);
     let_go(&h);
@@ -176,14 +178,13 @@ template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, cons
 {
     const char *what = c->op->name;
     const void *g = data_of(h.in[0]), *x = ms__data(h.in[1]);
-    by_channel mean = channels(h.in[3]);
+    bn_channels t = { channels(h.in[2]),           channels(h.in[3]),           channels(h.in[4]),
+                      channels(h.in[5]),           channels(h.in[6]),           data_of(ms__grad_out(c, 1)),
+                      data_of(ms__grad_out(c, 2)), data_of(ms__grad_out(c, 3)), data_of(ms__grad_out(c, 4)) };
     ms_tensor *dx = ms__grad_out(c, 0);
     int index = index_of(h.in[1]);
-    MS_TRY(launch_blocks(what, index, bn_sums_kernel<T>, z.c, BLOCK, z, g, x, channels(h.in[2]), mean,
-                         channels(h.in[4]), channels(h.in[5]), channels(h.in[6]), data_of(ms__grad_out(c, 1)),
-                         data_of(ms__grad_out(c, 2)), data_of(ms__grad_out(c, 3)), data_of(ms__grad_out(c, 4)),
-                         factors));
-    return dx ? launch(what, index, bn_backward_kernel<T>, up(dx->numel, BLOCK), BLOCK, z, dx->numel, g, x, mean,
+    MS_TRY(launch_blocks(what, index, bn_sums_kernel<T>, z.c, BLOCK, z, g, x, t, factors));
+    return dx ? launch(what, index, bn_backward_kernel<T>, up(dx->numel, BLOCK), BLOCK, z, g, x, t.mean,
                        (const double *)factors, ms__data(dx))
               : MS_OK;
 }

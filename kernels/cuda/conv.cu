@@ -15,30 +15,33 @@ enum { ROOM = 4 << 10 };
 enum { ROOM = 64 << 20 };
 #endif
 
-// Unfolds images of group g, from image `first` on: K rows by L columns each, and a row of ones for the bias; `count`
-// elements in all.
+// `count` images from image `first` on, restricted to the channels of a group. last: no more images follow.
+struct images {
+    int64_t group, first, count;
+    bool last;
+};
+
+// Unfolds images: K rows by L columns each, and a row of ones for the bias.
 template <class T>
-__global__ void unfold_kernel(ms_conv v, int64_t g, int64_t first, int64_t rows, int64_t count, int dtype,
-                              const void *x, void *cols)
+__global__ void unfold_kernel(ms_conv v, images some, int64_t rows, int dtype, const void *x, void *cols)
 {
     int64_t i = GLOBAL_INDEX, L = v.oh * v.ow, C = v.in / v.groups, kernel = v.kh * v.kw;
-    if (i >= count) return;
-    int64_t l = i % L, r = i / L % rows, n = first + i / L / rows;
+    if (i >= some.count * rows * L) return;
+    int64_t l = i % L, r = i / L % rows, n = some.first + i / L / rows;
     T value = 1;
     if (r < C * kernel) {
         int64_t h = l / v.ow * v.sh - v.top + r / v.kw % v.kh * v.dh, w = l % v.ow * v.sw - v.left + r % v.kw * v.dw;
         bool inside = h >= 0 && h < v.h && w >= 0 && w < v.w;
-        value = inside ? load<T>(dtype, x, ((n * v.in + g * C + r / kernel) * v.h + h) * v.w + w) : 0;
+        value = inside ? load<T>(dtype, x, ((n * v.in + some.group * C + r / kernel) * v.h + h) * v.w + w) : 0;
     }
     store<T>(dtype, cols, i, value);
 }
 
 // The gradient of every element of these images: the sum over the kernel elements that read it, in order.
-template <class T>
-__global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, const T *cols, int dtype, void *dx)
+template <class T> __global__ void fold_kernel(ms_conv v, images some, const T *cols, int dtype, void *dx)
 {
     int64_t i = GLOBAL_INDEX, L = v.oh * v.ow, C = v.in / v.groups, K = C * v.kh * v.kw;
-    if (i >= count) return;
+    if (i >= some.count * C * v.h * v.w) return;
     int64_t w = i % v.w, h = i / v.w % v.h, c = i / v.w / v.h % C, n = i / v.w / v.h / C;
     T sum = 0;
     for (int64_t e = 0; e < v.kh * v.kw; e++) {
@@ -46,7 +49,7 @@ __global__ void fold_kernel(ms_conv v, int64_t g, int64_t first, int64_t count, 
         if (y < 0 || x < 0 || y % v.sh || x % v.sw || y / v.sh >= v.oh || x / v.sw >= v.ow) continue;
         sum += cols[(n * K + c * v.kh * v.kw + e) * L + y / v.sh * v.ow + x / v.sw];
     }
-    store<T>(dtype, dx, (((first + n) * v.in + g * C + c) * v.h + h) * v.w + w, sum);
+    store<T>(dtype, dx, (((some.first + n) * v.in + some.group * C + c) * v.h + h) * v.w + w, sum);
 }
 
 // Stores the weight with the bias as an additional column.
@@ -59,16 +62,15 @@ __global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w,
     store<T>(dtype, wide, i, k < K ? load<T>(dtype, w, o * K + k) : load<T>(dtype, b, o));
 }
 
-// Adds the images' partial results to sums, in order. The last call stores the result in dw.
+// Adds the n partial results of each image to sums, in order. The last images' call stores the group's part of dw.
 template <class T>
-__global__ void add_parts_kernel(int64_t n, int64_t images, const T *parts, T *sums, bool begin, bool end, int dtype,
-                                 void *dw, int64_t at)
+__global__ void add_parts_kernel(int64_t n, images some, const T *parts, T *sums, int dtype, void *dw)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= n) return;
-    T sum = begin ? 0 : sums[i];
-    for (int64_t k = 0; k < images; k++) sum += parts[k * n + i];
-    if (end) store<T>(dtype, dw, at + i, sum);
+    T sum = some.first == 0 ? 0 : sums[i];
+    for (int64_t k = 0; k < some.count; k++) sum += parts[k * n + i];
+    if (some.last) store<T>(dtype, dw, some.group * n + i, sum);
     else sums[i] = sum;
 }
 
@@ -108,16 +110,16 @@ static void take_images(conv_job *j, int64_t bytes_an_image)
     if (j->at_once > j->v.n) j->at_once = j->v.n;
 }
 
-// `count` images from image `first` on, restricted to the channels of a group.
-struct images {
-    int64_t group, first, count;
-};
-
-static ms_status unfold(const conv_job *j, const images &i, int64_t rows, const void *x, void *cols)
+static images images_of(const conv_job *j, int64_t group, int64_t first)
 {
-    int64_t count = i.count * rows * j->L;
-    return launch(j->what, j->index, REAL_KERNEL(j->dtype, unfold_kernel), up(count, BLOCK), BLOCK, j->v, i.group,
-                  i.first, rows, count, j->dtype, x, cols);
+    int64_t left = j->v.n - first;
+    return { group, first, left < j->at_once ? left : j->at_once, left <= j->at_once };
+}
+
+static ms_status unfold(const conv_job *j, const images &some, int64_t rows, const void *x, void *cols)
+{
+    return launch(j->what, j->index, REAL_KERNEL(j->dtype, unfold_kernel), up(some.count * rows * j->L, BLOCK), BLOCK,
+                  j->v, some, rows, j->dtype, x, cols);
 }
 
 // A batched product, one product per image.
@@ -140,9 +142,9 @@ static ms_status forward(const conv_job *j, const void *x, const void *w, int64_
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
-            int64_t count = v.n - first < j->at_once ? v.n - first : j->at_once;
-            product p = of_images(j, count, j->M, j->L, rows);
-            if (cols) MS_TRY(unfold(j, { g, first, count }, rows, x, cols));
+            images some = images_of(j, g, first);
+            product p = of_images(j, some.count, j->M, j->L, rows);
+            if (cols) MS_TRY(unfold(j, some, rows, x, cols));
             p.a = element(j, w, g * j->M * rows), p.a_rs = rows, p.a_cs = 1;
             p.b = cols ? cols : element(j, x, (first * v.in + g * j->C) * j->L), p.b_rs = j->L, p.b_cs = 1;
             p.b_bs[0] = (cols ? rows : v.in) * j->L;
@@ -193,9 +195,9 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
     int64_t n = j->M * j->K;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
-            int64_t count = v.n - first < j->at_once ? v.n - first : j->at_once;
-            product p = of_images(j, count, j->M, j->K, j->L);
-            if (!j->pointwise) MS_TRY(unfold(j, { g, first, count }, j->K, x, cols));
+            images some = images_of(j, g, first);
+            product p = of_images(j, some.count, j->M, j->K, j->L);
+            if (!j->pointwise) MS_TRY(unfold(j, some, j->K, x, cols));
             p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
             p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
             p.a_bs[0] = v.out * j->L;
@@ -203,9 +205,8 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
             p.b_bs[0] = (j->pointwise ? v.in : j->K) * j->L;
             p.c = parts, p.c_bs[0] = n;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, count, (const T *)parts,
-                          parts + j->at_once * n, first == 0, first + count == v.n, (int)dw->dtype, ms__data(dw),
-                          g * n));
+            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, some, (const T *)parts,
+                          parts + j->at_once * n, (int)dw->dtype, ms__data(dw)));
         }
     return MS_OK;
 }
@@ -217,8 +218,8 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
-            int64_t count = v.n - first < j->at_once ? v.n - first : j->at_once, pixels = count * j->C * v.h * v.w;
-            product p = of_images(j, count, j->K, j->L, j->M);
+            images some = images_of(j, g, first);
+            product p = of_images(j, some.count, j->K, j->L, j->M);
             p.a = element(j, w, g * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
             p.b = element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1,
             p.b_bs[0] = v.out * j->L;
@@ -230,7 +231,7 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
             p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
             p.c = cols, p.c_bs[0] = j->K * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(pixels, BLOCK), BLOCK, v, g, first, pixels,
+            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(some.count * j->C * v.h * v.w, BLOCK), BLOCK, v, some,
                           (const T *)cols, j->dtype, ms__data(dx)));
         }
     return MS_OK;

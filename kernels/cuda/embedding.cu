@@ -28,14 +28,35 @@ static __device__ inline void move_bytes(int size, void *to, int64_t i, const vo
 
 // ---- embedding ----
 
-__global__ void embedding_kernel(int64_t n, int64_t width, int64_t rows, int dtype, const void *w, int id_type,
-                                 const void *ids, void *out, ms_complaint *c)
+// n ids of rows of a table, which are `width` long and of a dtype.
+struct lookup {
+    int64_t n, rows, width;
+    int dtype, id_type;
+    const void *ids;
+    ms_complaint *complaint;
+};
+static lookup lookup_of(const ms_tensor *table, const ms_tensor *ids)
+{
+    return { ids->numel,
+             table->shape[0],
+             table->shape[1],
+             table->dtype,
+             ids->dtype,
+             ms__data(ids),
+             ms__complaints(index_of(table)) };
+}
+static __device__ inline int64_t row_of(const lookup &q, int64_t k)
+{
+    return position(q.id_type, q.ids, k, q.rows, MS_COMPLAINT_EMBEDDING, q.complaint);
+}
+
+__global__ void embedding_kernel(lookup q, const void *w, void *out)
 {
     int64_t i = GLOBAL_INDEX;
-    if (i >= n * width) return;
-    int64_t k = i / width, j = i - k * width, row = position(id_type, ids, k, rows, MS_COMPLAINT_EMBEDDING, c);
-    if (row >= 0) move_bytes(ms__dtype_size(dtype), out, i, w, row * width + j);
-    else store<float>(dtype, out, i, 0);
+    if (i >= q.n * q.width) return;
+    int64_t k = i / q.width, j = i - k * q.width, row = row_of(q, k);
+    if (row >= 0) move_bytes(ms__dtype_size(q.dtype), out, i, w, row * q.width + j);
+    else store<float>(q.dtype, out, i, 0);
 }
 static ms_status run_embedding(ms_call *c)
 {
@@ -45,53 +66,54 @@ static ms_status run_embedding(ms_call *c)
     if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
     if (st == MS_OK) st = ms__cuda_use(index);
     if (st == MS_OK)
-        st = launch(c->op->name, index, embedding_kernel, up(o->numel, THREADS), THREADS, ids->numel, w->shape[1],
-                    w->shape[0], (int)w->dtype, (const void *)ms__data(w), (int)ids->dtype, (const void *)ms__data(ids),
-                    ms__data(o), ms__complaints(index));
+        st = launch(c->op->name, index, embedding_kernel, up(o->numel, THREADS), THREADS, lookup_of(w, ids),
+                    (const void *)ms__data(w), ms__data(o));
     if (ids) ms__release(ids);
     if (w) ms__release(w);
     return st;
 }
 
 // next[k]: the next position with the same id; n if there is none. first[k]: whether no earlier position has this id.
-__global__ void chain_kernel(int64_t n, int id_type, const void *ids, int64_t *next, uint8_t *first)
+struct chains {
+    int64_t *next;
+    uint8_t *first;
+};
+__global__ void chain_kernel(lookup q, chains c)
 {
     int64_t k = GLOBAL_INDEX;
-    if (k >= n) return;
-    int64_t id = load<int64_t>(id_type, ids, k), j = k + 1;
-    while (j < n && load<int64_t>(id_type, ids, j) != id) j++;
-    next[k] = j;
-    for (j = k - 1; j >= 0 && load<int64_t>(id_type, ids, j) != id;) j--;
-    first[k] = j < 0;
+    if (k >= q.n) return;
+    int64_t id = load<int64_t>(q.id_type, q.ids, k), j = k + 1;
+    while (j < q.n && load<int64_t>(q.id_type, q.ids, j) != id) j++;
+    c.next[k] = j;
+    for (j = k - 1; j >= 0 && load<int64_t>(q.id_type, q.ids, j) != id;) j--;
+    c.first[k] = j < 0;
 }
 // Adds up the gradients of each id along its chain, one thread per column. Only threads of an id's first position work.
 template <class T>
-__global__ void embedding_backward_kernel(int64_t n, int64_t width, int64_t rows, int64_t padding, int dtype,
-                                          const void *g, int id_type, const void *ids, const int64_t *next,
-                                          const uint8_t *first, void *out, bool more, ms_complaint *c)
+__global__ void embedding_backward_kernel(lookup q, chains c, int64_t padding, const void *g, void *out, bool more)
 {
     int64_t i = GLOBAL_INDEX;
-    if (i >= n * width) return;
-    int64_t k = i / width, j = i - k * width;
-    if (!first[k]) return;
-    int64_t row = position(id_type, ids, k, rows, MS_COMPLAINT_EMBEDDING, c);
+    if (i >= q.n * q.width) return;
+    int64_t k = i / q.width, j = i - k * q.width;
+    if (!c.first[k]) return;
+    int64_t row = row_of(q, k);
     if (row < 0 || row == padding) return;
     T sum = 0;
-    for (; k < n; k = next[k]) sum += load<T>(dtype, g, k * width + j);
+    for (; k < q.n; k = c.next[k]) sum += load<T>(q.dtype, g, k * q.width + j);
     if (more) {  // the sum is rounded before it is added, as a separate gradient would be
-        T rounded = dtype == MS_F16    ? (T)ms_f16_to_float(ms_float_to_f16((float)sum))
-                    : dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum))
-                                       : sum;
-        sum = load<T>(dtype, out, row * width + j) + rounded;
+        T rounded = q.dtype == MS_F16    ? (T)ms_f16_to_float(ms_float_to_f16((float)sum))
+                    : q.dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum))
+                                         : sum;
+        sum = load<T>(q.dtype, out, row * q.width + j) + rounded;
     }
-    store<T>(dtype, out, row * width + j, sum);
+    store<T>(q.dtype, out, row * q.width + j, sum);
 }
 static ms_status run_embedding_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *ids = NULL, *o = c->out[0];
     ms_block *room = NULL;
-    int index = index_of(o), dtype = o->dtype;
-    int64_t n = c->in[1]->numel, width = o->shape[1];
+    int index = index_of(o);
+    int64_t n = c->in[1]->numel;
     const char *what = c->op->name;
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
@@ -99,16 +121,15 @@ static ms_status run_embedding_backward(ms_call *c)
     if (st == MS_OK && !more) st = ms__cuda_fill_tensor(o, 0);
     if (st == MS_OK && n && o->numel) {
         st = ms__alloc(&room, ms__device(o), (size_t)n * 9, what);
-        int64_t *next = room ? (int64_t *)room->data : NULL;
-        uint8_t *first = (uint8_t *)(next + n);
-        if (st == MS_OK)
-            st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, n, (int)ids->dtype,
-                        (const void *)ms__data(ids), next, first);
-        if (st == MS_OK)
-            st = launch(what, index, REAL_KERNEL(dtype, embedding_backward_kernel), up(n * width, THREADS), THREADS, n,
-                        width, o->shape[0], c->i[0], dtype, ms__data(g), (int)ids->dtype, ms__data(ids), next, first,
-                        ms__data(o), more, ms__complaints(index));
-        if (room) ms__free(room);
+        if (st == MS_OK) {
+            lookup q = lookup_of(o, ids);
+            chains chain = { (int64_t *)room->data, (uint8_t *)room->data + 8 * n };
+            st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, q, chain);
+            if (st == MS_OK)
+                st = launch(what, index, REAL_KERNEL(q.dtype, embedding_backward_kernel), up(n * q.width, THREADS),
+                            THREADS, q, chain, c->i[0], ms__data(g), ms__data(o), more);
+            ms__free(room);
+        }
     }
     if (ids) ms__release(ids);
     if (g) ms__release(g);

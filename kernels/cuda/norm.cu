@@ -5,47 +5,55 @@
 #include "cuda/blocks.h"
 #include "rows/layout.h"
 
+// Rows of n elements, to be normalized by rms or by mean and variance. w is NULL if absent.
+struct norm_rows {
+    int64_t rows, n;
+    double eps;
+    bool rms;
+    const void *x, *w;
+};
+
 template <class S>
-__device__ inline void measure(const S *x, int64_t n, int lane, int width, real_of<S> eps, bool rms, real_of<S> *shared,
-                               real_of<S> *mean, real_of<S> *rstd)
+__device__ inline void measure(const norm_rows &q, const S *x, int width, real_of<S> *shared, real_of<S> *mean,
+                               real_of<S> *rstd)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
+    int64_t n = q.n;
+    int lane = threadIdx.x % width;
     T sum = 0, spread = 0, v[N];
-    if (!rms) {
+    if (!q.rms) {
         for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
             read_pack(x, j, n, (T)0, v);
             for (int e = 0; e < N; e++) sum += v[e];
         }
         sum = group_sum(sum, width, shared);
     }
-    T m = rms ? (T)0 : sum / (T)n;
+    T m = q.rms ? (T)0 : sum / (T)n;
     for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
         read_pack(x, j, n, m, v);
         for (int e = 0; e < N; e++) spread += (v[e] - m) * (v[e] - m);
     }
     spread = group_sum(spread, width, shared);
     *mean = m;
-    *rstd = 1 / sqrt_of(spread / (T)n + eps);
+    *rstd = 1 / sqrt_of(spread / (T)n + (T)q.eps);
 }
-template <class S>
-__global__ void norm_kernel(int64_t rows, int64_t n, int width, const void *x_, const void *w, const void *b, void *y,
-                            double eps, bool rms)
+template <class S> __global__ void norm_kernel(norm_rows q, int width, const void *b, void *y)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
     __shared__ T shared[WARPS];
-    int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
+    int64_t n = q.n, row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
     int lane = threadIdx.x % width;
-    if (row >= rows) return;
-    const S *x = (const S *)x_ + row * n;
+    if (row >= q.rows) return;
+    const S *x = (const S *)q.x + row * n;
     T mean, rstd, v[N], f[N];
-    measure<S>(x, n, lane, width, (T)eps, rms, shared, &mean, &rstd);
+    measure<S>(q, x, width, shared, &mean, &rstd);
     for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
         read_pack(x, j, n, (T)0, v);
         for (int e = 0; e < N; e++) v[e] = (v[e] - mean) * rstd;
-        if (w) {
-            read_pack((const S *)w, j, n, (T)0, f);
+        if (q.w) {
+            read_pack((const S *)q.w, j, n, (T)0, f);
             for (int e = 0; e < N; e++) v[e] *= f[e];
         }
         if (b) {
@@ -57,18 +65,17 @@ __global__ void norm_kernel(int64_t rows, int64_t n, int width, const void *x_, 
 }
 // dx = rstd (q - mean(q) - h mean(q h)), q = g w. add: is added to dx. Stores mean and rstd of every row in stats.
 template <class S>
-__global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const void *g_, const void *x_, const void *w,
-                                     void *dx, bool add, double eps, bool rms, void *stats)
+__global__ void norm_backward_kernel(norm_rows r, int width, const void *g_, void *dx, bool add, void *stats)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
     __shared__ T shared[WARPS];
-    int64_t row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
+    int64_t n = r.n, row = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width;
     int lane = threadIdx.x % width;
-    if (row >= rows) return;
-    const S *x = (const S *)x_ + row * n, *g = (const S *)g_ + row * n;
+    if (row >= r.rows) return;
+    const S *x = (const S *)r.x + row * n, *g = (const S *)g_ + row * n;
     T mean, rstd, mq = 0, mh = 0, q[N], h[N], f[N];
-    measure<S>(x, n, lane, width, (T)eps, rms, shared, &mean, &rstd);
+    measure<S>(r, x, width, shared, &mean, &rstd);
     if (stats && lane == 0) {
         ((T *)stats)[2 * row] = mean;
         ((T *)stats)[2 * row + 1] = rstd;
@@ -77,17 +84,17 @@ __global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const v
     for (int e = 0; e < N; e++) f[e] = 1;
     for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
         read_two(g, x, j, n, q, h);
-        if (w) read_pack((const S *)w, j, n, (T)0, f);
+        if (r.w) read_pack((const S *)r.w, j, n, (T)0, f);
         for (int e = 0; e < N; e++) {
             mq += q[e] * f[e];
             mh += q[e] * f[e] * ((h[e] - mean) * rstd);
         }
     }
-    mq = rms ? (T)0 : group_sum(mq, width, shared) / (T)n;
+    mq = r.rms ? (T)0 : group_sum(mq, width, shared) / (T)n;
     mh = group_sum(mh, width, shared) / (T)n;
     for (int64_t j = (int64_t)lane * N; j < n; j += width * N) {
         read_two(g, x, j, n, q, h);
-        if (w) read_pack((const S *)w, j, n, (T)0, f);
+        if (r.w) read_pack((const S *)r.w, j, n, (T)0, f);
         for (int e = 0; e < N; e++) q[e] = rstd * (q[e] * f[e] - mq - (h[e] - mean) * rstd * mh);
         if (add) {
             read_pack((const S *)dx + row * n, j, n, (T)0, h);
@@ -101,15 +108,14 @@ __global__ void norm_backward_kernel(int64_t rows, int64_t n, int width, const v
 enum { ACROSS = 16, COLUMNS = ACROSS * WIDE, GROUPS = BLOCK / ACROSS };
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
-    norm_parts_kernel(int64_t rows, int64_t n, int64_t segment, int64_t tiles, const void *g_, const void *x_,
-                      const void *stats, void *parts)
+    norm_parts_kernel(norm_rows q, int64_t segment, int64_t tiles, const void *g_, const void *stats, void *parts)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
     __shared__ T shared[2][GROUPS][COLUMNS];
-    const S *g = (const S *)g_, *x = (const S *)x_;
-    int64_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles, first = part * segment;
-    int64_t last = first + segment < rows ? first + segment : rows;
+    const S *g = (const S *)g_, *x = (const S *)q.x;
+    int64_t n = q.n, tile = blockIdx.x % tiles, part = blockIdx.x / tiles, first = part * segment;
+    int64_t last = first + segment < q.rows ? first + segment : q.rows;
     int group = threadIdx.x / ACROSS, at = threadIdx.x % ACROSS * N;
     int64_t j = tile * COLUMNS + at;
     T dw[N] = {}, db[N] = {};
@@ -144,19 +150,18 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
 // theirs.
 template <class S, int K>
 __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
-    norm_rows_kernel(int64_t rows, int64_t n, const void *g_, const void *x_, const void *w_, void *dx, bool add,
-                     double eps, bool rms, void *parts)
+    norm_rows_kernel(norm_rows r, const void *g_, void *dx, bool add, void *parts)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
     __shared__ T shared[WARPS][BLOCK];
     static_assert(BLOCK == 32 * N, "a thread adds the sums of a column of a pack of each lane");
-    int64_t first = rows * blockIdx.x / gridDim.x, last = rows * (blockIdx.x + 1) / gridDim.x;
+    int64_t n = r.n, first = r.rows * blockIdx.x / gridDim.x, last = r.rows * (blockIdx.x + 1) / gridDim.x;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    bool wide = n % N == 0 && is_wide(g_) && is_wide(x_);
+    bool wide = n % N == 0 && is_wide(g_) && is_wide(r.x);
     T dw[K][N] = {}, db[K][N] = {};
     for (int64_t row = first + warp; row < last; row += WARPS) {
-        const S *x = (const S *)x_ + row * n, *g = (const S *)g_ + row * n;
+        const S *x = (const S *)r.x + row * n, *g = (const S *)g_ + row * n;
         T q[K][N], h[K][N], f[N], sum = 0, spread = 0, mq = 0, mh = 0;
         if (wide) {  // all loads at once; lanes past the row's end load its start
             UNROLL
@@ -177,18 +182,18 @@ __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
         UNROLL
         for (int k = 0; k < K; k++)
             for (int e = 0; e < N; e++) sum += h[k][e];
-        T mean = rms ? (T)0 : warp_sum(sum) / (T)n;
+        T mean = r.rms ? (T)0 : warp_sum(sum) / (T)n;
         UNROLL
         for (int k = 0; k < K; k++)
             for (int e = 0; e < N; e++) {
                 h[k][e] = (k * 32 + lane) * N + e < n ? h[k][e] - mean : (T)0;
                 spread += h[k][e] * h[k][e];
             }
-        T rstd = 1 / sqrt_of(warp_sum(spread) / (T)n + (T)eps);
+        T rstd = 1 / sqrt_of(warp_sum(spread) / (T)n + (T)r.eps);
         UNROLL
         for (int k = 0; k < K; k++) {
             for (int e = 0; e < N; e++) f[e] = 1;
-            if (w_) read_pack((const S *)w_, (k * 32 + lane) * N, n, (T)0, f);
+            if (r.w) read_pack((const S *)r.w, (k * 32 + lane) * N, n, (T)0, f);
             for (int e = 0; e < N; e++) {
                 h[k][e] *= rstd;
                 dw[k][e] += q[k][e] * h[k][e];
@@ -199,7 +204,7 @@ __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
             }
         }
         if (!dx) continue;
-        mq = rms ? (T)0 : warp_sum(mq) / (T)n;
+        mq = r.rms ? (T)0 : warp_sum(mq) / (T)n;
         mh = warp_sum(mh) / (T)n;
         UNROLL
         for (int k = 0; k < K; k++) {
@@ -242,11 +247,11 @@ static ms_status norm(ms_call *c, bool rms)
     ms_status st = MS_OK;
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
-    int64_t rows = n ? o->numel / n : 0;
-    int width = row_width(rows, n);
+    norm_rows q = { n ? o->numel / n : 0, n, c->f[0], rms, data_of(in[0]), data_of(in[1]) };
+    int width = row_width(q.rows, n);
     if (st == MS_OK)
-        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_kernel), up(rows, BLOCK / width), BLOCK, rows,
-                           n, width, data_of(in[0]), data_of(in[1]), data_of(in[2]), ms__data(o), c->f[0], rms);
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_kernel), up(q.rows, BLOCK / width), BLOCK, q,
+                           width, data_of(in[2]), ms__data(o));
     for (int k = 0; k < 3; k++)
         if (in[k]) ms__release(in[k]);
     return st;
@@ -257,16 +262,15 @@ static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 // Inputs: gradient, x, w?, x's existing gradient?. Outputs, those that the mask needs: dx, dw, db.
 struct norm_gradients {
     const char *op;
-    ms_tensor *g, *x, *w, *dx, *dw, *db;
-    int64_t rows, n;
-    double eps;
-    bool rms, add;  // add: to dx
+    norm_rows q;
+    ms_tensor *g, *x, *dx, *dw, *db;
+    bool add;  // to dx
 };
 
 static ms_status join_norm_parts(const norm_gradients &d, int64_t segments, const void *parts)
 {
-    return launch_blocks(d.op, index_of(d.x), TYPED_KERNEL(d.x->dtype, norm_join_kernel), 2 * up(d.n, 32), BLOCK,
-                         segments, d.n, parts, data_of(d.dw), data_of(d.db));
+    return launch_blocks(d.op, index_of(d.x), TYPED_KERNEL(d.x->dtype, norm_join_kernel), 2 * up(d.q.n, 32), BLOCK,
+                         segments, d.q.n, parts, data_of(d.dw), data_of(d.db));
 }
 
 enum { LONGEST_ROW = 4 * 32 * WIDE };
@@ -276,17 +280,17 @@ enum { LONGEST_ROW = 4 * 32 * WIDE };
                           : norm_rows_kernel<float, K>)
 static ms_status short_norm_backward(const norm_gradients &d)
 {
-    int64_t packs = up(d.n, 32 * WIDE), blocks = packs == 1 ? 512 : packs == 2 ? 264 : 132;
-    if (blocks > up(d.rows, WARPS)) blocks = up(d.rows, WARPS);
+    int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs == 1 ? 512 : packs == 2 ? 264 : 132;
+    if (blocks > up(d.q.rows, WARPS)) blocks = up(d.q.rows, WARPS);
     int dtype = d.x->dtype, index = index_of(d.x);
     ms_block *room = NULL;
-    if (d.dw || d.db) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(2 * blocks * d.n) * sizeof(float), d.op));
+    if (d.dw || d.db) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(2 * blocks * d.q.n) * sizeof(float), d.op));
     auto kernel = packs == 1   ? ROWS_KERNEL(dtype, 1)
                   : packs == 2 ? ROWS_KERNEL(dtype, 2)
                   : packs == 3 ? ROWS_KERNEL(dtype, 3)
                                : ROWS_KERNEL(dtype, 4);
-    ms_status st = launch_blocks(d.op, index, kernel, blocks, BLOCK, d.rows, d.n, ms__data(d.g), ms__data(d.x),
-                                 data_of(d.w), data_of(d.dx), d.add, d.eps, d.rms, room ? room->data : NULL);
+    ms_status st = launch_blocks(d.op, index, kernel, blocks, BLOCK, d.q, ms__data(d.g), data_of(d.dx), d.add,
+                                 room ? room->data : NULL);
     if (st == MS_OK && room) st = join_norm_parts(d, blocks, room->data);
     if (room) ms__free(room);
     return st;
@@ -295,7 +299,7 @@ static ms_status short_norm_backward(const norm_gradients &d)
 static ms_status long_norm_backward(const norm_gradients &d)
 {
     int dtype = d.x->dtype, index = index_of(d.x), size = dtype == MS_F64 ? 8 : 4;
-    int64_t rows = d.rows, n = d.n, tiles = up(n, COLUMNS);
+    int64_t rows = d.q.rows, n = d.q.n, tiles = up(n, COLUMNS);
     bool sums = d.dw || d.db;
     ms_block *room = NULL;
     // A segment has a multiple of four rows, because statistics are read for four rows.
@@ -305,12 +309,11 @@ static ms_status long_norm_backward(const norm_gradients &d)
     static_assert(2 * COLUMNS == BLOCK, "norm_parts_kernel has a thread for each sum");
     if (sums) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(stats_n + 2 * segments * n) * size, d.op));
     void *stats = room ? room->data : NULL, *parts = (char *)stats + stats_n * size;
-    ms_status st =
-        launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK, rows, n,
-                      width, ms__data(d.g), ms__data(d.x), data_of(d.w), data_of(d.dx), d.add, d.eps, d.rms, stats);
+    ms_status st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK,
+                                 d.q, width, ms__data(d.g), data_of(d.dx), d.add, stats);
     if (st == MS_OK && sums)
-        st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, rows, n,
-                           segment, tiles, ms__data(d.g), ms__data(d.x), stats, parts);
+        st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, d.q, segment,
+                           tiles, ms__data(d.g), stats, parts);
     if (st == MS_OK && sums) st = join_norm_parts(d, segments, parts);
     if (room) ms__free(room);
     return st;
@@ -318,7 +321,8 @@ static ms_status long_norm_backward(const norm_gradients &d)
 
 static ms_status norm_gradients_of(const norm_gradients &d)
 {
-    if (d.rows > 0) return d.n <= LONGEST_ROW && d.x->dtype != MS_F64 ? short_norm_backward(d) : long_norm_backward(d);
+    if (d.q.rows > 0)
+        return d.q.n <= LONGEST_ROW && d.x->dtype != MS_F64 ? short_norm_backward(d) : long_norm_backward(d);
     if (d.dw) MS_TRY(ms__cuda_fill_tensor(d.dw, 0));
     return d.db ? ms__cuda_fill_tensor(d.db, 0) : MS_OK;
 }
@@ -329,9 +333,11 @@ static ms_status norm_backward(ms_call *c, bool rms)
     ms_status st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
     if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK)
-        st = norm_gradients_of({ c->op->name, g, x, w, ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2),
-                                 n ? x->numel / n : 0, n, c->f[0], rms, c->n_in == 4 });
+    if (st == MS_OK) {
+        norm_rows q = { n ? x->numel / n : 0, n, c->f[0], rms, ms__data(x), data_of(w) };
+        st = norm_gradients_of(
+            { c->op->name, q, g, x, ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2), c->n_in == 4 });
+    }
     if (w) ms__release(w);
     if (x) ms__release(x);
     if (g) ms__release(g);

@@ -229,19 +229,24 @@ ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f)
 }
 
 // Each block computes the norm from the sums of all owners (NULL: it is `total`) and scales its piece if it has to.
-__global__ void clip_kernel(int n, const ms_norm_part *list, int64_t piece, double p, int owners, const double *sums,
-                            double total, double max_norm, int dtype, void *out)
+struct clip_norm {
+    const double *sums;
+    double total, most;
+};
+__global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm norm, int dtype, void *out)
 {
-    if (sums) {
+    double total = norm.total;
+    if (norm.sums) {
         total = 0;
-        for (int k = 0; k < owners; k++) total = fold_part(total, sums[k], p);
-        total = p - p != 0 || p == 1 ? total : p == 2 ? ms_sqrt_f64(total) : ms_pow_f64(total, 1 / p);
+        for (int k = 0; k < j.owners; k++) total = fold_part(total, norm.sums[k], j.p);
+        total = j.p - j.p != 0 || j.p == 1 ? total : j.p == 2 ? ms_sqrt_f64(total) : ms_pow_f64(total, 1 / j.p);
     }
     if (out && blockIdx.x == 0 && threadIdx.x == 0) store<double>(dtype, out, 0, total);
-    double f = max_norm / (total + 1e-6);
-    if (max_norm - max_norm != 0 || f >= 1) return;  // a NaN factor scales, too
-    const ms_norm_part &t = entry_of(n, list, blockIdx.x);
-    int64_t first = ((int64_t)blockIdx.x - t.block) * piece, last = first + piece < t.numel ? first + piece : t.numel;
+    double f = norm.most / (total + 1e-6);
+    if (norm.most - norm.most != 0 || f >= 1) return;  // a NaN factor scales, too
+    const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
+    int64_t first = ((int64_t)blockIdx.x - t.block) * j.piece;
+    int64_t last = first + j.piece < t.numel ? first + j.piece : t.numel;
 #define RUN(S, T) scale_part<T>((S *)t.g, first, last, (T)f)
     WITH_FLOAT_TYPE(t.dtype, RUN)
 #undef RUN
@@ -290,7 +295,7 @@ ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out)
 {
     norm_room r(j);
-    return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, j->n,
-                  (const ms_norm_part *)r.list, j->piece, j->p, j->owners, total ? (const double *)NULL : r.sums,
-                  total ? *total : 0, max_norm, dtype, out);
+    clip_norm norm = { total ? NULL : r.sums, total ? *total : 0, max_norm };
+    return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j,
+                  (const ms_norm_part *)r.list, norm, dtype, out);
 }

@@ -84,28 +84,31 @@ static ms_status run_trunc_normal(ms_call *c) { return fill(c, TRUNCATED, 4); }
 
 // ---- dropout: four elements per block of words; an element is kept where its word is not below the limit ----
 
-__global__ void dropout_kernel(int64_t n, int dtype, const void *x, void *y, uint64_t seed, uint64_t offset,
-                               uint64_t limit, double scale)
+struct dropout {
+    uint64_t seed, offset, limit;
+    double scale;
+};
+__global__ void dropout_kernel(int64_t n, int dtype, const void *x, void *y, dropout d)
 {
     int64_t b = GLOBAL_INDEX;
     if (4 * b >= n) return;
     uint32_t w[4];
-    ms_philox(seed, offset, (uint64_t)b, &w[0], &w[1], &w[2], &w[3]);
+    ms_philox(d.seed, d.offset, (uint64_t)b, &w[0], &w[1], &w[2], &w[3]);
     for (int j = 0; j < 4 && 4 * b + j < n; j++) {
         int64_t k = 4 * b + j;
-        bool keep = limit <= 0xffffffffu && w[j] >= (uint32_t)limit;
-        if (dtype == MS_F64) store<double>(dtype, y, k, keep ? load<double>(dtype, x, k) * scale : 0);
-        else store<float>(dtype, y, k, keep ? load<float>(dtype, x, k) * (float)scale : 0);
+        bool keep = d.limit <= 0xffffffffu && w[j] >= (uint32_t)d.limit;
+        if (dtype == MS_F64) store<double>(dtype, y, k, keep ? load<double>(dtype, x, k) * d.scale : 0);
+        else store<float>(dtype, y, k, keep ? load<float>(dtype, x, k) * (float)d.scale : 0);
     }
 }
 static ms_status run_dropout(ms_call *c)
 {
     ms_tensor *x, *y = c->out[0];
     double p = c->f[0];
+    dropout d = { c->saved_rng[0], c->saved_rng[1], (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0 };
     MS_TRY(ms__contiguous(&x, c->in[0]));
     ms_status st = launch(c->op->name, index_of(y), dropout_kernel, up(up(y->numel, 4), THREADS), THREADS, y->numel,
-                          (int)y->dtype, (const void *)ms__data(x), ms__data(y), c->saved_rng[0], c->saved_rng[1],
-                          (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0);
+                          (int)y->dtype, (const void *)ms__data(x), ms__data(y), d);
     ms__release(x);
     return st;
 }

@@ -217,25 +217,6 @@ static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan 
 // ---- formulas on the results ----
 
 enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
-template <class W>
-__global__ void finish_kernel(int64_t n, int how, double number, const W *wide, const double *more, int dtype,
-                              void *out)
-{
-    int64_t k = GLOBAL_INDEX;
-    if (k >= n) return;
-    W v = wide[k];
-    switch (how) {
-    case MEAN: v = (W)((double)v / number); break;
-    case ALL: v = (double)v == number; break;
-    case ANY: v = v != 0; break;
-    case ROOT: v = (W)ms_sqrt_f64((double)v); break;
-    case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / number); break;
-    case STD: v = (W)ms_sqrt_f64((double)v / number); break;
-    case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
-    case PLUS_LOG: v = (W)(more[k] + ms_log_f64((double)v)); break;
-    }
-    store<W>(dtype, out, k, v);
-}
 struct ending {
     int how;
     double number = 0;
@@ -248,10 +229,26 @@ struct target {
     int dtype;
     void *out;
 };
+template <class W> __global__ void finish_kernel(const W *wide, ending e, target t)
+{
+    int64_t k = GLOBAL_INDEX;
+    if (k >= t.n) return;
+    W v = wide[k];
+    switch (e.how) {
+    case MEAN: v = (W)((double)v / e.number); break;
+    case ALL: v = (double)v == e.number; break;
+    case ANY: v = v != 0; break;
+    case ROOT: v = (W)ms_sqrt_f64((double)v); break;
+    case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / e.number); break;
+    case STD: v = (W)ms_sqrt_f64((double)v / e.number); break;
+    case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
+    case PLUS_LOG: v = (W)(e.more[k] + ms_log_f64((double)v)); break;
+    }
+    store<W>(t.dtype, t.out, k, v);
+}
 template <class W> static ms_status finish(const char *what, const W *wide, const ending &e, const target &t)
 {
-    return launch(what, t.index, finish_kernel<W>, up(t.n, BLOCK), BLOCK, t.n, e.how, e.number, wide, e.more, t.dtype,
-                  t.out);
+    return launch(what, t.index, finish_kernel<W>, up(t.n, BLOCK), BLOCK, wide, e, t);
 }
 static target tensor_of(const fold_plan &p, const ms_tensor *t)
 {
@@ -435,19 +432,27 @@ static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
     }
     return l;
 }
-template <class W>
-__global__ void scan_kernel(lines l, int from_dtype, const char *x, int64_t xs, int to_dtype, char *o, int64_t os,
-                            bool back)
+// A tensor to walk along its lines: the bytes from one element to the next.
+struct walked {
+    int dtype;
+    char *data;
+    int64_t step;
+};
+static walked walked_of(const ms_tensor *t, int d)
+{
+    return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
+}
+template <class W> __global__ void scan_kernel(lines l, walked from, walked to, bool back)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= l.count) return;
-    x += offset_of(i, l.ndim, l.shape, l.a);
-    o += offset_of(i, l.ndim, l.shape, l.b);
+    const char *x = from.data + offset_of(i, l.ndim, l.shape, l.a);
+    char *o = to.data + offset_of(i, l.ndim, l.shape, l.b);
     W total = 0;
     for (int64_t j = 0; j < l.length; j++) {
         int64_t k = back ? l.length - 1 - j : j;
-        total = fold<W>::join(SUM, total, value<W>::load(from_dtype, x + k * xs));
-        value<W>::store(to_dtype, o + k * os, total);
+        total = fold<W>::join(SUM, total, value<W>::load(from.dtype, x + k * from.step));
+        value<W>::store(to.dtype, o + k * to.step, total);
     }
 }
 static ms_status run_cumsum(ms_call *c)
@@ -456,11 +461,8 @@ static ms_status run_cumsum(ms_call *c)
     ms_tensor *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     lines l = lines_of(x, o, d);
-    int64_t xs = x->ndim ? x->stride[d] * ms__dtype_size(x->dtype) : 0,
-            os = x->ndim ? o->stride[d] * ms__dtype_size(o->dtype) : 0;
-    bool back = c->n_i > 1 && c->i[1];
     return launch(c->op->name, index_of(x), real_of(x) ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
-                  BLOCK, l, (int)x->dtype, (const char *)ms__data(x), xs, (int)o->dtype, (char *)ms__data(o), os, back);
+                  BLOCK, l, walked_of(x, d), walked_of(o, d), c->n_i > 1 && c->i[1]);
 }
 
 // Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
