@@ -308,6 +308,8 @@ void ms_unit_free(double handle)
     if (!u) return;
     ms__unit_shard(u);
     ms__context_leave(u);
+    if (u->settings.hook.key != 0) ms__dead_key(u->settings.hook.key);
+    if (u->settings.all_reduce_hook != 0) ms__dead_key(u->settings.all_reduce_hook);
     ms__unit_handle_drop(handle);
     unit_delete(u);
 }

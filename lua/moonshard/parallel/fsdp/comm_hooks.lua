@@ -147,7 +147,8 @@ local function apply(unit)
         after = state.gradient_postdivide_factor,
         lands = state.parameter_type }
     else
-      unit.hook_key = require "moonshard.autograd".new_key(unit)
+      -- Weak, because the unit's model must be collected although the key exists.
+      unit.hook_key = require "moonshard.autograd".new_key(setmetatable({ unit = unit }, { __mode = "v" }))
       hook_struct.kind, hook_struct.key = C.MS_COMM_SCRIPT, unit.hook_key
     end
   end
@@ -180,8 +181,8 @@ local function set(unit, hook, state)
 end
 
 local autograd = require "moonshard.autograd"
-autograd.handlers[C.MS_EV_REDUCE] = function(unit, event)
-  local t = autograd.event_tensors(event)
+autograd.handlers[C.MS_EV_REDUCE] = function(entry, event)
+  local unit, t = entry.unit, autograd.event_tensors(event)
   unit.comm_hook(unit.comm_hook_state, t[1], t[2])
   return nil, 0
 end

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Communication hooks, the script's own and built-in ones: their arguments, and the effect of their results
 --- (docs/semantics.md#comm-hooks).
+local collected = require "spec.support.collected"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
@@ -34,6 +35,23 @@ end
 
 for world = 1, 4 do
   ranks.describe(world, ("communication hooks on %d ranks"):format(world), function()
+    it("of the script do not keep a model from being collected", function(rank)
+      local ms = load()
+      local function held()
+        collected()
+        return ms.memory_stats("cpu").allocated
+      end
+      local function train()
+        local model = model_of { sharding_strategy = "no_shard" }
+        model:register_comm_hook({}, function() return model end)
+        backward(model, rank)
+      end
+      train()
+      local before = held()
+      for _ = 1, 2 do train() end
+      assert.equal(before, held())
+    end)
+
     for _, strategy in ipairs(STRATEGIES) do
       local sharded = strategy ~= "no_shard" and world > 1
 
