@@ -672,6 +672,9 @@ typedef struct {
 // To be called before a collective if ms_dist_continues. The call fails if a peer is at a later place, or has failed
 // in that call and caught the error elsewhere; then later calls match.
 MS_API void ms_dist_resume(const ms_dist_position *position);
+// To be called when the call has ended for which ms_dist_resume set a position with this value of `single`: later calls
+// must not send it.
+MS_API void ms_dist_resumed(int single);
 // Whether no collective of the group that the script waited for has succeeded since this rank's latest error. All
 // members return the same.
 MS_API int ms_dist_unsettled(double group);

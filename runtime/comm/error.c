@@ -19,8 +19,9 @@
 static char met_text[TEXT];  // message of the latest published error that this rank has met
 // Message of the latest call that failed on every member, up to where their texts differ; "": none.
 static char raised[TEXT];
-static ms_resumption resumption;
-static bool single;  // resumption is that of a single collective
+// The place of the script's next collective, until a collective sends it, and that of the call of the library that runs
+// and may issue several.
+static ms_resumption next, enclosing;
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
 
@@ -128,14 +129,16 @@ static uint32_t hash_of(const char *place) { return (uint32_t)ms__hash_bytes(MS_
 
 void ms_dist_resume(const ms_dist_position *p)
 {
-    resumption = (ms_resumption) { .here = hash_of(p->here),
-                                   .failed = hash_of(p->failed),
-                                   .caught = hash_of(p->caught),
-                                   .times = (uint32_t)p->times };
-    single = p->single;
-    memcpy(resumption.line, p->line, (size_t)p->n * sizeof *p->line);
-    memcpy(resumption.count, p->count, (size_t)p->n * sizeof *p->count);
+    ms_resumption *r = p->single ? &next : &enclosing;
+    *r = (ms_resumption) { .here = hash_of(p->here),
+                           .failed = hash_of(p->failed),
+                           .caught = hash_of(p->caught),
+                           .times = (uint32_t)p->times };
+    memcpy(r->line, p->line, (size_t)p->n * sizeof *p->line);
+    memcpy(r->count, p->count, (size_t)p->n * sizeof *p->count);
 }
+
+void ms_dist_resumed(int single) { *(single ? &next : &enclosing) = (ms_resumption) { 0 }; }
 
 bool ms__comm_unsettled(const ms_group *g) { return g->n > 1 && (g->failed || g->epoch != ms__comm_epoch()); }
 
@@ -146,18 +149,20 @@ bool ms__comm_continues(const ms_group *g)
 }
 
 // Members may differ in whether they continue, so a call that cannot be repeated resumes only in an unsettled group.
-bool ms__comm_resumes(const ms_group *g)
-{
-    return resumption.here != 0 && (single ? ms__comm_continues(g) : ms__comm_unsettled(g));
-}
+static bool is_next(const ms_group *g) { return next.here != 0 && ms__comm_continues(g); }
+bool ms__comm_resumes(const ms_group *g) { return is_next(g) || (enclosing.here != 0 && ms__comm_unsettled(g)); }
 
 ms_resumption ms__comm_resumption(const ms_group *g)
 {
     ms_resumption r = { 0 };
     if (MS_LIKELY(!ms__comm_resumes(g))) return r;
-    r = resumption;
+    if (is_next(g)) {
+        r = next;
+        next = (ms_resumption) { 0 };
+    } else {
+        r = enclosing;  // the first collectives in other groups send it, too
+    }
     r.turns = g->turns;
-    resumption = (ms_resumption) { 0 };
     return r;
 }
 

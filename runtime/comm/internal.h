@@ -210,6 +210,7 @@ typedef struct ms_coll {
     ms_part *parts;    // for reduce_scatter, if the input consists of several tensors; retained
     const char *unit;  // the full name, interned; NULL: none
     ms_fingerprint fingerprint;
+    ms_resumption place;  // of a send or receive in the background: read only by checks for deadlocks
     uint64_t hash;
     bool inline_;            // the input fits into the payload
     ms_tensor *keep[2];      // retained
@@ -336,7 +337,7 @@ bool ms__comm_repeated(void);
 bool ms__comm_unsettled(const ms_group *g);
 bool ms__comm_continues(const ms_group *g);  // whether this rank has met an error since the latest success in g
 bool ms__comm_resumes(const ms_group *g);    // engine thread: whether the next collective of g continues after an error
-// Engine thread: takes what ms_dist_resume has set; zeros if the next collective of g does not continue after an error.
+// Engine thread: the position of the next collective of g; zeros if it does not continue after an error.
 ms_resumption ms__comm_resumption(const ms_group *g);
 // Records that a rank aborted a backward because of the error of that epoch.
 void ms__comm_backward_failed(uint64_t epoch);

@@ -206,6 +206,8 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     if (r->stream == MS_STREAM_COMPUTE) {
         c->fingerprint.resumed = ms__comm_resumption(r->group);
         c->fingerprint.askable = r->by_script || r->op == OP_BARRIER;
+    } else if (r->op == OP_SEND_RECV) {
+        c->place = ms__comm_resumption(r->group);
     }
     c->fingerprint.dtype = (uint8_t)c->reducer.dtype;
     c->fingerprint.reduction = (uint8_t)c->reducer.reduction;

@@ -152,6 +152,46 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end)
 
+      -- A rank that is behind waits for the others in its pair, while they wait for it in the world.
+      if not nodes then
+        it("an error of the script before sends and receives in the background costs at most the next step, too", function()
+          local right, left = (rank + 1) % world, (rank - 1) % world
+          for _, bad in ipairs { 0, world - 1 } do
+            for step = 1, 6 do
+              local ok = pcall(function()
+                if rank == bad and step == 2 then error("the script's own", 0) end
+                local got = ms.zeros(1)
+                local sent = dist.send(ms.full({ 1 }, 10 * step + rank), right, { async = true })
+                local received = dist.recv(got, left, { async = true })
+                sent:wait()
+                received:wait()
+                assert.are.equal(10 * step + left, got:item())
+              end)
+              local flag = ms.tensor { step, ok and 0 or 1 }
+              local agreed = pcall(dist.all_reduce, flag)
+              if agreed then assert.are.equal(world * step, flag[1]:item()) end
+              assert.is_true(step == 2 or step == 3 or (agreed and flag[2]:item() == 0), "step " .. step)
+            end
+          end
+        end)
+      end
+
+      if world == 4 then
+        it("a model's first gathers after an error match although only some of its ranks used another group", function()
+          local pair = dist.new_group { 0, 3 }
+          local mesh = dist.init_device_mesh("cpu", { 2, 2 }, { names = { "replicate", "shard" } })
+          pcall(function()
+            if rank == 1 then nn.DDP "x" end
+            dist.barrier()
+          end)
+          dist.barrier()
+          local m = fsdp.FSDP(nn.Linear(4, 4), { sharding_strategy = "hybrid_shard", device_mesh = mesh })
+          if rank % 3 == 0 then dist.all_reduce(ms.ones(1), { group = pair }) end
+          m(x):sum():backward()
+          dist.free_group(pair)
+        end)
+      end
+
       -- A rank behind the others waits in one group while they wait for it in another. Cycles over several nodes are
       -- not found.
       if world > 2 and not nodes then

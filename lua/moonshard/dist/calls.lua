@@ -6,7 +6,7 @@ local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local resume = require "moonshard.dist.resume"
 
-local succeeded = resume.succeeded
+local ended, succeeded = resume.ended, resume.succeeded
 local lib, state = engine.lib, engine.state
 local getinfo = debug.getinfo
 local getmetatable, type, pcall, error, tostring = getmetatable, type, pcall, error, tostring
@@ -55,12 +55,14 @@ local call_again
 
 local function finish_one(since, find, a, b, c, ok, ...)
   if ok then
+    ended(true)
     succeeded()
     return ...
   end
   if lib.ms_dist_asked() ~= 0 then return call_again(since, find, a, b, c) end
   -- Does nothing if the call failed on every member.
   lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
+  ended(true)
   resume.failed_at(resume.place(a, b, c))
   error((...), 0)
 end
@@ -127,6 +129,7 @@ local function has_peers(a, b, c, d)
 end
 
 local function finish(since, concerns, a, b, c, d, ok, ...)
+  ended(false)
   if ok then
     succeeded()
     return ...

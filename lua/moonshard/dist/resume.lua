@@ -17,6 +17,17 @@ local M = {}
 -- value of state.dist_failures that is already accounted for.
 local failed, caught, times, succession, seen = "", nil, 0, false, 0
 
+local positions = { [0] = false, false }                -- whether the engine has a position; by `single`
+
+--- Records that a call has ended: later calls must not send its position.
+---@param single boolean  the call is a single collective
+function M.ended(single)
+  local k = single and 1 or 0
+  if not positions[k] then return end
+  positions[k] = false
+  lib.ms_dist_resumed(k)
+end
+
 --- Records that a call succeeded.
 function M.succeeded() succession = false end
 
@@ -55,6 +66,7 @@ function M.before(single, a, b, c)
   local here, at = M.place(a, b, c)
   sent.failed, sent.caught, sent.here, sent.times = failed, caught or "", here, times
   sent.single = single and 1 or 0
+  positions[sent.single] = true
   sent.n = math.min(#at, C.MS_MAX_NESTED)
   for k = 1, sent.n do sent.line[k - 1], sent.count[k - 1] = at[k][1], at[k][2] end
   lib.ms_dist_resume(sent)
@@ -67,8 +79,10 @@ end
 function M.realign(groups)
   for _, group in ipairs(groups) do
     if lib.ms_dist_unsettled(group.id) ~= 0 then
-      M.before(false)
-      if lib.ms_dist_realign(group.id, errors.user_line(2)) ~= 0 then errors.fail() end
+      M.before(true)
+      local status = lib.ms_dist_realign(group.id, errors.user_line(2))
+      M.ended(true)
+      if status ~= 0 then errors.fail() end
       succession = false
     end
   end

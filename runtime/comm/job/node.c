@@ -306,6 +306,7 @@ static void post_on_board(ms_waiter *w)
     b->word = c->word;
     b->since = w->begun;
     b->fingerprint = c->fingerprint;
+    if (c->place.here) b->fingerprint.resumed = c->place;
     atomic_store(&b->version, (atomic_load(&b->version) | 1) + (atomic_load(&b->version) & 1 ? 2 : 0));
     if (c->stream == MS_STREAM_COMPUTE)
         atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
