@@ -34,6 +34,28 @@ typedef struct ms_aside {
     struct ms_aside *next;
 } ms_aside;
 
+// The node in progress.
+typedef struct {
+    ms_node *node;
+    int phase, hook_output;
+    ms_hook *hook;  // the hook that ran last
+    ms_tensor *gin[MS_MAX_IN];
+} ms_visit;
+// The last event of a run. out: it waits for the script's answer.
+typedef struct {
+    bool out;
+    int kind;
+    ms_id ids[MS_MAX_IN + MS_MAX_OUT];
+    ms_tensor *answers[MS_MAX_IN];
+    int n_answers;
+} ms_asked;
+// The script's modes, to be restored after an event.
+typedef struct {
+    double scope;
+    int grad_mode, autocast;
+    double rng[2];
+} ms_modes;
+
 struct ms_run {
     ms_run *below;
     ms_open_range range;
@@ -54,24 +76,9 @@ struct ms_run {
     int n_held, cap_held;
     ms_capture *captures;
     int n_captures;
-    struct {  // the node in progress
-        ms_node *node;
-        int phase, hook_output;
-        ms_hook *hook;  // the hook that ran last
-        ms_tensor *gin[MS_MAX_IN];
-    } at;
-    struct {
-        bool out;  // an event waits for the script's answer
-        int kind;
-        ms_id ids[MS_MAX_IN + MS_MAX_OUT];
-        ms_tensor *answers[MS_MAX_IN];
-        int n_answers;
-    } event;
-    struct {  // the script's modes, to be restored after an event
-        double scope;
-        int grad_mode, autocast;
-        double rng[2];
-    } modes;
+    ms_visit at;
+    ms_asked event;
+    ms_modes modes;
 };
 
 ms_run_state ms__node_step(ms_run *r, ms_event *ev);  // Processes r->at.node from phase r->at.phase on.

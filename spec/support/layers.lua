@@ -134,22 +134,45 @@ function M.misplaced(root, symbols, wing_of)
   return wrong, seen
 end
 
---- Lists structs with their numbers of fields, and functions with their numbers of parameters, as { path, name, n }.
+local function commas(text) return select(2, text:gsub("%b()", ""):gsub("%b<>", ""):gsub(",", "")) end
+
+-- Fields between the braces of a struct, with those of anonymous structs and unions inside it.
+local function fields(body)
+  local n = 0
+  for _, kind in ipairs { "struct", "union" } do
+    for inner in body:gmatch("%f[%w]" .. kind .. "%s*(%b{})") do n = n + fields(inner:sub(2, -2)) end
+  end
+  for declaration in body:gsub("union%s*%b{}%s*;", ""):gsub("%b{}", ""):gmatch "[^;]+;" do
+    n = n + 1 + commas(declaration)
+  end
+  return n
+end
+
+-- What stands before parentheses and braces, but is no function.
+local statement = { ["if"] = true, ["for"] = true, ["while"] = true, ["switch"] = true, ["return"] = true }
+
+--- Lists structs with their numbers of fields, and functions with their numbers of parameters, as { path, name, n }:
+--- in C, CUDA and macros, templates, kernels, members and lambdas ("[]") too.
 function M.sizes(root)
   local structs, functions = {}, {}
   for _, path in ipairs(M.sources(root, "%.[chu]+$")) do
     local text = plain_c(read(root .. "/" .. path))
     for head, body, tail in text:gmatch "%f[%w]struct%s*([%w_]*)%s*(%b{})%s*([%w_]*)" do
-      local n = 0
-      for statement in body:sub(2, -2):gsub("%b{}", ""):gsub("%b()", ""):gmatch "[^;]+;" do
-        n = n + 1 + select(2, statement:gsub(",", ""))
-      end
-      structs[#structs + 1] = { path = path, name = head ~= "" and head or tail, n = n }
+      structs[#structs + 1] = { path = path, name = head ~= "" and head or tail, n = fields(body:sub(2, -2)) }
     end
-    for name, parameters in ("\n" .. text):gmatch "\n[%a][%w_ %*]-([%w_]+)(%b())\n{" do
-      local n = parameters:match "^%(%s*%)$" and 0 or parameters:match "^%(%s*void%s*%)$" and 0
-        or 1 + select(2, parameters:sub(2, -2):gsub("%b()", ""):gsub(",", ""))
-      functions[#functions + 1] = { path = path, name = name, n = n }
+    text = text:gsub("__attribute__%s*%b()", ""):gsub("__launch_bounds__%s*%b()", "")
+    for at in text:gmatch "()%(" do
+      -- NAME(...) {, R(NAME)(...) { or [...](...) {, with words like const or -> T before the brace.
+      local parameters, after = text:match("^(%b())([%w_%s]*){", at)
+      if not parameters then parameters, after = text:match("^(%b())%s*([%w_%s]*)%->[%w_%s:<>,%*&]+{", at) end
+      local before = parameters and text:sub(math.max(1, at - 99), at - 1)
+      local name = before and (before:match "%]%s*$" and "[]" or before:match "[%w_]+%s*%(([%w_#]+)%)%s*$"
+        or before:match "[^%)%s]%s*%f[%w_]([%a_][%w_]*)%s*$")
+      if name and not statement[name] and not after:gsub("mutable", ""):gsub("const", ""):match "%S" then
+        local list = parameters:sub(2, -2)
+        local n = (list:match "^%s*$" or list:match "^%s*void%s*$") and 0 or 1 + commas(list)
+        functions[#functions + 1] = { path = path, name = name, n = n }
+      end
     end
   end
   return structs, functions
