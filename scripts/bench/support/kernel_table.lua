@@ -122,14 +122,14 @@ M.MAIN = set [[
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
   reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
-  rows:cross_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:cross_backward_kernel
+  loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel
 ]]
 
 --- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight. All
 --- others are streaming kernels, except for their exact instances.
 M.SMALL = set [[
   reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
-  norm:norm_join_kernel rows:cross_total_kernel rows:cross_finish_kernel rows:mse_join_kernel optim:norm_join_kernel
+  norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
 ]]
 

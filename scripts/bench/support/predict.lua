@@ -21,7 +21,7 @@ local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 -- all but the gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
-local ROWS = { ["rows: cross_total_kernel"] = true }
+local ROWS = { ["loss: cross_total_kernel"] = true }
 -- Kernels whose threads touch one element of a table each, not the whole table.
 local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
   ["embedding: index_kernel"] = true }
