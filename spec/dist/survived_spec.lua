@@ -181,6 +181,36 @@ for world = 2, 4 do
 
     it("leave nothing behind", function() process.remove_folder(folder) end)
 
+    -- The other ranks have made this step, so their parameters do not belong to this rank's any more.
+    for name, wrap in ms.sorted_pairs(fronts) do
+      it("a step of an optimizer, and a clipping, that fails on one rank is raised on the others: " .. name, function()
+        local m = wrap(Weak())
+        local o = optim.SGD(m:parameters(), { lr = 0.1 })
+        local acts = {
+          function(fails)
+            o.param_groups[1].lr = fails and "x" or 0.1
+            o:step()
+          end,
+          function(fails) nn.utils.clip_grad_norm_(m:parameters(), fails and "x" or 1) end,
+        }
+        for _, bad in ipairs { 0, world - 1 } do
+          for _, act in ipairs(acts) do
+            m(input(1, rank)):sum():backward()
+            local ok, why = pcall(function()
+              act(rank == bad)
+              dist.barrier()
+            end)
+            assert.is_false(ok)
+            if rank ~= bad then assert.matches(("rank %d failed: .*expected"):format(bad), why) end
+            local t = ms.full({ 1 }, rank + 1)
+            dist.all_reduce(t)
+            assert.are.equal(world * (world + 1) / 2, t:item())
+            o:zero_grad()
+          end
+        end
+      end)
+    end
+
     it("wrong calls that concern no other rank are not published", function()
       local before = require("moonshard.core.ffi").lib.ms_dist_errors()
       local mine = dist.self_group()
@@ -199,6 +229,11 @@ for world = 2, 4 do
           end,
           function() dist.mesh_from_group(3) end,
           function() alone():load_state_dict {} end,
+          function()
+            local o = optim.SGD(alone():parameters(), { lr = 0.1 })
+            o.param_groups[1].lr = "x"
+            o:step()
+          end,
         } do
           assert.is_false((pcall(fn)))
         end

@@ -141,6 +141,27 @@ local function finish(since, concerns, a, b, c, d, ok, ...)
   error((...), 0)
 end
 
+local function finish_apart(since, concerns, a, ok, ...)
+  if ok then return ... end
+  if concerns(a) then
+    lib.ms_dist_publish_error(tostring((...)), since)
+    resume.failed()
+  end
+  error((...), 0)
+end
+
+--- only, their parts no longer belong together, so its error is published.
+--- only, their parts do not belong together any more, so its error is published.
+---@param fn function
+---@param concerns fun(a: any): boolean  whether peers make the call, too
+---@return function
+function M.apart(fn, concerns)
+  return standing_for(function(a, b)
+    if state.dist_failures < 0 then return fn(a, b) end       -- this rank has not joined a job
+    return finish_apart(lib.ms_dist_errors(), concerns, a, pcall(fn, a, b))
+  end, fn)
+end
+
 --- Wraps fn, which may issue any number of collectives in any groups: its errors are published to the world. fn has at
 --- most five arguments. concerns(a, b, c, d): whether peers make the call, too; used if the arguments contain no group.
 ---@param fn function

@@ -57,14 +57,33 @@ function M.clip_grad_norm_(params, max_norm, given)
   return tensor.wrap_new(lib.ms_clip_grad_norm(n, ids, max_norm, order), unpack(params))
 end
 
--- The id of the group over which the norm of these parameters is summed first; the group of this rank alone if no
--- parameter is sharded.
+-- The group over which a parameter is sharded or, if it is not, replicated (by nn.DDP or a unit); nil if there is none.
+local function group_of(p)
+  local unit = rawget(p, "_unit") or rawget(p, "_flat")
+  if not unit then return rawget(p, "_replicas") end
+  local placed = unit.placed
+  local group = placed and placed.group or unit.group
+  if lib.ms_dist_size(group.id) > 1 then return group end
+  return placed and placed.replicate or unit.replicates and unit.mesh():get_group(1) or nil
+end
+
+-- The id of the group of the first of these parameters that has one; otherwise that of the group of this rank alone.
 local function first_group(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
-    local unit = is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
-    if unit then return (unit.placed and unit.placed.group or unit.group).id end
+    local group = is_tensor(p) and group_of(p)
+    if group then return group.id end
   end
   return 1
+end
+
+--- Whether other ranks hold shards or replicas of some of these parameters.
+---@param params Tensor[]
+---@return boolean
+function M._has_peers(params)
+  for _, p in ipairs(params) do
+    if group_of(p) then return true end
+  end
+  return false
 end
 
 -- If the call fails, its error is reported to the peers in place of its first sum, so their sum fails and no earlier

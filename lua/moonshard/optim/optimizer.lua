@@ -3,11 +3,13 @@
 --- may change between steps) to the engine as one list. The formulas, and the names, defaults and limits of options,
 --- are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first step; for a sharded
 --- parameter it covers only this rank's part.
+local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
+local utils = require "moonshard.nn.utils"
 
 local lib, ffi = engine.lib, engine.ffi
 local autograd = require "moonshard.autograd"
@@ -262,6 +264,14 @@ function Optimizer:step(closure)
   with_groups_dense(self, n, 1)
   return result
 end
+
+local function has_peers(self)
+  for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do
+    if utils._has_peers(group.params) then return true end
+  end
+  return false
+end
+Optimizer.step = calls.apart(Optimizer.step, has_peers)
 
 local function step_leaves(self, group, c, at)
   local n = #at

@@ -126,6 +126,7 @@ function DDP:init(m, given)
     if sharded then raise("DDP: parameter '%s' is already sharded", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
+  local replicated = { unpack(all) }
   checks.devices(all)
   if o.init_sync then checks.same_model(params, group) end
   local finds = o.find_unused_parameters and not o.static_graph and #params > 0
@@ -162,6 +163,8 @@ function DDP:init(m, given)
   set_buckets(st, order, st.find_unused and st.limits or { math.huge })
   if delayed then delayed:prepare(st.reduce_dtype) end
   reducer.hook_parameters(st)
+  local replicas = world > 1 and (group or dist.default_group()) or nil
+  for _, p in ipairs(replicated) do rawset(p, "_replicas", replicas) end
 end
 
 DDP.init = calls.several(DDP.init)
