@@ -150,8 +150,8 @@ local function finish_apart(since, concerns, a, ok, ...)
   error((...), 0)
 end
 
---- only, their parts no longer belong together, so its error is published.
---- only, their parts do not belong together any more, so its error is published.
+--- Wraps fn(a, b), which issues no collective of its own but changes what ranks hold together: if it fails on some
+--- ranks only, their parts no longer belong together, so its error is published.
 ---@param fn function
 ---@param concerns fun(a: any): boolean  whether peers make the call, too
 ---@return function
