@@ -385,6 +385,90 @@ for _, world in ipairs { 2, 3 } do
       end
     end)
 
+    -- An error of one rank in its second step, caught around the step: what it leaves out, the others may have done.
+    local FRONTS = {
+      DDP = function(m) return nn.DDP(m) end,
+      FSDP = function(m) return require("spec.support.wrapped").quietly(ms.fsdp.FSDP, m) end,
+      fully_shard = function(m) return ms.fsdp.fully_shard(m) end,
+    }
+    local function part(p) return (p.placements and p:to_local() or p):detach() end
+    for front, wrap in ms.sorted_pairs(FRONTS) do
+      for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
+        for _, place in ipairs { "before unscale_", "after unscale_", "in the optimizer's step", "before update" } do
+          -- Elsewhere, ranks do not agree on infinities.
+          for _, infinite in ipairs { false, (kind == "ShardedGradScaler" or front == "fully_shard") or nil } do
+            it(("of class %s scales right again after an error %s of %s%s"):format(kind, place, front, infinite
+              and ", with an infinity" or ""), function(rank)
+              local bad = world - 1
+              ms.manual_seed(3)
+              local model = wrap(nn.Linear(5, 4))
+              local o, scaler = optim.SGD(model:parameters(), { lr = 0.1 }), amp[kind] { init_scale = 8,
+                growth_interval = 4 }
+              local start = {}
+              for k, p in ipairs(model:parameters()) do start[k] = part(p):clone() end
+              local function train(step, with, fails)
+                local function here(at) if fails and at == place then error("its own", 0) end end
+                o:zero_grad()
+                with:scale(model(ms.ones(2, 5) * (rank + step)):sum()):backward()
+                if infinite and step == 2 then
+                  for _, p in ipairs(model:parameters()) do
+                    local g = (p.placements and p:to_local() or p).grad
+                    if g then g:fill_(math.huge) end
+                  end
+                end
+                here "before unscale_"
+                with:unscale_(o)
+                here "after unscale_"
+                if fails and place == "in the optimizer's step" then o.param_groups[1].lr = "x" end
+                with:step(o)
+                here "before update"
+                with:update()
+              end
+              local function from_start(with)
+                ms.no_grad(function() for k, p in ipairs(model:parameters()) do part(p):copy_(start[k]) end end)
+                for step = 7, 8 do train(step, with) end
+                local parts = {}
+                for k, p in ipairs(model:parameters()) do parts[k] = part(p):tolist() end
+                return parts
+              end
+              for step = 1, 6 do
+                local ok = pcall(train, step, scaler, rank == bad and step == 2)
+                o.param_groups[1].lr = 0.1
+                pcall(ms.dist.barrier)
+                assert.is_true(ok or step < 5)
+              end
+              local scales = ms.dist.all_gather_object(scaler:get_scale())
+              for _, scale in ipairs(scales) do assert.equal(scales[1], scale) end
+              assert.same(from_start(amp[kind] { init_scale = 8 }), from_start(scaler))
+            end)
+          end
+        end
+      end
+    end
+
+    it("retries a step that failed, but not with other gradients", function()
+      local model = ms.fsdp.fully_shard(nn.Linear(world, 2))
+      local o, scaler = optim.SGD(model:parameters(), { lr = 0.1 }), amp.ShardedGradScaler { init_scale = 8 }
+      local function backward() scaler:scale(model(ms.ones(2, world)):sum()):backward() end
+      local function failing()
+        o.param_groups[1].lr = "x"
+        assert.matches("lr", failure(scaler.step, scaler, o))
+        o.param_groups[1].lr = 0.1
+      end
+      backward()
+      failing()
+      assert.is_true(scaler:step(o))
+      scaler:update()
+      o:zero_grad()
+      backward()
+      failing()
+      backward()
+      assert.matches("^step%(%) has failed after it had unscaled these gradients", failure(scaler.step, scaler, o))
+      o:zero_grad()
+      backward()
+      assert.is_true(scaler:step(o))
+    end)
+
     -- Ways to leave gradients unreduced: the model, and what runs fn without and with the reduction.
     local quietly = require("spec.support.wrapped").quietly
     local WAYS = {

@@ -9,10 +9,11 @@ local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
-local lib = require "moonshard.core.ffi".lib
+local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 
+local lib, state = engine.lib, engine.state
 local is_tensor, raise, no_grad = tensor.is_tensor, errors.raise, autograd.no_grad
 
 local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, growth_interval = 2000, enabled = true }
@@ -46,15 +47,6 @@ function GradScaler:init(given) construct(self, given, SPEC) end
 
 local function number_tensor(value, device)
   return create.full({}, value, { dtype = "float32", device = device }):keep()
-end
-
-local function record_of(self, optimizer)
-  local record = self._optimizers[optimizer]
-  if not record then
-    record = { stage = "ready", found_inf = {} }
-    self._optimizers[optimizer] = record
-  end
-  return record
 end
 
 local function need_scale(self, who)
@@ -98,18 +90,32 @@ end
 
 -- ---- unscaling -----------------------------------------------------------------------------------
 
+-- Calls fn(g, p, of) for every gradient g of an optimizer: p is the tensor that holds it, this rank's part if parameter
+-- `of` is sharded. before(of) is called for every parameter first.
+local function each_gradient(optimizer, fn, before)
+  local function visit(p)
+    if p.id < 0 and not p.is_sparse then
+      for _, part in ipairs(tensor.inner(p)) do visit(part) end
+      return
+    end
+    if before then before(p) end
+    local part = p.placements and p:to_local() or p
+    local g = part.grad
+    if g ~= nil then fn(g, part) end
+  end
+  for _, group in ipairs(optimizer.param_groups) do
+    for _, p in ipairs(group.params) do visit(p) end
+  end
+end
+
+local function check_reduced(p)
+  if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
+end
+
 -- The gradients of all parameters of an optimizer, as plain tensors.
 local function gradients(self, optimizer)
   local list = {}
-  local function add(p)
-    if p.id < 0 and not p.is_sparse then
-      for _, part in ipairs(tensor.inner(p)) do add(part) end
-      return
-    end
-    if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
-    if p.placements then p = p:to_local() end           -- of a sharded parameter, take this rank's part
-    local g = p.grad
-    if g == nil then return end
+  each_gradient(optimizer, function(g, p)
     if g.dtype == "float16" and not self._takes_half then raise("Attempting to unscale FP16 gradients.") end
     if g.is_sparse then
       if g.dtype == "float16" then  -- add the values at equal positions now, because their sum may overflow
@@ -119,11 +125,39 @@ local function gradients(self, optimizer)
       g = g:values()
     end
     list[#list + 1] = g:detach()
-  end
-  for _, group in ipairs(optimizer.param_groups) do
-    for _, p in ipairs(group.params) do add(p) end
-  end
+  end, check_reduced)
   return list
+end
+
+-- ---- after an error ------------------------------------------------------------------------------
+
+-- A script that survives an error may leave out the rest of a step: the optimizer's step, and update. The record of that
+-- step must not be taken for one of the next step's gradients, which are not unscaled. So a record remembers the
+-- gradients that it is about, and how often the optimizer had cleared its gradients.
+
+local function remember(record, optimizer)
+  record.gradients, record.any, record.versions = {}, false, 0
+  record.cleared, record.failures = optimizer._cleared, state.dist_failures
+  each_gradient(optimizer, function(g)
+    record.gradients[g.id >= 0 and g.id or g], record.any = true, true
+  end)
+end
+
+-- Whether none of the gradients that a record is about is there any more. A rank whose parts are empty has none; it
+-- learns of the error from its peers.
+local function is_stale(record, optimizer)
+  if record.stage == "ready" then return false end
+  if record.cleared ~= optimizer._cleared then return true end
+  if not record.any then return record.failures ~= state.dist_failures end
+  local kept = false
+  each_gradient(optimizer, function(g) kept = kept or record.gradients[g.id >= 0 and g.id or g] ~= nil end)
+  return not kept
+end
+
+local function sum_of_versions(optimizer)
+  local sum = 0
+  each_gradient(optimizer, function(g) sum = sum + (g.id >= 0 and tensor.info_of(g).version or 0) end)
+  return sum
 end
 
 local function one_element(t, name)
@@ -140,7 +174,12 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
   one_element(found_inf, "found_inf")
   return no_grad(function()
     local by_device, inverse, stopped = {}, {}, {}
-    for _, g in ipairs(gradients(self, optimizer)) do
+    local list, record = gradients(self, optimizer), self._unscaling
+    if record then
+      remember(record, optimizer)
+      record.stage = "failed"                           -- until all ranks have unscaled theirs
+    end
+    for _, g in ipairs(list) do
       local device = g.device
       if not by_device[device] then
         by_device[device] = device == found_inf.device and found_inf or found_inf:to(device)
@@ -195,6 +234,73 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
+local function total(found)
+  local sum = 0
+  for _, t in util.sorted_pairs(found) do sum = sum + t:item() end
+  return sum
+end
+
+local function set_scale(self, value)
+  no_grad(function() self.scale_tensor:fill_(value) end)
+end
+
+-- Adapts the scale to the infinities that the records have found. Returns false if none has looked for any.
+local function adapt(self)
+  local sum, any = 0, false
+  for _, record in pairs(self._optimizers) do           -- any order: the terms are zeros and ones
+    any = any or next(record.found_inf) ~= nil
+    sum = sum + total(record.found_inf)
+  end
+  if not any then return false end
+  if sum > 0 then
+    set_scale(self, self.scale_tensor:item() * self._backoff_factor)
+    self._growth_tracker = 0
+  else
+    self._growth_tracker = self._growth_tracker + 1
+    if self._growth_tracker == self._growth_interval then
+      local grown = self.scale_tensor:item() * self._growth_factor
+      if grown <= 3.4028234663852886e38 then set_scale(self, grown) end
+      self._growth_tracker = 0
+    end
+  end
+  return true
+end
+
+local function forget_records(self)
+  for _, record in pairs(self._optimizers) do           -- in any order
+    for _, t in util.sorted_pairs(record.found_inf) do t:release() end
+  end
+  self._optimizers = setmetatable({}, { __mode = "k" })
+end
+
+-- The record of an optimizer's current gradients. If an error made this rank miss an update, that update comes now, as
+-- the ranks that did not miss it have made it.
+local function record_of(self, optimizer)
+  local record = self._optimizers[optimizer]
+  if record and is_stale(record, optimizer) then
+    local before = self.scale_tensor:item()
+    adapt(self)
+    forget_records(self)
+    local now = self.scale_tensor:item()
+    if now ~= before then
+      raise("after an error update() was left out, and the scale is %g since, not %g as in this backward: call zero_grad() and go on with "
+        .. "the next step", now, before)
+    end
+    record = nil
+  end
+  if not record then
+    record = { stage = "ready", found_inf = {}, versions = 0 }
+    self._optimizers[optimizer] = record
+  end
+  if record.stage == "failed" then
+    raise("unscale_() has failed for these gradients, which may be unscaled in part: call zero_grad() before the next backward")
+  end
+  if record.versions > 0 and record.versions ~= sum_of_versions(optimizer) then
+    raise("step() has failed after it had unscaled these gradients, and they have changed since: call zero_grad() before the next backward")
+  end
+  return record
+end
+
 -- Whether other ranks make this call, too. They wait for its result, so its errors are published. Unreduced gradients
 -- are refused earlier, without publishing, because every rank detects them by itself.
 local function has_peers(self, optimizer)
@@ -203,7 +309,7 @@ local function has_peers(self, optimizer)
     return false
   end
   local record = self._optimizers[optimizer]
-  if not record or record.stage == "ready" then no_grad(gradients, self, optimizer) end
+  if not record or record.stage == "ready" or is_stale(record, optimizer) then no_grad(gradients, self, optimizer) end
   return true
 end
 
@@ -216,7 +322,10 @@ local function unscale(self, optimizer)
   if record.stage == "stepped" then raise("unscale_() is being called after step().") end
   local device = self.scale_tensor.device
   local inv_scale = create.full({}, 1 / self.scale_tensor:item(), { dtype = "float32", device = device })
-  local found = self:unscale_grads_(optimizer, inv_scale, number_tensor(0, device))
+  self._unscaling = record
+  local ok, found = pcall(self.unscale_grads_, self, optimizer, inv_scale, number_tensor(0, device))
+  self._unscaling = nil
+  if not ok then error(found, 0) end
   no_grad(self._agree, self, found, optimizer)
   for _, t in util.sorted_pairs(found) do t:keep() end
   record.found_inf, record.stage = found, "unscaled"
@@ -232,12 +341,6 @@ function GradScaler:unscale_(optimizer)
   fn(self, optimizer)
 end
 
-local function total(found)
-  local sum = 0
-  for _, t in util.sorted_pairs(found) do sum = sum + t:item() end
-  return sum
-end
-
 local function step(self, optimizer, closure)
   if closure ~= nil then raise("Closure use is not currently supported if GradScaler is enabled.") end
   need_scale(self, "step")
@@ -245,9 +348,13 @@ local function step(self, optimizer, closure)
   if record.stage == "stepped" then raise("step() has already been called since the last update().") end
   if record.stage == "ready" then self:unscale_(optimizer) end
   if next(record.found_inf) == nil then raise("No inf checks were recorded for this optimizer.") end
-  local result
-  if total(record.found_inf) == 0 then result = optimizer:step() end
-  record.stage = "stepped"
+  local ok, result = true, nil
+  if total(record.found_inf) == 0 then ok, result = pcall(optimizer.step, optimizer) end
+  if not ok then
+    record.versions = sum_of_versions(optimizer)
+    error(result, 0)
+  end
+  record.stage, record.versions = "stepped", 0
   return result
 end
 local step_together = calls.several(step)
@@ -264,10 +371,6 @@ function GradScaler:step(optimizer, closure)
 end
 
 -- ---- the scale over time -------------------------------------------------------------------------
-
-local function set_scale(self, value)
-  no_grad(function() self.scale_tensor:fill_(value) end)
-end
 
 --- Lowers the scale after infinities, raises it after growth_interval steps without any; or sets it to new_scale.
 ---@param new_scale? number|Tensor  one element; nil: adapts to the infinities found
@@ -287,28 +390,9 @@ function GradScaler:update(new_scale)
       opts.wrong(new_scale, "a number or a tensor", "update: new_scale")
     end
   else
-    local sum, any = 0, false
-    for _, record in pairs(self._optimizers) do         -- any order: the terms are zeros and ones
-      any = any or next(record.found_inf) ~= nil
-      sum = sum + total(record.found_inf)
-    end
-    if not any then raise("No inf checks were recorded prior to update.") end
-    if sum > 0 then
-      set_scale(self, self.scale_tensor:item() * self._backoff_factor)
-      self._growth_tracker = 0
-    else
-      self._growth_tracker = self._growth_tracker + 1
-      if self._growth_tracker == self._growth_interval then
-        local grown = self.scale_tensor:item() * self._growth_factor
-        if grown <= 3.4028234663852886e38 then set_scale(self, grown) end
-        self._growth_tracker = 0
-      end
-    end
+    if not adapt(self) then raise("No inf checks were recorded prior to update.") end
   end
-  for _, record in pairs(self._optimizers) do           -- in any order
-    for _, t in util.sorted_pairs(record.found_inf) do t:release() end
-  end
-  self._optimizers = setmetatable({}, { __mode = "k" })
+  forget_records(self)
 end
 
 --- The current scale.

@@ -306,6 +306,7 @@ end
 ---@param given? { set_to_none: boolean }
 function Optimizer:zero_grad(given)
   local keep = given ~= nil and opts("zero_grad", given, { set_to_none = true }).set_to_none == false
+  self._cleared = (self._cleared or 0) + 1              -- read by amp.GradScaler
   local groups = self.param_groups
   for k = 1, #groups do
     local params = groups[k].params
