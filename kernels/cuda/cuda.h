@@ -61,6 +61,9 @@ ms_status ms__cuda_use(int index);  // makes device `index` current
 
 static inline int index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
 
+// copy.cu and, for other dtypes, elementwise.cu
+ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
+ms_status ms__cuda_convert(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
 
 static inline void *data_of(const ms_tensor *t) { return t ? ms__data(t) : NULL; }
@@ -136,6 +139,17 @@ static ms_status launch_shared(const char *what, int index, void (*kernel)(P...)
 }
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+// A launch of `threads` threads without barriers: smaller blocks where blocks of 256 would leave processors idle.
+struct grid {
+    int64_t blocks;
+    int threads;
+};
+static inline grid grid_of(int64_t threads)
+{
+    int block = threads < 2 * 132 * 256 ? 64 : 256;
+    return { up(threads, block), block };
+}
+
 #define GLOBAL_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 
 // An error that a kernel finds in its data (an id out of range). It stays on the device until the host next waits.
@@ -245,39 +259,5 @@ static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 
 // A kernel template's instance for a dtype: half types and float32 compute in float.
 #define REAL_KERNEL(dtype, kernel) ((dtype) == MS_F64 ? kernel<double> : kernel<float>)
-
-// ---- strided walks ----
-
-// Operands of an elementwise loop, broadcast to one shape; strides in bytes. Dimensions are merged where possible.
-enum { MAX_OPERANDS = 4 };
-struct strided {
-    int n, ndim;
-    int64_t numel, shape[MS_MAX_DIMS];
-    char *data[MAX_OPERANDS];
-    int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];
-    uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
-    bool dense;                    // every operand is contiguous, one element, or repeats along the first dimensions
-    int64_t repeat[MAX_OPERANDS];  // dense: element i of operand k is at i (repeat 0) or at i % repeat
-};
-strided ms__strided(int n, const ms_tensor *const *x);  // the shape is x[0]'s
-
-static __device__ inline void place(const strided &l, int64_t i, int64_t at[MAX_OPERANDS])
-{
-    for (int k = 0; k < MAX_OPERANDS; k++) at[k] = 0;
-    if (l.numel <= 0x7fffffff) {
-        uint32_t rest = (uint32_t)i;
-        for (int d = l.ndim - 1; d >= 0; d--) {
-            uint32_t size = (uint32_t)l.shape[d], q = rest / size, r = rest - q * size;
-            for (int k = 0; k < l.n; k++) at[k] += r * l.stride[k][d];
-            rest = q;
-        }
-    } else {
-        for (int d = l.ndim - 1; d >= 0; d--) {
-            int64_t q = i / l.shape[d], r = i - q * l.shape[d];
-            for (int k = 0; k < l.n; k++) at[k] += r * l.stride[k][d];
-            i = q;
-        }
-    }
-}
 
 #endif

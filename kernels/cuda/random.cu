@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// cuda/random.cu -- random fills and dropout, with the same words and formulas as the CPU (draws.h): one thread per
-// Philox block.
-#include "cuda/cuda.h"
+// cuda/random.cu -- random fills and dropout, with the same words and formulas as the CPU (draws.h). A thread makes
+// WIDE elements.
+#include "cuda/wide.h"
 #include "formulas/draws.h"
 
-enum { THREADS = 256 };
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
@@ -16,44 +15,70 @@ struct draw {
     void *out;
 };
 
-// An element at an even position and the next one share a block of four words.
-__global__ void draw_kernel(draw d)
+// An element at an even position and the next one share a block of four words; k is the first of them.
+static __device__ __forceinline__ void draw_words(const draw &d, int64_t k, uint32_t *w)
 {
-    int64_t pair = GLOBAL_INDEX, k = 2 * pair - (int64_t)(d.place & 1);
-    if (k >= d.n) return;
+    ms_philox(d.seed, d.offset, (d.place + (uint64_t)k) >> 1, &w[0], &w[1], &w[2], &w[3]);
+}
+static __device__ __forceinline__ void draw_floats(const draw &d, int64_t k, float *v)
+{
     uint32_t w[4];
-    ms_philox(d.seed, d.offset, (d.place >> 1) + (uint64_t)pair, &w[0], &w[1], &w[2], &w[3]);
-    if (d.kind == INTEGERS) {
-        int64_t low = (int64_t)d.f[0];
-        uint64_t width = (uint64_t)(int64_t)d.f[1] - (uint64_t)low;
-        for (int h = 0; h < 2; h++)
-            if (k + h >= 0 && k + h < d.n)
-                store<int64_t>(d.dtype, d.out, k + h, ms_draw_integer(w[2 * h], w[2 * h + 1], low, width));
-        return;
-    }
-    if (d.dtype == MS_F64) {
-        double v[2];
-        if (d.kind == NORMAL) ms_draw_normal_f64(w, d.f[0], d.f[1], v);
-        else
-            for (int h = 0; h < 2; h++)
-                v[h] = d.kind == UNIFORM ? ms_draw_uniform_f64(w[2 * h], w[2 * h + 1], d.f[0], d.f[1] - d.f[0], d.limit)
-                                         : ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 1);
-        for (int h = 0; h < 2; h++)
-            if (k + h >= 0 && k + h < d.n) store<double>(d.dtype, d.out, k + h, v[h]);
-        return;
-    }
-    float v[2];
-    if (d.kind == NORMAL) ms_draw_normal_f32(w[0], w[2], (float)d.f[0], (float)d.f[1], &v[0], &v[1]);
-    else
-        for (int h = 0; h < 2; h++)
-            v[h] = d.kind == UNIFORM
-                       ? ms_draw_uniform_f32(w[2 * h], (float)d.f[0], (float)(d.f[1] - d.f[0]), (float)d.limit)
-                       : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 0);
+    draw_words(d, k, w);
+    if (d.kind == NORMAL) return ms_draw_normal_f32(w[0], w[2], (float)d.f[0], (float)d.f[1], &v[0], &v[1]);
+    UNROLL
     for (int h = 0; h < 2; h++)
-        if (k + h >= 0 && k + h < d.n) store<float>(d.dtype, d.out, k + h, v[h]);
+        v[h] = d.kind == UNIFORM
+                   ? ms_draw_uniform_f32(w[2 * h], (float)d.f[0], (float)(d.f[1] - d.f[0]), (float)d.limit)
+                   : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 0);
+}
+static __device__ inline void draw_doubles(const draw &d, int64_t k, double *v)
+{
+    uint32_t w[4];
+    draw_words(d, k, w);
+    if (d.kind == NORMAL) return ms_draw_normal_f64(w, d.f[0], d.f[1], v);
+    for (int h = 0; h < 2; h++)
+        v[h] = d.kind == UNIFORM ? ms_draw_uniform_f64(w[2 * h], w[2 * h + 1], d.f[0], d.f[1] - d.f[0], d.limit)
+                                 : ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 1);
+}
+static __device__ inline void draw_integers(const draw &d, int64_t k, int64_t *v)
+{
+    uint32_t w[4];
+    draw_words(d, k, w);
+    int64_t low = (int64_t)d.f[0];
+    uint64_t width = (uint64_t)(int64_t)d.f[1] - (uint64_t)low;
+    for (int h = 0; h < 2; h++) v[h] = ms_draw_integer(w[2 * h], w[2 * h + 1], low, width);
 }
 
-ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
+// Elements k .. k + WIDE - 1; of k = -1, which is no element, only the words are needed.
+static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
+template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
+{
+    int64_t k = first_of(d);
+    for (int j = 0; j < WIDE && k + j < d.n; j += 2) {
+        T v[2];
+        make(d, k + j, v);
+        for (int h = 0; h < 2; h++)
+            if (k + j + h >= 0 && k + j + h < d.n) store<T>(d.dtype, d.out, k + j + h, v[h]);
+    }
+}
+// S: the type of the elements; int64_t and double compute in that type and store any.
+template <class S> __global__ void draw_kernel(draw d)
+{
+    if constexpr (std::is_same_v<S, int64_t>) draw_each<S>(d, draw_integers);
+    else if constexpr (std::is_same_v<S, double>) draw_each<S>(d, draw_doubles);
+    else {
+        int64_t k = first_of(d);
+        S *to = (S *)d.out + k;
+        float v[WIDE];
+        if (k >= d.n) return;
+        UNROLL
+        for (int j = 0; j < WIDE; j += 2) draw_floats(d, k + j, v + j);
+        if (k >= 0 && k + WIDE <= d.n && is_wide(to)) store_wide(to, v);
+        else UNROLL
+        for (int j = 0; j < WIDE; j++)
+            if (k + j >= 0 && k + j < d.n) store_one(to + j, v[j]);
+    }
+}
 
 static ms_status fill(ms_call *c, int kind, int n_f)
 {
@@ -72,7 +97,14 @@ static ms_status fill(ms_call *c, int kind, int n_f)
     if (ms__is_contiguous(t)) whole = ms__retain(t);
     else MS_TRY(ms__tensor_like(&whole, t, c->op->name));
     d.out = ms__data(whole);
-    ms_status st = launch(c->op->name, index_of(t), draw_kernel, up(up(t->numel + 1, 2), THREADS), THREADS, d);
+    grid g = grid_of(up(t->numel + 1, WIDE));
+    int index = index_of(t);
+    ms_status st;
+    if (kind == INTEGERS) st = launch(c->op->name, index, draw_kernel<int64_t>, g.blocks, g.threads, d);
+    else if (t->dtype == MS_F64) st = launch(c->op->name, index, draw_kernel<double>, g.blocks, g.threads, d);
+    else if (t->dtype == MS_F32) st = launch(c->op->name, index, draw_kernel<float>, g.blocks, g.threads, d);
+    else if (t->dtype == MS_F16) st = launch(c->op->name, index, draw_kernel<ms_f16>, g.blocks, g.threads, d);
+    else st = launch(c->op->name, index, draw_kernel<ms_bf16>, g.blocks, g.threads, d);
     if (st == MS_OK && whole != t) st = ms__cuda_copy_tensor(t, whole);
     ms__release(whole);
     return st;
@@ -88,18 +120,26 @@ struct dropout {
     uint64_t seed, offset, limit;
     double scale;
 };
-__global__ void dropout_kernel(int64_t n, int dtype, const void *x, void *y, dropout d)
+template <class S, class T> __global__ void dropout_kernel(int64_t n, const S *x, S *y, dropout d)
 {
-    int64_t b = GLOBAL_INDEX;
-    if (4 * b >= n) return;
-    uint32_t w[4];
-    ms_philox(d.seed, d.offset, (uint64_t)b, &w[0], &w[1], &w[2], &w[3]);
-    for (int j = 0; j < 4 && 4 * b + j < n; j++) {
-        int64_t k = 4 * b + j;
-        bool keep = d.limit <= 0xffffffffu && w[j] >= (uint32_t)d.limit;
-        if (dtype == MS_F64) store<double>(dtype, y, k, keep ? load<double>(dtype, x, k) * d.scale : 0);
-        else store<float>(dtype, y, k, keep ? load<float>(dtype, x, k) * (float)d.scale : 0);
-    }
+    int64_t k = GLOBAL_INDEX * WIDE;
+    if (k >= n) return;
+    x += k, y += k;
+    bool whole = k + WIDE <= n && is_wide(x) && is_wide(y);
+    T v[WIDE];
+    uint32_t w[WIDE];
+    if (whole) load_wide(x, v);
+    else UNROLL
+    for (int j = 0; j < WIDE; j++) v[j] = k + j < n ? load_one<T>(x + j) : 0;
+    UNROLL
+    for (int j = 0; j < WIDE; j += 4)
+        ms_philox(d.seed, d.offset, (uint64_t)(k + j) >> 2, &w[j], &w[j + 1], &w[j + 2], &w[j + 3]);
+    UNROLL
+    for (int j = 0; j < WIDE; j++) v[j] = d.limit <= 0xffffffffu && w[j] >= (uint32_t)d.limit ? v[j] * (T)d.scale : 0;
+    if (whole) store_wide(y, v);
+    else UNROLL
+    for (int j = 0; j < WIDE; j++)
+        if (k + j < n) store_one(y + j, v[j]);
 }
 static ms_status run_dropout(ms_call *c)
 {
@@ -107,8 +147,13 @@ static ms_status run_dropout(ms_call *c)
     double p = c->f[0];
     dropout d = { c->saved_rng[0], c->saved_rng[1], (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0 };
     MS_TRY(ms__contiguous(&x, c->in[0]));
-    ms_status st = launch(c->op->name, index_of(y), dropout_kernel, up(up(y->numel, 4), THREADS), THREADS, y->numel,
-                          (int)y->dtype, (const void *)ms__data(x), ms__data(y), d);
+    grid g = grid_of(up(y->numel, WIDE));
+    ms_status st;
+#define DROPOUT(S, T)                                                                                            \
+    st = launch(c->op->name, index_of(y), dropout_kernel<S, T>, g.blocks, g.threads, y->numel, (S *)ms__data(x), \
+                (S *)ms__data(y), d)
+    WITH_FLOAT_TYPE(y->dtype, DROPOUT)
+#undef DROPOUT
     ms__release(x);
     return st;
 }

@@ -293,7 +293,6 @@ static void close_shared(int index, void *p)
 
 // ---- the table ----
 
-ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);

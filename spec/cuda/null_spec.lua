@@ -105,7 +105,7 @@ describe("the null device", function()
       x:exp()
       local l = null.launches()
       print(#l, l[1].op, l[1].kernel, l[1].blocks, l[1].threads)]]
-    assert.matches("^1\texp\t%S*dense_kernel%S*\t1\t256\n$", out, err)
+    assert.matches("^1\texp\t%S*dense_any_kernel%S*\t2\t64\n$", out, err)
   end)
 
   it_built("cuts small blocks from chunks, as on a GPU, and is out of memory where a GPU is", function()

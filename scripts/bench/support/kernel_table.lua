@@ -117,7 +117,7 @@ end
 --- Kernels that a step of GPT-2 launches (spec/cuda/null_spec.lua compares): they must not use a stack.
 M.MAIN = set [[
   flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel
-  elementwise:dense_kernel elementwise:fill_kernel elementwise:move_kernel copy:arange_kernel
+  elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
   embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
   reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
@@ -125,13 +125,17 @@ M.MAIN = set [[
   loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel
 ]]
 
---- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight. All
---- others are streaming kernels, except for their exact instances.
+--- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight.
 M.SMALL = set [[
   reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
 ]]
+
+--- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
+--- ask for say nothing about those in flight.
+--- All other kernels are streaming kernels, except for their exact instances.
+M.STRIDED = set "elementwise:strided_kernel elementwise:all_kernel copy:move_kernel"
 
 --- Whether the kernel of a row combines partial results.
 function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
@@ -144,7 +148,7 @@ function M.failures(row)
   local base = row.name:match "^[^<]*":gsub(" ", "")
   if row.spills > 0 then out[#out + 1] = "spills" end
   if row.stack > 0 and M.MAIN[base] then out[#out + 1] = "stack" end
-  if not M.SMALL[base] and not row.exact then
+  if not M.SMALL[base] and not M.STRIDED[base] and not row.exact then
     for _, class in ipairs { "float32", "half" } do
       local c = row.classes[class]
       if c and c.width < 16 then out[#out + 1] = "width " .. class end
