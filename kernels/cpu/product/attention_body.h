@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/attention_body.h -- attention over one head; attention.c includes it once per accumulation type.
 
-// Loads rows [first, first + n) of a head of x as [n][wide], multiplied by scale; columns from d on become 0.
-static MS_KERNEL void R(load_rows)(REAL *out, const part *x, int64_t head, int64_t first, int64_t n, int64_t d,
-                                   int64_t wide, REAL scale)
+#define OPERANDS R(ms_operands)
+
+// Loads rows of a head as [n][wide], multiplied by scale; columns from d on become 0.
+static MS_KERNEL void R(load_rows)(const attend *w, REAL *out, head_rows h, REAL scale)
 {
-    int64_t start = head_start(x, head);
+    const part *x = h.of;
+    int64_t start = head_start(x, h.head), first = h.first, n = h.n, d = w->d, wide = w->wide;
     if (x->dtype == (sizeof(REAL) == 8 ? MS_F64 : MS_F32) && x->cs == 1 && d == wide) {  // copy whole vectors
         for (int64_t r = 0; r < n; r++, out += wide) {
             const REAL *row = (const REAL *)x->data + start + (first + r) * x->rs;
@@ -21,15 +23,15 @@ static MS_KERNEL void R(load_rows)(REAL *out, const part *x, int64_t head, int64
     }
 }
 
-static MS_KERNEL void R(store_rows)(const part *x, int64_t head, int64_t first, int64_t n, int64_t d, const REAL *from,
-                                    int64_t wide)
+static MS_KERNEL void R(store_rows)(const attend *w, head_rows h, const REAL *from)
 {
-    int64_t start = head_start(x, head);
-    for (int64_t r = 0; r < n; r++, from += wide) {
-        int64_t at = start + (first + r) * x->rs;
+    const part *x = h.of;
+    int64_t start = head_start(x, h.head);
+    for (int64_t r = 0; r < h.n; r++, from += w->wide) {
+        int64_t at = start + (h.first + r) * x->rs;
         REAL *row = ROW_AT(x->dtype, x->data, at, x->cs, (REAL *)from);
-        if (row != from) memcpy(row, from, (size_t)d * sizeof *from);
-        ROW_OUT(x->dtype, x->data, at, x->cs, d, row);
+        if (row != from) memcpy(row, from, (size_t)w->d * sizeof *from);
+        ROW_OUT(x->dtype, x->data, at, x->cs, w->d, row);
     }
 }
 
@@ -108,33 +110,25 @@ static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const 
     }
 }
 
-// The number of keys in [j0, j0 + n) that at least one query before i may attend to. Causal blocks are processed 8 rows
-// at a time.
-static inline int64_t R(seen)(const attend *w, int64_t i, int64_t j0, int64_t n)
+// s = rows of a times the tile's columns of bt. Each group of 8 rows stops at the last key that it may attend to.
+static void R(scores)(const attend *w, tile t, const REAL *a, const REAL *bt, REAL *s)
 {
-    return !w->causal || i - j0 >= n ? n : i > j0 ? i - j0 : 0;
-}
-
-// s = rows of a times columns of bt from j0 on. Each group of 8 rows stops at the last key that it may attend to.
-static void R(scores)(const attend *w, const REAL *a, const REAL *bt, int64_t i0, int64_t j0, int64_t rows, int64_t n,
-                      REAL *s)
-{
-    int64_t step = w->causal && i0 + 1 - j0 < n ? 8 : rows;
-    for (int64_t r = 0; r < rows; r += step) {
-        int64_t some = rows - r < step ? rows - r : step, columns = (R(seen)(w, i0 + r + some, j0, n) + 15) / 16 * 16;
-        R(ms__block)(some, columns, w->d, a + r * w->wide, w->wide, 1, bt + j0, w->keys, s + r * CHUNK, CHUNK, false);
+    int64_t step = tile_step(w, t);
+    for (int64_t r = 0; r < t.rows; r += step) {
+        int64_t rows = t.rows - r < step ? t.rows - r : step;
+        OPERANDS x = { a + r * w->wide, w->wide, 1, bt + t.j0, w->keys, s + r * CHUNK, CHUNK, NULL, false };
+        R(ms__block)(rows, (seen(w, t.i0 + r + rows, t.j0, t.n) + 15) / 16 * 16, w->d, &x);
     }
 }
 
-// o = s times the rows of b from j0 on; or o += that product.
-static void R(mix)(const attend *w, const REAL *s, const REAL *b, int64_t i0, int64_t j0, int64_t rows, int64_t n,
-                   REAL *o, bool add)
+// o = s times the tile's rows of b; or o += that product.
+static void R(mix)(const attend *w, tile t, const REAL *s, const REAL *b, REAL *o, bool add)
 {
-    int64_t step = w->causal && i0 + 1 - j0 < n ? 8 : rows;
-    for (int64_t r = 0; r < rows; r += step) {
-        int64_t some = rows - r < step ? rows - r : step, keys = R(seen)(w, i0 + r + some, j0, n);
-        R(ms__block)
-        (some, w->wide, keys, s + r * CHUNK, CHUNK, 1, b + j0 * w->wide, w->wide, o + r * w->wide, w->wide, add);
+    int64_t step = tile_step(w, t);
+    for (int64_t r = 0; r < t.rows; r += step) {
+        int64_t rows = t.rows - r < step ? t.rows - r : step;
+        OPERANDS x = { s + r * CHUNK, CHUNK, 1, b + t.j0 * w->wide, w->wide, o + r * w->wide, w->wide, NULL, add };
+        R(ms__block)(rows, w->wide, seen(w, t.i0 + r + rows, t.j0, t.n), &x);
     }
 }
 
@@ -144,21 +138,22 @@ static void R(attend_head)(const attend *w, int64_t head, REAL *room)
     int64_t d = w->d, wide = w->wide, keys = w->keys;
     REAL *kt = room, *v = kt + d * keys, *q = v + w->tk * wide, *o = q + ROWS * wide, *s = o + ROWS * wide,
          *keep = s + ROWS * CHUNK;
-    R(load_rows)(v, &w->k, head, 0, w->tk, d, wide, 1);
-    R(ms__pack)(kt, keys, v, 1, wide, d, w->tk);
-    R(load_rows)(v, &w->v, head, 0, w->tk, d, wide, 1);
+    R(load_rows)(w, v, (head_rows) { &w->k, head, 0, w->tk }, 1);
+    R(ms__pack)(kt, keys, &(ms_matrix) { .data = v, .rs = 1, .cs = wide }, d, w->tk);
+    R(load_rows)(w, v, (head_rows) { &w->v, head, 0, w->tk }, 1);
     for (int64_t i0 = 0; i0 < w->tq; i0 += ROWS) {
         int64_t rows = w->tq - i0 < ROWS ? w->tq - i0 : ROWS, end = w->causal && i0 + rows < w->tk ? i0 + rows : w->tk;
         REAL max[ROWS], sum[ROWS];
         for (int r = 0; r < ROWS; r++) max[r] = -(REAL)INFINITY, sum[r] = 0;
-        R(load_rows)(q, &w->q, head, i0, rows, d, wide, (REAL)w->scale);
+        R(load_rows)(w, q, (head_rows) { &w->q, head, i0, rows }, (REAL)w->scale);
         if (end == 0) memset(o, 0, (size_t)(rows * wide) * sizeof *o);
         for (int64_t j0 = 0; j0 < end; j0 += CHUNK) {
             int64_t n = end - j0 < CHUNK ? end - j0 : CHUNK, padded = (n + 15) / 16 * 16;
-            R(scores)(w, q, kt, i0, j0, rows, n, s);
+            const tile t = { i0, rows, j0, n };
+            R(scores)(w, t, q, kt, s);
             for (int64_t r = 0; r < rows; r++) {
                 REAL *row = s + r * CHUNK;
-                int64_t i = i0 + r, valid = w->causal && i + 1 - j0 < n ? (i + 1 > j0 ? i + 1 - j0 : 0) : n;
+                int64_t i = i0 + r, valid = seen(w, i + 1, j0, n);
                 if (w->mask.data) R(mask_row)(w, head, i, j0, valid, row);
                 REAL factor = R(soft_row)(row, valid, padded, &max[r], &sum[r]);
                 if (j0 > 0)
@@ -168,17 +163,16 @@ static void R(attend_head)(const attend *w, int64_t head, REAL *room)
                     for (int64_t j = 0; j < valid; j++) row[j] *= keep[j];
                 }
             }
-            R(mix)(w, s, v, i0, j0, rows, n, o, j0 > 0);
+            R(mix)(w, t, s, v, o, j0 > 0);
         }
         R(finish_rows)(o, wide, rows, max, sum, (REAL *)w->lse + head * w->tq + i0);
-        R(store_rows)(&w->o, head, i0, rows, d, o, wide);
+        R(store_rows)(w, (head_rows) { &w->o, head, i0, rows }, o);
     }
 }
 
-// P = exp(S - lse) in s; ds = P (keep dP - delta), then s = keep P. n is a multiple of 16.
-static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse, REAL delta, int64_t valid, int64_t n)
+// P = exp(S - lse) in s; ds = P (keep dP - delta), then s = keep P. Writes whole multiples of 16 numbers.
+static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse, REAL delta, int64_t valid)
 {
-    if (lse == -(REAL)INFINITY) valid = 0;  // all keys are masked
     int64_t used = (valid + 15) / 16 * 16;
     if (keep)
         for (int64_t j = 0; j < valid; j++) {
@@ -192,8 +186,6 @@ static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse,
             ds[j] = p * (ds[j] - delta);
             s[j] = p;
         }
-    R(fill_tail)(s, valid, n, 0);
-    R(fill_tail)(ds, valid, n, 0);
 }
 
 // dv = P^T do, ds = P (do v^T - delta), dq = ds k scale, dk = ds^T q scale. delta = do . o minus the gradient of the
@@ -204,47 +196,54 @@ static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
     REAL *kt = room, *vt = kt + d * keys, *k = vt + d * keys, *dk = k + w->tk * wide, *dv = dk + w->tk * wide;
     REAL *q = dv + w->tk * wide, *g = q + ROWS * wide, *o = g + ROWS * wide, *s = o + ROWS * wide,
          *ds = s + ROWS * CHUNK, *keep = ds + ROWS * CHUNK;
-    R(load_rows)(k, &w->v, head, 0, w->tk, d, wide, 1);
-    R(ms__pack)(vt, keys, k, 1, wide, d, w->tk);
-    R(load_rows)(k, &w->k, head, 0, w->tk, d, wide, 1);
-    R(ms__pack)(kt, keys, k, 1, wide, d, w->tk);
+    const head_rows all_k = { &w->k, head, 0, w->tk }, all_v = { &w->v, head, 0, w->tk };
+    R(load_rows)(w, k, all_v, 1);
+    R(ms__pack)(vt, keys, &(ms_matrix) { .data = k, .rs = 1, .cs = wide }, d, w->tk);
+    R(load_rows)(w, k, all_k, 1);
+    R(ms__pack)(kt, keys, &(ms_matrix) { .data = k, .rs = 1, .cs = wide }, d, w->tk);
     memset(dk, 0, (size_t)(2 * w->tk * wide) * sizeof *dk);
     for (int64_t i0 = 0; i0 < w->tq; i0 += ROWS) {
         int64_t rows = w->tq - i0 < ROWS ? w->tq - i0 : ROWS, end = w->causal && i0 + rows < w->tk ? i0 + rows : w->tk;
         REAL delta[ROWS];
-        R(load_rows)(o, &w->o, head, i0, rows, d, wide, 1);
-        R(load_rows)(g, &w->g, head, i0, rows, d, wide, 1);
+        R(load_rows)(w, o, (head_rows) { &w->o, head, i0, rows }, 1);
+        R(load_rows)(w, g, (head_rows) { &w->g, head, i0, rows }, 1);
         for (int64_t r = 0; r < rows; r++) {
             delta[r] = R(ms__row_dot)(g + r * wide, o + r * wide, wide);
             if (w->g_lse) delta[r] -= ((const REAL *)w->g_lse)[head * w->tq + i0 + r];
         }
-        R(load_rows)(q, &w->q, head, i0, rows, d, wide, (REAL)w->scale);
+        R(load_rows)(w, q, (head_rows) { &w->q, head, i0, rows }, (REAL)w->scale);
         memset(o, 0, (size_t)(rows * wide) * sizeof *o);  // from here on, o holds dq
         for (int64_t j0 = 0; j0 < end; j0 += CHUNK) {
             int64_t n = end - j0 < CHUNK ? end - j0 : CHUNK, padded = (n + 15) / 16 * 16;
-            R(scores)(w, q, kt, i0, j0, rows, n, s);
-            R(scores)(w, g, vt, i0, j0, rows, n, ds);
+            const tile t = { i0, rows, j0, n };
+            R(scores)(w, t, q, kt, s);
+            R(scores)(w, t, g, vt, ds);
             for (int64_t r = 0; r < rows; r++) {
-                int64_t i = i0 + r, valid = w->causal && i + 1 - j0 < n ? (i + 1 > j0 ? i + 1 - j0 : 0) : n;
-                if (w->mask.data) R(mask_row)(w, head, i, j0, valid, s + r * CHUNK);
+                REAL *row = s + r * CHUNK, *grad = ds + r * CHUNK;
+                int64_t i = i0 + r, valid = seen(w, i + 1, j0, n);
+                REAL lse = ((const REAL *)w->lse)[head * w->tq + i];
+                if (w->mask.data) R(mask_row)(w, head, i, j0, valid, row);
                 if (w->p > 0) R(keep_row)(w, head, i, j0, valid, keep);
-                R(grad_row)
-                (s + r * CHUNK, ds + r * CHUNK, w->p > 0 ? keep : NULL, ((const REAL *)w->lse)[head * w->tq + i],
-                 delta[r], valid, padded);
-                if (w->dmask)
-                    memcpy((REAL *)w->dmask + (head * w->tq + i) * w->tk + j0, ds + r * CHUNK, (size_t)n * sizeof *ds);
+                if (lse == -(REAL)INFINITY) valid = 0;  // all keys are masked
+                R(grad_row)(row, grad, w->p > 0 ? keep : NULL, lse, delta[r], valid);
+                R(fill_tail)(row, valid, padded, 0);
+                R(fill_tail)(grad, valid, padded, 0);
+                if (w->dmask) memcpy((REAL *)w->dmask + (head * w->tq + i) * w->tk + j0, grad, (size_t)n * sizeof *ds);
             }
-            R(ms__block)(n, wide, rows, s, 1, CHUNK, g, wide, dv + j0 * wide, wide, true);
-            R(ms__block)(n, wide, rows, ds, 1, CHUNK, q, wide, dk + j0 * wide, wide, true);
-            R(mix)(w, ds, k, i0, j0, rows, n, o, true);
+            OPERANDS x = { s, 1, CHUNK, g, wide, dv + j0 * wide, wide, NULL, true };
+            R(ms__block)(n, wide, rows, &x);
+            x.a = ds, x.b = q, x.c = dk + j0 * wide;
+            R(ms__block)(n, wide, rows, &x);
+            R(mix)(w, t, ds, k, o, true);
         }
         if (w->dmask && end < w->tk)
             for (int64_t r = 0; r < rows; r++)
                 memset((REAL *)w->dmask + (head * w->tq + i0 + r) * w->tk + end, 0, (size_t)(w->tk - end) * sizeof *ds);
         if (!w->dq.data) continue;
         for (int64_t j = 0; j < rows * wide; j++) o[j] *= (REAL)w->scale;
-        R(store_rows)(&w->dq, head, i0, rows, d, o, wide);
+        R(store_rows)(w, (head_rows) { &w->dq, head, i0, rows }, o);
     }
-    if (w->dk.data) R(store_rows)(&w->dk, head, 0, w->tk, d, dk, wide);
-    if (w->dv.data) R(store_rows)(&w->dv, head, 0, w->tk, d, dv, wide);
+    if (w->dk.data) R(store_rows)(w, (head_rows) { &w->dk, head, 0, w->tk }, dk);
+    if (w->dv.data) R(store_rows)(w, (head_rows) { &w->dv, head, 0, w->tk }, dv);
 }
+#undef OPERANDS

@@ -192,47 +192,45 @@ static MS_KERNEL void pack_runs(float *out, const float *t, int64_t columns, int
 }
 
 // As pack_f32, for half types; squares of 16 x 16 numbers pass through a buffer.
-static void pack_half(int dtype, float *out, int64_t out_rs, const void *b, int64_t at, int64_t rs, int64_t cs,
-                      int64_t k, int64_t n)
+static void pack_half(float *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n)
 {
     int64_t wide = (n + 15) / 16 * 16;
-    if (cs == 1) {
+    if (b->cs == 1) {
         for (int64_t p = 0; p < k; p++) {
-            load_run(dtype, out + p * out_rs, b, at + p * rs, n);
+            load_run(b->dtype, out + p * out_rs, b->data, p * b->rs, n);
             for (int64_t j = n; j < wide; j++) out[p * out_rs + j] = 0;
         }
         return;
     }
     for (int64_t j = 0; j < wide; j += 16) {
         int64_t w = n - j < 16 ? n - j : 16, p = 0;
-        if (dtype == MS_BF16 && rs == 1 && w == 16)
-            p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b + at + j * cs, cs, k);
+        if (b->dtype == MS_BF16 && b->rs == 1 && w == 16)
+            p = pack_columns_bf16(out + j, out_rs, (const ms_bf16 *)b->data + j * b->cs, b->cs, k);
         for (; p < k; p += 16) {
             float t[16 * 16] = { 0 };
             int64_t h = k - p < 16 ? k - p : 16;
             for (int64_t l = 0; l < w; l++) {
-                int64_t from = at + p * rs + (j + l) * cs;
-                if (rs == 1) load_run(dtype, t + l * 16, b, from, h);
+                int64_t from = p * b->rs + (j + l) * b->cs;
+                if (b->rs == 1) load_run(b->dtype, t + l * 16, b->data, from, h);
                 else
-                    for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(dtype, b, from + q * rs);
+                    for (int64_t q = 0; q < h; q++) t[l * 16 + q] = load_one(b->dtype, b->data, from + q * b->rs);
             }
-            pack_f32(out + p * out_rs + j, out_rs, t, 1, 16, h, 16);
+            pack_f32(out + p * out_rs + j, out_rs, &(ms_matrix) { .data = t, .rs = 1, .cs = 16 }, h, 16);
         }
     }
 }
 
 // Packs rows of A into panels and converts them to float.
-static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int64_t rs, int64_t cs, int64_t m,
-                           int64_t k, int64_t high)
+static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k, int64_t high)
 {
     enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
     float t[8 * KC] __attribute__((aligned(64)));
     int64_t whole = m / high * high;
-    if (rs == 1) {  // LONG numbers of each column pass through a buffer
+    if (a->rs == 1) {  // LONG numbers of each column pass through a buffer
         if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
         for (int64_t p = 0; p < k; p += ROUND) {
             int64_t columns = k - p < ROUND ? k - p : ROUND;
-            for (int64_t q = 0; q < columns; q++) load_run(dtype, t + q * LONG, a, at + (p + q) * cs, m);
+            for (int64_t q = 0; q < columns; q++) load_run(a->dtype, t + q * LONG, a->data, (p + q) * a->cs, m);
             if (high == 8 && m == LONG) pack_runs(out + p * 8, t, columns, 8 * k);
             else
                 for (int64_t i = 0; i < m; i += high)
@@ -244,16 +242,16 @@ static void pack_rows_half(int dtype, float *out, const void *a, int64_t at, int
     }
     for (int64_t i = 0; i < m; i += high) {
         int64_t rows = m - i < high ? m - i : high, p = 0;
-        if (dtype == MS_BF16 && cs == 1 && rows == 8 && high == 8)
-            p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a + at + i * rs, rs, k);
+        if (a->dtype == MS_BF16 && a->cs == 1 && rows == 8 && high == 8)
+            p = pack_rows_bf16(out + i * k, (const ms_bf16 *)a->data + i * a->rs, a->rs, k);
         if (p == k) continue;
         for (int64_t r = 0; r < rows; r++) {
-            int64_t from = at + (i + r) * rs + p * cs, rest = k - p;
-            if (cs == 1) load_run(dtype, t + r * rest, a, from, rest);
+            int64_t from = (i + r) * a->rs + p * a->cs, rest = k - p;
+            if (a->cs == 1) load_run(a->dtype, t + r * rest, a->data, from, rest);
             else
-                for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(dtype, a, from + q * cs);
+                for (int64_t q = 0; q < rest; q++) t[r * rest + q] = load_one(a->dtype, a->data, from + q * a->cs);
         }
-        pack_rows_f32(out + i * k + p * high, t, k - p, 1, rows, k - p, high, k);
+        pack_rows_f32(out + i * k + p * high, &(ms_matrix) { .data = t, .rs = k - p, .cs = 1 }, rows, k - p, high, k);
     }
 }
 
@@ -281,10 +279,11 @@ static void pack_task(void *arg, int64_t task, int64_t end, int64_t block)
     }
     for (; j < stop; j += w->wide) {
         int64_t n = stop - j < w->wide ? stop - j : w->wide, at = w->p0 * g->b_rs + (w->j0 + j) * g->b_cs;
+        ms_matrix b = { (const char *)g->b + at * ms__dtype_size(g->dtype), g->b_rs, g->b_cs, g->dtype };
         char *out = w->b + j * w->kc * w->size;
-        if (w->half) pack_half(g->dtype, (float *)out, w->wide, g->b, at, g->b_rs, g->b_cs, w->kc, n);
-        else if (w->size == 4) pack_f32((float *)out, w->wide, (const float *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
-        else pack_f64((double *)out, w->wide, (const double *)g->b + at, g->b_rs, g->b_cs, w->kc, n);
+        if (w->half) pack_half((float *)out, w->wide, &b, w->kc, n);
+        else if (w->size == 4) pack_f32((float *)out, w->wide, &b, w->kc, n);
+        else pack_f64((double *)out, w->wide, &b, w->kc, n);
     }
 }
 
@@ -312,11 +311,11 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
 {
     const ms_gemm *g = w->g;
     int64_t at = (w->i0 + i) * g->a_rs + (w->p0 + p) * g->a_cs, k = stop - p;
+    ms_matrix a = { (const char *)g->a + at * ms__dtype_size(g->dtype), g->a_rs, g->a_cs, g->dtype };
     char *out = w->a + (i * w->kc + p * w->high) * w->size;
-    if (w->half) pack_rows_half(g->dtype, (float *)out, g->a, at, g->a_rs, g->a_cs, m, k, w->high);
-    else if (w->size == 4)
-        pack_rows_f32((float *)out, (const float *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
-    else pack_rows_f64((double *)out, (const double *)g->a + at, g->a_rs, g->a_cs, m, k, w->high, w->kc);
+    if (w->half) pack_rows_half((float *)out, &a, m, k, w->high);
+    else if (w->size == 4) pack_rows_f32((float *)out, &a, m, k, w->high, w->kc);
+    else pack_rows_f64((double *)out, &a, m, k, w->high, w->kc);
 }
 
 static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
@@ -337,8 +336,9 @@ static void row_half(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int
     float *s = w->sums;
     if (w->first && w->last) s += ms__thread_num() * w->high * w->sums_rs;
     else s += i * w->sums_rs + w->j0 + j - w->first_col;
-    sweep_f32((n + 15) / 16 * 16, rows, w->kc, (const float *)w->a + i * w->kc, (const float *)w->b + j * w->kc, s,
-              w->sums_rs, NULL, !w->first, ahead);
+    const float *a = (const float *)w->a + i * w->kc, *b = (const float *)w->b + j * w->kc;
+    ms_operands_f32 o = { a, 1, w->high, b, w->wide, s, w->sums_rs, NULL, !w->first };
+    sweep_f32((n + 15) / 16 * 16, rows, w->kc, &o, ahead);
     if (w->last) finish(w, s, w->i0 + i, w->j0 + j, rows, n);
 }
 

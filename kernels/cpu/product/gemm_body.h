@@ -11,9 +11,37 @@ typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_a
 typedef REAL R(loose) __attribute__((vector_size(64), aligned(2),
                                      may_alias));  // unaligned: a pair of bfloat16 begins at any even address
 
-static inline __attribute__((always_inline)) void R(tile)(const int rows, const int vecs, int64_t k, const REAL *a,
-                                                          int64_t a_rs, int64_t a_cs, const REAL *b, int64_t b_rs,
-                                                          REAL *c, int64_t c_rs, const REAL *bias, bool add)
+#define OPERANDS R(ms_operands)
+
+// The operands of columns from j on. (Functions that are not inlined take operands by pointer: a copy reads with
+// vectors what was just stored as scalars, and waits for it.)
+static inline OPERANDS R(at)(const OPERANDS *o, int64_t j)
+{
+    const REAL *bias = o->bias ? o->bias + j : NULL;
+    return (OPERANDS) { o->a, o->a_rs, o->a_cs, o->b + j, o->b_rs, o->c + j, o->c_rs, bias, o->add };
+}
+static inline OPERANDS R(at_row)(OPERANDS o, int64_t i)
+{
+    o.a += i * o.a_rs;
+    o.c += i * o.c_rs;
+    return o;
+}
+static inline OPERANDS R(at_column)(OPERANDS o, int64_t j)
+{
+    o.b += j;
+    o.c += j;
+    if (o.bias) o.bias += j;
+    return o;
+}
+// Moves to the next packed panel of B, which has k rows, and its columns.
+static inline void R(next_panel)(OPERANDS *o, int64_t k)
+{
+    o->b += 3 * LANES * k;
+    o->c += 3 * LANES;
+    if (o->bias) o->bias += 3 * LANES;
+}
+
+static inline __attribute__((always_inline)) void R(tile)(const int rows, const int vecs, int64_t k, OPERANDS o)
 {
     R(vec) s[8][3];
 #pragma GCC unroll 8
@@ -21,7 +49,7 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
             s[r][v] = (R(vec)) { 0 };
-            __builtin_prefetch(c + r * c_rs + v * LANES, 1);
+            __builtin_prefetch(o.c + r * o.c_rs + v * LANES, 1);
         }
     }
     // The loop is not unrolled, because GCC would hoist loads across steps and spill.
@@ -29,23 +57,23 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
     for (int64_t p = 0; p < k; p++) {
         R(vec) w[3];
 #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) w[v] = *(const R(vec) *)(b + v * LANES);
+        for (int v = 0; v < vecs; v++) w[v] = *(const R(vec) *)(o.b + v * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            REAL x = a[r * a_rs];
+            REAL x = o.a[r * o.a_rs];
 #pragma GCC unroll 3
             for (int v = 0; v < vecs; v++) s[r][v] += x * w[v];
         }
-        a += a_cs;
-        b += b_rs;
+        o.a += o.a_cs;
+        o.b += o.b_rs;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            R(vec) *d = (R(vec) *)(c + r * c_rs + v * LANES);
-            if (add) s[r][v] += *d;
-            if (bias) s[r][v] += *(const R(vec) *)(bias + v * LANES);
+            R(vec) *d = (R(vec) *)(o.c + r * o.c_rs + v * LANES);
+            if (o.add) s[r][v] += *d;
+            if (o.bias) s[r][v] += *(const R(vec) *)(o.bias + v * LANES);
             *d = s[r][v];
         }
     }
@@ -55,15 +83,16 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 // panels are prefetched: B's exceeds the first-level cache, and after A's comes the panel of the next 8 rows. The lines
 // of C are prefetched row by row shortly before they are stored (prefetching all at once would delay B's). Every LANES
 // steps, two lines of the data packed next and two lines of its destination are prefetched. first: B is read in place,
-// with rows b_rs apart, and the loaded vectors are stored as its packed panel: half the cost of packing it separately.
+// and the loaded vectors are stored as its packed panel, `keep`: half the cost of packing it separately.
 enum { R(AHEAD_A) = 8 * 64, R(AHEAD_B) = 3 * LANES * 24, R(NEAR_ROWS) = 4, R(FAR_ROWS) = 24 };
 
-static inline __attribute__((always_inline)) void R(core)(const int vecs, const bool first, int64_t k, const REAL *a,
-                                                          const REAL *b, const int64_t b_rs, REAL *keep, REAL *c,
-                                                          int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
+static inline __attribute__((always_inline)) void R(core)(const int vecs, const bool first, int64_t k, OPERANDS o,
+                                                          REAL *keep, gemm_ahead *ahead)
 {
     R(vec) s[8][3];
-    REAL *row = c;
+    const REAL *a = o.a, *b = o.b;
+    const int64_t b_rs = o.b_rs;
+    REAL *c = o.c, *row = c;
     // Forces the addresses of the rows below to be recomputed: there are too few registers to keep them.
     __asm__("" : "+r"(c));
 #pragma GCC unroll 8
@@ -96,7 +125,7 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
         if (left <= 10 && left > 2) {
             for (int v = 0; v < vecs; v++) __builtin_prefetch(row + v * LANES, 1);
             __builtin_prefetch(row + vecs * LANES - 1, 1);
-            row += c_rs;
+            row += o.c_rs;
         }
         if (ahead->groups > 0) {
             const char *at = ahead->at;
@@ -125,171 +154,165 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
     for (k %= LANES; k > 0; k--, a += 8) STEP(0)
 #undef STEP
 #pragma GCC unroll 8
-    for (int r = 0; r < 8; r++, c += c_rs)
+    for (int r = 0; r < 8; r++, c += o.c_rs)
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
             R(vec) *d = (R(vec) *)(c + v * LANES);
-            if (add) s[r][v] += *d;
-            if (bias) s[r][v] += *(const R(vec) *)(bias + v * LANES);
+            if (o.add) s[r][v] += *d;
+            if (o.bias) s[r][v] += *(const R(vec) *)(o.bias + v * LANES);
             *d = s[r][v];
         }
 }
 
 // m rows of C by `vecs` vectors of columns.
-static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, const REAL *a,
-                                                          int64_t a_rs, int64_t a_cs, const REAL *b, int64_t b_rs,
-                                                          REAL *c, int64_t c_rs, const REAL *bias, bool add)
+static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, OPERANDS o)
 {
     int64_t i = 0;
-    for (; i + 8 <= m; i += 8) R(tile)(8, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+    for (; i + 8 <= m; i += 8) R(tile)(8, vecs, k, R(at_row)(o, i));
     if (m & 4) {
-        R(tile)(4, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+        R(tile)(4, vecs, k, R(at_row)(o, i));
         i += 4;
     }
     if (m & 2) {
-        R(tile)(2, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+        R(tile)(2, vecs, k, R(at_row)(o, i));
         i += 2;
     }
-    if (m & 1) R(tile)(1, vecs, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+    if (m & 1) R(tile)(1, vecs, k, R(at_row)(o, i));
 }
 
 // As R(rows) for 16 registers of 32 bytes (AVX2): tiles of 6 rows by two half vectors. (The compiler would split
 // 64-byte vectors through memory.)
 typedef REAL R(half) __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 
-static inline __attribute__((always_inline)) void R(thin_tile)(const int rows, int64_t k, const REAL *a, int64_t a_rs,
-                                                               int64_t a_cs, const REAL *b, int64_t b_rs, REAL *c,
-                                                               int64_t c_rs, const REAL *bias, bool add)
+static inline __attribute__((always_inline)) void R(thin_tile)(const int rows, int64_t k, OPERANDS o)
 {
     R(half) s[6][2];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) s[r][0] = s[r][1] = (R(half)) { 0 };
 #pragma GCC unroll 1
-    for (int64_t p = 0; p < k; p++, a += a_cs, b += b_rs) {
-        R(half) w = *(const R(half) *)b, z = *(const R(half) *)(b + LANES / 2);
+    for (int64_t p = 0; p < k; p++, o.a += o.a_cs, o.b += o.b_rs) {
+        R(half) w = *(const R(half) *)o.b, z = *(const R(half) *)(o.b + LANES / 2);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
-            s[r][0] += a[r * a_rs] * w;
-            s[r][1] += a[r * a_rs] * z;
+            s[r][0] += o.a[r * o.a_rs] * w;
+            s[r][1] += o.a[r * o.a_rs] * z;
         }
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
-            R(half) *d = (R(half) *)(c + r * c_rs + v * LANES / 2);
-            if (add) s[r][v] += *d;
-            if (bias) s[r][v] += *(const R(half) *)(bias + v * LANES / 2);
+            R(half) *d = (R(half) *)(o.c + r * o.c_rs + v * LANES / 2);
+            if (o.add) s[r][v] += *d;
+            if (o.bias) s[r][v] += *(const R(half) *)(o.bias + v * LANES / 2);
             *d = s[r][v];
         }
 }
 
-static inline __attribute__((always_inline)) void R(thin_rows)(int64_t m, int64_t k, const REAL *a, int64_t a_rs,
-                                                               int64_t a_cs, const REAL *b, int64_t b_rs, REAL *c,
-                                                               int64_t c_rs, const REAL *bias, bool add)
+static inline __attribute__((always_inline)) void R(thin_rows)(int64_t m, int64_t k, OPERANDS o)
 {
     int64_t i = 0;
-    for (; i + 6 <= m; i += 6) R(thin_tile)(6, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
-    for (; i + 2 <= m; i += 2) R(thin_tile)(2, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
-    if (i < m) R(thin_tile)(1, k, a + i * a_rs, a_rs, a_cs, b, b_rs, c + i * c_rs, c_rs, bias, add);
+    for (; i + 6 <= m; i += 6) R(thin_tile)(6, k, R(at_row)(o, i));
+    for (; i + 2 <= m; i += 2) R(thin_tile)(2, k, R(at_row)(o, i));
+    if (i < m) R(thin_tile)(1, k, R(at_row)(o, i));
 }
 
-static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b,
-                               int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const OPERANDS *all, int64_t j)
 {
+    const OPERANDS o = R(at)(all, j);
     if (narrow()) {
-        for (int v = 0; v < vecs; v++) R(thin_rows)
-        (m, k, a, a_rs, a_cs, b + v * LANES, b_rs, c + v * LANES, c_rs, bias ? bias + v * LANES : NULL, add);
+        for (int v = 0; v < vecs; v++) R(thin_rows)(m, k, R(at_column)(o, v * LANES));
         return;
     }
     switch (vecs) {
-    case 3: R(rows)(3, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add); break;
-    case 2: R(rows)(2, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add); break;
-    default: R(rows)(1, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add); break;
+    case 3: R(rows)(3, m, k, o); break;
+    case 2: R(rows)(2, m, k, o); break;
+    default: R(rows)(1, m, k, o); break;
     }
 }
 
 // Multiplies one packed panel of A, which stays in the first-level cache, by the panels of B for n columns. Rows and
 // columns that do not fill a panel go through a buffer; panels are padded with zeros.
-static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const REAL *a, const REAL *b, REAL *c, int64_t c_rs,
-                               const REAL *bias, bool add, gemm_ahead *ahead)
+static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERANDS *all, gemm_ahead *ahead)
 {
     REAL t[8 * 3 * LANES] __attribute__((aligned(64))), e[3 * LANES];
     const int64_t high = narrow() ? 6 : 8;
-    for (; n > 0; n -= 3 * LANES, b += 3 * LANES * k, c += 3 * LANES, bias += bias ? 3 * LANES : 0) {
-        int64_t wide = n < 3 * LANES ? n : 3 * LANES, vecs = (wide + LANES - 1) / LANES, d_rs = c_rs;
+    OPERANDS o = R(at)(all, 0);
+    o.b_rs = 3 * LANES;
+    for (; n > 0; n -= 3 * LANES, R(next_panel)(&o, k)) {
+        int64_t wide = n < 3 * LANES ? n : 3 * LANES, vecs = (wide + LANES - 1) / LANES;
         bool whole = rows == high && wide % LANES == 0;
-        REAL *d = c;
-        const REAL *f = bias;
+        OPERANDS d = o;
         if (MS_UNLIKELY(!whole)) {
-            d = t;
-            d_rs = 3 * LANES;
+            d.c = t;
+            d.c_rs = 3 * LANES;
             memset(t, 0, sizeof t);
-            if (add)
-                for (int64_t r = 0; r < rows; r++) memcpy(t + r * 3 * LANES, c + r * c_rs, (size_t)wide * sizeof(REAL));
-            if (bias) f = memcpy(e, bias, (size_t)wide * sizeof(REAL));
+            if (o.add)
+                for (int64_t r = 0; r < rows; r++)
+                    memcpy(t + r * 3 * LANES, o.c + r * o.c_rs, (size_t)wide * sizeof(REAL));
+            if (o.bias) d.bias = memcpy(e, o.bias, (size_t)wide * sizeof(REAL));
         }
         if (high == 6) {
-            for (int64_t v = 0; v < vecs * LANES; v += LANES)
-                R(thin_tile)(6, k, a, 1, 6, b + v, 3 * LANES, d + v, d_rs, f ? f + v : NULL, add);
+            d.a_rs = 1;
+            d.a_cs = 6;
+            for (int64_t v = 0; v < vecs * LANES; v += LANES) R(thin_tile)(6, k, R(at_column)(d, v));
         } else {
             if (ahead->groups == 0 && ahead->then) ahead = ahead->then;
             switch (vecs) {
-            case 3: R(core)(3, false, k, a, b, 3 * LANES, NULL, d, d_rs, f, add, ahead); break;
-            case 2: R(core)(2, false, k, a, b, 3 * LANES, NULL, d, d_rs, f, add, ahead); break;
-            default: R(core)(1, false, k, a, b, 3 * LANES, NULL, d, d_rs, f, add, ahead); break;
+            case 3: R(core)(3, false, k, d, NULL, ahead); break;
+            case 2: R(core)(2, false, k, d, NULL, ahead); break;
+            default: R(core)(1, false, k, d, NULL, ahead); break;
             }
         }
         if (MS_UNLIKELY(!whole))
-            for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_rs, t + r * 3 * LANES, (size_t)wide * sizeof(REAL));
+            for (int64_t r = 0; r < rows; r++) memcpy(o.c + r * o.c_rs, t + r * 3 * LANES, (size_t)wide * sizeof(REAL));
     }
 }
 
 // As sweep, for columns of B that fill whole vectors and are not packed yet; packs them on the way.
-static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_rs, REAL *keep,
-                                     REAL *c, int64_t c_rs, const REAL *bias, bool add, gemm_ahead *ahead)
+static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const OPERANDS *all, REAL *keep, gemm_ahead *ahead)
 {
-    for (; n > 0; n -= 3 * LANES, b += 3 * LANES, c += 3 * LANES, keep += 3 * LANES * k, bias += bias ? 3 * LANES : 0)
-        switch (n / LANES) {
-        default: R(core)(3, true, k, a, b, b_rs, keep, c, c_rs, bias, add, ahead); break;
-        case 2: R(core)(2, true, k, a, b, b_rs, keep, c, c_rs, bias, add, ahead); break;
-        case 1: R(core)(1, true, k, a, b, b_rs, keep, c, c_rs, bias, add, ahead); break;
+    OPERANDS o = R(at)(all, 0);
+    for (; n > 0; n -= 3 * LANES, o = R(at_column)(o, 3 * LANES), keep += 3 * LANES * k) switch (n / LANES) {
+        default: R(core)(3, true, k, o, keep, ahead); break;
+        case 2: R(core)(2, true, k, o, keep, ahead); break;
+        case 1: R(core)(1, true, k, o, keep, ahead); break;
         }
 }
 
 // The last n < LANES columns of C, which do not fill a vector, go through a buffer.
-static void R(strip_part)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b,
-                          int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+static void R(strip_part)(int64_t n, int64_t m, int64_t k, const OPERANDS *o, int64_t j)
 {
-    REAL t[8 * LANES] __attribute__((aligned(64))), e[LANES] = { 0 };
-    if (bias) memcpy(e, bias, (size_t)n * sizeof(REAL));
-    for (int64_t i = 0; i < m; i += 8) {
-        int64_t rows = m - i < 8 ? m - i : 8;
-        if (add)
-            for (int64_t r = 0; r < rows; r++) memcpy(t + r * LANES, c + (i + r) * c_rs, (size_t)n * sizeof(REAL));
-        R(strip)(1, rows, k, a + i * a_rs, a_rs, a_cs, b, b_rs, t, LANES, bias ? e : NULL, add);
-        for (int64_t r = 0; r < rows; r++) memcpy(c + (i + r) * c_rs, t + r * LANES, (size_t)n * sizeof(REAL));
+    REAL t[8 * LANES] __attribute__((aligned(64))), e[LANES] = { 0 }, *c = o->c + j;
+    OPERANDS d = R(at)(o, j);
+    d.c = t;
+    d.c_rs = LANES;
+    if (d.bias) d.bias = memcpy(e, d.bias, (size_t)n * sizeof(REAL));
+    for (; m > 0; m -= 8, d.a += 8 * d.a_rs, c += 8 * o->c_rs) {
+        int64_t rows = m < 8 ? m : 8;
+        if (d.add)
+            for (int64_t r = 0; r < rows; r++) memcpy(t + r * LANES, c + r * o->c_rs, (size_t)n * sizeof(REAL));
+        R(strip)(1, rows, k, &d, 0);
+        for (int64_t r = 0; r < rows; r++) memcpy(c + r * o->c_rs, t + r * LANES, (size_t)n * sizeof(REAL));
     }
 }
 
-// m rows of C by n <= 3 * LANES columns, from a panel of B padded to whole vectors.
-static void R(panel)(int64_t n, int64_t m, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b,
-                     int64_t b_rs, REAL *c, int64_t c_rs, const REAL *bias, bool add)
+// m rows of C by n <= 3 * LANES columns from j on, from a panel of B padded to whole vectors.
+static void R(panel)(int64_t n, int64_t m, int64_t k, const OPERANDS *o, int64_t j)
 {
     int64_t vecs = n / LANES, rest = n % LANES;
-    if (vecs) R(strip)((int)vecs, m, k, a, a_rs, a_cs, b, b_rs, c, c_rs, bias, add);
-    if (rest) {
-        int64_t at = vecs * LANES;
-        R(strip_part)(rest, m, k, a, a_rs, a_cs, b + at, b_rs, c + at, c_rs, bias ? bias + at : NULL, add);
-    }
+    if (vecs) R(strip)((int)vecs, m, k, o, j);
+    if (rest) R(strip_part)(rest, m, k, o, j + vecs * LANES);
 }
 
-// One row of C where B's columns are contiguous (x W^T with few rows): dot products, with four vectors of partial sums.
-static MS_KERNEL void R(dots)(int64_t n, int64_t k, const REAL *a, const REAL *b, int64_t b_cs, REAL *c,
-                              const REAL *bias)
+// Row i of C where B's columns are contiguous (x W^T with few rows): dot products, with four vectors of partial sums.
+static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)
 {
-    for (int64_t j = 0; j < n; j++) {
-        const REAL *w = b + j * b_cs;
+    const REAL *a = (const REAL *)g->a + i * g->a_rs, *bias = g->bias;
+    REAL *c = (REAL *)g->c + i * g->c_rs;
+    int64_t k = g->k;
+    for (int64_t j = 0; j < g->n; j++) {
+        const REAL *w = (const REAL *)g->b + j * g->b_cs;
         R(vec) s[4] = { { 0 }, { 0 }, { 0 }, { 0 } };
         int64_t p = 0;
         for (; p + 4 * LANES <= k; p += 4 * LANES)
@@ -359,9 +382,11 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
 #undef LOW
 #undef HIGH
 
-// out[p * out_rs + j] = b[p * rs + j * cs] for p < k, j < n. Pads rows with zeros to a multiple of LANES.
-static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t rs, int64_t cs, int64_t k, int64_t n)
+// out[p * out_rs + j] = m(p, j) for p < k, j < n. Pads rows with zeros to a multiple of LANES.
+static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const ms_matrix *m, int64_t k, int64_t n)
 {
+    const REAL *b = m->data;
+    const int64_t rs = m->rs, cs = m->cs;
     int64_t j = 0, full = n / LANES * LANES, wide = (n + LANES - 1) / LANES * LANES;
     if (cs == 1) {
         for (int64_t p = 0; p < k; p++) {
@@ -402,9 +427,10 @@ static MS_KERNEL void R(pack_panels)(REAL *out, const REAL *b, int64_t rs, int64
 
 // Packs rows of A into panels of `high` rows: out[panel][p][row], each panel `depth` long. Pads the last panel with
 // zeros.
-static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t cs, int64_t m, int64_t k, int64_t high,
-                                   int64_t depth)
+static MS_KERNEL void R(pack_rows)(REAL *out, const ms_matrix *from, int64_t m, int64_t k, int64_t high, int64_t depth)
 {
+    const REAL *a = from->data;
+    const int64_t rs = from->rs, cs = from->cs;
     int64_t whole = m / high * high;
     if (whole < m) memset(out + whole * depth, 0, (size_t)(high * k) * sizeof(REAL));
     if (rs == 1) {  // columns are contiguous: a part of each column goes to every panel
@@ -442,23 +468,24 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const REAL *a, int64_t rs, int64_t
 static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
 {
     const ms_gemm *g = w->g;
-    const REAL *bias = w->last && g->bias ? (const REAL *)g->bias + w->j0 + j : NULL,
-               *b = (const REAL *)w->b + j * w->kc;
+    const REAL *a = (const REAL *)w->a + i * w->kc, *b = (const REAL *)w->b + j * w->kc,
+               *bias = w->last && g->bias ? (const REAL *)g->bias + w->j0 + j : NULL;
     REAL *c = (REAL *)g->c + (w->i0 + i) * g->c_rs + w->j0 + j;
+    OPERANDS o = { a, 1, w->high, b, w->wide, c, g->c_rs, bias, !w->first };
     if (w->fused && i == 0) {
-        const REAL *from = (const REAL *)g->b + w->p0 * g->b_rs + w->j0 + j;
-        R(sweep_first)
-        (n, w->kc, (const REAL *)w->a, from, g->b_rs, (REAL *)w->b + j * w->kc, c, g->c_rs, bias, !w->first, ahead);
+        o.b = (const REAL *)g->b + w->p0 * g->b_rs + w->j0 + j;
+        o.b_rs = g->b_rs;
+        R(sweep_first)(n, w->kc, &o, (REAL *)w->b + j * w->kc, ahead);
         return;
     }
     if (w->pack_a) {
-        R(sweep)(n, rows, w->kc, (const REAL *)w->a + i * w->kc, b, c, g->c_rs, bias, !w->first, ahead);
+        R(sweep)(n, rows, w->kc, &o, ahead);
         return;
     }
-    const REAL *a = (const REAL *)g->a + (w->i0 + i) * g->a_rs + w->p0;
-    for (int64_t q = 0; q < n; q += w->wide) R(panel)
-    (n - q < w->wide ? n - q : w->wide, rows, w->kc, a, g->a_rs, 1, b + q * w->kc, w->wide, c + q, g->c_rs,
-     bias ? bias + q : NULL, !w->first);
+    o.a = (const REAL *)g->a + (w->i0 + i) * g->a_rs + w->p0;
+    o.a_rs = g->a_rs;
+    o.a_cs = 1;
+    for (; n > 0; n -= w->wide, R(next_panel)(&o, w->kc)) R(panel)(n < w->wide ? n : w->wide, rows, w->kc, &o, 0);
 }
 
 // Computes a product of at most SMALL multiply-adds. Does not pack if B's columns are adjacent, except for the last
@@ -467,38 +494,37 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
 static bool R(small)(const ms_gemm *g)
 {
     enum { ROOM = 32 << 10 };
-    const REAL *a = g->a, *b = g->b, *bias = g->bias;
-    REAL *c = g->c, pad[ROOM / sizeof(REAL) * 2] __attribute__((aligned(64)));
-    int64_t n = g->n, full = g->b_cs == 1 ? n / LANES * LANES : 0, j = 0;
+    REAL pad[ROOM / sizeof(REAL) * 2] __attribute__((aligned(64)));
+    int64_t n = g->n, full = g->b_cs == 1 ? n / LANES * LANES : 0;
     int64_t wide = (n - full + LANES - 1) / LANES * LANES;
 
     if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) {
-        for (int64_t i = 0; i < g->m; i++) R(dots)(n, g->k, a + i * g->a_rs, b, g->b_cs, c + i * g->c_rs, bias);
+        for (int64_t i = 0; i < g->m; i++) R(dots)(g, i);
         return true;
     }
     if ((double)g->m * (double)n * (double)g->k > SMALL && (g->m > 16 || g->b_cs != 1)) return false;
     if (wide * g->k > (int64_t)(sizeof pad / sizeof *pad)) return false;
-    for (; j < full; j += 3 * LANES) R(panel)
-    (full - j < 3 * LANES ? full - j : 3 * LANES, g->m, g->k, a, g->a_rs, g->a_cs, b + j, g->b_rs, c + j, g->c_rs,
-     bias ? bias + j : NULL, false);
+    OPERANDS o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
+    for (int64_t j = 0; j < full; j += 3 * LANES)
+        R(panel)(full - j < 3 * LANES ? full - j : 3 * LANES, g->m, g->k, &o, j);
     if (full == n) return true;
-    R(pack)(pad, wide, b + full * g->b_cs, g->b_rs, g->b_cs, g->k, n - full);
-    for (j = full; j < n; j += 3 * LANES) R(panel)
-    (n - j < 3 * LANES ? n - j : 3 * LANES, g->m, g->k, a, g->a_rs, g->a_cs, pad + j - full, wide, c + j, g->c_rs,
-     bias ? bias + j : NULL, false);
+    R(pack)(pad, wide, &(ms_matrix) { .data = o.b + full * g->b_cs, .rs = g->b_rs, .cs = g->b_cs }, g->k, n - full);
+    o.b = pad - full;  // column `full` is the first in the copy
+    o.b_rs = wide;
+    for (int64_t j = full; j < n; j += 3 * LANES) R(panel)(n - j < 3 * LANES ? n - j : 3 * LANES, g->m, g->k, &o, j);
     return true;
 }
 
-void R(ms__block)(int64_t m, int64_t n, int64_t k, const REAL *a, int64_t a_rs, int64_t a_cs, const REAL *b,
-                  int64_t b_rs, REAL *c, int64_t c_rs, bool add)
+void R(ms__block)(int64_t m, int64_t n, int64_t k, const OPERANDS *o)
 {
-    for (int64_t j = 0; j < n; j += 3 * LANES) R(strip)
-    ((int)((n - j < 3 * LANES ? n - j : 3 * LANES) / LANES), m, k, a, a_rs, a_cs, b + j, b_rs, c + j, c_rs, NULL, add);
+    for (int64_t j = 0; j < n; j += 3 * LANES)
+        R(strip)((int)((n - j < 3 * LANES ? n - j : 3 * LANES) / LANES), m, k, o, j);
 }
 
-void R(ms__pack)(REAL *out, int64_t out_rs, const REAL *b, int64_t rs, int64_t cs, int64_t k, int64_t n)
+void R(ms__pack)(REAL *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n)
 {
-    R(pack)(out, out_rs, b, rs, cs, k, n);
+    R(pack)(out, out_rs, b, k, n);
     for (int64_t j = (n + LANES - 1) / LANES * LANES; j < (n + 15) / 16 * 16; j++)
         for (int64_t p = 0; p < k; p++) out[p * out_rs + j] = 0;
 }
+#undef OPERANDS

@@ -33,15 +33,34 @@ ms_status ms__gemm_onednn(const ms_gemm *g);
 bool ms__onednn_takes(const ms_gemm *g);
 ms_status ms__gemm_integer(const ms_gemm *g);  // int64, int32, uint8: exact, overflow wraps around; no bias
 
-// For kernels made of small products (attention): C[m,n] = A B, or C[m,n] += A B. n is a multiple of 16; the columns of
-// B and C are adjacent and readable up to n. pack: out[p * out_rs + j] = b[p * rs + j * cs]; pads rows with zeros to a
-// multiple of 16.
-void ms__block_f32(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_rs, int64_t a_cs, const float *b,
-                   int64_t b_rs, float *c, int64_t c_rs, bool add);
-void ms__block_f64(int64_t m, int64_t n, int64_t k, const double *a, int64_t a_rs, int64_t a_cs, const double *b,
-                   int64_t b_rs, double *c, int64_t c_rs, bool add);
-void ms__pack_f32(float *out, int64_t out_rs, const float *b, int64_t rs, int64_t cs, int64_t k, int64_t n);
-void ms__pack_f64(double *out, int64_t out_rs, const double *b, int64_t rs, int64_t cs, int64_t k, int64_t n);
+// The operands of a small product: C = A B + bias, or C += A B + bias. bias may be NULL; the columns of B and C are
+// adjacent. Strides in elements.
+#define MS_OPERANDS(T)      \
+    struct {                \
+        const T *a;         \
+        int64_t a_rs, a_cs; \
+        const T *b;         \
+        int64_t b_rs;       \
+        T *c;               \
+        int64_t c_rs;       \
+        const T *bias;      \
+        bool add;           \
+    }
+typedef MS_OPERANDS(float) ms_operands_f32;
+typedef MS_OPERANDS(double) ms_operands_f64;
+// A matrix to pack: element (p, j) is at p * rs + j * cs. dtype: half types only, otherwise the type of the function.
+typedef struct {
+    const void *data;
+    int64_t rs, cs;
+    int dtype;
+} ms_matrix;
+
+// For kernels made of small products (attention). block: n is a multiple of 16, and the columns of B and C are readable
+// up to n. pack: out[p * out_rs + j] = b(p, j) for p < k, j < n; pads rows with zeros to a multiple of 16.
+void ms__block_f32(int64_t m, int64_t n, int64_t k, const ms_operands_f32 *o);
+void ms__block_f64(int64_t m, int64_t n, int64_t k, const ms_operands_f64 *o);
+void ms__pack_f32(float *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n);
+void ms__pack_f64(double *out, int64_t out_rs, const ms_matrix *b, int64_t k, int64_t n);
 
 // out[n] = sum over m of x[m,n] (row stride rs, adjacent columns): the gradient of a bias. Half types accumulate in
 // float32. The blocks of rows are fixed, so results do not depend on the number of threads.
