@@ -465,8 +465,9 @@ MS_API ms_id ms_unit_local(ms_id p);  // this rank's part of p; every call retur
 MS_API ms_id ms_unit_full_tensor(ms_id p);
 // Fails if a gradient of p has not been reduced yet.
 MS_API ms_status ms_unit_check_reduced(ms_id p);
-// While p's grad holds an unreduced gradient, the engine keeps the reduced gradient that was there before. Releases the
-// latter; no-op if there is none.
+// To be called when a script clears p's gradient. While grad holds an unreduced gradient, the engine keeps the reduced
+// one that was there before, which is dropped. Gradients that accumulate in the unit are dropped if this rank has met
+// an error since the first of them: they belong to work that failed. No-op in a backward, and if p is not managed.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
 MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
 // A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded

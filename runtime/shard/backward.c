@@ -118,7 +118,16 @@ static ms_status reduce_after_backward(ms_run *run, unit *u)
     }
     if (ms__unit_idle(u)) reshard_after_backward(u);
     if (u->n) ms__unit_note(u, MS_UNIT_EV_POST_BACKWARD, false);
-    if (!u->settings.sync) return MS_OK;
+    if (!u->settings.sync) {
+        ms__unit_accumulates(u);
+        return MS_OK;
+    }
+    if (MS_UNLIKELY(u->gradients.lost))
+        return ms__fail(MS_ESTATE,
+                        "fsdp: the gradients that unit '%s' had accumulated without a reduction were dropped when a "
+                        "backward failed, on this rank or a peer; clear all gradients (zero_grad) and compute them "
+                        "again",
+                        u->name);
     UNIT_RANGE(u, "post_backward_reduce");
     return u->views->reduce(run, u, &u->context->reducing);
 }
@@ -165,6 +174,7 @@ static ms_status final(ms_run *run)
             if ((u->state.gather || u->state.fetched) && ms__unit_idle(u))
                 ms__unit_shard(u);  // the unit was prefetched, but the backward did not use it
             if (u->views->whole_for_backward && u->state.gathered && ms__unit_idle(u)) reshard_after_backward(u);
+            if (u->settings.sync && !u->gradients.partial) u->gradients.accumulated = false;
         }
         c->n_order = 0;
         c->in_backward = false;

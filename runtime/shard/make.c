@@ -51,6 +51,7 @@ static void unit_delete(unit *u)
     ms__extensions_drop(u);
     ms__release(u->gradients.partial);
     free(u->gradients.partial_of);
+    free(u->gradients.partial_at);
     free(u->params);
     free(u->memory.pieces);
     free(u->pass.active);

@@ -137,9 +137,29 @@ double ms_unit_root(double handle)
 void ms__unit_drop_pending(context *c)
 {
     for (int k = 0; k < c->n; k++) {
-        for (int j = 0; j < c->units[k]->n; j++) ms__drop(&c->units[k]->params[j].pending);
-        if (c->units[k]->views->drop_waiting) c->units[k]->views->drop_waiting(c->units[k]);
+        unit *u = c->units[k];
+        for (int j = 0; j < u->n; j++) ms__drop(&u->params[j].pending);
+        u->views->drop_waiting(u);
+        u->gradients.lost |= u->gradients.accumulated;
+        u->gradients.accumulated = false;
     }
+}
+
+ms_status ms_unit_drop_saved_grad(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return ms__failure();
+    unit_param *p = t->unit_param;
+    if (!p || (p->owner->context && p->owner->context->in_backward)) return MS_OK;
+    unit *u = p->owner;
+    ms__drop(&p->saved);
+    u->gradients.lost = false;
+    if (!u->gradients.accumulated || u->gradients.failures == ms__state.dist_failures) return MS_OK;
+    ms__drop(&p->pending);
+    if (u->views->clear_waiting) u->views->clear_waiting(p);
+    u->gradients.accumulated = u->gradients.partial != NULL;
+    for (int j = 0; j < u->n; j++) u->gradients.accumulated |= u->params[j].pending != NULL;
+    return MS_OK;
 }
 
 // An error of one rank ends work at different points on different ranks, so a unit may be whole on one rank and sharded

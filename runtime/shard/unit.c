@@ -90,6 +90,12 @@ const char *ms__unit_range_name(const unit *u, const char *phase)
     return u && u->name[0] ? ms__trace_text("FSDP::%s (%s)", phase, u->name) : ms__trace_text("FSDP::%s", phase);
 }
 
+void ms__unit_accumulates(unit *u)
+{
+    if (!u->gradients.accumulated) u->gradients.failures = ms__state.dist_failures;
+    u->gradients.accumulated = true;
+}
+
 bool ms__unit_idle(const unit *u)
 {
     return u->pass.forwards == 0 && !u->pass.open && u->pass.n_active == 0 && !u->state.summoning;

@@ -133,8 +133,12 @@ typedef struct unit_gradients {
     size_t arrived;      // bytes of gradients that have arrived in this backward
     bool partly;         // this backward has run some but not all modules of a pass
     int behind;          // passes that have had no backward yet, not counting the one whose gradients are reduced
+    bool accumulated;    // the gradients waiting to be reduced include some of earlier backwards
+    int32_t failures;    // number of errors met when the first of these arrived
+    bool lost;           // such gradients were dropped after an error, and the script has not cleared the others
     ms_tensor *partial;  // reduced over the shard group, but not yet all-reduced over `replicate`
     unit_param **partial_of;
+    int64_t *partial_at;  // index of each parameter's part in `partial`; -1: cleared by the script
     int n_partial;
 } unit_gradients;
 
@@ -167,6 +171,7 @@ ms_status ms__unit_handle_new(unit *u);
 void ms__unit_handle_drop(double handle);
 bool ms__unit_idle(const unit *u);                         // whether no forward, backward or summon of u is in progress
 ms_label ms__unit_label(const unit *u, const char *name);  // the label for a collective of u
+void ms__unit_accumulates(unit *u);  // records that gradients of this backward wait for a later one to be reduced
 ms_id ms__unit_local_id(ms_tensor *local);  // the id of a tensor that the unit owns: the same at every call
 
 // ---- recording and logging ----

@@ -47,11 +47,11 @@ end
 function Module:zero_grad(given)
   local o = opts("zero_grad", given, { set_to_none = true })
   for _, p in ipairs(self:parameters()) do
+    if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
     if o.set_to_none then
       p.grad = nil
     elseif p.grad then
       local grad = p.grad
-      if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
       if grad.requires_grad then                -- the gradient is part of a graph, where its value must not change
         p.grad = grad:detach():zero_()
       else

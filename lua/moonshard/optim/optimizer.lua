@@ -265,11 +265,16 @@ function Optimizer:step(closure)
   return result
 end
 
+-- Whether peers make this step, too, and do not fail in it by themselves, as with gradients that no rank has reduced.
 local function has_peers(self)
+  local found = false
   for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do
-    if utils._has_peers(group.params) then return true end
+    for _, p in ipairs(group.params) do
+      if p.id >= 0 and lib.ms_unit_check_reduced(p.id) ~= 0 then return false end
+    end
+    found = found or utils._has_peers(group.params)
   end
-  return false
+  return found
 end
 Optimizer.step = calls.apart(Optimizer.step, has_peers)
 
@@ -312,6 +317,7 @@ function Optimizer:zero_grad(given)
     local params = groups[k].params
     for j = 1, #params do
       local p = params[j]
+      if p.id >= 0 then lib.ms_unit_drop_saved_grad(p.id) end
       if not keep then
         p.grad = nil
       elseif p.id < 0 then
@@ -319,7 +325,6 @@ function Optimizer:zero_grad(given)
           if part.grad then part.grad:detach():zero_() end
         end
       elseif p.grad then
-        lib.ms_unit_drop_saved_grad(p.id)
         p.grad:detach():zero_()
       end
     end

@@ -351,12 +351,3 @@ void ms__classic_drop_waiting(unit *u)
         ms__drop(&q->saved);
     }
 }
-
-ms_status ms_unit_drop_saved_grad(ms_id id)
-{
-    ms_tensor *t = ms__tensor(id);
-    if (!t) return ms__failure();
-    unit_param *p = t->unit_param;
-    if (p) ms__drop(&p->saved);
-    return MS_OK;
-}

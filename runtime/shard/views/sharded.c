@@ -84,12 +84,47 @@ static ms_status keep_partial(reduction *r)
                         "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in "
                         "another; they must be the same ones",
                         u->name, u->gradients.n_partial, r->n);
-    if (u->gradients.partial) return ms__add_to(u->gradients.partial, r->out);
-    u->gradients.partial = ms__retain(r->out);
-    u->gradients.partial_of = r->present;
-    u->gradients.n_partial = r->n;
-    r->present = NULL;
+    if (u->gradients.partial) {
+        MS_TRY(ms__add_to(u->gradients.partial, r->out));
+    } else {
+        u->gradients.partial = ms__retain(r->out);
+        u->gradients.partial_of = r->present;
+        u->gradients.n_partial = r->n;
+        r->present = NULL;
+    }
+    free(u->gradients.partial_at);
+    u->gradients.partial_at = r->at;
+    r->at = NULL;
+    ms__unit_accumulates(u);
     return MS_OK;
+}
+
+static void drop_partial(unit *u)
+{
+    ms__drop(&u->gradients.partial);
+    free(u->gradients.partial_of);
+    free(u->gradients.partial_at);
+    u->gradients.partial_of = NULL;
+    u->gradients.partial_at = NULL;
+    u->gradients.n_partial = 0;
+}
+
+static void clear_waiting(unit_param *p)
+{
+    unit *u = p->owner;
+    bool others = false;
+    for (int k = 0; k < u->gradients.n_partial; k++) {
+        int64_t *at = &u->gradients.partial_at[k];
+        if (u->gradients.partial_of[k] == p && *at >= 0) {
+            ms_tensor *all = u->gradients.partial,
+                      *part = ms__tensor_on(all->storage, all->dtype, p->local->ndim, p->local->shape, *at);
+            (void)ms__zero(part);
+            ms__release(part);
+            *at = -1;
+        }
+        others |= *at >= 0;
+    }
+    if (!others) drop_partial(u);
 }
 
 // Lands the reduced block of r on its parameters, and releases it.
@@ -249,9 +284,7 @@ static ms_status add_partial(unit *u, reduction *r)
                         u->name, u->gradients.n_partial, r->n);
     MS_TRY(ms_work_wait(r->work));
     MS_TRY(ms__add_to(r->out, u->gradients.partial));
-    ms__drop(&u->gradients.partial);
-    free(u->gradients.partial_of);
-    u->gradients.partial_of = NULL;
+    drop_partial(u);
     return MS_OK;
 }
 
@@ -319,6 +352,8 @@ const views ms__views_sharded = {
     .take = take,
     .reduce = reduce,
     .land = land,
+    .drop_waiting = drop_partial,
+    .clear_waiting = clear_waiting,
     .off_home = off_home,
     .changed = changed,
 };

@@ -42,8 +42,10 @@ struct views {
     ms_status (*reduce)(ms_run *run, unit *u, reduction *reducing);
     // Waits for the reduction in flight and lands it.
     ms_status (*land)(ms_run *run, reduction *reducing);
-    // Drops the gradients waiting to be reduced. May be NULL.
+    // Drops the gradients waiting to be reduced.
     void (*drop_waiting)(unit *u);
+    // Drops p's part of them. May be NULL.
+    void (*clear_waiting)(unit_param *p);
 
     // ---- errors ----
     // Raises the error that an offloaded shard is on `device`.
