@@ -32,7 +32,7 @@ template <class S>
 static __device__ __forceinline__ void read_two(const S *a, const S *b, int64_t j, int64_t n, real_of<S> *v,
                                                 real_of<S> *w)
 {
-    if (j + WIDE <= n && is_wide(a + j) && is_wide(b + j)) {
+    if (j >= 0 && j + WIDE <= n && is_wide(a + j) && is_wide(b + j)) {
         load_wide(a + j, v);
         load_wide(b + j, w);
     } else {

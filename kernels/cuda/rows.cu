@@ -1,10 +1,83 @@
 // SPDX-License-Identifier: MIT
-// cuda/rows.cu -- softmax, log_softmax and their gradients: one block per row; sums in float32 (float64 for doubles) in
-// a fixed tree.
+// cuda/rows.cu -- softmax, log_softmax and their gradients; sums in float32 (float64 for doubles) in a fixed tree.
+// Along the last dimension a warp or a block takes a row, 16 bytes at a time; along others a block takes a row.
 #include "cuda/blocks.h"
 #include "rows/layout.h"
 
-// ---- softmax along any dimension ----
+// ---- along the last dimension ----
+
+// rows of n adjacent elements, `width` threads for each.
+struct packed_rows {
+    int64_t rows, n;
+    int width;
+    bool log;
+};
+// The row of this thread, the first element of the thread's first pack, and the distance to its next.
+struct my_row {
+    int64_t row, first, step;
+};
+static __device__ __forceinline__ my_row my_row_of(const packed_rows &r)
+{
+    int per_block = BLOCK / r.width;
+    return { (int64_t)blockIdx.x * per_block + threadIdx.x / r.width, (int64_t)(threadIdx.x % r.width) * WIDE,
+             (int64_t)r.width * WIDE };
+}
+
+template <class S> __global__ void softmax_rows_kernel(packed_rows r, const S *x, S *y)
+{
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS];
+    my_row my = my_row_of(r);
+    if (my.row >= r.rows) return;
+    x += my.row * r.n, y += my.row * r.n;
+    my.first += first_pack(x);
+    T most = -(T)INFINITY, sum = 0, v[WIDE];
+    for (int64_t j = my.first; j < r.n; j += my.step) {
+        read_pack(x, j, r.n, -(T)INFINITY, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) most = larger(most, v[e]);
+    }
+    most = group_max(most, r.width, shared);
+    if (most == -(T)INFINITY) most = 0;  // a row of -inf only gives 0 / 0, as in PyTorch
+    for (int64_t j = my.first; j < r.n; j += my.step) {
+        read_pack(x, j, r.n, -(T)INFINITY, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum += exp_of(v[e] - most);
+    }
+    sum = group_sum(sum, r.width, shared);
+    T shift = most + log_of(sum), scale = 1 / sum;
+    for (int64_t j = my.first; j < r.n; j += my.step) {
+        read_pack(x, j, r.n, (T)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] = r.log ? v[e] - shift : exp_of(v[e] - most) * scale;
+        write_pack(y, j, r.n, v);
+    }
+}
+// softmax: dx = y (g - sum g y); log_softmax: dx = g - exp(y) sum g
+template <class S> __global__ void softmax_rows_backward_kernel(packed_rows r, const S *g, const S *y, S *dx)
+{
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS];
+    my_row my = my_row_of(r);
+    if (my.row >= r.rows) return;
+    g += my.row * r.n, y += my.row * r.n, dx += my.row * r.n;
+    my.first += first_pack(g);
+    T sum = 0, v[WIDE], w[WIDE];
+    for (int64_t j = my.first; j < r.n; j += my.step) {
+        read_two(g, y, j, r.n, v, w);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum += r.log ? v[e] : v[e] * w[e];
+    }
+    sum = group_sum(sum, r.width, shared);
+    for (int64_t j = my.first; j < r.n; j += my.step) {
+        read_two(g, y, j, r.n, v, w);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] = r.log ? v[e] - exp_of(w[e]) * sum : w[e] * (v[e] - sum);
+        write_pack(dx, j, r.n, v);
+    }
+}
+
+// ---- along other dimensions ----
 
 template <class T> __global__ void softmax_kernel(ms_rows r, int dtype, const void *x, void *y, bool log)
 {
@@ -50,7 +123,18 @@ static ms_status softmax(ms_call *c, bool log, bool backward)
     ms_rows r = ms__rows_along(o, d);
     ms_status st = ms__contiguous(&x, c->in[backward ? 1 : 0]);
     if (st == MS_OK && backward) st = ms__contiguous(&g, c->in[0]);
-    if (st == MS_OK && !backward)
+    if (st == MS_OK && r.stride == 1) {
+        int width = row_width(r.rows, r.n);
+        packed_rows p = { r.rows, r.n, width, log };
+        int64_t blocks = up(r.rows, BLOCK / width);
+#define SOFTMAX(S, T)                                                                                             \
+    st = backward ? launch_blocks(c->op->name, index, softmax_rows_backward_kernel<S>, blocks, BLOCK, p,          \
+                                  (S *)ms__data(g), (S *)ms__data(x), (S *)ms__data(o))                           \
+                  : launch_blocks(c->op->name, index, softmax_rows_kernel<S>, blocks, BLOCK, p, (S *)ms__data(x), \
+                                  (S *)ms__data(o))
+        WITH_FLOAT_TYPE(dtype, SOFTMAX)
+#undef SOFTMAX
+    } else if (st == MS_OK && !backward)
         st = launch_blocks(c->op->name, index, REAL_KERNEL(dtype, softmax_kernel), r.rows, BLOCK, r, dtype, ms__data(x),
                            ms__data(o), log);
     else if (st == MS_OK)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Norms and cross-entropy on the (emulated) GPU against float64 on the CPU: shapes that take a warp and a block for a
+--- Norms, softmax and cross-entropy on the (emulated) GPU against float64 on the CPU: shapes that take a warp and a block for a
 --- row, lengths that fill no access of 16 bytes, and views that begin at odd elements.
 local ms = require "moonshard"
 local F = ms.nn.F
@@ -63,6 +63,20 @@ describe("a kernel of rows", function()
         check(z.grad, z64.grad, dtype, "dx of rms_norm")
       end)
 
+      on_gpu("makes the softmax " .. what, function()
+        for _, name in ipairs { "softmax", "log_softmax" } do
+          for dim = rows <= 70 and n <= 777 and 1 or 2, 2 do
+            local x, x64 = draw(dtype, { rows, n }, skip, true)
+            local g, g64 = draw(dtype, { rows, n }, 1)
+            local y, y64 = F[name](x, dim), F[name](x64, dim)
+            check(y, y64, dtype, name)
+            y:backward(g)
+            y64:backward(g64)
+            check(x.grad, x64.grad, dtype, "gradient of " .. name)
+          end
+        end
+      end)
+
       on_gpu("makes the cross-entropy " .. what, function()
         local x, x64 = draw(dtype, { rows, n }, skip, true)
         local w, w64 = draw(dtype, { n }, skip)
@@ -120,6 +134,13 @@ describe("a kernel of rows", function()
       local want = F.cross_entropy(x, ids):item()
       local got = F.cross_entropy(x:to "cuda", ids:to "cuda"):item()
       assert.is_true(got == want or (got ~= got and want ~= want) or math.abs(got - want) < 1e-6, got .. " " .. want)
+      for _, name in ipairs { "softmax", "log_softmax" } do
+        local host, gpu = F[name](x, 2):tolist()[1], F[name](x:to "cuda", 2):to("cpu"):tolist()[1]
+        for k = 1, 3 do
+          local a, b = host[k], gpu[k]
+          assert.is_true(a == b or (a ~= a and b ~= b) or math.abs(a - b) < 1e-6, name .. " " .. a .. " " .. b)
+        end
+      end
     end
   end)
 end)

@@ -28,6 +28,4 @@ return {
   ["reduce: prod_backward_kernel"] = "flight float32, flight half, width float32, width half",
   ["reduce: rows_kernel"] = "flight float32, flight half, width float32, width half",
   ["reduce: scan_kernel"] = "flight float32, flight half, width float32, width half",
-  ["rows: softmax_backward_kernel"] = "flight float32, flight half, width float32, width half",
-  ["rows: softmax_kernel"] = "flight half, width float32, width half",
 }

@@ -135,7 +135,9 @@ M.SMALL = set [[
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
 --- ask for say nothing about those in flight.
 --- All other kernels are streaming kernels, except for their exact instances.
-M.STRIDED = set "elementwise:strided_kernel elementwise:all_kernel copy:move_kernel"
+M.STRIDED = set [[
+  elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
+]]
 
 --- Whether the kernel of a row combines partial results.
 function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
