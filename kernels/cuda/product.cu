@@ -278,9 +278,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
     double alpha64 = p->alpha, beta64 = 0;
     float alpha32 = (float)p->alpha, beta32 = 0;
     int32_t count = (int32_t)batch;
-    uint64_t hash = 1469598103934665603ull;
-    for (size_t i = 0; i < sizeof key; i++) hash = (hash ^ ((const uint8_t *)&key)[i]) * 1099511628211ull;
-    int slot = (int)(hash % CACHE);
+    int slot = (int)(ms__hash_bytes(MS_HASH_START, &key, sizeof key) % CACHE);
     if (!per_device[index].handle) LT_TRY(lt.Create(&per_device[index].handle));
     if (!per_device[index].workspace &&
         (st = ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace")))

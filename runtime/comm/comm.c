@@ -76,8 +76,8 @@ ms_group *ms__group_world(void)
     return world_group;
 }
 
-static int n_others;             // number of groups made by new_group
-static ms_group **other_groups;  // in ascending order of id
+static ms_group **other_groups;  // made by new_group, in ascending order of id
+static int n_others, cap_others;
 
 static int place_of(double id)
 {
@@ -503,13 +503,10 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         ms__fail(MS_EINVAL, "dist.new_group: %d ranks given, the world has %d", n, world->n);
         return -1;
     }
+    if (ms__grow(&other_groups, &cap_others, n_others, sizeof *other_groups, "dist.new_group", "groups")) return -1;
     int *sorted = malloc((size_t)n * sizeof *sorted);
-    ms_group **grown = realloc(other_groups, ((size_t)n_others + 1) * sizeof *grown);
-    if (grown) other_groups = grown;
-    if (!sorted || !grown) {
-        free(sorted);
-        ms__no_memory((size_t)n * sizeof *sorted + ((size_t)n_others + 1) * sizeof *grown, "dist.new_group", "%d ranks",
-                      n);
+    if (!sorted) {
+        ms__no_memory((size_t)n * sizeof *sorted, "dist.new_group", "%d ranks", n);
         return -1;
     }
     for (int k = 0; k < n; k++) sorted[k] = ranks[k];

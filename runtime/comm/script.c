@@ -67,7 +67,7 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
     size_t n = ms__nbytes(out);
     for (int k = 0; k < g->n; k++) {
         ms_tensor *t = ms__tensor(d->list[k]), *whole;
-        ms_status status = t ? check_tensor("scatter", "an element of the list", t) : (ms_status)ms_error_code();
+        ms_status status = t ? check_tensor("scatter", "an element of the list", t) : ms__failure();
         if (status == MS_OK && (t->numel != out->numel || t->dtype != out->dtype))
             status = ms__fail(MS_EINVAL, "scatter: element %d of the list does not match out: it is %s, out is %s",
                               k + 1, ms__tensor_text(t), ms__tensor_text(out));
@@ -118,11 +118,11 @@ static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, m
     ms_tensor *out = NULL, *in = NULL;
     bool sends = on_side(row->reads, g->me, root);
     if ((row->kind & IN_PLACE) || on_side(row->writes, g->me, root)) {
-        if (!(out = ms__tensor(d->out))) return (ms_status)ms_error_code();
+        if (!(out = ms__tensor(d->out))) return ms__failure();
         MS_TRY(check_tensor(name, "the output", out));
     }
     if (sends && !(row->kind & IN_PLACE) && r->op != OP_SCATTER) {
-        if (!(in = ms__tensor(d->in))) return (ms_status)ms_error_code();
+        if (!(in = ms__tensor(d->in))) return ms__failure();
         MS_TRY(check_tensor(name, "the input", in));
         if (out && in->dtype != out->dtype)
             return ms__fail(MS_EINVAL, "%s: dtypes differ: out is %s, in is %s", name, ms__tensor_text(out),

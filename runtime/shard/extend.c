@@ -28,7 +28,7 @@ typedef struct extension {
     bool made;  // its whole has been built
     part parts[MAX_PARTS];
     ms_storage **freed;
-    int n_freed;
+    int n_freed, cap_freed;
 } extension;
 
 static size_t align_up(size_t n) { return (n + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
@@ -312,9 +312,7 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
         return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
     for (int k = 0; k < x->n_freed; k++)
         if (x->freed[k] == s) return MS_OK;
-    ms_storage **grown = realloc(x->freed, ((size_t)x->n_freed + 1) * sizeof *grown);
-    if (!grown) return ms__no_memory(((size_t)x->n_freed + 1) * sizeof *grown, "fsdp", "unit '%s'", u->name);
-    x->freed = grown;
+    MS_TRY(ms__grow(&x->freed, &x->cap_freed, x->n_freed, sizeof *x->freed, "fsdp", name_of(u, x)));
     x->freed[x->n_freed++] = ms__storage_retain(s);
     s->owner = u->memory.gather_buffer->owner;
     return MS_OK;

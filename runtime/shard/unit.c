@@ -6,42 +6,37 @@
 
 // ---- handles ----------------------------------------------------------------------------------
 
-static unit **units;
-static uint32_t *generations;
-static uint32_t n_units = 1, cap_units;
+enum { MOST = 0xfffff };
+// Place 0 stays empty: a handle is a generation and a place in one number, and never 0.
+static struct {
+    unit *unit;
+    uint32_t generation;
+} * units;
+static int n_units, cap_units;
 
 unit *ms__unit(double handle)
 {
-    uint64_t bits = handle >= 1 ? (uint64_t)handle : 0;
-    uint32_t i = (uint32_t)(bits & 0xfffff);
-    if (i && i < n_units && units[i] && units[i]->handle == handle) return units[i];
+    int i = handle >= 1 ? (int)((uint64_t)handle & MOST) : 0;
+    if (i && i < n_units && units[i].unit && units[i].unit->handle == handle) return units[i].unit;
     ms__fail(MS_EINVAL, "fsdp: %.0f is not a unit", handle);
     return NULL;
 }
 
 ms_status ms__unit_handle_new(unit *u)
 {
-    uint32_t i = 1;
-    while (i < n_units && units[i]) i++;
-    if (i >= cap_units) {
-        uint32_t cap = cap_units ? 2 * cap_units : 64;
-        unit **grown = realloc(units, cap * sizeof *units);
-        uint32_t *g = realloc(generations, cap * sizeof *generations);
-        if (grown) units = grown;
-        if (g) generations = g;
-        if (!grown || !g || cap > 0xfffff)
-            return ms__no_memory(cap * (sizeof *units + sizeof *generations), "fsdp", "unit '%s'", u->name);
-        memset(units + cap_units, 0, (cap - cap_units) * sizeof *units);
-        memset(generations + cap_units, 0, (cap - cap_units) * sizeof *generations);
-        cap_units = cap;
+    int i = 1;
+    while (i < n_units && units[i].unit) i++;
+    if (i > MOST) return ms__fail(MS_EUNSUPPORTED, "fsdp: unit '%s' is one more than %d units", u->name, MOST);
+    for (; n_units <= i; n_units++) {
+        MS_TRY(ms__grow(&units, &cap_units, n_units, sizeof *units, "fsdp", u->name));
+        memset(&units[n_units], 0, sizeof *units);
     }
-    if (i == n_units) n_units++;
-    units[i] = u;
-    u->handle = (double)((uint64_t)++generations[i] << 20 | i);
+    units[i].unit = u;
+    u->handle = (double)((uint64_t)++units[i].generation << 20 | (uint64_t)i);
     return MS_OK;
 }
 
-void ms__unit_handle_drop(double handle) { units[(uint32_t)((uint64_t)handle & 0xfffff)] = NULL; }
+void ms__unit_handle_drop(double handle) { units[(uint64_t)handle & MOST].unit = NULL; }
 
 // ---- recording --------------------------------------------------------------------------------
 

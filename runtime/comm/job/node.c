@@ -24,7 +24,8 @@ typedef struct {
     size_t at, bytes;
 } hole;
 static hole *holes;  // free ranges below groups_used, sorted; adjacent ranges are merged
-static size_t n_holes, n_groups, hole_room;
+static size_t n_holes, n_groups;
+static int cap_holes;
 static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;  // other threads read the list for reports
 static int *local_of;                                            // indexed by world rank
 
@@ -78,13 +79,8 @@ static void group_nodes(ms_group *g)
 ms_status ms__group_place(ms_group *g)
 {
     size_t bytes = page_up(group_bytes(g->n));
-    if (n_groups + 3 > hole_room) {  // room for freeing every group: freeing must not fail
-        size_t room = 2 * n_groups + 8;
-        hole *grown = realloc(holes, room * sizeof *grown);
-        if (!grown) return ms__no_memory(room * sizeof *grown, "dist.new_group", "places of %zu groups", room);
-        holes = grown;
-        hole_room = room;
-    }
+    // Room for freeing every group: freeing must not fail.
+    MS_TRY(ms__grow(&holes, &cap_holes, (int)n_groups + 2, sizeof *holes, "dist.new_group", "places of groups"));
     if (ms__world.up && ms__world.size > 1) {
         size_t k = 0;
         while (k < n_holes && holes[k].bytes < bytes) k++;
