@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The recipes of docs/extending.md that change the engine: their `diff` blocks are applied to a copy of the sources,
 --- the files that they change are compiled as the build does but without optimization, and each section's program runs
---- with that engine.
+--- with that engine. A section's `c` block is a new file, the plugin of a transport.
 local engine = require "moonshard.core.ffi"
 local lfs = require "lfs"
 local process = require "spec.support.process"
@@ -14,13 +14,14 @@ for heading, section in (text:gsub("\n## ", "\n\1") .. "\1"):gmatch "\1([^\n]+)(
   local diffs = {}
   for diff in section:gmatch "\n```diff\n(.-)```" do diffs[#diffs + 1] = diff end
   if #diffs > 0 then
-    recipes[#recipes + 1] = { heading = heading, diffs = diffs, program = section:match "\n```lua\n(.-)```",
-      printed = section:match "\n```text\n(.-)```" }
+    recipes[#recipes + 1] = { heading = heading, diffs = diffs, plugin = section:match "\n```c\n(.-)```",
+      program = section:match "\n```lua[^\n]*\n(.-)```", printed = section:match "\n```text\n(.-)```" }
   end
 end
 
 -- What the lists are compiled into.
-local sources = { "kernels/rows/elementwise.c", "kernels/cpu/elementwise/elementwise.c", "runtime/train/optim.c" }
+local sources = { "kernels/rows/elementwise.c", "kernels/cpu/elementwise/elementwise.c", "runtime/train/optim.c",
+  "runtime/comm/transport/transport.c" }
 
 local function run(command)
   local pipe = assert(io.popen(("{ %s; } 2>&1; echo $?"):format(command)))
@@ -50,11 +51,16 @@ describe("docs/extending.md, where it changes the engine,", function()
   teardown(function() process.remove_folder(folder) end)
 
   it("has changes that apply and compile", function()
-    run(("cp -r %s/runtime %s/kernels %s/lua %s"):format(process.root, process.root, process.root, folder))
+    run(("cd %s && cp -r runtime kernels lua scripts CMakeLists.txt %s"):format(process.root, folder))
     for _, recipe in ipairs(recipes) do
       for _, diff in ipairs(recipe.diffs) do
         process.write(folder .. "/change.diff", diff)
         run(("cd %s && patch -p1 -s -F0 --no-backup-if-mismatch <change.diff"):format(folder))
+      end
+      if recipe.plugin then
+        local path = folder .. "/runtime/" .. recipe.plugin:match "^// (%S+)"
+        lfs.mkdir(path:match "^(.*)/")
+        process.write(path, recipe.plugin)
       end
     end
     local objects, compile = {}, {}
@@ -73,15 +79,25 @@ describe("docs/extending.md, where it changes the engine,", function()
     run(("cp %smoonshard_cdef.h %s"):format(build, folder))
   end)
 
+  it("has a folder that becomes a transport's plugin", function()
+    run(("cd %s && unset LD_PRELOAD; cmake -S . -B configured -G Ninja -D CMAKE_CXX_COMPILER=NOTFOUND -D NVCC=NVCC-NOTFOUND "
+      .. "&& ninja -C configured transports && cp configured/libmoonshard_files.so . && mkdir messages"):format(folder))
+  end)
+
   for _, recipe in ipairs(recipes) do
     it(("has a program for '%s' that prints what it says"):format(recipe.heading), function()
       assert.is_truthy(lfs.attributes(folder .. "/libmoonshard.so"))
       process.write(folder .. "/program.lua", recipe.program)
-      local output = run(("cd %s && LUA_PATH='%s/lua/?.lua;%s/lua/?/init.lua' MOONSHARD_LIB=%s/libmoonshard.so luajit program.lua")
-        :format(folder, folder, folder, folder))
-      assert.are.equal(recipe.printed, output)
+      local command = ("LUA_PATH='%s/lua/?.lua;%s/lua/?/init.lua' MOONSHARD_LIB=%s/libmoonshard.so luajit program.lua")
+        :format(folder, folder, folder)
+      if recipe.plugin then                                                    -- two processes, as on two nodes
+        local rank = "PMI_RANK=%d PMI_SIZE=2 MPI_LOCALRANKID=%d MPI_LOCALNRANKS=2 MOONSHARD_COMM_NODES=2 MESSAGES=messages "
+          .. "timeout 60 env " .. command
+        command = rank:format(1, 1) .. " & " .. rank:format(0, 0) .. " && wait $!"
+      end
+      assert.are.equal(recipe.printed, run("cd " .. folder .. " && { " .. command .. "; }"))
     end)
   end
 
-  it("has both recipes", function() assert.are.equal(2, #recipes) end)
+  it("has all recipes", function() assert.are.equal(3, #recipes) end)
 end)
