@@ -315,5 +315,76 @@ for _, world in ipairs { 3, 4 } do
         assert.matches("argument 1 is nil", message(hooks.hook_then_optimizer))
       end)
     end
+
+    -- Each makes a hook and its state. Iterations that count are those that succeed.
+    local _, _, _, hooks = load()
+    local STATEFUL = {
+      powerSGD_hook = function()
+        return hooks.powerSGD_hook, hooks.PowerSGDState(nil, { start_powerSGD_iter = 3, min_compression_rate = 1 })
+      end,
+      batched_powerSGD_hook = function()
+        return hooks.batched_powerSGD_hook, hooks.PowerSGDState(nil, { start_powerSGD_iter = 2 })
+      end,
+      ["powerSGD_hook without its last Q"] = function()
+        return hooks.powerSGD_hook, hooks.PowerSGDState(nil,
+          { start_powerSGD_iter = 2, min_compression_rate = 1, warm_start = false })
+      end,
+      ["powerSGD_hook in float16"] = function()
+        return hooks.fp16_compress_wrapper(hooks.powerSGD_hook), hooks.PowerSGDState(nil,
+          { start_powerSGD_iter = 2, min_compression_rate = 1 })
+      end,
+      post_localSGD_hook = function()
+        return hooks.post_localSGD_hook, hooks.PostLocalSGDState { start_localSGD_iter = 4 }
+      end,
+      hook_then_optimizer = function()
+        return hooks.hook_then_optimizer(hooks.allreduce_hook, function(params)
+          return load().optim.SGD(params, { lr = 0.05, momentum = 0.9 })
+        end)
+      end,
+      quantization_pertensor_hook = function() return hooks.quantization_pertensor_hook end,
+    }
+    for name, make in load().sorted_pairs(STATEFUL) do
+      it(("keep nothing of a backward that failed on one rank: %s"):format(name), function(rank)
+        local _, _, dist = load()
+        local function train(fails, bad)
+          local hook, state = make()
+          local ddp = wrapped(hook, state)
+          local list = {}
+          for step = 1, 6 do
+            local function backward(x)
+              ddp:zero_grad()
+              ddp(x):pow(2):sum():backward()
+            end
+            if fails[step] then
+              local x = batch(rank, 50)
+              if rank == bad then
+                x:requires_grad_(true)
+                x:register_hook(function() error("its own", 0) end)
+              end
+              if world > 1 or rank == bad then
+                assert.is_false((pcall(function()
+                  backward(x)
+                  dist.barrier()
+                end)))
+              end
+              pcall(dist.barrier)
+            end
+            backward(batch(rank, step))
+            for _, p in ipairs(ddp:parameters()) do
+              list[#list + 1] = p:detach():clone()
+              list[#list + 1] = p.grad:clone()
+            end
+          end
+          return list
+        end
+        local want = train {}
+        for _, bad in ipairs { 0, world - 1 } do
+          for at = 2, 5 do
+            local got = train({ [at] = true }, bad)
+            for k = 1, #want do assert.is_true(want[k]:equal(got[k]), ("failed at %d, result %d"):format(at, k)) end
+          end
+        end
+      end)
+    end
   end)
 end

@@ -58,7 +58,24 @@ function M.free(buckets)
   end
 end
 
+--- Registers fn(ok), to be called once: with true when all reductions of the iteration have succeeded, with false when
+--- the iteration was given up. A hook changes its own state only then, so that a step that failed leaves no trace.
+---@param fn fun(ok: boolean)
+function Bucket:on_end(fn)
+  self.ends = self.ends or {}
+  table.insert(self.ends, fn)
+end
+
+--- Calls what on_end has registered.
+---@param ok boolean
+function Bucket:ended(ok)
+  local list = self.ends
+  self.ends = nil
+  for _, fn in ipairs(list or {}) do fn(ok) end
+end
+
 function Bucket:reset()
+  self:ended(false)
   self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
 end
 

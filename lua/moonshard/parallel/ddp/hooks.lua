@@ -22,6 +22,15 @@ end
 ---@return Tensor?
 M.result_of = result_of
 
+-- After an error: waits until the collectives behind a hook's return value no longer use memory, and discards their
+-- results.
+local function drop(value)
+  if type(value) ~= "table" then return end
+  local own = rawget(value, "drop")
+  if own then own(value) else result_of(value) end
+end
+M._drop = drop
+
 --- The mean over ranks, which DDP also computes without a hook.
 ---@param group Group?  nil: all ranks
 ---@param bucket Bucket  flat (1-d gradients), parameters, gradients (views of flat), index (from 1), last
@@ -34,11 +43,17 @@ local function compress(who, dtype)
   return function(group, bucket)
     local half = flat_of(who, bucket):to(dtype):div_(dist.world_size(group)):keep()
     local work = dist.all_reduce(half, { group = group, async = true })
-    return { wait = function()
-      work:wait()
-      bucket.flat:copy_(half)
-      half:release()
-    end }
+    return {
+      wait = function()
+        work:wait()
+        bucket.flat:copy_(half)
+        half:release()
+      end,
+      drop = function()
+        pcall(work.wait, work)
+        half:release()
+      end,
+    }
   end
 end
 
@@ -60,12 +75,19 @@ local function wrapper(dtype)
       local half = whole:to(dtype):keep()
       bucket.flat = half
       local value = hook(state, bucket)
-      return { wait = function()
-        local out = result_of(value) or bucket.flat
-        bucket.flat = whole
-        whole:copy_(out)
-        half:release()
-      end }
+      return {
+        wait = function()
+          local out = result_of(value) or bucket.flat
+          bucket.flat = whole
+          whole:copy_(out)
+          half:release()
+        end,
+        drop = function()
+          pcall(drop, value)
+          bucket.flat = whole
+          half:release()
+        end,
+      }
     end
   end
 end
@@ -98,17 +120,17 @@ function M.hook_then_optimizer(hook, make, params)
   local optimizers = setmetatable({}, { __mode = "k" })
   return function(state, bucket)
     local value = hook(state, bucket)
-    return { wait = function()
-      local out = result_of(value)
-      if out ~= nil and out ~= bucket.flat then bucket.flat:copy_(out:reshape(-1)) end
-      for k, p in ipairs(bucket.parameters) do
+    -- After the last reduction: if one fails, no parameter has been stepped.
+    bucket:on_end(function(ok)
+      for k, p in ipairs(ok and bucket.parameters or {}) do
         if not params or steps[p] then
           optimizers[p] = optimizers[p] or make { p }
           bucket:give(k)
           optimizers[p]:step()
         end
       end
-    end }
+    end)
+    return value
   end
 end
 

@@ -83,6 +83,9 @@ local function shadow(st, info)
   if info.map and not used then st.used_by_others() end
   for _, b in ipairs(st.buckets) do
     if b.launched then b:finish(st.hook) end
+  end
+  for _, b in ipairs(st.buckets) do
+    b:ended(true)
     b:reset()
   end
   st.synced_backwards = st.synced_backwards + 1

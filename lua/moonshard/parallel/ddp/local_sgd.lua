@@ -82,7 +82,12 @@ function M.post_localSGD_hook(state, bucket)
     if not state.post_local_gradient_allreduce then return end
     group = state.subgroup
   end
-  if bucket.last and state.iter < state.start_localSGD_iter then state.iter = state.iter + 1 end
+  if bucket.last and state.iter < state.start_localSGD_iter then
+    state.iter = state.iter + 1
+    bucket:on_end(function(ok)
+      if not ok then state.iter = state.iter - 1 end
+    end)
+  end
   bucket.flat:div_(dist.world_size(group))
   return dist.all_reduce(bucket.flat, { group = group, async = true })
 end

@@ -140,6 +140,26 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
+-- Takes what a run has computed for the next one, or drops it if the iteration was given up: its gradients must not
+-- stay in the error.
+local function settle(state, run, ok)
+  local memory = run.memory
+  local fresh = { error = run.error, q = state.warm_start and run.q or nil }
+  for _, name in ipairs { "error", "q" } do
+    local old = ok and fresh[name] and memory[name]
+    if old then old:release() end
+    if ok then memory[name] = fresh[name] or memory[name] elseif fresh[name] then fresh[name]:release() end
+  end
+  if not state.warm_start and run.q then run.q:release() end
+end
+
+-- Waits for a run's collectives without computing its result.
+local function give_up(run)
+  for _, work in ipairs { run.rest_work or false, run.p_work or false } do
+    if work then pcall(work.wait, work) end
+  end
+end
+
 -- The first phase, up to the all-reduce of P.
 local function begin(state, bucket, batched)
   local flat, world = bucket.flat, dist.world_size(state.group)
@@ -151,10 +171,8 @@ local function begin(state, bucket, batched)
     state.memory[bucket.index] = memory
   end
   local run = { plan = plan, memory = memory, flat = flat, world = world, whole = batched and bucket.flat }
-  if state.use_error_feedback then
-    if memory.error then flat:add_(memory.error) else memory.error = create.zeros_like(flat):keep() end
-    memory.error:copy_(flat)            -- finish subtracts the approximation
-  end
+  bucket:on_end(function(ok) settle(state, run, ok) end)
+  if state.use_error_feedback and memory.error then flat:add_(memory.error) end
   if #plan.rest > 0 then
     local parts = {}
     for k, r in ipairs(plan.rest) do parts[k] = flat:narrow(1, r[1], r[2]) end
@@ -164,8 +182,7 @@ local function begin(state, bucket, batched)
   local options = { dtype = flat.dtype, device = flat.device }
   local known = state.warm_start and memory.q
   run.p = create.empty(total(plan.p), options):keep()
-  run.q = known or create.empty(total(plan.q), options):keep()
-  if state.warm_start then memory.q = run.q end
+  run.q = (known and known:clone() or create.empty(total(plan.q), options)):keep()
   local ps, qs = matrices(run.p, plan.p), matrices(run.q, plan.q)
   if not known and run.q:numel() > 0 then draw(state, run.q) end
   for k, q in ipairs(qs) do
@@ -180,7 +197,7 @@ local function begin(state, bucket, batched)
 end
 
 local function finish(state, run)
-  local plan, flat, memory = run.plan, run.flat, run.memory
+  local plan, flat = run.plan, run.flat
   local ps, qs = matrices(run.p, plan.p), matrices(run.q, plan.q)
   local function matrix(k)
     return flat:narrow(1, plan.at[k], plan.m[k][1] * plan.m[k][2]):view(plan.m[k][1], plan.m[k][2])
@@ -199,12 +216,15 @@ local function finish(state, run)
     end
     dist.all_reduce(run.q, { group = state.group })
     run.q:div_(run.world)
+  end
+  if state.use_error_feedback then run.error = flat:clone():keep() end
+  if run.p_work then
     for k, p in ipairs(ps) do matrix(k):copy_(p:matmul(qs[k]:t())) end
   end
-  if state.use_error_feedback then
-    memory.error:sub_(flat)
+  if run.error then
+    run.error:sub_(flat)
     -- Uncompressed ranges have no approximation error.
-    for _, r in ipairs(plan.rest) do memory.error:narrow(1, r[1], r[2]):zero_() end
+    for _, r in ipairs(plan.rest) do run.error:narrow(1, r[1], r[2]):zero_() end
   end
   local at = 1
   for _, r in ipairs(plan.rest) do
@@ -217,20 +237,25 @@ local function finish(state, run)
   end
   if run.rest then run.rest:release() end
   run.p:release()
-  if not state.warm_start then run.q:release() end
 end
 
 local function hook_of(name, batched)
   return function(state, bucket)
     if getmetatable(state) ~= State then opts.wrong(state, "a PowerSGDState", "%s: the state", name) end
-    local compresses = state.iter >= state.start_powerSGD_iter
+    local compresses, iter, draws = state.iter >= state.start_powerSGD_iter, state.iter, state.draws
     if bucket.last then state.iter = state.iter + 1 end
+    bucket:on_end(function(ok)
+      if not ok then state.iter, state.draws = math.min(state.iter, iter), math.min(state.draws, draws) end
+    end)
     if not compresses then
       bucket.flat:div_(dist.world_size(state.group))
       return dist.all_reduce(bucket.flat, { group = state.group, async = true })
     end
     local run = autograd.no_grad(begin, state, bucket, batched)
-    return { wait = function() autograd.no_grad(finish, state, run) end }
+    return {
+      wait = function() autograd.no_grad(finish, state, run) end,
+      drop = function() give_up(run) end,
+    }
   end
 end
 

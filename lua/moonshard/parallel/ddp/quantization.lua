@@ -67,7 +67,12 @@ local function hook_of(who, rows_of)
     local row = rows_of(flat, ...)
     if flat:numel() == 0 then return end
     local run = autograd.no_grad(begin, group, flat, row)
-    return { wait = function() autograd.no_grad(finish, run, flat) end }
+    return {
+      wait = function() autograd.no_grad(finish, run, flat) end,
+      drop = function()
+        for _, work in ipairs(run.works) do pcall(work.wait, work) end
+      end,
+    }
   end
 end
 

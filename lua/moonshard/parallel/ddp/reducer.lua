@@ -102,11 +102,11 @@ local function fail(st, message)
   if st.overlapped then st.overlapped.drop() end
   for k, b in ipairs(st.buckets) do
     lists[k], launched = b.parameters, launched or b.launched
-    if b.launched and b.work then pcall(hooks.result_of, b.work) end
+    if b.launched and b.work then pcall(hooks._drop, b.work) end
   end
   for _, b in ipairs(st.delayed and st.delayed.launched and st.delayed.buckets or {}) do
     launched = true
-    if b.work then pcall(hooks.result_of, b.work) end
+    if b.work then pcall(hooks._drop, b.work) end
   end
   forget(st)
   if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- the order of arrival is incomplete
@@ -205,6 +205,7 @@ local function finish_now(st)
       end
     end
     if st.delayed then st.delayed:finish() end
+    for _, b in ipairs(st.buckets) do b:ended(true) end
     if st.overlapped then st.overlapped.finish(st.buckets) end
   end)
   st.passed_over = {}
