@@ -20,6 +20,12 @@ local function run_busted(text)
 end
 
 describe("plain busted", function()
+  it("runs every file that describes something: busted takes those named *_spec.lua", function()
+    local files = assert(io.popen(("cd '%s' && grep -rlE '^(ranks\\.)?describe\\(' spec --include='*.lua'"):format(process.root)))
+    for path in files:lines() do assert.matches("_spec%.lua$", path) end
+    files:close()
+  end)
+
   it("runs under LuaJIT", function()
     assert.is_string(jit.version)
   end)
