@@ -69,10 +69,11 @@ function M.resolve(m, list, hook, sparse)
   return self
 end
 
---- Allocates one buffer per dtype and device.
+--- Allocates one buffer per dtype and device. If there is no memory for them, there are none.
 function Delayed:prepare(dtype_of)
-  if self.buckets then buckets.free(self.buckets) end
-  self.dtype_of = dtype_of
+  local old = self.buckets
+  self.buckets, self.dtype_of = {}, dtype_of
+  buckets.free(old or {})
   self.buckets = buckets.build(pieces.assign(self.params, { math.huge }, dtype_of), dtype_of)
 end
 

@@ -30,8 +30,8 @@ local base = require "moonshard.nn.module"
 local Embedding = require "moonshard.nn.embedding".Embedding
 local a_module = base.a_module
 
-local set_buckets, forget, finish, fail, tell, take_over = reducer.set_buckets, reducer.forget, reducer.finish,
-  reducer.fail, reducer.tell, reducer.take_over
+local set_buckets, make_buckets, forget, finish = reducer.set_buckets, reducer.make_buckets, reducer.forget, reducer.finish
+local fail, tell, take_over = reducer.fail, reducer.tell, reducer.take_over
 local start_used_map, used_anywhere, GRAPH_CHANGED = reducer.start_used_map, reducer.used_anywhere,
   reducer.GRAPH_CHANGED
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
@@ -274,6 +274,8 @@ local begin = calls.several(function(st, module)
   local source = st.join and join.notify(st, true)
   no_grad(function()
     rebuild(st, source)
+    make_buckets(st)
+    if st.delayed and #st.delayed.buckets == 0 then st.delayed:prepare(st.reduce_dtype) end
     if st.broadcast_buffers then pieces.broadcast(buffers_of(module, st), st.group, nil, source) end
   end)
 end, function(st) return st.world > 1 and not (st.join and st.join.symmetric) end)
@@ -317,6 +319,7 @@ function DDP:join(given, fn)
   local module = self._slots.module
   st.rebuild_due = function() return rebuild_due(st) end
   st.rebuild = function(source) rebuild(st, source) end
+  st.make_buckets = function() make_buckets(st) end
   st.sync_buffers = function(source) pieces.broadcast(buffers_of(module, st), st.group, nil, source) end
   st.used_by_others = function()
     st.used = {}

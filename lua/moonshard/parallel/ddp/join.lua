@@ -71,6 +71,7 @@ function M.notify(st, synced) return agree(st, true, synced).source end
 -- Takes part in one iteration of the active ranks, without an input of its own.
 local function shadow(st, info)
   if info.rebuilds then st.rebuild(info.source) end
+  st.make_buckets()
   if info.buffers then st.sync_buffers(info.source) end
   if not info.synced then return end
   local used = info.map and st.skip_unused and st.used_by_others()

@@ -16,13 +16,22 @@ local ipairs, pcall, error = ipairs, pcall, error
 
 -- ---- buckets -------------------------------------------------------------------------------------
 
-local function set_lists(st, lists)
-  if st.buckets then buckets.free(st.buckets) end
-  st.buckets = buckets.build(lists, st.reduce_dtype)
-  st.place = {}                                 -- parameter -> { bucket, position in it }
+-- Makes the buckets that st.lists describes. If there is no memory for them, this rank has none, and tries again at its
+-- next forward; the other ranks may have theirs already.
+local function make_buckets(st)
+  if not st.lists then return end
+  st.buckets = buckets.build(st.lists, st.reduce_dtype)
+  st.lists, st.place = nil, {}                  -- parameter -> { bucket, position in it }
   for _, b in ipairs(st.buckets) do
     for k, p in ipairs(b.parameters) do st.place[p] = { b, k } end
   end
+end
+
+local function set_lists(st, lists)
+  local old = st.buckets
+  st.buckets, st.place, st.lists = {}, {}, lists
+  buckets.free(old or {})
+  make_buckets(st)
 end
 
 local function set_buckets(st, order, limits) set_lists(st, pieces.assign(order, limits, st.reduce_dtype)) end
@@ -65,10 +74,14 @@ local function put_back(st, b, used)
   end
 end
 
--- Starts the all-reduce of the map of parameters used since the last reduction; the result is read later.
+-- Whether a parameter was used since the last reduction. If its gradient was cleared meanwhile (as after a backward that
+-- failed), it was not.
+local function is_used(st, p) return st.used[p] and p.grad ~= nil end
+
+-- Starts the all-reduce of the map of these parameters; the result is read later.
 local function start_used_map(st)
   local list = {}
-  for k, p in ipairs(st.params) do list[k] = st.used[p] and 1 or 0 end
+  for k, p in ipairs(st.params) do list[k] = is_used(st, p) and 1 or 0 end
   st.used_map = create.tensor(list, { dtype = "int32", device = "cpu" }):keep()
   st.used_work = dist.all_reduce(st.used_map, { group = st.group, async = true })
 end
@@ -111,8 +124,8 @@ local function fail(st, message)
   forget(st)
   if st.synced_backwards == 0 then st.arrival, st.counts = {}, {} end      -- the order of arrival is incomplete
   if launched then
-    no_grad(set_lists, st, lists)
-    if st.delayed then no_grad(st.delayed.prepare, st.delayed, st.reduce_dtype) end
+    if not st.lists then pcall(no_grad, set_lists, st, lists) end
+    if st.delayed then pcall(no_grad, st.delayed.prepare, st.delayed, st.reduce_dtype) end
   end
 end
 
@@ -210,7 +223,7 @@ local function finish_now(st)
   end)
   st.passed_over = {}
   for _, p in ipairs(st.params) do
-    if st.find_unused and not st.used[p] then st.passed_over[p] = true end
+    if st.find_unused and not is_used(st, p) then st.passed_over[p] = true end
   end
   st.synced_backwards = st.synced_backwards + 1
   st.used = {}
@@ -288,7 +301,7 @@ local function hook_parameters(st)
 end
 
 return {
-  set_buckets = set_buckets, forget = forget, start_used_map = start_used_map, used_anywhere = used_anywhere,
+  set_buckets = set_buckets, make_buckets = make_buckets, forget = forget, start_used_map = start_used_map, used_anywhere = used_anywhere,
   some_used = some_used, tell = tell, fail = fail, finish = finish, take_over = take_over,
   hook_parameters = hook_parameters, GRAPH_CHANGED = GRAPH_CHANGED,
 }
