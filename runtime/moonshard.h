@@ -658,32 +658,34 @@ MS_API void ms_dist_publish_error(const char *text, double since);
 // matching calls of peers fail with text. group < 0 means a send or receive: -1 - from * world size - to. since:
 // ms_state.dist_failures when the call began.
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
-// Where a script continues after an error: its next collective. failed: the place of the latest failed call, "" if that
-// was not a single collective; caught: where the script caught the error, "" if unknown; times: how many errors in
-// succession it has caught there; here: the place of the next call. line, count: the functions and loops around it, the
-// outermost first. For a loop that counts its iterations, 2 * line + 1 and the count; for a part of an `if`, 2 * line
-// and -2 or -4; for a call, 2 * line and 2 * callee + 1 if what follows need not run in the order of its lines, else 2
-// * callee.
+// The place in the script of the first collective after an error. here: the line of that call. failed: the line of the
+// latest failed call; "" if that was not a single collective. caught: the line at which the script caught the error; ""
+// if unknown. times: the number of errors in succession that it caught there. line[k], count[k]: the n functions, loops
+// and `if`s that enclose the call, the outermost first. A loop that counts its iterations: 2 * line + 1 and the count;
+// another loop: 2 * line and -1; a branch of an `if`: 2 * line and -2 or -4; a function call: 2 * line and 2 * callee +
+// unordered, where callee is the line at which the function is defined, and unordered is 1 if its lines need not run in
+// their order.
 enum { MS_MAX_NESTED = 12 };
 typedef struct {
     const char *failed, *caught, *here;
     int32_t single;  // 1: a single collective, which can be called again (ms_dist_asked)
     int32_t times, n, line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_dist_position;
-// To be called before a collective if ms_dist_continues. The call fails if a peer is at a later place, or has failed
-// in that call and caught the error elsewhere; then later calls match.
+// To be called before a collective if ms_dist_continues returns 1. The collective fails if a peer is already at a later
+// place, or if the same collective failed on a peer that caught the error elsewhere. Such failures let this rank catch
+// up, until the ranks make the same calls again.
 MS_API void ms_dist_resume(const ms_dist_position *position);
-// To be called when the call has ended for which ms_dist_resume set a position with this value of `single`: later calls
-// must not send it.
+// To be called when the call ends for which ms_dist_resume set a position with this value of `single`: later calls then
+// do not send it.
 MS_API void ms_dist_resumed(int single);
-// Whether no collective of the group that the script waited for has succeeded since this rank's latest error. All
-// members return the same.
+// 1 if no collective of the group has succeeded since this rank's latest error; collectives in the background do not
+// count. All members return the same.
 MS_API int ms_dist_unsettled(double group);
-// Whether this rank has met an error, of any group, since a collective of the group succeeded that the script waited
-// for. Members may return different values.
+// 1 if this rank has met an error, in any group, since the latest success of a collective of this group; collectives in
+// the background do not count. Members may return different values.
 MS_API int ms_dist_continues(double group);
-// Whether the latest collective failed because a peer continues after an error that this rank has not met. It is to be
-// called again, after ms_dist_resume. The next call returns 0.
+// 1 if the latest collective failed because a peer continues after an error that this rank has not met. The script must
+// then call ms_dist_resume and repeat the collective. Resets the flag.
 MS_API int ms_dist_asked(void);
 // To be called before the forward of a model over the group. Runs a barrier if the group is unsettled, because peers
 // may be at another call, and a forward communicates in the background, where calls cannot be matched again.

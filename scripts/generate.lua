@@ -9,10 +9,10 @@ local cli = require "moonshard.run.cli"
 local given = cli.parse("generate", "Generates text with a model trained by scripts/train.", {
   { "from", "path", nil, "folder of a run, or a checkpoint" },
   { "prompt", "text", nil,
-  "beginning of the text (a newline); for a model of token files, ids separated by blanks" },
+  "beginning of the text (default: a newline); for a model of token files, ids separated by blanks" },
   { "length", "count", 500, "tokens to generate" },
   { "temperature", "number", 0.8, "0: always the most likely token" },
-  { "seed", "whole", 1, "of the draws" },
+  { "seed", "whole", 1, "seed of the sampling" },
   { "quiet", "flag", false, "print only the text, and errors" },
 }, arg)
 if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
@@ -66,4 +66,4 @@ cli.run("generate", function()
     end,
   })
   io.stdout:write "\n"
-end, function() return "while it wrote" end)
+end, function() return "while generating" end)

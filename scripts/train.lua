@@ -26,12 +26,12 @@ local OPTIONS = {
   "position encoding: by distance, or a learned table" },
   { "dropout", "share", 0, "dropout probability in training" },
   { "lr", "positive", 3e-3, "highest learning rate" },
-  { "warmup", "whole", 50, "steps of linear warm-up, before the cosine" },
+  { "warmup", "whole", 50, "steps of linear warm-up, followed by cosine decay" },
   { "min-lr", "share", 0.1, "final learning rate, as a fraction of --lr" },
   { "weight-decay", "share", 0.1, "weight decay of AdamW, on matrices" },
   { "beta2", "share", 0.99, "AdamW's second decay rate" },
   { "clip", "positive", 1, "maximum gradient norm" },
-  { "seed", "whole", 1, "of weights, order of the text, samples" },
+  { "seed", "whole", 1, "seed of the weights, the order of the text, and samples" },
   { "dtype", cli.one_of("float32", "bfloat16"), "float32", "dtype of computation; weights and optimizer stay float32" },
   { "device", "text", "cpu", "device to compute on" },
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
@@ -45,7 +45,7 @@ local OPTIONS = {
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
   { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
-  { "temperature", "positive", 0.8, "of the samples" },
+  { "temperature", "positive", 0.8, "temperature of the samples" },
   { "csv", "flag", false, "write metrics.csv, too" },
   { "tensorboard", "flag", false, "write TensorBoard's event files, too" },
   { "quiet", "flag", false, "print only errors" },
@@ -69,7 +69,7 @@ local state = require "moonshard.io.files"
 local text = require "moonshard.run.text"
 
 local started = ms.time()
-progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- until the run has its own
+progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- until run.start makes its own
 local stop = function(...) cli.stop("train", ...) end
 
 local function open_checkpoint(option)
@@ -101,8 +101,8 @@ local function resolve(resumed, tuned)
   config["eval-every"] = given["eval-every"] or math.max(1, math.floor(config.steps / 4))
   if config.dim % config.heads ~= 0 then stop("--dim %d is not a multiple of --heads %d", config.dim, config.heads) end
   if resumed and resumed.step >= config.steps then
-    stop("'%s' is after step %d of %d: nothing is left to do (--from trains its weights in a new run)", resumed.path,
-      resumed.step, config.steps)
+    stop("'%s' was saved after step %d of %d: nothing is left to do (--from trains its weights in a new run)",
+      resumed.path, resumed.step, config.steps)
   end
   return config
 end
@@ -120,12 +120,12 @@ if save_every then
     stop("--save %s is neither a number of steps nor a path", config.save)
   end
 elseif save_path and lfs.attributes(save_path, "mode") == "directory" then
-  stop("--save %s: is a folder", save_path)
+  stop("--save %s is a folder, expected a file", save_path)
 elseif save_path and lfs.attributes(save_path:match "^(.*/)[^/]*$" or ".", "mode") ~= "directory" then
-  stop("--save %s: there is no folder for it", save_path)
+  stop("--save %s: its folder does not exist", save_path)
 elseif save_path and cli.launched() == 0 then           -- fail now, not at the end of the training
   local writable, err = pcall(function() state.saver(save_path, {}):abort() end)
-  if not writable then stop("--save: cannot write there: %s", (tostring(err):gsub("^.-save: ", ""))) end
+  if not writable then stop("--save: the checkpoint cannot be written: %s", (tostring(err):gsub("^.-save: ", ""))) end
 end
 
 -- ---- the job: ranks, text, run folder --------------------------------------------------------------
@@ -133,8 +133,7 @@ end
 dist.init()
 local rank, world = dist.rank(), dist.world_size()
 if config.batch < world * config.accumulate then
-  stop("--batch %d gives %d ranks with --accumulate %d less than a sequence each", config.batch, world,
-    config.accumulate)
+  stop("--batch is %d, expected at least %d (ranks) * %d (--accumulate)", config.batch, world, config.accumulate)
 end
 local found, corpus = pcall(data.corpus, config.data)
 if not found then stop("--data: %s", (tostring(corpus):gsub("^corpus: ", ""))) end
@@ -147,7 +146,7 @@ end
 config.vocab, config["train-tokens"], config["data-fingerprint"] = corpus.vocab, corpus.train_count,
   corpus:fingerprint()
 if tuned and tuned.config.vocab ~= corpus.vocab then
-  stop("--data: a vocabulary of %d, '%s' was trained with %d", corpus.vocab, tuned.path, tuned.config.vocab)
+  stop("--data has a vocabulary of %d, but '%s' was trained with %d", corpus.vocab, tuned.path, tuned.config.vocab)
 end
 if resumed then                         -- a resumed run must continue on the same data
   local had = resumed.config
@@ -205,7 +204,7 @@ local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.
   warmup = config.warmup, min_factor = config["min-lr"] })
 schedule:load_state_dict { step = first, base_lrs = { config.lr, config.lr } }
 
--- ---- the run and what is printed ---------------------------------------------------------------------
+-- ---- the run and its output ---------------------------------------------------------------------------
 
 local config_out = { parameters = numbers, ["validation-tokens"] = corpus.validation_count }
 for name, value in pairs(config) do config_out[name] = value end      -- any order: keys are sorted when written
@@ -355,7 +354,7 @@ cli.run("train", function()
     metrics.step, metrics.loss, metrics.lr, metrics.grad_norm = step, loss, lr, norm
     run:log(metrics)
     if nan_steps == NAN_STEPS and config.nan == "stop" then
-      end_unfinished(1, "the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %s (--nan continue goes on)",
+      end_unfinished(1, "the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %s (--nan continue would continue)",
         step - NAN_STEPS + 1, step, run.path)
     end
     local final = step == last
@@ -386,7 +385,7 @@ cli.run("train", function()
   local texts = rank == 0 and corpus.kind == "text" and corpus.train_count < 2 ^ 25 and corpus:texts() or nil
   if value then
     local counted = texts and count_model.loss(texts, 5)
-    say("validation %.4f nats/%s%s; %.1f s from the first step on", value, unit,
+    say("validation %.4f nats/%s%s; %.1f s since the first step", value, unit,
       counted and (" (an order-5 count model of the same split: %.4f)"):format(counted) or "", trained)
   end
   if not checkpoints.finite(model) then
@@ -401,9 +400,10 @@ cli.run("train", function()
       corpus.kind == "text" and text.printable(sample) or sample)
     if texts then
       local known, total = text.known_words(sample, text.words_of(texts))
-      say("words of it that the corpus has: %d of %d (%.1f %%)", known, total, total > 0 and 100 * known / total or 0)
+      say("words of it that occur in the corpus: %d of %d (%.1f %%)", known, total,
+        total > 0 and 100 * known / total or 0)
     end
   end
-  say("checkpoint: %s; %.1f s in all", where, ms.time() - started)
+  say("checkpoint: %s; %.1f s in total", where, ms.time() - started)
   run:finish()
-end, function() return ("in step %d of %d; its metrics are in %s"):format(step_now, config.steps, run.path) end)
+end, function() return ("in step %d of %d; the run's metrics are in %s"):format(step_now, config.steps, run.path) end)

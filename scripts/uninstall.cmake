@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The target `uninstall`: removes the files that the last `cmake --install` of the folder BUILD installed, and the
-# folders that it made, if they are empty. DESTDIR means what it means for `cmake --install`.
+# folders that it made, if they are empty. DESTDIR has the same meaning as for `cmake --install`.
 set(manifest ${BUILD}/install_manifest.txt)
 if(NOT EXISTS ${manifest})
   message(FATAL_ERROR "uninstall: nothing was installed from ${BUILD} (there is no install_manifest.txt)")

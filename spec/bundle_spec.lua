@@ -18,7 +18,7 @@ describe("the bundle", function()
   end
   local function it_possible(name, fn)
     it(name, function()
-      if process.tool then return pending "of a build without a tool" end
+      if process.tool then return pending "is not run under sanitizers or valgrind" end
       if not bundle then return pending "this build has no MPI plugin" end
       fn()
     end)

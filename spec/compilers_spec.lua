@@ -19,7 +19,7 @@ describe("clang", function()
 
   for _, version in ipairs { "14", "16" } do
     it(version .. " accepts every C and C++ file without a warning, and refuses a planted one", function()
-      if process.tool then return pending "of a build without a tool" end
+      if process.tool then return pending "is not run under sanitizers or valgrind" end
       if sh("command -v clang++-" .. version) ~= 0 then return pending(("clang-%s is not installed"):format(version)) end
       local build = folder .. "/build" .. version
       local status, text = sh(("CC=clang-%s CXX=clang++-%s cmake -S '%s' -B %s -G Ninja -D MS_WERROR=ON"):format(version,

@@ -19,7 +19,7 @@ for heading, section in (text:gsub("\n## ", "\n\1") .. "\1"):gmatch "\1([^\n]+)(
   end
 end
 
--- What the lists are compiled into.
+-- The files that include the lists of operators, optimizers and transports.
 local sources = { "kernels/rows/elementwise.c", "kernels/cpu/elementwise/elementwise.c", "runtime/train/optim.c",
   "runtime/comm/transport/transport.c" }
 
@@ -43,7 +43,7 @@ end
 
 describe("docs/extending.md, where it changes the engine,", function()
   if not rules then
-    pending("is tried where the engine was built with ninja")
+    pending("needs an engine that was built with ninja")
     return
   end
 

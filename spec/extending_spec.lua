@@ -14,9 +14,10 @@ describe("docs/extending.md", function()
       script[#script + 1] = block
       world = world or tonumber(info:match "ranks=(%d+)")
     end
-    if #script > 0 and not section:find("\n```diff", 1, true) then           -- those: extending_engine_spec.lua
+    -- extending_engine_spec.lua checks sections with diffs.
+    if #script > 0 and not section:find("\n```diff", 1, true) then
       run = run + 1
-      it(("has a program for '%s' that prints what it says"):format(heading), function()
+      it(("has a program for '%s' that prints the documented output"):format(heading), function()
         local printed = section:match "\n```text\n(.-)```"
         assert.is_string(printed)
         local job = ranks.run(world, table.concat(script, "\n"))

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The test harness: busted's set-up, and failure of runs that prove nothing.
+--- The test harness: busted's set-up, and failure of runs that test nothing.
 local ffi = require "ffi"
 local process = require "spec.support.process"
 

@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- The order of the wings: a file calls, includes, requires and assigns only within its wing and to wings left of it.
+--- The layers of the code: a file calls, includes, requires and assigns only in its own layer and in lower ones.
 local layers = require "spec.support.layers"
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
--- Lowest first; what stands in one row may use each other, as kernels and the dispatch of operators do.
+-- The layers, the lowest first. Folders of one layer may use each other, as kernels and the dispatch of operators do.
 local engine = {
   { "base", "public" }, { "device" }, { "tensor" }, { "ops", "kernels" }, { "autograd" }, { "comm" }, { "shard" },
   { "train" }, { "io" },
@@ -13,34 +13,35 @@ local front = {
   { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data" }, { "parallel" }, { "io" },
   { "doors" }, { "models", "run", "plot", "tools" }, { "all" },
 }
--- Modules that only collect what scripts ask for by one name; no wing below requires them.
+-- Modules that only collect others under the name that scripts use; no lower layer requires them.
 local doors = { ["nn"] = "doors", ["parallel.fsdp"] = "doors", ["fsdp"] = "doors", [""] = "all" }
 
 local function heights(rows)
-  local of, wing = {}, {}
+  local of, layer = {}, {}
   for height, row in ipairs(rows) do
     for _, name in ipairs(row) do
-      -- Wings of one row count as one: circles among them are no fault.
-      of[name], wing[name] = height, row[1]
+      -- Folders of one layer count as one: cycles among them are allowed.
+      of[name], layer[name] = height, row[1]
     end
   end
-  return of, wing
+  return of, layer
 end
 
-local engine_height, engine_wing = heights(engine)
+local engine_height, engine_layer = heights(engine)
 local function engine_place(path)
-  local wing = path:match "^runtime/([%w_]+)/" or path:match "^(kernels)/" or path == "runtime/moonshard.h" and "public"
-  return engine_wing[wing], engine_height[wing]
+  local layer = path:match "^runtime/([%w_]+)/" or path:match "^(kernels)/"
+    or path == "runtime/moonshard.h" and "public"
+  return engine_layer[layer], engine_height[layer]
 end
 
 local front_height = heights(front)
 local function front_place(module)
-  local wing = doors[module] or module:match "^[%w_]+"
-  if not front_height[wing] then return nil end
-  return wing, front_height[wing]
+  local layer = doors[module] or module:match "^[%w_]+"
+  if not front_height[layer] then return nil end
+  return layer, front_height[layer]
 end
 
--- What sets a field of another module again and again is state of that module.
+-- Fields that other modules may assign: they hold that module's state.
 local state = { ["core.context"] = "now", ["core.ffi"] = "state" }
 
 local function names(list) return table.concat(list, "\n") end
@@ -53,10 +54,10 @@ local symbols
 describe("layering", function()
   lazy_setup(function() symbols = layers.symbols(process.root, objects) end)
 
-  it("has no call that goes up, no circle between wings and no weak symbol", function()
+  it("has no call of a higher layer, no cycle between layers and no weak symbol", function()
     local calls = layers.calls(symbols)
     local upward, between = layers.upward(calls, engine_place)
-    count("%d objects, %d uses of another file's symbols, %d of them between wings", symbols.objects, #calls, between)
+    count("%d objects, %d uses of another file's symbols, %d of them between layers", symbols.objects, #calls, between)
     assert.is_true(symbols.objects > 50 and between > 100, "too few objects: build the engine first (scripts/setup)")
     assert.are.equal("", names(upward))
     assert.are.equal("", names(layers.circles(calls, engine_place)))
@@ -65,10 +66,10 @@ describe("layering", function()
     assert.are.equal("", names(weak))
   end)
 
-  it("includes only what stands left", function()
+  it("includes only headers of its own and lower layers", function()
     local includes = layers.includes(process.root)
     local upward, between = layers.upward(includes, engine_place)
-    count("%d includes, %d between wings", #includes, between)
+    count("%d includes, %d between layers", #includes, between)
     assert.is_true(between > 50)
     assert.are.equal("", names(upward))
     assert.are.equal("", names(layers.circles(includes, engine_place)))
@@ -85,18 +86,18 @@ describe("layering", function()
     assert.are.equal("", names(list))
   end)
 
-  it("requires in Lua only what stands left, and no front door from a wing", function()
+  it("requires in Lua only modules of its own and lower layers", function()
     local requires, modules = layers.requires(process.root, "lua/moonshard")
-    -- A door collects; that is its work.
-    local wings = {}
+    -- The collecting modules may require everything.
+    local uses = {}
     for _, use in ipairs(requires) do
-      if not doors[use.user] then wings[#wings + 1] = use end
+      if not doors[use.user] then uses[#uses + 1] = use end
     end
-    local upward, between = layers.upward(wings, front_place)
-    count("%d modules, %d requires, %d between wings", modules, #requires, between)
+    local upward, between = layers.upward(uses, front_place)
+    count("%d modules, %d requires, %d between layers", modules, #requires, between)
     assert.is_true(modules > 100 and between > 300)
     assert.are.equal("", names(upward))
-    assert.are.equal("", names(layers.circles(wings, front_place)))
+    assert.are.equal("", names(layers.circles(uses, front_place)))
   end)
 
   it("sets no field of another module from outside", function()
@@ -171,7 +172,7 @@ describe("what reads the layering", function()
     root = nil
   end)
 
-  it("finds a call that goes up, and the circle that it closes", function()
+  it("finds a call of a higher layer, and the cycle that it closes", function()
     local calls = layers.calls(plant {
       ["runtime/base/low.c"] = "void high(void); void low(void) { high(); }",
       ["runtime/io/high.c"] = "void low(void); void high(void) { low(); }",
@@ -188,7 +189,7 @@ describe("what reads the layering", function()
     assert.are.equal(2, #planted.weak)
   end)
 
-  it("finds an include that goes up", function()
+  it("finds an include of a higher layer", function()
     plant {
       ["runtime/base/low.c"] = '#include "io/high.h"\n',
       ["runtime/io/high.h"] = "",
@@ -202,7 +203,7 @@ describe("what reads the layering", function()
       ["runtime/base/one.c"] = "void one(void) {}\nint kept;\n",
       ["runtime/base/one.h"] = "void one(void);\nextern int kept;\nvoid two(int a,\n         int b);\n",
       ["runtime/base/two.c"] = "void two(int a, int b) { (void)a, (void)b; }\n",
-      ["runtime/base/wing.h"] = "void one(void);\nvoid two(int a, int b);\n",
+      ["runtime/base/shared.h"] = "void one(void);\nvoid two(int a, int b);\n",
       ["runtime/io/far.h"] = "static inline int f(void) { return 1; }\nextern int kept;\n",
     }
     local wrong, seen = layers.misplaced(root, planted, engine_place)
@@ -213,7 +214,7 @@ describe("what reads the layering", function()
     }, wrong)
   end)
 
-  it("finds a require that goes up, and one of a front door", function()
+  it("finds a require of a higher layer, and one of a collecting module", function()
     plant {
       ["lua/moonshard/core/low.lua"] = 'local high = require "moonshard.io.high"\nlocal ms = require("moonshard")\n',
       ["lua/moonshard/io/high.lua"] = '-- require "moonshard.tools.repl"\nlocal low = require "moonshard.core.low"\n',

@@ -66,7 +66,7 @@ describe("docs/launching.md", function()
 end)
 
 describe("scripts/train", function()
-  -- In a copy of the tree in which set-up would fail, with and without LuaJIT.
+  -- Runs in a copy of the tree whose scripts/setup fails, with a luajit that works and with one that fails.
   it("prints its options without installing or building", function()
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)

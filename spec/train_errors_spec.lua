@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The training script where it cannot go on: wrong options, losses that are not finite, folders that it cannot write
---- to, signals.
+--- Errors and early ends of the training script: wrong options, losses that are not finite, folders that cannot be
+--- written, signals.
 local lfs = require "lfs"
 local ms = require "moonshard"
 local process = require "spec.support.process"
@@ -26,11 +26,11 @@ describe("scripts/train.lua, where it cannot go on,", function()
     { { "--heads", 3 }, "%-%-dim 16 is not a multiple of %-%-heads 3" },
     { { "--device", "cuda:9" }, "%-%-device: set_default_device: device 'cuda:9' is not available" },
     { { "--device", "gpu" }, "%-%-device: .*unknown device 'gpu'" },
-    { { "--save", "/nowhere/at/all" }, "%-%-save /nowhere/at/all: there is no folder for it" },
+    { { "--save", "/nowhere/at/all" }, "%-%-save /nowhere/at/all: its folder does not exist" },
     { { "--out", "" }, "%-%-out: the path is empty" },
     { { "--save", "" }, "%-%-save: the path is empty" },
-    { { "--save", "/tmp" }, "%-%-save /tmp: is a folder" },
-    { { "--save", "/proc/none" }, "%-%-save: cannot write there: cannot create '/proc/none" },
+    { { "--save", "/tmp" }, "%-%-save /tmp is a folder, expected a file" },
+    { { "--save", "/proc/none" }, "%-%-save: the checkpoint cannot be written: cannot create '/proc/none" },
     { { "--device", "meta" }, "tensors on meta have no values to train with" },
     { { "--batch", 1000000000000 }, "%-%-batch 1000000000000 is more than the %d+ training tokens" },
     { { "--data", "/nowhere/at/all" }, "there is no file or folder '/nowhere/at/all'" },
@@ -94,7 +94,7 @@ describe("scripts/train.lua, where it cannot go on,", function()
       local _, said = job.stdout:gsub("the loss is not finite", "")
       assert.are.equal(1, said)
       local first = tonumber(job.stdout:match "step (%d+): the loss is not finite %(%-?[in][na][fn]%); a smaller")
-      assert.matches(("train: the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %%S+ %%(%%-%%-nan continue goes on%%)")
+      assert.matches(("train: the loss was not finite in steps %d to %d: ended without a checkpoint; the metrics are in %%S+ %%(%%-%%-nan continue would continue%%)")
         :format(first, first + 2), job.stderr)
       assert.are.equal(first + 2, #metrics(name))
       assert.matches("no checkpoint: the weights are not finite", job.stdout)
@@ -164,7 +164,7 @@ describe("scripts/train.lua, where it cannot go on,", function()
     process.kill(child.pid, process.SIGINT)
     local before = process.now()
     assert.are.equal(130, child:wait(30) or child:stop())
-    assert.matches("^\ntrain: interrupted in step %d+ of 100000; its metrics are in .*/interrupted\n$",
+    assert.matches("^\ntrain: interrupted in step %d+ of 100000; the run's metrics are in .*/interrupted\n$",
       process.read(out .. ".err"))
     return process.now() - before
   end) end)

@@ -174,7 +174,7 @@ describe("scripts/train.lua", function()
       if n == 0 then assert.is_true(checkpoint("alone", 20) == checkpoint(name, 20)) end
       local config = cjson.decode(process.read(own .. "/config.json"))
       assert.are.same({ math.max(n, 1), 8, 1 }, { config.ranks, config.from_step, #config.sessions })
-      assert.are.equal("", checkpoint(name, 13))        -- the end of what was stopped, set aside
+      assert.are.equal("", checkpoint(name, 13))        -- renamed to .superseded
     end)
   end
 

@@ -62,7 +62,8 @@ template <class T> static __device__ inline T warp_sum(T v)
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
     return v;
 }
-template <class T> static __device__ inline T larger(T a, T b) { return ((b > a) | (b != b)) ? b : a; }  // NaN stays
+// NaN propagates.
+template <class T> static __device__ inline T larger(T a, T b) { return ((b > a) | (b != b)) ? b : a; }
 template <class T> static __device__ inline T warp_max(T v)
 {
     for (int step = 16; step > 0; step /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, step));
@@ -96,15 +97,16 @@ static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 
 // ---- column sums in two levels: blocks sum segments of the rows, then a warp's lanes join the segments ----
 
 enum { MOST_JOINED = 64 };
-// Segments of a matrix of `tiles` blocks side by side: enough of them to fill the GPU, each of 32 rows or more.
+// The number of segments into which the rows of a matrix are divided: enough blocks to fill the GPU, where `tiles`
+// blocks cover the columns, and at least 32 rows per segment.
 static inline int64_t column_segments(int64_t rows, int64_t tiles)
 {
     int64_t most = up(rows, 32), fill = up(528, tiles);
     if (fill > MOST_JOINED) fill = MOST_JOINED;
     return most < fill ? most : fill;
 }
-// The sum of parts[s * stride + column] over s. Each warp adds its segments, for a column of each lane; lanes of the
-// first warp get the result.
+// The sum of parts[s * stride + column] over s. Each lane has a column, and each warp adds every WARPS-th segment. Only
+// the first warp gets the result.
 template <class T>
 static __device__ inline T join_column(const T *parts, int64_t segments, int64_t stride, int64_t column, bool valid,
                                        T (*shared)[33] /* WARPS */)

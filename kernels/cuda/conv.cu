@@ -62,7 +62,8 @@ __global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w,
     store<T>(dtype, wide, i, k < K ? load<T>(dtype, w, o * K + k) : load<T>(dtype, b, o));
 }
 
-// Adds the n partial results of each image to sums, in order. The last images' call stores the group's part of dw.
+// Adds the n partial results of each image to sums, in order. The call for the last images stores the group's part of
+// dw.
 template <class T>
 __global__ void add_parts_kernel(int64_t n, images some, const T *parts, T *sums, int dtype, void *dw)
 {

@@ -64,7 +64,7 @@ template <class V> __global__ void turn_kernel(strided l, tiles n)
         from += k * l.stride[1][d];
         to += k * l.stride[0][d];
     }
-    int64_t rows = l.shape[nd - 2] - tr * TILE, columns = l.shape[nd - 1] - tc * TILE;  // from the tile's first on
+    int64_t rows = l.shape[nd - 2] - tr * TILE, columns = l.shape[nd - 1] - tc * TILE;  // counted from the tile's first
     from += tr * TILE * l.stride[1][nd - 2] + tc * TILE * l.stride[1][nd - 1];
     to += tr * TILE * l.stride[0][nd - 2] + tc * TILE * l.stride[0][nd - 1];
     union {
@@ -143,7 +143,7 @@ ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src)
         CUDA_TRY(index,
                  cudaMemcpyAsync(l.data[0], l.data[1], bytes, cudaMemcpyDeviceToDevice,
                                  ms__cuda_stream(index, MS_STREAM_COMPUTE)),
-                 "%zu bytes on the device", bytes);
+                 "%zu bytes", bytes);
         return MS_OK;
     }
     if (is_turned(&l)) return turn(index, l);

@@ -152,13 +152,13 @@ static inline grid grid_of(int64_t threads)
 
 #define GLOBAL_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 
-// An error that a kernel finds in its data (an id out of range). It stays on the device until the host next waits.
+// An error that a kernel finds in its data (an id out of range). The host reads and reports it when it next waits.
 enum { MS_COMPLAINT_EMBEDDING = 1, MS_COMPLAINT_CLASS, MS_COMPLAINT_POSITION };
 typedef struct {
     int what, taken;
     long long value, limit;
 } ms_complaint;
-ms_complaint *ms__complaints(int index);  // the result is in memory shared by device and host
+ms_complaint *ms__complaints(int index);  // the device's record of the first error; in pinned host memory
 static __device__ inline void complain(ms_complaint *c, int what, int64_t value, int64_t limit)
 {
     if (atomicCAS(&c->taken, 0, 1) != 0) return;

@@ -56,7 +56,7 @@ template <class T> static __device__ __forceinline__ void dense(const strided &l
     for (int j = 0; j < WIDE; j++) o[j] = formula<T>::apply(code, a[j], b[j], c[j], s, t);
     store_lanes<T>(l, i, n, o);
 }
-// One formula, or any.
+// Kernels for formula CODE, and for any formula.
 template <class T, int CODE> __global__ void dense_kernel(strided l, T s, T t) { dense<T>(l, CODE, s, t); }
 template <class T> __global__ void dense_any_kernel(strided l, int code, T s, T t) { dense<T>(l, code, s, t); }
 

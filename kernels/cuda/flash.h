@@ -97,19 +97,20 @@ static __device__ inline void copy_tile(uint16_t *tile, const uint16_t *head, in
     }
 }
 
-// The fragment a of 16 rows from `row` on, columns 16 k to 16 k + 15.
+// Loads fragment a (tensor_core.h): 16 rows from `row` on, columns 16 k to 16 k + 15.
 template <int D> static __device__ inline void load_a(uint32_t a[4], uint16_t *tile, int row, int k)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<4>(a, chunk_at<D>(tile, row + lane % 16, 2 * k + lane / 16));
 }
-// Fragments b of rows 8 n to 8 n + 15 as columns, columns 16 k to 16 k + 15 as rows: two fragments.
+// Loads two fragments b from the transposed tile: its rows 8 n to 8 n + 15 as columns, its columns 16 k to 16 k + 15 as
+// rows.
 template <int D> static __device__ inline void load_columns(uint32_t b[4], uint16_t *tile, int n, int k)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<4>(b, chunk_at<D>(tile, 8 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
 }
-// Fragments b of rows 16 k to 16 k + 15, columns 8 n to 8 n + 15: two fragments.
+// Loads two fragments b: rows 16 k to 16 k + 15, columns 8 n to 8 n + 15.
 template <int D> static __device__ inline void load_rows(uint32_t b[4], uint16_t *tile, int k, int n)
 {
     int lane = (int)threadIdx.x % 32;
@@ -151,7 +152,7 @@ template <class H, int D, int N> static __device__ inline void mix(float (*o)[4]
         }
     }
 }
-// Where a tile's rows go: rows `first` to `end` of a head, of d elements each.
+// The destination of a tile's rows: rows [first, end) of a head, of d elements each.
 struct tile_rows {
     uint16_t *head;
     int64_t stride;

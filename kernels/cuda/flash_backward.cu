@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cuda/flash_backward.cu -- gradients of attention without the matrix of scores, on tensor cores. Two passes compute
-// the scores again, so that each sum has one owner and a fixed order: 7 products, no atomics, no memory but one number
-// per row. The first pass has a block for 64 queries: dq, and delta = g . o minus the gradient of the logsumexp. The
-// second has a block for 64 keys: dk and dv. Its scores are transposed, so that they are the operands of its other
-// products as they lie in registers.
+// the scores again, so that each sum is computed by one block in a fixed order. This takes 7 products, no atomics, and
+// memory for one number per row. In the first pass a block computes dq for 64 queries, and delta = g . o minus the
+// gradient of the logsumexp. In the second pass a block computes dk and dv for 64 keys; its scores are transposed, so
+// that their registers are already fragments of its other products.
 #include "cuda/flash.h"
 
 // g . o of the warp's row lane / 2, by two lanes.
@@ -142,7 +142,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
         mix<H, D, N>(dv, s, now + TILE);
         mix<H, D, N>(dk, dp, now);
     }
-    copy_async_wait<0>();  // keys that no query sees: nothing has waited for the copies
+    copy_async_wait<0>();  // if no query sees these keys, the loop above has not waited for the copies
     __syncthreads();
     float scale[2] = { f.scale, f.scale }, one[2] = { 1, 1 };
     if (f.dk.data) store_rows<H, D>(dk, scale, k, row, { head_of(f.dk, f, head), f.dk.rows, j0, f.tk, f.d });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/norm.cu -- layer_norm, rms_norm and their gradients: h = (x - mean) rstd, y = h w + b. A group of `width`
-// threads has a row: a warp, or the block. What it reads again comes from the cache. Sums are taken in float32 (float64
-// for doubles), in a fixed tree.
+// threads (a warp or the whole block) computes a row, and reads it several times from the cache. Sums are in float32
+// (float64 for doubles), in a fixed tree.
 #include "cuda/blocks.h"
 #include "rows/layout.h"
 
@@ -63,7 +63,7 @@ template <class S> __global__ void norm_kernel(norm_rows q, int width, const voi
         write_pack((S *)y + row * n, j, n, v);
     }
 }
-// dx = rstd (q - mean(q) - h mean(q h)), q = g w. add: is added to dx. Stores mean and rstd of every row in stats.
+// dx = rstd (q - mean(q) - h mean(q h)), q = g w. add: adds to dx instead. Stores mean and rstd of every row in stats.
 template <class S>
 __global__ void norm_backward_kernel(norm_rows r, int width, const void *g_, void *dx, bool add, void *stats)
 {
@@ -103,8 +103,8 @@ __global__ void norm_backward_kernel(norm_rows r, int width, const void *g_, voi
         write_pack((S *)dx + row * n, j, n, q);
     }
 }
-// Column sums of g h and of g over a segment of rows. 16 threads have adjacent columns; the block's 16 groups of them
-// take turns at the rows, four rows at once, whose statistics are adjacent.
+// Column sums of g h and of g over a segment of rows. A group of 16 threads covers COLUMNS adjacent columns. The
+// block's 16 groups take turns at the rows, four rows at a time: their statistics are read in one access.
 enum { ACROSS = 16, COLUMNS = ACROSS * WIDE, GROUPS = BLOCK / ACROSS };
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
@@ -145,9 +145,9 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
     for (int i = 0; i < GROUPS; i++) sum += shared[which][i][column];
     if (tile * COLUMNS + column < n) ((T *)parts)[(2 * part + which) * n + tile * COLUMNS + column] = sum;
 }
-// All three gradients in one pass, for rows of up to K * 32 * WIDE elements. A warp takes a row at a time, and each
-// lane keeps K packs of it and, over the rows of its block, the sums of their columns. The block's warps then add
-// theirs.
+// All three gradients in one pass, for rows of up to K * 32 * WIDE elements. A warp processes one row at a time. Each
+// lane holds K packs of the row and accumulates their columns' sums over its warp's rows; the block then adds the sums
+// of its warps.
 template <class S, int K>
 __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
     norm_rows_kernel(norm_rows r, const void *g_, void *dx, bool add, void *parts)
@@ -264,7 +264,7 @@ struct norm_gradients {
     const char *op;
     norm_rows q;
     ms_tensor *g, *x, *dx, *dw, *db;
-    bool add;  // to dx
+    bool add;  // whether to add to dx
 };
 
 static ms_status join_norm_parts(const norm_gradients &d, int64_t segments, const void *parts)

@@ -177,7 +177,7 @@ static __device__ __forceinline__ double norm_part(const S *g, int64_t first, in
     return sum;
 }
 
-// One block per piece of a gradient: its sum, and whose it is.
+// One block per piece of a gradient: stores the piece's sum and owner.
 template <bool SQUARES>
 __global__ void norm_kernel(int n, const ms_norm_part *list, int64_t piece, double p, double *sums, int *owners)
 {
@@ -228,7 +228,8 @@ ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f)
     return launch("scale", index, scale_kernel, up(n, PIECE), BLOCK, n, (int64_t)PIECE, dtype, g, f);
 }
 
-// Each block computes the norm from the sums of all owners (NULL: it is `total`) and scales its piece if it has to.
+// Each block computes the norm from the sums of all owners (sums NULL: `total` is the norm) and scales its piece if the
+// norm exceeds `most`.
 struct clip_norm {
     const double *sums;
     double total, most;
@@ -252,7 +253,8 @@ __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm n
 #undef RUN
 }
 
-// What a job's memory on the device holds: a sum per owner, the sums of the pieces, their owners, the list of parts.
+// The arrays in a job's memory on the device: a sum per owner, the sums of the pieces, the list of parts, the pieces'
+// owners.
 struct norm_room {
     double *sums, *pieces;
     ms_norm_part *list;

@@ -49,7 +49,7 @@ static __device__ inline void draw_integers(const draw &d, int64_t k, int64_t *v
     for (int h = 0; h < 2; h++) v[h] = ms_draw_integer(w[2 * h], w[2 * h + 1], low, width);
 }
 
-// Elements k .. k + WIDE - 1; of k = -1, which is no element, only the words are needed.
+// The first of a thread's WIDE elements. If it is -1, which is no element, only its random words are used.
 static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {
@@ -61,7 +61,8 @@ template <class T, class F> static __device__ __forceinline__ void draw_each(con
             if (k + j + h >= 0 && k + j + h < d.n) store<T>(d.dtype, d.out, k + j + h, v[h]);
     }
 }
-// S: the type of the elements; int64_t and double compute in that type and store any.
+// S: the type of the elements; for int64_t and double, the type of the computation, whose results are stored in any
+// dtype.
 template <class S> __global__ void draw_kernel(draw d)
 {
     if constexpr (std::is_same_v<S, int64_t>) draw_each<S>(d, draw_integers);

@@ -469,9 +469,9 @@ static ms_status run_cumsum(ms_call *c)
 // product / x where no element is 0. If one element is 0, only its gradient is not 0; if two are 0, all gradients are
 // 0.
 struct prod_job {
-    int nk, nr;
+    int nk, nr;  // numbers of kept and of reduced dimensions; the arrays begin with the kept ones
     int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];
-};  // kept dimensions first
+};
 __global__ void prod_backward_kernel(prod_job p, int dtype, const char *x, const char *g, char *o)
 {
     int64_t m = GLOBAL_INDEX;

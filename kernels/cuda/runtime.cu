@@ -111,8 +111,8 @@ static int start(const ms_cuda_engine *engine, char *text, size_t n)
 static ms_status describe(int index, char *text, size_t n)
 {
     cudaDeviceProp p;
-    CUDA_TRY(index, cudaGetDeviceProperties(&p, index), "asking its name");
-    snprintf(text, n, "%s (%d processors, %.0f GiB)", p.name, p.multiProcessorCount,
+    CUDA_TRY(index, cudaGetDeviceProperties(&p, index), "reading the properties of the device");
+    snprintf(text, n, "%s (%d multiprocessors, %.0f GiB)", p.name, p.multiProcessorCount,
              (double)p.totalGlobalMem / (1 << 30));
     return MS_OK;
 }
@@ -204,7 +204,7 @@ static ms_status complained(int index)
     long long value = c->value, limit = c->limit;
     memset(c, 0, sizeof *c);
     return ms__fail(MS_EINVAL,
-                    "%s %lld is not in 0 .. %lld; a kernel on cuda:%d found it after the call that passed it",
+                    "%s %lld is not in 0 .. %lld; a kernel on cuda:%d found this after the call had returned",
                     who[what], value, limit - 1, index);
 }
 
@@ -273,7 +273,7 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
 static ms_status share(void *p, uint8_t handle[MS_CUDA_HANDLE])
 {
     cudaIpcMemHandle_t h;
-    static_assert(sizeof h <= MS_CUDA_HANDLE, "a handle is larger than the table's");
+    static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
     CUDA_TRY(current < 0 ? 0 : current, cudaIpcGetMemHandle(&h, p), "memory at %p", p);
     memcpy(handle, &h, sizeof h);
     return MS_OK;

@@ -130,7 +130,8 @@ static ms_status check_tile(ms_call *c)
     for (int d = 0; d < ndim; d++) {
         int k = d - (ndim - c->n_i), j = d - (ndim - x->ndim);
         int64_t times = k >= 0 ? c->i[k] : 1;
-        if (times < 0) return ms__call_fail(c, "%lld repetitions: must not be negative", (long long)times);
+        if (times < 0)
+            return ms__call_fail(c, "the number of repetitions must not be negative, got %lld", (long long)times);
         if (__builtin_mul_overflow(times, j >= 0 ? x->shape[j] : 1, &shape[d]))
             return ms__call_fail(c, "%lld repetitions of dimension %d of %s are too many", (long long)times, d + 1,
                                  ms__tensor_text(x));

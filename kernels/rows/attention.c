@@ -23,7 +23,7 @@ static ms_status attention_check(ms_call *c)
     const ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL;
     int n = q->ndim;
     if (!ms__is_float(q->dtype) || k->dtype != q->dtype || v->dtype != q->dtype)
-        return ms__call_fail(c, "query, key and value need one floating-point dtype, got %s, %s, %s",
+        return ms__call_fail(c, "query, key and value must have the same floating-point dtype, got %s, %s, %s",
                              ms__tensor_text(q), ms__tensor_text(k), ms__tensor_text(v));
     if (n < 2 || k->ndim != n || v->ndim != n || memcmp(k->shape, v->shape, (size_t)n * sizeof *k->shape) != 0 ||
         k->shape[n - 1] != q->shape[n - 1] || memcmp(q->shape, k->shape, (size_t)(n - 2) * sizeof *q->shape) != 0)
@@ -69,8 +69,8 @@ static int joined_along(ms_tensor *const *x)
     return -1;
 }
 
-// Allocates dq, dk and dv as parts of one tensor, as q, k and v are parts of one along dimension d: the backward of
-// their split returns it without a copy.
+// Allocates dq, dk and dv as consecutive parts of one tensor along dimension d, because q, k and v are such parts: the
+// backward of the split that made these returns the tensor without a copy.
 static ms_status outs_joined(ms_call *c, int d)
 {
     const ms_tensor *q = c->in[1];

@@ -10,8 +10,9 @@ static ms_status conv_check(ms_call *c)
     const ms_tensor *x = c->in[0], *w = c->in[1], *b = c->n_in > 2 ? c->in[2] : NULL;
     for (int k = 0; k < c->n_in; k++)
         if (c->in[k] && (c->in[k]->dtype != x->dtype || !ms__is_float(x->dtype)))
-            return ms__call_fail(c, "all arguments need one floating-point dtype, got %s and, as argument %d, %s",
-                                 ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
+            return ms__call_fail(
+                c, "all arguments must have the same floating-point dtype, got %s and, as argument %d, %s",
+                ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
     if (c->n_i < 9) return ms__call_fail(c, "needs 9 integers: strides, padding, dilation, groups");
     if (x->ndim != 4) return ms__call_fail(c, "the input must be [N, C, H, W], got %s", ms__tensor_text(x));
     if (w->ndim != 4)

@@ -34,8 +34,10 @@ static ms_status check_index_add_(ms_call *c)
     bool fits = src->ndim == x->ndim && src->dtype == x->dtype && src->shape[d] == index->numel && ms__is_contiguous(x);
     for (int k = 0; fits && k < x->ndim; k++) fits = k == d || src->shape[k] == x->shape[k];
     if (!fits)
-        return ms__call_fail(c, "%s at %s positions does not fit into %s (contiguous, same dtype)",
-                             ms__tensor_text(src), ms__shape_text(index->ndim, index->shape), ms__tensor_text(x));
+        return ms__call_fail(c,
+                             "source %s does not fit %lld positions in dimension %d of %s, which must be contiguous "
+                             "and of the same dtype",
+                             ms__tensor_text(src), (long long)index->numel, d + 1, ms__tensor_text(x));
     ms__call_inplace(c, 0, 0);
     return MS_OK;
 }
@@ -47,8 +49,8 @@ static ms_status within(const ms_call *c, const ms_tensor *t, const char *what, 
     bool fits = t->ndim == index->ndim;
     for (int k = 0; fits && k < t->ndim; k++) fits = k == d || index->shape[k] <= t->shape[k];
     return fits ? MS_OK
-                : ms__call_fail(c, "positions of shape %s reach beyond %s %s",
-                                ms__shape_text(index->ndim, index->shape), what, ms__tensor_text(t));
+                : ms__call_fail(c, "positions of shape %s do not fit %s %s: only dimension %d may be larger",
+                                ms__shape_text(index->ndim, index->shape), what, ms__tensor_text(t), d + 1);
 }
 static ms_status check_gather(ms_call *c)
 {

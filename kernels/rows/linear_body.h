@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU (cuda/product.cu)
-// include it, with PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ADD_ROWS and MULTIPLY_AND_ADD_ROWS, a
-// product that may also sum the columns of g: it sets *summed if it did.
+// include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ADD_ROWS and MULTIPLY_AND_ADD_ROWS.
+// The last is a product that may also compute the sum of g's rows; it then sets *summed.
 
 static ms_status run_linear(ms_call *c)
 {

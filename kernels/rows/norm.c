@@ -10,7 +10,7 @@ static ms_status floats_only(ms_call *c)
         if (!ms__is_float(c->in[k]->dtype))
             return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[k]));
         if (c->in[k]->dtype != c->in[0]->dtype)
-            return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s",
+            return ms__call_fail(c, "all arguments must have the same dtype, got %s and, as argument %d, %s",
                                  ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
     }
     return MS_OK;
@@ -102,8 +102,8 @@ static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 2, 4, 
 static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 2, 4, .check = rms_norm_backward_check,
                                                  .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
 
-// On a GPU the kernel adds dx to the gradient that x already has, as every x of a residual connection has: a launch and
-// two passes over dx less.
+// On a GPU the kernel adds dx to the gradient that x already has, if any. Inputs of a residual connection have one:
+// this saves a launch and two passes over dx.
 static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
 {
     ms_tensor *so_far = b->need[0] && ms__is_cuda(b->in_meta[0].device) ? b->so_far(b, 0) : NULL;

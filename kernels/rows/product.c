@@ -11,7 +11,7 @@ static ms_status check_types(ms_call *c)
 {
     for (int k = 0; k < c->n_in; k++)
         if (c->in[k] && c->in[k]->dtype != c->in[0]->dtype)
-            return ms__call_fail(c, "all arguments need one dtype, got %s and, as argument %d, %s",
+            return ms__call_fail(c, "all arguments must have the same dtype, got %s and, as argument %d, %s",
                                  ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
     int dtype = c->in[0]->dtype;
     if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))

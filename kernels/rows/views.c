@@ -211,7 +211,7 @@ static ms_status check_expand(ms_call *c)
         stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];
         // A view may have more elements than memory, but their number and bytes must not overflow.
         if (__builtin_mul_overflow(numel, shape[d], &numel) || numel > (INT64_MAX >> 4))
-            return ms__call_fail(c, "shape %s has more elements than can be counted", ms__shape_text(c->n_i, c->i));
+            return ms__call_fail(c, "shape %s has too many elements for a 64-bit size", ms__shape_text(c->n_i, c->i));
     }
     return ms__call_view(c, 0, ms__tensor_view(x, c->n_i, shape, stride, x->offset));
 }
@@ -270,7 +270,8 @@ static ms_status check_split(ms_call *c)
     // i = d, size: pieces of that size; the last one may be smaller. i = d, size1, size2 …: pieces of those sizes.
     int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;
     if (n == 1) {
-        if (c->i[1] <= 0) return ms__call_fail(c, "pieces of size %lld: must be positive", (long long)c->i[1]);
+        if (c->i[1] <= 0)
+            return ms__call_fail(c, "the size of the pieces must be positive, got %lld", (long long)c->i[1]);
         n = total == 0 ? 1 : (total + c->i[1] - 1) / c->i[1];
     } else {
         for (int k = 0; k < n; k++) {
@@ -293,7 +294,8 @@ static ms_status check_split(ms_call *c)
     }
     return MS_OK;
 }
-// The tensor whose pieces along dimension d the pieces' gradients are, if there is one and it has no other users.
+// If the gradients of all pieces lie one after another along dimension d of one tensor that has no other users, returns
+// that tensor; otherwise NULL.
 static ms_tensor *joined(const ms_backward_call *b, int d)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -327,7 +329,7 @@ static ms_status split_backward(ms_backward_call *b)
     int64_t sizes[MS_MAX_DIMS];
     for (int k = 0; k < b->n_out && !like; k++) like = b->gout[k];
     for (int e = 0; e < m->ndim; e++) order[e] = e;
-    // g has the shape of attention heads: keep the layout that they had before they were transposed
+    // Keep the order of strides of the pieces' gradients: those of attention heads are transposed views.
     if (like) ms__order_of_strides(like, order);
     if (like && !ms__is_dense(like, order))
         for (int e = 0; e < m->ndim; e++) order[e] = e;

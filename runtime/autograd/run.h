@@ -17,7 +17,7 @@ typedef struct ms_task {
     bool again;
 } ms_task;
 ms_status ms__run_push(ms_run *run, const ms_task *t);
-ms_run *ms__run_new(void);  // pushes an empty run (unshard, reduction)
+ms_run *ms__run_new(void);  // pushes an empty run, for an unshard or a reduction
 // The tensors and other contents of an event; the fields are those of ms_event.
 typedef struct {
     ms_event_kind kind;

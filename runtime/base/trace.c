@@ -295,7 +295,7 @@ void ms__trace_save_now(void)
     ms_trace_stop(t);
     if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
     else if (t->dropped > 0)
-        fprintf(stderr, "profile: %s, %.0f ranges; %.0f dropped for lack of room\n", exit_path, t->n, t->dropped);
+        fprintf(stderr, "profile: %s, %.0f ranges; %.0f were dropped (limit reached)\n", exit_path, t->n, t->dropped);
     else fprintf(stderr, "profile: %s, %.0f ranges\n", exit_path, t->n);
     ms_trace_free(t);
 }

@@ -30,7 +30,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
 {
     struct ms_stage *s = calloc(1, sizeof *s);
     ms_status st = MS_OK;
-    if (!s) return ms__no_memory(sizeof *s, ROW(c->op)->name, "a copy in memory of the CPU");
+    if (!s) return ms__no_memory(sizeof *s, ROW(c->op)->name, "a copy in CPU memory");
     c->stage = s;
     char *in = c->in.data, *out = c->out.data;
     size_t in_bytes = c->in.bytes, out_bytes = c->out.bytes;

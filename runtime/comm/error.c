@@ -69,7 +69,7 @@ static const char *error_after(uint64_t epoch, ms_resumption *furthest)
             return words;
         }
     }
-    return "a peer failed (too many errors ago: its text is gone)";
+    return "a peer failed (its error message was overwritten by later ones)";
 }
 
 bool ms__comm_error_since(uint64_t epoch) { return on_board() != epoch; }
@@ -142,7 +142,7 @@ void ms_dist_resumed(int single) { *(single ? &next : &enclosing) = (ms_resumpti
 
 bool ms__comm_unsettled(const ms_group *g) { return g->n > 1 && (g->failed || g->epoch != ms__comm_epoch()); }
 
-// A failure in another group may have put the ranks apart in this one, too.
+// After a failure in another group, the ranks of this group may be at different calls, too.
 bool ms__comm_continues(const ms_group *g)
 {
     return ms__comm_unsettled(g) || (g->n > 1 && g->id >= 0 && g->settled != ms__state.dist_failures);
@@ -170,7 +170,8 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 {
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
-    // Work that failed because of an error that it met publishes nothing. (But it may have been a backward only here.)
+    // Work that failed because of a published error is not published again. If it was a backward, that is recorded
+    // below: it may not have been one on the rank that published the error.
     if (now == since || !strstr(text, met_text)) {
         const char *known = raised[0] ? strstr(text, raised) : NULL;  // the peers' own text
         char whole[TEXT];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/error.h -- publishing and counting errors that a script may survive, for the other wings.
+// comm/error.h -- publishing and counting errors that a script may survive, for other parts of the runtime.
 #ifndef MS_COMM_ERROR_H
 #define MS_COMM_ERROR_H
 

@@ -97,7 +97,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         uint64_t ready = atomic_load(&s->ready);
         if (listed[k] || ready < c->word) continue;
         if (ready > c->word) {
-            ms__append(text, size, "; rank %d is at #%u already", g->ranks[k], (unsigned)ready);
+            ms__append(text, size, "; rank %d is already at #%u", g->ranks[k], (unsigned)ready);
             continue;
         }
         int same = 0;
@@ -231,7 +231,7 @@ int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_l
     return 0;
 }
 
-// Whether two members are at different places whose order is unknown, other than in the two parts of an `if`.
+// Whether two members are at different places whose order is unknown. The two branches of one `if` do not count.
 static bool are_apart(const ms_resumption *a, const ms_resumption *b)
 {
     for (int k = 0; k < MS_MAX_NESTED; k++) {
@@ -241,9 +241,9 @@ static bool are_apart(const ms_resumption *a, const ms_resumption *b)
     return false;
 }
 
-// Whether the script of member k has to fail in more calls until it continues where another member's does: it is at an
-// earlier place, or its call here has failed on a member whose script caught the error elsewhere, or caught more errors
-// there.
+// Whether the script of member k is behind another member's, so that its calls must fail until it has caught up: it is
+// at an earlier place, or the same call has already failed on a member whose script caught that error elsewhere, or
+// more often.
 static bool is_behind(const ms_coll *c, int k, bool by_line)
 {
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;
@@ -277,7 +277,8 @@ static ms_status resume(ms_waiter *w)
         for (int j = 0; j < k && !apart; j++)
             apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, &p->resumed);
     }
-    // The same call may be in different lines on different ranks. Then the members become the furthest one in turns.
+    // If ranks make the same call in different lines, comparing lines makes a different member the one ahead at every
+    // attempt. After MAX_TURNS attempts lines are no longer compared.
     bool by_line = turns < MAX_TURNS && c->op != OP_SEND_RECV;
     for (int k = 0; k < g->n; k++)
         if (is_behind(c, k, by_line)) behind++;
@@ -297,8 +298,8 @@ static ms_status resume(ms_waiter *w)
         ROW(c->op)->name, g->ranks[ahead], cause);
 }
 
-// Some members have met an error that the others do not know: it was in another group, or in the background. All
-// members run their calls again, the others with their places.
+// Some members have met an error that the others have not: it was in another group, or in the background. All members
+// run their calls again, and the others then send their places in the script, too.
 static ms_status ask(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -330,7 +331,8 @@ static ms_status agree(ms_waiter *w)
             last = k;
             ms_status polled = ms__wait_poll(w);
             if (polled == MS_OK) continue;
-            // All members may have come meanwhile, and one that is behind has failed and published that.
+            // This member may have arrived meanwhile: then the published error is that of a member that was behind and
+            // whose call failed, and this call continues.
             if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->word) return polled;
             atomic_store(&c->raised, false);
         }
@@ -350,7 +352,7 @@ static ms_status agree(ms_waiter *w)
             if (slot_of(g, k, c->seq)->hash != c->hash) return mismatch(w);
     }
     if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
-        range_here.detail = ms__trace_text("rank %d came last", g->ranks[last]);
+        range_here.detail = ms__trace_text("rank %d arrived last", g->ranks[last]);
     return MS_OK;
 }
 

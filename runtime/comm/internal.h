@@ -52,10 +52,10 @@ enum {
     OPS
 };
 
-// How a rank's script continues after an error: ms_dist_position, with hashes of places and limits. 0: none.
+// A place in the script after an error: ms_dist_position with hashes instead of texts. here = 0: none.
 typedef struct {
     uint32_t here, failed, caught, times;
-    int32_t turns;  // of the group
+    int32_t turns;  // turns of the group, see ms_group
     int32_t line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_resumption;
 
@@ -134,7 +134,7 @@ typedef struct {
     ms_waiting last;  // the latest collective issued; read only by reports, so an inconsistent read does no harm
     struct ms_text {  // texts of the errors that this rank published; written before the board's entry
         _Atomic uint64_t number;  // the number of the error; 0 while the text is written
-        ms_resumption furthest;   // of a deadlock after an error: the furthest place in the script; zero: unknown
+        ms_resumption furthest;   // for a deadlock after an error: the latest place of the ranks in it; zero: unknown
         char words[TEXT];
     } text[ERRORS];
 } ms_board_rank;
@@ -165,8 +165,8 @@ struct ms_group {
     uint64_t seq, epoch;  // used by the engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest one succeeded; engine thread only
-    // Since then: how often another member was the furthest one, or no member was; the furthest one. Engine thread
-    // only.
+    // While the members' calls are matched again after an error (comm/exchange.c). ahead: the member that is ahead.
+    // turns: how often it has changed, or no member was behind. Engine thread only.
     int turns, ahead;
     int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
     // For each ring entry: word of the latest collective that this rank issued; engine thread only.
@@ -216,8 +216,8 @@ typedef struct ms_coll {
     ms_tensor *keep[2];      // retained
     atomic_bool raised;      // failed because of a published error
     bool mismatched;         // the calls differ: the collective fails on every member, so no error is published
-    bool again;              // a peer failed in its call instead: run again for the peer's next call
-    bool asking;             // only some members sent their places: all run again
+    bool again;              // the peer's call has failed: run again, to match the peer's next call
+    bool asking;             // only some members sent their places in the script: all run again
     struct ms_far *far;      // set on the leader: messages that exchange ready slots with other nodes
     struct ms_stage *stage;  // CPU copies of tensors on a GPU
 } ms_coll;
@@ -325,7 +325,7 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 // Engine thread: to be called when the script receives text as the error of a call that fails on every member, so that
 // no error is published.
 void ms__comm_raised(const char *text);
-void ms__comm_raised_by_peer(const char *text);  // the same if only peers receive it, whose larger work may then fail
+void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
 void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
 void ms__comm_succeeded(void);                   // engine thread: to be called when a later call has succeeded
 const char *ms__comm_latest(void);               // engine thread: text of the latest failure that this rank has met
@@ -347,8 +347,8 @@ ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
 // False: another rank published this number first. furthest: NULL unless the error is a deadlock.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether the next published error is a deadlock that leaves c out, because c's place in the script is
-// not before the furthest one. The error counts as met then, and c is to be run again.
+// Engine thread: whether the next published error is a deadlock that does not make c fail, because no rank of the
+// deadlock is at a later place in the script than c. The error then counts as met, and c is to be run again.
 bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----

@@ -61,7 +61,7 @@ static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, b
 static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_group *g, const ms_tensor *out)
 {
     if (d->n_list != g->n)
-        return ms__fail(MS_EINVAL, "scatter: the list has %d tensors, the group %d ranks", d->n_list, g->n);
+        return ms__fail(MS_EINVAL, "scatter: the list has %d tensors, but the group has %d ranks", d->n_list, g->n);
     int64_t numel = out->numel * g->n;
     MS_TRY(ms__tensor_new(packed, out->dtype, MS_CPU, 1, &numel, "scatter"));
     size_t n = ms__nbytes(out);
@@ -106,7 +106,7 @@ static ms_status check_overlap(int op, const char *name, const ms_tensor *out, c
     if (!overlap(in, out)) return MS_OK;
     if (block && (const char *)ms__data(large) + (size_t)me * ms__nbytes(small) == ms__data(small)) return MS_OK;
     return ms__fail(MS_EINVAL, "%s: out and in overlap%s", name,
-                    block ? "; in place means this rank's own block of the larger one" : "");
+                    block ? "; a call in place must pass this rank's own block of the larger tensor" : "");
 }
 
 // Checks the tensors of a script's call, makes them contiguous and fills in the request.

@@ -2,8 +2,8 @@
 // device/device.c -- finds and loads the CUDA plugin, and moves bytes between devices.
 //
 // MOONSHARD_CUDA selects the plugin. Unset or "real": the plugin for GPUs. "emulated": the emulator on which specs run
-// the same kernels (libmoonshard_cuda_emulated.so); never selected by default. "null": the plugin over calls that only
-// count (libmoonshard_cuda_null.so), for specs, too. "off": no plugin.
+// the same kernels (libmoonshard_cuda_emulated.so); never selected by default. "null": the plugin with a CUDA runtime
+// that only counts calls (libmoonshard_cuda_null.so), also for specs. "off": no plugin.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -52,7 +52,7 @@ static const ms_cuda_table *plugin(void)
     beside(path, sizeof path, name);
     if (access(path, R_OK) != 0)
         return none(
-            "this build has no CUDA plugin (%s): it is built where %s is installed, unless with scripts/setup --engine",
+            "this build has no CUDA plugin (%s): scripts/setup builds it if %s is installed and --engine is not given",
             name, emulated ? "g++" : "nvcc");
     // Check the driver before the plugin: a missing driver is common and has its own message.
     if (!emulated && !null && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
@@ -89,8 +89,8 @@ ms_status ms__cuda_need(int device, const char *what)
     if (!what) what = "allocation";
     if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not available: %s", what, index, why);
     if (index >= devices)
-        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not available: there %s %d, from cuda:0", what, index,
-                        devices == 1 ? "is" : "are", devices);
+        return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not available: the last CUDA device is cuda:%d", what,
+                        index, devices - 1);
     return MS_OK;
 }
 

@@ -47,7 +47,7 @@ typedef struct ms_norm_part {
 } ms_norm_part;
 typedef struct ms_norm_job {
     int n, owners;
-    double p;               // the sum of |g|^p, or for an infinite p the maximum of |g|
+    double p;               // order of the norm: sums of |g|^p, or for an infinite p the maximum of |g|
     int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
     ms_block *room;         // on the device; the caller frees it
 } ms_norm_job;
@@ -95,8 +95,9 @@ typedef struct ms_cuda_table {
     ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     // norms: computes the sums of a list of gradients, one per owner, at the beginning of j->room, which it allocates.
-    // clip: scales the gradients so that their norm is at most max_norm, and stores the norm from before in *out, a
-    // scalar on the device (NULL: nowhere). total: the norm, if the sums of this device are not all; NULL: they are.
+    // clip: scales the gradients so that their norm is at most max_norm, and stores the norm before scaling in *out, a
+    // scalar on the device (NULL: nowhere). *total: the norm of all gradients, if some are on other devices or ranks;
+    // NULL: it is computed from this device's sums.
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
 } ms_cuda_table;

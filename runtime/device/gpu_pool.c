@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // device/gpu_pool.c -- the caching allocator of each GPU.
 //
-// Small blocks are allocated from chunks, by size class. Large ones are cut from slabs (slab.h). A slab has at least a
-// 32nd of what is reserved, within limits: so there are few, and the last one wastes little. Those of lasting blocks
-// are small, because nothing else uses what they leave free.
+// Small blocks are allocated from chunks, by size class. Large blocks are cut from slabs (slab.h). A new slab has a
+// 32nd of the reserved bytes, within limits: there are then few slabs, and the last one wastes little. Slabs for
+// lasting blocks have the smallest size, because no other blocks use their free ranges.
 #include "device/gpu_pool.h"
 #include "device/device.h"
 #include "device/lend.h"
@@ -71,8 +71,8 @@ static ms_status driver_alloc(void **out, int index, size_t size)
     return st;
 }
 
-// A block from a slab, a new one if none has room. If the driver has no memory for a slab: from a slab for blocks of
-// the other kind, or from one just large enough.
+// Cuts a block from a slab, and allocates a new slab if none has room. If the driver has no memory for one, cuts the
+// block from a slab for the other kind of blocks (lasting or not), or from a new slab that is just large enough.
 static ms_status alloc_large(ms_block **out, int index, size_t bytes)
 {
     const ms_cuda_table *t = ms__cuda();

@@ -15,7 +15,7 @@ enum { LISTENS, BORROWER, BORROWED };
 typedef struct {
     const ms_block *block;
     int kind, fd;
-    uint64_t name;  // of LISTENS
+    uint64_t name;  // LISTENS: hash of the exported memory, the socket's name
 } lending;
 static lending *list;
 static int n_list, cap_list;
@@ -69,7 +69,7 @@ ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], doub
     return MS_OK;
 }
 
-// Accepts the connections to list[at]. False if one is left that cannot be accepted now.
+// Accepts all pending connections to list[at]. Returns false if accepting failed for lack of memory or descriptors.
 static bool accept_all(int at)
 {
     for (;;) {

@@ -47,10 +47,10 @@ extern int64_t ms__live_tensors;
 // Whether b is memory of a GPU that another process owns: no block of the pool has 0 bytes and an address.
 static inline bool ms__borrowed(const ms_block *b) { return b->size == 0 && b->data; }
 
-// For gpu_pool.c.
+// Used by gpu_pool.c:
 ms_block *ms__header_new(void);  // a block's record; NULL: no memory
 void ms__header_drop(ms_block *b);
-bool ms__over_limit(size_t allocated, size_t bytes);  // of ms_set_memory_limit
+bool ms__over_limit(size_t allocated, size_t bytes);  // whether `bytes` more would exceed ms_set_memory_limit
 ms_status ms__pool_no_memory(int device, size_t bytes, const char *what, const char *why);
 
 #ifdef __cplusplus

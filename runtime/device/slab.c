@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // device/slab.c -- free ranges of slabs: best fit, split and merge. The ranges of a slab form a list in the order of
-// their addresses. A record is a block with its neighbours.
+// their addresses.
 #include "device/slab.h"
 
 struct ms_slab_range {
-    ms_block block;                           // data and size of the range, whether it is free or in use
-    ms_slab_range *before, *after;            // neighbours in the slab
-    ms_slab_range *free_before, *free_after;  // in the bin
-    char *base;                               // of the slab
-    bool free, lasting;                       // lasting: of the slab
+    ms_block block;                           // address and size of the range
+    ms_slab_range *before, *after;            // the adjacent ranges of the slab
+    ms_slab_range *free_before, *free_after;  // neighbours in the bin's list of free ranges
+    char *base;                               // start of the slab
+    bool free, lasting;                       // free: not in use; lasting: the slab is for lasting blocks
 };
 
 static ms_slab_range *range_of(ms_block *b) { return (ms_slab_range *)(void *)b; }
@@ -52,7 +52,7 @@ static void record_drop(ms_slabs *s, ms_slab_range *r)
     s->unused = r;
 }
 
-// The smallest free range of at least `size` bytes; of equal ones that with the lowest address.
+// The smallest free range of at least `size` bytes; among equal ones, the range with the lowest address.
 static ms_slab_range *best_fit(const ms_slabs *s, size_t size, bool lasting)
 {
     ms_slab_range *best = NULL;

@@ -16,15 +16,15 @@ typedef struct {
     ms_slab_range *unused;              // free list of records of ranges
 } ms_slabs;
 
-// Cuts a block of `size` bytes, rounded up to MS_SLAB_UNIT, from a slab for lasting blocks or for others; NULL if no
-// free range has as many.
+// Cuts a block of `size` bytes, rounded up to MS_SLAB_UNIT, from a slab for lasting or for other blocks. NULL if no
+// free range is large enough.
 ms_block *ms__slab_cut(ms_slabs *s, size_t size, bool lasting);
 void ms__slab_return(ms_slabs *s, ms_block *b);
 // Adds an allocation of the driver as one free range. MS_ENOMEM if there is no memory for its record.
 ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes, bool lasting);
-// Removes a slab in which no block is in use, and returns its base; NULL: there is none.
+// Removes a slab in which no block is in use, and returns its start; NULL: there is none.
 void *ms__slab_remove(ms_slabs *s, size_t *bytes);
-// The base of the slab that contains b.
+// The start of the slab that contains b.
 void *ms__slab_base(const ms_block *b);
 
 #endif

@@ -61,7 +61,7 @@ typedef struct unit_options {
 typedef struct unit_settings {
     int param_dtype, reduce_dtype;  // those of the options, or -1 after MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
-    int reshard_after_forward;  // -1: as the root rule says
+    int reshard_after_forward;  // -1: not decided: 0 for the root, 1 for other units
     bool by_rule;               // stays whole after forward because it is the root, not because of a script's option
     // If reshard_after_forward is a number: the ranks that keep slices of the whole until backward.
     ms_group *post_group;

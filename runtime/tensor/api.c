@@ -129,7 +129,7 @@ ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int dtype, i
     if (st == MS_OK && (st = ms__cuda()->open(index, handle, &base))) ms__return(s->block);
     ms_tensor *t = NULL;
     if (st == MS_OK) {
-        s->block->data = base;  // releasing the storage closes it
+        s->block->data = base;  // releasing the storage unmaps this memory
         s->data = (char *)base + (size_t)offset;
         s->bytes = (size_t)bytes;
         t = ms__tensor_on(s, dtype, ndim, shape, 0);

@@ -140,7 +140,7 @@ ms_status ms__tensor_like(ms_tensor **out, const ms_tensor *t, const char *what)
     return ms__tensor_new(out, t->dtype, ms__device(t), t->ndim, t->shape, what);
 }
 
-// Called when the reserve is empty before the next ms__tensor_new can fail: there is no way to recover.
+// Called if malloc fails and the reserve is used up. The caller cannot return an error, so the process ends.
 static _Noreturn void exhausted(void)
 {
     fputs("moonshard: out of memory for a tensor header\n", stderr);

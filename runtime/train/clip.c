@@ -20,7 +20,7 @@ typedef struct {
     ms_norm_part *parts;
     double p, factor, *partial;  // partial: a result per block
 } part_list;
-// The gradients of a call. Those of GPUs stand behind those of the CPU, one GPU after the other.
+// The gradients of a call: first those on the CPU, then those on each GPU in turn.
 typedef struct {
     int n, n_cpu, n_groups, dtype;  // dtype: of the norm
     ms_norm_part *parts;

@@ -9,7 +9,7 @@ local a = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
 print(a)
 print("sums of the rows:", table.concat(a:sum(2):tolist(), " "))
 print("a row, doubled:", table.concat((a[2] * 2):tolist(), " "))
-print("its shape turned around:", a:t().shape)
+print("its transposed shape:", a:t().shape)
 
 -- Operations on a tensor that requires grad are recorded; backward differentiates the record.
 local x = ms.tensor({ 1, 2, 3 }, { requires_grad = true })
@@ -30,4 +30,4 @@ local norm = ms.scope(function()
   return (big * big):sum():sqrt()
 end)
 print("norm of a million ones:", norm:item())
-print("bytes kept of 8 million:", ms.memory_stats("cpu").allocated - before)
+print("bytes left after the scope, of 8 million:", ms.memory_stats("cpu").allocated - before)

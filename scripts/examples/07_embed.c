@@ -48,7 +48,7 @@ int main(void)
         ms_id l = call("cross_entropy", 2, (ms_id[]) { y, labels }, 2, (int64_t[]) { 1, -100 }, 1, (double[]) { 0 });
         ms_run *run = ms_backward(1, &l, NULL, 0);
         ms_event event;
-        check(!run || ms_run_next(run, &event) != MS_RUN_DONE);  // without hooks, a run never stops with a request
+        check(!run || ms_run_next(run, &event) != MS_RUN_DONE);  // a run without hooks raises no events
         ms_run_free(run);
         check(ms_optim_step(&adam, 4, p, state, taken) || ms_item(l, &loss));
         for (int k = 0; k < 4; k++) check(ms_set_grad(p[k], 0));

@@ -54,6 +54,6 @@ if dist.rank() == 0 then
   local apart = 0
   for k = 1, STEPS do apart = math.max(apart, math.abs(int8[k] / half[k] - 1)) end
   for k = 20, STEPS, 20 do print(("step %d  loss %.4f with bfloat16, %.4f with int8"):format(k, half[k], int8[k])) end
-  print(("apart by %.2f %% at most, over all %d steps; gathered a forward: %d bytes with bfloat16, %d with int8")
+  print(("losses differ by at most %.2f %% over %d steps; bytes gathered per forward: %d with bfloat16, %d with int8")
     :format(100 * apart, STEPS, half_bytes, int8_bytes))
 end

@@ -256,7 +256,7 @@ describe("ShardedGradScaler", function()
     for _, row in ipairs { { twice, 1 }, { sparse { { 1, 1, 0 }, { 0, 1, 2 } }, 0 } } do
       local leaf = row[1]:clone()
       leaf.grad = row[1]:clone()
-      local other = optim.SGD({ leaf }, { lr = 1 })            -- its leaf has other gradients than the previous one's
+      local other = optim.SGD({ leaf }, { lr = 1 })            -- each leaf has its own optimizer
       assert.are.equal(row[2], scaler:unscale_grads_(other, one(0.5), one(0)).cpu:item())
     end
   end)
@@ -385,7 +385,8 @@ for _, world in ipairs { 2, 3 } do
       end
     end)
 
-    -- An error of one rank in its second step, caught around the step: what it leaves out, the others may have done.
+    -- One rank's second step fails, and the rank's script catches the error: the other ranks may have done what it
+    -- skipped.
     local FRONTS = {
       DDP = function(m) return nn.DDP(m) end,
       FSDP = function(m) return require("spec.support.wrapped").quietly(ms.fsdp.FSDP, m) end,
@@ -395,7 +396,7 @@ for _, world in ipairs { 2, 3 } do
     for front, wrap in ms.sorted_pairs(FRONTS) do
       for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
         for _, place in ipairs { "before unscale_", "after unscale_", "in the optimizer's step", "before update" } do
-          -- Elsewhere, ranks do not agree on infinities.
+          -- In the other cases each rank checks its own gradients only.
           for _, infinite in ipairs { false, (kind == "ShardedGradScaler" or front == "fully_shard") or nil } do
             it(("of class %s scales right again after an error %s of %s%s"):format(kind, place, front, infinite
               and ", with an infinity" or ""), function(rank)
@@ -469,7 +470,8 @@ for _, world in ipairs { 2, 3 } do
       assert.is_true(scaler:step(o))
     end)
 
-    -- Ways to leave gradients unreduced: the model, and what runs fn without and with the reduction.
+    -- Ways to leave gradients unreduced. Each returns the wrapped model, and a function that runs fn without the
+    -- reduction.
     local quietly = require("spec.support.wrapped").quietly
     local WAYS = {
       ["FSDP"] = function(m)
@@ -523,7 +525,7 @@ for _, world in ipairs { 2, 3 } do
             scalers[2]:scale(model(ms.ones(2, 5) * (rank + k)):pow(2):sum()):backward()
           end
           for step = 1, 2 do
-            backward(1)                                     -- arrives first
+            backward(1)                                     -- a reduced gradient comes first
             unreduced(function() backward(2) end)
             for _, name in ipairs { "unscale_", "step" } do
               assert.truthy(failure(scalers[2][name], scalers[2],

@@ -33,7 +33,7 @@ describe("backward", function()
     assert.is_true(rawequal(g, w.grad))
     w.grad = nil
     assert.is_nil(w.grad)
-    assert.are.same({ 4, 4 }, g:tolist())               -- a script that holds it may use it
+    assert.are.same({ 4, 4 }, g:tolist())               -- the old gradient stays usable
     local h = ms.ones(2)
     w.grad = h
     assert.is_true(rawequal(h, w.grad))
@@ -314,7 +314,7 @@ describe("ms.Function", function()
     local before = ms.memory_stats("cpu").live_tensors
     for _ = 1, 5 do
       ms.scope(function() scaled(w, 2):sum():backward() end)
-      ms.scope(function() scaled(w, 2):sum() end)       -- never used
+      ms.scope(function() scaled(w, 2):sum() end)       -- its result is never used
     end
     w.grad = nil
     require("moonshard.autograd").drop_dead()
@@ -465,7 +465,7 @@ describe("ms.checkpoint", function()
       constant = function(a) return a + 1 end,
       no_grad = function(a) return ms.no_grad(function() return a * w end) end,
     } do
-      assert.matches("checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times",
+      assert.matches("checkpoint: no result of the region has a graph when it runs again, so no gradient passes through it; the region must do the same both times",
         gone(second), name)
     end
     assert.matches("checkpoint: result 1 is float32 %[2%] when the function runs again, but was float32 %[1%] before",
@@ -473,7 +473,7 @@ describe("ms.checkpoint", function()
     assert.matches("checkpoint: result 1 is float64 %[1%] when the function runs again",
       gone(function(a) return (a * w):double() end))
     assert.is_nil(w.grad)
-    -- The exception does not cover a region with several results of which one is constant in both runs.
+    -- A region of several results, of which one requires no gradient in either run, is no error.
     local y, aux = ms.checkpoint(function(a) return a * w, ms.ones(1) end, ms.ones(1))
     ;(y + aux):sum():backward()
     assert.are.equal(1, w.grad:item())

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Who started this process: what each environment means, for the engine and for everything in Lua that asks.
+--- Detection of the launcher from environment variables, by the engine and by the Lua modules that use it.
 local engine = require "moonshard.core.ffi"
 local launcher = require "moonshard.core.launcher"
 local cli = require "moonshard.run.cli"
@@ -63,7 +63,7 @@ local cases = {
   { "a RANK of something else", { RANK = "5", WORLD_SIZE = "8" }, "", 0, 1, 0, 1 },
 }
 
--- An environment that makes no sense, its launcher, and the reason.
+-- Invalid environments: the variables, the launcher, and the reason.
 local broken = {
   { mpirun(nil, "4"), "mpirun", "OMPI_COMM_WORLD_RANK is not set, expected a rank from 0 to 3" },
   { mpirun("4", "4"), "mpirun", "OMPI_COMM_WORLD_RANK is '4', expected a rank from 0 to 3" },

@@ -127,7 +127,7 @@ describe("the stand-in for cuBLASLt", function()
     assert.same({ OK, OK, OK, 8 }, { multiply { epilogue = 512 } })
   end)
 
-  -- setter, heuristic and product: their statuses; nil: any.
+  -- The expected statuses of the setters, the heuristic and the product; nil: any.
   for _, case in ipairs {
     { "inputs of two types", { types = { F16, BF16, F16, F16 } }, OK, UNSUPPORTED, UNSUPPORTED },
     { "half results of float32 inputs", { types = { F32, F32, F16, F16 } }, OK, UNSUPPORTED, UNSUPPORTED },
@@ -216,7 +216,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
     assert.are.equal("128\t128\t0\n", out)
   end)
 
-  -- float64's refusal of the sums is the stand-in's own: then a kernel sums them.
+  -- In float64 the stand-in, unlike cuBLASLt, cannot compute the bias gradient in the product; a kernel computes it.
   it_built("give linear's gradients, with the bias's in the product that makes the weight's", function()
     local out, err = script [[
       local bound = { float32 = 1e-5, float64 = 1e-12, float16 = 4e-3, bfloat16 = 4e-2 }

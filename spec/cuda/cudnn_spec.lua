@@ -29,7 +29,8 @@ describe("cuDNN's flash attention", function()
   end)
   teardown(function() process.remove_folder(folder) end)
 
-  --- The answer for a kind, of 8 x 12 heads of 1024 x `size`; driver: a folder, or none.
+  --- The output of `plans` for a kind, with 8 x 12 heads of 1024 x `size`. driver: folder of the driver (default: the
+  --- stand-in's).
   local function plan(kind, size, causal, driver)
     return output(("LD_LIBRARY_PATH='%s' '%s/plans' '%s/h200.json' %s 8 12 1024 %d %d"):format(driver or folder, folder,
       here, kind, size, causal and 1 or 0))
@@ -37,7 +38,7 @@ describe("cuDNN's flash attention", function()
   local function it_installed(name, fn)
     it(name, function()
       if missing ~= "" then return pending("not measured: " .. missing) end
-      if process.tool then return pending "without a tool" end
+      if process.tool then return pending "is not run under sanitizers or valgrind" end
       fn()
     end)
   end
@@ -46,7 +47,7 @@ describe("cuDNN's flash attention", function()
   for _, case in ipairs {
     { "forward", 64, true, 2 ^ 20 }, { "forward", 64, false, 2 ^ 20 }, { "forward", 128, true, 2 ^ 20 },
     { "backward", 64, true, 2 ^ 25 }, { "backward", 128, true, 2 ^ 25 },
-    -- A backward that gives the same bits each time keeps the scores.
+    -- The deterministic backward has a workspace for the scores.
     { "deterministic", 64, true, scores + 2 ^ 20, scores }, { "deterministic", 128, true, scores + 2 ^ 20, scores },
   } do
     local kind, size, causal, most, least = unpack(case, 1, 5)

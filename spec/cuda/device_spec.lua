@@ -22,7 +22,7 @@ local function message(fn, ...)
   return tostring(text)
 end
 
---- A script in a process of its own, with another MOONSHARD_CUDA.
+--- Runs a script in another process, with another MOONSHARD_CUDA.
 local function script(source, env)
   local folder = process.temp_folder()
   process.write(folder .. "/script.lua", source)
@@ -138,7 +138,8 @@ describe("ms.cuda", function()
       assert.are.equal("cuda:0", nn.Linear(2, 2).weight.device)
     end)
     assert.are.equal("cpu", ms.zeros(2).device)
-    assert.matches("with_device: device 'cuda:99' is not available: there", message(ms.with_device, "cuda:99", error))
+    assert.matches("with_device: device 'cuda:99' is not available: the last CUDA device is cuda:%d",
+      message(ms.with_device, "cuda:99", error))
   end)
 end)
 
@@ -211,7 +212,7 @@ describe("tensors on cuda", function()
     local b = ms.ones(3, { device = "cuda" })
     b:mul_(ms.tensor(3))
     assert.is_true(b:to("cpu"):equal(ms.full({ 3 }, 3)))
-    -- The other way is refused, and so are tensors with dimensions.
+    -- A GPU tensor cannot be added in place to a CPU scalar, nor a CPU tensor with dimensions to a GPU tensor.
     assert.matches("add_: tensors are on different devices", message(function() return ms.tensor(1):add_(b:sum()) end))
     assert.matches("add: tensors are on different devices", message(function() return ms.ones(1) + b end))
   end)
@@ -283,9 +284,9 @@ describe("tensors on cuda", function()
     local w = ms.zeros(5, 2, { device = "cuda" })
     local ids = ms.tensor({ 0, 7 }, { dtype = "int64", device = "cuda" })
     local y = nn.F.embedding(ids, w)
-    assert.matches("embedding: id 7 is not in 0 .. 4; a kernel on cuda:0 found it",
+    assert.matches("embedding: id 7 is not in 0 .. 4; a kernel on cuda:0 found this",
       message(function() return y:tolist() end))
-    assert.are.same({ { 0, 0 }, { 0, 0 } }, y:tolist())               -- reported once
+    assert.are.same({ { 0, 0 }, { 0, 0 } }, y:tolist())               -- the error is raised only once
     local logits = ms.zeros(2, 3, { device = "cuda" })
     local loss = nn.F.cross_entropy(logits, ms.tensor({ 1, 3 }, { dtype = "int64", device = "cuda" }))
     assert.matches("cross_entropy: id 3 is not in 0 .. 2", message(function() return loss:item() end))
@@ -304,7 +305,7 @@ describe("tensors on cuda", function()
     end
     local host = ms.ones(1000)
     local z = host:to "cuda"
-    -- After the copy was queued: it has the old values.
+    -- The copy is already queued, and must get the old values.
     host:fill_(5)
     assert.are.equal(200 + 200 * 201 / 2, x[1]:item())
     assert.are.equal(1000, z:sum():item())
@@ -349,7 +350,7 @@ describe("tensors on cuda", function()
   end)
 
   it("run out of memory with an error, and continue", function()
-    if not there or not emulated then return pending "for the emulated GPU's small memory" end
+    if not there or not emulated then return pending "needs the small memory of the emulated GPU" end
     local job = script([[
       local ms = require "moonshard"
       local a = ms.zeros(100000, { device = "cuda" })
@@ -361,7 +362,7 @@ describe("tensors on cuda", function()
   end)
 
   it("are out of reach for the CPU's operators", function()
-    if not there or not emulated then return pending "for the emulated GPU" end
+    if not there or not emulated then return pending "needs the emulated GPU" end
     local job = script([[
       local ms, ffi = require "moonshard", require "ffi"
       local a = ms.zeros(4, { device = "cuda" })

@@ -124,8 +124,8 @@ describe("the emulated GPU, in its mode", function()
     assert.are.equal("1000\n", job.stdout, job.stderr)
   end)
 
-  -- Each of these functions of CUDA fails once. The scripts give 2000; some functions are called only beside others,
-  -- or only through the plugin's table.
+  -- Each of these CUDA functions fails once, in an expression whose value is otherwise 2000. Some functions are called
+  -- only together with others, or only through the plugin's table.
   local SUM = "(ms.ones(1000, { device = 'cuda' }) + 1):sum():item()"
   local TO_OTHER = "ms.full({ 1000 }, 2, { device = 'cuda:0' }):to('cuda:1'):sum():item()"
   local ASYNC = "asynchronous()"

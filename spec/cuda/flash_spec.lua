@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Attention in tiles on the GPU (kernels/cuda/flash.cu): its results beside the CPU's in float64, the tiles that it
---- visits, and the memory that it takes.
+--- Attention in tiles on the GPU (kernels/cuda/flash.cu): its results compared with the CPU's in float64, the tiles
+--- that it visits, and the memory that it takes.
 local ms = require "moonshard"
 
 local there = ms.cuda.is_available()
@@ -83,7 +83,8 @@ describe("attention in tiles", function()
   end)
 
   on_gpu("does not visit tiles that causality hides", function()
-    -- A hidden value has the probability 0, and 0 times NaN is NaN: the last 64 keys leave all earlier tiles alone.
+    -- The last 64 values are NaN. Queries before them give them probability 0, and 0 times NaN is NaN: their results
+    -- are finite only if hidden tiles are not visited.
     local q = ms.randn({ 1, 192, 64 }):to "bfloat16":to "cuda"
     local v = q:clone()
     v:narrow(2, 129, 64):fill_(0 / 0)
@@ -107,7 +108,8 @@ describe("attention in tiles", function()
     local forward = extra(function() out = ms.nn.F.scaled_dot_product_attention(q, q, q) end)
     assert.is_true(forward <= bytes + 16384, forward)
     local backward = extra(function() out:backward(g) end)
-    -- dq, dk, dv, and their sum in q's gradient. The scores of both heads would take 512 KiB.
+    -- The memory of dq, dk, dv, and the sums of these that become q's gradient. The scores of both heads would take 512
+    -- KiB.
     assert.is_true(backward <= 5 * bytes + 16384, backward)
   end)
 end)

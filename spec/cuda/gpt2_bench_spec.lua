@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- scripts/bench/gpt2's measured part, on the emulated GPU and beside an interpreter that stands for PyTorch's.
+--- The measuring part of scripts/bench/gpt2, on the emulated GPU, with a stub in place of the Python that has PyTorch.
 local process = require "spec.support.process"
 
 local build = os.getenv "MOONSHARD_BUILD" or "build"
 
---- The output of the benchmark on a tiny shape; peer: the text of the interpreter.
+--- The output of the benchmark on a tiny shape; peer: the stub, a shell script.
 local function measured(peer)
   local folder = process.temp_folder()
   process.write(folder .. "/python", "#!/bin/sh\n" .. (peer or "exit 1\n"))
@@ -42,7 +42,7 @@ describe("scripts/bench/gpt2", function()
     ]]
     assert.matches("\ncase: step of GPT%-2 tiny, PyTorch 2%.9, eager +best +250%.000 ms +median +375%.000 ms\n", out)
     assert.matches("\n# measured: PyTorch, eager: 128 tokens/s; peak 4 MiB\n", out)
-    assert.matches("\nbar: GPT%-2 tiny: speed over PyTorch's, eager +[%d.]+ >= 1 ", out)
-    assert.matches("\n# measured: PyTorch 2%.9, compiled: not measured: PyTorch 2%.9 has no GPU\n", out)
+    assert.matches("\nbar: GPT%-2 tiny: speed relative to PyTorch, eager +[%d.]+ >= 1 ", out)
+    assert.matches("\n# measured: PyTorch 2%.9, compiled: not available: PyTorch 2%.9 has no GPU\n", out)
   end)
 end)

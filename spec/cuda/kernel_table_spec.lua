@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The static table of the CUDA kernels (scripts/bench/gpu_kernels): what it reads off PTX, and the limits of kernels.
+--- The static table of the CUDA kernels (scripts/bench/gpu_kernels): what it reads from PTX, and the limits of kernels.
 local process = require "spec.support.process"
 
 local support = process.root .. "/scripts/bench/support/?.lua;"
@@ -106,7 +106,7 @@ describe("the static table", function()
   end)
 
   it("holds all kernels to their limits, but for the known exceptions", function()
-    if process.tool then return pending "measured without a tool" end
+    if process.tool then return pending "is not run under sanitizers or valgrind" end
     local rows, why = kernels.rows(process.root .. "/", build)
     if not rows then return pending("not measured: " .. why) end
     local new, gone = kernels.against(rows, known)

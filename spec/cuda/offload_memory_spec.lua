@@ -1,14 +1,15 @@
 -- SPDX-License-Identifier: MIT
 --- The rows of the composable suite's memory test about CPU offload (docs/semantics.md#memory): a device's memory while
 --- shards, gradients and optimizer are on the CPU. On the emulated GPU if there is no other, with a smaller version of
---- the suite's Transformer; upper bounds without allowance on the engine's ledger of that device.
+--- the suite's Transformer; upper bounds, without tolerance, on the memory that the engine counts for that device.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
 local MB = 1e6
 
 ranks.describe(2, "memory of a device beside offloaded parameters #cuda", function(_, world)
-  -- At every point of two steps. Sizes: parameters of a block, of the model, outside the blocks; a rank's share.
+  -- Checks the limit at every point of two steps. Sizes: the parameters of a block, of the model, and outside the
+  -- blocks; this rank's part.
   local function check(shard, what)
     local ms = require "moonshard"
     local TransformerLM = require("spec.support.models.transformer_lm").TransformerLM
@@ -17,7 +18,7 @@ ranks.describe(2, "memory of a device beside offloaded parameters #cuda", functi
       for _, p in ipairs(m:parameters()) do n = n + p:numel() end
       return n
     end
-    local device = ms.empty(1, { device = "cuda" }).device       -- the rank's own
+    local device = ms.empty(1, { device = "cuda" }).device       -- the rank's GPU
     ms.scope(function()
       ms.nn.Linear(8, 8, { device = device })(ms.ones(2, 8, { device = device })):sum():backward()
     end)

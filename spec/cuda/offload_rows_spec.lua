@@ -45,7 +45,7 @@ local function assert_on_cpu(model, optimizer)
       assert.equal("cpu", p:to_local().grad.device, name)
     end
   end
-  for _, entry in pairs(optimizer:state_dict().state) do                -- order does not matter: each separately
+  for _, entry in pairs(optimizer:state_dict().state) do           -- in any order: each is checked separately
     for key, value in pairs(entry) do
       if type(value) == "table" then assert.equal("cpu", value.device, key) end
     end
@@ -230,7 +230,7 @@ for world = 1, 4 do
         (message:gsub("^[^\n]-:%d+: ", "")))
       model:to "cpu"
       assert.equal(own, model(input(rank, 1)).device)
-      model:to "cuda"                                                   -- also later
+      model:to "cuda"                                                   -- after the first forward, too
       assert.has_error(function() model(input(rank, 1)) end)
     end)
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Norms, softmax and cross-entropy on the (emulated) GPU against float64 on the CPU: shapes that take a warp and a block for a
---- row, lengths that fill no access of 16 bytes, and views that begin at odd elements.
+--- Norms, softmax and cross-entropy on the (emulated) GPU against float64 on the CPU: rows that a warp or a whole block
+--- computes, rows whose length is no multiple of 16 bytes, and views that begin at odd elements.
 local ms = require "moonshard"
 local F = ms.nn.F
 
@@ -38,7 +38,7 @@ end
 
 describe("a kernel of rows", function()
   for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
-    -- 1,024 rows of 264 are enough for a warp for each; bfloat16 stands for all dtypes.
+    -- 1,024 rows of 264 are enough for one warp per row. Only bfloat16 tests this.
     local many = dtype == "bfloat16" and 1024 or 33
     for _, case in ipairs { { 3, 7, 0 }, { 70, 33, 1 }, { 2, 777, 3 }, { 37, 768, 0 }, { 2, 5001, 1 },
       { many, 264, 0 } } do

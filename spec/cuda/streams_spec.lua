@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Order between streams: copies beside computation, and which stream waits for which.
+--- Order between streams: copies that overlap with computation, and which stream waits for which.
 local ms = require "moonshard"
 local F = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
@@ -47,7 +47,7 @@ for _, device in ipairs { "cpu", "cuda" } do
         local x = ms.full({ 40000 }, round, { device = device })
         copy(host, x)
         x:release()
-        local other = ms.full({ 40000 }, 99, { device = device })   -- may not get the same memory too early
+        local other = ms.full({ 40000 }, 99, { device = device })   -- must not get memory that the copy still reads
         assert.are.equal(round * 40000, host:sum():item())
         other:release()
       end

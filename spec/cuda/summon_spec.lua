@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- summon_full_params of instances that compute on a GPU (the emulated one where there is no other): where the whole
---- parameters are, and what becomes of what is written to them (docs/semantics.md#summon).
+--- parameters are, and whether writes to them are kept (docs/semantics.md#summon).
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 
@@ -60,17 +60,18 @@ for _, world in ipairs { 2, 3 } do
                   assert.is_true(whole:to("cpu"):equal(want or p))
                 end
               end
-              -- On the device where nothing is said.
+              -- Without options, the whole parameters are on the device.
               fsdp.summon_full_params(model, function() check "cuda:0" end)
               local allocated = ms.memory_stats("cuda:0").allocated
               fsdp.summon_full_params(model, { offload_to_cpu = true, writeback = false }, function()
                 assert.equal((listed(plain):gsub(" cpu$", "")), (listed(model):gsub(" cpu$", "")))
                 check "cpu"
-                -- The device's memory is as it was without them.
+                -- The whole parameters take no device memory.
                 assert.is_true(ms.memory_stats("cuda:0").allocated <= allocated)
                 ms.no_grad(function() model:parameters()[1]:fill_(9) end)
               end)
-              fsdp.summon_full_params(model, function() check "cuda:0" end)        -- dropped
+              -- Without writeback, the change was dropped.
+              fsdp.summon_full_params(model, function() check "cuda:0" end)
 
               fsdp.summon_full_params(model, { offload_to_cpu = true, rank0_only = true, writeback = false }, function()
                 assert.equal(rank == 0 and listed(plain) or before, listed(model))
@@ -80,13 +81,13 @@ for _, world in ipairs { 2, 3 } do
                 if rank == 0 then check "cuda:0" else assert.equal(before, listed(model)) end
               end)
               assert.equal(before, listed(model))
-              -- Without recursion the inner instance's stay in pieces.
+              -- Without recursion, the parameters of the inner instance stay sharded.
               fsdp.summon_full_params(model, { offload_to_cpu = true, recurse = false }, function()
                 assert.equal("cpu", model[1].weight.device)
                 assert.is_true(model[1].weight:equal(plain[1].weight))
               end)
 
-              -- It trains as before, and keeps what is written where that is asked for.
+              -- The model trains as before, and with writeback it keeps changes.
               local again = step(model, rank)
               for k, g in pairs(grads) do assert.is_true(g:equal(again[k])) end     -- order does not matter
               fsdp.summon_full_params(model, { offload_to_cpu = true }, function()

@@ -5,7 +5,7 @@ local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end
 
--- Operators without kernels on the device are left out: convolutions and batch norms. `once`: attention is slow on the
+-- Models with convolutions or batch norms are not included. `once`: a model with attention, which is slow on the
 -- emulator.
 local MODELS = {
   { "nested_wrapped_module" },

@@ -278,10 +278,11 @@ describe("the count model", function()
     assert.is_nil(count_model.loss { { text = "ab", train = 2 } })
   end)
 
-  it("works out Witten and Bell's estimate", function()
-    -- Trained on "aab". Order 0: a 2, b 1 of 3, 2 kinds; no token follows "b", so "a" has (2 + 2/256) / 5.
+  it("computes Witten and Bell's estimate", function()
+    -- Trained on "aab". Order 0: 2 of 3 tokens are "a", and there are 2 different ones. No token follows "b", so P(a |
+    -- b) is P(a) = (2 + 2/256) / (3 + 2).
     assert.is_near(-math.log((2 + 2 / 256) / 5), count_model.loss({ { text = "aaba", train = 3 } }, 1), 1e-12)
-    -- After "a": a 1, b 1, 2 kinds: P(a | a) = (1 + 2 * P(a)) / 4.
+    -- Trained on "aaba". After "a": one "a" and one "b", 2 different tokens. P(a | a) = (1 + 2 * P(a)) / (2 + 2).
     assert.is_near(-math.log((1 + 2 * (3 + 2 / 256) / 6) / 4), count_model.loss({ { text = "aabaa", train = 4 } }, 1),
       1e-12)
   end)

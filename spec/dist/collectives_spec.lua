@@ -237,7 +237,7 @@ for _, case in ipairs {
         local other = all:narrow(1, (rank + 1) % world * n + 1, n)
         local ok, why = pcall(dist.all_gather, all, other)
         assert.is_false(ok)
-        assert.matches("all_gather: out and in overlap; in place means this rank's own block", why)
+        assert.matches("all_gather: out and in overlap; a call in place must pass this rank's own block", why)
       end
     end)
 

@@ -22,7 +22,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
       local t = ms.tensor { rank }
       dist.all_reduce(t, { group = g })
       assert.are.equal(4, t:item())
-      dist.broadcast(t:fill_(rank), { src = 3, group = g })     -- ranks in arguments count in the world
+      dist.broadcast(t:fill_(rank), { src = 3, group = g })     -- src is a rank of the world, not of the group
       assert.are.equal(3, t:item())
     else
       local ok, why = pcall(dist.all_reduce, ms.ones(1), { group = g })
@@ -91,7 +91,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
         function() dist.all_gather_object(1, { group = g }) end, function() dist.free_group(g) end,
         function()
           if not m then dist.barrier(g) end
-          dist.barrier()                                -- a failure in one model ends the collectives of its peers
+          dist.barrier()                                -- a rank that fails early would end its peers' collectives
           m(ms.ones(1, 4))
         end } do
         local ok, why = pcall(use)
@@ -264,7 +264,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("overlap: a delayed collective and concurrent work take as long as the longer one", function()
-    -- In delays: 1 is perfect overlap, 2 is none.
+    -- The time in units of the delay: 1 is perfect overlap, 2 is none.
     local least = math.huge
     for run = 0, 5 do                                           -- longer runs are less sensitive to preemption
       local delay = 0.05 * patience * 2 ^ math.floor(run / 2)

@@ -51,7 +51,7 @@ describe("a job #mpi", function()
   end)
 
   it("ends within 2 s when a rank raises during an asynchronous collective that no rank waits for", function()
-    -- Its worker may be waiting, copying or finished.
+    -- The engine thread of that rank may be waiting, copying or finished.
     for _, pause in ipairs { 0, 1, 4 } do within(2, function()
       local job = ranks.run(2, marks .. [[
         local ffi = require "ffi"
@@ -117,7 +117,7 @@ describe("a job #mpi", function()
       ]] .. peers)
       assert.is_false(job.timed_out)
       assert.are_not.equal(0, job.code)
-      -- When the machine stalls them, the job does not wait for the reporting rank, nor for mpirun.
+      -- On a stalled machine the job may end before a rank reports, or before mpirun does: either report counts.
       local told = job.stderr:find "all_reduce: collective #2 of the world .-: rank 1 %(process %d+%) died"
         or not peers:find "all_reduce"
       local named = job.code == 128 + 9 and job.stderr:find "process rank 1 .- signal 9"        -- printed by mpirun
@@ -363,12 +363,12 @@ describe("a job #mpi", function()
       ms.dist.init { backend = "self" }
       print(ms.dist.world_size())
     ]], { env = { OMPI_COMM_WORLD_SIZE = "2", OMPI_COMM_WORLD_RANK = "0" } })
-    assert.matches("dist%.init: mpirun started 2 ranks, but 1 met over 'mpi'", job.stdout)
+    assert.matches("dist%.init: mpirun started 2 ranks, but only 1 joined over 'mpi'", job.stdout)
     assert.matches("\n1\n$", job.stdout)
   end)
 end)
 
--- scripts/bench/jobs runs 200 of them, at random moments.
+-- scripts/bench/jobs disturbs 200 jobs, at random moments.
 describe("a disturbed job #mpi", function()
   local limit = 0.5
   for _, how in ipairs(inject.kinds) do
@@ -381,7 +381,7 @@ describe("a disturbed job #mpi", function()
         assert.is_false(r.timed_out)
         assert.are_not.equal(0, r.code)
         assert.are.same({}, r.left)
-        -- Only a peer that was seen to work is reported as such.
+        -- A peer is reported as computing only if it has been observed to compute.
         if where == "after" then assert.is_nil(r.stderr:find("computes, reads", 1, true), r.stderr) end
         return r.named and math.max(r.named - (how == "killed" and 0 or limit), r.gone - 0.7) or math.huge, r.stderr
       end) end)

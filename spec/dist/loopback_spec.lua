@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What the processes of a job on one host listen on.
+--- The addresses on which the processes of a job on one host listen.
 local process = require "spec.support.process"
 local patience = process.patience
 
@@ -36,10 +36,10 @@ describe("on one host #mpi", function()
       train[#train + 1] = word
     end
     for _, word in ipairs { "--data", folder .. "/text", "--out", folder .. "/run" } do train[#train + 1] = word end
-    -- With the shim only: ranks must not depend on mpirun's listening sockets.
+    -- mpirun with the shim, without ranks of moonshard: it listens on loopback only.
     process.write(folder .. "/wait.sh", "echo step 1/; sleep 60\n")
     local shim = { "mpirun", "-n", "2", "sh", folder .. "/wait.sh" }
-    -- And without the shim, from the ranks.
+    -- Without the shim, rank 0 binds mpirun's sockets to loopback when the library is loaded.
     process.write(folder .. "/wait.lua",
       ("package.path = %q require 'moonshard'.dist.barrier() print 'step 1/' io.flush() os.execute 'sleep 60'"):format(
       ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)))

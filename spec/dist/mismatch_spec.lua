@@ -33,7 +33,7 @@ for world = 2, 4 do
     for name in pairs(collectives) do names[#names + 1] = name end
     table.sort(names)
 
-    -- A block of rows x columns elements, or a flat one.
+    -- A request with blocks of rows x columns elements; columns nil: 1-d blocks.
     local function request(rows, dtype, columns)
       local o = { dtype = dtype or "float32" }
       local function shape(blocks) return { rows * blocks, columns } end
@@ -109,7 +109,7 @@ for world = 2, 4 do
         local t = ms.full({ 4 }, 10 * (rank + 1))
         dist.all_reduce(t)
         if t[1]:item() ~= 5 * world * (world + 1) then
-          error(("the sum of different calls: %g"):format(t[1]:item()), 2)
+          error(("the sum combines different calls: %g"):format(t[1]:item()), 2)
         end
         local all = dist.all_gather_object { text = text, seconds = seconds }
         local slowest = 0
@@ -253,7 +253,7 @@ for world = 2, 4 do
       end)
     end
 
-    -- Calls that are no plain collective of tensors: a wrong call on one rank, a correct one on the others.
+    -- Calls other than plain collectives of tensors: a wrong call on one rank, a correct one on the others.
     local others = {
       all_gather_object = { function() dist.all_gather_object(print) end, function() dist.all_gather_object(1) end },
       broadcast_object = { function() dist.broadcast_object(1, { src = world }) end,
@@ -334,7 +334,7 @@ for world = 2, 4 do
           local _, why = pcall(dist.all_reduce, ms.ones(1), { group = inner })
           assert.matches("rank 0 failed: .*'avg' needs a floating dtype", why)
         elseif rank == 2 then
-          -- Not a member, so no rank waits for it.
+          -- Rank 2 is not a member, so no rank waits for its calls.
           assert.is_false((pcall(dist.all_reduce, "x", { group = inner })))
           assert.is_false((pcall(dist.all_reduce, "x", { group = dist.self_group() })))
         end

@@ -10,7 +10,7 @@ describe("two nodes that share a network only", function()
   setup(function() if not missing then pair = nodes.open() end end)
   teardown(function() if pair then pair:close() end end)
 
-  -- A script in which every rank ends with a line "rank words".
+  -- Runs a script in which every rank prints a line "RANK:WORDS". Returns the words by rank, and the job.
   local function lines(n, script, opts)
     local job = pair:run(n, script, opts)
     assert.are.equal(0, job.code, job.stderr .. job.stdout)
@@ -30,8 +30,8 @@ describe("two nodes that share a network only", function()
 
   for n = 1, 2 do
     on_nodes(("give the bits of one node, %d rank%s on each"):format(n, n > 1 and "s" or ""), function()
-      -- Large enough for several slices and messages; in place and not; parts that do not divide; every dtype that is
-      -- rounded.
+      -- Tensors of one and of several slices and messages, with sizes that the ranks do not divide evenly, in dtypes
+      -- with and without rounding.
       local script = [[
         local ms = require "moonshard"
         local dist = ms.dist

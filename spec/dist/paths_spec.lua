@@ -52,7 +52,7 @@ describe("the same bits #mpi", function()
         assert.are.equal(16 * world, select(2, job.stdout:gsub("[^\n]+", "")))
         assert.are.equal(want[world], job.stdout)
         if path[2].MOONSHARD_COMM_MAP then
-          -- Printed once.
+          -- The warning is printed once.
           assert.are.equal(1, select(2, job.stderr:gsub(
             "tensors are staged, because ranks cannot map each other's memory here", "")))
         else

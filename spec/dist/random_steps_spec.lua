@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 -- Random programs: steps of collectives, forwards and nested pcalls, with one error on one rank. No collective may
--- combine calls of different steps or lines, and all ranks must come to match again.
+-- combine calls of different steps or lines, and after the error the ranks' calls must soon match again.
 local ranks = require "spec.support.ranks"
 
 -- Returns the text of a random step, the kind of its model, and where its error is: rank, point, kind.
@@ -54,8 +54,9 @@ local function generate(seed, world)
   emit "end"
   local kind, bad, at = ({ "fully_shard", "DDP", "FSDP" })[random(3)], random(0, world - 1), random(points)
   local how = ({ "a refused call", "an error of the script", "item of two elements" })[random(3)]
-  -- A script's own error is not known to the engine. If the script survives it among calls that look alike, these are
-  -- combined; where the whole step is lost, the next agreement differs from the other ranks' calls.
+  -- The engine does not know of an error that the script raises itself. If the script catches it among similar calls,
+  -- the ranks' calls are matched wrongly; if the whole step is abandoned instead, the next calls differ and are
+  -- refused.
   if depth_of[at] > 0 then how = "a refused call" end
   return table.concat(lines, "\n"), kind, bad, at, how
 end
@@ -97,7 +98,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 4, "2" } } do
         function env.here(point)
           if now ~= 2 or point ~= at or rank ~= bad then return end
           if how == "a refused call" then dist.all_reduce "x" end
-          if how == "an error of the script" then error("the script's own", 0) end
+          if how == "an error of the script" then error("the script's own error", 0) end
           ms.ones(2):item()
         end
         local body = setfenv(assert(loadstring(text, "@random" .. seed)), env)()

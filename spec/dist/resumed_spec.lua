@@ -73,7 +73,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end },
         ["an error of the script between forward and backward"] = { lost = 1, function(bad)
           local y = model()(x)
-          if bad then error("the script's own", 0) end
+          if bad then error("the script's own error", 0) end
           y:sum():backward()
         end },
         ["item() of several elements between forward and backward"] = { lost = 1, function(bad)
@@ -159,7 +159,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
           for _, bad in ipairs { 0, world - 1 } do
             for step = 1, 6 do
               local ok = pcall(function()
-                if rank == bad and step == 2 then error("the script's own", 0) end
+                if rank == bad and step == 2 then error("the script's own error", 0) end
                 local got = ms.zeros(1)
                 local sent = dist.send(ms.full({ 1 }, 10 * step + rank), right, { async = true })
                 local received = dist.recv(got, left, { async = true })
@@ -197,7 +197,8 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
       if world > 2 and not nodes then
         it("an error before a step with calls in a group and in the world costs only that step", function()
           local pair = dist.new_group { 0, 1 }
-          for _, fail in ipairs { function() dist.all_reduce "x" end, function() error("the script's own", 0) end } do
+          for _, fail in ipairs { function() dist.all_reduce "x" end,
+            function() error("the script's own error", 0) end } do
             for _, bad in ipairs { 0, 1, world - 1 } do
               for step = 1, 5 do
                 local ok = pcall(function()
@@ -229,7 +230,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
                   end
                 end)
               end
-              -- Turns that look alike, and a turn of which one rank makes no call.
+              -- The same call in every iteration, which one rank skips in one iteration.
               local t = ms.full({ 1 }, step)
               local ok = pcall(dist.all_reduce, t)
               assert.are.equal(ok and world * step or step, t:item())
@@ -261,7 +262,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
               local agreed = {}
               for step = 1, 6 do
                 local function here(at)
-                  if step == 2 and rank == bad and at == place then error("the script's own", 0) end
+                  if step == 2 and rank == bad and at == place then error("the script's own error", 0) end
                 end
                 local ok = pcall(function()
                   here "before the forward"
@@ -301,7 +302,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
             loop(function(step)
               local ok = pcall(function()
                 local y = m(x)
-                if step == 2 and rank == world - 1 then error("the script's own", 0) end
+                if step == 2 and rank == world - 1 then error("the script's own error", 0) end
                 y:sum():backward()
                 for _, got in ipairs(dist.all_gather_object(step)) do assert(got == step) end
               end)
@@ -391,7 +392,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
           local agreed
           for step = 1, 4 do
             local ok = pcall(function()
-              if step == 2 and rank == bad then error("the script's own", 0) end
+              if step == 2 and rank == bad then error("the script's own error", 0) end
               fsdp.save(folder, model())
             end)
             local flag = ms.tensor { step, ok and 0 or 1 }
@@ -465,7 +466,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         for _ = 1, 2 do
           local y = m(x)
           local ok = pcall(function()
-            if rank == 1 then error("the script's own", 0) end
+            if rank == 1 then error("the script's own error", 0) end
             y:sum():backward()
           end)
           assert.is_false(ok)

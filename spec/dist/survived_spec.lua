@@ -181,7 +181,7 @@ for world = 2, 4 do
 
     it("leave nothing behind", function() process.remove_folder(folder) end)
 
-    -- The other ranks have made this step, so their parameters do not belong to this rank's any more.
+    -- The other ranks have completed this step, so their parameters no longer match this rank's.
     for name, wrap in ms.sorted_pairs(fronts) do
       it("a step of an optimizer, and a clipping, that fails on one rank is raised on the others: " .. name, function()
         local m = wrap(Weak())
@@ -263,7 +263,7 @@ for world = 2, 4 do
           local ok, why = pcall(dist.barrier)
           assert.is_false(ok)
           -- Only the latest of many texts are kept.
-          if not why:find "its text is gone" then
+          if not why:find "its error message was overwritten" then
             assert.matches(("rank 0 failed: number %d$"):format(k), (why:gsub("\n.*", "")))
           end
         end

@@ -40,7 +40,7 @@ local same_as = { attention_masked = "attention_causal" }
 
 describe("golden operators", function()
   if not golden.folder then
-    pending("have their reference numbers (MOONSHARD_GOLDEN names their folder)")
+    pending("needs reference data, which is missing (MOONSHARD_GOLDEN names its folder)")
     return
   end
   local reference = golden.load "ops"

@@ -53,6 +53,6 @@ if golden.folder then
   end)
 else
   describe("golden optimizers", function()
-    pending("have their reference numbers (MOONSHARD_GOLDEN names their folder)")
+    pending("needs reference data, which is missing (MOONSHARD_GOLDEN names its folder)")
   end)
 end

@@ -30,7 +30,7 @@ end
 for world = 1, 4 do
   ranks.describe(world, ("golden training sharded over %d ranks #mpi"):format(world), function()
     if not golden.folder then
-      pending("has its reference numbers (MOONSHARD_GOLDEN names their folder)")
+      pending("needs reference data, which is missing (MOONSHARD_GOLDEN names its folder)")
       return
     end
     for _, name in ipairs(golden.models) do

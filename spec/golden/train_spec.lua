@@ -29,7 +29,7 @@ end
 
 describe("golden training", function()
   if not golden.folder then
-    pending("has its reference numbers (MOONSHARD_GOLDEN names their folder)")
+    pending("needs reference data, which is missing (MOONSHARD_GOLDEN names its folder)")
     return
   end
   after_each(function() golden.dtype = "float64" end)

@@ -100,7 +100,7 @@ describe("the folder of a sharded checkpoint", function()
     while not process.read(work .. "/out"):find "\n" and process.now() < limit do process.sleep(0.01) end
     local made = process.read(work .. "/out"):match "^[^\n]+"
     assert.matches("/checkpoint%.tmp%-%x+%-%x+%-" .. child.pid .. "%-%d+$", made)
-    -- Names of its kind.
+    -- Returns a name of the same form: one part is replaced, and the random digits differ in each.
     local digit = 0
     local function like(pattern, by)
       digit = digit + 1
@@ -196,7 +196,7 @@ describe("the folder of a sharded checkpoint", function()
     assert.is_true(ok, message)
     assert.equal(2, value_at(path))
     assert.equal(1, value_at(path .. "-aside"))
-    -- Anything but a checkpoint keeps the name.
+    -- A folder that is not a checkpoint and gets the name during a save is not replaced.
     ok, message = save_while(3, function()
       os.rename(path, path .. "-second")
       lfs.mkdir(path)

@@ -120,7 +120,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
         local options = { init_scale = 64, growth_interval = 2, backoff_factor = 0.25 }
         local model, optim = make {}
         local scaler = ms.amp[class](options)
-        train_with(scaler, model, optim, 1, 3)                      -- grown once, and one good step since
+        train_with(scaler, model, optim, 1, 3)                      -- the scale has grown once, one step ago
         ms.fsdp.save(path, model, optim, { extra = { scaler = scaler:state_dict() } })
         local want = train_with(scaler, model, optim, 4, 7)
         assert.is_false(want[1][1])

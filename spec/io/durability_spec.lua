@@ -152,7 +152,7 @@ describe("a save that is disturbed", function()
       inside = inside or line:find("/moonshard-save-begins", 1, true) ~= nil
       local pid, call, rest = line:match "^(%d+) +([%w_]+)%((.*)$"
       if inside and call and (rest:find(path, 1, true) or rest:find("<" .. parent(path) .. ">", 1, true)) then
-        -- done when the save is over
+        -- the sync completes in a later line
         if line:find "<unfinished" and call:find "sync" then waiting[pid] = { call, rest, line }
         elseif not line:find "= %-1" and not line:find "O_RDONLY" then did(call, rest, line) end
       elseif line:find "sync resumed.*= 0" then

@@ -241,7 +241,7 @@ describe("safetensors files", function()
     local folder_like = like("%.tmp%-%x%x%x%x", ".tmp-0000")
     lfs.mkdir(folder_like)
     ms.save(at, { x = ms.tensor { 1 } })
-    assert.are.equal("file", lfs.attributes(path(left), "mode"))              -- its process runs
+    assert.are.equal("file", lfs.attributes(path(left), "mode"))              -- the process that writes it is running
     process.kill(child.pid, 9)
     child:wait(10)
     ms.save(at, { x = ms.tensor { 2 } })
@@ -382,7 +382,7 @@ describe("safetensors files", function()
     local good = read "good"
     local seed = 12345
     for at = 1, #good do
-      for k = 1, 2 do                                     -- one bit, and another byte
+      for k = 1, 2 do                                     -- first a changed bit, then another byte
         seed = (seed * 1103515245 + 12345) % 2 ^ 31
         local random = math.floor(seed / 65536)
         local byte = k == 1 and bit.bxor(good:byte(at), bit.lshift(1, random % 8))

@@ -6,7 +6,7 @@ local nan, inf = 0 / 0, math.huge
 
 local function tensor(values, dtype) return ms.tensor(values, { dtype = dtype }) end
 
---- "nan" and numbers as text, so that NaN compares.
+--- The elements as text, so that NaN equals NaN.
 local function text(t)
   local function each(x)
     if type(x) == "table" then

@@ -168,7 +168,7 @@ ranks.describe(2, "the model zoo over ranks", function()
         local plain = model(name).init(nil, "no_fsdp", "before", given)
         local wrapped = model(name).init(ms.dist.default_group(), "recursive", "before", given)
         assert.are.equal(units[name], #ms.fsdp.fsdp_modules(wrapped))
-        if not ms.fsdp.fsdp_modules(wrapped)[1]:check_is_root() then error "the first instance is no root" end
+        if not ms.fsdp.fsdp_modules(wrapped)[1]:check_is_root() then error "the first instance is not the root" end
         local losses = {}
         for k, m in ipairs { plain, wrapped } do
           local input = m:get_input "cpu"

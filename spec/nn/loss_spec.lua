@@ -61,7 +61,7 @@ describe("cross_entropy", function()
     ms.testing.assert_close(F.cross_entropy(x, y), each:mean())
   end)
 
-  -- Numbers of PyTorch 2.1.1.
+  -- The expected values are PyTorch 2.1.1's.
   it("takes probabilities of the classes instead of one class", function()
     local x = ms.tensor({ { 0.5, -1, 2 }, { 0, 3, -2 } }, f64)
     local p = ms.tensor({ { 0.2, 0.3, 0.5 }, { 0, 0.9, 0.1 } }, f64)
@@ -91,7 +91,7 @@ describe("cross_entropy", function()
 
   it("names arguments that do not fit", function()
     local x = ms.randn(2, 3)
-    assert.truthy(message(F.cross_entropy, x, ids { 0, 3 }):find("id 3 (row 2) is not in 0 .. 2", 1, true))
+    assert.truthy(message(F.cross_entropy, x, ids { 0, 3 }):find("id 3 (row 2) is neither in 0 .. 2", 1, true))
     assert.truthy(message(F.cross_entropy, x, ids { 0, 1, 2 }):find("cross_entropy", 1, true))
     assert.truthy(message(F.cross_entropy, x, ids { 0, 1 }, { reduction = "men" }):find("did you mean 'mean'?", 1,
       true))

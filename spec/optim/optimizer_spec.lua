@@ -182,7 +182,7 @@ describe("an optimizer", function()
       end
       assert.are.same(want, { a:tolist(), b:tolist() })
     end
-    assert.is_true(failures >= 4, failures)                             -- the states
+    assert.is_true(failures >= 4, failures)                             -- one for each allocation of state
   end)
 
   it("steps half types by float32 state, and empty parameters without work", function()

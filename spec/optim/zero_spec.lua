@@ -192,7 +192,7 @@ for world = 1, 4 do
           c:load_state_dict(saved)
           assert.equal(kind[2].lr, c.param_groups[1].lr)
           train(plain, a, m2, c, rank, 3, 4)
-          b:step()                                          -- consolidated state is that of the step before
+          b:step()                                          -- the consolidated state is now outdated
           assert.matches("has not been consolidated", message(b.state_dict, b), 1, true)
         end
       end)
@@ -293,11 +293,11 @@ describe("ZeroRedundancyOptimizer", function()
       true)
     local sharded = nn.Linear(2, 2)
     ms.fsdp.fully_shard(sharded)
-    assert.equal("ZeroRedundancyOptimizer: parameter 1 of group 1 is sharded already, and its state with it",
+    assert.equal("ZeroRedundancyOptimizer: parameter 1 of group 1 is already sharded, and so is its state",
       try(sharded:parameters(), SGD))
     local zero = optim.ZeroRedundancyOptimizer(m:parameters(), SGD)
     assert.matches("is in the list twice", message(zero.add_param_group, zero, { params = { m[1].weight } }), 1, true)
-    assert.matches("is sharded already", message(zero.add_param_group, zero, { params = sharded:parameters() }), 1,
+    assert.matches("is already sharded", message(zero.add_param_group, zero, { params = sharded:parameters() }), 1,
       true)
     assert.equal(1, #zero.param_groups)
     assert.matches("closure is a number (1), expected a function", message(zero.step, zero, 1), 1, true)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- ms.plot: pictures of numbers as SVG and as text.
+--- ms.plot: plots of numbers as SVG and as text.
 local axes = require "moonshard.plot.axis"
 local base64 = require "moonshard.run.base64"
 local ms = require "moonshard"

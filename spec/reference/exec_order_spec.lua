@@ -137,7 +137,7 @@ for _, device in ipairs { "cpu", "cuda:0" } do
             end
             return n
           end
-          -- The units and, in backward, the one that was resharded.
+          -- One gather per unit in forward and, with full_shard, one in backward for the unit that was resharded.
           local whole = strategy == "full_shard" and 3 or 2
           assert.equal(3 * 2, gathers(function() model(model.module:get_input(device)) end))
           -- There was no backward yet, so this is still the first iteration, and parameters that stayed gathered need

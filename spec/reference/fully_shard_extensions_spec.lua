@@ -68,7 +68,7 @@ local function two_tensor_mlp(TwoTensor)
   return model
 end
 
--- Over a mesh of the device, to which it moves the shards.
+-- Applies fully_shard to the layers and the model, over a mesh of the device, to which the shards are moved.
 local function shard(model, device, more)
   local ms, _, fsdp, dist = load()
   local options = { mesh = dist.init_device_mesh(device:match "^%a+", { dist.world_size() }) }
@@ -337,7 +337,7 @@ for _, case in ipairs { { 4, "cpu" }, { 8, "cpu" }, { 4, "cuda" } } do
   local world, kind = case[1], case[2]
   ranks.describe(world, ("fully_shard extensions on a mesh of %d ranks, %s"):format(world, kind), function()
     it("test_all_gather_extension_hsdp_mesh", function(rank) hsdp_mesh(rank, world, own(kind)) end)
-    -- The number of ranks of the suite; with 9 and 3 rows, some ranks have none.
+    -- The suite runs this test on 8 ranks; with 9 and 3 rows, some ranks have none.
     if world == 8 then it("test_all_gather_extension_outer_size_stride", function() outer_size_stride(own(kind)) end) end
   end)
 end

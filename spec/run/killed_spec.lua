@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Runs that are killed at random moments: what was logged is there, and the curve continues.
+--- Runs that are killed at random moments: no logged line is lost, and the curve continues.
 local killed_run = require "spec.support.killed_run"
 local process = require "spec.support.process"
 

@@ -64,7 +64,7 @@ describe("report.html", function()
       quiet = true }
     run:log { loss = 1 }
     assert.is_nil(require("lfs").attributes(path "during/report.html"))
-    run.next_report = 0                                 -- the time has come
+    run.next_report = 0                                 -- the next report is due
     run:log { loss = 2 }
     assert.is_truthy(process.read(path "during/report.html"):find '"step": ?2')
     assert.is_true(run.next_report >= ms.time() + 14)
@@ -80,7 +80,7 @@ describe("report.html", function()
     local run = record("gone", 3)
     assert(require("lfs").mkdir(path "gone/report.html"))
     local warnings = ms.catch_warnings(function() run:finish() end)
-    assert.is_truthy(tostring(warnings[1]):find "run: no report")
+    assert.is_truthy(tostring(warnings[1]):find "run: report.html was not written")
   end)
 
   local check = browser.is_there and it or pending

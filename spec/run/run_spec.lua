@@ -150,7 +150,7 @@ describe("a run", function()
       { function() run:checkpoint() end, "give 'model' and 'optimizer' to run.start" },
       { function() start { out = path "refused" } end, "already contains a run; give another folder as 'out'" },
       { function() start { resume = true } end, "give it as 'out'" },
-      { function() start { out = path "x", sinks = { "cvs" } } end, "'sinks' has 'cvs', expected 'csv' and" },
+      { function() start { out = path "x", sinks = { "cvs" } } end, "'sinks' has 'cvs', expected 'csv' or" },
       { function() start { out = "/proc/none" } end, "cannot make the folder '/proc/none'" },
       { function() start { outt = "x" } end, "unknown option 'outt'; did you mean 'out'" },
       { function() ms.run.metrics "/proc" end, "run.metrics: '/proc' contains no run" },
@@ -161,7 +161,7 @@ describe("a run", function()
       assert.matches("^[^\n]*run_spec%.lua:%d+: ", err)
       assert.matches(case[2], err)
     end
-    run:log { loss = 1 }                                -- and goes on
+    run:log { loss = 1 }                                -- the run still works
     assert.are.equal(5, run.step)
     assert.is_nil(model.path)
     run:finish()
@@ -230,7 +230,7 @@ describe("a run", function()
     assert.are.same({ 5, 6, 7 }, superseded)
     local last = 0
     for _, m in ipairs(ms.run.metrics(path "parts")) do
-      assert.is_true(m.time > last)                     -- the time goes on, too
+      assert.is_true(m.time > last)                     -- the time continues, too
       last = m.time
     end
   end)

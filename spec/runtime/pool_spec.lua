@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The allocator: an exact ledger of requests, reuse, limits, injected failures.
+--- The allocator: exact counts of bytes, reuse, limits, injected failures.
 local ms = require "moonshard"
 local lib = require "moonshard.core.ffi".lib
 local collected = require "spec.support.collected"

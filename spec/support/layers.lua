@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Finds which files use which others, from symbols of object files, includes, declarations, and Lua's requires and
---- assignments; compares these uses with an order of wings. Every function takes a root folder, so that specs can plant
---- faults in another one.
+--- assignments; compares these uses with an order of layers. Every function takes a root folder, so that specs can
+--- plant faults in another one.
 local lfs = require "lfs"
 
 local M = {}
@@ -104,8 +104,8 @@ function M.includes(root)
 end
 
 --- Headers that declare a symbol that a .c other than their own defines: { header, symbol, source }. A header without a
---- .c of its name may declare for all files of its wing. wing_of(path): the wing.
-function M.misplaced(root, symbols, wing_of)
+--- .c of its name may declare for all files of its layer. layer_of(path): the layer.
+function M.misplaced(root, symbols, layer_of)
   local wrong, seen = {}, 0
   for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- moonshard.h may declare functions of any file
     local text = plain_c(read(root .. "/" .. header)):gsub("extern%s+\"\"%s+{", "")
@@ -125,7 +125,7 @@ function M.misplaced(root, symbols, wing_of)
         local source = symbols.defined[name]
         if source then
           seen = seen + 1
-          local wanted = has_own and source == own or not has_own and wing_of(source) == wing_of(header)
+          local wanted = has_own and source == own or not has_own and layer_of(source) == layer_of(header)
           if not wanted then wrong[#wrong + 1] = { header = header, symbol = name, source = source } end
         end
       end
@@ -148,7 +148,7 @@ local function fields(body)
   return n
 end
 
--- What stands before parentheses and braces, but is no function.
+-- Keywords that precede parentheses and a brace like the name of a function.
 local statement = { ["if"] = true, ["for"] = true, ["while"] = true, ["switch"] = true, ["return"] = true }
 
 --- Lists structs with their numbers of fields, and functions with their numbers of parameters, as { path, name, n }:
@@ -225,8 +225,8 @@ end
 
 -- ---- judging ---------------------------------------------------------------------------------------
 
---- Returns the uses of a higher wing, as text, and the number of uses from each wing to each other wing. place_of(name)
---- returns its wing and the height of the wing.
+--- Returns the uses of a higher layer, as text, and the number of uses between different layers. place_of(name) returns
+--- the layer of a file or module, and the height of the layer.
 function M.upward(uses, place_of)
   local wrong, between, told = {}, 0, {}
   for _, use in ipairs(uses) do
@@ -250,26 +250,26 @@ function M.upward(uses, place_of)
   return list, between
 end
 
---- Cycles between wings: a list of texts "a -> b -> a".
+--- Cycles between layers: a list of texts "a -> b -> a".
 function M.circles(uses, place_of)
-  local next_of, wings = {}, {}
+  local next_of, layers = {}, {}
   for _, use in ipairs(uses) do
     local from, to = place_of(use.user), place_of(use.used)
     if from and to and from ~= to then
       if not next_of[from] then
         next_of[from] = {}
-        wings[#wings + 1] = from
+        layers[#layers + 1] = from
       end
       next_of[from][to] = true
     end
   end
-  table.sort(wings)
+  table.sort(layers)
   local found, state, path = {}, {}, {}
-  local function visit(wing)
-    state[wing] = "open"
-    path[#path + 1] = wing
+  local function visit(layer)
+    state[layer] = "open"
+    path[#path + 1] = layer
     local after = {}
-    for to in pairs(next_of[wing] or {}) do after[#after + 1] = to end
+    for to in pairs(next_of[layer] or {}) do after[#after + 1] = to end
     table.sort(after)
     for _, to in ipairs(after) do
       if state[to] == "open" then
@@ -281,10 +281,10 @@ function M.circles(uses, place_of)
       end
     end
     path[#path] = nil
-    state[wing] = "done"
+    state[layer] = "done"
   end
-  for _, wing in ipairs(wings) do
-    if not state[wing] then visit(wing) end
+  for _, layer in ipairs(layers) do
+    if not state[layer] then visit(layer) end
   end
   return found
 end

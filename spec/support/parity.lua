@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The reference suites' test harness: FSDP trains as DDP does, and both as one process. It compares the scales in
---- every iteration, in float32 also scaled losses (the suites compare the last one), and also parameters in half
---- precision (which the suites leave out).
+--- The reference suites' test harness: checks that FSDP trains as DDP does, and both as one process. It compares the
+--- scales in every iteration, in float32 also scaled losses (the suites compare the last one), and also parameters in
+--- half precision (which the suites leave out).
 local assert = require "luassert"
 
 local M = {}

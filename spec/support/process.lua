@@ -25,10 +25,11 @@ local C = ffi.C
 
 local process = {
   SIGINT = 2, SIGKILL = 9, SIGTERM = 15,
-  -- Factor for every time limit in the specs; 1 on a quiet machine without tools. scripts/test sets it for tools
-  -- that slow everything down.
+  -- Factor for every time limit in the specs. scripts/test sets it under sanitizers and valgrind, which slow everything
+  -- down.
   patience = tonumber(os.getenv "MOONSHARD_SPEC_PATIENCE") or 1,
-  -- "sanitize", "tsan" or "valgrind" if scripts/test runs the specs under one; its own data count as resident memory.
+  -- "sanitize", "tsan" or "valgrind" if scripts/test runs the specs under one of these, whose own data count as
+  -- resident memory.
   tool = os.getenv "MOONSHARD_TOOL",
 }
 

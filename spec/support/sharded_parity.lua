@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Compares sharded with unsharded training: the same model, the same batches, step by step. (parity.lua: FSDP, DDP,
---- one process.)
+--- Compares sharded with unsharded training: the same model, the same batches, step by step. parity.lua compares FSDP,
+--- DDP and one process.
 local assert = require "luassert"
 
 local M = {}

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Runs of scripts/train.lua with a tiny model, and what they leave in their folders.
+--- Helpers for specs of scripts/train.lua: runs with a tiny model, and the contents of their folders.
 local cjson = require "cjson"
 local lfs = require "lfs"
 local process = require "spec.support.process"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Wrong calls of tensors, of autograd and of ms itself: the call, and the beginning of its message
---- (spec/wrong_calls_spec.lua, which says what x, y, w and the others are).
+--- Wrong calls of tensors, of autograd and of ms itself: the call, and the beginning of its message.
+--- spec/wrong_calls_spec.lua defines x, y, w and the other variables.
 return {
   { "ms.zeros(-1)", "zeros: size -1 is negative" },
   { "ms.zeros(2.5)", "zeros: size is a number (2.5), expected a whole number" },
@@ -60,7 +60,7 @@ return {
   { "x:expand(5, 3)", "expand: float32 [2, 3] cpu does not expand to [5, 3]: dimension 1 is 2" },
   { "x:squeeze(5)", "squeeze: dimension 5 is out of range for a tensor of 2 dimensions (expected -2 to 2)" },
   { "x:unsqueeze(9)", "unsqueeze: dimension 9 is out of range; the tensor has 2" },
-  { "x:tile(-1)", "tile: -1 repetitions: must not be negative" },
+  { "x:tile(-1)", "tile: the number of repetitions must not be negative, got -1" },
   { "x:index_select(1, x)", "index_select: positions must be int64 or int32, got float32 [2, 3] cpu" },
   { [[x:index_select(1, ms.tensor({7}, {dtype = "int64"}))]],
   "index_select: position 7 is not inside dimension 1 of float32 [2, 3] cpu (expected 0 to 1)" },
@@ -75,7 +75,7 @@ return {
   { "x:matmul(y)", "matmul: inner dimensions differ: [2, 3] has 3 columns, [2, 2] has 2 rows" },
   { "x:matmul(3)", "matmul: argument is a number (3), expected a tensor" },
   { [[x:matmul(ms.ones(3, 2, {dtype = "float64"}))]],
-  "matmul: all arguments need one dtype, got float32 [2, 3] cpu and, as argument 2, float64 [3, 2] cpu" },
+  "matmul: all arguments must have the same dtype, got float32 [2, 3] cpu and, as argument 2, float64 [3, 2] cpu" },
   { "ms.ones(2, 3, 4):matmul(ms.ones(5, 4, 2))",
   "matmul: batch dimensions of [2, 3, 4] and [5, 4, 2] do not broadcast" },
   { "x:sum(3)", "sum: dimension 3 is out of range for a tensor of 2 dimensions (expected -2 to 2)" },

@@ -387,7 +387,7 @@ describe("coroutines", function()
       local ok, why = coroutine.resume(co)
       assert.is_false(ok)
       assert.matches("^spec/tensor/scope_spec.lua:%d+: coroutine.yield inside .*" .. name:match "[%w ._]+$"
-        .. ": its function must run to its end", why)
+        .. ": the function passed to it must return without a yield", why)
       assert.are.equal("dead", coroutine.status(co))
       local n = 0
       block(function()
@@ -460,7 +460,7 @@ describe("memory", function()
       return ms.zeros(100, 2 ^ 20)
     end)
     lib.ms_set_memory_limit(0)
-    assert.is_false(ok)                                 -- only the last tensor, which cannot fit
+    assert.is_false(ok)                                 -- only the last tensor fails: it exceeds the limit
     assert.matches("100, 1048576", message:gsub("419430400", "100, 1048576"))
   end)
 

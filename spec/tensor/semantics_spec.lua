@@ -13,7 +13,7 @@ local function failure(fn, ...)
   return (message:gsub("^[^\n]-:%d+: ", "", 1))
 end
 
--- Values as text, so that NaN, -0 and shapes compare.
+-- Values as text, so that NaN, -0 and shapes can be compared.
 local function text(x)
   if ms.is_tensor(x) then return tostring(x.shape) .. " " .. text(x:tolist()) end
   if type(x) == "table" then

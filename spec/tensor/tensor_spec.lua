@@ -218,7 +218,7 @@ describe("deepcopy", function()
     assert.are.same({ 4, 5, 6, 7 }, x[2]:tolist())
     assert.are.equal(copy.x:data_ptr() + 4 * 8, copy.row:data_ptr())
     assert.is_true(ms.memory_stats("cpu").live_tensors - before < 20)
-    -- A leaf among views, and a copy of the copies.
+    -- A list of a tensor and a leaf that is a view of it, copied twice.
     local w = ms.zeros(2, 3)
     local leaf = w:narrow(1, 1, 1):detach():requires_grad_()
     local again = ms.deepcopy(ms.deepcopy { w, leaf })

@@ -89,7 +89,7 @@ describe("ms.doctor", function()
     local _, out = check_in(tiny, "job", "shared_memory")
     assert.matches("^slow /dev/shm: %S+ %S+ free; MPI's shared memory is put into .* %-> mount it", out)
     _, out = check_in(tiny, "job", "shared_memory", { TMPDIR = "/dev/shm" })
-    assert.matches("^broken /dev/shm: .* nor has /dev/shm room .* %-> mount it", out)
+    assert.matches("^broken /dev/shm: .* and /dev/shm has no room .* %-> mount it", out)
   end)
 
   it("names one thread where there are more cores", function()

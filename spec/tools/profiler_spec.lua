@@ -306,7 +306,7 @@ describe("the profiler", function()
     for line in text:gmatch "[^\n]+" do lines[#lines + 1] = line end
     assert.matches("^name +self +self %% +total +total %% +mean +calls +self memory$", lines[1])
     assert.matches("more rows$", lines[3])
-    assert.matches("^recorded .+; in ranges of the script's thread ", lines[4])
+    assert.matches("^recorded .+, of which .+ in ranges of the script's thread$", lines[4])
     local by_name = p:key_averages():table { sort_by = "key" }
     assert.is_true(by_name:find("\nexp ", 1, true) < by_name:find("\nlog ", 1, true))
     assert.matches("\nname_that_i.%.%. ", "\n" .. profiler.profile(function()
@@ -347,7 +347,7 @@ describe("the profiler", function()
     local function says(pattern, fn) assert.matches(pattern, select(2, pcall(fn))) end
     local p = profiler.start()
     says("profiler.start: called with a colon", function() profiler:start() end)
-    says("events: the profile still records; stop it first", function() p:events() end)
+    says("events: the profile is still recording; call stop%(%) first", function() p:events() end)
     assert.are.equal("Profile(recording)", tostring(p))
     p:stop()
     says("cannot write '.*missing/trace.json': No such file or directory", function() p:export_chrome_trace(path) end)
@@ -494,7 +494,7 @@ ranks.describe(2, "the profiler over ranks", function()
     assert.matches(" reduce queue", tostring(p))
   end)
 
-  it("names the rank that came last, and the time spent waiting for it", function()
+  it("names the rank that arrived last, and the time spent waiting for it", function()
     dist.barrier()
     local p = profiler.profile(function()
       if rank == 1 then
@@ -506,7 +506,7 @@ ranks.describe(2, "the profiler over ranks", function()
     local wait = find(p, "waiting for ranks")
     assert.is_true(inside(wait, find(p, "all_reduce")))
     if rank == 0 then
-      assert.are.equal("rank 1 came last", wait.detail)
+      assert.are.equal("rank 1 arrived last", wait.detail)
       assert.is_true(wait.duration > 0.02)
     end
   end)

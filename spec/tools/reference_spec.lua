@@ -39,7 +39,7 @@ local function functions_of(text)
   return dofile(root .. "/" .. name)
 end
 
--- What is wrong with a page of these functions (twice) and examples.
+-- The faults that scripts/docs finds on a page of these functions (default: `twice` of `source`) with this example.
 local function faults_of(example, functions)
   put("docs/api/examples/planted.txt", example)
   local of = functions or { twice = functions_of(source).twice }
@@ -95,14 +95,14 @@ describe("the reference", function()
     local table_of = "# planted\n\n| `x` | `number` | %s |\n| `y` | `number` | the second |\n"
     write.check({ name = "planted", text = table_of:format "" }, fault)
     write.check({ name = "planted", text = table_of:format "the first" }, fault)
-    assert.are.same({ "docs/api/planted: 'x' has no meaning" }, faults)
+    assert.are.same({ "docs/api/planted: 'x' has no description" }, faults)
   end)
 
   it("refuses options that the function does not take, and leaves none out", function()
     local other = { twice = functions_of((source:gsub("extra: number", "other: number"))).twice }
     local faults = faults_of("# planted.twice\nplanted.twice(3, {})    --> 6\n", other)
     assert.matches("does not name option 'extra'", faults, 1, true)
-    assert.matches("names option 'other', which is not taken", faults, 1, true)
+    assert.matches("names option 'other', which the function does not accept", faults, 1, true)
   end)
 
   it("refuses a module or class that stands on no page", function()

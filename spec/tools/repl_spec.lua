@@ -44,8 +44,8 @@ local function ask(p, line, seconds)
   error("no prompt after " .. line .. ": " .. p.text)
 end
 
--- After several presses of Ctrl-C the later ones may still arrive, each with a prompt, and discard typed input: types a
--- line until it is answered and nothing follows.
+-- After several Ctrl-C, some may be handled late: each prints a prompt and discards typed input. Types a line
+-- repeatedly, until it is executed and nothing else is printed.
 local function again(p)
   for k = 1, 20 do
     p:type(("print('call ' .. %d)\n"):format(k))

@@ -25,7 +25,7 @@ typedef struct ms_loop {
     uint8_t dtype[MS_LOOP_MAX], cls[MS_LOOP_MAX];
     ms_loop_fn fn;
     const double *p;
-    int64_t inner[MS_LOOP_MAX];     // set by ms__loop_run: strides along the last dimension,
+    int64_t inner[MS_LOOP_MAX];     // set by ms__loop_run: strides along the last dimension, in bytes
     bool direct[MS_LOOP_MAX], all;  // direct[k]: operand k is passed in place; all: all operands are passed in place
 } ms_loop;
 

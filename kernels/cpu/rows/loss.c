@@ -85,7 +85,7 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     }
     for (int64_t r = 0; r < rows; r++)
         if (MS_UNLIKELY((q->ids[r] < 0 || q->ids[r] >= q->n) && q->ids[r] != q->ignore))
-            return ms__call_fail(c, "id %lld (row %lld) is not in 0 .. %lld and not ignore_index %lld",
+            return ms__call_fail(c, "id %lld (row %lld) is neither in 0 .. %lld nor ignore_index %lld",
                                  (long long)q->ids[r], (long long)r + 1, (long long)q->n - 1, (long long)q->ignore);
     q->x = ms__data(h->x);
     q->w = h->w ? ms__data(h->w) : NULL;

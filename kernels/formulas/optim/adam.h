@@ -53,8 +53,9 @@ ADAM_ROW(Adam, adam_factors,
          "weight_decay adds weight_decay p to the gradient.",
          0, "p times this is added to the gradient")
 ADAM_ROW(AdamW, adamw_factors,
-         "Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.",
-         0.01, "lr p times this is subtracted from p")
+         "Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): lr weight_decay p is subtracted "
+         "from p, too.",
+         0.01, "p times lr times this is subtracted from p")
 #undef ADAM_ROW
 #endif
 #endif

@@ -39,7 +39,7 @@ local function construct(self, given, spec)
   self._enabled, self._init_scale, self._growth_tracker = o.enabled, o.init_scale, 0
   self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor,
     o.growth_interval
-  self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> what it did since the last update
+  self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
   return o
 end
 
@@ -90,8 +90,8 @@ end
 
 -- ---- unscaling -----------------------------------------------------------------------------------
 
--- Calls fn(g, p, of) for every gradient g of an optimizer: p is the tensor that holds it, this rank's part if parameter
--- `of` is sharded. before(of) is called for every parameter first.
+-- Calls fn(g, p) for every gradient g of an optimizer. p is the tensor that holds g: the parameter, or this rank's part
+-- of a sharded one. before: nil, or called with every parameter before its gradient is read.
 local function each_gradient(optimizer, fn, before)
   local function visit(p)
     if p.id < 0 and not p.is_sparse then
@@ -131,9 +131,9 @@ end
 
 -- ---- after an error ------------------------------------------------------------------------------
 
--- A script that survives an error may leave out the rest of a step: the optimizer's step, and update. The record of that
--- step must not be taken for one of the next step's gradients, which are not unscaled. So a record remembers the
--- gradients that it is about, and how often the optimizer had cleared its gradients.
+-- A script that survives an error may skip the rest of a step: the optimizer's step and update(). The record of that
+-- step must not be used for the next step's gradients, which are not unscaled yet. A record therefore stores which
+-- gradients it describes, and how often the optimizer had cleared its gradients.
 
 local function remember(record, optimizer)
   record.gradients, record.any, record.versions = {}, false, 0
@@ -143,8 +143,8 @@ local function remember(record, optimizer)
   end)
 end
 
--- Whether none of the gradients that a record is about is there any more. A rank whose parts are empty has none; it
--- learns of the error from its peers.
+-- Whether none of the gradients that a record describes exists any more. A rank whose parts are all empty has no
+-- gradients; for it, a record is stale if an error has occurred since.
 local function is_stale(record, optimizer)
   if record.stage == "ready" then return false end
   if record.cleared ~= optimizer._cleared then return true end
@@ -177,7 +177,7 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
     local list, record = gradients(self, optimizer), self._unscaling
     if record then
       remember(record, optimizer)
-      record.stage = "failed"                           -- until all ranks have unscaled theirs
+      record.stage = "failed"                           -- until all ranks have unscaled their gradients
     end
     for _, g in ipairs(list) do
       local device = g.device
@@ -244,7 +244,7 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
--- Adapts the scale to the infinities that the records have found. Returns false if none has looked for any.
+-- Adapts the scale to the infinities in the records. Returns false if no record has been checked for infinities.
 local function adapt(self)
   local sum, any = 0, false
   for _, record in pairs(self._optimizers) do           -- any order: the terms are zeros and ones
@@ -273,8 +273,8 @@ local function forget_records(self)
   self._optimizers = setmetatable({}, { __mode = "k" })
 end
 
--- The record of an optimizer's current gradients. If an error made this rank miss an update, that update comes now, as
--- the ranks that did not miss it have made it.
+-- The record of an optimizer's current gradients. If an error made this rank skip update(), the scale is adapted now,
+-- as update() has done on the other ranks.
 local function record_of(self, optimizer)
   local record = self._optimizers[optimizer]
   if record and is_stale(record, optimizer) then
@@ -283,8 +283,8 @@ local function record_of(self, optimizer)
     forget_records(self)
     local now = self.scale_tensor:item()
     if now ~= before then
-      raise("after an error update() was left out, and the scale is %g since, not %g as in this backward: call zero_grad() and go on with "
-        .. "the next step", now, before)
+      raise("an error skipped update(); the scale is now %g, but these gradients were computed with %g: call zero_grad() and continue "
+        .. "with the next step", now, before)
     end
     record = nil
   end

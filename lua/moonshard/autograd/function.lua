@@ -306,7 +306,7 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   lib.ms_rng_set(seed, offset)
   if not ok then error(outs, 0) end
   if outs.n ~= entry.n_outs then
-    errors.raise("checkpoint: the region returned %d values when it ran again, %d before; it must do the same both times", outs.n, entry.n_outs)
+    errors.raise("checkpoint: the region returned %d values when it ran again, %d before; the region must do the same both times", outs.n, entry.n_outs)
   end
   local list, any = {}, false
   for m, k in ipairs(entry.outs) do
@@ -314,7 +314,7 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
       errors.raise("checkpoint: result %d is %s when the function runs again, but was a tensor before", k, errors.kind(outs[k]))
     end
     if looks(outs[k]) ~= entry.looks[m] then
-      errors.raise("checkpoint: result %d is %s when the function runs again, but was %s before; it must do the same both times",
+      errors.raise("checkpoint: result %d is %s when the function runs again, but was %s before; the function must do the same both times",
         k, looks(outs[k]), entry.looks[m])
     end
     list[m] = outs[k]
@@ -322,7 +322,7 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   end
   -- The region runs again only if a gradient has arrived. Without this error the gradient would be lost.
   if not any then
-    errors.raise "checkpoint: no result of the region has a graph when it runs again, so gradients end there; it must do the same both times"
+    errors.raise "checkpoint: no result of the region has a graph when it runs again, so no gradient passes through it; the region must do the same both times"
   end
   return list, #entry.outs
 end

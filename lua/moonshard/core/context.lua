@@ -45,8 +45,8 @@ end
 function M.check_yield()
   if context.block then
     require("moonshard.core.errors").raise(
-      "coroutine.yield inside %s: its function must run to its end, since its changes apply to the whole process "
-      .. "until it returns; yield before or after it", context.block)
+      "coroutine.yield inside %s: the function passed to it must return without a yield, because until then %s affects "
+      .. "the whole process; yield before or after the call", context.block, context.block)
   end
 end
 

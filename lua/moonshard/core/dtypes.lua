@@ -121,8 +121,8 @@ function M.present_device(name, who)
   if bit.band(number, 255) == C.MS_CUDA and bit.rshift(number, 8) >= lib.ms_cuda_count() then
     local n = lib.ms_cuda_count()
     errors.raise("%s: device '%s' is not available: %s", who, M.device_name(number),
-      n == 0 and engine.ffi.string(lib.ms_cuda_why()) or ("there %s %d, from cuda:0"):format(n == 1 and "is" or "are",
-        n))
+      n == 0 and engine.ffi.string(lib.ms_cuda_why())
+        or ("the last CUDA device is cuda:%d"):format(n - 1))
   end
   return number
 end

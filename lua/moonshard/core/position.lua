@@ -82,8 +82,9 @@ local function loops_of(fn)
   return list
 end
 
--- The first index of a numeric loop, where a variable holds it that has not changed since the last look; otherwise 0.
--- Ranks may start a loop at different indices, but then at variables.
+-- The first index of a numeric loop, read from the variable that initialized it; 0 if that was a constant, or if the
+-- variable has changed since an earlier call. (Where ranks start a loop at different indices, these come from a
+-- variable.)
 local function start_of(loop, fn, level)
   local op, operand = loop.start[1], loop.start[2]
   local _, start
@@ -130,7 +131,7 @@ end
 
 ---@class Position
 ---@field text string     the whole position
----@field caught string?  the part of it that goes on after an error; nil: no pcall of the script would catch it
+---@field caught string?  the part outside the innermost pcall, which continues after an error; nil: no pcall
 ---@field step integer?   the step of the outermost ms.steps
 
 --- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that

@@ -13,7 +13,7 @@ local nn = { F = {} }
 ---@return Tensor
 function Tensor:neg() end
 
---- neg in place.
+--- In-place version of neg.
 ---@return Tensor self
 function Tensor:neg_() end
 
@@ -21,7 +21,7 @@ function Tensor:neg_() end
 ---@return Tensor
 function Tensor:abs() end
 
---- abs in place.
+--- In-place version of abs.
 ---@return Tensor self
 function Tensor:abs_() end
 
@@ -29,7 +29,7 @@ function Tensor:abs_() end
 ---@return Tensor
 function Tensor:exp() end
 
---- exp in place.
+--- In-place version of exp.
 ---@return Tensor self
 function Tensor:exp_() end
 
@@ -37,7 +37,7 @@ function Tensor:exp_() end
 ---@return Tensor
 function Tensor:log() end
 
---- log in place.
+--- In-place version of log.
 ---@return Tensor self
 function Tensor:log_() end
 
@@ -45,7 +45,7 @@ function Tensor:log_() end
 ---@return Tensor
 function Tensor:sqrt() end
 
---- sqrt in place.
+--- In-place version of sqrt.
 ---@return Tensor self
 function Tensor:sqrt_() end
 
@@ -53,7 +53,7 @@ function Tensor:sqrt_() end
 ---@return Tensor
 function Tensor:rsqrt() end
 
---- rsqrt in place.
+--- In-place version of rsqrt.
 ---@return Tensor self
 function Tensor:rsqrt_() end
 
@@ -61,7 +61,7 @@ function Tensor:rsqrt_() end
 ---@return Tensor
 function Tensor:sin() end
 
---- sin in place.
+--- In-place version of sin.
 ---@return Tensor self
 function Tensor:sin_() end
 
@@ -69,7 +69,7 @@ function Tensor:sin_() end
 ---@return Tensor
 function Tensor:cos() end
 
---- cos in place.
+--- In-place version of cos.
 ---@return Tensor self
 function Tensor:cos_() end
 
@@ -77,7 +77,7 @@ function Tensor:cos_() end
 ---@return Tensor
 function Tensor:relu() end
 
---- relu in place.
+--- In-place version of relu.
 ---@return Tensor self
 function Tensor:relu_() end
 
@@ -90,7 +90,7 @@ function nn.F.relu(t) end
 ---@return Tensor
 function Tensor:silu() end
 
---- silu in place.
+--- In-place version of silu.
 ---@return Tensor self
 function Tensor:silu_() end
 
@@ -103,7 +103,7 @@ function nn.F.silu(t) end
 ---@return Tensor
 function Tensor:tanh() end
 
---- tanh in place.
+--- In-place version of tanh.
 ---@return Tensor self
 function Tensor:tanh_() end
 
@@ -116,7 +116,7 @@ function nn.F.tanh(t) end
 ---@return Tensor
 function Tensor:sigmoid() end
 
---- sigmoid in place.
+--- In-place version of sigmoid.
 ---@return Tensor self
 function Tensor:sigmoid_() end
 
@@ -129,7 +129,7 @@ function nn.F.sigmoid(t) end
 ---@return Tensor
 function Tensor:sign() end
 
---- sign in place.
+--- In-place version of sign.
 ---@return Tensor self
 function Tensor:sign_() end
 
@@ -137,7 +137,7 @@ function Tensor:sign_() end
 ---@return Tensor
 function Tensor:reciprocal() end
 
---- reciprocal in place.
+--- In-place version of reciprocal.
 ---@return Tensor self
 function Tensor:reciprocal_() end
 
@@ -247,10 +247,11 @@ local SGD = {}
 ---   so far
 local Adam = {}
 
---- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): p also loses lr weight_decay p.
+--- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): lr weight_decay p is subtracted from p,
+--- too.
 ---@class AdamW: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: lr p times this is subtracted from p; amsgrad: divides by the largest second moment
----   so far
+---   second moment; weight_decay: p times lr times this is subtracted from p; amsgrad: divides by the largest second
+---   moment so far
 local AdamW = {}

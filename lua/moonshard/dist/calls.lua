@@ -150,8 +150,8 @@ local function finish_apart(since, concerns, a, ok, ...)
   error((...), 0)
 end
 
---- Wraps fn(a, b), which issues no collective of its own but changes what ranks hold together: if it fails on some
---- ranks only, their parts no longer belong together, so its error is published.
+--- Wraps fn(a, b), which issues no collective but changes state that ranks share, such as sharded parameters. If it
+--- fails on some ranks only, this state is no longer consistent, so its error is published.
 ---@param fn function
 ---@param concerns fun(a: any): boolean  whether peers make the call, too
 ---@return function

@@ -458,7 +458,7 @@ dist.recv = calls.one(dist.recv, function(_, src) return pair(src, dist.rank()) 
 local function of_world() return 0 end
 dist.new_group, dist.free_group = calls.one(dist.new_group, of_world), calls.one(dist.free_group, of_world)
 
--- ---- what happened, and how it is checked -----------------------------------------------------------
+-- ---- records of collectives, debug levels -----------------------------------------------------------
 
 local entry = ffi.new "ms_ledger_entry"
 

@@ -256,7 +256,7 @@ end
 
 local AWAY = "; move that away, or choose another folder"
 
--- Format 1 has no checksum of the index, but the hash of every file.
+-- Format 1 has no checksum of the index, but has a hash of every file.
 local function is_hashed(path, file)
   local ok, reader = pcall(files.reader, path .. "/" .. file.name)
   if not ok then return false end

@@ -29,8 +29,6 @@ local STATES = ffi.C.MS_OPTIM_STATES
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 local Optimizer = class.new "Optimizer"
 
--- Whether x is a table that is not a tensor or module.
-
 -- Converts a group to the form that the engine reads: ids of the leaves, STATES state ids per leaf, steps taken. Leaves
 -- that are also in `before` keep their state. If a parameter belongs to a tensor class, its inner tensors are the
 -- leaves: those of parameter k come after index first[k].
@@ -240,7 +238,7 @@ local function with_groups_dense(self, n, k)
 end
 
 --- Makes one step with all parameters that have a gradient.
----@param closure? fun(): any  computes the loss anew, with its backward, before the step
+---@param closure? fun(): any  recomputes the loss and its backward before the step
 ---@return any  the closure's result, or true
 function Optimizer:step(closure)
   local result = true
@@ -265,7 +263,8 @@ function Optimizer:step(closure)
   return result
 end
 
--- Whether peers make this step, too, and do not fail in it by themselves, as with gradients that no rank has reduced.
+-- Whether peers make this step, too, and would not detect its error by themselves. Every rank detects unreduced
+-- gradients.
 local function has_peers(self)
   local found = false
   for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do

@@ -49,10 +49,10 @@ local function check_params(self)
   local texts = {}
   each_param(self, function(p, index, k)
     local function refuse(why) raise("%s: parameter %d of group %d %s", NAME, k, index, why) end
-    if p.is_sparse then refuse "is sparse; only dense ones are taken" end
-    if p.id < 0 then refuse(("is a %s; tensor classes are not taken"):format(p:class_name())) end
+    if p.is_sparse then refuse "is sparse; only dense parameters are supported" end
+    if p.id < 0 then refuse(("is a %s; tensor classes are not supported"):format(p:class_name())) end
     if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then
-      refuse "is sharded already, and its state with it"
+      refuse "is already sharded, and so is its state"
     end
     texts[#texts + 1] = ("%d: %s %s"):format(index, tostring(p.shape), p.dtype)
   end)
@@ -181,7 +181,7 @@ local function send_all(self)
 end
 
 --- Steps this rank's parameters and broadcasts the new values. Collective; gradients must be equal on all ranks.
----@param closure? fun(): any  computes the loss anew, with its backward, before the step
+---@param closure? fun(): any  recomputes the loss and its backward before the step
 ---@return any  the closure's result, or true
 function Zero:step(closure)
   if self._overlaps then

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The axes of a plot: the range of its values, their place from 0 to 1, and ticks at round numbers.
+--- The axes of a plot: ranges of values, positions from 0 to 1, and ticks at round numbers.
 local M = {}
 
 ---@class PlotAxis
@@ -11,12 +11,12 @@ Axis.__index = Axis
 
 local function finite(v) return v - v == 0 end
 
---- Whether the axis has a place for a value: finite, and on a logarithmic axis above 0.
+--- Whether the axis can show a value: it must be finite, and on a logarithmic axis above 0.
 ---@param v number
 ---@return boolean
 function Axis:shows(v) return finite(v) and (not self.log or v > 0) end
 
---- The place of a value: 0 at the low end, 1 at the high end.
+--- The position of a value: 0 at the low end, 1 at the high end.
 ---@param v number
 ---@return number
 function Axis:place(v)
@@ -24,7 +24,7 @@ function Axis:place(v)
   return (v - self.low) / (self.high - self.low)
 end
 
--- An axis around the least and the greatest value; values that differ by rounding only count as one.
+-- An axis from the least to the greatest value. If these differ only by rounding, they count as equal.
 local function new(scale, low, high)
   local self = setmetatable({ log = scale == "log" }, Axis)
   if low > high then low, high = self.log and 1 or 0, self.log and 10 or 1 end
@@ -36,7 +36,7 @@ local function new(scale, low, high)
   return self
 end
 
---- The axis of some values; those that it cannot show do not count.
+--- An axis for some values; values that it cannot show are ignored.
 ---@param scale "linear"|"log"
 ---@param lists number[][]
 ---@return PlotAxis
@@ -78,7 +78,7 @@ local function log_ticks(low, high, count)
   return ticks
 end
 
---- A number as a label: with as many decimals as tell it from another one at a distance of `step`.
+--- A number as a label, with just enough decimals that numbers `step` apart have different labels.
 ---@param v number
 ---@param step? number
 ---@return string

@@ -46,8 +46,8 @@ local function begin(plot, kind)
   return out
 end
 
--- The points of a line as pixels. In a column of pixels that has many points only the first, the least, the greatest
--- and the last one are drawn, which look the same. Calls `emit` with pen-up ("M") or pen-down ("L") and the place.
+-- The points of a line as pixels. Of the points in one column of pixels, only the first, the lowest, the highest and
+-- the last are drawn: the picture is the same. Calls `emit` with "M" (move to) or "L" (line to) and the coordinates.
 local function trace(series, x_axis, y_axis, box, emit)
   local column, first, least, most, last
   local down = false

@@ -15,12 +15,12 @@ function M.utf8()
   return false
 end
 
--- ---- canvases: dots at whole places from 0, row 0 on top -------------------------------------------------------
+-- ---- canvases: dots at integer coordinates from 0, row 0 on top ------------------------------------------------
 
 local MARKS = { "*", "o", "+", "x", "#", "@", "%", "&" }
 local BITS = { [0] = { [0] = 1, 8 }, { [0] = 2, 16 }, { [0] = 4, 32 }, { [0] = 64, 128 } }
 
--- Braille has 2 x 4 dots a character and no way to tell series apart; marks have one dot, and a sign for each series.
+-- A Braille character shows 2 x 4 dots, but series look alike. A mark is one dot, and each series has its own mark.
 local function new_canvas(columns, rows, braille)
   local cells = {}
   local canvas = { wide = braille and 2 * columns or columns, high = braille and 4 * rows or rows }

@@ -71,7 +71,7 @@ function Csv:row(object, names)
     if not self.known[names[k]] then return rebuild(self) end
   end
   write_row(self.file, object, self.columns)
-  -- What a killed process had not written yet comes from metrics.jsonl when the run continues.
+  -- If the process is killed, rows not yet written are restored from metrics.jsonl when the run continues.
   local now = lib.ms_time()
   if now - self.written >= INTERVAL then
     self.file:flush()

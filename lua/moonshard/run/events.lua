@@ -25,7 +25,7 @@ end
 
 -- ---- protocol buffers ------------------------------------------------------------------------------
 
--- A whole number from 0 to 2^53: seven bits a byte, the lowest first.
+-- A whole number from 0 to 2^53: seven bits per byte, the lowest first.
 local function varint(n)
   if n < 128 then return string.char(n) end
   local parts = {}

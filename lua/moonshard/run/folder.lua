@@ -108,8 +108,9 @@ end
 --- Whether a folder contains a run.
 function M.exists(path) return lfs.attributes(path .. "/metrics.jsonl", "mode") == "file" end
 
---- The objects on the whole lines of a file of a run, in order; lines that are no objects are skipped.
----@param path string  of metrics.jsonl or media.jsonl
+--- Iterates over the JSON objects in a file of a run, one per line. Skips lines that are not objects, and an incomplete
+--- last line.
+---@param path string  path of metrics.jsonl or media.jsonl
 ---@return fun(): table?, integer?  the object, and the number of bytes up to the end of its line
 function M.lines(path)
   local file, err = io.open(path, "rb")
@@ -179,7 +180,7 @@ function M.continue(path, step, config, facts)
   return assert(open_metrics(self, "a"))
 end
 
--- Writes a line; a line that did not fit on the disk is ended before the next one.
+-- Writes a line. If the write before it failed because the disk was full, first ends that incomplete line.
 local function append(self, file, text)
   local ok, err = file:write(self.broken and "\n" or "", text, "\n")
   if ok then ok, err = file:flush() end

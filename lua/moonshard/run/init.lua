@@ -69,13 +69,12 @@ local SINKS = { csv = true, tensorboard = true }
 
 --- Starts a run, or continues one, and returns its record. Collective.
 ---
---- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads, command,
---- time, packages; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`, `report.html` (the run as a page,
---- written at times and at its end), and checkpoints. A run that was
---- killed loses at most the last line. With `resume`, a run in `out` continues in the same files: after its latest
---- checkpoint, which is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of
---- later steps move to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be
---- made.
+--- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads,
+--- command, time, packages; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`, `report.html` (the run
+--- as a page, written periodically and at the end), and checkpoints. A run that was killed loses at most its last line.
+--- With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which is loaded, over any
+--- number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move to
+--- `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
@@ -95,7 +94,7 @@ function M.start(given)
   local wanted = {}
   for _, name in ipairs(o.sinks or {}) do
     if not SINKS[name] then
-      errors.raise("run.start: option 'sinks' has %s, expected 'csv' and 'tensorboard'", errors.show(name))
+      errors.raise("run.start: option 'sinks' has %s, expected 'csv' or 'tensorboard'", errors.show(name))
     end
     wanted[name] = true
   end
@@ -153,7 +152,8 @@ function M.metrics(path)
   return list
 end
 
---- Writes `report.html` of a run's folder anew, for a run that was killed. Returns its path, or nil and the reason.
+--- Writes `report.html` of a run's folder again, for example after the run was killed. Returns its path, or nil and the
+--- reason.
 ---@param path string  of a run's folder
 ---@return string? file
 ---@return string? err

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The memory of this rank by kind, in bytes, at the moment of a sample: parameters, gradients, optimizer state, and
---- all other tensors (activations, buffers, gathered parameters); the allocator's peak and what it holds; and the resident
---- memory of the process. Sharded tensors count with this rank's part.
+--- all other tensors (activations, buffers, gathered parameters); the allocator's peak and its reserved bytes; and the
+--- resident memory of the process. Of a sharded tensor, this rank's part counts.
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What a run records besides numbers, made of tensors: images as bytes, histograms, confusion counts.
+--- Converts tensors to what a run records besides numbers: images as bytes, histograms, confusion matrices.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -84,7 +84,7 @@ local function classes_of(x, who, k)
   return list
 end
 
---- Counts pairs of classes: row t, column p counts how often class t (from 0) was predicted as p.
+--- A confusion matrix: counts[t + 1][p + 1] is how often class t (from 0) was predicted as p.
 ---@param targets Tensor|integer[]
 ---@param predictions Tensor|integer[]
 ---@param least integer  the least number of classes
@@ -104,7 +104,7 @@ function M.confusion(targets, predictions, least, who)
   return counts
 end
 
---- Draws counts as a grey image: a cell of 8 x 8 pixels for each, white for all of its row.
+--- Draws a confusion matrix as a grey image with cells of 8 x 8 pixels; white: all counts of the row are in this cell.
 ---@param counts integer[][]
 ---@return integer width
 ---@return string pixels

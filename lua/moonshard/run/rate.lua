@@ -15,7 +15,7 @@ require "moonshard.autograd.methods"
 
 local M = {}
 
-local ENOUGH, TOTAL, LARGEST = 5e-3, 0.1, 8192          -- seconds of a product, seconds in all, rows
+local ENOUGH, TOTAL, LARGEST = 5e-3, 0.1, 8192          -- seconds per product, total seconds, rows
 
 --- Operations per second of this rank in products of two square matrices: the best of several. Reading an element of
 --- the result waits for a GPU.
@@ -61,7 +61,7 @@ local function read_cache(path)
   return ok and type(rates) == "table" and rates or {}
 end
 
--- Without a folder that can be written, the rate is measured again by the next run.
+-- If the cache cannot be written, the next run measures again.
 local function write_cache(path, rates)
   if not path then return end
   local folder = path:match "^(.*)/"
@@ -93,7 +93,7 @@ function M.of(facts, dtype, dist)
   if dist then dist.barrier() end
   local mine = M.measure(device, dtype)
   for _, rate in ipairs(dist and dist.all_gather_object(mine) or { mine }) do sum = sum + rate end
-  -- The peak is the run's own, unless the run has already used more.
+  -- The measurement must not count as the run's peak memory.
   if util.memory_stats(device).peak_allocated > peak then util.reset_peak_memory_stats(device) end
   if rank == 0 then
     local rates = read_cache(path)

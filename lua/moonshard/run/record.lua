@@ -18,8 +18,8 @@ local tensor = require "moonshard.tensor"
 local utf8 = require "moonshard.run.text".utf8
 
 ---@class Run
----@field path string      of the folder
----@field step integer     the last step that was logged, or that the checkpoint was made after
+---@field path string      the run's folder
+---@field step integer     the last logged step; before the first log, the step after which the run continues
 ---@field total integer?   the number of steps
 ---@field bar Progress     the progress line
 local Run = {}
@@ -42,16 +42,17 @@ local function new(fields)
   return self
 end
 
--- Writes report.html; a folder that cannot take it does not end the run.
+-- Writes report.html. If that fails, the run continues.
 local function report(self)
   local err
   self.next_report, err = reports.update(self.path)
-  if err then log.warn_once(("run: no report: %s"):format(err)) end
+  if err then log.warn_once(("run: report.html was not written: %s"):format(err)) end
 end
 
 -- ---- numbers -----------------------------------------------------------------------------------------
 
--- The names of a line, in order: step, time, the script's, those that the run adds. Kept while the names stay the same.
+-- The names of a line, in order: step, time, the script's names, then the run's own. Kept while the names stay the
+-- same.
 local function names_of(self, values, object)
   local known, n, same = self.known, 0, true
   for name in pairs(object) do
@@ -79,7 +80,7 @@ end
 local function check_value(name, value)
   if type(name) ~= "string" then errors.raise("run:log: the name %s is not a string", errors.show(name)) end
   if type(value) == "boolean" or tensor.is_tensor(value) and value:numel() == 1 then return end
-  opts.wrong(value, "a number or a tensor of one; run:text records texts", "run:log: '%s'", name)
+  opts.wrong(value, "a number or a tensor of one element; run:text records texts", "run:log: '%s'", name)
 end
 
 local function number_of(value)
@@ -87,7 +88,7 @@ local function number_of(value)
   return autograd.no_grad(function() return value:item() end)
 end
 
--- How a line is shown where the script does not say.
+-- The text printed for a line, if run.start was given no `line` function.
 local function default_line(self, object, values, left)
   local parts = {}
   for _, name in ipairs(self.order) do
@@ -150,7 +151,7 @@ end
 local function check_name(name, who)
   opts.expect(name, opts.string, "%s: argument 1", who)
   if not name:find "^[%w_][%w_./-]*$" then
-    errors.raise("%s: the name '%s' has characters that file names may lack, expected letters, digits and _ . - /", who,
+    errors.raise("%s: the name '%s' has characters that are not allowed; expected letters, digits and _ . - /", who,
       name)
   end
   return (name:gsub("/", "_"))
@@ -177,7 +178,7 @@ local TEXT = { "step", "kind", "name", "text" }
 
 --- Records a text, also in a file `NAME.txt`.
 ---@param name string  of the series of texts; letters, digits and _ . - /
----@param text string  bytes that are not UTF-8 become U+FFFD, but for the file's
+---@param text string  bytes that are not UTF-8 become U+FFFD, except in the file
 function Run:text(name, text)
   local file = check_name(name, "run:text")
   opts.expect(text, opts.string, "run:text: argument 2")
@@ -190,7 +191,8 @@ end
 
 local CONFUSION = { "step", "kind", "name", "labels", "counts" }
 
---- Records how often each class was predicted as each other one. Returns the counts, on rank 0: row t, column p.
+--- Records a confusion matrix. Returns its counts on rank 0: counts[t + 1][p + 1] is how often
+--- class t was predicted as class p.
 ---@param name string  of the series; letters, digits and _ . - /
 ---@param targets Tensor|integer[]  the classes, from 0
 ---@param predictions Tensor|integer[]  the predicted classes, as many
@@ -240,7 +242,7 @@ function Run:checkpoint(given)
     errors.raise "run:checkpoint: the run does not know what to save; give 'model' and 'optimizer' to run.start"
   end
   local path = o.path or folders.checkpoint_name(self.path, self.step)
-  if self.events then self.events:flush() end           -- a resumed run goes on from here
+  if self.events then self.events:flush() end           -- a resumed run continues from here
   checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step)
   if self.writes and lib.ms_time() >= self.next_report - 12 then report(self) end    -- at most every 3 seconds
   self.mark = lib.ms_time()

@@ -18,7 +18,7 @@ local function read(path)
   return text
 end
 
--- In JSON "<" stands in strings only; without it no text ends a script element.
+-- JSON contains "<" only in strings. With "<" escaped, no text can end the script element.
 local function safe(json) return (json:gsub("<", "\\u003c")) end
 
 local function images_of(path)
@@ -35,7 +35,7 @@ local function images_of(path)
   return images
 end
 
---- Writes report.html of a run's folder anew. Returns its path, or nil and the reason.
+--- Writes report.html of a run's folder. Returns its path, or nil and the reason.
 ---@param path string  of the folder
 ---@return string? file
 ---@return string? err

@@ -400,7 +400,7 @@ function M.subclass(name, base)
 end
 
 function Tensor.__construct()
-  errors.raise("Tensor: use ms.tensor, ms.zeros … to make one")
+  errors.raise("Tensor: make tensors with ms.tensor, ms.zeros and similar functions")
 end
 
 -- ---- methods: properties, values, lifetime ------------------------------------------------------

@@ -193,7 +193,7 @@ local function checked_device(i, who)
   local n = lib.ms_cuda_count()
   if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end
   if i < 0 or i >= n then
-    errors.raise("%s: device %d does not exist; there %s %d, from 0", who, i, n == 1 and "is" or "are", n)
+    errors.raise("%s: device %d does not exist; the last CUDA device is %d", who, i, n - 1)
   end
   return i
 end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Runs side by side: final and best values, the options that differ, curves; as text and as a page.
+--- Compares runs: final and best values, the options that differ, curves; as text and as a page.
 local cjson = require "cjson"
 local environment = require "moonshard.run.environment"
 local escape = require("moonshard.plot.svg").escape
@@ -37,7 +37,7 @@ local function columns_of(path, wanted)
   return series
 end
 
--- What a run is asked to do may differ; facts about its start say nothing about the result.
+-- Options of the script and facts that may change results (ranks, seed) count; other facts about the start do not.
 local function options_that_differ(runs)
   local fact, names, list = { sessions = true, from_step = true, out = true }, {}, {}
   for _, name in ipairs(environment.names) do fact[name] = true end

@@ -123,7 +123,7 @@ function Averages:table(given)
     out[k] = table.concat(cells, "  "):gsub("%s+$", "")
   end
   if #rows > o.row_limit then out[#out + 1] = ("... and %d more rows"):format(#rows - o.row_limit) end
-  out[#out + 1] = ("recorded %s; in ranges of the script's thread %s"):format(time_text(self.recorded),
+  out[#out + 1] = ("recorded %s, of which %s in ranges of the script's thread"):format(time_text(self.recorded),
     time_text(self.covered))
   if self.dropped > 0 then out[#out + 1] = ("%d ranges were dropped (limit = %d)"):format(self.dropped, self.limit) end
   return table.concat(out, "\n")
@@ -171,7 +171,7 @@ end
 
 local function trace_of(self, who)
   check_self(self, who)
-  if self._records then raise("%s: the profile still records; stop it first", who) end
+  if self._records then raise("%s: the profile is still recording; call stop() first", who) end
   return self._trace
 end
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // comm/job/clean.c -- removes files left by killed jobs: Open MPI's segments (4 MiB per rank) and control memories. (A
 // running job unlinks its control memory as soon as all ranks have opened it.) A file is stale if it belongs to this
-// user, was made on this host, and no process has it open or mapped. A file in use always qualifies: its maker keeps it
+// user, was made on this host, and no process has it open or mapped. A file in use is never stale: its maker keeps it
 // open until it is mapped, and mapped until the process exits.
 #include <ctype.h>
 #include <dirent.h>

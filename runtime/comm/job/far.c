@@ -158,7 +158,7 @@ static ms_status far_new(ms_coll *c)
     c->far = f;  // ms__far_end completes or cancels the messages
     for (int i = 0; i < f->n_in; i++)
         if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
-            return lost(c, "MPI refused a message");
+            return lost(c, "MPI could not start to receive");
     return MS_OK;
 }
 
@@ -181,7 +181,7 @@ ms_status ms__far_ready(ms_coll *c)
             memcpy(m->payload, s->payload, s->bytes);
             for (int l = 0; l < f->n_leaders; l++)
                 if (!(f->out_req[f->n_out++] = isend(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
-                    return lost(c, "MPI refused to send");
+                    return lost(c, "MPI could not start to send");
             f->sent[k] = true;
         }
         i++;
@@ -194,7 +194,7 @@ ms_status ms__far_ready(ms_coll *c)
         far_ready *m = &f->in[i];
         if (m->word < c->word || m->group != g->id) {  // a message of an earlier call that failed here
             f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
-            if (!f->in_req[i]) return lost(c, "MPI refused a message");
+            if (!f->in_req[i]) return lost(c, "MPI could not start to receive");
             continue;
         }
         if (m->word != c->word || m->member >= (uint32_t)g->n)
@@ -246,14 +246,14 @@ void ms__far_end(ms_coll *c)
 
 static ms_status finish(ms_waiter *w, void **req)
 {
-    if (!*req) return lost(w->c, "MPI refused a message");
+    if (!*req) return lost(w->c, "MPI could not start a transfer");
     for (;;) {
         int rc = test(req);
         if (rc == 1) {
             ms__wait_moved(w);
             return MS_OK;
         }
-        if (rc < 0) return lost(w->c, "MPI failed between nodes");
+        if (rc < 0) return lost(w->c, "MPI failed to transfer data between nodes");
         MS_TRY(ms__wait_poll(w));
     }
 }
@@ -443,11 +443,11 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
         for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
             size_t k = begun / part % PARTS;
             if (begun < here && !(got[k] = irecv(room + k * part, left(here, begun, part), rank, tag)))
-                status = lost(c, "MPI refused a message");
+                status = lost(c, "MPI could not start to receive");
             if (status == MS_OK && begun < there) {
                 size_t n = left(there, begun, part);
                 if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag)))
-                    status = lost(c, "MPI refused a message");
+                    status = lost(c, "MPI could not start to send");
             }
         }
         size_t k = at / part % PARTS, n = left(here, at, part), m = left(there, at, part);

@@ -130,7 +130,7 @@ bool ms__error_reported_by_peer(uint64_t hash)
     return false;
 }
 
-// Lists the ranks that no look has found. Their numbers are known only if all ranks are on this node.
+// Lists the ranks whose process was never found. Their numbers are known only if all ranks are on this node.
 static void append_unseen(char *text, size_t n)
 {
     for (int r = 0; all_here && r <= n_expected; r++) {
@@ -141,8 +141,8 @@ static void append_unseen(char *text, size_t n)
     if (!all_here) ms__append(text, n, "%sa rank of this node ended before it joined the job", *text ? "; " : "");
 }
 
-// Ends the job if a peer made no progress for the length of the timeout; waits for other peers. report: print a line
-// about these. Returns whether a line was due.
+// Ends the job if a peer made no progress for the length of the timeout. report: a line about peers that make progress
+// is due; one rank of the node prints it. Returns whether it was printed.
 static bool check_peers(int64_t since, int64_t now, bool report)
 {
     char culprits[2000] = "", working[2000] = "";

@@ -92,7 +92,7 @@ ms_status ms__group_place(ms_group *g)
             if (groups_at() + groups_used + bytes > ms__world.ctl_bytes)
                 return ms__fail(MS_ENOMEM,
                                 "dist.new_group: the control memory holds no more groups (%zu bytes used); "
-                                "dist.free_group returns one's",
+                                "dist.free_group frees the memory of a group",
                                 groups_used);
             g->place = groups_used;
             groups_used += bytes;
@@ -448,8 +448,8 @@ static int walk(int node, int depth, visit *path, char *seen, int *begin)
     return found;
 }
 
-// The furthest place in the script of the ranks of a cycle, if some of them are before it: these alone have to fail.
-// NULL if the places are unknown.
+// The latest place in the script among the ranks of a cycle; only ranks at earlier places have to fail. NULL if all are
+// at the same place, or if a place is unknown.
 static const ms_resumption *furthest_of(const visit *path, int begin, int n)
 {
     const ms_resumption *furthest = NULL;
@@ -571,7 +571,7 @@ ms_status ms__wait_poll(ms_waiter *w)
             ms_status status = ms__check_interrupt();
             if (status != MS_OK) return status;
         }
-        if (ms__stream_cancelled()) return ms__fail(MS_ECOMM, "the process ends");
+        if (ms__stream_cancelled()) return ms__fail(MS_ECOMM, "the process is exiting");
     }
     if (w->now - w->checked < 5 * 1000 * 1000 || for_ns < 1000000) return MS_OK;
     if (!w->checked) post_on_board(w);

@@ -211,7 +211,7 @@ static ms_status map_peers(hello *mine, hello *all)
         if (r == w->rank || w->node_of[r] != w->node || !all[r].ok) continue;
         if (refuse || !ms__comm_can_map(r)) {
             mine->ok = 0;
-            snprintf(mine->why, sizeof mine->why, "%.120s", refuse ? "MOONSHARD_COMM_MAP refuses it" : ms_error());
+            snprintf(mine->why, sizeof mine->why, "%.120s", refuse ? "set by MOONSHARD_COMM_MAP" : ms_error());
         }
     }
     MS_TRY(exchange(mine, all));
@@ -240,11 +240,10 @@ static ms_status join(const ms_launch *launch)
     ms__end_catch();
     // Fail here: otherwise each process would train alone.
     if (*launch->name && launch->world > w->size)
-        return ms__fail(
-            MS_ECOMM,
-            "dist.init: %s started %d ranks, but %d met over '%s'; the launcher must be that of the library "
-            "which the plugin was built with",
-            launch->name, (int)launch->world, w->size, w->transport->name);
+        return ms__fail(MS_ECOMM,
+                        "dist.init: %s started %d ranks, but only %d joined over '%s'; use the launcher of the MPI "
+                        "library that the plugin was built with",
+                        launch->name, (int)launch->world, w->size, w->transport->name);
     if (w->size > 1024) return ms__fail(MS_EUNSUPPORTED, "dist.init: %d ranks; at most 1024 are supported", w->size);
     if (w->size == 1) return MS_OK;
     hello mine = { 0 }, *all = calloc((size_t)w->size, sizeof *all);

@@ -7,7 +7,7 @@
 #include "comm/transport/self.h"
 #include "comm/transport/transport.h"
 
-// In alphabetical order, which the error for an unknown name uses.
+// In alphabetical order, in which the error for an unknown name lists them.
 static const struct row {
     const char *name, *launchers;
     const ms_transport *table;           // NULL: the plugin has the table

@@ -22,7 +22,7 @@ local function timed(fn)
   ms.cuda.synchronize()
   return ms.time() - t
 end
-for _ = 1, 3 do step() end                              -- finds algorithms, fills the pool
+for _ = 1, 3 do step() end                              -- warm-up: chooses algorithms, fills the memory pool
 
 if by_operator then
   local profile = ms.profiler.profile(function()

@@ -3,7 +3,7 @@
 --- device cuda.
 local M = {}
 
---- Shapes by name; "tiny" is for a try. batch: sequences per step, each as long as the context.
+--- Shapes by name; "tiny" is for trying the script. batch: sequences per step, each as long as the context.
 M.SHAPES = {
   ["124M"] = { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768, batch = 8 },
   ["350M"] = { vocab = 50304, context = 1024, layers = 24, heads = 16, dim = 1024, batch = 8 },

@@ -73,7 +73,7 @@ case("products", "matmul 4096, float32", { flops = 2 * (quick and 64 or 4096) ^ 
   local a, b = ms.randn(size, size, on(F32)), ms.randn(size, size, on(F32))
   return function() return a:matmul(b) end
 end)
--- Those of GPT-2 124M with 8 x 1024 tokens.
+-- The linear layers of GPT-2 124M, on 8 x 1024 tokens.
 local M = quick and 32 or 8192
 for _, s in ipairs { { 768, 2304 }, { 768, 768 }, { 768, 3072 }, { 3072, 768 }, { 768, 50304 } } do
   local K, N = s[1], s[2]
@@ -222,7 +222,7 @@ local function time(calls, fn)
   return best
 end
 
-print(("%s%s"):format(ms.cuda.device_name(), quick and "; sizes for a try only" or ""))
+print(("%s%s"):format(ms.cuda.device_name(), quick and "; reduced sizes" or ""))
 local sink = os.getenv "MOONSHARD_RATES"
 local measured = 0
 for _, c in ipairs(cases) do

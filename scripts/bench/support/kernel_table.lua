@@ -4,14 +4,15 @@
 local ptx = require "ptx"
 local M = {}
 
--- Of a processor of compute capability 9.0 (CUDA C++ Programming Guide, tables "Technical Specifications per Compute
--- Capability"; allocation units: CUDA Occupancy Calculator): registers are allocated by the warp in units of 256, warps
--- by the block in units of 4; a block takes 1 KiB of shared memory besides its own, in units of 128 bytes.
+-- Limits of a multiprocessor (SM) of compute capability 9.0 (CUDA C++ Programming Guide, tables "Technical
+-- Specifications per Compute Capability"; allocation units: CUDA Occupancy Calculator): registers are allocated by the
+-- warp in units of 256, warps by the block in units of 4; a block takes 1 KiB of shared memory besides its own, in
+-- units of 128 bytes.
 local SM = { registers = 65536, warps = 64, blocks = 32, shared = 228 * 1024, processors = 132 }
 M.SM = SM
-M.FLIGHT = 20e3                -- bytes in flight that one processor needs for the whole bandwidth
+M.FLIGHT = 20e3                -- bytes in flight that an SM needs to reach the full bandwidth
 
---- Blocks of `threads` threads that one processor holds.
+--- The number of blocks of `threads` threads that one SM holds.
 function M.blocks_per_sm(threads, registers, shared)
   local warps = math.ceil(threads / 32)
   local each = math.ceil(math.max(registers, 1) * 32 / 256) * 256
@@ -51,8 +52,8 @@ end
 --- Compiles the kernels that have changed and reads the table. Returns nil and the reason if this is not possible.
 ---@param root string   the repository, with a slash at its end
 ---@param build string  the build folder; PTX and logs are kept in its folder sm_90a
----@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (on a processor),
----  mma, classes, exact (an instance for doubles or integers beside one for float32 and halves)
+---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,
+---  classes, exact (an instance for doubles or integers beside one for float32 and halves)
 ---@return string?
 function M.rows(root, build)
   local folder = build .. "/sm_90a"
@@ -107,7 +108,7 @@ function M.rows(root, build)
   return rows
 end
 
---- Bytes in flight on one processor for a class of data: those of a thread times the threads that the processor holds.
+--- Bytes in flight on one SM for a class of data: those of a thread times the threads that the SM holds.
 function M.flight(row, class)
   return row.classes[class].flight * row.threads * row.blocks
 end
@@ -143,8 +144,7 @@ M.STRIDED = set [[
 function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
 
 --- The limits that a kernel fails, sorted: "spills"; "stack" (kernels of the main job); for streaming kernels, for
---- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on a
---- processor).
+--- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on an SM).
 function M.failures(row)
   local out = {}
   local base = row.name:match "^[^<]*":gsub(" ", "")

@@ -3,13 +3,13 @@
 --- prediction is not a measurement: it shows where time is spent, within a factor of 1.5 for kernels that move data.
 ---
 --- The formula is fixed. A launch takes the longer of
----   bytes / (4.3 TB/s x min(1, bytes in flight on a processor / 20 KB)), and
+---   bytes / (4.3 TB/s x min(1, bytes in flight on an SM / 20 KB)), and
 ---   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 250 TF/s for kernels with mma.sync (assumed: a
 ---   quarter of the peak, as FlashAttention-2's backward on an H100), 60 TF/s for float32, 67 TF/s for float64,
 --- plus 0.6 us for each wait of a serial chain (a launch waits at least once). Bytes in flight are those of the static
 --- table for the dtype class in which the launch touches most bytes; a grid that does not fill the GPU has fewer.
---- 20 KB at 4.3 TB/s over 132 processors are a latency of 0.6 us, so a loop of few threads over many parts is in the
---- first term.
+--- 20 KB at 4.3 TB/s over 132 SMs correspond to a latency of 0.6 us, so the first term covers a loop of few threads
+--- over many parts.
 local kernels = require "kernel_table"
 local M = {}
 
@@ -87,8 +87,8 @@ function M.predict(launches, by_symbol)
   return total, lists[1], lists[2]
 end
 
---- Counts launches that leave the GPU idle: those that touch more than 1 MB with fewer blocks than it has processors,
---- and launches whose threads each join more than 64 parts alone.
+--- Counts launches that leave the GPU idle: those that touch more than 1 MB with fewer blocks than it has SMs, and
+--- those whose threads each combine more than 64 parts.
 function M.narrow(launches, by_symbol)
   local few, alone = 0, 0
   for _, l in ipairs(launches) do

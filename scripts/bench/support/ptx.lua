@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Reads kernels off their PTX: how wide they access global memory, and how many bytes of it they load before they
---- wait.
+--- Analyzes the PTX of kernels: the width of their accesses to global memory, and the bytes they load before they wait.
 ---
 --- The second number is an estimate. A GPU issues a thread's instructions in order; a load does not stop the thread, the
 --- first instruction that needs its result does. Within a basic block ptxas moves loads upwards, but not before what
@@ -172,7 +171,7 @@ local function pass(b, pending, counts)
   for _, i in ipairs(b) do
     local at = 0
     for _, r in ipairs(i.from) do at = math.max(at, level[r] or 0) end
-    for _, r in ipairs(i.to) do if pending[r] then at = math.max(at, 1) end end     -- a load will write it
+    for _, r in ipairs(i.to) do if pending[r] then at = math.max(at, 1) end end     -- written by a pending load
     if i.kind and not i.op:find "%.nc" then at = math.max(at, floor) end
     if i.kind == "async" then
       if counts(i) then groups[0] = (groups[0] or 0) + i.bytes end

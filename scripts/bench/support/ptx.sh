@@ -7,13 +7,14 @@ set -euo pipefail
 unset LD_PRELOAD  # nvcc does not run with a sanitizer's library
 PATH=$PATH:/usr/local/cuda/bin
 command -v nvcc >/dev/null || { echo "there is no nvcc" >&2; exit 3; }
-mkdir -p "${1:?ptx.sh: which folder}"
+mkdir -p "${1:?usage: ptx.sh FOLDER [KERNEL_FILE]}"
 out=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
-# The options of CMakeLists.txt; without contraction.
+# The options of CMakeLists.txt. -fmad=false: the compiler must not contract a*b + c to an fma.
 options=(-std=c++20 -O3 -fmad=false -arch=compute_90a -Xcompiler=-fPIC -Ikernels -Iruntime)
 
-# The compiler, its options and the content of the repository's files that the .cu file includes.
+# Prints everything that the PTX of a .cu file depends on: the compiler, its options, and the content of the included
+# files of this repository.
 key() {
     nvcc --version
     echo "${options[@]}"
@@ -31,7 +32,7 @@ if [ $# = 2 ]; then
     one "$2"
 else
     exec 9>"$out/lock"
-    flock 9                 # one at a time
+    flock 9                 # only one process at a time compiles
     # The largest first: two of them take most of the time.
     (cd kernels/cuda && ls -S ./*.cu) | sed 's,^\./,,; s,\.cu$,,' |
         xargs -P "$(nproc)" -n 1 "scripts/bench/support/ptx.sh" "$out"

@@ -21,7 +21,8 @@ static char *joined(const char *a, const char *b, const char *c, const char *d)
     return text;
 }
 
-// Puts `first` in front of a list, once.
+// Puts `first` in front of the list in an environment variable, unless it already begins with it. without: the rest of
+// the list if the variable is not set.
 static void prepend(const char *name, const char *first, const char *separator, const char *without)
 {
     const char *before = getenv(name);
@@ -73,7 +74,7 @@ int main(int argc, char **argv)
     if (!has("ssh") && !has("rsh")) setenv("OMPI_MCA_plm", "isolated", 0);
     if (access("/sys/devices/system/cpu", R_OK) != 0) setenv("HWLOC_HIDE_ERRORS", "2", 0);
 
-    // The user's library path stays: CUDA's libraries are the machine's.
+    // Keep the user's library path: CUDA's libraries come from the machine, not from the bundle.
     const char *path = getenv("LD_LIBRARY_PATH");
     const char *libc = getenv("MOONSHARD_LIBC");
     bool host = libc && strcmp(libc, "host") == 0;

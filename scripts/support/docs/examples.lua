@@ -181,7 +181,9 @@ function M.read(root, pages, fault)
       elseif name then
         current = by_name[name]
         if not current then fault("docs/api/examples/%s.txt: '%s' is no public name", page.file, name) end
-        if current and current.example then fault("docs/api/examples/%s.txt: '%s' has two", page.file, name) end
+        if current and current.example then
+          fault("docs/api/examples/%s.txt: '%s' has two examples", page.file, name)
+        end
         current = current or {}
         current.example = ""
       elseif current and current.setup and line ~= "" then
@@ -264,7 +266,9 @@ local function compare_options(entry)
     if not documented[option] then faults[#faults + 1] = ("does not name option '%s'"):format(option) end
   end
   for option in pairs(documented) do
-    if not entry.options[option] then faults[#faults + 1] = ("names option '%s', which is not taken"):format(option) end
+    if not entry.options[option] then
+      faults[#faults + 1] = ("names option '%s', which the function does not accept"):format(option)
+    end
   end
   table.sort(faults)
   entry.option_faults = faults

@@ -9,7 +9,7 @@ local engine = require "moonshard.core.ffi"
 
 local methods, lib, ffi = ms.Tensor.methods, engine.lib, engine.ffi
 
--- Names of methods that the engine lists, functions of one tensor with a gradient or all others.
+-- Names of the engine's methods: differentiable functions of one tensor, or all others.
 local function listed(functions)
   local names = {}
   for op = 0, lib.ms_op_count() - 1 do
@@ -126,8 +126,8 @@ return {
   },
   {
     file = "nn", title = "nn",
-    intro = "Modules, layers and wrappers. Arguments, initialisation, formulas and names of parameters are PyTorch's; sizes "
-      .. "come by position, the rest as options.",
+    intro = "Modules, layers and wrappers. Arguments, initialisation, formulas and names of parameters are PyTorch's; "
+      .. "sizes are positional arguments, all others options.",
     sections = {
       section("Modules", "nn.", nn, "Module Parameter"),
       section("Methods of Module", "Module:", nn.Module),
@@ -158,13 +158,13 @@ return {
   },
   {
     file = "init", title = "nn.init",
-    intro = "Fill a tensor in place and return it; no graph is recorded. A sharded parameter gets the numbers of its "
-      .. "place in the whole.",
+    intro = "Functions that fill a tensor in place and return it; no graph is recorded. A sharded parameter gets the "
+      .. "same numbers as this part of the whole parameter would.",
     sections = { section("Functions", "nn.init.", nn.init) },
   },
   {
     file = "ddp_hooks", title = "nn.ddp_hooks",
-    intro = "Communication hooks of `nn.DDP`, for `ddp:register_comm_hook(state, hook)`, and what belongs to them.",
+    intro = "Communication hooks of `nn.DDP`, for `ddp:register_comm_hook(state, hook)`, and their states.",
     sections = { section("Hooks", "nn.ddp_hooks.", nn.ddp_hooks) },
   },
   {
@@ -197,7 +197,7 @@ return {
   {
     file = "dist", title = "dist",
     intro = "Ranks, groups and collectives. Every rank of a group makes the same calls in the same order; sizes, dtypes and "
-      .. "devices are compared before anything is sent. Ranks in arguments are the world's, from 0.",
+      .. "devices are compared before anything is sent. Ranks in arguments are ranks of the world, from 0.",
     sections = {
       section("The job", "dist.", dist, [[init is_initialized finalize rank world_size local_rank backend barrier
         debug_level set_debug_level record]]),
@@ -242,14 +242,14 @@ return {
     sections = { section("Functions", "run.", ms.run), section("Methods of Run", "Run:", methods_of(run)) },
   },
   {
-    file = "plot", title = "plot", intro = "Pictures of numbers, as SVG and as text for the terminal.",
+    file = "plot", title = "plot", intro = "Plots of numbers, as SVG and as text for the terminal.",
     sections = {
       section("Functions", "plot.", ms.plot),
       section("Methods of Plot", "Plot:", methods_of(ms.plot.line { 1 })),
     },
   },
   {
-    file = "testing", title = "testing", intro = "Checks for specs.",
+    file = "testing", title = "testing", intro = "Assertions for tests.",
     sections = { section("Functions", "testing.", ms.testing) },
   },
 }

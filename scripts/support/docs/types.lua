@@ -70,7 +70,7 @@ function M.text()
       else
         declare(doc, "", "Tensor:", name, "", returns)
         if ms.Tensor.methods[name .. "_"] then
-          declare(name .. " in place.", "", "Tensor:", name .. "_", "", "Tensor self")
+          declare(("In-place version of %s."):format(name), "", "Tensor:", name .. "_", "", "Tensor self")
         end
       end
       if bit_and(flags, E.MS_OP_ACTIVATION) ~= 0 then

@@ -34,26 +34,28 @@ end
 -- Options that mean the same everywhere, unless an annotation says otherwise.
 local common = {
   group = "default: the world", process_group = "default: the world", async = "returns at once, with a Work",
-  recurse = "modules below, too", dtype = "default: the default dtype", device = "default: the default device",
+  recurse = "includes the modules inside", dtype = "default: the default dtype", device = "default: the default device",
   requires_grad = "the result is a leaf that gets a gradient", keepdim = "leaves reduced dimensions with size 1",
-  prefix = "stands before each name", bias = "adds a learned bias", reduction = "of the elements' losses",
+  prefix = "put in front of each name", bias = "adds a learned bias",
+  reduction = "how the elements' losses are combined",
   approximate = "`\"tanh\"`: the formula of GPT-2", batch_first = "inputs are [N, T, d] instead of [T, N, d]",
   norm_first = "normalises before attention and feed-forward, not after", dropout = "probability of dropout",
   dim_feedforward = "inner size of the feed-forward part", layer_norm_eps = "eps of each LayerNorm",
-  activation = "of the feed-forward part: `\"relu\"`, `\"gelu\"` or a function (default: `\"relu\"`)",
+  activation = "activation of the feed-forward part: `\"relu\"`, `\"gelu\"` or a function (default: `\"relu\"`)",
   elementwise_affine = "learns weight and bias", affine = "learns weight and bias",
   track_running_stats = "keeps running statistics, which eval mode uses",
-  stride = "of the filter, in pixels (default: 1)", dilation = "distance between taps of the filter (default: 1)",
+  stride = "step of the filter, in pixels (default: 1)", dilation = "distance between taps of the filter (default: 1)",
   padding = "zeros on each side, in pixels (default: 0); `\"same\"` keeps the size, `\"valid\"` is 0",
-  groups = "groups of channels that are convolved apart", label_smoothing = "share of the target spread over all classes",
+  groups = "number of groups of channels, each convolved separately",
+  label_smoothing = "share of the target spread over all classes",
   ignore_index = "targets of this class do not count", weight = "[C]: factor of each class (default: 1)",
   strict = "refuses missing and unknown names", assign = "takes the tensors themselves instead of copying",
-  count_from = "where names of container elements count from: 0 in PyTorch's state dicts",
+  count_from = "number of a container's first element in names; 0 in PyTorch's state dicts",
   set_to_none = "false: sets gradients to 0 instead", prepend = "runs before the hooks registered so far",
   retain_graph = "keeps the graph for another backward", norm_type = "p of the p-norm; math.huge: the maximum",
-  alpha = "factor on u", gain = "factor on the result", op = "how elements are joined",
+  alpha = "factor on u", gain = "factor on the result", op = "reduction",
   offload_to_cpu = "returned tensors are on the CPU", rank0_only = "the other ranks get an empty table",
-  type = "of the tensors: whole, sharded, or this rank's part",
+  type = "form of the tensors: whole, sharded, or this rank's part",
 }
 
 -- Adds a row for each option, with the default that the library was found to have.
@@ -225,7 +227,7 @@ end
 ---@param file { name: string, text: string }
 function M.check(file, fault)
   for name in file.text:gmatch "\n| `([^\n`]*)` |[^\n]*|  |%f[\n]" do
-    fault("docs/api/%s: '%s' has no meaning", file.name, name)
+    fault("docs/api/%s: '%s' has no description", file.name, name)
   end
 end
 

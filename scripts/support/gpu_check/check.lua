@@ -81,7 +81,7 @@ local function run(part, number)
     return record
   end
   if left() < 3 then
-    record.status, record.why = "not run", "the time is spent"
+    record.status, record.why = "not run", "no time is left"
     return record
   end
   record.limit = math.min(record.limit, math.floor(left()))
@@ -94,9 +94,9 @@ local function run(part, number)
   local code = child:wait(record.limit)
   if not code then
     kill_all(mark)
-    if not child:wait(3) then record.why = "it does not end when it is killed" end
+    if not child:wait(3) then record.why = "it did not end when it was killed" end
   end
-  kill_all(mark)                                                    -- what it left behind
+  kill_all(mark)                                                    -- processes that the part left behind
   local text = process.read(out)
   os.remove(out)
   record.seconds = process.now() - child.begun
@@ -111,7 +111,7 @@ local function run(part, number)
     record.status = "passed"
   elseif code > 128 or part.spec and not passed then
     record.status = "crashed"
-    record.why = code > 128 and "signal " .. code - 128 or "it ended before its last line"
+    record.why = code > 128 and "signal " .. code - 128 or "it ended without its last line"
   else
     record.status = "failed"
   end
@@ -142,5 +142,5 @@ end
 local text = summary.write(process.read(jsonl), process.read(parts.predictions()))
 process.write(given.out .. "/gpu_check.md", text)
 print("\n" .. text)
-print(("gpu_check: %s, %d of %d parts are not as they should be"):format(given.out, bad, #list))
+print(("gpu_check: %s, %d of %d parts failed or did not run"):format(given.out, bad, #list))
 os.exit(bad == 0 and 0 or 1)

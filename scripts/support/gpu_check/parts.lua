@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The parts of scripts/gpu_check in the order of their importance: what a shorter call should still have comes first.
+--- The parts of scripts/gpu_check, the most important ones first, because a call with little time runs only some.
 local lfs = require "lfs"
 local gpt2 = require "gpt2_step"
 local process = require "spec.support.process"

@@ -40,7 +40,7 @@ function M.write(text, predictions)
   add("# GPU check, %s", head.time or "")
   add("")
   if quick then
-    add("Device `%s`, sizes for a try only: no time below is that of a GPU.", head.device or "?")
+    add("Device `%s`, reduced sizes: the times below say nothing about a GPU.", head.device or "?")
     add("")
   end
   if parts[1] and parts[1].part == "machine" then
@@ -63,7 +63,7 @@ function M.write(text, predictions)
     for name in pairs(cases) do table.insert(names, name) end
     table.sort(names)
   elseif quick then
-    cases = {}                                         -- predictions are of the whole sizes
+    cases = {}                                         -- predictions are for the full sizes
   end
   for _, name in ipairs(names) do
     local r, t = ours[name], torch[name]

@@ -53,7 +53,7 @@ local function compare(def, rank, world, options, steps)
       for name, p in reference:named_parameters() do
         local q = ddp:get_parameter(name)
         if name:find "in_proj_bias$" then
-          -- A key's bias has gradient 0; what arrives is rounding, which Adam divides by itself.
+          -- The gradient of a key's bias is 0 except for rounding errors, which Adam scales to full steps.
           local d = p:size(1) / 3
           ms.testing.assert_close(q:narrow(1, d + 1, d), p:narrow(1, d + 1, d), { rtol = 0, atol = 5e-9 })
           q, p = ms.cat({ q:narrow(1, 1, d), q:narrow(1, 2 * d + 1, d) }, 1),
@@ -107,9 +107,9 @@ for world = 1, 4 do
       local function run(x) return ddp(ms.tensor({ { x, 1 }, { x + 1, 3 } }, { dtype = "float64" })) end
       run(rank):sum():backward()
       local mine = ddp.running_mean:tolist()
-      assert.near(0.1 * (rank + 0.5), mine[1], 1e-12)                 -- of this rank's batch
+      assert.near(0.1 * (rank + 0.5), mine[1], 1e-12)                 -- updated by this rank's batch
       run(0)
-      -- The first rank's 0.05, then a step towards 0.5, on every rank.
+      -- Every rank starts from the first rank's mean, 0.05, and updates it with its batch's mean, 0.5.
       assert.near(0.9 * 0.05 + 0.1 * 0.5, ddp.running_mean:tolist()[1], 1e-12)
       ddp:no_sync(function() run(rank) end)
       assert.near(0.9 * 0.095 + 0.1 * (rank + 0.5), ddp.running_mean:tolist()[1], 1e-12)

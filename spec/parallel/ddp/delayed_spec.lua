@@ -90,7 +90,8 @@ for world = 1, 4 do
         param_to_hook_all_reduce = m[2].weight })
       local x = input(rank, 1)
       ddp(x):sum():backward()
-      -- 5.weight 12, 4.bias 6, 2.bias 5, 2.weight 20; then 30 + 2 together; then 1.bias 4, 1.weight 12.
+      -- Elements per reduction: 5.weight 12, 4.bias 6, 2.bias 5, 2.weight 20; the two delayed parameters together, 30 +
+      -- 2; 1.bias 4, 1.weight 12.
       local list = reduced(dist.record(function() ddp(x):sum():backward() end))
       table.sort(list)
       assert.same({ 4, 5, 6, 12, 12, 20, 32 }, list)

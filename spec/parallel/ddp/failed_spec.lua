@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- nn.DDP after a step that failed on one rank: which parameters count as used, and buckets for which there was no memory.
+--- nn.DDP after a step that failed on one rank: which parameters count as used, and buckets that could not be
+--- allocated.
 local ranks = require "spec.support.ranks"
 
 local function load()

@@ -96,7 +96,7 @@ for _, world in ipairs { 3, 4 } do
           for _, c in ipairs(told) do
             if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
           end
-          -- Each bucket as a square matrix n x n with two columns per factor: all data that are sent.
+          -- Each bucket is a square matrix n x n, and both of its factors have two columns; nothing else is sent.
           local columns = 0
           for _, bucket in ipairs(rawget(coarse, "_ddp").buckets) do
             columns = columns + 2 * math.ceil(math.sqrt(bucket.flat:numel()))
@@ -123,7 +123,8 @@ for _, world in ipairs { 3, 4 } do
             local x = batch(rank, step, dtype)
             local told, a = dist.record(function() return gradients.of(ddp, x) end)
             local b, own = gradients.of(plain, x), 0
-            -- Half of one of the 255 steps of a rank's range, which is at most twice the largest magnitude on any rank.
+            -- A quantized value is wrong by at most half a step: a rank's range, at most twice the largest magnitude on
+            -- any rank, has 255 steps.
             local ms_max = ms.tensor({ 0 }, { dtype = "float64" })
             plain:no_sync(function()
               for _, g in ipairs(gradients.of(plain, x)) do own = math.max(own, g:abs():max():item()) end
@@ -178,7 +179,7 @@ for _, world in ipairs { 3, 4 } do
         return (flat:narrow(1, from, n) - want:narrow(1, from, n)):abs():max():item()
       end
       local fine = reduce(hooks.quantization_perchannel_hook, 10)
-      -- half a step of each rank; every range contains 0
+      -- the error is half a step of each rank's range, which always contains 0
       assert.is_true(off(fine, 11, 90) <= mean / 510 * 1.01 + 1e-6)
       assert.is_true(off(reduce(hooks.quantization_pertensor_hook), 11, 90) > 0.05)
       assert.matches("expected a whole number from 1", message(hooks.quantization_perchannel_hook, nil,

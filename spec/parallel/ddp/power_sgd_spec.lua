@@ -53,7 +53,8 @@ for world = 1, 4 do
         for _, c in ipairs(told) do
           if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
         end
-        -- 12 x 10 is sent as 12 + 10; 3 x 12 would not shrink by 2.5, so it is sent with the vectors: 36 + 12 + 3.
+        -- The 12 x 10 matrix is sent as 12 + 10 numbers. The 3 x 12 matrix would not shrink by 2.5, so it is sent
+        -- whole, like the vectors of 12 and 3.
         assert.equal(step <= 2 and 120 + 36 + 12 + 3 or 22 + 51, sent)
       end
       local rate, before, after = state:compression_stats()

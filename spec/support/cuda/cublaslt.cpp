@@ -45,12 +45,12 @@ struct handle_state {
     uint32_t is;
 };
 
-// What specs read and plant through LuaJIT's FFI.
+// Counters that specs read, and statuses that they set, through LuaJIT's FFI.
 struct counts {
     double heuristics, products, refused;
 } counted;
 struct {
-    int heuristic, matmul;  // the status of all following calls; 0: as computed
+    int heuristic, matmul;  // the status that all following calls return; 0: the real one
 } planted;
 
 template <class S> cublasStatus_t create(void *out, const S &s)
@@ -174,7 +174,7 @@ cublasStatus_t refuse(cublasStatus_t s)
 extern "C" {
 
 __attribute__((visibility("default"))) const counts *ms_standin_counts() { return &counted; }
-// From now on the heuristic, and the product, return these statuses; 0: as they should.
+// From now on the heuristic and the product return these statuses; 0: the real ones.
 __attribute__((visibility("default"))) void ms_standin_plant(int heuristic, int matmul)
 {
     planted = { heuristic, matmul };

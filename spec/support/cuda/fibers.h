@@ -29,10 +29,10 @@ struct fiber {
     void *sp = nullptr;  // the stack pointer at which it was suspended
     char *stack = nullptr;
     bool finished = false;
-    int waits = 0;                     // 0: runs, 1: at the block's barrier, 2: at its warp's
-    unsigned mask = 0, met = 0;        // at its warp's: the lanes that it waits for, and those that it met
+    int waits = 0;                     // 0: runs, 1: waits at the block's barrier, 2: at its warp's barrier
+    unsigned mask = 0, met = 0;        // at its warp's barrier: the lanes it waits for; after it: those that came
     int source = 0;                    // in a shuffle: the lane from which it reads
-    uint64_t given = 0, received = 0;  // in a shuffle
+    uint64_t given = 0, received = 0;  // in a shuffle: the lane's value, and the value it reads
     int exchanges = 0;                 // number of products and loads of fragments so far (tensor.h)
     std::vector<async_copy> copies;    // cp.async, not awaited yet
     int group = 0;
@@ -49,7 +49,7 @@ struct block_state {
 #if !defined(__x86_64__)
     std::vector<ucontext_t> contexts { MAX_THREADS };
 #endif
-    uint32_t tiles[2][MAX_THREADS][10];  // what the lanes of a warp bring to a product (tensor.h)
+    uint32_t tiles[2][MAX_THREADS][10];  // operands of a product from the lanes of a warp (tensor.h)
 };
 inline constinit thread_local fiber *self = nullptr;
 inline constinit thread_local block_state *block = nullptr;
@@ -143,7 +143,8 @@ MS_FIBER inline void resume(fiber &f)
 #endif
 }
 
-// Lets the lanes of a warp continue that have met. Without the mode `warps` those are all of its unfinished lanes.
+// Releases the lanes of a warp whose masks' lanes have all arrived. Without the mode `warps`, a mask counts as all
+// unfinished lanes of the warp. Returns whether any lane was released.
 inline bool release_warp(block_state &b, int first, int end)
 {
     bool moved = false;

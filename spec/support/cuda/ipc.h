@@ -10,7 +10,7 @@ struct mapping {
     std::string name;
     int count;
 };
-inline std::map<void *, mapping> &opened = *new std::map<void *, mapping>;  // never destroyed, as the streams' threads
+inline std::map<void *, mapping> &opened = *new std::map<void *, mapping>;  // never destroyed: streams may use it
 }  // namespace ms_shim
 
 inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
@@ -37,11 +37,11 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     memcpy(&where, &h, sizeof where);
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", where.pid, where.fd);
-    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: not in the process that made it
+    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: not the exporting process
     std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
     std::string name((const char *)&where, sizeof where);
     for (auto &o : ms_shim::opened)
-        if (o.second.name == name) {  // as in CUDA: once for a process, with a count
+        if (o.second.name == name) {  // as in CUDA: a process maps it once, and counts the calls
             o.second.count++;
             *out = o.first;
             return cudaSuccess;
@@ -56,7 +56,7 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     *out = p;
     return cudaSuccess;
 }
-// A kernel that is still queued crashes.
+// Unmaps at once: a queued kernel that uses the memory crashes.
 inline cudaError_t cudaIpcCloseMemHandle(void *p)
 {
     MS_MAY_FAIL(cudaIpcCloseMemHandle);

@@ -32,7 +32,7 @@ template <class... P>
 void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t shared, std::tuple<P...> &args)
 {
     if (!block) {
-        block = new block_state;  // stays as long as the stream's thread
+        block = new block_state;  // lives as long as the stream's thread
         block->fibers = new fiber[MAX_THREADS];
     }
     block->n = (int)threads;

@@ -37,7 +37,7 @@ inline int device_count()
     int n = s ? atoi(s) : 2;
     return n < 1 ? 1 : n > 8 ? 8 : n;
 }
-inline size_t arena_bytes()  // per device; specs of running out of memory reduce it
+inline size_t arena_bytes()  // bytes per device; specs about running out of memory reduce it
 {
     const char *s = getenv("MOONSHARD_CUDA_MEMORY");
     return s ? (size_t)atoll(s) : (size_t)8 << 30;

@@ -104,7 +104,7 @@ inline const modes mode = read_modes();
 
 // ---- random orders ----
 
-inline uint64_t random_state = mode.seeded;  // of the thread that runs all streams
+inline uint64_t random_state = mode.seeded;  // used only by the thread that runs all streams
 inline uint64_t draw()
 {
     uint64_t x = random_state += 0x9e3779b97f4a7c15u;  // splitmix64
@@ -113,8 +113,8 @@ inline uint64_t draw()
     return x ^ x >> 31;
 }
 
-// An order of 0 .. n-1: ascending; with a seed a random one, of more than 1024 k -> (a k + b) mod n for an a that has
-// no common divisor with n.
+// An order of 0 .. n-1: ascending without a seed, otherwise random. If n > 1024, it is k -> (a k + b) mod n, where a
+// and n have no common divisor.
 struct order {
     uint64_t n, a = 1, b = 0;
     std::vector<uint32_t> drawn;

@@ -47,7 +47,7 @@ bool counts_up(const int *p, size_t n)
     return true;
 }
 
-// ---- order: each reads what its predecessor wrote ----
+// ---- order: each thread or block reads what the one before it wrote ----
 
 __global__ void after_thread(int *out)
 {
@@ -85,7 +85,7 @@ bool barrier()
     run("without_barrier", true, without_barrier, 1, THREADS, out);
     return counts_up(out, THREADS);
 }
-// The other stream reads without waiting for an event; in time, on most runs.
+// The other stream reads without waiting for an event. It is usually late enough, so most runs give the right result.
 bool streams()
 {
     bool right = true;
@@ -166,7 +166,7 @@ bool source_outside_mask()
 __global__ void two_halves(int *out)
 {
     int v = (int)threadIdx.x;
-    if (v < 16) v = __shfl_xor_sync(0xffffffffu, v, 1);  // names lanes that do not come here
+    if (v < 16) v = __shfl_xor_sync(0xffffffffu, v, 1);  // the mask has lanes that never get here
     else v = __shfl_xor_sync(0xffff0000u, v, 1);
     __syncthreads();
     out[threadIdx.x] = v;
@@ -214,7 +214,7 @@ __global__ void takes_dynamic(int *out, int bytes)
     __syncthreads();
     out[threadIdx.x] = all[bytes - 1 - (int)threadIdx.x];
 }
-// The runtime refuses without the attribute, and more than 227 KiB.
+// The runtime refuses large sizes if the kernel's attribute is not set, and always more than 227 KiB.
 bool dynamic_limits()
 {
     int *out = zeros<int>(THREADS);

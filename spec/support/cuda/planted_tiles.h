@@ -108,7 +108,8 @@ template <bool WAITS> bool copies_right()
 bool cp_async() { return copies_right<true>(); }
 bool cp_async_without_wait() { return copies_right<false>(); }
 
-// Two groups; after the wait for all but one, the first is there and the second is not.
+// Two groups of copies. After a wait that leaves one group pending, the first group's data has arrived and the second
+// group's has not.
 __global__ void two_groups(const int *from, int *out)
 {
     __shared__ int first[32], second[32];

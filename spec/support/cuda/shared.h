@@ -28,12 +28,12 @@ inline size_t shared_limit(const void *kernel)
     return f == shared_limits.end() ? (size_t)STATIC_SHARED : f->second;
 }
 
-inline thread_local char *dynamic_shared = nullptr;  // of MOST_SHARED bytes; a block's part is at the end
+inline thread_local char *dynamic_shared = nullptr;  // MOST_SHARED bytes; a block uses the end of them
 
 inline char *dynamic_base()
 {
     if (!dynamic_shared) {
-        const size_t page = 4096, pages = (MOST_SHARED + page - 1) / page * page;  // before one without access
+        const size_t page = 4096, pages = (MOST_SHARED + page - 1) / page * page;  // an inaccessible page follows
         char *p = (char *)mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED || mprotect(p + pages, page, PROT_NONE) != 0) fault("no memory for shared memory");
         dynamic_shared = p + pages - MOST_SHARED;

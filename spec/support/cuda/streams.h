@@ -28,7 +28,7 @@ struct item {
 };
 struct scheduler;
 struct stream_state {
-    scheduler *lazy = nullptr;  // runs its items when the host waits; nullptr: a thread of its own does, at once
+    scheduler *lazy = nullptr;  // runs items when the host waits; nullptr: the stream has a thread, which runs them
     std::mutex lock;
     std::condition_variable work, idle;
     std::deque<item> queue;
@@ -68,17 +68,19 @@ inline void work(stream_state *s)
 
 // ---- lazy: one thread runs the items of all streams, and only when the host waits for one ----
 //
-// What the host wrote too early, or did not wait for, then shows itself always. With a seed the next item is that of a
-// random stream among those that are ready; otherwise the oldest stream goes first.
+// If the host overwrites memory too early or does not wait, the result is then always wrong. With a seed the next item
+// is that of a random stream among those that are ready; otherwise the oldest stream goes first.
 
 inline const bool lazy = mode.seed || mode.late;
-enum { MOST = 256 };  // queued items, which may hold copies of host memory, before the thread runs some unasked
+// Number of queued items at which the thread runs some although the host does not wait: items may hold copies of host
+// memory.
+enum { MOST = 256 };
 
 struct scheduler {
     std::mutex lock;
     std::condition_variable work, ran;
     std::vector<stream_state *> streams;
-    std::vector<const std::function<bool()> *> awaited;  // what the host waits for
+    std::vector<const std::function<bool()> *> awaited;  // conditions that the host waits for
     size_t queued = 0;
     uint64_t steps = 0;
     bool wanted() const

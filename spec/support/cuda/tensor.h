@@ -13,8 +13,9 @@ namespace ms_shim
 inline float from_bf16(uint16_t v) { return ms_bf16_to_float({ v }); }
 inline float from_f16(uint16_t v) { return ms_f16_to_float({ v }); }
 
-// What each lane of the warp brings. Two sets alternate: a lane that writes a set again has met all its readers at the
-// exchange in between.
+// Stores n words of this lane, waits for all lanes of the warp, and returns the words of all lanes. Two buffers
+// alternate: before a lane overwrites one, all lanes have met at the exchange that uses the other, so none still reads
+// it.
 typedef uint32_t fragment[10];
 inline fragment *exchange(const char *name, const uint32_t *mine, int n)
 {
@@ -45,7 +46,7 @@ inline void mma(const char *name, float (*value)(uint16_t), float d[4], const ui
     }
 }
 
-inline void finish_copies(int groups)  // those before group number `groups`
+inline void finish_copies(int groups)  // finishes the copies of groups before number `groups`
 {
     for (async_copy &c : self->copies) {
         if (c.group >= groups) continue;

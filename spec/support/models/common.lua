@@ -30,7 +30,8 @@ function M.rank_of(self, o)
   self.world_size = dist.world_size(M.first_group(o.group))
 end
 
---- The first part of every model's constructor: rank, seed. o: group, deterministic.
+--- The first part of every model's constructor: sets self.rank and seeds the generator. Fields of o: group,
+--- deterministic.
 function M.begin(self, o)
   M.rank_of(self, o)
   if o.deterministic then ms.manual_seed(0) end

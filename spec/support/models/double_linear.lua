@@ -6,7 +6,7 @@ local nn = ms.nn
 
 local DoubleLinear = nn.Module:extend("DoubleLinear")
 
---- given: use_second_linear (true), dtype, device.
+--- Options of `given` and their defaults: use_second_linear (true), dtype, device.
 function DoubleLinear:init(dim, given)
   local o = given or {}
   local kind = { dtype = o.dtype, device = o.device }
@@ -24,6 +24,6 @@ common.sum_model(DoubleLinear, { 4, 7 })
 
 return {
   DoubleLinear = DoubleLinear,
-  --- given: also use_second_linear.
+  --- Options of `given` besides the common ones: use_second_linear.
   init = common.init_of(function(o) return DoubleLinear(7, o) end, function(m) return { m.lin1, m.lin2 } end),
 }

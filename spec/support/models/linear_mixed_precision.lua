@@ -48,7 +48,7 @@ common.sum_model(Nested, { 4, 10 })
 
 return {
   LinearMixedPrecision = LinearMixedPrecision,
-  --- given: also dtype. When wrapped, the layers check the dtypes they see.
+  --- Options of `given` besides the common ones: dtype. When wrapped, the layers check the dtypes of their tensors.
   init = function(...)
     local o = common.options(...)
     if o.deterministic then ms.manual_seed(0) end

@@ -6,7 +6,7 @@ local nn = ms.nn
 
 local MLP = nn.Module:extend("MLP")
 
---- given: bias (true), with_buffer (false), dim_multiplier (4), dtype, device.
+--- Options of `given` and their defaults: bias (true), with_buffer (false), dim_multiplier (4), dtype, device.
 function MLP:init(dim, given)
   local o = given or {}
   local kind = { bias = o.bias, dtype = o.dtype, device = o.device }
@@ -21,7 +21,7 @@ function MLP:forward(x)
   return self.buffer and z + self.buffer or z
 end
 
---- Draws the buffer anew; the Linears have their own method.
+--- Initializes the buffer; the Linears have their own reset_parameters.
 function MLP:reset_parameters()
   if self.buffer then nn.init.normal_(self.buffer) end
 end
@@ -30,7 +30,7 @@ common.sum_model(MLP, { 3, 5 })
 
 return {
   MLP = MLP,
-  --- given: also bias and with_buffer (true).
+  --- Options of `given` besides the common ones: bias, with_buffer (true).
   init = common.init_of(function(o) return MLP(5, { bias = o.bias, with_buffer = o.with_buffer ~= false }) end,
     function(m) return { m.in_proj } end),
 }

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- MLPStack (multipliers 3, 4, 3: uneven shards).
+--- MLPStack: three MLPs, whose dim_multiplier is 3, 4 and 3, so that shards are uneven.
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
 local common = require "spec.support.models.common"
@@ -7,7 +7,7 @@ local MLP = require "spec.support.models.mlp".MLP
 
 local MLPStack = nn.Sequential:extend("MLPStack")
 
---- given: MLP's options, and with_seq_parallel: a LayerNorm without bias at the end.
+--- Options of `given`: those of MLP, and with_seq_parallel, which appends a LayerNorm without bias.
 function MLPStack:init(dim, given)
   local o = given or {}
   local function mlp(multiplier)

@@ -10,7 +10,7 @@ ffi.cdef "int usleep(unsigned);"
 
 local ModuleWithDelay = ms.nn.Module:extend("ModuleWithDelay")
 
---- given: delay_after_loss_ms, delay_before_reduction_ms.
+--- Options of `given`: delay_after_loss_ms, delay_before_reduction_ms.
 function ModuleWithDelay:init(module, given)
   self.delay_after_loss_ms = given and given.delay_after_loss_ms or 0
   self.delay_before_reduction_ms = given and given.delay_before_reduction_ms or 0
@@ -38,7 +38,8 @@ function ModuleWithDelay:run_backward(loss)
   if not ok then error(e, 0) end
 end
 
---- init of any of these models, wrapped. given: that model's options, and the two delays.
+--- The init of any of these models, with a ModuleWithDelay around it. Options of `given`: those of the model, and the
+--- two delays.
 local function init(model, group, fsdp_init_mode, device_init_mode, given)
   local inner, delays = {}, {}
   for key, value in ms.sorted_pairs(given or {}) do

@@ -5,7 +5,8 @@ local nn = ms.nn
 
 local SaveForwardInputs = nn.Module:extend("SaveForwardInputs")
 
---- seen: dtypes of inputs by module. given: cast_forward_inputs (casts x to the weight's dtype).
+--- seen: receives the dtypes of inputs by module. Option of `given`: cast_forward_inputs (casts x to the weight's
+--- dtype).
 function SaveForwardInputs:init(seen, given)
   self.linear = nn.Linear(100, 100)
   self.seen, self.casts = seen, given and given.cast_forward_inputs

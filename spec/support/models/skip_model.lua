@@ -60,7 +60,7 @@ end
 return {
   SkipModule = SkipModule, NestedLinear = NestedLinear, SkipModel = SkipModel,
   wrapped = wrapped,
-  --- given: also double_nest (true).
+  --- Options of `given` besides the common ones: double_nest (true).
   init = function(...)
     local o = common.options(...)
     if o.deterministic then ms.manual_seed(0) end

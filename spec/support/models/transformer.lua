@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Transformer(ModelArgs), the composable suite's: pre-norm, causal, with tied embedding and head.
+--- The Transformer of PyTorch's composable suite: pre-norm, causal, with tied embedding and head.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, F = ms.nn, ms.nn.F
@@ -10,7 +10,7 @@ local defaults = {
   checkpoint_activations = false,
 }
 
---- Arguments with their defaults; also dtype and device.
+--- The given arguments, and the defaults of all others; dtype and device may be given, too.
 local function ModelArgs(given)
   local o = {}
   for key, value in ms.sorted_pairs(defaults) do o[key] = value end
@@ -76,7 +76,7 @@ end
 
 function Transformer:forward(ids)
   local T = ids:size(2)
-  if T > self.args.max_seq_len then error(("a sequence of %d, at most %d"):format(T, self.args.max_seq_len)) end
+  if T > self.args.max_seq_len then error(("the sequence has %d tokens, at most %d are allowed"):format(T, self.args.max_seq_len)) end
   local h = self.tok_embeddings(ids) + self.pos_embeddings(ms.arange(0, T, { dtype = "int64", device = ids.device }))
   h = self.dropout(h)
   for _, layer in ipairs(self.layers) do
@@ -101,7 +101,7 @@ end
 function Transformer.run_backward(_, loss) loss:backward() end
 
 return {
-  --- given: also args (ModelArgs); deterministic: also without dropout.
+  --- Options of `given` besides the common ones: args (fields of ModelArgs). deterministic also turns dropout off.
   init = common.init_of(function(o)
     local args = {}
     for key, value in ms.sorted_pairs(o.args or {}) do args[key] = value end

@@ -4,7 +4,7 @@ local ms = require "moonshard"
 local optim, F = ms.optim, ms.nn.F
 local Transformer = require "spec.support.models.transformer".Transformer
 
---- given: layers, heads, vocab, max_seq, dim, tie, dtype, device.
+--- Options of `given`: layers, heads, vocab, max_seq, dim, tie, dtype, device.
 local function TransformerLM(given)
   local o = given or {}
   return Transformer {

@@ -7,7 +7,7 @@ local nn, optim, F = ms.nn, ms.optim, ms.nn.F
 
 local TransformerWithSharedParams = nn.Module:extend("TransformerWithSharedParams")
 
---- o: group, device_init_mode, deterministic (also without dropout), add_bn (true), dropout (0.1), dtype.
+--- Fields of o: group, device_init_mode, deterministic (also turns dropout off), add_bn (true), dropout (0.1), dtype.
 function TransformerWithSharedParams:init(o)
   common.begin(self, o)
   local kind = { dtype = o.dtype }
@@ -50,7 +50,7 @@ function TransformerWithSharedParams:get_ignored_modules() return { self.transfo
 
 return {
   TransformerWithSharedParams = TransformerWithSharedParams,
-  --- given: also add_bn.
+  --- Options of `given` besides the common ones: add_bn.
   init = function(group, fsdp_init_mode, device_init_mode, given)
     local o = common.options(group, fsdp_init_mode, device_init_mode, given)
     if not o.wrap_fsdp then return TransformerWithSharedParams(o) end

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // jumps.c -- preloaded before the runtime of ThreadSanitizer by scripts/test --tsan.
 //
-// In a program without its code, GCC 12's preloaded runtime jumps to address 0 at the first _setjmp, which crashes
-// shells. Moonshard does not use setjmp, so all programs get the C library's own.
+// In a program that is not instrumented, GCC 12's preloaded runtime jumps to address 0 at the first _setjmp, which
+// crashes shells. Moonshard does not use setjmp, so all programs get the C library's own.
 #include <dlfcn.h>
 
 #ifdef __x86_64__

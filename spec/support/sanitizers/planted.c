@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// planted.c -- faults by which scripts/test shows that its tools detect faults: built with the flags of the tool,
-// called one at a time by planted.lua, in a process that ends with a report if the fault was detected.
+// planted.c -- faults with which scripts/test checks that a sanitizer or valgrind detects faults: built with the
+// sanitizer's flags, called one at a time by planted.lua, in a process that ends with a report if the fault was
+// detected.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

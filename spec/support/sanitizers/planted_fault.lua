@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Commits a fault of planted.c in a spec, to show that scripts/test finds it when it runs specs under a tool.
---- MOONSHARD_PLANTED names library and fault; MOONSHARD_PLANTED_RANKS is the number of ranks that commit it (if unset,
---- busted itself does).
+--- Commits a fault of planted.c in a spec, to show that scripts/test finds it when it runs specs under a sanitizer or
+--- valgrind. MOONSHARD_PLANTED names library and fault; MOONSHARD_PLANTED_RANKS is the number of ranks that commit it
+--- (if unset, busted itself does).
 local ffi = require "ffi"
 
 local library, fault = os.getenv "MOONSHARD_PLANTED":match "^(.*):([%w_]+)$"

@@ -19,8 +19,8 @@ tool_start() {
     case "$tool" in
         sanitize)
             gcc -O1 -shared -fPIC -o "$build/preload.so" "$here/preload.c" || fail 1 "preload.c"
-            # The unwinder that uses frame pointers: the other one deadlocks where LuaJIT has registered its machine
-            # code with libgcc.
+            # Do not set fast_unwind_on_malloc=0: libgcc's unwinder deadlocks where LuaJIT has registered its machine
+            # code with libgcc. The default one uses frame pointers.
             export ASAN_OPTIONS="exitcode=99:log_path=$reports/asan"
             export LSAN_OPTIONS="suppressions=$here/leaks.supp:print_suppressions=0:use_poisoned=1"
             export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:log_path=$reports/asan" MOONSHARD_REPORTS=$reports

@@ -30,8 +30,8 @@ local base = require "moonshard.nn.module"
 local Embedding = require "moonshard.nn.embedding".Embedding
 local a_module = base.a_module
 
-local set_buckets, make_buckets, forget, finish = reducer.set_buckets, reducer.make_buckets, reducer.forget, reducer.finish
-local fail, tell, take_over = reducer.fail, reducer.tell, reducer.take_over
+local set_buckets, make_buckets, forget = reducer.set_buckets, reducer.make_buckets, reducer.forget
+local finish, fail, tell, take_over = reducer.finish, reducer.fail, reducer.tell, reducer.take_over
 local start_used_map, used_anywhere, GRAPH_CHANGED = reducer.start_used_map, reducer.used_anywhere,
   reducer.GRAPH_CHANGED
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad

@@ -74,8 +74,8 @@ local function put_back(st, b, used)
   end
 end
 
--- Whether a parameter was used since the last reduction. If its gradient was cleared meanwhile (as after a backward that
--- failed), it was not.
+-- Whether a parameter was used since the last reduction. A parameter whose gradient has been cleared since, for example
+-- after a failed backward, does not count as used.
 local function is_used(st, p) return st.used[p] and p.grad ~= nil end
 
 -- Starts the all-reduce of the map of these parameters; the result is read later.
@@ -301,7 +301,7 @@ local function hook_parameters(st)
 end
 
 return {
-  set_buckets = set_buckets, make_buckets = make_buckets, forget = forget, start_used_map = start_used_map, used_anywhere = used_anywhere,
-  some_used = some_used, tell = tell, fail = fail, finish = finish, take_over = take_over,
-  hook_parameters = hook_parameters, GRAPH_CHANGED = GRAPH_CHANGED,
+  set_buckets = set_buckets, make_buckets = make_buckets, forget = forget, start_used_map = start_used_map,
+  used_anywhere = used_anywhere, some_used = some_used, tell = tell, fail = fail, finish = finish,
+  take_over = take_over, hook_parameters = hook_parameters, GRAPH_CHANGED = GRAPH_CHANGED,
 }

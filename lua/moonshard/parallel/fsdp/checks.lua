@@ -103,7 +103,7 @@ function M.check_sharded_parity(reference, other)
     local p, whole = other_params[k], params[k]
     local shape, part, h = parts_of(p, name)
     if shape and tostring(whole.shape) ~= shape then
-      errors.raise("check_sharded_parity: '%s' has shape %s, %s in the reference", name, shape, tostring(whole.shape))
+      errors.raise("check_sharded_parity: '%s' has shape %s, but %s in the reference", name, shape, tostring(whole.shape))
     end
     compare(name, "the shard", sharded.part_of(p, whole:detach()), part)
     local g = whole.grad

@@ -18,8 +18,6 @@ local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 
 local M = {}
 
--- Whether x is a table without metatable: tensors and modules have one.
-
 local function check_optimizer(who, optim)
   opts.need(type(optim) == "table" and type(optim.param_groups) == "table", optim, "an optimizer", "%s: argument 2",
     who)
@@ -437,7 +435,7 @@ local function load(groups, m, optim, sd, broadcasts)
     -- The order of pairs() does not matter: only one rank's entry is set.
     for _, what in pairs(all) do reported = what end
   else
-    agree.same(all, WHO .. ": ranks differ in which states are tensors that are sharded differently from their parameters")
+    agree.same(all, WHO .. ": ranks differ in the states that are sharded differently from their parameters")
   end
   no_grad(function()
     local parts = agree.together(groups, parts_of, groups, names, by_name, sd, reported)

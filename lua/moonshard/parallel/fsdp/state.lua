@@ -210,7 +210,7 @@ function M.load_state_dict(m, sd, given)
     for name in pairs(there) do device_of[name] = "cpu" end           -- any order: entries are looked up by name
     check(there, check_described, device_of)
   else
-    agree.same(reported, "load_state_dict: ranks differ in which parameters are given as tensors that are sharded differently")
+    agree.same(reported, "load_state_dict: ranks differ in the parameters that are given with a different sharding")
   end
   agree.together(groups, no_grad, function()
     for _, entry in ipairs(flats or {}) do entry[1]:copy_(entry[2]) end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Checks of a folder: its file system, and how fast files are written as checkpoints are.
+--- Checks of a folder: its file system, and the speed of writing files in the way checkpoints are written.
 local engine = require "moonshard.core.ffi"
 local read = require "moonshard.tools.doctor.read"
 

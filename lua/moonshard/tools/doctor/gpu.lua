@@ -27,11 +27,11 @@ function M.device(line)
   if count == 0 then
     local why = ffi.string(lib.ms_cuda_why())
     if present == 0 and not driver then
-      return line("good", "GPU", "none in this machine; computing on the processor")
+      return line("good", "GPU", "none in this machine; the CPU is used")
     end
     return line("broken", "GPU", ("%d on the PCI bus, driver %s; %s"):format(present, driver or "not loaded", why),
-      driver and "the message says what is missing; scripts/setup builds the CUDA plugin where nvcc is"
-        or "install the NVIDIA driver, in a container start it with --gpus all")
+      driver and "provide what the message names; scripts/setup builds the CUDA plugin if nvcc is installed"
+        or "install the NVIDIA driver; start a container with --gpus all")
   end
   for k = 0, count - 1 do
     local name = lib.ms_cuda_name(k)
@@ -51,7 +51,7 @@ function M.device(line)
   end
 end
 
--- Where the loader finds a library whose name begins so; nil if it does not.
+-- The path of the first library that the loader finds whose name begins with `name`; nil if there is none.
 local function where(name, cache)
   for folder in (os.getenv "LD_LIBRARY_PATH" or ""):gmatch "[^:]+" do
     if lfs.attributes(folder, "mode") == "directory" then

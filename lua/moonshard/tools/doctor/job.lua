@@ -7,7 +7,7 @@ local read = require "moonshard.tools.doctor.read"
 
 local M = {}
 
-local SEGMENT = 5e6                                     -- bytes that MPI needs there for each rank
+local SEGMENT = 5e6                                     -- bytes of shared memory that MPI needs for each rank
 
 function M.shared_memory(line)
   local function room(folder)
@@ -22,18 +22,18 @@ function M.shared_memory(line)
   local free = room "/dev/shm"
   if free and free >= 2 * SEGMENT then return line("good", "/dev/shm", read.bytes(free) .. " free") end
   local why = free and read.bytes(free) .. " free" or "cannot be written"
-  local remedy = "mount it, in a container with --shm-size=1g"
+  local remedy = "mount it; start a container with --shm-size=1g"
   local temporary = os.getenv "TMPDIR"
   temporary = temporary and temporary ~= "" and temporary or "/tmp"
   local there = room(temporary)
   if there and there >= 2 * SEGMENT then
     line("slow", "/dev/shm", ("%s; MPI's shared memory is put into %s"):format(why, temporary), remedy)
   else
-    line("broken", "/dev/shm", ("%s, nor has %s room for MPI's shared memory"):format(why, temporary), remedy)
+    line("broken", "/dev/shm", ("%s, and %s has no room for MPI's shared memory"):format(why, temporary), remedy)
   end
 end
 
--- What the ranks of the measured job run. Rank 0 prints its results as JSON.
+-- The program of each rank of the measured job. Rank 0 prints the results as JSON.
 function M.rank()
   local create, dist = require "moonshard.tensor.create", require "moonshard.dist"
   require "moonshard.autograd.methods"
@@ -49,7 +49,7 @@ function M.rank()
   if dist.rank() == 0 then print("result " .. cjson.encode { latency = latency, rate = large:numel() * 4 / slow }) end
 end
 
--- The line of a failed command's output that says most.
+-- The most informative line of a failed command's output.
 local function reason(output)
   return output:match "[^\n]*moonshard: [^\n]*" or output:match "rank %d+[^\n]*" or output:match "%S[^\n]*"
     or "no output"

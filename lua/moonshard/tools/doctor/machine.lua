@@ -11,7 +11,7 @@ local ffi, lib = engine.ffi, engine.lib
 
 local M = {}
 
--- Flags of /proc/cpuinfo that a level of x86-64 requires, of those that decide between the levels.
+-- Flags in /proc/cpuinfo that distinguish the levels of x86-64; a level requires all of its flags.
 local levels = {
   { "v4", { "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl" } },
   { "v3", { "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe" } },
@@ -43,7 +43,7 @@ function M.processor(line)
   local text = ("%s, %s cores%s; kernels for x86-64-%s"):format(model, online or "?",
     clock and (", %.2f GHz"):format(clock / 1000) or "", used)
   if used < has then
-    line("slow", "processor", text .. ", though it has " .. has, "unset MOONSHARD_ISA")
+    line("slow", "processor", text .. ", although the processor supports " .. has, "unset MOONSHARD_ISA")
   elseif used == "v1" then
     line("slow", "processor", text,
       "a processor with AVX2 and FMA runs the kernels for v3, whose vectors are twice as wide")
@@ -82,7 +82,7 @@ function M.threads(line)
     line("slow", "threads", text, ("unset %s (%s)"):format(set, os.getenv(set)))
   elseif allowed and online and allowed < online then
     line("slow", "threads", ("%s; this process is bound to %d of the machine's %d"):format(text, allowed, online),
-      "start it without taskset; for mpirun --bind-to none")
+      "start it without taskset; with mpirun, add --bind-to none")
   else
     line("good", "threads", text)
   end
@@ -90,7 +90,7 @@ function M.threads(line)
   local single = with_threads(1, function() return rates.measure("cpu", "float32") end)
   local all = n > 1 and rates.measure("cpu", "float32") or single
   text = ("float32 %.0f GFLOP/s on %d thread%s"):format(all / 1e9, n, n > 1 and "s" or "")
-  if n > 1 then text = text .. (", %.2f times that of one"):format(all / single) end
+  if n > 1 then text = text .. (", %.2f times the rate of one thread"):format(all / single) end
   -- Below 0.6 the threads cannot have had a core each all the time.
   if n > 1 and all < 0.6 * n * single then
     local quota = read.find("/sys/fs/cgroup/cpu.max", "^(%d+ %d+)")
@@ -161,7 +161,7 @@ function M.limits(line)
   end
   limit("Max open files", "open files", 1024, "ulimit -n 4096; each rank opens files for its peers' memory")
   limit("Max address space", "address space", math.huge, "ulimit -v unlimited; a limit makes large tensors fail")
-  limit("Max processes", "processes", 256, "ulimit -u 4096; threads count")
+  limit("Max processes", "processes", 256, "ulimit -u 4096; each thread counts as a process")
   if not bad then line("good", "limits", table.concat(found, ", ")) end
 end
 
@@ -186,11 +186,11 @@ function M.luajit(line)
   if not jit.status() then
     line("slow", "LuaJIT", text .. "; its compiler is off", "remove -joff or jit.off() from the command and script")
   elseif seconds / n > 1e-8 then                        -- compiled: 1 to 2 ns; interpreted: more than 20
-    line("slow", "LuaJIT", ("%s; %.0f ns for a turn of a simple loop: it is not compiled"):format(text,
+    line("slow", "LuaJIT", ("%s; %.0f ns per iteration of a simple loop: it is not compiled"):format(text,
       seconds / n * 1e9),
       "a security policy may forbid memory that is written and executed (SELinux: execmem)")
   else
-    line("good", "LuaJIT", ("%s, compiles: %.1f ns for a turn of a simple loop"):format(text, seconds / n * 1e9))
+    line("good", "LuaJIT", ("%s, compiles: %.1f ns per iteration of a simple loop"):format(text, seconds / n * 1e9))
   end
   local names = {}
   for name in pairs(needed) do names[#names + 1] = name end

@@ -117,7 +117,7 @@ function M.bytes(n)
   return (n >= 99.5 or k == 1 or n % 1 == 0) and ("%.0f %s"):format(n, units[k]) or ("%.3g %s"):format(n, units[k])
 end
 
---- The least seconds that fn takes in several calls.
+--- The shortest time of several calls of fn, in seconds.
 ---@param fn function
 ---@param total number  seconds after which no further call begins; at least 3 calls are made
 ---@return number

@@ -10,7 +10,8 @@ for _, world in ipairs { 2, 4 } do
   ranks.describe(world, ("an error among backwards without a reduction on %d ranks"):format(world), function(rank)
     local ms, nn, fsdp, dist, quietly = load()
 
-    -- Each makes a model from layers, and gives a function that runs fn without the reduction, or without all of it.
+    -- Each makes a model of the layers, and returns it with a function that runs fn without the reduction or a part of
+    -- it.
     local fronts = {
       fully_shard = function(m)
         fsdp.fully_shard(m)

@@ -58,7 +58,7 @@ for _, world in ipairs { 2, 3 } do
           step = step + 1
           local ok, message = pcall(function()
             local loss = model(ms.ones(2, 4) * (rank + 1)):pow(2):sum()
-            if step == 2 and rank == 1 then error("the script's own", 0) end
+            if step == 2 and rank == 1 then error("the script's own error", 0) end
             loss:backward()
             optim:step()
             optim:zero_grad()
@@ -67,7 +67,7 @@ for _, world in ipairs { 2, 3 } do
             good = good + 1
           else
             optim:zero_grad()
-            if message ~= "the script's own" then told = message end
+            if message ~= "the script's own error" then told = message end
           end
           assert.is_true(step < 20, told)
         end

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- The memory test of the composable suite with its own model and numbers (docs/semantics.md#memory): 2 ranks, float32,
---- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam. Tests the upper bounds without allowance on the
---- engine's ledger, the ledger against the kernel's count of the same pages, and resident memory over numbers of ranks.
+--- Transformer(vocab 32, 3 layers, dim 768, 12 heads, untied), Adam. Tests the upper bounds, without the suite's
+--- tolerance, on the memory that the engine counts; that count against the kernel's for the same pages; and resident
+--- memory on different numbers of ranks.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
@@ -54,7 +55,8 @@ local WAYS = {
   { "FSDP, shard_grad_op, original parameters", of_FSDP("shard_grad_op", true), false },
 }
 
--- The kernel's count of this process's own and shared pages: the total, and its share of pages that peers map, too.
+-- The kernel's count of this process's resident pages in bytes: all of them (Rss), and with shared pages divided by the
+-- number of processes that map them (Pss).
 local function resident()
   local rss, pss = 0, 0
   for line in io.lines "/proc/self/smaps_rollup" do
@@ -157,14 +159,14 @@ ranks.describe(2, "memory of the reference model", function()
     assert.equal(3 * #model:parameters(), steps)
   end)
 
-  -- The classic suite's test: convolutions and batch norms, each in a unit of its own; allocated memory in whole MiB
-  -- plus one.
+  -- The classic suite's test: convolutions and batch norms, each in a unit of its own. As in the suite, shards are
+  -- counted in whole MiB, and each bound has 1 MiB more.
   for _, pieces in ipairs { false, true } do
     it(("of FSDP's reference model is whole shards at every point of a step, use_orig_params = %s"):format(
       tostring(pieces)), function()
       local ms = require "moonshard"
       local nn, fsdp = ms.nn, ms.fsdp
-      local HIDDEN, MIB = 130, 2 ^ 20                 -- 4.1 MiB, of which a rank has 2 and a little more
+      local HIDDEN, MIB = 130, 2 ^ 20                 -- 4.1 MiB of parameters, half of it per rank
       local Block = nn.Module:extend "Block"
       function Block:init(from, to)
         self.conv, self.norm = nn.Conv2d(from, to, 3, { padding = 1 }), nn.BatchNorm2d(to)
@@ -216,7 +218,7 @@ ranks.describe(2, "memory of the reference model", function()
     ms.empty_cache()
     local here = ms.ones(1000003):keep()
     local before, ledger = mapped(here:data_ptr()), ms.memory_stats().allocated
-    -- Sizes that are not round, all touched.
+    -- Tensors whose sizes are not multiples of a page; all of their pages are touched.
     local held = {}
     for k = 1, 12 do held[k] = ms.ones(1000003 + 77777 * k):keep() end
     local seen, counted = mapped(here:data_ptr()) - before, ms.memory_stats().allocated - ledger
@@ -255,9 +257,9 @@ end
 for _, world in ipairs { 1, 2, 4 } do
   ranks.describe(world, "resident memory", function()
     it("is a rank's share of parameters and moments and little else", function()
-      if require("spec.support.process").tool then return pending "the tool's own memory is resident as well" end
+      if require("spec.support.process").tool then return pending "the sanitizer's own memory is resident, too" end
       local bytes, state = trained_bytes(), 3 * 4 * U / world
-      -- Besides the state: code of oneDNN and of the compiler, traces and stacks, touched only now.
+      -- The rest is code of oneDNN and LuaJIT's traces and stacks, whose pages are touched only now.
       assert.is_true(bytes <= 1.05 * state + 24 * MB, (
         "%.1f MB resident, %.1f MB are this rank's shards and moments"):format(bytes / MB, state / MB))
     end)

@@ -60,7 +60,8 @@ for world = 1, 4 do
           end
         end
         assert_state(want, seen)
-        -- Loaded by another type of optimizer, and by this one from local parts, in another order.
+        -- The state is loaded into models sharded in two other ways, and into this one from local parts, with another
+        -- order of parameters.
         local all = kinds.kinds(world)
         local ways = { { all[(k + world) % #all + 1], osd }, { all[(k + 4) % #all + 1], cut },
           { kind, fsdp.optim_state_dict(model, optim, { type = "local" }) } }
@@ -275,7 +276,7 @@ for world = 1, 4 do
         local text = message(fsdp.load_optim_state_dict, model, optim, rank == culprit and case[1] or osd)
         assert.truthy(text:find(case[2], 1, true), text)
         if rank ~= culprit then assert.truthy(text:find((" (on rank %d)"):format(culprit), 1, true), text) end
-        -- Rank 0's own state, broadcast from rank 0.
+        -- The faulty state on rank 0, which broadcasts it.
         text = message(fsdp.load_optim_state_dict, model, optim, rank == 0 and case[1] or osd,
           { broadcast_from_rank0 = true })
         assert.truthy(text:find(case[2], 1, true), text)
@@ -287,7 +288,7 @@ for world = 1, 4 do
       local sharded = fsdp.optim_state_dict(model, optim, { type = "sharded" })
       assert.truthy(message(fsdp.load_optim_state_dict, model, optim, sharded, { broadcast_from_rank0 = true })
         :find("with broadcast_from_rank0, '", 1, true))
-      -- On one rank, an optimizer of another model.
+      -- One rank passes an optimizer of another model.
       local foreign = ms.optim.AdamW { ms.nn.Parameter(ms.ones(2)) }
       for _, call in ipairs { fsdp.optim_state_dict, function(m, o) return fsdp.load_optim_state_dict(m, o,
         osd) end } do
@@ -296,7 +297,7 @@ for world = 1, 4 do
         text = message(call, model, rank == 0 and 3 or optim)
         assert.truthy(text:find("argument 2 is a number (3), expected an optimizer", 1, true), text)
       end
-      -- On one rank, another first argument or option.
+      -- One rank passes another first argument or option.
       for _, case in ipairs {
         { function(m) return fsdp.state_dict(m) end, "state_dict: argument 1 is a number (3), expected a module" },
         { function(m) return fsdp.load_state_dict(m, {}) end,

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Overlap (docs/semantics.md#overlap): all gathers except the first of a forward and of a backward, and all reductions
---- except the last, run during slow layers. Of the 3 x 3 collectives that a step without overlap waits for, only those
---- three show.
+--- except the last, run during slow layers. A step without overlap waits for 3 x 3 collectives; with overlap only these
+--- three take time.
 local ranks = require "spec.support.ranks"
 
 ranks.describe(2, "overlap", function()

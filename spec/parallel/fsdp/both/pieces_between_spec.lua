@@ -241,9 +241,9 @@ ranks.describe(2, "pieces of two ranks", function()
         local loss = when ~= "before" and m(ms.ones(2, 5)):sum()
         if when == "after backward" then loss:backward() end
       end
-      assert.equal(13, square.params[1]:numel())                        -- 25 and 1 more
+      assert.equal(13, square.params[1]:numel())                        -- (25 + 1 of padding) / 2
       assert.equal("weight[" .. ({ [0] = 13, 12 })[rank] .. "]", sizes(square))
-      assert.equal(22, biased.params[1]:numel())                        -- 35, 1 and 7, and 1 more
+      assert.equal(22, biased.params[1]:numel())                        -- (35 + 1 + 7 + 1) / 2, with padding
       assert.equal(({ [0] = "weight[22] bias[0]", "weight[13] bias[7]" })[rank], sizes(biased))
       if when == "after backward" then
         for _, p in ipairs(biased:parameters()) do assert.equal(tostring(p.shape), tostring(p.grad.shape)) end

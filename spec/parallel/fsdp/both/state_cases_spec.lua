@@ -5,7 +5,7 @@ local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 local message = require "spec.support.message"
 
--- Two layers and a tail of which a spec leaves out what it wants to.
+-- Two layers and a tail; tests choose which of its parts to shard.
 local function net(seed)
   local ms, nn = load()
   ms.manual_seed(seed)

@@ -106,7 +106,7 @@ for _, world in ipairs { 1, 2, 3 } do
       local policy = fsdp.MixedPrecision { param_dtype = "bfloat16" }
       local inner = net()
       local model = quietly(fsdp.FSDP, inner, { ignored_modules = { inner[2] }, mixed_precision = policy })
-      assert.matches("linear: all arguments need one dtype, got bfloat16 %[2, 5%] cpu and, as argument 2, float32 %[5, 5%] cpu",
+      assert.matches("linear: all arguments must have the same dtype, got bfloat16 %[2, 5%] cpu and, as argument 2, float32 %[5, 5%] cpu",
         message(model, ms.ones(2, 3)))
       local Cast = nn.Module:extend "Cast"
       function Cast:init(m) self.m = m end

@@ -1,19 +1,19 @@
 -- SPDX-License-Identifier: MIT
 --- The memory test of the classic suite with its own model (docs/semantics.md#memory), at the points that hold
---- activations: FSDP around convolutions and around each batch norm, on 2 ranks, SGD with momentum. Compares allocated
---- memory in whole MiB plus one.
+--- activations: FSDP around convolutions and around each batch norm, on 2 ranks, SGD with momentum. As in the suite,
+--- shards are counted in whole MiB, and each bound has 1 MiB more.
 ---
 --- The suite took its numbers after forward, 340 MiB and with a checkpoint 51, from a run with inputs 2 x 3 x 224 x
---- 224. They consist of this rank's shards, one MiB more, and two images of each convolution's channels: convolutions
---- and batch norms keep their inputs, ReLUs work in place. Inside a checkpoint, the three blocks keep none. Here the
---- images are smaller.
+--- 224. They are the sum of this rank's shards, 1 MiB, and the activations kept for backward. Each convolution has two
+--- of these, both of the size of its output: the inputs of the batch norm and of the next convolution (ReLUs work in
+--- place). The three blocks inside a checkpoint keep none. Here the images are smaller.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
 
 local MIB, HIDDEN = 2 ^ 20, 128
 
--- MiB that a forward keeps for its backward, with batches of 2 and without the border that the first convolution
--- removes.
+-- MiB of activations that a forward keeps for its backward, for batches of 2. The first convolution shrinks images by 2
+-- in each direction.
 local function activations(side, checkpointed)
   local image = 4 * 2 * (side - 2) ^ 2
   return image * (2 * 64 + (checkpointed and 0 or 6 * HIDDEN)) / MIB

@@ -16,7 +16,7 @@ local function live(ms, tensors)
   return m.allocated, m.live_tensors
 end
 
--- Until both ranks are at the same place: a rank that has not met an error yet meets it here.
+-- Waits until both ranks have reached this point. A rank that has not yet received the error gets it here.
 local function meet(ms)
   local message
   for _ = 1, 4 do
@@ -37,7 +37,7 @@ ranks.describe(2, "an allocation that fails", { timeout = 600 }, function()
         train(model, optimizer, ms, rank, want)
       end
       local ms = require "moonshard"
-      ms.dist.all_gather_object(true)             -- keeps what it received last
+      ms.dist.all_gather_object(true)             -- keeps the last received object
       local bytes, tensors = live(ms)
       local n, finished, seen = 0, false, {}
       while not finished do

@@ -118,7 +118,7 @@ local function specs(world, strategy, pieces, options_of)
       local ms = load()
       local model = model_of(options_of())
       local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
-      for before = 0, 2 do                      -- nothing, a reduced gradient before, or both kinds in turn
+      for before = 0, 2 do                      -- backwards outside no_sync: none, one before it, or also one after it
         if before >= 1 then loss_of(model, rank, 1):backward() end
         alone(model, rank, 2)
         if before == 2 then

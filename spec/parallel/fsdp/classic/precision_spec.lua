@@ -184,16 +184,16 @@ for world = 1, 4 do
         return pcall(fsdp.FSDP(m), ms.ones(1, 4))
       end
       for _, case in ipairs {
-        -- Passes float32 to the first layer.
+        -- the first layer is float16, its input float32
         { { param_dtype = "float16", cast_forward_inputs = false }, nil },
-        -- And to the second layer.
+        -- the second layer is float16, its input float32
         { nil, { param_dtype = "float16", cast_forward_inputs = false } },
         { { param_dtype = "float16", cast_forward_inputs = true },
         { param_dtype = "float32", cast_forward_inputs = false } },
       } do
         local ok, text = quietly(run, unpack(case, 1, 2))
         assert.is_false(ok)
-        assert.truthy(tostring(text):find("linear: all arguments need one dtype", 1, true), text)
+        assert.truthy(tostring(text):find("linear: all arguments must have the same dtype", 1, true), text)
       end
       assert.is_true((quietly(run, { param_dtype = "float16", cast_forward_inputs = true },
         { param_dtype = "float32", cast_forward_inputs = true })))

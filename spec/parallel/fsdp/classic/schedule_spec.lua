@@ -55,7 +55,7 @@ for world = 2, 4 do
             assert.equal(want[3], backward.reduce_scatter)
             assert.equal(want[4], backward.all_reduce)
           end
-          -- Without reductions; with shard_grad_op, parameters stay gathered until the backward that reduces.
+          -- no_sync: no reductions; with shard_grad_op, parameters stay gathered until the backward that reduces.
           local loss
           model:no_sync(function()
             local forward = counts(function() loss = model(input(rank)):sum() end)

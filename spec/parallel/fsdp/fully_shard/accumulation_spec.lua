@@ -99,7 +99,7 @@ for _, world in ipairs { 2, 3, 4 } do
     end)
   end)
 
-  -- As in PyTorch, they are not in any parameter's grad.
+  -- As in PyTorch, unreduced gradients are not in any parameter's grad.
   for _, by in ipairs { "module", "optimizer" } do
     for _, to_none in ipairs { true, false } do
       ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world,

@@ -307,7 +307,7 @@ ranks.describe(1, "all-gather extensions", function()
       part.fsdp_post_all_gather = post or function() end
       local message = failure(model, ms.ones(1, 4))
       part.fsdp_pre_all_gather, part.fsdp_post_all_gather = nil, nil
-      model:to "cpu"                                       -- extensions are looked for again: there are none
+      model:to "cpu"                            -- after a move, extensions are looked up again: there are none now
       model(ms.ones(1, 4)):sum():backward()
       return message
     end

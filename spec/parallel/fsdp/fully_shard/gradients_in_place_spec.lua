@@ -82,7 +82,7 @@ for _, case in ipairs {
         end)
       end
       local h = model.a:register_forward_hook(function(_, _, out)
-        -- Arrives after the reduction of b's gradients has started.
+        -- This gradient arrives after the reduction of b's gradients has started.
         out:register_hook(function()
           if kept then kept:zero_() end
         end)

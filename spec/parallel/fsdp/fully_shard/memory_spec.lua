@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their allowance (the engine's
---- ledger is exact, and one sequence of a wide model has hardly any activations), at most two gathered units, and no
+--- Memory of sharded training on 2 ranks: the bounds of docs/semantics.md#memory without their tolerance (the engine
+--- counts exactly, and one sequence of a wide model has hardly any activations), at most two gathered units, and no
 --- leaks.
 local ranks = require "spec.support.ranks"
 local collected = require "spec.support.collected"
@@ -49,7 +49,7 @@ ranks.describe(2, "memory", function()
   end)
 
   local function elements(bytes) return bytes / 4 end
-  local slack = 8 * KIB                          -- activations of one sequence, roots, scalars
+  local slack = 8 * KIB                          -- for activations of one sequence, the root's parameters, and scalars
 
   for _, reshard in ipairs { true, false } do
     it(("stays within the bounds, reshard_after_forward = %s"):format(tostring(reshard)), function()

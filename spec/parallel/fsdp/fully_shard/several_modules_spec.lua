@@ -126,7 +126,7 @@ ranks.describe(2, "a unit of several modules", function(rank)
         return ms.dist.record(function() step(ms, model, rank, { case[1] }, 1) end)
       end)
       assert.same({}, warned)
-      -- The root once, the others once in forward and once in backward.
+      -- Gathers: the root's once, those of the two other units once in forward and once in backward.
       assert.equal(5, count(seen, "all_gather"))
       assert.equal(3, count(seen, "reduce_scatter"))
     end)

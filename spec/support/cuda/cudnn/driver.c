@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
-// cudnn/driver.c -- a stand-in for libcuda.so.1, the driver, on a machine without a GPU: it loads any library of
-// kernels, so that cuDNN compiles its plans for a device that is not there, by its properties. All other functions of
-// the driver fail (driver.sh makes them); nothing can be launched.
+// cudnn/driver.c -- a stand-in for libcuda.so.1, the driver, on a machine without a GPU. Loading a library of kernels
+// succeeds, so that cuDNN compiles its plans for a device that is only described by its properties. All other functions
+// of the driver fail (driver.sh generates them); nothing can be launched.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 
 #ifndef DRIVER
-#define DRIVER 13000  // the version of CUDA that it supports
+#define DRIVER 13000  // the version of CUDA that this driver reports
 #endif
 enum { SUCCESS, NOT_FOUND = 500 };
 typedef void *handle;
 static handle any = &any;
 
-// Macros, because all of these only answer that it worked.
+// Functions that return success and a fixed result.
 #define GIVES_HANDLE(name, ...)        \
     int name(handle *h, ##__VA_ARGS__) \
     {                                  \
@@ -30,7 +30,7 @@ static handle any = &any;
 #define SUCCEEDS(name, ...) \
     int name(__VA_ARGS__) { return SUCCESS; }
 
-#ifndef NOTHING  // with it, every function fails
+#ifndef NOTHING  // if NOTHING is defined, every function fails
 SUCCEEDS(cuInit, unsigned flags)
 GIVES_NUMBER(cuDriverGetVersion, DRIVER)
 GIVES_NUMBER(cuDeviceGetCount, 1)

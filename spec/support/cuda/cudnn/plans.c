@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cudnn/plans.c -- cuDNN's flash attention through its C backend: builds the graphs of forward and backward, and asks
-// for a plan on a device that is known by its properties only. No GPU is needed, beside a driver that loads kernels
+// for a plan for a device that is described only by its properties. It needs no GPU, but a driver that loads kernels
 // (driver.c).
 //
 //   plans DEVICE.json KIND B H T D CAUSAL      KIND: forward, backward, deterministic (a backward without atomics)
@@ -107,7 +107,8 @@ static void matmul(desc a, desc b, desc c)
     set_desc(o, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
     add(o);
 }
-// y = mode(x, b), selected by t. b and t may be NULL. axis: of the index that GEN_INDEX gives, or -1.
+// A pointwise operation: y = mode(x, b), or with t a selection (BINARY_SELECT). b and t may be NULL. axis: the axis of
+// GEN_INDEX, otherwise -1.
 static desc point(cudnnPointwiseMode_t mode, cudnnDataType_t type, int64_t axis, desc x, desc b, desc t, desc y)
 {
     desc p = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR), o = make(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
@@ -175,7 +176,7 @@ static void forward(bool is_causal)
     matmul(p, heads(3 * H, false, REAL), heads(H, false, REAL));
 }
 
-// deterministic: dq is the output of the product; otherwise it is gathered in float32, in any order.
+// deterministic: dq is the output of one product. Otherwise parts of it are added in float32, in any order.
 static void backward(bool is_causal, bool deterministic)
 {
     desc q = heads(3 * H, false, REAL), k_turned = heads(3 * H, true, REAL), v_turned = heads(3 * H, true, REAL);

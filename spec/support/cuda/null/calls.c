@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// null/calls.c -- the CUDA runtime's calls: they count, and keep account of memory.
+// null/calls.c -- the CUDA runtime's functions: they count their calls and track allocations.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 
 #include "null.h"
 
-// ---- what is counted ----
+// ---- counters ----
 
 ms_null_totals ms__null_totals;
 static ms_null_launch *launches;
@@ -43,7 +43,7 @@ ms_null_launch *ms__null_launch(const char *kernel)
 
 enum { DEVICES = 8 };
 static const size_t SPACE = (size_t)1 << 40;  // addresses of a device
-static const size_t UNIT = 2 << 20;           // the driver maps memory in such units
+static const size_t UNIT = 2 << 20;           // the unit in which the driver maps memory
 typedef struct {
     char *p;
     size_t size;
@@ -66,7 +66,7 @@ static int device_count(void)
 static size_t device_bytes(void)
 {
     const char *s = getenv("MOONSHARD_CUDA_MEMORY");
-    return s ? (size_t)atoll(s) : (size_t)141000000000;  // an H200's
+    return s ? (size_t)atoll(s) : (size_t)141000000000;  // the memory of an H200
 }
 bool ms__null_on_device(const void *p)
 {
@@ -107,7 +107,7 @@ EXPORT void __cudaRegisterFunction(void **handle, const char *host, char *device
     kernels[n_kernels].host = host;
     kernels[n_kernels++].name = name;
 }
-// Of a launch with <<<>>>, which kernels/cuda does not use.
+// Part of a launch with <<<>>>; kernels/cuda does not use these.
 EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
 {
     (void)grid, (void)block, (void)shared, (void)stream;

@@ -22,7 +22,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-// What is counted, read through LuaJIT's FFI (scripts/bench/support/null_device.lua).
+// The counters. scripts/bench/support/null_device.lua reads them through LuaJIT's FFI.
 typedef struct {
     double launches, products, flops, to_device, to_host, on_device, copies, fills, allocations, frees, waits, events;
 } ms_null_totals;
@@ -35,19 +35,19 @@ typedef struct {
 } ms_null_launch;
 
 extern ms_null_totals ms__null_totals;
-extern const char *ms__null_op;                       // the operator that runs
-extern bool ms__null_watching;                        // whether bytes of launches are noted
+extern const char *ms__null_op;                       // the operator that runs now
+extern bool ms__null_watching;                        // whether the bytes of launches are recorded
 ms_null_launch *ms__null_launch(const char *kernel);  // adds one to the list
-double ms__null_flops(const char *kernel);            // of a launch by the operator that runs (table.c)
+double ms__null_flops(const char *kernel);            // flops of a launch of the current operator (table.c)
 bool ms__null_on_device(const void *p);
 
-// places.c. size: of an element; 0: unknown.
+// places.c: records memory on the device. size: bytes per element; 0: unknown.
 void ms__null_note(const void *p, size_t bytes, int size);
 void ms__null_note_tensor(const ms_tensor *t);
 void ms__null_note_room(const void *p, size_t bytes);
-// Pointers of a table that is copied to the device, for example an optimizer's list of leaves.
+// Records the pointers in a table that is copied to the device, for example an optimizer's list of leaves.
 void ms__null_note_table(const void *there, const void *here, size_t bytes);
-// Adds what lies at the addresses among `bytes` of a launch's arguments.
+// Adds to l the memory at all known addresses that occur in a launch's arguments (`bytes` bytes).
 void ms__null_touch(ms_null_launch *l, const void *arguments, size_t bytes);
 
 #endif

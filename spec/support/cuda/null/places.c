@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// null/places.c -- what lies at an address of the device, and what a launch touches.
+// null/places.c -- the tensors and buffers at addresses of the device, and the bytes that a launch touches.
 #include "null.h"
 
-// Open addressing; the newest entry of an address counts, because memory is used again.
+// A hash table with open addressing. Memory is reused, so the newest entry of an address replaces older ones.
 enum { PLACES = 1 << 16, PROBES = 64, TABLES = 16, TABLE_BYTES = 1 << 20 };
 static struct {
     const void *p;
     size_t bytes;
-    int size;  // of an element; 0: unknown
+    int size;  // bytes per element; 0: unknown
 } places[PLACES];
 static struct {
     const void *there;
@@ -15,7 +15,7 @@ static struct {
     int n;
 } tables[TABLES];
 static int next_table;
-// Rooms that operators made for themselves, the newest last, for addresses within them.
+// Temporary buffers of operators, the newest last. An address inside one counts as that buffer.
 static struct {
     const char *p;
     size_t bytes;
@@ -46,7 +46,7 @@ void ms__null_note(const void *p, size_t bytes, int size)
     if (!ms__null_watching || !p) return;
     int at = place_of(p);
     if (at < 0) return;
-    // A room of unknown content keeps the type that a product gave it.
+    // A buffer of unknown element size keeps the size that a product gave it.
     if (size == 0 && places[at].p == p && places[at].bytes <= bytes) size = places[at].size;
     places[at].p = p;
     places[at].bytes = bytes;

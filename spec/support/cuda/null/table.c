@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// null/table.c -- the plugin's table, wrapped: it says which operator runs, and where its tensors lie.
+// null/table.c -- wraps the plugin's table, to know which operator runs and where its tensors are.
 #include "null.h"
 
 extern const ms_cuda_table ms_cuda_table_v1;
