@@ -217,22 +217,31 @@ static ms_status run_cross_entropy_backward(ms_call *c)
 
 // ---- mse_loss ----
 
-template <class T> __global__ void mse_kernel(int64_t n, int dtype, const void *a, const void *b, void *out)
+struct mse_pair {
+    int64_t n;
+    int dtype;
+    const void *a, *b;
+};
+template <class T> static __device__ inline T difference(const mse_pair &q, int64_t k)
+{
+    return load<T>(q.dtype, q.a, k) - load<T>(q.dtype, q.b, k);
+}
+template <class T> __global__ void mse_kernel(mse_pair q, void *out)
 {
     int64_t k = GLOBAL_INDEX;
-    if (k >= n) return;
-    T d = load<T>(dtype, a, k) - load<T>(dtype, b, k);
-    store<T>(dtype, out, k, d * d);
+    if (k >= q.n) return;
+    T d = difference<T>(q, k);
+    store<T>(q.dtype, out, k, d * d);
 }
 // Sums blocks of 16 K elements in double.
 enum { PIECE = 16384 };
-template <class T> __global__ void mse_parts_kernel(int64_t n, int dtype, const void *a, const void *b, double *parts)
+template <class T> __global__ void mse_parts_kernel(mse_pair q, double *parts)
 {
     __shared__ double shared[BLOCK];
-    int64_t first = (int64_t)blockIdx.x * PIECE, last = first + PIECE < n ? first + PIECE : n;
+    int64_t first = (int64_t)blockIdx.x * PIECE, last = first + PIECE < q.n ? first + PIECE : q.n;
     double sum = 0;
     for (int64_t k = first + threadIdx.x; k < last; k += BLOCK) {
-        T d = load<T>(dtype, a, k) - load<T>(dtype, b, k);
+        T d = difference<T>(q, k);
         sum += (double)(d * d);
     }
     sum = block_sum(sum, shared);
@@ -246,15 +255,14 @@ __global__ void mse_join_kernel(int64_t parts, const double *part, double diviso
 }
 // da = 2 scale g (a - b), db = -da
 template <class T>
-__global__ void mse_backward_kernel(int64_t n, int dtype, bool each, double divisor, const void *g, const void *a,
-                                    const void *b, void *da, void *db)
+__global__ void mse_backward_kernel(mse_pair q, bool each, double divisor, const void *g, void *da, void *db)
 {
     int64_t k = GLOBAL_INDEX;
-    if (k >= n) return;
-    T scale = each ? (T)2 * load<T>(dtype, g, k) : (T)(2 * (load<double>(dtype, g, 0) / divisor));
-    T d = scale * (load<T>(dtype, a, k) - load<T>(dtype, b, k));
-    if (da) store<T>(dtype, da, k, d);
-    if (db) store<T>(dtype, db, k, -d);
+    if (k >= q.n) return;
+    T scale = each ? (T)2 * load<T>(q.dtype, g, k) : (T)(2 * (load<double>(q.dtype, g, 0) / divisor));
+    T d = scale * difference<T>(q, k);
+    if (da) store<T>(q.dtype, da, k, d);
+    if (db) store<T>(q.dtype, db, k, -d);
 }
 static ms_status run_mse_loss(ms_call *c)
 {
@@ -265,15 +273,13 @@ static ms_status run_mse_loss(ms_call *c)
     const char *what = c->op->name;
     ms_status st = ms__contiguous(&a, c->in[0]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[1]);
+    mse_pair q = { n, dtype, data_of(a), data_of(b) };
     if (st == MS_OK && c->i[0] == NONE)
-        st = launch(what, index, REAL_KERNEL(dtype, mse_kernel), up(n, BLOCK), BLOCK, n, dtype, ms__data(a),
-                    ms__data(b), ms__data(o));
+        st = launch(what, index, REAL_KERNEL(dtype, mse_kernel), up(n, BLOCK), BLOCK, q, ms__data(o));
     else if (st == MS_OK) {
         st = ms__alloc(&room, ms__device(o), (size_t)(parts + 1) * sizeof(double), what);
         double *sums = room ? (double *)room->data : NULL;
-        if (st == MS_OK)
-            st = launch_blocks(what, index, REAL_KERNEL(dtype, mse_parts_kernel), parts, BLOCK, n, dtype, ms__data(a),
-                               ms__data(b), sums);
+        if (st == MS_OK) st = launch_blocks(what, index, REAL_KERNEL(dtype, mse_parts_kernel), parts, BLOCK, q, sums);
         if (st == MS_OK)
             st = launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums,
                         c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
@@ -294,8 +300,9 @@ static ms_status run_mse_loss_backward(ms_call *c)
     if (st == MS_OK) st = ms__contiguous(&a, c->in[1]);
     if (st == MS_OK) st = ms__contiguous(&b, c->in[2]);
     if (st == MS_OK)
-        st = launch(c->op->name, index, REAL_KERNEL(dtype, mse_backward_kernel), up(n, BLOCK), BLOCK, n, dtype, each,
-                    divisor, ms__data(g), ms__data(a), ms__data(b), data_of(da), data_of(db));
+        st = launch(c->op->name, index, REAL_KERNEL(dtype, mse_backward_kernel), up(n, BLOCK), BLOCK,
+                    mse_pair { n, dtype, ms__data(a), ms__data(b) }, each, divisor, ms__data(g), data_of(da),
+                    data_of(db));
     if (b) ms__release(b);
     if (a) ms__release(a);
     if (g) ms__release(g);
