@@ -181,6 +181,29 @@ for world = 2, 4 do
 
     it("leave nothing behind", function() process.remove_folder(folder) end)
 
+    it("no memory for what a call receives is an error with a reason on all ranks", function()
+      local lib = require("moonshard.core.ffi").lib
+      local calls = {
+        function() return dist.all_gather_object { ms.ones(3), ms.ones(2) } end,
+        function() return dist.broadcast_object({ ms.ones(3) }, { src = 0 }) end,
+        function() return dist.gather(ms.ones(3), { dst = 0 }) or true end,
+      }
+      for _, call in ipairs(calls) do
+        for _, bad in ipairs { 0, world - 1 } do
+          for n = 1, 12 do
+            if rank == bad then lib.ms_fail_allocation(n) end
+            local ok, why = pcall(function()
+              call()
+              dist.barrier()
+            end)
+            lib.ms_fail_allocation(0)
+            if not ok then assert.matches("no memory for %d+ bytes", why) end
+            pcall(dist.barrier)
+          end
+        end
+      end
+    end)
+
     -- The other ranks have completed this step, so their parameters no longer match this rank's.
     for name, wrap in ms.sorted_pairs(fronts) do
       it("a step of an optimizer, and a clipping, that fails on one rank is raised on the others: " .. name, function()

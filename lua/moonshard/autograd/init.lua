@@ -178,7 +178,11 @@ end
 --- Advances a run to its end and handles its events. run is NULL if the engine failed to create it. The other arguments
 --- are tensors for error messages.
 local function pull(run, ...)
-  if run == nil then errors.fail(...) end
+  if run == nil then
+    local _, message = pcall(errors.fail, ...)
+    end_all(2, message)
+    error(message, 0)
+  end
   local event = events[depth + 1]
   if not event then
     event = ffi.new "ms_event"

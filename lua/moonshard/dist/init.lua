@@ -293,7 +293,7 @@ function dist.gather(t, given)
     local sizes = ffi.new "int64_t[8]"
     if #shape > 8 then errors.raise("gather: the tensor has %d dimensions, expected at most 7", #shape - 1) end
     for d, size in ipairs(shape) do sizes[d - 1] = size end
-    out = tensor.wrap(lib.ms_empty(dtypes.number(t.dtype), C.MS_CPU, #shape, sizes))
+    out = tensor.wrap_new(lib.ms_empty(dtypes.number(t.dtype), C.MS_CPU, #shape, sizes))
     list = {}
     for k = 1, n do list[k] = out[k] end
   end

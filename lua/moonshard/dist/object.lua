@@ -94,7 +94,7 @@ local function get_tensor(bytes, at)
     shape[d] = size
     total = total * size
   end
-  local t = tensor.wrap(lib.ms_empty(dtype, ffi.C.MS_CPU, ndim, shape))
+  local t = tensor.wrap_new(lib.ms_empty(dtype, ffi.C.MS_CPU, ndim, shape))
   if total > 0 then ffi.copy(lib.ms_data_ptr(t.id), bytes:sub(at, at + total - 1), total) end
   return t, at + total
 end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- nn.DDP after a step that failed on one rank: which parameters count as used, and buckets that could not be
---- allocated.
+--- nn.DDP after a step that failed on one rank: which parameters count as used, buckets that could not be allocated,
+--- the reason that the other ranks get, and join.
 local ranks = require "spec.support.ranks"
 
 local function load()
@@ -68,6 +68,54 @@ for world = 2, 3 do
           end
           assert.equal(1, failed)
           assert.is_true(#rawget(ddp, "_ddp").buckets > 1)
+        end
+      end
+    end)
+
+    it("raises a backward that failed before it reached a parameter on all ranks, with its reason", function()
+      local _, nn, dist = load()
+      for _, bad in ipairs { 0, world - 1 } do
+        local ddp = nn.DDP(nn.Linear(4, 4))
+        for _, how in ipairs { "a hook of the output", "no graph" } do
+          local ok, why = pcall(function()
+            local y = ddp(input())
+            if rank == bad and how == "a hook of the output" then y:register_hook(function() error("its own", 0) end) end
+            y = y:sum()
+            if rank == bad and how == "no graph" then y = y:detach() end
+            y:backward()
+          end)
+          assert.is_false(ok)
+          local reason = how == "no graph" and "does not require grad" or "its own"
+          assert.matches(rank == bad and reason or ("rank %d failed: .*%s"):format(bad, reason), why)
+          ddp:zero_grad()
+          ddp(input()):sum():backward()
+          dist.barrier()
+        end
+      end
+    end)
+
+    it("joins again after an error of a rank that still had inputs", function()
+      local ms, nn, dist = load()
+      for _, place in ipairs { "before the forward", "before the backward", "in the backward" } do
+        ms.manual_seed(1)
+        local ddp = nn.DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), { bucket_cap_mb = 1e-5 })
+        local function train(fails)
+          ddp:join({}, function()
+            for k = 1, rank == 0 and 3 or 1 do
+              local function here(at) if fails and k == 2 and at == place then error("its own", 0) end end
+              ddp:zero_grad()
+              here "before the forward"
+              local y = ddp(fails and k == 2 and place == "in the backward" and failing_input() or input())
+              here "before the backward"
+              y:sum():backward()
+            end
+          end)
+        end
+        for time = 1, 5 do
+          local ok, why = pcall(train, time == 2)
+          assert.equal(time ~= 2, ok)
+          if not ok and rank > 0 then assert.matches("rank 0 failed: its own", why) end
+          pcall(dist.barrier)
         end
       end
     end)

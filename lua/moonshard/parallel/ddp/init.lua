@@ -231,11 +231,28 @@ local function each_tensor(v, fn)
   return found
 end
 
+-- Wrappers whose forward awaits a backward, as keys. If a backward fails before it reaches a parameter, its error is
+-- published, because the peers wait in the reductions.
+local waiting = setmetatable({}, { __mode = "k" })
+local expects = false
+
+local function expect(st)
+  waiting[st] = true
+  if expects then return end
+  expects = true
+  autograd.at_end(function() end, function(message)
+    for other in pairs(waiting) do                      -- any order: only the first of them publishes
+      if other.armed and not other.queued then tell(other, message) end
+    end
+  end, true)
+end
+
 -- Enables the reduction after a synced forward. Hooks on the outputs detect a backward that reaches no parameter of
 -- this rank.
 local function prepare(st, ...)
   forget(st)
   st.armed = true
+  expect(st)
   if not st.find_unused and not st.static and #st.late == 0 then return end
   local found = false
   for k = 1, select("#", ...) do
@@ -320,6 +337,7 @@ function DDP:join(given, fn)
   st.rebuild_due = function() return rebuild_due(st) end
   st.rebuild = function(source) rebuild(st, source) end
   st.make_buckets = function() make_buckets(st) end
+  st.abandon = function() reducer.abandon(st) end
   st.sync_buffers = function(source) pieces.broadcast(buffers_of(module, st), st.group, nil, source) end
   st.used_by_others = function()
     st.used = {}

@@ -152,6 +152,7 @@ function M.run(st, options, model, fn)
     if ok then return ... end
     -- Publish the error, because active ranks wait for this rank's next iteration.
     if st.world > 1 and not symmetric then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
+    st.abandon()
     error(message, 0)
   end
   return leave(pcall(context.block, "join", fn))

@@ -107,10 +107,9 @@ local function tell(st, message)
   if st.world > 1 then engine.lib.ms_dist_publish_error(tostring(message), st.since) end
 end
 
--- Cleans up after a failed backward: waits for reductions in flight. If there were any, makes new buffers, because a
--- failed collective may still write to the old ones.
-local function fail(st, message)
-  if st.armed then tell(st, message) end
+-- Gives up an iteration: waits for reductions in flight. If there were any, makes new buffers, because a failed
+-- collective may still write to the old ones, and their next use would raise its error again.
+local function abandon(st)
   local lists, launched = {}, false
   if st.overlapped then st.overlapped.drop() end
   for k, b in ipairs(st.buckets) do
@@ -127,6 +126,12 @@ local function fail(st, message)
     if not st.lists then pcall(no_grad, set_lists, st, lists) end
     if st.delayed then pcall(no_grad, st.delayed.prepare, st.delayed, st.reduce_dtype) end
   end
+end
+
+-- Cleans up after a failed backward.
+local function fail(st, message)
+  if st.armed then tell(st, message) end
+  abandon(st)
 end
 
 -- static_graph: the first iteration counts how often each parameter's gradient arrives, and reduces all gradients at
@@ -302,6 +307,6 @@ end
 
 return {
   set_buckets = set_buckets, make_buckets = make_buckets, forget = forget, start_used_map = start_used_map,
-  used_anywhere = used_anywhere, some_used = some_used, tell = tell, fail = fail, finish = finish,
+  used_anywhere = used_anywhere, some_used = some_used, tell = tell, fail = fail, abandon = abandon, finish = finish,
   take_over = take_over, hook_parameters = hook_parameters, GRAPH_CHANGED = GRAPH_CHANGED,
 }

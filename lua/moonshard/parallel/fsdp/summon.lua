@@ -60,6 +60,16 @@ local function show_grads(units)
   end
 end
 
+local function drop_grads(units)
+  for _, unit in ipairs(units) do
+    for _, p in ipairs(unit.originals) do
+      local whole = rawget(p, "_whole_grad")
+      rawset(p, "_whole_grad", nil)
+      if whole then lib.ms_release(whole.id) end
+    end
+  end
+end
+
 -- Copies the script's changes of whole gradients back to the pieces.
 local function hide_grads(units, writeback)
   for _, unit in ipairs(units) do
@@ -123,7 +133,10 @@ local open = calls.several(function(m, given, fn)
   end
   if o.with_grads then
     local ok, text = pcall(show_grads, units)
-    if not ok then return close(units, done - 1, { writeback = false }, show, false, text) end
+    if not ok then
+      drop_grads(units)
+      return close(units, done, { writeback = false }, show, false, text)
+    end
   end
   return units, o, show
 end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)

@@ -215,6 +215,29 @@ for world = 1, 4 do
       end)
     end)
 
+    it("with gradients can be called again after one rank had no memory for one of them", function(rank)
+      local ms, nn, fsdp, quietly = load()
+      local lib = require("moonshard.core.ffi").lib
+      local model = quietly(fsdp.FSDP, nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), { use_orig_params = true })
+      model(ms.ones(2, 3)):sum():backward()
+      local function sums()
+        local list = {}
+        fsdp.summon_full_params(model, { with_grads = true }, function()
+          for k, p in ipairs(model:parameters()) do list[k] = p.grad:sum():item() end
+        end)
+        return list
+      end
+      local want = sums()
+      for n = 1, 16 do
+        if rank == world - 1 then lib.ms_fail_allocation(n) end
+        local ok, why = pcall(sums)
+        lib.ms_fail_allocation(0)
+        if not ok then assert.matches("no memory", why) end
+        pcall(ms.dist.barrier)
+        assert.same(want, sums())
+      end
+    end)
+
     it("has messages for wrong use", function()
       local _, nn, fsdp, quietly = load()
       local _, model = twins {}
