@@ -83,6 +83,55 @@ for _, world in ipairs { 1, 2, 3 } do
         end
       end)
 
+      -- PyTorch's test_unshard_params_as_tensors: there, plain tensors take the parameters' place.
+      it("are whole and the same objects in the forward and the backward of their unit, whatever is prefetched: "
+        .. strategy, function(rank)
+        local ms, nn = load()
+        for _, backward in ipairs { "pre", "post", "none" } do
+          for _, forward in ipairs { false, true } do
+            local objects, seen = {}, {}
+            local Layer = nn.Module:extend "Layer"
+            function Layer:init() self.weight, self.bias = nn.Parameter(ms.rand(5, 5)), nn.Parameter(ms.rand(5)) end
+            local function look(self, phase)
+              for name, shape in pairs { weight = { 5, 5 }, bias = { 5 } } do          -- in any order
+                assert.is_true(rawequal(objects[self][name], self[name]))
+                assert.same(shape, { unpack(self[name].shape) })
+                assert.is_true(self[name].is_leaf and self[name].requires_grad)
+                -- A gradient of the whole must not stay with the parameter.
+                assert.is_nil(self[name].grad)
+              end
+              seen[phase] = (seen[phase] or 0) + 1
+            end
+            function Layer:forward(x)
+              look(self, "forward")
+              local h = x:matmul(self.weight)
+              h:register_hook(function() look(self, "backward") end)
+              return (h + self.bias):tanh()
+            end
+            local options = { sharding_strategy = strategy, use_orig_params = true, backward_prefetch = backward,
+              forward_prefetch = forward }
+            local list = {}
+            for k = 1, 3 do
+              local layer = Layer()
+              objects[layer] = { weight = layer.weight, bias = layer.bias }
+              list[k] = wrap(layer, options)
+            end
+            local model = wrap(nn.Sequential(unpack(list)), options)
+            for _ = 1, 2 do
+              model:zero_grad()
+              model(ms.ones(2, 5) * (rank + 1)):sum():backward()
+            end
+            assert.same({ forward = 6, backward = 6 }, seen)
+            local elements = 0
+            for _, p in ipairs(model:parameters()) do
+              assert.equal(p:numel(), p.grad and p.grad:numel() or 0)
+              elements = elements + p:numel()
+            end
+            assert.is_true(strategy == "no_shard" or world == 1 or elements < 3 * 30)
+          end
+        end
+      end)
+
       it("what takes no part in a unit's forward gets zeros, a unit that takes none gets no gradient: " .. strategy,
         function(rank)
         local ms, nn, fsdp = load()
