@@ -313,7 +313,8 @@ size_t ms__ctl_size(void);
 ms_status ms__node_start(void);  // watches peers; needs their process ids on the board
 // Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
 ms_status ms__wait_poll(ms_waiter *w);
-void ms__wait_moved(ms_waiter *w);  // to be called when a wait has succeeded: resets the waiter for the next wait
+void ms__wait_text(char *out, size_t n);  // what this rank waits for
+void ms__wait_moved(ms_waiter *w);        // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
 
 // ---- comm/error.c: errors that a script survives ----
@@ -432,6 +433,9 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
 void ms__far_end(ms_coll *c);
 void ms__far_error(uint64_t number, const char *text, bool backward);
 void ms__far_poll(void);
+// Asks a rank on another node what it waits for. It answers only while it waits.
+void ms__far_ask(int rank);
+int ms__far_answered(char *out, size_t n);  // the rank whose answer has come, and the answer; -1: none has
 
 // ---- comm/reduce.c ----
 int ms__acc_size(int dtype);

@@ -371,3 +371,25 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.are.equal(1, mixed[n]:item())
   end)
 end)
+
+describe("ranks on different nodes that wait for each other in different groups", function()
+  it("end at the limit, with a message that says where each of them waits", function()
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      local dist, t = ms.dist, ms.ones(1)
+      local pair = dist.new_group { 0, 1 }
+      dist.barrier()
+      if dist.rank() == 0 then
+        dist.all_reduce(t, { group = pair })
+      else
+        local till = ms.time() + 0.5
+        while ms.time() < till do end                   -- its own limit is later
+        dist.all_reduce(t)
+      end
+    ]], { env = { MOONSHARD_COMM_NODES = "2", MOONSHARD_TIMEOUT = "1" } })
+    assert.equal(1, job.code)
+    assert.matches("collective #1 of ranks 0, 1 %(all_reduce of 1 float32, sum, at [^)]-%): 1%.%d s have passed and "
+      .. "rank 1 has not arrived %(it is on another node, waiting for %d%.%d s in all_reduce of 1 float32, sum, at [^(]- "
+      .. "%(#%d+ of the world%)%)", job.stderr)
+  end)
+end)

@@ -9,7 +9,17 @@
 #include <stdio.h>
 #include "comm/internal.h"
 
-enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, TAG_ERROR = 1, OUTBOX = 32, MESSAGE = 4 << 20 };
+enum {
+    KIND_READY,
+    KIND_CHAIN,
+    KIND_RESULT,
+    KIND_WINDOW,
+    TAG_ERROR = 1,
+    TAG_ASK = 3,
+    TAG_ANSWER = 5,
+    OUTBOX = 32,
+    MESSAGE = 4 << 20
+};
 
 typedef struct {
     double group;
@@ -533,6 +543,56 @@ void ms__far_error(uint64_t number, const char *text, bool backward)
     pthread_mutex_unlock(&error_lock);
 }
 
+// ---- where ranks on other nodes wait ----------------------------------------------------------------
+
+enum { WHERE = 600 };  // bytes of an answer
+
+// Sends a copy of p. Used only while the job ends: the copy stays with MPI.
+static void send_copy(const void *p, size_t n, int to, int tag)
+{
+    void *copy = malloc(n);
+    if (!copy) return;
+    memcpy(copy, p, n);
+    keep(isend(copy, n, to, tag));
+    keep(copy);
+}
+
+// Receives a message of n bytes with this tag, if one has come, and returns its sender; -1: none has.
+static int take_message(int tag, void *p, size_t n)
+{
+    int from = -1;
+    size_t size;
+    ms__transport_lock();
+    int there = ms__world.transport->probe(tag, &from, &size);
+    ms__transport_unlock();
+    void *r = there && size == n ? irecv(p, n, from, tag) : NULL;
+    if (!r) return -1;
+    while (test(&r) == 0) sched_yield();
+    return from;
+}
+
+static void answer(void)
+{
+    char question, text[WHERE];
+    int from = take_message(TAG_ASK, &question, 1);
+    if (from < 0) return;
+    ms__wait_text(text, sizeof text);
+    send_copy(text, sizeof text, from, TAG_ANSWER);
+}
+
+void ms__far_ask(int rank) { send_copy("?", 1, rank, TAG_ASK); }
+
+int ms__far_answered(char *out, size_t n)
+{
+    char text[WHERE];
+    ms__far_poll();  // a peer may ask this rank at the same time
+    pthread_mutex_lock(&error_lock);
+    int from = take_message(TAG_ANSWER, text, sizeof text);
+    pthread_mutex_unlock(&error_lock);
+    if (from >= 0) snprintf(out, n, "%s", text);
+    return from;
+}
+
 void ms__far_poll(void)
 {
     static far_error m;
@@ -541,6 +601,7 @@ void ms__far_poll(void)
     // Only one thread may probe: two threads that see the same message would both wait for it.
     if (pthread_mutex_trylock(&error_lock) != 0) return;
     sent_errors();
+    answer();
     int there = 0;
     if (first_on(ms__world.node) == ms__world.rank) {
         ms__transport_lock();

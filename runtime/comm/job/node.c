@@ -356,6 +356,13 @@ static void describe_rank(int rank, char *out, size_t n)
     }
 }
 
+void ms__wait_text(char *out, size_t n)
+{
+    pthread_mutex_lock(&groups_lock);
+    describe_rank(ms__world.rank, out, n);
+    pthread_mutex_unlock(&groups_lock);
+}
+
 void ms__group_text(const ms_group *g, char *out, size_t n)
 {
     if (g->id == 0) {
@@ -375,16 +382,43 @@ ms_status ms__coll_fail(const ms_coll *c, const char *what)
                     what);
 }
 
+typedef struct {
+    int rank;
+    char where[600];
+} asked_rank;
+
+// Asks the first missing members on other nodes what they wait for, and lists those that answer within 100 ms.
+static int ask_others(const ms_waiter *w, asked_rank *list, int room)
+{
+    int asked = 0, n = 0, from;
+    const ms_group *g = w->c->g;
+    for (int k = 0; k < g->n && asked < room; k++)
+        if (local_of[g->ranks[k]] < 0 && is_missing(w, k)) {
+            ms__far_ask(g->ranks[k]);
+            asked++;
+        }
+    for (int64_t until = ms__now_ns() + 100 * 1000 * 1000; n < asked && ms__now_ns() < until;) {
+        if ((from = ms__far_answered(list[n].where, sizeof list[n].where)) >= 0) list[n++].rank = from;
+        else ms__nap(100 * 1000);
+    }
+    return n;
+}
+
 static ms_status report_absence(ms_waiter *w)
 {
+    enum { ASKED = 8 };
     char text[TEXT], where[600];
+    asked_rank others[ASKED];
     snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
-    int named = 0;
+    int named = 0, n_others = ms__world.nodes > 1 ? ask_others(w, others, ASKED) : 0;
     pthread_mutex_lock(&groups_lock);
     for (int k = 0; k < w->c->g->n; k++) {
         if (!is_missing(w, k)) continue;
-        describe_rank(w->c->g->ranks[k], where, sizeof where);
-        ms__append(text, sizeof text, "%srank %d %s (it is %s)", named++ ? "; " : "", w->c->g->ranks[k],
+        int rank = w->c->g->ranks[k];
+        describe_rank(rank, where, sizeof where);
+        for (int j = 0; j < n_others; j++)
+            if (others[j].rank == rank) ms__append(where, sizeof where, ", %s", others[j].where);
+        ms__append(text, sizeof text, "%srank %d %s (it is %s)", named++ ? "; " : "", rank,
                    w->committed ? "has not finished its part" : "has not arrived", where);
     }
     pthread_mutex_unlock(&groups_lock);
