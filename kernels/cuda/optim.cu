@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
 // formulas/optim), the norm of gradients, and scaling by it.
-#include "cuda/wide.h"
+#include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS
 #define REAL float

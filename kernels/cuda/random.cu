@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/random.cu -- random fills and dropout, with the same words and formulas as the CPU (draws.h). A thread makes
 // WIDE elements.
-#include "cuda/wide.h"
+#include "cuda/blocks.h"
 #include "formulas/draws.h"
 
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };

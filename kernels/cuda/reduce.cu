@@ -1,218 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cuda/reduce.cu -- folds: sums, products, extremes, norms along any dimensions.
-//
-// A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The shape alone
-// determines how the length is divided into segments. One block folds each segment in a fixed tree; where adjacent
-// elements belong to different outputs, one thread does. The results of segments are combined in order, so results
-// depend only on shapes.
+// cuda/reduce.cu -- operators that fold (fold.h): sums, means, products, extremes and their positions, variances,
+// norms, logsumexp; the column sums of products' gradients; cumsum, and the gradient of prod.
+#include "cuda/fold.h"
 #include "cuda/product.h"
-#include "rows/layout.h"
-
-enum {
-    SUM,
-    PROD,
-    LARGEST,
-    SMALLEST,
-    COUNT,
-    ABS_SUM,
-    SQUARE_SUM,
-    ABS_LARGEST,
-    ABS_SMALLEST,
-    POWER_SUM,
-    DEVIATION,
-    EXP_SUM
-};
-enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
-
-struct fold_plan {
-    const char *data;
-    int dtype, nk, nr;
-    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS],
-        rstride[MS_MAX_DIMS];  // strides of kept and of reduced dimensions, in bytes
-    int64_t outputs, length, segments, segment;
-    bool columns;
-};
-
-// Divides the length into segments of about `part` elements.
-static void cut(fold_plan *p, int64_t part)
-{
-    p->segments = up(p->length, part);
-    if (p->segments > MOST_SEGMENTS) p->segments = MOST_SEGMENTS;
-    if (p->segments < 1) p->segments = 1;
-    p->segment = up(p->length, p->segments);
-    if (p->segment > 0) p->segments = up(p->length, p->segment);
-}
-
-static fold_plan make_plan(const ms_tensor *x, unsigned dims)
-{
-    fold_plan p = {};
-    int size = ms__dtype_size(x->dtype);
-    p.data = (const char *)ms__data(x);
-    p.dtype = x->dtype;
-    p.outputs = p.length = 1;
-    for (int d = 0; d < x->ndim; d++) {
-        if (dims >> d & 1) {
-            p.rshape[p.nr] = x->shape[d];
-            p.rstride[p.nr++] = x->stride[d] * size;
-            p.length *= x->shape[d];
-        } else {
-            p.kshape[p.nk] = x->shape[d];
-            p.kstride[p.nk++] = x->stride[d] * size;
-            p.outputs *= x->shape[d];
-        }
-    }
-    p.nk = ms__join_dims(p.nk, p.kshape, p.kstride);
-    p.nr = ms__join_dims(p.nr, p.rshape, p.rstride);
-    p.columns = p.nk > 0 &&
-                (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
-    int64_t part = p.columns ? 256 : SEGMENT;  // one thread folds a segment of a column
-    cut(&p, part);
-    return p;
-}
-
-static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shape, const int64_t *stride)
-{
-    int64_t at = 0;
-    for (int d = n - 1; d >= 0; d--) {
-        if (d == 0) return at + i * stride[0];
-        int64_t q = i / shape[d];
-        at += (i - q * shape[d]) * stride[d];
-        i = q;
-    }
-    return at;
-}
-
-template <class W> struct fold;  // W: double or int64_t
-template <> struct fold<double> {
-    static __device__ inline double begin(int kind)
-    {
-        return kind == PROD ? 1 : kind == LARGEST ? -INFINITY : kind == SMALLEST || kind == ABS_SMALLEST ? INFINITY : 0;
-    }
-    static __device__ inline double join(int kind, double a, double b)
-    {
-        switch (kind) {
-        case PROD: return a * b;
-        case LARGEST:
-        case ABS_LARGEST: return ((b > a) | (b != b)) ? b : a;  // NaN propagates
-        case SMALLEST:
-        case ABS_SMALLEST: return ((b < a) | (b != b)) ? b : a;
-        default: return a + b;
-        }
-    }
-    static __device__ inline double term(int kind, double v, double m, bool narrow)
-    {
-        switch (kind) {
-        case COUNT: return v != 0;
-        case ABS_SUM:
-        case ABS_LARGEST:
-        case ABS_SMALLEST: return fabs(v);
-        case SQUARE_SUM: return v * v;
-        case POWER_SUM: return narrow ? (double)ms_pow_f32((float)fabs(v), (float)m) : ms_pow_f64(fabs(v), m);
-        case DEVIATION: return (v - m) * (v - m);
-        case EXP_SUM: return narrow ? (double)ms_exp_f32((float)v - (float)m) : ms_exp_f64(v - m);
-        default: return v;
-        }
-    }
-};
-template <> struct fold<int64_t> {
-    static __device__ inline int64_t begin(int kind)
-    {
-        return kind == PROD ? 1 : kind == LARGEST ? INT64_MIN : kind == SMALLEST ? INT64_MAX : 0;
-    }
-    static __device__ inline int64_t join(int kind, int64_t a, int64_t b)
-    {
-        switch (kind) {
-        case PROD: return (int64_t)((uint64_t)a * (uint64_t)b);
-        case LARGEST: return b > a ? b : a;
-        case SMALLEST: return b < a ? b : a;
-        default: return (int64_t)((uint64_t)a + (uint64_t)b);
-        }
-    }
-    static __device__ inline int64_t term(int kind, int64_t v, double, bool) { return kind == COUNT ? v != 0 : v; }
-};
-
-// One block per output and segment.
-template <class W> __global__ void rows_kernel(fold_plan p, int kind, const double *parameter, int step, W *parts)
-{
-    __shared__ W shared[BLOCK];
-    int64_t m = blockIdx.x / p.segments, s = blockIdx.x % p.segments, from = s * p.segment;
-    int64_t to = from + p.segment < p.length ? from + p.segment : p.length;
-    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
-    double extra = parameter ? parameter[m * step] : 0;
-    W a = fold<W>::begin(kind);
-    for (int64_t k = from + threadIdx.x; k < to; k += BLOCK)
-        a = fold<W>::join(kind, a,
-                          fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)),
-                                        extra, p.dtype != MS_F64));
-    shared[threadIdx.x] = a;
-    __syncthreads();
-    for (int h = BLOCK / 2; h > 0; h /= 2) {
-        if ((int)threadIdx.x < h)
-            shared[threadIdx.x] = fold<W>::join(kind, shared[threadIdx.x], shared[threadIdx.x + h]);
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) parts[s * p.outputs + m] = shared[0];
-}
-
-// One thread per output and segment: neighbouring threads read neighbouring elements.
-template <class W> __global__ void columns_kernel(fold_plan p, int kind, const double *parameter, int step, W *parts)
-{
-    int64_t i = GLOBAL_INDEX, m = i % p.outputs, s = i / p.outputs, from = s * p.segment;
-    if (s >= p.segments) return;
-    int64_t to = from + p.segment < p.length ? from + p.segment : p.length;
-    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
-    double extra = parameter ? parameter[m * step] : 0;
-    W a = fold<W>::begin(kind);
-    for (int64_t k = from; k < to; k++)
-        a = fold<W>::join(kind, a,
-                          fold<W>::term(kind, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)),
-                                        extra, p.dtype != MS_F64));
-    parts[s * p.outputs + m] = a;
-}
-
-template <class W> __global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
-{
-    int64_t m = GLOBAL_INDEX;
-    if (m >= outputs) return;
-    W a = parts[m];
-    for (int64_t s = 1; s < segments; s++) a = fold<W>::join(kind, a, parts[s * outputs + m]);
-    out[m] = a;
-}
-template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *out)
-{
-    int64_t m = GLOBAL_INDEX;
-    if (m < outputs) out[m] = fold<W>::begin(kind);
-}
-
-// A fold's kind, and its parameter on the device: none (NULL), one (step 0), or one per output (step 1).
-struct fold_of {
-    int kind;
-    const double *parameter = NULL;
-    int step = 0;
-};
-// Folds t as the plan says. out: one W per output, on the device.
-template <class W>
-static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan &p, const fold_of &f, W *out)
-{
-    int device = ms__device(t), index = ms__index(device), kind = f.kind;
-    if (p.outputs == 0) return MS_OK;
-    if (p.length == 0) return launch(what, index, begin_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, kind, out);
-    ms_block *room = NULL;
-    W *parts = out;
-    if (p.segments > 1) {
-        MS_TRY(ms__alloc(&room, device, (size_t)(p.segments * p.outputs) * sizeof(W), what));
-        parts = (W *)room->data;
-    }
-    ms_status st = p.columns ? launch(what, index, columns_kernel<W>, up(p.outputs * p.segments, BLOCK), BLOCK, p, kind,
-                                      f.parameter, f.step, parts)
-                             : launch_blocks(what, index, rows_kernel<W>, p.outputs * p.segments, BLOCK, p, kind,
-                                             f.parameter, f.step, parts);
-    if (st == MS_OK && p.segments > 1)
-        st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind,
-                    (const W *)parts, out);
-    if (room) ms__free(room);
-    return st;
-}
 
 // ---- formulas on the results ----
 
@@ -262,7 +52,6 @@ static ms_status room_for(ms_call *c, ms_block **b, int64_t outputs, int each)
 {
     return ms__alloc(b, ms__device(c->in[0]), (size_t)(outputs * each) * sizeof(double), c->op->name);
 }
-static bool real_of(const ms_tensor *t) { return t->dtype <= MS_BF16; }
 static fold_plan plan_of(const ms_call *c, int first_dim)
 {
     return make_plan(c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
@@ -278,7 +67,7 @@ static ms_status simple(ms_call *c, int first_dim, int kind, int how, double num
     if (how == MEAN || how == ALL) number = (double)p.length;
     MS_TRY(room_for(c, &b, p.outputs, 1));
     ms_status st;
-    if (real_of(c->in[0])) {
+    if (is_real(c->in[0])) {
         st = run_fold<double>(what, o, p, { kind }, (double *)b->data);
         if (st == MS_OK) st = finish<double>(what, (double *)b->data, { how, number }, tensor_of(p, o));
     } else {
@@ -371,19 +160,35 @@ static ms_status run_logsumexp(ms_call *c)
 
 // ---- values and positions: the first element that equals the extreme ----
 
+// `width` threads per output, a warp or a block.
+template <class S> __global__ void dense_find_kernel(fold_plan p, int width, const double *wide, int64_t *index)
+{
+    __shared__ int64_t shared[WARPS];
+    int64_t m = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, found = INT64_MAX;
+    if (m >= p.outputs) return;
+    const S *row = (const S *)(p.data + offset_of(m, p.nk, p.kshape, p.kstride));
+    double w = wide[m];
+    for (int64_t j = first_pack(row) + (int64_t)(threadIdx.x % width) * WIDE; j < p.length;
+         j += (int64_t)width * WIDE) {
+        real_of<S> v[WIDE];
+        read_pack(row, j, p.length, (real_of<S>)0, v);
+        UNROLL
+        for (int e = WIDE - 1; e >= 0; e--)
+            if (j + e >= 0 && j + e < found && j + e < p.length && ((v[e] == w) | ((v[e] != v[e]) & (w != w))))
+                found = j + e;
+    }
+    found = -group_max(-found, width, shared);
+    if (threadIdx.x % width == 0) index[m] = found;
+}
 template <class W> __global__ void find_kernel(fold_plan p, const W *wide, int64_t *index)
 {
-    int64_t m = GLOBAL_INDEX;
+    int64_t m = GLOBAL_INDEX, found = 0;
     if (m >= p.outputs) return;
     const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
-    W w = wide[m];
-    int64_t found = 0;
-    for (int64_t k = 0; k < p.length; k++) {
-        W v = value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride));
-        if ((v == w) | ((v != v) & (w != w))) {
-            found = k;
-            break;
-        }
+    W w = wide[m], v;
+    for (; found < p.length; found++) {
+        v = value<W>::load(p.dtype, base + offset_of(found, p.nr, p.rshape, p.rstride));
+        if ((v == w) | ((v != v) & (w != w))) break;
     }
     index[m] = found;
 }
@@ -394,6 +199,13 @@ static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tens
     W *wide = (W *)room;
     MS_TRY(run_fold<W>(c->op->name, c->in[0], p, { kind }, wide));
     if (values) MS_TRY(finish<W>(c->op->name, wide, { AS_IS }, tensor_of(p, values)));
+    if constexpr (std::is_same_v<W, double>)
+        if (p.dense && !p.columns) {
+            int width = row_width(p.outputs, p.length);
+            return launch_blocks(c->op->name, index_of(c->in[0]), TYPED_KERNEL(p.dtype, dense_find_kernel),
+                                 up(p.outputs, BLOCK / width), BLOCK, p, width, (const W *)wide,
+                                 (int64_t *)ms__data(positions));
+        }
     return launch(c->op->name, index_of(c->in[0]), find_kernel<W>, up(p.outputs, BLOCK), BLOCK, p, (const W *)wide,
                   (int64_t *)ms__data(positions));
 }
@@ -403,7 +215,7 @@ static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *pos
     ms_block *b;
     if (p.outputs == 0) return MS_OK;
     MS_TRY(room_for(c, &b, p.outputs, 1));
-    ms_status st = real_of(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions, b->data)
+    ms_status st = is_real(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions, b->data)
                                      : extreme_typed<int64_t>(c, p, kind, values, positions, b->data);
     ms__free(b);
     return st;
@@ -413,7 +225,7 @@ static ms_status run_min(ms_call *c) { return extreme(c, SMALLEST, c->out[0], c-
 static ms_status run_argmax(ms_call *c) { return extreme(c, LARGEST, NULL, c->out[0]); }
 static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->out[0]); }
 
-// ---- lines along one dimension, a thread each ----
+// ---- along lines of one dimension: cumsum and the gradient of prod ----
 
 struct lines {
     int ndim, d;
@@ -442,6 +254,43 @@ static walked walked_of(const ms_tensor *t, int d)
 {
     return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
 }
+// Lines of adjacent elements, a block each. Sums of WIDE elements a thread are scanned over the block, and a carry goes
+// from one round to the next.
+template <class S> __global__ void dense_scan_kernel(lines l, walked from, walked to, bool back)
+{
+    __shared__ double shared[WARPS];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const S *x = (const S *)(from.data + offset_of(blockIdx.x, l.ndim, l.shape, l.a));
+    S *o = (S *)(to.data + offset_of(blockIdx.x, l.ndim, l.shape, l.b));
+    double carry = 0;
+    for (int64_t begin = 0; begin < l.length; begin += BLOCK * WIDE) {
+        int64_t k = begin + threadIdx.x * WIDE, at = back ? l.length - WIDE - k : k;
+        real_of<S> v[WIDE];
+        double sum = 0, upto[WIDE];
+        read_pack(x, at, l.length, (real_of<S>)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) upto[e] = sum += (double)(back ? v[WIDE - 1 - e] : v[e]);
+        for (int step = 1; step < 32; step *= 2) {
+            double left = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += left;
+        }
+        double before = __shfl_up_sync(0xffffffffu, sum, 1);
+        if (lane == 0) before = 0;
+        if (lane == 31) shared[warp] = sum;
+        __syncthreads();
+        for (int w = 0; w < WARPS; w++) {
+            if (w == warp) before += carry;
+            carry += shared[w];
+        }
+        __syncthreads();
+        UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] = (real_of<S>)(before + upto[back ? WIDE - 1 - e : e]);
+        write_pack(o, at, l.length, v);
+    }
+}
+static __device__ inline double add(double a, double b) { return a + b; }
+static __device__ inline int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
+// A thread for a line: dtypes that differ, integers, and elements that are not adjacent.
 template <class W> __global__ void scan_kernel(lines l, walked from, walked to, bool back)
 {
     int64_t i = GLOBAL_INDEX;
@@ -451,7 +300,7 @@ template <class W> __global__ void scan_kernel(lines l, walked from, walked to, 
     W total = 0;
     for (int64_t j = 0; j < l.length; j++) {
         int64_t k = back ? l.length - 1 - j : j;
-        total = fold<W>::join(SUM, total, value<W>::load(from.dtype, x + k * from.step));
+        total = add(total, value<W>::load(from.dtype, x + k * from.step));
         value<W>::store(to.dtype, o + k * to.step, total);
     }
 }
@@ -461,8 +310,14 @@ static ms_status run_cumsum(ms_call *c)
     ms_tensor *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     lines l = lines_of(x, o, d);
-    return launch(c->op->name, index_of(x), real_of(x) ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
-                  BLOCK, l, walked_of(x, d), walked_of(o, d), c->n_i > 1 && c->i[1]);
+    walked from = walked_of(x, d), to = walked_of(o, d);
+    bool back = c->n_i > 1 && c->i[1], real = x->dtype <= MS_BF16;
+    int size = ms__dtype_size(x->dtype);
+    if (real && from.dtype == to.dtype && from.step == size && to.step == size)
+        return launch_blocks(c->op->name, index_of(x), TYPED_KERNEL(x->dtype, dense_scan_kernel), l.count, BLOCK, l,
+                             from, to, back);
+    return launch(c->op->name, index_of(x), real ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
+                  BLOCK, l, from, to, back);
 }
 
 // Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
@@ -529,7 +384,7 @@ ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_t
     p.rshape[0] = p.length = rows;
     p.rstride[0] = rs * ms__dtype_size(g->dtype);
     p.columns = true;
-    cut(&p, 256);
+    finish_plan(&p);
     MS_TRY(ms__alloc(&b, ms__device(g), (size_t)out->numel * sizeof(double), what));
     ms_status st = run_fold<double>(what, g, p, { SUM }, (double *)b->data);
     if (st == MS_OK) st = finish<double>(what, (double *)b->data, { AS_IS }, tensor_of(p, out));

@@ -300,7 +300,8 @@ ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, do
 
 #define FAMILIES(X) \
     X(elementwise)  \
-    X(copy) X(random) X(reduce) X(product_rows) X(rows) X(loss) X(norm) X(embedding) X(attention) X(batch_norm) X(conv)
+    X(copy)         \
+    X(random) X(reduce) X(product_rows) X(rows) X(loss) X(norm) X(embedding) X(attention) X(batch_norm) X(conv)
 #define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
 FAMILIES(DECLARE)
 #define ENTRY(f) ms__cuda_##f,

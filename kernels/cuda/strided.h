@@ -4,7 +4,7 @@
 #ifndef MS_CUDA_STRIDED_H
 #define MS_CUDA_STRIDED_H
 
-#include "cuda/wide.h"
+#include "cuda/blocks.h"
 
 // Strides are in bytes.
 enum { MAX_OPERANDS = 4 };

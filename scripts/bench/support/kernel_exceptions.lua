@@ -23,9 +23,5 @@ return {
   ["loss: mse_parts_kernel"] = "flight half, width float32, width half",
   ["optim: norm_kernel"] = "flight half",
   ["optim: optim_kernel"] = "flight half",
-  ["reduce: columns_kernel"] = "flight float32, flight half, width float32, width half",
-  ["reduce: find_kernel"] = "flight float32, flight half, width float32, width half",
   ["reduce: prod_backward_kernel"] = "flight float32, flight half, width float32, width half",
-  ["reduce: rows_kernel"] = "flight float32, flight half, width float32, width half",
-  ["reduce: scan_kernel"] = "flight float32, flight half, width float32, width half",
 }

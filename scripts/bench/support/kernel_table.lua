@@ -121,7 +121,7 @@ M.MAIN = set [[
   elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
   embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
-  reduce:columns_kernel reduce:join_kernel reduce:finish_kernel
+  reduce:dense_columns_kernel reduce:join_kernel reduce:finish_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
   loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel
 ]]
@@ -138,6 +138,7 @@ M.SMALL = set [[
 --- All other kernels are streaming kernels, except for their exact instances.
 M.STRIDED = set [[
   elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
+  reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_kernel
 ]]
 
 --- Whether the kernel of a row combines partial results.

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: MIT
+// cuda/fold.h -- folds: sums, products, extremes and norms of a tensor's elements along any dimensions.
+//
+// A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The shape alone
+// determines how the length is divided into segments, whose results are combined in order. Dense operands are read 16
+// bytes at a time.
+#ifndef MS_CUDA_FOLD_H
+#define MS_CUDA_FOLD_H
+
+#include "cuda/blocks.h"
+#include "rows/layout.h"
+
+enum {
+    SUM,
+    PROD,
+    LARGEST,
+    SMALLEST,
+    COUNT,
+    ABS_SUM,
+    SQUARE_SUM,
+    ABS_LARGEST,
+    ABS_SMALLEST,
+    POWER_SUM,
+    DEVIATION,
+    EXP_SUM
+};
+enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
+
+struct fold_plan {
+    const char *data;
+    int dtype, nk, nr;
+    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS],
+        rstride[MS_MAX_DIMS];  // strides of kept and of reduced dimensions, in bytes
+    int64_t outputs, length, segments, segment;
+    bool columns;  // adjacent elements belong to different outputs
+    bool dense;    // of real numbers, and 16 bytes can be read at a time
+};
+
+// Divides the length into segments of about `part` elements.
+static void cut(fold_plan *p, int64_t part)
+{
+    p->segments = up(p->length, part);
+    if (p->segments > MOST_SEGMENTS) p->segments = MOST_SEGMENTS;
+    if (p->segments < 1) p->segments = 1;
+    p->segment = up(p->length, p->segments);
+    if (p->segment > 0) p->segments = up(p->length, p->segment);
+}
+
+static bool is_real(const ms_tensor *t) { return t->dtype <= MS_BF16; }
+static int64_t column_tiles(const fold_plan *p) { return up(p->kshape[p->nk - 1], BLOCK); }
+// Sets `dense` and the segments.
+static void finish_plan(fold_plan *p)
+{
+    int size = ms__dtype_size(p->dtype), last = p->nk - 1;
+    p->dense = p->dtype <= MS_BF16 && p->length > 0 && p->outputs > 0;
+    if (!p->columns) {
+        p->dense = p->dense && p->nr == 1 && p->rstride[0] == size;
+        cut(p, SEGMENT);
+        return;
+    }
+    p->dense = p->dense && p->kstride[last] == size && p->kshape[last] % WIDE == 0 && (uintptr_t)p->data % 16 == 0;
+    for (int d = 0; d < last; d++) p->dense = p->dense && p->kstride[d] % 16 == 0;
+    for (int d = 0; d < p->nr; d++) p->dense = p->dense && p->rstride[d] % 16 == 0;
+    if (p->dense) cut(p, up(p->length, column_segments(p->length, column_tiles(p) * (p->outputs / p->kshape[last]))));
+    else cut(p, 256);  // one thread folds a segment of a column
+}
+
+static fold_plan make_plan(const ms_tensor *x, unsigned dims)
+{
+    fold_plan p = {};
+    int size = ms__dtype_size(x->dtype);
+    p.data = (const char *)ms__data(x);
+    p.dtype = x->dtype;
+    p.outputs = p.length = 1;
+    for (int d = 0; d < x->ndim; d++) {
+        if (dims >> d & 1) {
+            p.rshape[p.nr] = x->shape[d];
+            p.rstride[p.nr++] = x->stride[d] * size;
+            p.length *= x->shape[d];
+        } else {
+            p.kshape[p.nk] = x->shape[d];
+            p.kstride[p.nk++] = x->stride[d] * size;
+            p.outputs *= x->shape[d];
+        }
+    }
+    p.nk = ms__join_dims(p.nk, p.kshape, p.kstride);
+    p.nr = ms__join_dims(p.nr, p.rshape, p.rstride);
+    p.columns = p.nk > 0 &&
+                (p.nr == 0 || (p.kstride[p.nk - 1] < p.rstride[p.nr - 1] && p.kshape[p.nk - 1] >= 16) || p.length < 32);
+    finish_plan(&p);
+    return p;
+}
+
+template <class W> struct fold;  // W: double or int64_t
+template <> struct fold<double> {
+    static __device__ inline double begin(int kind)
+    {
+        return kind == PROD ? 1 : kind == LARGEST ? -INFINITY : kind == SMALLEST || kind == ABS_SMALLEST ? INFINITY : 0;
+    }
+    static __device__ inline double join(int kind, double a, double b)
+    {
+        switch (kind) {
+        case PROD: return a * b;
+        case LARGEST:
+        case ABS_LARGEST: return ((b > a) | (b != b)) ? b : a;  // NaN propagates
+        case SMALLEST:
+        case ABS_SMALLEST: return ((b < a) | (b != b)) ? b : a;
+        default: return a + b;
+        }
+    }
+    static __device__ inline double term(int kind, double v, double m, bool narrow)
+    {
+        switch (kind) {
+        case COUNT: return v != 0;
+        case ABS_SUM:
+        case ABS_LARGEST:
+        case ABS_SMALLEST: return fabs(v);
+        case SQUARE_SUM: return v * v;
+        case POWER_SUM: return narrow ? (double)ms_pow_f32((float)fabs(v), (float)m) : ms_pow_f64(fabs(v), m);
+        case DEVIATION: return (v - m) * (v - m);
+        case EXP_SUM: return narrow ? (double)ms_exp_f32((float)v - (float)m) : ms_exp_f64(v - m);
+        default: return v;
+        }
+    }
+};
+template <> struct fold<int64_t> {
+    static __device__ inline int64_t begin(int kind)
+    {
+        return kind == PROD ? 1 : kind == LARGEST ? INT64_MIN : kind == SMALLEST ? INT64_MAX : 0;
+    }
+    static __device__ inline int64_t join(int kind, int64_t a, int64_t b)
+    {
+        switch (kind) {
+        case PROD: return (int64_t)((uint64_t)a * (uint64_t)b);
+        case LARGEST: return b > a ? b : a;
+        case SMALLEST: return b < a ? b : a;
+        default: return (int64_t)((uint64_t)a + (uint64_t)b);
+        }
+    }
+    static __device__ inline int64_t term(int kind, int64_t v, double, bool) { return kind == COUNT ? v != 0 : v; }
+};
+
+// A fold's kind, and its parameter on the device: none (NULL), one (step 0), or one per output (step 1).
+struct fold_of {
+    int kind;
+    const double *parameter = NULL;
+    int step = 0;
+};
+static __device__ inline double parameter_of(const fold_of &f, int64_t m)
+{
+    return f.parameter ? f.parameter[m * f.step] : 0;
+}
+template <class W> static __device__ inline W fold_in(const fold_of &f, W a, W v, double parameter, bool narrow)
+{
+    return fold<W>::join(f.kind, a, fold<W>::term(f.kind, v, parameter, narrow));
+}
+// The part of the length that belongs to segment s.
+struct span {
+    int64_t from, to;
+};
+static __device__ inline span span_of(const fold_plan &p, int64_t s)
+{
+    int64_t from = s * p.segment;
+    return { from, from + p.segment < p.length ? from + p.segment : p.length };
+}
+
+// ---- adjacent elements of one output: `width` threads per output and segment, a warp or a block ----
+
+template <class S> __global__ void dense_rows_kernel(fold_plan p, fold_of f, int width, double *parts)
+{
+    __shared__ double shared[WARPS];
+    int64_t i = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, m = i / p.segments, s = i % p.segments;
+    if (m >= p.outputs) return;
+    span k = span_of(p, s);
+    const S *row = (const S *)(p.data + offset_of(m, p.nk, p.kshape, p.kstride)) + k.from;
+    int64_t n = k.to - k.from;
+    double parameter = parameter_of(f, m), a = fold<double>::begin(f.kind);
+    for (int64_t j = first_pack(row) + (int64_t)(threadIdx.x % width) * WIDE; j < n; j += (int64_t)width * WIDE) {
+        real_of<S> v[WIDE];
+        read_pack(row, j, n, (real_of<S>)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++)
+            if (j + e >= 0 && j + e < n) a = fold_in<double>(f, a, (double)v[e], parameter, sizeof(S) < 8);
+    }
+    for (int step = 16; step > 0; step /= 2) a = fold<double>::join(f.kind, a, __shfl_xor_sync(0xffffffffu, a, step));
+    if (width > 32) {
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = a;
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (int w = 1; w < WARPS; w++) a = fold<double>::join(f.kind, a, shared[w]);
+    }
+    if (threadIdx.x % width == 0) parts[s * p.outputs + m] = a;
+}
+template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, W *parts)
+{
+    __shared__ W shared[BLOCK];
+    int64_t m = blockIdx.x / p.segments, s = blockIdx.x % p.segments;
+    span part = span_of(p, s);
+    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
+    double parameter = parameter_of(f, m);
+    W a = fold<W>::begin(f.kind);
+    for (int64_t k = part.from + threadIdx.x; k < part.to; k += BLOCK)
+        a = fold_in<W>(f, a, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
+                       p.dtype != MS_F64);
+    shared[threadIdx.x] = a;
+    __syncthreads();
+    for (int h = BLOCK / 2; h > 0; h /= 2) {
+        if ((int)threadIdx.x < h)
+            shared[threadIdx.x] = fold<W>::join(f.kind, shared[threadIdx.x], shared[threadIdx.x + h]);
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) parts[s * p.outputs + m] = shared[0];
+}
+
+// ---- adjacent elements of different outputs ----
+
+// A block folds a segment of BLOCK columns: WIDE columns a lane, every WARPS-th element of the length a warp.
+template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, int64_t tiles, double *parts)
+{
+    __shared__ double shared[WARPS][BLOCK + 1];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t inner = p.kshape[p.nk - 1], tile = blockIdx.x % tiles, outer = blockIdx.x / tiles % (p.outputs / inner),
+            s = blockIdx.x / tiles / (p.outputs / inner), column = tile * BLOCK + lane * WIDE,
+            m = outer * inner + column;
+    span part = span_of(p, s);
+    double a[WIDE];
+    UNROLL
+    for (int e = 0; e < WIDE; e++) a[e] = fold<double>::begin(f.kind);
+    if (column < inner) {
+        const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
+        for (int64_t k = part.from + warp; k < part.to; k += 2 * WARPS) {
+            bool both = k + WARPS < part.to;
+            real_of<S> v[WIDE], w[WIDE];
+            load_wide((const S *)(base + offset_of(k, p.nr, p.rshape, p.rstride)), v);
+            load_wide((const S *)(base + offset_of(both ? k + WARPS : k, p.nr, p.rshape, p.rstride)), w);
+            UNROLL
+            for (int e = 0; e < WIDE; e++) {
+                double parameter = parameter_of(f, m + e);
+                a[e] = fold_in<double>(f, a[e], (double)v[e], parameter, sizeof(S) < 8);
+                if (both) a[e] = fold_in<double>(f, a[e], (double)w[e], parameter, sizeof(S) < 8);
+            }
+        }
+    }
+    UNROLL
+    for (int e = 0; e < WIDE; e++) shared[warp][lane * WIDE + e] = a[e];
+    __syncthreads();
+    column = tile * BLOCK + threadIdx.x;
+    if (column >= inner) return;
+    double all = shared[0][threadIdx.x];
+    for (int w = 1; w < WARPS; w++) all = fold<double>::join(f.kind, all, shared[w][threadIdx.x]);
+    parts[s * p.outputs + outer * inner + column] = all;
+}
+// One thread per output and segment: neighbouring threads read neighbouring elements.
+template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, W *parts)
+{
+    int64_t i = GLOBAL_INDEX, m = i % p.outputs, s = i / p.outputs;
+    if (s >= p.segments) return;
+    span part = span_of(p, s);
+    const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
+    double parameter = parameter_of(f, m);
+    W a = fold<W>::begin(f.kind);
+    for (int64_t k = part.from; k < part.to; k++)
+        a = fold_in<W>(f, a, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
+                       p.dtype != MS_F64);
+    parts[s * p.outputs + m] = a;
+}
+
+// ---- segments ----
+
+template <class W> __global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
+{
+    int64_t m = GLOBAL_INDEX;
+    if (m >= outputs) return;
+    W a = parts[m];
+    for (int64_t s = 1; s < segments; s++) a = fold<W>::join(kind, a, parts[s * outputs + m]);
+    out[m] = a;
+}
+template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *out)
+{
+    int64_t m = GLOBAL_INDEX;
+    if (m < outputs) out[m] = fold<W>::begin(kind);
+}
+
+// Folds every segment into parts.
+template <class W>
+static ms_status fold_segments(const char *what, int index, const fold_plan &p, const fold_of &f, W *parts)
+{
+    int64_t n = p.outputs * p.segments;
+    if constexpr (std::is_same_v<W, double>) {
+        if (p.dense && p.columns) {
+            int64_t tiles = column_tiles(&p), blocks = tiles * (n / p.kshape[p.nk - 1]);
+            return launch_blocks(what, index, TYPED_KERNEL(p.dtype, dense_columns_kernel), blocks, BLOCK, p, f, tiles,
+                                 parts);
+        } else if (p.dense) {
+            int width = row_width(n, p.segment);
+            return launch_blocks(what, index, TYPED_KERNEL(p.dtype, dense_rows_kernel), up(n, BLOCK / width), BLOCK, p,
+                                 f, width, parts);
+        }
+    }
+    if (p.columns) return launch(what, index, columns_kernel<W>, up(n, BLOCK), BLOCK, p, f, parts);
+    return launch_blocks(what, index, rows_kernel<W>, n, BLOCK, p, f, parts);
+}
+// Folds t as the plan says. out: one W per output, on the device.
+template <class W>
+static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan &p, const fold_of &f, W *out)
+{
+    int device = ms__device(t), index = ms__index(device), kind = f.kind;
+    if (p.outputs == 0) return MS_OK;
+    if (p.length == 0) return launch(what, index, begin_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, kind, out);
+    ms_block *room = NULL;
+    W *parts = out;
+    if (p.segments > 1) {
+        MS_TRY(ms__alloc(&room, device, (size_t)(p.segments * p.outputs) * sizeof(W), what));
+        parts = (W *)room->data;
+    }
+    ms_status st = fold_segments<W>(what, index, p, f, parts);
+    if (st == MS_OK && p.segments > 1)
+        st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind,
+                    (const W *)parts, out);
+    if (room) ms__free(room);
+    return st;
+}
+
+#endif
