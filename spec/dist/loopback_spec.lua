@@ -3,6 +3,9 @@
 local process = require "spec.support.process"
 local patience = process.patience
 
+local build = os.getenv "MOONSHARD_BUILD" or "build"
+if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+
 describe("on one host #mpi", function()
   local has_ss = os.execute "command -v ss >/dev/null" == 0
 
@@ -47,8 +50,7 @@ describe("on one host #mpi", function()
     local as_root = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
       OMPI_MCA_rmaps_base_oversubscribe = "1" }
     for k, words in ipairs { train, shim, plain } do
-      if k == 2 then as_root.LD_PRELOAD = process.root
-        .. "/build/libmoonshard_loopback.so" else as_root.LD_PRELOAD = nil end
+      as_root.LD_PRELOAD = k == 2 and build .. "/libmoonshard_loopback.so" or nil
       if k > 1 or not process.tool then
         local out = ("%s/%d"):format(folder, k)
         local child = process.start(words, { stdout = out, stderr = out .. ".err", env = as_root })
