@@ -122,23 +122,6 @@ __global__ void bn_backward_kernel(bn_sizes z, const void *g, const void *x, by_
     store<T>(z.dtype, dx, i, v);
 }
 
-// The inputs of a call, made contiguous (NULL: absent).
-enum { INPUTS = 7 };
-struct bn_inputs {
-    ms_tensor *in[INPUTS];
-};
-static void let_go(bn_inputs *h)
-{
-    for (int k = 0; k < INPUTS; k++)
-        if (h->in[k]) ms__release(h->in[k]);
-}
-static ms_status hold(bn_inputs *h, const ms_call *c)
-{
-    *h = {};
-    for (int k = 0; k < c->n_in && k < INPUTS; k++)
-        if (c->in[k]) MS_TRY(ms__contiguous(&h->in[k], c->in[k]));
-    return MS_OK;
-}
 static by_channel channels(const ms_tensor *t) { return { t ? (int)t->dtype : MS_F32, t ? ms__data(t) : NULL }; }
 
 static ms_status nothing(ms_call *c)  // an empty batch: statistics and gradients are 0
@@ -154,27 +137,21 @@ static ms_status run_batch_norm(ms_call *c)
     bn_sizes z = bn_sizes_of(c->in[0], c->i[0] != 0, c->f[0]);
     const char *what = c->op->name;
     int index = index_of(y);
-    bn_inputs h;
-    ms_block *room = NULL;
-    ms_status st = hold(&h, c);
-    if (st == MS_OK) st = ms__alloc(&room, ms__device(y), (size_t)z.c * sizeof(double), what);
-    if (st == MS_OK && z.training)
-        st = launch_blocks(what, index, bn_stats_kernel, z.c, BLOCK, z, ms__data(h.in[0]), ms__data(c->out[1]),
-                           ms__data(c->out[2]));
-    if (st == MS_OK) {
-        by_channel mean = channels(z.training ? c->out[1] : h.in[3]), var = channels(z.training ? c->out[2] : h.in[4]);
-        double *scale = (double *)room->data;
-        st = launch(what, index, bn_scale_kernel, up(z.c, BLOCK), BLOCK, z, var, channels(h.in[1]), scale);
-        if (st == MS_OK)
-            st = launch(what, index, REAL_KERNEL(z.dtype, bn_kernel), up(y->numel, BLOCK), BLOCK, z, ms__data(h.in[0]),
-                        mean, scale, channels(h.in[2]), ms__data(y));
-    }
-    if (room) ms__free(room);
-    let_go(&h);
-    return st;
+    held_inputs h;
+    scratch room;
+    MS_TRY(h.hold(c));
+    MS_TRY(room.alloc(c, ms__device(y), z.c * (int64_t)sizeof(double)));
+    if (z.training)
+        MS_TRY(launch_blocks(what, index, bn_stats_kernel, z.c, BLOCK, z, ms__data(h.in[0]), ms__data(c->out[1]),
+                             ms__data(c->out[2])));
+    by_channel mean = channels(z.training ? c->out[1] : h.in[3]), var = channels(z.training ? c->out[2] : h.in[4]);
+    double *scale = (double *)room.data;
+    MS_TRY(launch(what, index, bn_scale_kernel, up(z.c, BLOCK), BLOCK, z, var, channels(h.in[1]), scale));
+    return launch(what, index, REAL_KERNEL(z.dtype, bn_kernel), up(y->numel, BLOCK), BLOCK, z, ms__data(h.in[0]), mean,
+                  scale, channels(h.in[2]), ms__data(y));
 }
 
-template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, const bn_inputs &h, double *factors)
+template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, const held_inputs &h, double *factors)
 {
     const char *what = c->op->name;
     const void *g = data_of(h.in[0]), *x = ms__data(h.in[1]);
@@ -195,16 +172,12 @@ static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);
     bn_sizes z = bn_sizes_of(c->in[1], c->i[0] != 0, c->f[0]);
-    bn_inputs h;
-    ms_block *room = NULL;
-    ms_status st = hold(&h, c);
-    if (st == MS_OK) st = ms__alloc(&room, ms__device(c->in[1]), (size_t)(3 * z.c) * sizeof(double), c->op->name);
-    if (st == MS_OK)
-        st = z.dtype == MS_F64 ? backward<double>(c, z, h, (double *)room->data)
-                               : backward<float>(c, z, h, (double *)room->data);
-    if (room) ms__free(room);
-    let_go(&h);
-    return st;
+    held_inputs h;
+    scratch room;
+    MS_TRY(h.hold(c));
+    MS_TRY(room.alloc(c, ms__device(c->in[1]), 3 * z.c * (int64_t)sizeof(double)));
+    return z.dtype == MS_F64 ? backward<double>(c, z, h, (double *)room.data)
+                             : backward<float>(c, z, h, (double *)room.data);
 }
 
 extern const ms_cuda_kernel ms__cuda_batch_norm[];

@@ -157,32 +157,22 @@ static ms_status forward(const conv_job *j, const void *x, const void *w, int64_
 
 static ms_status run_conv2d(ms_call *c)
 {
-    ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = c->out[0];
-    ms_block *cols = NULL, *wide = NULL;
+    held_inputs h;
+    scratch cols, wide;
+    ms_tensor *y = c->out[0];
     conv_job j = job_of(c, c->in[0], c->in[1]);
     bool bias = c->n_in > 2 && c->in[2];
-    int64_t rows = j.K + bias, size = ms__dtype_size(j.dtype);
+    int64_t rows = j.K + bias, size = ms__dtype_size(j.dtype), count = j.v.out * rows;
     if (y->numel == 0) return MS_OK;
-    ms_status st = ms__contiguous(&x, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
-    if (st == MS_OK && bias) st = ms__contiguous(&b, c->in[2]);
+    MS_TRY(h.hold(c));
     take_images(&j, rows * j.L * size);
-    if (st == MS_OK && (bias || !j.pointwise))
-        st = ms__alloc(&cols, j.device, (size_t)(j.at_once * rows * j.L * size), j.what);
-    if (st == MS_OK && bias) st = ms__alloc(&wide, j.device, (size_t)(j.v.out * rows * size), j.what);
-    if (st == MS_OK && bias) {
-        int64_t count = j.v.out * rows;
-        st = launch(j.what, j.index, REAL_KERNEL(j.dtype, widen_kernel), up(count, BLOCK), BLOCK, j.K, count, j.dtype,
-                    ms__data(w), ms__data(b), wide->data);
+    if (bias || !j.pointwise) MS_TRY(cols.alloc(c, j.device, j.at_once * rows * j.L * size));
+    if (bias) {
+        MS_TRY(wide.alloc(c, j.device, count * size));
+        MS_TRY(launch(j.what, j.index, REAL_KERNEL(j.dtype, widen_kernel), up(count, BLOCK), BLOCK, j.K, count, j.dtype,
+                      ms__data(h.in[1]), ms__data(h.in[2]), (void *)wide.data));
     }
-    if (st == MS_OK)
-        st = forward(&j, ms__data(x), wide ? wide->data : ms__data(w), rows, cols ? cols->data : NULL, ms__data(y));
-    if (wide) ms__free(wide);
-    if (cols) ms__free(cols);
-    if (b) ms__release(b);
-    if (w) ms__release(w);
-    if (x) ms__release(x);
-    return st;
+    return forward(&j, ms__data(h.in[0]), bias ? wide.data : ms__data(h.in[1]), rows, cols.data, ms__data(y));
 }
 
 // ---- backward ----
@@ -238,41 +228,33 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
     return MS_OK;
 }
 
-template <class T> static ms_status backward(ms_call *c, conv_job *j, ms_tensor *g, ms_tensor *x, ms_tensor *w)
+template <class T> static ms_status backward(ms_call *c, conv_job *j, const held_inputs &h)
 {
+    const ms_tensor *g = h.in[0], *x = h.in[1], *w = h.in[2];
     ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
-    ms_block *cols = NULL, *parts = NULL;
+    scratch cols, parts;
     if (db) MS_TRY(launch_blocks(j->what, j->index, bias_kernel, v.out, BLOCK, v, j->dtype, ms__data(g), ms__data(db)));
     if (dw && v.n == 0) MS_TRY(ms__cuda_fill_tensor(dw, 0));
     if (dx && j->M == 0) MS_TRY(ms__cuda_fill_tensor(dx, 0));
     if (n == 0 || v.n == 0) return MS_OK;
     take_images(j, (int64_t)sizeof(T) * (j->K * j->L > n ? j->K * j->L : n));
-    ms_status st =
-        j->pointwise ? MS_OK : ms__alloc(&cols, j->device, (size_t)(j->at_once * j->K * j->L) * sizeof(T), j->what);
-    if (st == MS_OK && dw) st = ms__alloc(&parts, j->device, (size_t)((j->at_once + 1) * n) * sizeof(T), j->what);
-    if (st == MS_OK && dw)
-        st = weight_gradient<T>(j, ms__data(g), ms__data(x), cols ? cols->data : NULL, (T *)parts->data, dw);
-    if (st == MS_OK && dx) st = input_gradient<T>(j, ms__data(g), ms__data(w), cols ? (T *)cols->data : NULL, dx);
-    if (parts) ms__free(parts);
-    if (cols) ms__free(cols);
-    return st;
+    if (!j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * (int64_t)sizeof(T)));
+    if (dw) {
+        MS_TRY(parts.alloc(c, j->device, (j->at_once + 1) * n * (int64_t)sizeof(T)));
+        MS_TRY(weight_gradient<T>(j, ms__data(g), ms__data(x), cols.data, (T *)parts.data, dw));
+    }
+    return dx ? input_gradient<T>(j, ms__data(g), ms__data(w), (T *)cols.data, dx) : MS_OK;
 }
 
 // Inputs: gradient, x, w. The last integer is the mask. Outputs, those that the mask needs: dx, dw, db.
 static ms_status run_conv2d_backward(ms_call *c)
 {
-    ms_tensor *g = NULL, *x = NULL, *w = NULL;
+    held_inputs h;
     conv_job j = job_of(c, c->in[1], c->in[2]);
-    ms_status st = ms__contiguous(&g, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
-    if (st == MS_OK) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK) st = j.dtype == MS_F64 ? backward<double>(c, &j, g, x, w) : backward<float>(c, &j, g, x, w);
-    if (w) ms__release(w);
-    if (x) ms__release(x);
-    if (g) ms__release(g);
-    return st;
+    MS_TRY(h.hold(c));
+    return j.dtype == MS_F64 ? backward<double>(c, &j, h) : backward<float>(c, &j, h);
 }
 
 extern const ms_cuda_kernel ms__cuda_conv[];

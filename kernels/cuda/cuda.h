@@ -74,6 +74,37 @@ static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
     return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
 }
 
+// The first inputs of a call, made contiguous; NULL where one is absent. Released at the end of the block.
+struct held_inputs {
+    ms_tensor *in[8] = {};
+    ms_status hold(const ms_call *c, int n = 8)
+    {
+        for (int k = 0; k < n && k < c->n_in; k++)
+            if (c->in[k]) MS_TRY(ms__contiguous(&in[k], c->in[k]));
+        return MS_OK;
+    }
+    ~held_inputs()
+    {
+        for (ms_tensor *t : in)
+            if (t) ms__release(t);
+    }
+};
+// Memory that is freed at the end of the block. data is NULL before alloc.
+struct scratch {
+    ms_block *block = NULL;
+    char *data = NULL;
+    ms_status alloc(const ms_call *c, int device, int64_t bytes)
+    {
+        MS_TRY(ms__alloc(&block, device, (size_t)bytes, c->op->name));
+        data = (char *)block->data;
+        return MS_OK;
+    }
+    ~scratch()
+    {
+        if (block) ms__free(block);
+    }
+};
+
 // ---- launches: `what` names the operator. Nothing is launched for 0 blocks. ----
 
 // An argument of a launch: the caller's, without a copy, unless the kernel's parameter has another type.

@@ -266,47 +266,29 @@ __global__ void mse_backward_kernel(mse_pair q, bool each, double divisor, const
 }
 static ms_status run_mse_loss(ms_call *c)
 {
-    ms_tensor *a = NULL, *b = NULL, *o = c->out[0];
-    ms_block *room = NULL;
+    held_inputs h;
+    scratch sums;
+    ms_tensor *o = c->out[0];
     int64_t n = c->in[0]->numel, parts = up(n, PIECE);
     int dtype = o->dtype, index = index_of(o);
     const char *what = c->op->name;
-    ms_status st = ms__contiguous(&a, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&b, c->in[1]);
-    mse_pair q = { n, dtype, data_of(a), data_of(b) };
-    if (st == MS_OK && c->i[0] == NONE)
-        st = launch(what, index, REAL_KERNEL(dtype, mse_kernel), up(n, BLOCK), BLOCK, q, ms__data(o));
-    else if (st == MS_OK) {
-        st = ms__alloc(&room, ms__device(o), (size_t)(parts + 1) * sizeof(double), what);
-        double *sums = room ? (double *)room->data : NULL;
-        if (st == MS_OK) st = launch_blocks(what, index, REAL_KERNEL(dtype, mse_parts_kernel), parts, BLOCK, q, sums);
-        if (st == MS_OK)
-            st = launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums,
-                        c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
-        if (room) ms__free(room);
-    }
-    if (b) ms__release(b);
-    if (a) ms__release(a);
-    return st;
+    MS_TRY(h.hold(c));
+    mse_pair q = { n, dtype, ms__data(h.in[0]), ms__data(h.in[1]) };
+    if (c->i[0] == NONE)
+        return launch(what, index, REAL_KERNEL(dtype, mse_kernel), up(n, BLOCK), BLOCK, q, ms__data(o));
+    MS_TRY(sums.alloc(c, ms__device(o), (parts + 1) * (int64_t)sizeof(double)));
+    MS_TRY(launch_blocks(what, index, REAL_KERNEL(dtype, mse_parts_kernel), parts, BLOCK, q, (double *)sums.data));
+    return launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums.data,
+                  c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
 }
 static ms_status run_mse_loss_backward(ms_call *c)
 {
-    ms_tensor *g = NULL, *a = NULL, *b = NULL, *da = ms__grad_out(c, 0), *db = ms__grad_out(c, 1);
-    int64_t n = c->in[1]->numel;
-    int dtype = c->in[1]->dtype, index = index_of(c->in[1]);
-    bool each = c->i[0] == NONE;
-    double divisor = c->i[0] == MEAN ? (double)n : 1;
-    ms_status st = ms__contiguous(&g, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&a, c->in[1]);
-    if (st == MS_OK) st = ms__contiguous(&b, c->in[2]);
-    if (st == MS_OK)
-        st = launch(c->op->name, index, REAL_KERNEL(dtype, mse_backward_kernel), up(n, BLOCK), BLOCK,
-                    mse_pair { n, dtype, ms__data(a), ms__data(b) }, each, divisor, ms__data(g), data_of(da),
-                    data_of(db));
-    if (b) ms__release(b);
-    if (a) ms__release(a);
-    if (g) ms__release(g);
-    return st;
+    held_inputs h;
+    MS_TRY(h.hold(c));
+    mse_pair q = { h.in[1]->numel, h.in[1]->dtype, ms__data(h.in[1]), ms__data(h.in[2]) };
+    return launch(c->op->name, index_of(h.in[1]), REAL_KERNEL(q.dtype, mse_backward_kernel), up(q.n, BLOCK), BLOCK, q,
+                  c->i[0] == NONE, c->i[0] == MEAN ? (double)q.n : 1.0, ms__data(h.in[0]), data_of(ms__grad_out(c, 0)),
+                  data_of(ms__grad_out(c, 1)));
 }
 
 extern const ms_cuda_kernel ms__cuda_loss[];

@@ -241,27 +241,21 @@ template <class S> __global__ void norm_join_kernel(int64_t segments, int64_t n,
 
 static ms_status norm(ms_call *c, bool rms)
 {
-    ms_tensor *in[3] = { NULL, NULL, NULL }, *o = c->out[0];
+    held_inputs h;
+    ms_tensor *o = c->out[0];
     int64_t n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
-    int dtype = o->dtype, index = index_of(o);
-    ms_status st = MS_OK;
-    for (int k = 0; k < c->n_in && st == MS_OK; k++)
-        if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
-    norm_rows q = { n ? o->numel / n : 0, n, c->f[0], rms, data_of(in[0]), data_of(in[1]) };
+    MS_TRY(h.hold(c));
+    norm_rows q = { n ? o->numel / n : 0, n, c->f[0], rms, data_of(h.in[0]), data_of(h.in[1]) };
     int width = row_width(q.rows, n);
-    if (st == MS_OK)
-        st = launch_blocks(c->op->name, index, TYPED_KERNEL(dtype, norm_kernel), up(q.rows, BLOCK / width), BLOCK, q,
-                           width, data_of(in[2]), ms__data(o));
-    for (int k = 0; k < 3; k++)
-        if (in[k]) ms__release(in[k]);
-    return st;
+    return launch_blocks(c->op->name, index_of(o), TYPED_KERNEL(o->dtype, norm_kernel), up(q.rows, BLOCK / width),
+                         BLOCK, q, width, data_of(h.in[2]), ms__data(o));
 }
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
 // Inputs: gradient, x, w?, x's existing gradient?. Outputs, those that the mask needs: dx, dw, db.
 struct norm_gradients {
-    const char *op;
+    const ms_call *c;
     norm_rows q;
     ms_tensor *g, *x, *dx, *dw, *db;
     bool add;  // whether to add to dx
@@ -269,8 +263,8 @@ struct norm_gradients {
 
 static ms_status join_norm_parts(const norm_gradients &d, int64_t segments, const void *parts)
 {
-    return launch_blocks(d.op, index_of(d.x), TYPED_KERNEL(d.x->dtype, norm_join_kernel), 2 * up(d.q.n, 32), BLOCK,
-                         segments, d.q.n, parts, data_of(d.dw), data_of(d.db));
+    return launch_blocks(d.c->op->name, index_of(d.x), TYPED_KERNEL(d.x->dtype, norm_join_kernel), 2 * up(d.q.n, 32),
+                         BLOCK, segments, d.q.n, parts, data_of(d.dw), data_of(d.db));
 }
 
 enum { LONGEST_ROW = 4 * 32 * WIDE };
@@ -283,17 +277,15 @@ static ms_status short_norm_backward(const norm_gradients &d)
     int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs == 1 ? 512 : packs == 2 ? 264 : 132;
     if (blocks > up(d.q.rows, WARPS)) blocks = up(d.q.rows, WARPS);
     int dtype = d.x->dtype, index = index_of(d.x);
-    ms_block *room = NULL;
-    if (d.dw || d.db) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(2 * blocks * d.q.n) * sizeof(float), d.op));
+    scratch parts;
+    if (d.dw || d.db) MS_TRY(parts.alloc(d.c, ms__device(d.x), 2 * blocks * d.q.n * (int64_t)sizeof(float)));
     auto kernel = packs == 1   ? ROWS_KERNEL(dtype, 1)
                   : packs == 2 ? ROWS_KERNEL(dtype, 2)
                   : packs == 3 ? ROWS_KERNEL(dtype, 3)
                                : ROWS_KERNEL(dtype, 4);
-    ms_status st = launch_blocks(d.op, index, kernel, blocks, BLOCK, d.q, ms__data(d.g), data_of(d.dx), d.add,
-                                 room ? room->data : NULL);
-    if (st == MS_OK && room) st = join_norm_parts(d, blocks, room->data);
-    if (room) ms__free(room);
-    return st;
+    MS_TRY(launch_blocks(d.c->op->name, index, kernel, blocks, BLOCK, d.q, ms__data(d.g), data_of(d.dx), d.add,
+                         (void *)parts.data));
+    return parts.data ? join_norm_parts(d, blocks, parts.data) : MS_OK;
 }
 
 static ms_status long_norm_backward(const norm_gradients &d)
@@ -301,47 +293,33 @@ static ms_status long_norm_backward(const norm_gradients &d)
     int dtype = d.x->dtype, index = index_of(d.x), size = dtype == MS_F64 ? 8 : 4;
     int64_t rows = d.q.rows, n = d.q.n, tiles = up(n, COLUMNS);
     bool sums = d.dw || d.db;
-    ms_block *room = NULL;
+    scratch room;
     // A segment has a multiple of four rows, because statistics are read for four rows.
     int64_t segment = up(up(rows, column_segments(rows, tiles)), 4) * 4, segments = up(rows, segment);
     int64_t stats_n = up(2 * rows, WIDE) * WIDE;
     int width = row_width(rows, n);
     static_assert(2 * COLUMNS == BLOCK, "norm_parts_kernel has a thread for each sum");
-    if (sums) MS_TRY(ms__alloc(&room, ms__device(d.x), (size_t)(stats_n + 2 * segments * n) * size, d.op));
-    void *stats = room ? room->data : NULL, *parts = (char *)stats + stats_n * size;
-    ms_status st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width), BLOCK,
-                                 d.q, width, ms__data(d.g), data_of(d.dx), d.add, stats);
-    if (st == MS_OK && sums)
-        st = launch_blocks(d.op, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, d.q, segment,
-                           tiles, ms__data(d.g), stats, parts);
-    if (st == MS_OK && sums) st = join_norm_parts(d, segments, parts);
-    if (room) ms__free(room);
-    return st;
+    if (sums) MS_TRY(room.alloc(d.c, ms__device(d.x), (stats_n + 2 * segments * n) * size));
+    void *stats = room.data, *parts = room.data + stats_n * size;
+    MS_TRY(launch_blocks(d.c->op->name, index, TYPED_KERNEL(dtype, norm_backward_kernel), up(rows, BLOCK / width),
+                         BLOCK, d.q, width, ms__data(d.g), data_of(d.dx), d.add, stats));
+    if (!sums) return MS_OK;
+    MS_TRY(launch_blocks(d.c->op->name, index, TYPED_KERNEL(dtype, norm_parts_kernel), tiles * segments, BLOCK, d.q,
+                         segment, tiles, ms__data(d.g), stats, parts));
+    return join_norm_parts(d, segments, parts);
 }
 
-static ms_status norm_gradients_of(const norm_gradients &d)
-{
-    if (d.q.rows > 0)
-        return d.q.n <= LONGEST_ROW && d.x->dtype != MS_F64 ? short_norm_backward(d) : long_norm_backward(d);
-    if (d.dw) MS_TRY(ms__cuda_fill_tensor(d.dw, 0));
-    return d.db ? ms__cuda_fill_tensor(d.db, 0) : MS_OK;
-}
 static ms_status norm_backward(ms_call *c, bool rms)
 {
-    ms_tensor *g = NULL, *x = NULL, *w = NULL;
+    held_inputs h;
     int64_t n = ms__row_length(c->in[1], rms ? 1 : (int)c->i[0]);
-    ms_status st = ms__contiguous(&g, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&x, c->in[1]);
-    if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&w, c->in[2]);
-    if (st == MS_OK) {
-        norm_rows q = { n ? x->numel / n : 0, n, c->f[0], rms, ms__data(x), data_of(w) };
-        st = norm_gradients_of(
-            { c->op->name, q, g, x, ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2), c->n_in == 4 });
-    }
-    if (w) ms__release(w);
-    if (x) ms__release(x);
-    if (g) ms__release(g);
-    return st;
+    MS_TRY(h.hold(c, 3));
+    norm_rows q = { n ? h.in[1]->numel / n : 0, n, c->f[0], rms, ms__data(h.in[1]), data_of(h.in[2]) };
+    norm_gradients d = { c,           q, h.in[0], h.in[1], ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 2),
+                         c->n_in == 4 };
+    if (q.rows > 0) return n <= LONGEST_ROW && d.x->dtype != MS_F64 ? short_norm_backward(d) : long_norm_backward(d);
+    if (d.dw) MS_TRY(ms__cuda_fill_tensor(d.dw, 0));
+    return d.db ? ms__cuda_fill_tensor(d.db, 0) : MS_OK;
 }
 static ms_status run_layer_norm_backward(ms_call *c) { return norm_backward(c, false); }
 static ms_status run_rms_norm_backward(ms_call *c) { return norm_backward(c, true); }
