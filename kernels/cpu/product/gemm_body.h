@@ -13,25 +13,12 @@ typedef REAL R(loose) __attribute__((vector_size(64), aligned(2),
 
 #define OPERANDS R(ms_operands)
 
-// The operands of columns from j on. (Functions that are not inlined take operands by pointer: a copy reads with
-// vectors what was just stored as scalars, and waits for it.)
-static inline OPERANDS R(at)(const OPERANDS *o, int64_t j)
+// The operands of rows from i on and columns from j on. (Functions that are not inlined take operands by pointer: a
+// copy reads with vectors what was just stored as scalars, and waits for it.)
+static inline OPERANDS R(at)(const OPERANDS *o, int64_t i, int64_t j)
 {
-    const REAL *bias = o->bias ? o->bias + j : NULL;
-    return (OPERANDS) { o->a, o->a_rs, o->a_cs, o->b + j, o->b_rs, o->c + j, o->c_rs, bias, o->add };
-}
-static inline OPERANDS R(at_row)(OPERANDS o, int64_t i)
-{
-    o.a += i * o.a_rs;
-    o.c += i * o.c_rs;
-    return o;
-}
-static inline OPERANDS R(at_column)(OPERANDS o, int64_t j)
-{
-    o.b += j;
-    o.c += j;
-    if (o.bias) o.bias += j;
-    return o;
+    const REAL *a = o->a + i * o->a_rs, *bias = o->bias ? o->bias + j : NULL;
+    return (OPERANDS) { a, o->a_rs, o->a_cs, o->b + j, o->b_rs, o->c + i * o->c_rs + j, o->c_rs, bias, o->add };
 }
 // Moves to the next packed panel of B, which has k rows, and its columns.
 static inline void R(next_panel)(OPERANDS *o, int64_t k)
@@ -168,16 +155,16 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
 static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, OPERANDS o)
 {
     int64_t i = 0;
-    for (; i + 8 <= m; i += 8) R(tile)(8, vecs, k, R(at_row)(o, i));
+    for (; i + 8 <= m; i += 8) R(tile)(8, vecs, k, R(at)(&o, i, 0));
     if (m & 4) {
-        R(tile)(4, vecs, k, R(at_row)(o, i));
+        R(tile)(4, vecs, k, R(at)(&o, i, 0));
         i += 4;
     }
     if (m & 2) {
-        R(tile)(2, vecs, k, R(at_row)(o, i));
+        R(tile)(2, vecs, k, R(at)(&o, i, 0));
         i += 2;
     }
-    if (m & 1) R(tile)(1, vecs, k, R(at_row)(o, i));
+    if (m & 1) R(tile)(1, vecs, k, R(at)(&o, i, 0));
 }
 
 // As R(rows) for 16 registers of 32 bytes (AVX2): tiles of 6 rows by two half vectors. (The compiler would split
@@ -212,16 +199,16 @@ static inline __attribute__((always_inline)) void R(thin_tile)(const int rows, i
 static inline __attribute__((always_inline)) void R(thin_rows)(int64_t m, int64_t k, OPERANDS o)
 {
     int64_t i = 0;
-    for (; i + 6 <= m; i += 6) R(thin_tile)(6, k, R(at_row)(o, i));
-    for (; i + 2 <= m; i += 2) R(thin_tile)(2, k, R(at_row)(o, i));
-    if (i < m) R(thin_tile)(1, k, R(at_row)(o, i));
+    for (; i + 6 <= m; i += 6) R(thin_tile)(6, k, R(at)(&o, i, 0));
+    for (; i + 2 <= m; i += 2) R(thin_tile)(2, k, R(at)(&o, i, 0));
+    if (i < m) R(thin_tile)(1, k, R(at)(&o, i, 0));
 }
 
 static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const OPERANDS *all, int64_t j)
 {
-    const OPERANDS o = R(at)(all, j);
+    const OPERANDS o = R(at)(all, 0, j);
     if (narrow()) {
-        for (int v = 0; v < vecs; v++) R(thin_rows)(m, k, R(at_column)(o, v * LANES));
+        for (int v = 0; v < vecs; v++) R(thin_rows)(m, k, R(at)(&o, 0, v * LANES));
         return;
     }
     switch (vecs) {
@@ -237,7 +224,7 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERAND
 {
     REAL t[8 * 3 * LANES] __attribute__((aligned(64))), e[3 * LANES];
     const int64_t high = narrow() ? 6 : 8;
-    OPERANDS o = R(at)(all, 0);
+    OPERANDS o = R(at)(all, 0, 0);
     o.b_rs = 3 * LANES;
     for (; n > 0; n -= 3 * LANES, R(next_panel)(&o, k)) {
         int64_t wide = n < 3 * LANES ? n : 3 * LANES, vecs = (wide + LANES - 1) / LANES;
@@ -255,7 +242,7 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERAND
         if (high == 6) {
             d.a_rs = 1;
             d.a_cs = 6;
-            for (int64_t v = 0; v < vecs * LANES; v += LANES) R(thin_tile)(6, k, R(at_column)(d, v));
+            for (int64_t v = 0; v < vecs * LANES; v += LANES) R(thin_tile)(6, k, R(at)(&d, 0, v));
         } else {
             if (ahead->groups == 0 && ahead->then) ahead = ahead->then;
             switch (vecs) {
@@ -272,8 +259,8 @@ static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERAND
 // As sweep, for columns of B that fill whole vectors and are not packed yet; packs them on the way.
 static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const OPERANDS *all, REAL *keep, gemm_ahead *ahead)
 {
-    OPERANDS o = R(at)(all, 0);
-    for (; n > 0; n -= 3 * LANES, o = R(at_column)(o, 3 * LANES), keep += 3 * LANES * k) switch (n / LANES) {
+    OPERANDS o = R(at)(all, 0, 0);
+    for (; n > 0; n -= 3 * LANES, o = R(at)(&o, 0, 3 * LANES), keep += 3 * LANES * k) switch (n / LANES) {
         default: R(core)(3, true, k, o, keep, ahead); break;
         case 2: R(core)(2, true, k, o, keep, ahead); break;
         case 1: R(core)(1, true, k, o, keep, ahead); break;
@@ -284,7 +271,7 @@ static MS_KERNEL void R(sweep_first)(int64_t n, int64_t k, const OPERANDS *all, 
 static void R(strip_part)(int64_t n, int64_t m, int64_t k, const OPERANDS *o, int64_t j)
 {
     REAL t[8 * LANES] __attribute__((aligned(64))), e[LANES] = { 0 }, *c = o->c + j;
-    OPERANDS d = R(at)(o, j);
+    OPERANDS d = R(at)(o, 0, j);
     d.c = t;
     d.c_rs = LANES;
     if (d.bias) d.bias = memcpy(e, d.bias, (size_t)n * sizeof(REAL));
