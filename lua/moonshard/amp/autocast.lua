@@ -13,6 +13,7 @@ local dtypes = require "moonshard.core.dtypes"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
 
 local lib = engine.lib
 
@@ -36,4 +37,4 @@ local function autocast(dtype, fn, ...)
   return restore(lib.ms_set_autocast(dtype and dtypes.number(dtype) + 1 or 0), pcall(fn, ...))
 end
 
-return { autocast = autocast }
+return { autocast = position.calls_once(autocast) }

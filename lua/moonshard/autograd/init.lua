@@ -5,6 +5,7 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 local Instance = require "moonshard.tensor.class".Instance
 local create = require "moonshard.tensor.create"
@@ -355,6 +356,8 @@ function M.enable_grad(fn, ...)
   opts.expect(fn, opts.fn, "enable_grad: argument")
   return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
 end
+position.calls_once(M.no_grad)
+position.calls_once(M.enable_grad)
 
 --- Whether operations record a graph now.
 ---@return boolean

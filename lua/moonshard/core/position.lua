@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Where the script is: for each of its running functions the loops that it is in, their iterations, and its line.
 --- Every rank runs the same script, so positions of ranks can be compared: an earlier iteration or line comes first.
+local context = require "moonshard.core.context"
 local errors = require "moonshard.core.errors"
 local bytecode, line_info = require "jit.util".funcbc, require "jit.util".funcinfo
 local getinfo, getlocal, getupvalue = debug.getinfo, debug.getlocal, debug.getupvalue
@@ -15,6 +16,16 @@ function M.counts(generator) counted[generator] = "steps" end
 --- Declares a function of the library whose numeric loop counts the script's iterations.
 ---@param fn function
 function M.counts_in(fn) counting[fn] = true end
+
+local once = { [pcall] = true, [xpcall] = true, [context.block] = true }
+--- Declares a function of the library that calls a function of the script once, before it returns. The lines of that
+--- function run in their order.
+---@param fn function
+---@return function fn
+function M.calls_once(fn)
+  once[fn] = true
+  return fn
+end
 
 -- ---- loops ---------------------------------------------------------------------------------------
 
@@ -151,7 +162,7 @@ function M.now()
       path[#path + 1] = { 2 * math.max(info.currentline, 1), 2 * callee + (counting[fn] and 0 or unordered) }
       add_loops(path, fn, n, info.currentline)
       callee, unordered = getinfo(fn, "S").linedefined, 0
-    elseif fn ~= pcall and fn ~= xpcall then
+    elseif not once[fn] then
       unordered = 1
     end
     guarded = fn == pcall or fn == xpcall

@@ -100,6 +100,7 @@ function M.scope(fn, ...)
   tensor.record_first()
   return finish(lib.ms_scope_open "ms.scope", pcall(fn, ...))
 end
+position.calls_once(M.scope)
 
 -- ---- steps --------------------------------------------------------------------------------------
 

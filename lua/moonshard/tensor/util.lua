@@ -5,6 +5,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local class = require "moonshard.core.class"
 local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
 local dtypes = require "moonshard.core.dtypes"
 local tensor = require "moonshard.tensor"
 
@@ -138,6 +139,7 @@ function M.with_device(device, fn, ...)
   now.device = dtypes.present_device(device, "with_device")
   return finish(before_it, pcall(fn, ...))
 end
+position.calls_once(M.with_device)
 
 local stats = engine.ffi.new "ms_memory"
 local FIELDS = { "allocated", "peak_allocated", "reserved", "peak_reserved", "live_tensors" }

@@ -23,6 +23,7 @@ local errors = require "moonshard.core.errors"
 local join = require "moonshard.parallel.ddp.join"
 local low_precision = require "moonshard.parallel.ddp.precision"
 local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
 local reducer = require "moonshard.parallel.ddp.reducer"
 local tensor = require "moonshard.tensor"
 local wrapping = require "moonshard.nn.wrapping"
@@ -270,11 +271,12 @@ local function prepare(st, ...)
 end
 
 local function synced(st, ok, ...)
+  local message = ...
+  if ok then ok, message = pcall(prepare, st, ...) end
   if not ok then
-    tell(st, (...))
-    error((...), 0)
+    tell(st, message)
+    error(message, 0)
   end
-  prepare(st, ...)
   return ...
 end
 
@@ -351,6 +353,7 @@ function DDP:join(given, fn)
   end
   return join.run(st, o, model, fn)
 end
+position.calls_once(DDP.join)
 
 local function leave(st, before, ...)
   st.sync = before
@@ -369,6 +372,7 @@ function DDP:no_sync(fn, ...)
   st.sync = false
   return leave(st, before, pcall(context.block, "no_sync", fn, ...))
 end
+position.calls_once(DDP.no_sync)
 
 --- Registers hook(state, bucket), which reduces each bucket instead of DDP. bucket has the fields flat (the gradients,
 --- 1-d), parameters, gradients (views of flat), index (from 1) and last. The hook returns nothing if it changed flat in

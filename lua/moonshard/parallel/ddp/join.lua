@@ -12,6 +12,7 @@ local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local position = require "moonshard.core.position"
 local log = require "moonshard.core.log"
 
 local no_grad = autograd.no_grad
@@ -157,5 +158,6 @@ function M.run(st, options, model, fn)
   end
   return leave(pcall(context.block, "join", fn))
 end
+position.calls_once(M.run)
 
 return M

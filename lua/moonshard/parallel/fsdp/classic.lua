@@ -23,6 +23,7 @@ local utils = require "moonshard.nn.utils"
 local order = require "moonshard.parallel.fsdp.exec_order"
 local policies = require "moonshard.parallel.fsdp.policies"
 local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
 local states = require "moonshard.parallel.fsdp.state"
 local summon = require "moonshard.parallel.fsdp.summon"
@@ -300,12 +301,20 @@ function FSDP:_assign(name, value)
   return Module._assign(self, name, value)
 end
 
+-- Initialises a root before its first forward. If a rank has no memory for it, the error is published, because the
+-- peers wait in the forward. All other errors are raised by every rank by itself.
+local function start(unit)
+  local since = lib.ms_dist_errors()
+  check_alike(unit)
+  local ok, message = pcall(module.lazy_init, unit)
+  if ok then return end
+  if tostring(message):find("no memory for ", 1, true) then lib.ms_dist_publish_error(tostring(message), since) end
+  error(message, 0)
+end
+
 rawset(FSDP, "__call", function(self, ...)
   local unit = module.unit_of(self)
-  if lib.ms_unit_is_lazy(unit.handle) == 0 then
-    check_alike(unit)
-    module.lazy_init(unit)
-  end
+  if lib.ms_unit_is_lazy(unit.handle) == 0 then start(unit) end
   if unit.summoned then raise "expected to be in states ['idle'] but current state is 'summon_full_params'" end
   local looks = unit.options.use_orig_params and not unit.switches.skip_writeback_check
   local is_root = lib.ms_unit_root(unit.handle) == unit.handle
@@ -438,6 +447,7 @@ function FSDP:no_sync(fn, ...)
   end
   return restore_sync(classic, before, pcall(context.block, "no_sync", fn, ...))
 end
+position.calls_once(FSDP.no_sync)
 
 local HALF = { float16 = true, bfloat16 = true }
 
