@@ -366,7 +366,7 @@ typedef struct {
     int32_t offload;  // shards and their gradients stay on the CPU
     int32_t device;   // the device on which the unit computes; -1: the parameters' current device
     int32_t layout;
-    int32_t reshard_after_forward;  // 1, 0, or -1: as the root rule says (true for all units but the root)
+    int32_t reshard_after_forward;  // 1; 0; -1: 0 for the root unit, 1 for all others; more: the size of reshard_group
     int32_t param_dtype, reduce_dtype, output_dtype;  // -1: unchanged
     int32_t cast_forward_inputs;
     int32_t replicates, reshards_to;  // 1: replicate_group, reshard_group is used

@@ -400,7 +400,7 @@ cli.run("train", function()
       corpus.kind == "text" and text.printable(sample) or sample)
     if texts then
       local known, total = text.known_words(sample, text.words_of(texts))
-      say("words of it that occur in the corpus: %d of %d (%.1f %%)", known, total,
+      say("words of the sample that occur in the corpus: %d of %d (%.1f %%)", known, total,
         total > 0 and 100 * known / total or 0)
     end
   end

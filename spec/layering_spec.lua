@@ -146,7 +146,7 @@ end)
 describe("what reads the layering", function()
   local root
 
-  -- A tree of these files; C is compiled beside them.
+  -- Writes the files to a temporary folder, compiles those in C, and returns the symbols of the objects.
   local function plant(files)
     root = process.temp_folder()
     for path, text in pairs(files) do

@@ -330,7 +330,7 @@ describe("scripts/train.lua", function()
     local steps = metrics("flat-" .. #given)
     assert.are.equal(300, #steps)
     assert.are.equal(steps[10].allocated, steps[300].allocated)
-    -- From step 60 on: before it the compiler still makes traces, how many differs from run to run.
+    -- Compares with step 60, because before it the JIT compiler still makes traces, whose number varies between runs.
     local before, after = job.stdout:match "resident (%d+).*resident (%d+)"
     assert.is_true(process.tool ~= nil or math.abs(after - before) <= 3400,
       ("%s KiB at step 60, %s at step 300"):format(before, after))

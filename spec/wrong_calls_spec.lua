@@ -32,7 +32,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "x:expand(-1, 2, 3)",
   "expand: float32 [2, 3] cpu does not expand to [-1, 2, 3]: dimension 1 is new and needs a size" },
   { "ms.no_grad(function() local s = (w * 2):sum() s:backward() end)",
-    "backward: root 1, float32 [] cpu, does not require grad, and was not computed from a tensor that does (nothing is recorded here" },
+    "backward: root 1, float32 [] cpu, does not require grad, and was not computed from a tensor that does (no graph is recorded here" },
   { "dist.broadcast(x, 0)", "broadcast: options are a number (0), expected a table: { src = RANK }" },
   { "dist.reduce(x, 0)", "reduce: options are a number (0), expected a table: { dst = RANK }" },
   { "optim.SGD({w}, {lr = 0/0})", "SGD: lr is a number (" },

@@ -158,7 +158,7 @@ static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...)
 {
     return launch_any<true>(what, index, kernel, blocks, { threads, 0 }, a...);
 }
-// The same, with dynamic shared memory (tensor_core.h: dynamic_shared).
+// As launch_blocks, with dynamic shared memory (tensor_core.h: dynamic_shared).
 template <class... P, class... A>
 static ms_status launch_shared(const char *what, int index, void (*kernel)(P...), int64_t blocks, block_size block,
                                const A &...a)

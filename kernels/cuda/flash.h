@@ -42,7 +42,7 @@ struct flash {
     const float *g_lse;
     int heads, inner, tq, tk, d;  // inner: size of the last batch dimension
     bool causal;
-    float scale, unit;  // unit: the scale in base 2
+    float scale, unit;  // unit: scale / ln 2, for exp2
 };
 
 bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // for accesses of 16 bytes
@@ -54,7 +54,7 @@ flash ms__flash_call(const heads &h);
     ((dtype) == MS_BF16 ? ((d) > 64 ? kernel<of_bf16, 128> : kernel<of_bf16, 64>) \
                         : ((d) > 64 ? kernel<of_f16, 128> : kernel<of_f16, 64>))
 
-// Both types of 16 bits.
+// The operations of the two 16-bit types.
 struct of_bf16 {
     static __device__ inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) { mma_bf16(d, a, b); }
     static __device__ inline uint32_t pack(float low, float high) { return pack_bf16(low, high); }

@@ -156,7 +156,7 @@ static void *lt_open(void)
     }
     fprintf(
         stderr,
-        "moonshard: %s is not found: products on cuda run our own kernel, many times slower. Searched: the loader's "
+        "moonshard: %s is not found: products on cuda use our own kernel, many times slower. Searched: the loader's "
         "path (LD_LIBRARY_PATH),%s\nThe last error: %s\n",
         name, list, why.c_str());
     return NULL;
@@ -175,7 +175,7 @@ static bool lt_load(void)
     if (!lib) return false;
 #define FIND(name)                                                                                   \
     if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) {                      \
-        fprintf(stderr, "moonshard: %s has no %s: products on cuda run our own kernel\n", MS_CUBLAS, \
+        fprintf(stderr, "moonshard: %s has no %s: products on cuda use our own kernel\n", MS_CUBLAS, \
                 "cublasLt" #name);                                                                   \
         return false;                                                                                \
     }

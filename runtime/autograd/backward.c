@@ -12,7 +12,8 @@
 
 enum { PHASE_HOOKS, PHASE_BACKWARD, PHASE_ANSWER, PHASE_DELIVER };
 
-// ---- the agenda -------------------------------------------------------------------------------
+// ---- the agenda: nodes still to be processed -------------------------------------------------------
+// -------------------------------------------------------------------------------
 
 static ms_status set_aside_node(ms_run *r, ms_node *n)
 {
@@ -506,7 +507,7 @@ static ms_status find_roots(root_list *l)
                             l->who, k + 1, ms__tensor_text(l->at[k]),
                             ms__state.grad_mode
                                 ? ""
-                                : " (nothing is recorded here: inside no_grad, or a hook; see enable_grad)");
+                                : " (no graph is recorded here, inside no_grad or a hook; see enable_grad)");
     }
     return MS_OK;
 }

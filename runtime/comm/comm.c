@@ -229,7 +229,7 @@ int ms_dist_record_count(void) { return n_ledger; }
 ms_status ms_dist_record_get(int k, ms_ledger_entry *out)
 {
     if (k < 0 || k >= n_ledger)
-        return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d is out of range, there are %d", k, n_ledger);
+        return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d is out of range: there are %d entries", k, n_ledger);
     *out = ledger[k];
     return MS_OK;
 }

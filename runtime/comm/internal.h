@@ -165,8 +165,8 @@ struct ms_group {
     uint64_t seq, epoch;  // used by the engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest one succeeded; engine thread only
-    // While the members' calls are matched again after an error (comm/exchange.c). ahead: the member that is ahead.
-    // turns: how often it has changed, or no member was behind. Engine thread only.
+    // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: the member that is
+    // ahead. turns: number of times that `ahead` has changed or no member was behind. Engine thread only.
     int turns, ahead;
     int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
     // For each ring entry: word of the latest collective that this rank issued; engine thread only.

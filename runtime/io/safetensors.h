@@ -58,8 +58,8 @@ void ms__st_seal(char *text, size_t length);
 void ms__st_prefix(size_t length, unsigned char *out);  // writes the 8 bytes before the text
 const char *ms__st_checksum(const char *text);          // the 16 digits in a sealed text
 
-// ms__st_add adds an entry and sets only its name; the next function adds a metadata pair. Both copy the strings.
-// ms__st_add returns NULL with the error set on failure.
+// ms__st_add adds an entry and sets only its name; returns NULL with the error set on failure. ms__st_add_meta adds a
+// metadata pair. Both copy the strings.
 ms_st_entry *ms__st_add(ms_st_header *h, const char *who, const char *name, size_t length);
 const char *ms__st_sort(ms_st_header *h);  // sorts the entries by name; returns a duplicate name, or NULL
 ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, size_t key_length, const char *value,

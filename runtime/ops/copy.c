@@ -54,7 +54,7 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
     int to = ms__device(dst), from = ms__device(src);
     if (event) *event = NULL;
     if (dst->dtype != src->dtype || dst->numel != src->numel || !ms__is_contiguous(dst) || !ms__is_contiguous(src))
-        return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous, of one dtype and size",
+        return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous and have the same dtype and size",
                         ms__tensor_text(dst), ms__tensor_text(src));
     if (to == MS_META || from == MS_META)
         return ms__fail(MS_EINVAL, "copy_async: %s or %s has no data", ms__tensor_text(dst), ms__tensor_text(src));

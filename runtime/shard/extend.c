@@ -74,9 +74,10 @@ static ms_status check_extended(const unit *u, const unit_param *p)
         return ms__fail(MS_EINVAL, "fsdp: parameter '%s' has all-gather extensions, which only fully_shard supports",
                         name);
     if (p->dim > 0)
-        return ms__fail(MS_EUNSUPPORTED,
-                        "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions need the first one",
-                        name, p->dim + 1);
+        return ms__fail(
+            MS_EUNSUPPORTED,
+            "fsdp: parameter '%s' is sharded along dimension %d; all-gather extensions support only dimension 1", name,
+            p->dim + 1);
     if (u->settings.post_group)
         return ms__fail(MS_EUNSUPPORTED,
                         "fsdp: parameter '%s' has all-gather extensions; with them reshard_after_forward must be true "
@@ -324,7 +325,7 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
     extension *x = find(handle, e, &u);
     if (!x) return ms__failure();
     if (n_whole != x->n)
-        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, the parameter has %d",
+        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, but the parameter has %d",
                         name_of(u, x), n_whole, x->n);
     for (int k = 0; k < n_whole; k++) {
         ms_tensor *t = ms__tensor(whole[k]);

@@ -155,7 +155,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     // would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
-    // reshard_after_forward is a number: the ranks of post_group keep slices for the backward.
+    // reshard_after_forward is a group size: the ranks of post_group keep slices for the backward.
     bool few = u->settings.reshard_after_forward > 1 && u->settings.post_group;
     if (few && graph) return ms__unit_shard_to_post(u);
     if (few || leave) {

@@ -26,7 +26,7 @@ ms_status ms__unit_handle_new(unit *u)
 {
     int i = 1;
     while (i < n_units && units[i].unit) i++;
-    if (i > MOST) return ms__fail(MS_EUNSUPPORTED, "fsdp: unit '%s' is one more than %d units", u->name, MOST);
+    if (i > MOST) return ms__fail(MS_EUNSUPPORTED, "fsdp: cannot make unit '%s': the limit is %d units", u->name, MOST);
     for (; n_units <= i; n_units++) {
         MS_TRY(ms__grow(&units, &cap_units, n_units, sizeof *units, "fsdp", u->name));
         memset(&units[n_units], 0, sizeof *units);

@@ -61,9 +61,9 @@ typedef struct unit_options {
 typedef struct unit_settings {
     int param_dtype, reduce_dtype;  // those of the options, or -1 after MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
-    int reshard_after_forward;  // -1: not decided: 0 for the root, 1 for other units
+    int reshard_after_forward;  // as in ms_unit_options
     bool by_rule;               // stays whole after forward because it is the root, not because of a script's option
-    // If reshard_after_forward is a number: the ranks that keep slices of the whole until backward.
+    // If reshard_after_forward is more than 1: the ranks that keep slices of the whole until backward.
     ms_group *post_group;
     bool reshard_after_backward, sync, unshard_in_backward;
     bool all_reduce;         // all-reduce over `replicate`; false: reduced gradients are summed in `partial`

@@ -305,7 +305,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
       print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())]],
       { LD_LIBRARY_PATH = "", CUDA_HOME = "/nowhere", VIRTUAL_ENV = false, CONDA_PREFIX = false, HOME = "/nobody" })
     assert.are.equal("30\n", out)
-    assert.is_truthy(err:find("^moonshard: libcublasLt_standin%.so%.13 is not found: products on cuda run our own "
+    assert.is_truthy(err:find("^moonshard: libcublasLt_standin%.so%.13 is not found: products on cuda use our own "
       .. "kernel, many times slower%. Searched: the loader's path %(LD_LIBRARY_PATH%),\n"), err)
     for _, place in ipairs { "/nowhere/{lib64,lib,targets/*/lib}", "/usr/local/{cuda,cuda-13*}/{lib64,lib,targets/*/lib}",
       "/nobody/.local/lib/python3*/site-packages/nvidia/*/lib" } do

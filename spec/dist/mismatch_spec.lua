@@ -414,7 +414,7 @@ for world = 2, 4 do
         dist.barrier()
       end
       assert.is_true(least < patience)
-      -- And the ranks are in step again.
+      -- The ranks' calls match again.
       local t = ms.ones(N)
       dist.all_reduce(t)
       assert.are.equal(world, t[N]:item())

@@ -238,7 +238,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
                   end
                 end)
               end
-              -- The same call in every iteration, which one rank skips in one iteration.
+              -- All ranks make this call in every iteration, but one rank skips it in one iteration.
               local t = ms.full({ 1 }, step)
               local ok = pcall(dist.all_reduce, t)
               assert.are.equal(ok and world * step or step, t:item())

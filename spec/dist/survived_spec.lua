@@ -18,7 +18,7 @@ for world = 2, 4 do
       ddp = function(m) return nn.DDP(m) end,
     }
 
-    -- Its forward fails at the place named by `armed`.
+    -- A module whose forward fails at the place that its field `armed` names.
     local Weak = nn.Module:extend "Weak"
     function Weak:init() self.a = nn.Linear(3, 3, K) end
     function Weak:forward(x)
@@ -273,7 +273,7 @@ for world = 2, 4 do
       local lib = require "moonshard.core.ffi".lib
       dist.barrier()
       if rank == 0 then
-        -- In bursts: the other ranks have met the last error when the next burst overwrites the stored texts.
+        -- Publishes in bursts: the other ranks have met the last error when the next burst overwrites the stored texts.
         for k = 1, 10000 do
           lib.ms_dist_publish_error("number " .. k, lib.ms_dist_errors())
           if k % 20 == 0 then

@@ -83,7 +83,7 @@ describe("the folder of a sharded checkpoint", function()
       lfs.mkdir(name)
       process.write(name .. "/" .. (more or "rank-00000.safetensors"), "x")
     end
-    -- A save in another process, and the end of that process.
+    -- Another process makes a temporary folder and waits until it is killed.
     process.write(work .. "/script.lua", [[
       package.path = "lua/?.lua;lua/?/init.lua;" .. package.path
       local lib, ffi = require("moonshard.core.ffi").lib, require "ffi"

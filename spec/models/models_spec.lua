@@ -164,7 +164,7 @@ ranks.describe(2, "the model zoo over ranks", function()
     it(("wraps %s where it says, for the same loss and the mean of the gradients"):format(name), function(_, world)
       local given = { deterministic = true }
       if name == "mixture_of_experts" then given.fsdp = { use_orig_params = true } end
-      ms.catch_warnings(function()                    -- the expert is in a world of one rank
+      ms.catch_warnings(function()                    -- the expert's group has one rank: FSDP warns
         local plain = model(name).init(nil, "no_fsdp", "before", given)
         local wrapped = model(name).init(ms.dist.default_group(), "recursive", "before", given)
         assert.are.equal(units[name], #ms.fsdp.fsdp_modules(wrapped))

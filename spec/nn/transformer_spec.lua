@@ -110,12 +110,12 @@ describe("MultiheadAttention", function()
       -- A floating mask is added.
       o.attn_mask = add
       close((m(q, k, v, o)), two_d, tight)
-      -- By batch entry and head: [N * heads, T, S].
+      -- One mask per batch entry and head: [N * heads, T, S].
       local each = ms.randn(6, 5, 7, f64)
       o.attn_mask = each
       close((m(q, k, v, o)), m.out_proj((by_hand(pq, pk, pv, 2, function(n, h) return each[(n - 1) * 2 + h] end))),
         tight)
-      -- Padding keys, together with a mask.
+      -- A padding mask of the keys, together with an attention mask.
       local padding = ms.zeros(3, 7, { dtype = "bool" })
       padding[2]:narrow(1, 5, 3):fill_(true)
       o.attn_mask, o.key_padding_mask = each, padding

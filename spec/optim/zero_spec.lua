@@ -184,7 +184,7 @@ for world = 1, 4 do
                 .. "if you meant to save the global state."):format(rank), message(b.state_dict, b))
             end
           end
-          -- Loaded into another optimizer, and continued.
+          -- Another optimizer loads the state and continues alike.
           local saved = a:state_dict()
           local m2 = make()
           m2:load_state_dict(m:state_dict())

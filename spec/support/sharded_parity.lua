@@ -31,7 +31,7 @@ function M.compare(def, rank, world, options, steps, change)
   end, def, rank, world, steps)
 end
 
---- The same with another way to shard: sharded(model) returns the sharded copy.
+--- As M.compare, with another way to shard: sharded(model) returns the sharded copy.
 function M.compare_with(sharded, def, rank, world, steps)
   local ms, fsdp, golden = load()
   golden.phase = 0

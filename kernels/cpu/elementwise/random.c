@@ -27,7 +27,7 @@ typedef struct {
     void (*fill)(const void *job, int64_t pairs, const words *w, void *out);
 } random_job;
 
-// Fills make 2 * n numbers of their computing type from n blocks of words.
+// Each fill function makes 2 * n numbers of its computing type from n blocks of words.
 static MS_KERNEL void uniform_f32(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;

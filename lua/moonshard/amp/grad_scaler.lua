@@ -24,8 +24,9 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 --- multiplied by growth_factor.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
----   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
----   infinities until the scale grows; enabled: false: scale and unscale_ change nothing
+---   init_scale: the first scale; growth_factor: factor of a growth, above 1; backoff_factor: factor after a skipped
+---   step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false: scale and unscale_
+---   change nothing
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 local GradScaler = class.new "GradScaler"
 
@@ -451,8 +452,9 @@ end
 --- gradients, skip a step if one of them found an infinity.
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
----   init_scale: the first scale; growth_factor: above 1; backoff_factor: below 1; growth_interval: steps without
----   infinities until the scale grows; enabled: false: scale and unscale_ change nothing
+---   init_scale: the first scale; growth_factor: factor of a growth, above 1; backoff_factor: factor after a skipped
+---   step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false: scale and unscale_
+---   change nothing
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true

@@ -138,7 +138,7 @@ function methods.indices(t) return t._indices end
 function methods.values(t) return t._values end
 
 for _, name in ipairs { "item", "data_ptr", "stride", "view", "reshape", "select" } do
-  methods[name] = function() errors.raise("%s: the tensor is sparse; to_dense() it first", name) end
+  methods[name] = function() errors.raise("%s: the tensor is sparse; call to_dense() first", name) end
 end
 
 -- ---- coalescing and conversion ------------------------------------------------------------------
@@ -213,7 +213,7 @@ local function sum(t, u)
 end
 
 local function refuse(name, why)
-  errors.raise("%s: %s; to_dense() the sparse tensor first", name, why or "not supported for sparse tensors")
+  errors.raise("%s: %s; call to_dense() first", name, why or "not supported for sparse tensors")
 end
 
 local function add(op, a, b, factor)

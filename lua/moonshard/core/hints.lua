@@ -51,7 +51,7 @@ function M.synonym(name, names)
   end
 end
 
---- The end of a message that says which table has a name; nil if none has it.
+--- Text for the end of an error message: the tables in which a name exists. nil if it exists in none.
 ---@param name string  the unknown name
 ---@return string?
 function M.elsewhere(name)

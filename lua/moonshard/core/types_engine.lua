@@ -223,7 +223,7 @@ function Tensor:ge(u) end
 ---@return Tensor
 function Tensor:logical_and(u) end
 
---- Whether at least one of both elements is true (not 0): a bool tensor.
+--- Whether at least one of the two elements is true (not 0): a bool tensor.
 ---@param u Tensor  broadcasts with t
 ---@return Tensor
 function Tensor:logical_or(u) end

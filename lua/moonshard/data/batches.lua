@@ -32,8 +32,8 @@ Batches.__index = Batches
 --- Batches over a corpus. Each rank of `world` gets a share of each batch.
 ---@param corpus Corpus  from data.corpus
 ---@param given {context: integer, batch: integer, seed: integer, rank: integer, world: integer}
----   context: tokens per sequence; batch: sequences per step, over all ranks; seed: for the order of sequences; rank:
----   this rank, from 0; world: number of ranks
+---   context: tokens per sequence; batch: sequences per step, over all ranks; seed: seed of the order of sequences;
+---   rank: this rank, from 0; world: number of ranks
 ---@return Batches
 local function new(corpus, given)
   if type(corpus) ~= "table" or not corpus.train_count then opts.wrong(corpus, "a corpus", "batches: argument 1") end

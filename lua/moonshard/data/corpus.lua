@@ -20,7 +20,7 @@ local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes
 
 ---@class Document
 ---@field name string  the file's name, without its folder
----@field path string  of the file
+---@field path string  path of the file
 ---@field bytes integer    bytes per token
 ---@field offset integer   where its tokens begin in the file
 ---@field count integer    number of tokens

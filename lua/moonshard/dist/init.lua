@@ -57,7 +57,8 @@ end
 --- Joins the job. Idempotent; the first call of another dist function does it. Under mpirun, srun or PMIx the world
 --- consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
----   backend: "auto": by the launcher; "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank (60; math.huge: for ever)
+---   backend: "auto" (chosen by the launcher), "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank
+---   (60; math.huge: for ever)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
@@ -120,8 +121,9 @@ end
 -- Whether rank is a whole number in the range of the engine's integers.
 local function is_whole(rank) return rank % 1 == 0 and rank > -2 ^ 31 and rank < 2 ^ 31 end
 
---- Makes a group of some ranks, in ascending order. Collective over the world; every rank must pass the same list.
----@param ranks integer[]  of the world, from 0
+--- Makes a group of some ranks; its members are numbered in ascending order of rank. Collective over the world; every
+--- rank must pass the same list.
+---@param ranks integer[]  ranks of the world, from 0
 ---@return Group
 function dist.new_group(ranks)
   ensure()
@@ -140,7 +142,7 @@ end
 --- Frees a group made by dist.new_group: waits for this rank's collectives in it and frees its memory. Collective over
 --- the world, in the same order as other such calls. Later calls that use the group, or a model sharded over it, raise
 --- an error.
----@param group Group  of dist.new_group
+---@param group Group  a result of dist.new_group
 function dist.free_group(group)
   if group == nil then
     errors.raise "dist.free_group: group is nil, expected a group of dist.new_group; dist.finalize leaves the job"
@@ -223,7 +225,7 @@ local function run(name, op, spec, given, out, input, root, list, n_list)
 end
 
 --- Reduces t over ranks, in place, in rank order. Errors: shapes, dtypes or operations that differ between ranks.
----@param t Tensor  of one shape and dtype on every rank
+---@param t Tensor  of the same shape and dtype on every rank
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
 ---@return Work?  with async
 function dist.all_reduce(t, given)
@@ -232,7 +234,7 @@ end
 
 --- Concatenates every rank's input into out, in rank order. Errors: sizes that do not match.
 ---@param out Tensor  as many elements as all inputs together, of input's dtype
----@param input Tensor  of one size on every rank; it may be this rank's block of out
+---@param input Tensor  of the same size on every rank; it may be this rank's block of out
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  with async
 function dist.all_gather(out, input, given)
@@ -242,7 +244,7 @@ end
 
 --- Reduces input over ranks and writes this rank's block of the result, along dimension 1, to out.
 ---@param out Tensor  as many elements as a block, of input's dtype
----@param input Tensor  of one shape on every rank
+---@param input Tensor  of the same shape on every rank
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
 ---@return Work?  with async
 function dist.reduce_scatter(out, input, given)
@@ -260,7 +262,7 @@ local function need_root(name, given, key)
 end
 
 --- Copies rank src's t to t on every rank.
----@param t Tensor  of one shape and dtype on every rank
+---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
 ---@return Work?  with async
 function dist.broadcast(t, given)
@@ -269,7 +271,7 @@ function dist.broadcast(t, given)
 end
 
 --- Reduces t over ranks and stores the result in t on rank dst; t on other ranks does not change.
----@param t Tensor  of one shape and dtype on every rank
+---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst: a rank of the world
 ---@return Work?  with async
 function dist.reduce(t, given)
@@ -278,7 +280,7 @@ function dist.reduce(t, given)
 end
 
 --- Gathers every rank's t on rank dst.
----@param t Tensor  of one shape and dtype on every rank
+---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { dst: integer, group: Group, async: boolean }  dst: a rank of the world
 ---@return Tensor[]? list  in rank order; nil on the other ranks
 ---@return Work? work  with async
@@ -366,8 +368,8 @@ local chars, lengths, length = ffi.new "const char *[1]", ffi.new "const double 
 
 local bytes_call = ffi.new "ms_bytes_call"
 
--- Describes the call of dist.x. A function of the library may have made it: below the frames of this function, dist.x,
--- pcall and the wrapper of dist.calls.
+-- Describes a call of dist.x, and whether a function of the library made it: the caller's frame follows those of this
+-- function, dist.x, pcall and the wrapper of dist.calls.
 local function describe(id, site)
   bytes_call.group, bytes_call.site, bytes_call.inside = id, site, errors.is_library(5) and 1 or 0
   return bytes_call

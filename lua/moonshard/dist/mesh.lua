@@ -114,7 +114,7 @@ end
 ---@param device string  "cpu" or "cuda"
 ---@param shape integer[]  one or two sizes, whose product is the number of ranks
 ---@param given? { names: string[] }
----   names: of the dimensions; `mesh.name` is the mesh of that dimension
+---   names: names of the dimensions; `mesh.name` is the mesh of that dimension
 ---@return DeviceMesh
 function M.init_device_mesh(device, shape, given)
   local o = opts("init_device_mesh", given, { names = opts.table })
@@ -159,7 +159,7 @@ end
 
 --- Makes a mesh from existing groups, one per dimension; only their members call it.
 ---@param groups Group|Group[]  one group, or { replicate, shard }
----@param given? { names: string[], device: string }  names: of the dimensions
+---@param given? { names: string[], device: string }  names: names of the dimensions
 ---@return DeviceMesh
 function M.mesh_from_group(groups, given)
   local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })

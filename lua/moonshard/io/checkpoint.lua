@@ -240,7 +240,7 @@ local function settle(folder, made, path)
   local why = not ok and names or not names and bytes
   if not why then return check(lib.ms_folder_settle(folder, 1, bytes > LARGE and 1 or 0)) end
   if lib.ms_folder_settle(folder, 0, 0) ~= 0 then
-    why = ("%s; its folder is now at '%s', because it could not be moved back: %s"):format(why, made, errors.last())
+    why = ("%s; this folder is now at '%s', because it could not be moved back: %s"):format(why, made, errors.last())
   end
   return errors.raise_text(why)
 end

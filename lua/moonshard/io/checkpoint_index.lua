@@ -254,7 +254,7 @@ function M.entries_in(path)
   return names
 end
 
-local AWAY = "; move that away, or choose another folder"
+local AWAY = "; move the folder away, or save to another one"
 
 -- Format 1 has no checksum of the index, but has a hash of every file.
 local function is_hashed(path, file)
@@ -293,7 +293,7 @@ local function listed_in(path, at)
   end
   for _, name in ipairs(type(index.replaces) == "table" and index.replaces or {}) do
     if not is_name(name) then
-      return nil, ("save: the index.json in '%s' replaces %s, which is not a name of a checkpoint's file"
+      return nil, ("save: the index.json in '%s' has %s under 'replaces', which is not a name of a checkpoint's file"
         .. AWAY):format(at, errors.show(name))
     end
     names[name] = true

@@ -43,7 +43,7 @@ end
 
 --- A file that is written one tensor at a time, so that at most one tensor must be whole in memory. Declare all
 --- entries, then call `write` for each and `commit`; on an error call `abort`, which has no effect after commit.
----@param path string  of the file
+---@param path string  path of the file
 ---@param entries {name: string, dtype: string, shape: integer[]}[]  the tensors that will be written
 ---@param metadata? table<string, string>  stored in the header
 ---@return Saver
@@ -94,7 +94,7 @@ end
 
 --- Writes tensors to a safetensors file, from the calling rank. The file appears complete or not at all. Errors: a
 --- sharded tensor (use fsdp.save); a path that cannot be written.
----@param path string  of the file
+---@param path string  path of the file
 ---@param tensors table<string, Tensor>  by name
 ---@param given? { metadata: table<string, string> }  metadata: strings that load returns
 function M.save(path, tensors, given)
@@ -148,7 +148,7 @@ local function is_pickled(path)
 end
 
 --- Opens a safetensors file and checks its header; `read` returns single tensors or rows of them.
----@param path string  of the file
+---@param path string  path of the file
 ---@param given? {verify: boolean}  verify: compare the checksums, if the file has them (true)
 ---@return Reader
 function M.reader(path, given)
@@ -234,7 +234,7 @@ end
 
 --- Reads a safetensors file. Errors: a file whose header or checksums show damage; a name that the file does not
 --- contain.
----@param path string  of the file
+---@param path string  path of the file
 ---@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (true)
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata

@@ -165,8 +165,8 @@ end
 ---@param w? Tensor  [C]
 ---@param b? Tensor  [C]
 ---@param given? { training: boolean, momentum: number, eps: number }
----   training: true: by the batch's statistics; momentum: weight of the batch in the running statistics; eps: added to
----   the variance
+---   training: true: normalises by the batch's statistics; momentum: weight of the batch in the running statistics;
+---   eps: added to the variance
 ---@return Tensor  of x's shape
 function F.batch_norm(x, mean, var, w, b, given)
   if opts.is(mean) then mean, given = nil, mean end
@@ -353,7 +353,7 @@ local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, s
 ---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
 ---   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, another one is added to the
 ---   scores; is_causal: position t attends to positions up to t; dropout_p: probability that a weight is dropped;
----   scale: of the scores (default: 1/sqrt(D))
+---   scale: factor of the scores (default: 1/sqrt(D))
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local o = opts("scaled_dot_product_attention", given, sdpa_options)

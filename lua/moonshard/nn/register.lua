@@ -35,7 +35,7 @@ local function is_parameter(x) return is_tensor(x) and getmetatable(x).__param =
 local show = errors.kind
 
 --- Makes a class of modules that extends `base`: it inherits init, forward and all methods.
----@param name string  of the class
+---@param name string  name of the class
 ---@return table class
 function Module.extend(base, name)
   if not class.is_class(base) then raise("extend: call it on a class, as in nn.Module:extend(\"Net\")") end

@@ -67,7 +67,7 @@ local function group_of(p)
   return placed and placed.replicate or unit.replicates and unit.mesh():get_group(1) or nil
 end
 
--- The id of the group of the first of these parameters that has one; otherwise that of the group of this rank alone.
+-- Returns the id of the first group found among the parameters; 1, the group of this rank alone, if none has a group.
 local function first_group(params)
   for _, p in ipairs(type(params) ~= "table" and {} or is_tensor(params) and { params } or params) do
     local group = is_tensor(p) and group_of(p)

@@ -470,7 +470,7 @@ end
 --- Loads the state dict of an optimizer with the same groups, by copying tensors. Everything is checked before anything
 --- changes. Errors: different groups or shapes; state of another kind of optimizer.
 ---@param sd { state: table<integer, table>, param_groups: table[] }
----   state: by position of the parameter, from 1; param_groups: one for each group of the optimizer
+---   state: the states, by position of the parameter, from 1; param_groups: one table for each group of the optimizer
 function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
 
 ---The state tensors and step of a parameter, by name; nil before its first step. Not copies.

@@ -32,10 +32,10 @@ Precision.__index = Precision
 --- Dtypes for fsdp.FSDP and nn.DDP: of gathered parameters and computation, of reductions, of floating point buffers.
 --- Without an option the dtype does not change.
 ---@param given? { param_dtype: string, reduce_dtype: string, buffer_dtype: string, keep_low_precision_grads: boolean, cast_forward_inputs: boolean, cast_root_forward_inputs: boolean, module_classes_to_ignore: table[] }
----   param_dtype: of gathered parameters and of computation; reduce_dtype: of gradient reductions (default:
----   param_dtype); buffer_dtype: of floating point buffers; keep_low_precision_grads: leaves gradients in reduce_dtype;
----   cast_forward_inputs: casts floating point inputs to param_dtype; cast_root_forward_inputs: the same for the root's
----   inputs; module_classes_to_ignore: classes of modules that stay in full precision
+---   param_dtype: dtype of gathered parameters and of computation; reduce_dtype: dtype of gradient reductions (default:
+---   param_dtype); buffer_dtype: dtype of floating point buffers; keep_low_precision_grads: leaves gradients in
+---   reduce_dtype; cast_forward_inputs: casts floating point inputs to param_dtype; cast_root_forward_inputs: the same
+---   for the root's inputs; module_classes_to_ignore: classes of modules that stay in full precision
 ---@return MixedPrecision
 function M.MixedPrecision(given)
   local o = opts("MixedPrecision", given, {

@@ -96,7 +96,7 @@ function M.label(v, step)
 end
 
 --- Values to mark on the axis, in order, and their labels.
----@param count integer  about how many
+---@param count integer  approximate number of ticks
 ---@return number[] ticks
 ---@return string[] labels
 function Axis:ticks(count)

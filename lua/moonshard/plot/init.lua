@@ -122,7 +122,7 @@ function Plot:text(given)
 end
 
 --- Writes the plot to an SVG file. Returns true, or nil and the reason.
----@param path string  of the file
+---@param path string  path of the file
 ---@return boolean? ok
 ---@return string? err
 function Plot:save(path)
@@ -141,8 +141,8 @@ end
 --- Lines through points. Values that are not finite make gaps, and on a logarithmic axis those that are not positive.
 ---@param data number[]|Tensor|table|table[]  numbers, a series { x = ..., y = ..., label = ... }, or a list of either
 ---@param given? {title: string, x_label: string, y_label: string, x_scale: string, y_scale: string, width: integer, height: integer}
----   title: above the plot; x_label: of the axis; y_label: of the axis; x_scale: "linear" or "log"; y_scale: "linear"
----   or "log"; width: of the SVG in pixels; height: of the SVG in pixels
+---   title: text above the plot; x_label: label of the x axis; y_label: label of the y axis; x_scale: "linear" or
+---   "log"; y_scale: "linear" or "log"; width: width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.line(data, given)
   local o = options("plot.line", given, SCALES)
@@ -152,8 +152,8 @@ end
 --- Points. Values that an axis cannot show are left out.
 ---@param data number[]|Tensor|table|table[]  numbers, a series { x = ..., y = ..., label = ... }, or a list of either
 ---@param given? {title: string, x_label: string, y_label: string, x_scale: string, y_scale: string, width: integer, height: integer}
----   title: above the plot; x_label: of the axis; y_label: of the axis; x_scale: "linear" or "log"; y_scale: "linear"
----   or "log"; width: of the SVG in pixels; height: of the SVG in pixels
+---   title: text above the plot; x_label: label of the x axis; y_label: label of the y axis; x_scale: "linear" or
+---   "log"; y_scale: "linear" or "log"; width: width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.scatter(data, given)
   local o = options("plot.scatter", given, SCALES)
@@ -163,8 +163,8 @@ end
 --- Bars for the number of values in bins of equal width. Values that are not finite do not count.
 ---@param values number[]|Tensor  the values
 ---@param given? {bins: integer, title: string, x_label: string, y_label: string, width: integer, height: integer}
----   bins: their number; title: above the plot; x_label: of the axis; y_label: of the axis; width: of the SVG in
----   pixels; height: of the SVG in pixels
+---   bins: number of bins; title: text above the plot; x_label: label of the x axis; y_label: label of the y axis;
+---   width: width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.histogram(values, given)
   local o = options("plot.histogram", given, { bins = opts.option(opts.whole_from(1), 30) })
@@ -189,8 +189,8 @@ end
 --- Cells coloured by their values: row 1 on top. A cell that is not finite stays empty.
 ---@param rows number[][]|Tensor  rows of equal length, or a tensor of two dimensions
 ---@param given? {row_labels: string[], column_labels: string[], title: string, width: integer, height: integer}
----   row_labels: left of the rows; column_labels: below the columns; title: above the plot; width: of the SVG in
----   pixels; height: of the SVG in pixels
+---   row_labels: texts left of the rows; column_labels: texts below the columns; title: text above the plot; width:
+---   width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.heatmap(rows, given)
   local who = "plot.heatmap"
@@ -217,8 +217,8 @@ end
 --- Images in a grid.
 ---@param list Tensor[]  [H, W], [1, H, W] or [3, H, W]; floating point from 0 to 1, other dtypes from 0 to 255
 ---@param given? {columns: integer, labels: string[], title: string, width: integer, height: integer}
----   columns: images in a row (default: about as many as rows); labels: one for each image; title: above the grid;
----   width: of the SVG in pixels; height: of the SVG in pixels
+---   columns: images in a row (default: about as many as rows); labels: one text for each image; title: text above the
+---   grid; width: width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.images(list, given)
   local who = "plot.images"

@@ -68,7 +68,7 @@ local function contents(model, optimizer)
 end
 
 --- Writes a checkpoint. Collective.
----@param path string  of the file
+---@param path string  path of the file
 ---@param model Module  sharded or whole
 ---@param optimizer table  an optimizer of the model's parameters
 ---@param config table  without nested tables; the options that a resumed run needs
@@ -129,7 +129,7 @@ local Checkpoint = {}
 Checkpoint.__index = Checkpoint
 
 --- Opens a checkpoint and checks that it is one.
----@param path string  of the file
+---@param path string  path of the file
 ---@return Checkpoint
 function M.open(path)
   local reader = state.reader(path)

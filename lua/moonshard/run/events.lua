@@ -60,7 +60,7 @@ Events.__index = Events
 
 local M = { record = record }
 
--- Seconds since 1970: os.time has whole ones only.
+-- Seconds since 1970 with a fraction: os.time has only whole seconds.
 local clock = ffi.typeof "struct { long sec, nsec; }"
 ffi.cdef "int moonshard_clock(int, void *) __asm__(\"clock_gettime\");"
 local now = clock()

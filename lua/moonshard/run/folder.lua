@@ -18,7 +18,7 @@ local M = { json = json }
 -- ---- the folder ------------------------------------------------------------------------------------
 
 ---@class RunFolder
----@field path string  of the folder
+---@field path string  path of the folder
 ---@field note? string  why the folder is not in runs/
 local Folder = {}
 Folder.__index = Folder
@@ -75,7 +75,7 @@ end
 
 --- Makes the run's folder: `path`; or, in runs/, the next free number followed by `name`; or in ~/moonshard-runs if
 --- runs/ cannot be written (the folder's `note` then gives the reason).
----@param path? string  of the folder (default: a new folder in runs/)
+---@param path? string  path of the folder (default: a new folder in runs/)
 ---@param name string  part of the new folder's name
 ---@param config table  the value of every option
 ---@return RunFolder? folder
@@ -151,7 +151,7 @@ end
 
 --- Opens a run's folder to continue after a step. The new config replaces the old one, whose facts about its own start
 --- are appended to the list `sessions` of the new one.
----@param path string  of a run's folder
+---@param path string  path of a run's folder
 ---@param step integer  the last step that is kept
 ---@param config table  the value of every option
 ---@param facts string[]  the names in config that describe a start
@@ -210,7 +210,7 @@ function Folder:medium(object, names)
 end
 
 --- Writes a file of the run as a whole.
----@param name string  of the file, with at most one folder before it
+---@param name string  name of the file, with at most one folder before it
 ---@param text string  its contents
 function Folder:put(name, text)
   local into = name:match "^(.*)/"
@@ -221,7 +221,7 @@ end
 --- Appends a text to samples.txt or another file of this form.
 ---@param step integer  the step that the text belongs to
 ---@param text string  the text
----@param name? string  of the file, without .txt (default: "samples")
+---@param name? string  name of the file, without .txt (default: "samples")
 function Folder:sample(step, text, name)
   assert(write(("%s/%s.txt"):format(self.path, name or "samples"), ("---- step %d ----\n%s\n"):format(step, text), "a"))
 end
@@ -237,7 +237,7 @@ end
 function M.checkpoint_name(folder, step) return ("%s/step-%06d.safetensors"):format(folder, step) end
 
 --- The checkpoint for a path: the path itself if it is a file, or the latest checkpoint in a run's folder.
----@param path string  of a file or of a run's folder
+---@param path string  path of a file or of a run's folder
 ---@return string? file
 ---@return string? err
 function M.find_checkpoint(path)

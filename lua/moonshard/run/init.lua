@@ -78,11 +78,12 @@ local SINKS = { csv = true, tensorboard = true }
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
----   scripts that load their own checkpoints; model: for checkpoints and memory by kind; optimizer: of `model`; tokens:
----   in a step of all ranks, for their rate; samples: the same for models without tokens; flops: operations for a token
----   or sample, for the MFU (default: 6 for each parameter of `model`); dtype: of computation, for the MFU; sinks: of
----   "csv" and "tensorboard", besides metrics.jsonl; quiet: print nothing; line: returns the text of a step from its
----   metrics and the seconds left
+---   scripts that load their own checkpoints; model: the model, for checkpoints and memory by kind; optimizer: the
+---   optimizer of `model`; tokens: number of tokens in a step of all ranks, for their rate; samples: number of samples,
+---   for models without tokens; flops: floating point operations for a token or sample, for the MFU (default: 6 for
+---   each parameter of `model`); dtype: dtype of computation, for the MFU; sinks: outputs besides metrics.jsonl, of
+---   "csv" and "tensorboard"; quiet: print nothing; line: function that returns the text of a step from its metrics and
+---   the seconds left
 ---@return Run
 function M.start(given)
   local o = opts("run.start", given, { name = "", config = opts.table, total = opts.whole_from(1), out = opts.string,
@@ -137,7 +138,7 @@ function M.start(given)
 end
 
 --- The lines of a run's metrics, in order, each a table of values by name; a value that was not finite is nan.
----@param path string  of a run's folder
+---@param path string  path of a run's folder
 ---@return table<string, number>[]
 function M.metrics(path)
   opts.expect(path, opts.string, "run.metrics: argument 1")
@@ -154,7 +155,7 @@ end
 
 --- Writes `report.html` of a run's folder again, for example after the run was killed. Returns its path, or nil and the
 --- reason.
----@param path string  of a run's folder
+---@param path string  path of a run's folder
 ---@return string? file
 ---@return string? err
 function M.report(path)

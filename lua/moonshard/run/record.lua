@@ -160,7 +160,7 @@ end
 local IMAGE = { "step", "kind", "name", "file", "width", "height" }
 
 --- Records an image, as a PNG file in `images/`.
----@param name string  of the series of images; letters, digits and _ . - /
+---@param name string  name of the series of images; letters, digits and _ . - /
 ---@param t Tensor  [H, W], [1, H, W] or [3, H, W]; floating point from 0 to 1, other dtypes from 0 to 255
 function Run:image(name, t)
   local file = check_name(name, "run:image")
@@ -177,7 +177,7 @@ end
 local TEXT = { "step", "kind", "name", "text" }
 
 --- Records a text, also in a file `NAME.txt`.
----@param name string  of the series of texts; letters, digits and _ . - /
+---@param name string  name of the series of texts; letters, digits and _ . - /
 ---@param text string  bytes that are not UTF-8 become U+FFFD, except in the file
 function Run:text(name, text)
   local file = check_name(name, "run:text")
@@ -193,7 +193,7 @@ local CONFUSION = { "step", "kind", "name", "labels", "counts" }
 
 --- Records a confusion matrix. Returns its counts on rank 0: counts[t + 1][p + 1] is how often
 --- class t was predicted as class p.
----@param name string  of the series; letters, digits and _ . - /
+---@param name string  name of the series; letters, digits and _ . - /
 ---@param targets Tensor|integer[]  the classes, from 0
 ---@param predictions Tensor|integer[]  the predicted classes, as many
 ---@param given? {labels: string[]}  labels: names of the classes
@@ -216,9 +216,9 @@ end
 local HISTOGRAM = { "step", "kind", "name", "min", "max", "count", "sum", "limits", "counts" }
 
 --- Records the distribution of a tensor's finite elements.
----@param name string  of the series; letters, digits and _ . - /
+---@param name string  name of the series; letters, digits and _ . - /
 ---@param t Tensor  not sharded
----@param given? {bins: integer}  bins: of equal width
+---@param given? {bins: integer}  bins: number of bins of equal width
 function Run:histogram(name, t, given)
   check_name(name, "run:histogram")
   local o = opts("run:histogram", given, { bins = opts.option(opts.whole_from(1), 30) })
@@ -234,7 +234,8 @@ end
 
 --- Saves the model, the optimizer and the random generator after the current step, for `resume`. Collective.
 ---@param given? {path: string, config: table}
----   path: of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the run's)
+---   path: path of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the
+---   run's)
 ---@return string path
 function Run:checkpoint(given)
   local o = opts("run:checkpoint", given, { path = opts.string, config = opts.table })

@@ -36,7 +36,7 @@ local function images_of(path)
 end
 
 --- Writes report.html of a run's folder. Returns its path, or nil and the reason.
----@param path string  of the folder
+---@param path string  path of the folder
 ---@return string? file
 ---@return string? err
 function M.write(path)
@@ -69,7 +69,7 @@ end
 local INTERVAL, SHARE = 15, 1 / 200    -- seconds between reports; the part of a run's time that they may take
 
 --- Writes the report when one is due. Returns the time of the next one.
----@param path string  of the folder
+---@param path string  path of the folder
 ---@return number next
 ---@return string? err
 function M.update(path)

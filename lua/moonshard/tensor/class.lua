@@ -84,7 +84,7 @@ local function run_inner(op, list)
       if first == nil then
         first, count = list[k], #p
       elseif #p ~= count then
-        errors.raise("%s: %s has %d inner tensors, %s has %d", op.name, class_name(first), count, class_name(list[k]),
+        errors.raise("%s: %s has %d inner tensors, but %s has %d", op.name, class_name(first), count, class_name(list[k]),
           #p)
       end
     end
@@ -209,7 +209,7 @@ end
 --- arguments, and from_inner(list, like), or else `Name(unpack(list))`, makes an instance from the results. A class
 --- that defines dispatch(op, …) runs operations itself. Shape, dtype and device are those of the first inner tensor.
 ---@param base table  ms.Tensor or a class that extends it
----@param name string  of the class
+---@param name string  name of the class
 ---@return table class
 local function extend(base, name)
   if type(name) ~= "string" or name == "" then opts.wrong(name, "a class name", "extend: argument 1") end

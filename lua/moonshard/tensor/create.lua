@@ -134,7 +134,7 @@ local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or d
 
 --- A tensor whose elements all have one value. Default dtype: bool for a boolean, otherwise the default dtype.
 ---@param sizes integer|integer[]  a number, or a list; {} is a single value
----@param value number|boolean  of every element
+---@param value number|boolean  value of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full(sizes, value, given)
@@ -147,7 +147,7 @@ end
 
 --- A tensor whose elements all have one value, with the shape, dtype and device of t.
 ---@param t Tensor  gives shape, dtype and device
----@param value number|boolean  of every element
+---@param value number|boolean  value of every element
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full_like(t, value, given)
@@ -238,7 +238,7 @@ end
 
 --- A tensor with the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows of different lengths,
 --- other elements.
----@param value number|boolean|table|Tensor  of any shape to 8 dimensions
+---@param value number|boolean|table|Tensor  of any shape, with up to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  bool of booleans, else of the default dtype
 function M.tensor(value, given)

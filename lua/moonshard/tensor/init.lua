@@ -56,7 +56,7 @@ errors.on_release_error(function()
   ticks = 0
 end)
 
---- Records the lines of the first tensors in a scope, or in a loop of steps, that a script begins.
+--- Called when a script begins a scope or a loop of steps: records the source lines of its first tensors.
 function M.record_first()
   if sites_left < 16 and loops_left > 0 and spent < 0.03 * (lib.ms_time() - started) then
     loops_left = loops_left - (16 - sites_left)
@@ -65,7 +65,7 @@ function M.record_first()
   end
 end
 
---- always: true records every tensor's line; false respects the limit.
+--- always: true records the source line of every tensor; false respects the limit.
 function M.record_sites(always)
   sites_always = always
   ticks = 0

@@ -198,7 +198,7 @@ end
 
 position.counts_in(M.steps)
 
---- At the prompt: closes everything that a line left open.
+--- For the prompt: closes the step loops that a line left open, with the scopes inside them.
 function M.close_all_left()
   local list = loops[current_chain]
   if list[1] then

@@ -59,7 +59,7 @@ local function options_that_differ(runs)
 end
 
 --- Reads runs. Raises an error that names a folder without a run, or a metric that no run has.
----@param paths string[]  of the runs' folders
+---@param paths string[]  the runs' folders
 ---@param metrics string[]  names to compare; none: those that end in loss
 ---@return table comparison
 function M.read(paths, metrics)

@@ -23,7 +23,7 @@ local M = {}
 -- ---- ranges of the script ------------------------------------------------------------------------
 
 --- Runs fn(…) as a range named `name`; if no recording is active, only calls fn.
----@param name string  of the range
+---@param name string  name of the range
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
@@ -242,7 +242,7 @@ end
 
 --- Writes the profile in Chrome's trace format, for chrome://tracing and ui.perfetto.dev. With several ranks each
 --- writes its own file: trace.json becomes trace.rank0.json and so on. Returns the path.
----@param path string  of the file
+---@param path string  path of the file
 ---@return string
 function Profile:export_chrome_trace(path)
   local trace = trace_of(self, "export_chrome_trace")

@@ -44,7 +44,7 @@ struct views {
     ms_status (*land)(ms_run *run, reduction *reducing);
     // Drops the gradients waiting to be reduced.
     void (*drop_waiting)(unit *u);
-    // Drops p's part of them. May be NULL.
+    // Drops p's part of the gradients waiting to be reduced. May be NULL.
     void (*clear_waiting)(unit_param *p);
 
     // ---- errors ----

@@ -38,8 +38,8 @@ function M.bytes(l, base)
 end
 
 --- Seconds of one launch, and the lower bound (full bandwidth, full rate, no waits).
----@param l table     of null_device.launches
----@param row table?  of kernel_table.rows; nil for products, copies and fills
+---@param l table     an entry of null_device.launches
+---@param row table?  an entry of kernel_table.rows; nil for products, copies and fills
 function M.seconds(l, row)
   local base = row and row.name:match "^[^<]*"
   local bytes, class = M.bytes(l, base)

@@ -244,7 +244,7 @@ function M.analyse(text)
       if i.op:find "^mma%." or i.op:find "^wgmma%.mma" then result.mma = result.mma + 1 end
     end
   end
-  -- Whether data is loaded in a loop; then what lies outside, for example a sum that is stored at the end, is left out.
+  -- Whether data is loaded in a loop. If so, code outside of loops is not counted, for example the store of a sum.
   local looped = false
   for _, b in ipairs(blocks) do
     for _, i in ipairs(b) do looped = looped or b.loop and i.class and i.kind ~= "store" and i.kind ~= nil end

@@ -33,7 +33,7 @@ end
 
 -- Options that mean the same everywhere, unless an annotation says otherwise.
 local common = {
-  group = "default: the world", process_group = "default: the world", async = "returns at once, with a Work",
+  group = "default: the world", process_group = "default: the world", async = "returns a Work at once",
   recurse = "includes the modules inside", dtype = "default: the default dtype", device = "default: the default device",
   requires_grad = "the result is a leaf that gets a gradient", keepdim = "leaves reduced dimensions with size 1",
   prefix = "put in front of each name", bias = "adds a learned bias",

@@ -110,7 +110,7 @@ for world = 1, 3 do
         local calls = dist.all_gather_object(ddp.module.calls:item())
         for _, n in ipairs(calls) do assert.equal(calls[1], n) end
         if case[2].broadcast_buffers ~= false and not case.none then assert.is_true(calls[1] >= most) end
-        -- They continue together outside the join.
+        -- All ranks continue together outside the join.
         local after = ms.optim.SGD(ddp:parameters(), { lr = 0.1 })
         local twin = ms.optim.SGD(want:parameters(), { lr = 0.1 })
         ms.catch_warnings(function()

@@ -202,7 +202,7 @@ ranks.describe(2, "DDP #mpi", function()
     assert.is_nil(weak[1])
     local list = dist.record(function() m(ms.ones(1, 2)):sum():backward() end)
     assert.are.equal(0, #list)
-    -- Its hooks do not keep it alive either.
+    -- The module's hooks do not keep it alive either.
     local parameters = setmetatable(m:parameters(), { __mode = "v" })
     m = nil
     collected()

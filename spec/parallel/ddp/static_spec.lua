@@ -67,7 +67,7 @@ for world = 1, 4 do
             if c.op == "all_reduce" and c.dtype == "int32" then maps = maps + 1 elseif c.op == "all_reduce" then
               reductions = reductions + 1 end
           end
-          -- At first one bucket and the map of used parameters; then one bucket per parameter and no map.
+          -- The first step reduces one bucket and the map of used parameters; later steps, one bucket per parameter.
           assert.equal(step == 1 and 1 or 8, reductions)
           assert.equal(step == 1 and 1 or 0, maps)
           for name, p in reference:named_parameters() do

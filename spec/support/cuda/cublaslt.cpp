@@ -174,7 +174,7 @@ cublasStatus_t refuse(cublasStatus_t s)
 extern "C" {
 
 __attribute__((visibility("default"))) const counts *ms_standin_counts() { return &counted; }
-// From now on the heuristic and the product return these statuses; 0: the real ones.
+// From now on the heuristic and the product return these statuses; 0: the status of the call itself.
 __attribute__((visibility("default"))) void ms_standin_plant(int heuristic, int matmul)
 {
     planted = { heuristic, matmul };

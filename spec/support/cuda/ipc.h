@@ -37,11 +37,11 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     memcpy(&where, &h, sizeof where);
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", where.pid, where.fd);
-    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: not the exporting process
+    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: the exporter cannot open its own
     std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
     std::string name((const char *)&where, sizeof where);
     for (auto &o : ms_shim::opened)
-        if (o.second.name == name) {  // as in CUDA: a process maps it once, and counts the calls
+        if (o.second.name == name) {  // as in CUDA: an allocation is mapped once, and opens are counted
             o.second.count++;
             *out = o.first;
             return cudaSuccess;

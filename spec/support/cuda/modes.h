@@ -8,7 +8,7 @@
 //   warps    masks and widths of shuffles are checked
 //   shared   shared memory is limited, and poisoned before each block
 //   align    vector accesses must be aligned
-//   fail:CALL:N:ERROR   call number N of that function of CUDA fails with this error code
+//   fail:CALL:N:ERROR   the N-th call of the CUDA function CALL fails with error code ERROR
 #pragma once
 #include <atomic>
 #include <cstdarg>
@@ -94,7 +94,7 @@ inline modes read_modes()
         if (known) continue;
         fprintf(stderr,
                 "emulated GPU: MOONSHARD_EMULATOR is '%s': '%s' is none of seed:N, late, chunks, warps, shared, align "
-                "and fail:CALL:N:ERROR (a function of CUDA, the number of the call, an error code)\n",
+                "and fail:CALL:N:ERROR (a CUDA function, the number of the call, an error code)\n",
                 all.c_str(), word.c_str());
         _exit(2);
     }

@@ -42,7 +42,7 @@ tool_start() {
             watch=(valgrind --quiet "--log-file=$reports/valgrind.%p" "--suppressions=$here/valgrind.supp" --error-exitcode=97
                    --num-callers=24 --fair-sched=try --leak-check=full --show-leak-kinds=definite
                    --errors-for-leak-kinds=definite)
-            # In this process, because busted would start luajit itself.
+            # --ignore-lua runs the specs in this process, under valgrind; otherwise busted would start another luajit.
             busted=(luajit "$(command -v busted)" --ignore-lua)
             ;;
     esac
@@ -60,7 +60,7 @@ planted() {
     found $? "$fault${ranks:+ on $ranks ranks}"
 }
 
-# The same in a spec, by the command that runs the specs.
+# As planted, but the fault is made in a spec, started by the command that runs the specs.
 planted_in_spec() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log
     rm -f "$reports"/*
@@ -147,7 +147,7 @@ tool_specs() {
                    spec/parallel/fsdp/classic/schedule_spec.lua)
             ;;
         valgrind)
-            # Not kernels/product: a billion multiplications at a time, minutes each; --sanitize runs it.
+            # Leaves out kernels/product, whose tests of a billion multiplications take minutes; --sanitize runs them.
             specs=()
             while IFS= read -r f; do specs+=("$f"); done < <(
                 grep -rLE 'spec\.support\.(ranks|process|pty)|io\.popen|os\.execute' spec --include='*_spec.lua' |

@@ -66,7 +66,7 @@ function Bucket:on_end(fn)
   table.insert(self.ends, fn)
 end
 
---- Calls what on_end has registered.
+--- Calls the functions that on_end has registered.
 ---@param ok boolean
 function Bucket:ended(ok)
   local list = self.ends

@@ -183,7 +183,8 @@ end
 --- longest period covers all ranks. If a step ends several periods, only the longest of them averages. Collective over
 --- the world.
 ---@param given {period_group_size: table<integer, integer>, warmup_steps: integer}
----   period_group_size: by period in steps: ranks to average over; warmup_steps: steps before the first average
+---   period_group_size: number of ranks to average over, by period in steps; warmup_steps: steps before the first
+---   average
 ---@return ModelAverager
 function M.HierarchicalModelAverager(given)
   local who = "HierarchicalModelAverager"

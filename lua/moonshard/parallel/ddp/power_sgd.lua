@@ -140,8 +140,8 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
--- Takes what a run has computed for the next one, or drops it if the iteration was given up: its gradients must not
--- stay in the error.
+-- Stores a run's factors and errors for the next run; drops them if the iteration was given up, because gradients of a
+-- failed step must not be part of the error.
 local function settle(state, run, ok)
   local memory = run.memory
   local fresh = { error = run.error, q = state.warm_start and run.q or nil }

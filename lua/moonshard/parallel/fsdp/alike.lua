@@ -43,7 +43,7 @@ end
 ---@param params Parameter[]  the unit's parameters
 ---@param names string[]  their names, in the same order
 ---@param group Group  the ranks that shard the unit
----@param replicas? Group  of the ranks with equal shards
+---@param replicas? Group  the ranks with equal shards
 function M.check(who, settings, params, names, group, replicas)
   local dist = require "moonshard.dist"
   local list = { settings }

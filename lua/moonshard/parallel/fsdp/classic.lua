@@ -369,7 +369,7 @@ end
 function FSDP:state_dict(given) return states.state_dict(self, given) end
 
 --- As fsdp.load_state_dict, for this instance. Collective.
----@param sd table<string, Tensor>  of fsdp.state_dict, of any type
+---@param sd table<string, Tensor>  a result of fsdp.state_dict, of any type
 ---@param given? { strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1 }
 ---   broadcast_from_rank0: only rank 0's state dict is read
 ---@return string[] missing

@@ -517,8 +517,8 @@ function FSDPModule:set_modules_to_backward_prefetch(list)
 end
 
 --- Makes another method gather before it runs and reshard afterwards, as forward does.
----@param m table  a module that fully_shard was called on
----@param name string  of the method
+---@param m table  a module to which fully_shard was applied
+---@param name string  name of the method
 function M.register_fsdp_forward_method(m, name)
   if not class.isa(m, Module) then opts.wrong(m, "a module", "register_fsdp_forward_method: argument 1") end
   if not M.is_fsdp_module(m) then return end

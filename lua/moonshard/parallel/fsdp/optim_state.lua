@@ -453,7 +453,7 @@ end
 --- rank refuses the state dict, all ranks refuse it, before anything changes.
 ---@param m table  the model whose parameters optim steps
 ---@param optim table  an optimizer of optim
----@param sd table  of fsdp.optim_state_dict, of any type
+---@param sd table  a result of fsdp.optim_state_dict, of any type
 ---@param given? {broadcast_from_rank0: boolean}  broadcast_from_rank0: only rank 0's state dict is read
 function M.load_optim_state_dict(m, optim, sd, given)
   local groups, o = agree.begin(WHO, m, given, { broadcast_from_rank0 = false }, sd)

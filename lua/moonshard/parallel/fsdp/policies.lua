@@ -15,9 +15,9 @@ Policy.__index = Policy
 
 --- Sets the dtypes of a unit's parameters, reductions and outputs; without an option, the dtype does not change.
 ---@param given? {param_dtype: string, reduce_dtype: string, output_dtype: string, cast_forward_inputs: boolean}
----   param_dtype: of gathered parameters and of computation; reduce_dtype: of gradient reductions (default:
----   param_dtype); output_dtype: of the module's floating point outputs; cast_forward_inputs: casts floating point
----   inputs to param_dtype
+---   param_dtype: dtype of gathered parameters and of computation; reduce_dtype: dtype of gradient reductions (default:
+---   param_dtype); output_dtype: dtype of the module's floating point outputs; cast_forward_inputs: casts floating
+---   point inputs to param_dtype
 ---@return MixedPrecisionPolicy
 function M.MixedPrecisionPolicy(given)
   local o = opts("MixedPrecisionPolicy", given,

@@ -169,7 +169,7 @@ end
 --- other tensors receive copies. State dicts of PyTorch count the elements of containers from 0: use count_from = 0. If
 --- one rank refuses the state dict, all ranks refuse it, before anything changes.
 ---@param m table  a model with sharded modules
----@param sd table<string, Tensor>  of fsdp.state_dict, of any type
+---@param sd table<string, Tensor>  a result of fsdp.state_dict, of any type
 ---@param given? {strict: boolean, broadcast_from_rank0: boolean, assign: boolean, count_from: 0|1}
 ---   broadcast_from_rank0: only rank 0's state dict is read
 ---@return string[] missing, string[] unexpected

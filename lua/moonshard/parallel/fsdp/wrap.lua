@@ -77,7 +77,7 @@ function Policy:targets(root, ignored, options)
 end
 
 --- Wraps all modules that are instances of the given classes.
----@param classes table[]  of modules
+---@param classes table[]  module classes
 function M.module_wrap_policy(classes)
   local list = class_list("module_wrap_policy", classes)
   local names = {}
@@ -114,7 +114,7 @@ function M.lambda_auto_wrap_policy(fn)
 end
 
 --- Wraps all modules that are instances of the given classes, such as a model's layers.
----@param classes table[]  of modules
+---@param classes table[]  module classes
 function M.transformer_auto_wrap_policy(classes)
   local list = class_list("transformer_auto_wrap_policy", classes)
   return function(m, recurse) return recurse or is_any(m, list) end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What the checks of ms.doctor share: reading files of the system, running commands, and writing numbers.
+--- Functions that the checks of ms.doctor share: read files of the system, run commands, format numbers.
 local engine = require "moonshard.core.ffi"
 local ffi = engine.ffi
 
@@ -36,7 +36,7 @@ function M.find(path, pattern)
   return found and found:match "^%s*(.-)%s*$"
 end
 
---- How many numbers a list such as "0-3,8" has.
+--- The number of elements of a list such as "0-3,8".
 ---@param list string
 ---@return integer
 function M.count(list)

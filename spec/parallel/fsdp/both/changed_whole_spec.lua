@@ -154,7 +154,7 @@ for _, world in ipairs { 1, 2, 3 } do
     end)
 
     it("are an error where the shard was changed too, or an extension made the whole", function()
-      -- With one rank, gathered parameter and shard are the same.
+      -- With one rank, the gathered parameter is the shard.
       if world == 1 then return end
       local ms, _, fsdp = load()
       local model = net()
@@ -210,7 +210,7 @@ for _, world in ipairs { 1, 2, 3 } do
           end
           spoil()
           same(plain, model)
-          -- Also between a forward and its backward, if the root or all parameters stayed gathered.
+          -- A change between a forward and its backward is kept, too, if the root or all parameters stayed gathered.
           for _ = 1, 2 do
             plain(input()):sum():backward()
             local loss = model(input()):sum()

@@ -357,7 +357,7 @@ ranks.describe(2, "a hook", function()
       end)
       model.first.weight:register_post_accumulate_grad_hook(function()
         ran = ran + 1
-        -- The same model again, during its own backward.
+        -- Runs the model again, during its own backward.
         ms.no_grad(function() assert.equal(2, model(ms.ones(2, 4)):size(1)) end)
       end)
       out:sum():backward()

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Gradients that accumulate without a reduction, and an error among their backwards (docs/semantics.md#accumulation):
---- they are not added to those of the next step, and do not disappear without an error.
+--- An error among backwards whose gradients accumulate without a reduction (docs/semantics.md#accumulation): these
+--- gradients are not added to those of the next step, and are not lost without an error.
 local ranks = require "spec.support.ranks"
 local load = require("spec.support.wrapped").load
 

@@ -115,7 +115,7 @@ ranks.describe(4, "the state of NestedModel's optimizer", function(_, world)
       fsdp.load_state_dict(third, sd)
       fsdp.load_optim_state_dict(third, loaded, osd)
       compare(own, fsdp.optim_state_dict(third, loaded))
-      -- Both continue training alike.
+      -- Both models continue training alike.
       local a, b = train(second, its_optimizer, group, 3), train(third, loaded, group, 3)
       assert.near(a, b, 1e-4 * math.abs(a) + 1e-6)
     end)

@@ -44,7 +44,7 @@ for world = 2, 3 do
         local ms = load()
         local text = message(run, sharded(images()), 3, 1, 9, 9)
         assert.truthy(text:find(("Expected running_mean to have type %s but got float32"):format(dtype), 1, true), text)
-        -- Without a backward it is no error, as in PyTorch.
+        -- As in PyTorch, the mixed dtypes are no error without a graph or in eval mode.
         ms.no_grad(function() assert.equal(dtype, sharded(images())(ms.randn(3, 1, 9, 9)).dtype) end)
         assert.equal(dtype, sharded(images()):eval()(ms.randn(3, 1, 9, 9)).dtype)
       end)

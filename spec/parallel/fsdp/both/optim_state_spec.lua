@@ -192,7 +192,7 @@ for world = 1, 4 do
           dist.all_reduce(one)
           assert.equal(world, one:item())
         end
-        -- The same parameters, other fields.
+        -- The same parameters, but other fields in their states.
         local model = fsdp.fully_shard(nn.Linear(5, 8))
         local optim = ms.optim.Adam(model:parameters(), { lr = 0.1, amsgrad = rank == 1 })
         model(ms.ones(2, 5)):sum():backward()

@@ -14,7 +14,7 @@ local MODELS = {
   { "always_wrap_nested_wrapped_module" },
   { "non_uniform_req_grad", pieces_only = true },
   { "module_with_delay", given = { delay_after_loss_ms = 1, delay_before_reduction_ms = 1 } },
-  -- Its expert differs between ranks; unwrapped, it reduces the other gradients itself.
+  -- The expert differs between ranks. The unwrapped model reduces the gradients of the other parameters itself.
   { "mixture_of_experts", reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end, save_model = false,
     one_process = function()
     return zoo "mixture_of_experts".alone(require("moonshard").dist.default_group(), "no_fsdp", "before",

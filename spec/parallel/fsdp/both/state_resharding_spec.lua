@@ -27,7 +27,7 @@ for world = 1, 4 do
             assert.same({ {}, {} }, { missing, unexpected })
             ms.fsdp.load_optim_state_dict(other, other_optim, osd)
             assert.equal(want, kinds.contents(other, other_optim), to[1])
-            -- It continues training.
+            -- The loaded model continues training like the others.
             kinds.train(other, other_optim, 3, 3)
             last = last or ms.fsdp.state_dict(other)
             for name, t in pairs(ms.fsdp.state_dict(other)) do ms.testing.assert_close(t, last[name]) end

@@ -76,7 +76,7 @@ for world = 1, 4 do
             local missing, unexpected = fsdp.load_state_dict(other, saved)
             assert.same({ {}, {} }, { missing, unexpected })
             equal_states(full, other:state_dict())
-            -- Both continue training alike.
+            -- Both models compute the same output.
             local x = ms.ones(2, 5)
             assert.is_true(model(x):equal(other(x)))
           end

@@ -68,7 +68,7 @@ for world = 1, 4 do
                   for _, p in ipairs(model:parameters()) do p:mul_(2) end
                 end)
               end)
-              -- Without sharding and casts, it shows the original parameters.
+              -- Without sharding and casts, summon_full_params gives the parameters themselves, so a change stays.
               local stays = writeback or ((strategy == "no_shard" or world == 1) and not low)
               fsdp.summon_full_params(model, function()
                 for k, p in ipairs(plain:parameters()) do

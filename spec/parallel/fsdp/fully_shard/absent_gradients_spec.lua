@@ -31,7 +31,7 @@ for world = 2, 4 do
       ms.manual_seed(20 + r)
       return ms.randn(3, d, { dtype = "float64" })
     end
-    -- After a failure: the gradients of the next backward are those of one process.
+    -- Checks, after a failure, that the gradients of the next backward are those of one process.
     local function goes_on(model, d, n)
       model:zero_grad()
       local plain = make(d, n)

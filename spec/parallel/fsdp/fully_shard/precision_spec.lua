@@ -45,8 +45,8 @@ ranks.describe(2, "mixed precision", function()
     local model = make { mp_policy = policy }
     local function input(r) return ms.arange(0, 12):reshape(2, 6):to "float32" * 0.1 + r end
     model(input(rank)):sum():backward()
-    -- The same computed directly: bfloat16 copies of the weights, and every rank's gradients, summed in float32 in rank
-    -- order.
+    -- Computes the same directly: bfloat16 copies of the weights, and every rank's gradients, summed in float32 in
+    -- rank order.
     reference:to "bfloat16"
     local sums = {}
     for r = 0, world - 1 do

@@ -107,7 +107,7 @@ EXPORT void __cudaRegisterFunction(void **handle, const char *host, char *device
     kernels[n_kernels].host = host;
     kernels[n_kernels++].name = name;
 }
-// Part of a launch with <<<>>>; kernels/cuda does not use these.
+// nvcc's code for a kernel<<<>>>() launch calls the next three functions; kernels/cuda launches by cudaLaunchKernel.
 EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
 {
     (void)grid, (void)block, (void)shared, (void)stream;
