@@ -109,7 +109,7 @@ M.list = {
   function(at) sealed(at, '"files":[{"name":"rank-00001.safetensors"}]') end,
   "lists 'rank%-00001.safetensors', which is not a name" },
   { "a sealed index that replaces it", function(at) sealed(at, '"files":[],"replaces":["x"]') end,
-  "replaces 'x', which is not a name of a checkpoint's file" },
+  "has 'x' under 'replaces', which is not a name of a checkpoint's file" },
   { "a sealed index that replaces something outside",
   function(at) sealed(at, '"files":[],"replaces":["rank-00000.safetensors/../x"]') end, "which is not a name" },
 }
