@@ -184,8 +184,6 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
 template <class T> static ms_status forward(ms_call *c)
 {
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
-    const char *what = c->op->name;
-    int index = index_of(q);
     scores w = {};
     w.h = heads_of(c, q, k);
     w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
@@ -198,22 +196,18 @@ template <class T> static ms_status forward(ms_call *c)
         MS_TRY(ms__cuda_fill_tensor(o, 0));
         return ms__cuda_fill_tensor(c->out[1], -INFINITY);
     }
-    ms_block *s_room = NULL, *p_room = NULL;
-    ms_status st = ms__alloc(&s_room, ms__device(q), (size_t)n * sizeof(T), what);
-    bool in_place = w.p_type == w.s_type;
-    if (st == MS_OK && !in_place)
-        st = ms__alloc(&p_room, ms__device(q), (size_t)n * (size_t)ms__dtype_size(w.p_type), what);
-    if (st == MS_OK) {
-        void *s = s_room->data, *p = in_place ? s : p_room->data;
-        st = multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
-        if (st == MS_OK)
-            st =
-                launch_blocks(what, index, attend_kernel<T>, rows, BLOCK, w, (const T *)s, p, (T *)ms__data(c->out[1]));
-        if (st == MS_OK) st = multiply(c, w.h, of_scores(w.p_type, p, w.h), of_tensor(v, w.h), of_tensor(o, w.h), 1);
+    scratch s, other;
+    void *p = NULL;
+    MS_TRY(s.alloc(c, ms__device(q), n * (int64_t)sizeof(T)));
+    if (w.p_type == w.s_type) p = s.data;
+    else {
+        MS_TRY(other.alloc(c, ms__device(q), n * ms__dtype_size(w.p_type)));
+        p = other.data;
     }
-    if (p_room) ms__free(p_room);
-    if (s_room) ms__free(s_room);
-    return st;
+    MS_TRY(multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s.data, w.h), w.h.scale));
+    MS_TRY(launch_blocks(c->op->name, index_of(q), attend_kernel<T>, rows, BLOCK, w, (const T *)s.data, p,
+                         (T *)ms__data(c->out[1])));
+    return multiply(c, w.h, of_scores(w.p_type, p, w.h), of_tensor(v, w.h), of_tensor(o, w.h), 1);
 }
 static ms_status run_attention(ms_call *c)
 {
@@ -227,7 +221,7 @@ static ms_status run_attention(ms_call *c)
 template <class T> static ms_status backward(ms_call *c)
 {
     ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5],
-              *lse = c->in[6], *g_lse = NULL;
+              *lse = c->in[6];
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
     const char *what = c->op->name;
     int index = index_of(q), device = ms__device(q);
@@ -242,45 +236,30 @@ template <class T> static ms_status backward(ms_call *c)
         for (int i = 0; i < c->n_out; i++) MS_TRY(ms__cuda_fill_tensor(c->out[i], 0));
         return MS_OK;
     }
-    ms_block *s_room = NULL, *dp_room = NULL, *p_room = NULL, *ds_room = NULL, *delta_room = NULL, *wide_room = NULL;
-    size_t half = (size_t)ms__dtype_size(w.p_type);
-    ms_status st = ms__alloc(&s_room, device, (size_t)n * sizeof(T), what);
-    if (st == MS_OK) st = ms__alloc(&dp_room, device, (size_t)n * sizeof(T), what);
-    if (st == MS_OK) st = ms__alloc(&p_room, device, (size_t)n * half, what);
-    if (st == MS_OK) st = ms__alloc(&ds_room, device, (size_t)n * half, what);
-    if (st == MS_OK) st = ms__alloc(&delta_room, device, (size_t)rows * sizeof(T), what);
-    if (st == MS_OK && dmask) st = ms__alloc(&wide_room, device, (size_t)n * sizeof(T), what);
-    if (st == MS_OK && c->n_in > 7 && c->in[7]) st = ms__contiguous(&g_lse, c->in[7]);
-    if (st == MS_OK) {
-        void *s = s_room->data, *dp = dp_room->data, *p = p_room->data, *ds = ds_room->data;
-        T *delta = (T *)delta_room->data, *wide = wide_room ? (T *)wide_room->data : NULL;
-        st = launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of(g, w.h), part_of(o, w.h),
-                    (const T *)(g_lse ? ms__data(g_lse) : NULL), delta);
-        if (st == MS_OK)
-            st = multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s, w.h), w.h.scale);
-        if (st == MS_OK)
-            st = multiply(c, w.h, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp, w.h), 1);
-        if (st == MS_OK)
-            st = launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w,
-                        score_gradients<T> { (T *)s, (T *)dp, (T *)ms__data(lse), delta, p, ds, wide });
-        if (st == MS_OK && dv)
-            st = multiply(c, w.h, turned(of_scores(w.p_type, p, w.h)), of_tensor(g, w.h), of_tensor(dv, w.h), 1);
-        if (st == MS_OK && dq)
-            st = multiply(c, w.h, of_scores(w.p_type, ds, w.h), of_tensor(k, w.h), of_tensor(dq, w.h), w.h.scale);
-        if (st == MS_OK && dk)
-            st = multiply(c, w.h, turned(of_scores(w.p_type, ds, w.h)), of_tensor(q, w.h), of_tensor(dk, w.h),
-                          w.h.scale);
-        if (st == MS_OK && dmask) {
-            strided_part m = part_of(dmask, w.h);
-            st = launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, m, dmask->numel,
-                        (const T *)wide, ms__data(dmask));
-        }
-    }
-    if (g_lse) ms__release(g_lse);
-    ms_block *all[] = { s_room, dp_room, p_room, ds_room, delta_room, wide_room };
-    for (ms_block *b : all)
-        if (b) ms__free(b);
-    return st;
+    held_inputs held;
+    scratch s, dp, p, ds, delta, wide;
+    int64_t size = (int64_t)sizeof(T), half = ms__dtype_size(w.p_type);
+    MS_TRY(s.alloc(c, device, n * size));
+    MS_TRY(dp.alloc(c, device, n * size));
+    MS_TRY(p.alloc(c, device, n * half));
+    MS_TRY(ds.alloc(c, device, n * half));
+    MS_TRY(delta.alloc(c, device, rows * size));
+    if (dmask) MS_TRY(wide.alloc(c, device, n * size));
+    if (c->n_in > 7 && c->in[7]) MS_TRY(ms__contiguous(&held.in[7], c->in[7]));
+    MS_TRY(launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of(g, w.h), part_of(o, w.h),
+                  (const T *)data_of(held.in[7]), (T *)delta.data));
+    MS_TRY(multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s.data, w.h), w.h.scale));
+    MS_TRY(multiply(c, w.h, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp.data, w.h), 1));
+    score_gradients<T> to = { (T *)s.data, (T *)dp.data, (T *)ms__data(lse), (T *)delta.data,
+                              p.data,      ds.data,      (T *)wide.data };
+    MS_TRY(launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, to));
+    side kept = of_scores(w.p_type, p.data, w.h), grad = of_scores(w.p_type, ds.data, w.h);
+    if (dv) MS_TRY(multiply(c, w.h, turned(kept), of_tensor(g, w.h), of_tensor(dv, w.h), 1));
+    if (dq) MS_TRY(multiply(c, w.h, grad, of_tensor(k, w.h), of_tensor(dq, w.h), w.h.scale));
+    if (dk) MS_TRY(multiply(c, w.h, turned(grad), of_tensor(q, w.h), of_tensor(dk, w.h), w.h.scale));
+    if (!dmask) return MS_OK;
+    return launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, part_of(dmask, w.h),
+                  dmask->numel, (const T *)wide.data, ms__data(dmask));
 }
 static ms_status run_attention_backward(ms_call *c)
 {
