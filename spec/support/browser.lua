@@ -15,8 +15,10 @@ local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 ---@return string console
 function M.open(path, more)
   local folder = os.tmpname() .. ".chromium"
-  local command = ("cd / && HOME=%s timeout 120 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage "
-    .. "--user-data-dir=%s --enable-logging=stderr --window-size=1280,1600 %s --dump-dom %s >%s.out 2>%s.err")
+  -- Chromium does not run with a sanitizer's library.
+  local command = ("cd / && unset LD_PRELOAD && HOME=%s timeout 120 chromium --headless --no-sandbox --disable-gpu "
+    .. "--disable-dev-shm-usage --user-data-dir=%s --enable-logging=stderr --window-size=1280,1600 %s --dump-dom %s "
+    .. ">%s.out 2>%s.err")
     :format(folder, folder, more or "", quoted("file://" .. path), folder, folder)
   os.execute("mkdir -p " .. folder .. " && " .. command)
   local dom, log, console = process.read(folder .. ".out"), process.read(folder .. ".err"), {}
