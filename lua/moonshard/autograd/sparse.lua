@@ -219,7 +219,7 @@ end
 local function add(op, a, b, factor)
   if is_sparse(a) and is_sparse(b) then
     if getters.shape(a) ~= getters.shape(b) then
-      refuse(op.name, ("sparse tensors of shapes %s and %s"):format(tostring(a.shape), tostring(b.shape)))
+      refuse(op.name, ("the sparse tensors have different shapes, %s and %s"):format(tostring(a.shape), tostring(b.shape)))
     end
     return sum(a, factor == 1 and b or b * factor)
   end

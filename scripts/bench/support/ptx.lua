@@ -226,9 +226,11 @@ local function in_flight(blocks, counts, hot)
 end
 
 --- Analyses the body of one kernel.
----@param text string  as M.kernels returns it
----@return table  parameters: their bytes; threads: of a block, where the kernel says it; mma: number of mma instructions; classes: by class that occurs, width (of the widest access; of the
----  narrower kind where it both loads and stores) and flight (bytes of a thread)
+---@param text string  the kernel's text, from M.kernels
+---@return table
+---   parameters: sizes of the parameters in bytes; threads: number of threads of a block, if the kernel declares it;
+---   mma: number of mma instructions; classes: for each class of data that occurs, width (bytes of the widest load or,
+---   if less, of the widest store) and flight (bytes that a thread has in flight)
 function M.analyse(text)
   local blocks = blocks_of(text)
   mark_loops(blocks)

@@ -155,7 +155,7 @@ for world = 1, 4 do
       local x = ms.rand(2, 3)
       assert.are.equal("53", sizes((dist.record(function() ddp(x):sum():backward() end))))
       local list = dist.record(function() ddp(x):sum():backward() end)
-      assert.are.equal(1, count(list, "broadcast"))                   -- the first rank's order
+      assert.are.equal(1, count(list, "broadcast"))                   -- the order of the first rank's buckets
       local second = sizes(list)
       list = dist.record(function() ddp(x):sum():backward() end)
       assert.are.equal(second, sizes(list))
