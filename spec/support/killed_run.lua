@@ -93,12 +93,12 @@ function M.run(given)
     local noted = tonumber(process.read(out .. ".note")) or 0
     if #there < noted then error(("step %d was logged, but metrics.jsonl ends with %d"):format(noted, #there), 0) end
     for k, loss in ipairs(there) do
-      if loss ~= wanted[k] then error(("step %d has loss %s, undisturbed %s"):format(k, loss, wanted[k]), 0) end
+      if loss ~= wanted[k] then error(("step %d has loss %s, but %s in the undisturbed run"):format(k, loss, wanted[k]), 0) end
     end
   end
   if #losses(out) ~= given.steps then error(("%d lines for %d steps"):format(#losses(out), given.steps), 0) end
   local _, rows = process.read(out .. "/metrics.csv"):gsub("\n", "")
-  if rows ~= given.steps + 1 then error(("metrics.csv has %d rows"):format(rows - 1), 0) end
+  if rows ~= given.steps + 1 then error(("metrics.csv has %d rows, which differs from the number of steps"):format(rows - 1), 0) end
   local _, superseded = process.read(out .. "/superseded.jsonl"):gsub("\n", "")
   return kills, superseded
 end
