@@ -30,7 +30,7 @@ describe("on one host #mpi", function()
   end
 
   it("mpirun listens on loopback only, under scripts/train and by itself", function()
-    if not has_ss then return pending "there is no ss" end
+    if not has_ss then return pending "the program ss is not installed" end
     local folder = process.temp_folder()
     finally(function() process.remove_folder(folder) end)
     process.write(folder .. "/text", ("a few words to learn from\n"):rep(200))

@@ -3,8 +3,8 @@
 local bit, ffi = require "bit", require "ffi"
 local bxor, band, rshift = bit.bxor, bit.band, bit.rshift
 
---- A function that computes the check of a string, as a signed integer of 32 bits.
----@param polynomial integer  reflected
+--- Returns a function that computes the 32-bit CRC of a string, as a signed integer.
+---@param polynomial integer  with its bits reversed
 ---@return fun(text: string): integer
 return function(polynomial)
   local sums = ffi.new "int32_t[256]"

@@ -50,7 +50,7 @@ local function optimizer(row)
     comment("---  ", table.concat(meanings, "; ")), name)
 end
 
---- The text that the file should have.
+--- The text that types_engine.lua should have.
 ---@return string
 function M.text()
   local out = { head }
