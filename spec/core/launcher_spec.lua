@@ -42,7 +42,7 @@ local step = { SLURM_STEP_ID = "0", SLURM_PROCID = "3", SLURM_STEP_NUM_TASKS = "
   SLURM_NODEID = "1",
   SLURM_STEP_TASKS_PER_NODE = "2(x2),1", PMIX_RANK = "3" }
 
--- Each case: an environment, and the launcher, rank, world size, local rank and ranks on this node found from it.
+-- Each case: a name, an environment, and the launcher, rank, world size, local rank and ranks on this node it gives.
 local cases = {
   { "nothing", {}, "", 0, 1, 0, 1 },
   { "mpirun's", mpirun("3", "4", local_two), "mpirun", 3, 4, 1, 2 },
