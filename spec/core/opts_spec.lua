@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Options of functions: their check is not compiled, because compiled code gave defaults instead of given options, once
---- in some ten million mixed calls.
+--- Options of functions: their check is not compiled, because compiled code sometimes gave defaults instead of given
+--- options, in bursts of up to seven in a million mixed calls.
 local opts = require "moonshard.core.opts"
 
 describe("options", function()
