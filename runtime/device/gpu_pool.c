@@ -84,6 +84,7 @@ static ms_status alloc_large(ms_block **out, int index, size_t bytes)
     if (size < SLAB_LEAST || lasting) size = SLAB_LEAST;
     if (size > SLAB_MOST) size = SLAB_MOST;
     if (size < least) size = least;
+    else if (size >= 2 * least) size = (size + least - 1) / least * least;  // models use many blocks of one size
     void *base;
     ms_status st = t->alloc(index, size, &base);
     if (st == MS_OK) ms__add_reserved(&g->use, size);

@@ -48,6 +48,14 @@ describe("large blocks on a GPU", function()
       print(reserved())]])
   end)
 
+  on_gpu("fill their slab where several fit", function()
+    assert.are.equal("36\n72\n", run [[
+      local a, b, c = MiB(12), MiB(12), MiB(12)
+      print(reserved())
+      local d = MiB(12)
+      print(reserved())]])
+  end)
+
   on_gpu("take the smallest range that is free", function()
     assert.are.equal("true\ttrue\n", run [[
       local a, _, c, _ = MiB(8), MiB(1), MiB(4), MiB(1)
