@@ -78,15 +78,28 @@ struct chains {
     int64_t *next;
     uint8_t *first;
 };
+// Every position is compared with all others, a tile in shared memory at a time. The blocks are small, so that 8,192
+// positions occupy 128 processors.
+enum { CHAIN = 64, TILE = 256 };
 __global__ void chain_kernel(lookup q, chains c)
 {
-    int64_t k = GLOBAL_INDEX;
+    __shared__ int64_t tile[TILE];
+    int64_t k = GLOBAL_INDEX, id = k < q.n ? load<int64_t>(q.id_type, q.ids, k) : 0, next = q.n;
+    bool first = true;
+    for (int64_t from = 0; from < q.n; from += TILE) {
+        int n = q.n - from < TILE ? (int)(q.n - from) : TILE;
+        for (int j = threadIdx.x; j < n; j += CHAIN) tile[j] = load<int64_t>(q.id_type, q.ids, from + j);
+        __syncthreads();
+        for (int j = 0; j < n; j++) {
+            if (tile[j] != id) continue;
+            if (from + j < k) first = false;
+            else if (from + j > k && from + j < next) next = from + j;
+        }
+        __syncthreads();
+    }
     if (k >= q.n) return;
-    int64_t id = load<int64_t>(q.id_type, q.ids, k), j = k + 1;
-    while (j < q.n && load<int64_t>(q.id_type, q.ids, j) != id) j++;
-    c.next[k] = j;
-    for (j = k - 1; j >= 0 && load<int64_t>(q.id_type, q.ids, j) != id;) j--;
-    c.first[k] = j < 0;
+    c.next[k] = next;
+    c.first[k] = first;
 }
 // Adds up the gradients of each id along its chain, one thread per column. Only threads of an id's first position work.
 template <class T>
@@ -124,7 +137,7 @@ static ms_status run_embedding_backward(ms_call *c)
         if (st == MS_OK) {
             lookup q = lookup_of(o, ids);
             chains chain = { (int64_t *)room->data, (uint8_t *)room->data + 8 * n };
-            st = launch(what, index, chain_kernel, up(n, THREADS), THREADS, q, chain);
+            st = launch_blocks(what, index, chain_kernel, up(n, CHAIN), CHAIN, q, chain);
             if (st == MS_OK)
                 st = launch(what, index, REAL_KERNEL(q.dtype, embedding_backward_kernel), up(n * q.width, THREADS),
                             THREADS, q, chain, c->i[0], ms__data(g), ms__data(o), more);

@@ -19,14 +19,18 @@ local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 -- Properties of kernels that their arguments do not show.
 -- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
 -- all but the gradient.
-local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2 }
+-- Logits of a chunk are read twice, then their gradient is written.
+local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["loss: cross_total_kernel"] = true }
 -- Kernels whose threads touch one element of a table each, not the whole table.
 local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
   ["embedding: index_kernel"] = true }
--- Kernels in which each thread searches all positions for its id. The positions are cached, so a wait takes a tenth.
-local WALK = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 10 end }
+-- Kernels in which each thread compares all positions with its own: a wait for each tile of 256, and as long again for
+-- the comparisons (256 of 4 cycles).
+local WALK = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 128 end }
+-- Bytes of a partial result, where it is not one number: a double and whose it is.
+local PART = { ["optim: norm_join_kernel"] = 12 }
 
 --- Returns the number of bytes that a launch touches, and the class of most of them.
 function M.bytes(l, base)
@@ -98,7 +102,7 @@ function M.narrow(launches, by_symbol)
       if bytes > 1e6 and l.blocks < kernels.SM.processors then few = few + 1 end
       -- The dtype of scratch memory is unknown and counts as float32; if the kernel loads no float32, it is float64.
       local c = row.classes.float32
-      local parts = l.float32 / (c and c.flight > 0 and 4 or 8) + l.other / 8
+      local parts = l.float32 / (PART[row.name:match "^[^<]*"] or c and c.flight > 0 and 4 or 8) + l.other / 8
       if kernels.joins(row) and parts > 64 * l.blocks * l.threads then alone = alone + 1 end
     end
   end

@@ -85,13 +85,16 @@ void ms__null_note_room(const void *p, size_t bytes)
 static void touch(ms_null_launch *l, const void *p)
 {
     static const ms_null_launch *latest;
-    static const void *whole;  // the place that this launch touched last
-    if (l != latest) whole = NULL;
+    static const void *whole;              // the place that this launch touched last
+    static const char *lowest, *room_end;  // the part of a room that it has touched
+    if (l != latest) whole = lowest = room_end = NULL;
     latest = l;
     int at = place_of(p);
     if (at >= 0 && places[at].p == p) {
         int size = places[at].size;
-        l->bytes[size == 2 ? 0 : size == 4 || size == 0 ? 1 : 2] += (double)places[at].bytes;
+        double bytes = (double)places[at].bytes;
+        if (room_end == (const char *)p + places[at].bytes) bytes -= (double)(room_end - lowest);
+        l->bytes[size == 2 ? 0 : size == 4 || size == 0 ? 1 : 2] += bytes;
         whole = p;
         return;
     }
@@ -99,7 +102,12 @@ static void touch(ms_null_launch *l, const void *p)
     for (int k = n_rooms - 1; k >= last; k--) {
         const char *room = rooms[k % MS_COUNT(rooms)].p, *end = room + rooms[k % MS_COUNT(rooms)].bytes;
         if ((const char *)p < room || (const char *)p >= end) continue;
-        if (room != whole) l->bytes[1] += (double)(end - (const char *)p);
+        if (room == whole) return;
+        const char *up_to = end == room_end ? lowest : end;
+        if ((const char *)p < up_to) {
+            l->bytes[1] += (double)(up_to - (const char *)p);
+            lowest = p, room_end = end;
+        }
         return;
     }
 }
