@@ -322,8 +322,12 @@ MS_API void ms_run_fail(ms_run *r, const char *text);
 MS_API ms_run *ms_run_top(void);  // the innermost open run, or NULL
 
 MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
-MS_API ms_id ms_get_grad(ms_id t);                       // 0 if there is none; every call returns the same id
-MS_API ms_status ms_set_grad(ms_id t, ms_id grad);       // grad 0 clears it
+// The operators that use t from now on do not keep it for their backward: it is computed again then, from the inputs of
+// the operator that made it. MS_EINVAL: that operator's backward does not keep all of its inputs. A no-op without
+// graph.
+MS_API ms_status ms_recompute(ms_id t);
+MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
+MS_API ms_status ms_set_grad(ms_id t, ms_id grad);  // grad 0 clears it
 // Hooks: key is a number chosen by the caller, which the events contain. Returns a handle for ms_hook_remove; 0 on
 // failure.
 MS_API double ms_register_hook(ms_id t, double key);       // called before t's gradient is used

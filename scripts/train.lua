@@ -172,6 +172,7 @@ ms.manual_seed(config.seed)
 local model = GPT {
   vocab = config.vocab, context = config.context, layers = config.layers, heads = config.heads, dim = config.dim,
   position = config.position, dropout = config.dropout, tie = false,
+  recompute = config.device ~= "cpu",   -- on a GPU memory is scarcer than time
 }
 local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end

@@ -46,19 +46,9 @@ static ms_status set_aside_leaf(ms_run *r, ms_leaf *l)
     return MS_OK;
 }
 
-static ms_status used_up(const ms_node *n)
-{
-    return ms__fail(MS_ESTATE,
-                    "backward: this part of the graph was used by an earlier backward, which freed what %s had saved; "
-                    "give the first one { retain_graph = true } to go through it again",
-                    n->op                           ? n->op->name
-                    : n->kind == MS_NODE_CHECKPOINT ? "a checkpoint"
-                                                    : "a Function");
-}
-
 static ms_status add_node(ms_run *r, ms_node *n)
 {
-    if (MS_UNLIKELY(n->freed && n->keeps)) return used_up(n);
+    if (MS_UNLIKELY(n->freed && n->keeps)) return ms__used_up(n);
     MS_TRY(
         ms__grow(&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda, "backward", "the lists of pending work"));
     if (MS_UNLIKELY(n->run != NULL)) MS_TRY(set_aside_node(r, n));
@@ -213,23 +203,6 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 
 // ---- nodes ------------------------------------------------------------------------------------
 
-// Fails if a saved tensor was modified after it was saved.
-static ms_status check_versions(const char *op, const char *role, int n, ms_tensor *const *saved,
-                                const uint32_t *version)
-{
-    for (int k = 0; k < n; k++) {
-        const ms_tensor *t = saved[k];
-        if (MS_LIKELY(!t || t->version->count == version[k])) continue;
-        const char *quote = t->name ? "'" : "";
-        return ms__fail(MS_ESTATE,
-                        "backward: %s %d of %s, %s%s%s%s%s%s, was changed in place after it was saved for backward: it "
-                        "is at version %u, saved at version %u",
-                        role, k + 1, op, ms__tensor_text(t), t->name ? " (" : "", quote, t->name ? t->name : "", quote,
-                        t->name ? ")" : "", t->version->count, version[k]);
-    }
-    return MS_OK;
-}
-
 static ms_tensor *gradient_so_far(const ms_backward_call *b, int k)
 {
     ms_edge e = edge_end(b->edges[k]);
@@ -244,8 +217,7 @@ static ms_tensor *gradient_so_far(const ms_backward_call *b, int k)
 static ms_status op_backward(ms_run *r, ms_node *n)
 {
     bool need[MS_MAX_IN], some = false;
-    MS_TRY(check_versions(n->op->name, "input", n->n_in, n->in, n->in_version));
-    MS_TRY(check_versions(n->op->name, "output", n->n_out, n->out, n->out_version));
+    MS_TRY(ms__check_saved(n));
     for (int k = 0; k < n->n_in; k++) {
         some |= need[k] = edge_needed(r, n->edges[k]);
         r->at.gin[k] = NULL;
@@ -272,7 +244,9 @@ static ms_status op_backward(ms_run *r, ms_node *n)
         .run = r,
         .edges = n->edges,
     };
-    ms_status st = n->op->backward(&b);
+    ms_status st = ms__compute_again(n);
+    if (st == MS_OK) st = n->op->backward(&b);
+    ms__drop_again(n);
     return st == MS_OK ? st : ms__fail_prefix("backward of ");
 }
 
@@ -416,7 +390,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         r->at.phase = PHASE_DELIVER;
         if (MS_LIKELY(any && n->needed)) {
             if (MS_UNLIKELY(n->freed && n->keeps)) {  // freed by a nested run
-                used_up(n);
+                ms__used_up(n);
                 return MS_RUN_FAILED;
             }
             switch (n->kind) {

@@ -339,6 +339,7 @@ static inline ms_node *node_new(const char *who, ms_node_kind kind, node_size s,
     n->kind = (uint8_t)kind;
     for (int k = 0; k < s.in; k++) {
         n->in[k] = NULL;
+        n->in_version[k] = 0;
         set_meta(&n->in_meta[k], in[k]);
         if (MS_UNLIKELY(!set_edge(&n->edges[k], in[k]))) {
             n->n_in = (uint8_t)k;
@@ -410,6 +411,11 @@ static void record(ms_node *n, ms_call *c)
     for (int k = 0; save && k < n_in; k++, save >>= 1) {
         ms_tensor *t = c->in[k];
         if (!(save & 1) || !t) continue;
+        if (MS_UNLIKELY(t->node && t->node->kind == MS_NODE_OP && t->node->use) && !(inplace && k == 0)) {
+            n->in_version[k] = MS_AGAIN;
+            n->keeps = true;
+            continue;
+        }
         if (MS_UNLIKELY(inplace && k == 0)) {
             // The copy of the old values; or the target itself if no gradient reads them.
             t = before ? before : ms__tensor_alias(t);

@@ -47,6 +47,8 @@ typedef enum {
     MS_NODE_UNIT
 } ms_node_kind;
 
+#define MS_AGAIN UINT32_MAX
+
 // One block of memory: the struct, followed by its arrays.
 struct ms_node {
     int refs;
@@ -58,14 +60,15 @@ struct ms_node {
     const ms_op *op;  // set for kind OP
     uint64_t seq;
     uint64_t saved_rng[2];
-    double key;  // set for kinds FUNCTION and CHECKPOINT
-    void *unit;  // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
-    int64_t use;
+    double key;   // set for kinds FUNCTION and CHECKPOINT
+    void *unit;   // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
+    int64_t use;  // UNIT: the number of the use; OP: 1 if its output is computed again in backward (ms_recompute)
     ms_hook *hooks;
     ms_run *run;            // the run that uses it
     ms_node *next;          // links the free list or the list of nodes being freed
     ms_edge *edges;         // n_in edges
-    ms_tensor **in, **out;  // saved inputs and outputs; NULL where not saved
+    ms_tensor **in, **out;  // saved inputs and outputs; NULL where not saved. MS_AGAIN: in_version of an input that
+                            // backward computes again
     uint32_t *in_version, *out_version;
     ms_tensor **gout;  // n_out sums of the gradients received so far in `run`
     ms_meta *in_meta, *out_meta;
@@ -76,7 +79,13 @@ struct ms_node {
 ms_leaf *ms__leaf_of(ms_tensor *t);  // the leaf of t, made at the first call; borrowed
 void ms__leaf_release(ms_leaf *l);
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g);  // takes ownership of g; NULL clears the gradient
-void ms__node_release(ms_node *n);     // iterative, so that chains of a million nodes do not overflow the stack
+void ms__node_release(ms_node *n);            // iterative, so that chains of a million nodes do not overflow the stack
+ms_status ms__used_up(const ms_node *n);      // fails: an earlier backward freed what n had saved
+ms_status ms__check_saved(const ms_node *n);  // fails if a saved tensor was changed in place after it was saved
+// Sets the inputs that n's backward reads and that n has not kept (ms_recompute). Their nodes are older than n, so the
+// run has not freed what these saved.
+ms_status ms__compute_again(ms_node *n);
+void ms__drop_again(ms_node *n);
 void ms__node_free_saved(ms_node *n);  // called after the node's backward, unless the graph is retained
 // Makes a node over n_in inputs and sets its edges and metas. It has room for n_out outputs, which ms__node_output
 // sets.

@@ -44,8 +44,8 @@ function Block:init(o)
   self.attn_norm = nn.LayerNorm(o.dim, kind)
   self.attn = Attention(o)
   self.mlp_norm = nn.LayerNorm(o.dim, kind)
-  self.mlp = nn.Sequential(nn.Linear(o.dim, o.mlp * o.dim, kind), nn.GELU { approximate = "tanh" },
-    nn.Linear(o.mlp * o.dim, o.dim, kind))
+  self.mlp = nn.Sequential(nn.Linear(o.dim, o.mlp * o.dim, kind), nn.GELU { approximate = "tanh",
+    recompute = o.recompute }, nn.Linear(o.mlp * o.dim, o.dim, kind))
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
 end
 
@@ -72,6 +72,7 @@ end
 ---@field bias? boolean     Linear and LayerNorm have a bias (default: true)
 ---@field tie? boolean      the head's weight is the token table (default: true)
 ---@field position? string   "learned" (default): a table of positions; "alibi": each head subtracts its slope times the distance from the scores
+---@field recompute? boolean  backward computes the results of GELU again instead of keeping them: a quarter of the blocks' activations (default: false)
 ---@field init_std? number  standard deviation of the initial weights (default: 0.02)
 ---@field dtype? string  dtype of the parameters (default: the default dtype)
 ---@field device? string  device of the parameters (default: the default device)
@@ -94,7 +95,7 @@ end
 function GPT:init(given)
   local o = opts("GPT", given, {
     vocab = 256, context = 256, layers = 4, heads = 4, dim = 128, mlp = 4, dropout = 0, bias = true, tie = true,
-    position = opts.one_of({ "learned", "alibi" }, "learned"), init_std = 0.02, dtype = opts.string, device = opts.any,
+    position = opts.one_of({ "learned", "alibi" }, "learned"), recompute = false, init_std = 0.02, dtype = opts.string, device = opts.any,
   })
   if o.dim % o.heads ~= 0 then errors.raise("GPT: dim %d is not a multiple of %d heads", o.dim, o.heads) end
   if o.layers > 2 ^ 16 then errors.raise("GPT: option 'layers' is %g, expected at most 65536", o.layers) end

@@ -29,18 +29,21 @@ local Sigmoid = activation("Sigmoid", ops.sigmoid)
 
 --- F.gelu as a module.
 ---@class GELU: Module
----@overload fun(opts?: { approximate: "none"|"tanh" }): GELU
+---@overload fun(opts?: { approximate: "none"|"tanh", recompute: boolean }): GELU
 ---@field approximate "none"|"tanh"  the option
+---@field recompute boolean  the option: backward computes the result again instead of keeping it
 local GELU = Module:extend("GELU")
 
 function GELU:init(given)
-  self.approximate = opts("GELU", given, { approximate = opts.one_of({ "none", "tanh" }, "none") }).approximate
+  local o = opts("GELU", given, { approximate = opts.one_of({ "none", "tanh" }, "none"), recompute = false })
+  self.approximate, self.recompute = o.approximate, o.recompute
 end
 
-local gelu, gelu_tanh = ops.gelu, ops.gelu_tanh
+local gelu, gelu_tanh, recompute = ops.gelu, ops.gelu_tanh, ops.recompute
 function GELU:forward(x)
-  if self._slots.approximate == "tanh" then return gelu_tanh(x) end
-  return gelu(x)
+  local slots = self._slots
+  local y = slots.approximate == "tanh" and gelu_tanh(x) or gelu(x)
+  return slots.recompute and recompute(y) or y
 end
 
 function GELU:extra_repr() return self.approximate == "tanh" and "tanh" or "" end

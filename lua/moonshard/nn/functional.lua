@@ -28,14 +28,19 @@ for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = f
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 
+local gelu_options = { approximate = approximate, recompute = false }
+
 --- GELU (Hendrycks & Gimpel 2016): x * Phi(x), where Phi is the normal distribution function; "tanh" is GPT-2's
 --- approximation.
 ---@param x Tensor  of any shape
----@param given? { approximate: "none"|"tanh" }
+---@param given? { approximate: "none"|"tanh", recompute: boolean }
+---   recompute: operators that use the result compute it again from x in backward, bit for bit, instead of keeping it
 ---@return Tensor
 function F.gelu(x, given)
-  if given and opts("gelu", given, { approximate = approximate }).approximate == "tanh" then return ops.gelu_tanh(x) end
-  return ops.gelu(x)
+  if given == nil then return ops.gelu(x) end
+  local o = opts("gelu", given, gelu_options)
+  local y = o.approximate == "tanh" and ops.gelu_tanh(x) or ops.gelu(x)
+  return o.recompute and ops.recompute(y) or y
 end
 
 --- Exponentials that add up to 1 along d.

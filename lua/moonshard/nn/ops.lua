@@ -2,6 +2,7 @@
 --- The operators that layers and nn.F call, with positional arguments, which the engine checks. Dimensions count from
 --- 0; negative ones from the end.
 local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
 
 local args, a_in, a_out, a_i, a_f = engine.args, engine.a_in, engine.a_out, engine.a_i, engine.a_f
@@ -29,6 +30,12 @@ function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout"))
 function M.gelu_tanh(x)
   a_i[0] = 1
   return wrap(tensor.call1_with(op_gelu, x, "gelu", 1))
+end
+
+-- Makes the operators that use t compute it again in their backward, instead of keeping it.
+function M.recompute(t)
+  if t.id > 0 then errors.check(engine.lib.ms_recompute(t.id)) end
+  return t
 end
 
 local function along(number, x, d, who)
