@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cuda/loss.cu -- cross_entropy, mse_loss and their gradients. cross_entropy uses one block per row; sums in float32
-// (float64 for doubles) in a fixed tree.
+// cuda/loss.cu -- cross_entropy, linear_cross_entropy, mse_loss and their gradients. cross_entropy uses one block per
+// row; sums in float32 (float64 for doubles) in a fixed tree.
 #include "cuda/blocks.h"
+#include "cuda/product.h"
 #include "rows/layout.h"
 
 // ---- cross_entropy ----
@@ -26,13 +27,13 @@ static __device__ inline int64_t target_of(const cross &q, int64_t row)
     return t;
 }
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c])
-// One pass: each thread keeps the largest logit that it has seen and the sum of exp(x - largest).
-template <class S> __global__ void cross_kernel(cross q, void *lse_out, void *losses)
+// One pass: each thread keeps the largest logit that it has seen and the sum of exp(x - largest). Returns lse; *loss is
+// set in thread 0.
+template <class S>
+static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t row, real_of<S> *shared, real_of<S> *loss)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
-    __shared__ T shared[WARPS];
-    int64_t row = blockIdx.x;
     const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
     T most = -(T)INFINITY, sum = 0, all = 0, weights = 0, smooth = (T)q.smooth, v[N], f[N];
     for (int e = 0; e < N; e++) f[e] = 1;
@@ -54,19 +55,32 @@ template <class S> __global__ void cross_kernel(cross q, void *lse_out, void *lo
     if (top == -(T)INFINITY) top = 0;  // a row of -inf only
     sum = group_sum(sum * exp_of(most - top), BLOCK, shared);
     if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
-    if (threadIdx.x != 0) return;
-    T lse = top + log_of(sum), loss = 0;
-    ((T *)lse_out)[row] = lse;
+    T lse = top + log_of(sum);
+    if (threadIdx.x != 0) return lse;
     int64_t t = target_of(q, row);
+    *loss = 0;
     if (t >= 0) {
-        loss = (1 - smooth) * (w ? one_of(w + t) : 1) * (lse - one_of(x + t));
-        if (smooth != 0) loss += smooth / (T)q.n * (weights * lse - all);
+        *loss = (1 - smooth) * (w ? one_of(w + t) : 1) * (lse - one_of(x + t));
+        if (smooth != 0) *loss += smooth / (T)q.n * (weights * lse - all);
     }
-    ((T *)losses)[row] = loss;
+    return lse;
 }
-// totals[0]: the sum of the losses (if given). totals[1]: the sum of the weights of the rows that are not ignored. Runs
-// as one block and adds in a fixed tree.
-template <class T> __global__ void cross_total_kernel(cross q, const T *losses, double *totals)
+template <class S> __global__ void cross_kernel(cross q, void *lse_out, void *losses)
+{
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS];
+    T loss, lse = row_loss<S>(q, blockIdx.x, shared, &loss);
+    if (threadIdx.x != 0) return;
+    ((T *)lse_out)[blockIdx.x] = lse;
+    ((T *)losses)[blockIdx.x] = loss;
+}
+struct target {
+    int dtype;
+    void *data;
+};
+// totals[0]: the sum of the losses (if given). totals[1]: the sum of the weights of the rows that are not ignored. out,
+// if it has data: the loss of all rows. Runs as one block and adds in a fixed tree.
+template <class T> __global__ void cross_total_kernel(cross q, const T *losses, double *totals, bool mean, target out)
 {
     __shared__ double shared[BLOCK];
     double sum = 0, weight = 0;
@@ -77,32 +91,31 @@ template <class T> __global__ void cross_total_kernel(cross q, const T *losses, 
     }
     sum = block_sum(sum, shared);
     weight = block_sum(weight, shared);
-    if (threadIdx.x == 0) {
-        totals[0] = sum;
-        totals[1] = weight;
-    }
+    if (threadIdx.x != 0) return;
+    totals[0] = sum;
+    totals[1] = weight;
+    if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
 }
-template <class T>
-__global__ void cross_finish_kernel(int reduction, int64_t rows, const T *losses, const double *totals, int dtype,
-                                    void *out)
+// The loss of each row, in the dtype of the result.
+template <class T> __global__ void cross_finish_kernel(int64_t rows, const T *losses, target out)
 {
     int64_t k = GLOBAL_INDEX;
-    if (reduction != NONE) {
-        if (k == 0) store<double>(dtype, out, 0, reduction == MEAN ? totals[0] / totals[1] : totals[0]);
-    } else if (k < rows) store<T>(dtype, out, k, losses[k]);
+    if (k < rows) store<T>(out.dtype, out.data, k, losses[k]);
 }
-// dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + g_lse exp(x[c] -
-// lse)
+template <class T> struct row_factors {
+    T scale, lse, more;
+};
+// dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + more exp(x[c] -
+// lse). dx may be x.
 template <class S>
-__global__ void cross_backward_kernel(cross q, int reduction, const void *g, const void *lse, const void *g_lse,
-                                      const double *totals, void *dx)
+static __device__ __forceinline__ void row_gradient(const cross &q, int64_t row, row_factors<real_of<S>> k,
+                                                    real_of<S> *shared, void *dx)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
-    __shared__ T shared[WARPS];
-    int64_t row = blockIdx.x, t = target_of(q, row);
+    int64_t t = target_of(q, row);
     const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
-    T smooth = (T)q.smooth, part = smooth / (T)q.n, weights = (T)q.n, v[N], f[N];
+    T smooth = (T)q.smooth, part = smooth / (T)q.n, weights = (T)q.n, scale = t < 0 ? 0 : k.scale, v[N], f[N];
     if (smooth != 0 && w) {
         weights = 0;
         for (int64_t j = threadIdx.x * N; j < q.n; j += BLOCK * N) {
@@ -111,23 +124,52 @@ __global__ void cross_backward_kernel(cross q, int reduction, const void *g, con
         }
         weights = group_sum(weights, BLOCK, shared);
     }
-    T scale = 0, shift = ((const T *)lse)[row];
-    if (t >= 0)
-        scale = reduction == NONE ? one_of((const S *)g + row)
-                                  : (T)(load<double>(q.x_type, g, 0) / (reduction == MEAN ? totals[1] : 1));
-    T own = (1 - smooth) * (w && t >= 0 ? one_of(w + t) : 1),
-      all = scale * (own + part * weights) + (g_lse ? ((const T *)g_lse)[row] : 0);
+    T own = (1 - smooth) * (w && t >= 0 ? one_of(w + t) : 1), all = scale * (own + part * weights) + k.more;
     for (int e = 0; e < N; e++) f[e] = 1;
     for (int64_t j = first_pack(x) + threadIdx.x * N; j < q.n; j += BLOCK * N) {
         read_pack(x, j, q.n, (T)0, v);
         if (smooth != 0 && w) read_pack(w, j, q.n, (T)0, f);
         for (int e = 0; e < N; e++) {
-            v[e] = all == 0 ? 0 : all * exp_of(v[e] - shift);
+            v[e] = all == 0 ? 0 : all * exp_of(v[e] - k.lse);
             if (smooth != 0) v[e] -= scale * part * f[e];
             if (j + e == t) v[e] -= scale * own;
         }
         write_pack((S *)dx + row * q.n, j, q.n, v);
     }
+}
+// The gradient of the loss: one for each row, or one for all, which for a mean is divided by the weight of all rows.
+struct loss_gradient {
+    int dtype, reduction;
+    const void *g;  // NULL: 1
+    const double *totals;
+};
+template <class T> static __device__ inline T scale_of(const loss_gradient &l, int64_t row)
+{
+    if (l.reduction == NONE) return load<T>(l.dtype, l.g, row);
+    return (T)((l.g ? load<double>(l.dtype, l.g, 0) : 1) / (l.reduction == MEAN ? l.totals[1] : 1));
+}
+template <class S>
+__global__ void cross_backward_kernel(cross q, loss_gradient l, const void *lse, const void *g_lse, void *dx)
+{
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS];
+    int64_t row = blockIdx.x;
+    row_factors<T> k = { scale_of<T>(l, row), ((const T *)lse)[row], g_lse ? ((const T *)g_lse)[row] : 0 };
+    row_gradient<S>(q, row, k, shared, dx);
+}
+// The losses of a chunk of rows, and the gradient of its logits in their place. losses may be NULL.
+template <class S>
+__global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 1 : 5)
+    cross_chunk_kernel(cross q, loss_gradient l, bool gradient, void *losses)
+{
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS];
+    int64_t row = blockIdx.x;
+    T loss, lse = row_loss<S>(q, row, shared, &loss);
+    if (threadIdx.x == 0 && losses) ((T *)losses)[row] = loss;
+    if (!gradient) return;
+    __syncthreads();  // thread 0 has read the target's logit
+    row_gradient<S>(q, row, { scale_of<T>(l, row), lse, 0 }, shared, (void *)q.x);
 }
 
 struct cross_held {
@@ -160,18 +202,28 @@ static void cross_let_go(cross_held *h)
     if (h->ids) ms__release(h->ids);
     if (h->x) ms__release(h->x);
 }
+// The loss of all rows from the losses of each. room: two totals, then the losses.
+template <class T> static ms_status put_losses(ms_call *c, const cross &q, int index, ms_block *room)
+{
+    double *totals = (double *)room->data;
+    const T *losses = (const T *)(totals + 2);
+    target out = { c->out[0]->dtype, ms__data(c->out[0]) };
+    if (c->i[0] == NONE)
+        return launch(c->op->name, index, cross_finish_kernel<T>, up(q.rows, BLOCK), BLOCK, q.rows, losses, out);
+    return launch_blocks(c->op->name, index, cross_total_kernel<T>, 1, BLOCK, q, losses, totals, c->i[0] == MEAN, out);
+}
 template <class T> static ms_status cross_forward(ms_call *c, const cross &q, int index, ms_block *room)
 {
-    const char *what = c->op->name;
-    double *totals = (double *)room->data;
-    T *losses = (T *)(totals + 2);
-    ms_tensor *o = c->out[0];
-    MS_TRY(launch_blocks(what, index, TYPED_KERNEL(q.x_type, cross_kernel), q.rows, BLOCK, q, ms__data(c->out[1]),
-                         (void *)losses));
-    if (c->i[0] != NONE)
-        MS_TRY(launch_blocks(what, index, cross_total_kernel<T>, 1, BLOCK, q, (const T *)losses, totals));
-    return launch(what, index, cross_finish_kernel<T>, c->i[0] == NONE ? up(q.rows, BLOCK) : 1, BLOCK, (int)c->i[0],
-                  q.rows, (const T *)losses, (const double *)totals, (int)o->dtype, ms__data(o));
+    MS_TRY(launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_kernel), q.rows, BLOCK, q,
+                         ms__data(c->out[1]), (void *)((double *)room->data + 2)));
+    return put_losses<T>(c, q, index, room);
+}
+// The divisor of a mean, in totals[1].
+static ms_status cross_weight(ms_call *c, const cross &q, int index, double *totals)
+{
+    target none = {};
+    return launch_blocks(c->op->name, index, cross_total_kernel<float>, 1, BLOCK, q, (const float *)NULL, totals, false,
+                         none);
 }
 static ms_status run_cross_entropy(ms_call *c)
 {
@@ -202,17 +254,142 @@ static ms_status run_cross_entropy_backward(ms_call *c)
     if (st == MS_OK && c->n_in > 5 && c->in[5]) st = ms__contiguous(&g_lse, c->in[5]);
     if (st == MS_OK) st = ms__alloc(&room, device, 2 * sizeof(double), c->op->name);
     double *totals = room ? (double *)room->data : NULL;
-    void *dx = ms__data(c->out[0]);
-    if (st == MS_OK && q.rows && reduction == MEAN)
-        st = launch_blocks(c->op->name, index, cross_total_kernel<float>, 1, BLOCK, q, (const float *)NULL, totals);
-    if (st == MS_OK)
-        st = launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_backward_kernel), q.rows, BLOCK, q,
-                           reduction, ms__data(g), ms__data(lse), data_of(g_lse), (const double *)totals, dx);
+    if (st == MS_OK && q.rows && reduction == MEAN) st = cross_weight(c, q, index, totals);
+    if (st == MS_OK) {
+        loss_gradient l = { g->dtype, reduction, ms__data(g), totals };
+        st = launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_backward_kernel), q.rows, BLOCK, q, l,
+                           ms__data(lse), data_of(g_lse), ms__data(c->out[0]));
+    }
     if (room) ms__free(room);
     if (g_lse) ms__release(g_lse);
     if (g) ms__release(g);
     cross_let_go(&h);
     return st;
+}
+
+// ---- linear_cross_entropy: chunks of rows (rows/loss.c) ----
+
+struct chunked {
+    ms_tensor *x, *w, *bias, *g;                // g: the loss's gradient; NULL: 1
+    ms_tensor *logits, *dx, *dw_sum, *db_sums;  // db_sums: a row for each chunk
+    cross q;
+    cross_held held;
+    loss_gradient l;
+    ms_block *room;
+    int mask;
+};
+static ms_status new_matrix(ms_call *c, ms_tensor **out, int dtype, int64_t rows, int64_t cols)
+{
+    int64_t shape[] = { rows, cols };
+    return ms__tensor_new(out, dtype, ms__device(c->in[0]), 2, shape, c->op->name);
+}
+// The rows first .. first + rows, which are chunk number `at`.
+static ms_status chunk(ms_call *c, const chunked &k, int64_t at, int64_t first, int64_t rows)
+{
+    const char *what = c->op->name;
+    int dtype = k.x->dtype, size = ms__dtype_size(dtype), index = index_of(k.x);
+    int64_t n = k.w->shape[0], in = k.w->shape[1];
+    const char *from = (const char *)ms__data(k.x) + first * in * size;
+    product p = product_of(what, dtype, rows, n, in);
+    p.a = from, p.a_rs = in, p.a_cs = 1;
+    p.b = ms__data(k.w), p.b_rs = k.w->stride[1], p.b_cs = k.w->stride[0];
+    p.bias = data_of(k.bias);
+    p.c = ms__data(k.logits);
+    MS_TRY(ms__cuda_product(index, &p));
+    cross q = k.q;
+    loss_gradient l = k.l;
+    q.ids = (const char *)q.ids + first * ms__dtype_size(q.id_type);
+    if (l.reduction == NONE && l.g) l.g = (const char *)l.g + first * ms__dtype_size(l.dtype);
+    char *losses = (char *)((double *)k.room->data + 2) + first * (dtype == MS_F64 ? 8 : 4);
+    MS_TRY(launch_blocks(what, index, TYPED_KERNEL(dtype, cross_chunk_kernel), rows, BLOCK, q, l, k.mask != 0,
+                         k.g ? NULL : (void *)losses));
+    if (k.dx) {
+        p = product_of(what, dtype, rows, in, n);
+        p.a = ms__data(k.logits), p.a_rs = n, p.a_cs = 1;
+        p.b = ms__data(k.w), p.b_rs = k.w->stride[0], p.b_cs = k.w->stride[1];
+        p.c = (char *)ms__data(k.dx) + first * in * size;
+        MS_TRY(ms__cuda_product(index, &p));
+    }
+    if (k.dw_sum) {
+        p = product_of(what, dtype, n, in, rows);
+        p.a = ms__data(k.logits), p.a_rs = 1, p.a_cs = n;
+        p.b = from, p.b_rs = in, p.b_cs = 1;
+        p.c = ms__data(k.dw_sum);
+        p.c_type = k.dw_sum->dtype;
+        p.add = at > 0;
+        MS_TRY(ms__cuda_product(index, &p));
+    }
+    if (!k.db_sums) return MS_OK;
+    ms_tensor *sums = ms__tensor_view(k.db_sums, 1, &n, &k.db_sums->stride[1], at * n);
+    ms_status st = ms__cuda_column_sum(k.logits, rows, n, sums);
+    ms__release(sums);
+    return st;
+}
+// Half types add the weight's gradient in float32, in memory of its own, and round it at the end.
+static ms_status chunks_begin(ms_call *c, ms_tensor *const *in, chunked *k, int64_t most, ms_tensor **grad)
+{
+    int64_t rows = in[0]->shape[0], n = in[1]->shape[0];
+    int dtype = in[0]->dtype, sums = dtype == MS_F64 ? MS_F64 : MS_F32;
+    MS_TRY(ms__contiguous(&k->x, in[0]));
+    if (in[3]) MS_TRY(ms__contiguous(&k->bias, in[3]));
+    MS_TRY(new_matrix(c, &k->logits, dtype, most, n));
+    MS_TRY(cross_prepare(c, &k->q, &k->held, k->logits, in[2], in[4]));
+    MS_TRY(ms__alloc(&k->room, ms__device(in[0]), (size_t)(rows + 2) * sizeof(double), c->op->name));
+    k->l = { k->g ? k->g->dtype : dtype, (int)c->i[0], data_of(k->g), (const double *)k->room->data };
+    if (k->mask & 1 && !grad[0]) MS_TRY(ms__tensor_like(&grad[0], in[0], c->op->name));
+    k->dx = grad[0];
+    if (k->mask & 8) MS_TRY(new_matrix(c, &k->db_sums, sums, up(rows, most), n));
+    if (k->mask & 2 && sums != dtype && most < rows) return new_matrix(c, &k->dw_sum, sums, n, in[1]->shape[1]);
+    if (k->mask & 2 && !grad[1]) MS_TRY(ms__tensor_like(&grad[1], in[1], c->op->name));
+    if (grad[1]) k->dw_sum = ms__retain(grad[1]);
+    return MS_OK;
+}
+static ms_status chunks_end(ms_call *c, ms_tensor *const *in, chunked *k, ms_tensor **grad)
+{
+    ms_status ms__cuda_copy_tensor(ms_tensor * dst, const ms_tensor *src);
+    int64_t rows = in[0]->shape[0], n = in[1]->shape[0];
+    ms__release(k->logits);  // before the gradients are allocated
+    k->logits = NULL;
+    if (k->mask & 2 && !grad[1]) MS_TRY(ms__tensor_like(&grad[1], in[1], c->op->name));
+    if (grad[1] && rows == 0) MS_TRY(ms__cuda_fill_tensor(grad[1], 0));
+    else if (grad[1] && k->dw_sum->storage != grad[1]->storage) MS_TRY(ms__cuda_copy_tensor(grad[1], k->dw_sum));
+    if (k->mask & 8 && !grad[2]) MS_TRY(ms__tensor_like(&grad[2], in[3], c->op->name));
+    if (grad[2]) MS_TRY(ms__cuda_column_sum(k->db_sums, k->db_sums->shape[0], n, grad[2]));
+    if (k->g) return MS_OK;
+    return in[0]->dtype == MS_F64 ? put_losses<double>(c, k->q, index_of(in[0]), k->room)
+                                  : put_losses<float>(c, k->q, index_of(in[0]), k->room);
+}
+// in: x, w, ids, bias or NULL, class weight or NULL. grad: dx, dw, dbias; made here if they are NULL and the mask has
+// them.
+static ms_status linear_chunks(ms_call *c, ms_tensor *const *in, ms_tensor *g, ms_tensor **grad)
+{
+    chunked k = {};
+    int64_t rows = in[0]->shape[0], most = c->i[2] && c->i[2] < rows ? c->i[2] : rows ? rows : 1;
+    k.w = in[1];
+    k.mask = (int)c->i[c->n_i - 1];
+    ms_status st = g ? ms__contiguous(&k.g, g) : MS_OK;
+    if (st == MS_OK) st = chunks_begin(c, in, &k, most, grad);
+    if (st == MS_OK && k.mask && rows && c->i[0] == MEAN)
+        st = cross_weight(c, k.q, index_of(k.x), (double *)k.room->data);
+    for (int64_t at = 0; at * most < rows && st == MS_OK; at++)
+        st = chunk(c, k, at, at * most, rows - at * most < most ? rows - at * most : most);
+    if (st == MS_OK) st = chunks_end(c, in, &k, grad);
+    if (k.room) ms__free(k.room);
+    ms_tensor *held[] = { k.dw_sum, k.db_sums, k.logits, k.g, k.bias, k.x };
+    cross_let_go(&k.held);
+    for (ms_tensor *t : held) ms__release(t);
+    return st;
+}
+static ms_status run_linear_cross_entropy(ms_call *c)
+{
+    ms_tensor *in[] = { c->in[0], c->in[1], c->in[2], c->n_in > 3 ? c->in[3] : NULL, c->n_in > 4 ? c->in[4] : NULL };
+    return linear_chunks(c, in, NULL, &c->out[1]);
+}
+// Inputs: gradient, and those of the forward. Outputs: those that the mask needs.
+static ms_status run_linear_cross_entropy_backward(ms_call *c)
+{
+    ms_tensor *grad[] = { ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 3) };
+    return linear_chunks(c, c->in + 1, c->in[0], grad);
 }
 
 // ---- mse_loss ----
@@ -293,5 +470,9 @@ static ms_status run_mse_loss_backward(ms_call *c)
 
 extern const ms_cuda_kernel ms__cuda_loss[];
 #define ROW(name) { #name, run_##name },
-const ms_cuda_kernel ms__cuda_loss[] = { ROW(cross_entropy) ROW(cross_entropy_backward) ROW(mse_loss)
-                                             ROW(mse_loss_backward) { NULL, NULL } };
+// clang-format off
+const ms_cuda_kernel ms__cuda_loss[] = {
+    ROW(cross_entropy) ROW(cross_entropy_backward) ROW(linear_cross_entropy) ROW(linear_cross_entropy_backward)
+    ROW(mse_loss) ROW(mse_loss_backward) { NULL, NULL }
+};
+// clang-format on

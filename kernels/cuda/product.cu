@@ -80,7 +80,9 @@ template <class T> __global__ void product_kernel(product p, int64_t tiles_m, in
             if (i >= p.m || j >= p.n) continue;
             T v = sum[x][y] * (T)p.alpha;
             if (p.bias) v += load<T>(p.c_type, p.bias, j);
-            store<T>(p.c_type, p.c, at_c + i * p.c_rs + j * p.c_cs, v);
+            int64_t at = at_c + i * p.c_rs + j * p.c_cs;
+            if (p.add) v += load<T>(p.c_type, p.c, at);
+            store<T>(p.c_type, p.c, at, v);
         }
 }
 
@@ -275,8 +277,8 @@ static ms_status lt_product(int index, const product *p, bool *done)
     cublasLtMatmulPreference_t pref = NULL;
     bool wide = p->a_type == MS_F64;
     cublasOperation_t turned = CUBLAS_OP_T, plain = CUBLAS_OP_N;
-    double alpha64 = p->alpha, beta64 = 0;
-    float alpha32 = (float)p->alpha, beta32 = 0;
+    double alpha64 = p->alpha, beta64 = p->add;
+    float alpha32 = (float)p->alpha, beta32 = p->add;
     int32_t count = (int32_t)batch;
     int slot = (int)(ms__hash_bytes(MS_HASH_START, &key, sizeof key) % CACHE);
     if (!per_device[index].handle) LT_TRY(lt.Create(&per_device[index].handle));

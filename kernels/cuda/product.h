@@ -16,7 +16,8 @@ struct product {
     bool summed;     // set by ms__cuda_product if it has written row_sums; otherwise the caller computes them
     int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // strides in elements: of a row, of a column
     double alpha;
-    int nb;  // number of batch dimensions; their sizes and strides in elements
+    bool add;  // C += alpha A B. Not together with a batch, a bias or row_sums
+    int nb;    // number of batch dimensions; their sizes and strides in elements
     int64_t batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
 };
 // One product with a contiguous C. The caller sets a, b, c and the strides of a and b, and optionally the rest.

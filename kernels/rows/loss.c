@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/loss.c -- rows of cross_entropy and mse_loss.
+// rows/loss.c -- rows of cross_entropy, linear_cross_entropy and mse_loss.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 
@@ -67,6 +67,93 @@ static const ms_op op_cross_entropy =
                "i=1,-100 f=0.1; [5] []i5 i=1,-100; [40,300] [40]i300 i=1,-100; "
                "[6,5] [6]i5 i=1,2 f=0.3; [0,5] [0]i5 i=2,-100; [3,17] [3]i17 i=0,4 f=0.2");
 
+// ---- linear_cross_entropy -------------------------------------------------------------------------
+
+// cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows never exist. Inputs: x, w, ids,
+// bias?, class weight?. Integers: reduction, ignore_index, rows of a chunk (0: all), and those that the check adds: the
+// dtype of the loss, and the mask of the inputs whose gradients are computed with the loss. These are for a loss whose
+// gradient is 1: backward multiplies them by its gradient. With reduction "none" the gradient has to be known before,
+// and float16 needs it, too: without the loss's scale small gradients would round to 0. Backward computes the logits of
+// these again.
+enum { X, W, IDS, BIAS, WEIGHT, INPUTS };  // inputs; gradients of X, W and BIAS are outputs 1, 2 and 3
+
+static const int differentiable[] = { X, W, BIAS };
+
+static ms_status linear_cross_entropy_check(ms_call *c)
+{
+    const ms_tensor *x = c->in[X], *w = c->in[W], *ids = c->in[IDS];
+    MS_TRY(check_reduction(c));
+    if (x->ndim != 2 || w->ndim != 2 || x->shape[1] != w->shape[1])
+        return ms__call_fail(c, "the input must be [n, in] and the weight [classes, in], got %s and %s",
+                             ms__tensor_text(x), ms__tensor_text(w));
+    if (!ms__is_float(x->dtype) || w->dtype != x->dtype)
+        return ms__call_fail(c, "input and weight need one floating-point dtype, got %s and %s", ms__tensor_text(x),
+                             ms__tensor_text(w));
+    if ((ids->dtype != MS_I64 && ids->dtype != MS_I32) || ids->ndim != 1 || ids->shape[0] != x->shape[0])
+        return ms__call_fail(c, "ids must be int64 or int32 [%lld], got %s", (long long)x->shape[0],
+                             ms__tensor_text(ids));
+    for (int k = BIAS; k <= WEIGHT; k++) {
+        const ms_tensor *v = c->n_in > k ? c->in[k] : NULL;
+        if (v && (v->ndim != 1 || v->shape[0] != w->shape[0] || v->dtype != x->dtype))
+            return ms__call_fail(c, "the %s must be %s [%lld], got %s", k == BIAS ? "bias" : "weight of the classes",
+                                 ms__dtype_name(x->dtype), (long long)w->shape[0], ms__tensor_text(v));
+    }
+    if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
+        return ms__call_fail(c, "label_smoothing must be from 0 to 1, got %g", c->f[0]);
+    if (c->n_i > 2 && c->i[2] < 0)
+        return ms__call_fail(c, "a chunk must have 1 or more rows, got %lld", (long long)c->i[2]);
+    for (; c->n_i < 5; c->n_i++) c->i[c->n_i] = c->n_i == 1 ? -100 : 0;
+    // Under autocast the loss is float32, as that of cross_entropy.
+    c->i[3] = ms__state.autocast && x->dtype != MS_F64 ? MS_F32 : x->dtype;
+    c->i[4] = 0;
+    bool at_once = c->i[0] != NONE && x->dtype != MS_F16 && ms__state.grad_mode && !ms__is_meta(ms__device(x));
+    for (int k = 0; k < MS_COUNT(differentiable); k++) {
+        int in = differentiable[k];
+        if (at_once && in < c->n_in && c->in[in] && c->in[in]->requires_grad) c->i[4] |= (int64_t)1 << in;
+    }
+    MS_TRY(ms__call_out(c, 0, (int)c->i[3], ms__device(x), c->i[0] == NONE ? 1 : 0, ids->shape));
+    while (c->n_out <= MS_COUNT(differentiable)) c->out[c->n_out++] = NULL;  // the kernel makes them
+    return MS_OK;
+}
+
+// Inputs: gradient, and those of linear_cross_entropy. The last integer is the mask of the outputs: dx, dw, dbias.
+static ms_status linear_cross_entropy_backward_check(ms_call *c)
+{
+    for (int k = 0, n = 0; k < MS_COUNT(differentiable); k++)
+        if (c->i[c->n_i - 1] >> differentiable[k] & 1) MS_TRY(ms__call_out_like(c, n++, c->in[1 + differentiable[k]]));
+    return MS_OK;
+}
+
+static const ms_op op_linear_cross_entropy_backward =
+    MS_ROW("linear_cross_entropy_backward", 4, 6, .check = linear_cross_entropy_backward_check,
+           .run = { [MS_CPU] = ms__cpu_linear_cross_entropy_backward });
+
+static ms_status linear_cross_entropy_backward(ms_backward_call *b)
+{
+    if (b->n_in > WEIGHT && b->need[WEIGHT])
+        return ms__fail(MS_EUNSUPPORTED, "linear_cross_entropy: the weight of the classes has no gradient");
+    if (b->i[4] == 0) {
+        ms_tensor *in[1 + INPUTS] = { b->gout[0] };
+        for (int k = 0; k < b->n_in; k++) in[1 + k] = b->in[k];
+        return ms__grad_op(b, &op_linear_cross_entropy_backward, 1 + INPUTS, in, false);
+    }
+    for (int k = 0; k < MS_COUNT(differentiable); k++) {
+        int in = differentiable[k];
+        if (b->gout[0] && in < b->n_in && b->need[in])
+            MS_TRY(ms__op2(&b->gin[in], &ms__op_mul, b->out[1 + k], b->gout[0]));
+    }
+    return MS_OK;
+}
+
+static const ms_op op_linear_cross_entropy =
+    MS_ROW("linear_cross_entropy", 3, 5, .flags = MS_OP_LOW, .save_in = 31, .save_out = 14, .n_shown = 1,
+           .check = linear_cross_entropy_check, .run = { [MS_CPU] = ms__cpu_linear_cross_entropy },
+           .backward = linear_cross_entropy_backward,
+           .samples =
+               "[4,3] [5,3] [4]i5 i=1,-100,2; [5,3] [7,3] [5]i7 [7] i=1,2,2; [5,3] [7,3] [5]i7 i=0,-100,2; [5,3] [4,3] "
+               "[5]i4 [4] i=2,-100,3 f=0.1; [6,9] [11,9] [6]i11 [11] i=0,3,4 f=0.2; [9,4] [6,4] [9]i6 i=2,1,4; "
+               "[3,2] [4,2] [3]i4 i=1,-100; [40,20] [300,20] [40]i300 [300] i=1,-100,16; [0,3] [5,3] [0]i5 i=2,-100,1");
+
 // ---- mse_loss -------------------------------------------------------------------------------------
 
 static ms_status mse_loss_check(ms_call *c)
@@ -106,5 +193,12 @@ static const ms_op op_mse_loss =
            .samples =
                "[3,4] [3,4] i=1; [3,4] [3,4] i=0; [3,4] [3,4] i=2; [] [] i=1; [0,3] [0,3] i=2; [70,33] [70,33] i=1");
 
-const ms_op *const ms__ops_loss[] = { &op_cross_entropy, &op_cross_entropy_backward, &op_mse_loss,
-                                      &op_mse_loss_backward, NULL };
+const ms_op *const ms__ops_loss[] = {
+    &op_cross_entropy,
+    &op_cross_entropy_backward,
+    &op_linear_cross_entropy,
+    &op_linear_cross_entropy_backward,
+    &op_mse_loss,
+    &op_mse_loss_backward,
+    NULL,
+};

@@ -337,6 +337,7 @@ static ms_status dispatch(ms_call *c, bool record)
         for (int k = 0; k < c->n_out; k++)
             if (c->out[k]) c->out[k]->tape = MS_OFF_TAPE;
     }
+    while (op->n_shown && c->n_out > op->n_shown) ms__release(c->out[--c->n_out]);
     return MS_OK;
 
 failed:

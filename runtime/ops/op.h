@@ -59,6 +59,7 @@ struct ms_op {
     int8_t n_in_min, n_in_max;   // number of inputs
     int16_t flags;               // MS_OP_*
     uint64_t save_in, save_out;  // bits of the inputs and outputs that backward reads
+    int8_t n_shown;              // outputs that the caller gets; the others are only for backward. 0: all
     ms_status (*check)(ms_call *c);
     ms_status (*run[MS_DEVICES])(ms_call *c);    // none for meta tensors
     ms_status (*backward)(ms_backward_call *b);  // NULL if not differentiable

@@ -139,25 +139,25 @@ describe("the null device", function()
       ["bytes to the host"] = n[8], ["allocations of the driver"] = n[9] }
   end
 
-  -- Limits for training steps: the present numbers, to be lowered when kernels improve. The goals for GPT-2: 350
+  -- Limits for training steps: the present numbers, to be lowered when kernels improve. The goals for GPT-2 are met: 350
   -- launches and products together, no wait, a peak of 3,800 MiB, reserved memory of 1.1 times that.
   local GPT2 = "local step = require('gpt2_step').new()\n"
   for _, case in ipairs {
-    { "GPT-2 124M, bfloat16, 8 x 1024, with clipping and AdamW", GPT2, nil, { ["launches and products"] = 326,
-      products = 147, ["TFLOP of products"] = 6.08, ["waits of the host"] = 0, ["MiB at the peak"] = 5124,
-      ["reserved over peak"] = 1.08, ["bytes to the device"] = 29600, ["bytes to the host"] = 0,
+    { "GPT-2 124M, bfloat16, 8 x 1024, with clipping and AdamW", GPT2, nil, { ["launches and products"] = 343,
+      products = 150, ["TFLOP of products"] = 6.08, ["waits of the host"] = 0, ["MiB at the peak"] = 3616,
+      ["reserved over peak"] = 1.07, ["bytes to the device"] = 29600, ["bytes to the host"] = 0,
       ["allocations of the driver"] = 0 } },
-    { "the same without cuBLASLt", GPT2, { MOONSHARD_CUBLAS = "off" }, { ["launches and products"] = 470, products = 0 } },
+    { "the same without cuBLASLt", GPT2, { MOONSHARD_CUBLAS = "off" }, { ["launches and products"] = 487, products = 0 } },
     { "the same, sharded in a world of one over float32 masters", [[
         ms.dist.init()
         local model = require "moonshard.models.gpt" { vocab = 50304, context = 1024, layers = 12, heads = 12, dim = 768,
-          device = "cuda" }
+          device = "cuda", recompute = true }
         local policy = { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } }
         for _, block in ipairs(model.blocks) do ms.fsdp.fully_shard(block, policy) end
         ms.fsdp.fully_shard(model, policy)
         local step = require("gpt2_step").of(model)
-      ]], nil, { ["launches and products"] = 802, ["waits of the host"] = 0, ["MiB at the peak"] = 5437,
-      ["reserved over peak"] = 1.07, ["bytes to the device"] = 29600, ["allocations of the driver"] = 0 } },
+      ]], nil, { ["launches and products"] = 783, ["waits of the host"] = 0, ["MiB at the peak"] = 3928,
+      ["reserved over peak"] = 1.06, ["bytes to the device"] = 29600, ["allocations of the driver"] = 0 } },
     { "a small GPT, sharded over two ranks, whose collectives go through memory of the CPU", [[
         ms.dist.init()
         local model = require "moonshard.models.gpt" { vocab = 1024, context = 256, layers = 2, heads = 4, dim = 256,
@@ -210,12 +210,12 @@ describe("the null device", function()
     local ms, least, few, alone, operators, strange = out:match
       "^predicted%s+([%d.]+)%s+([%d.]+)%s+(%d+)%s+(%d+)%s+(%d+)%s*(.-)\n$"
     assert.is_truthy(ms, out .. err)
-    -- The limits are the present results. The goals are at most 20 ms (met), no narrow launches (met), and no launches
-    -- whose threads join over 64 parts.
+    -- The limits are the present results. The goals, at most 20 ms, no narrow launches and no launches whose threads
+    -- join over 64 parts, are met.
     assert.is_true(tonumber(ms) <= 15, out)
     assert.is_true(tonumber(ms) >= tonumber(least) and tonumber(least) > 9, out)
     assert.is_true(tonumber(few) <= 0, "launches that touch over 1 MB with under 132 blocks: " .. out)
-    assert.is_true(tonumber(alone) <= 1, "launches whose threads join over 64 parts alone: " .. out)
+    assert.is_true(tonumber(alone) <= 0, "launches whose threads join over 64 parts alone: " .. out)
     assert.is_true(tonumber(operators) >= 15, out)
     assert.are.equal("", strange, "kernels that M.MAIN of kernel_table.lua lacks")
   end)

@@ -3,6 +3,8 @@
 // number per row (its logsumexp); backward writes the gradient in one pass. Sums over rows are computed in float64 over
 // fixed blocks, so results do not depend on the number of threads.
 #include "rows/grad.h"
+#include "rows/product.h"
+#include "cpu/product/product.h"
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
 
@@ -10,7 +12,7 @@ enum { NONE, MEAN, SUM };
 enum { PIECE = 512, BLOCK = 16384 };
 
 typedef struct cross {
-    int dtype;
+    int dtype, g_dtype;
     bool g_rows;  // g has one element per row; otherwise one in all
     int64_t n, ignore;
     double smooth, scale;
@@ -64,12 +66,13 @@ static void let_go(held *h)
     ms__release(h->x);
 }
 
+// x: the logits of all rows, or of a chunk of them.
 static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
 {
     int64_t rows = ids->numel;
     size_t size = x->dtype == MS_F64 ? 8 : 4;
     memset(h, 0, sizeof *h);
-    q->dtype = x->dtype;
+    q->dtype = q->g_dtype = x->dtype;
     q->n = x->shape[x->ndim - 1];
     q->ignore = c->n_i > 1 ? c->i[1] : -100;
     q->smooth = c->n_f > 0 ? c->f[0] : 0;
@@ -105,6 +108,20 @@ static double total_weight(const cross *q, int64_t rows)
     return total;
 }
 
+// Writes the losses of all rows, or their sum over `divisor`.
+static void put_losses(ms_call *c, const cross *q, int64_t rows, double divisor)
+{
+    ms_tensor *out = c->out[0];
+    if (c->i[0] != NONE) {
+        double sum = 0;
+        for (int64_t r = 0; r < rows; r++)
+            sum += q->dtype == MS_F64 ? ((double *)q->losses)[r] : ((float *)q->losses)[r];
+        store_one(out, sum / divisor);
+    } else if (out->dtype == MS_F64) memcpy(ms__data(out), q->losses, (size_t)rows * sizeof(double));
+    else if (out->dtype == MS_F32) memcpy(ms__data(out), q->losses, (size_t)rows * sizeof(float));
+    else ms__row_out(out->dtype, ms__data(out), 0, 1, rows, q->losses);
+}
+
 ms_status ms__cpu_cross_entropy(ms_call *c)
 {
     held h;
@@ -114,16 +131,7 @@ ms_status ms__cpu_cross_entropy(ms_call *c)
     if (st == MS_OK) {
         q.lse = ms__data(c->out[1]);
         if (rows) ms__parallel(rows * q.n, ms__rows_per_block(q.n) * q.n, BOTH(q, cross_rows), &q);
-        if (c->i[0] == NONE) {
-            if (q.dtype == MS_F64) memcpy(ms__data(c->out[0]), q.losses, (size_t)rows * sizeof(double));
-            else if (q.dtype == MS_F32) memcpy(ms__data(c->out[0]), q.losses, (size_t)rows * sizeof(float));
-            else ms__row_out(q.dtype, ms__data(c->out[0]), 0, 1, rows, q.losses);
-        } else {
-            double sum = 0;
-            for (int64_t r = 0; r < rows; r++)
-                sum += q.dtype == MS_F64 ? ((double *)q.losses)[r] : ((float *)q.losses)[r];
-            store_one(c->out[0], c->i[0] == MEAN ? sum / total_weight(&q, rows) : sum);
-        }
+        put_losses(c, &q, rows, c->i[0] == MEAN ? total_weight(&q, rows) : 1);
     }
     let_go(&h);
     return st;
@@ -151,6 +159,153 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
     ms__release(g);
     let_go(&h);
     return st;
+}
+
+// ---- linear_cross_entropy -------------------------------------------------------------------------
+
+// A sum over chunks. The first part is written to the result; half types are added in float32 and rounded once more at
+// the end.
+typedef struct chunk_sum {
+    ms_tensor *result, *part, *sum;
+} chunk_sum;
+
+static ms_status sum_begin(chunk_sum *s, ms_tensor *result, bool several)
+{
+    s->result = result;
+    if (!result || !several) return MS_OK;
+    MS_TRY(ms__tensor_like(&s->part, result, "linear_cross_entropy"));
+    if (result->dtype == MS_F32 || result->dtype == MS_F64) s->sum = ms__retain(result);
+    else MS_TRY(ms__zeros(&s->sum, MS_F32, MS_CPU, result->ndim, result->shape));
+    return MS_OK;
+}
+static ms_tensor *sum_part(const chunk_sum *s, int64_t first)
+{
+    return s->part && (first || s->sum != s->result) ? s->part : s->result;
+}
+static ms_status sum_add(const chunk_sum *s, const ms_tensor *part)
+{
+    ms_tensor *sum = NULL;
+    if (part == s->result) return MS_OK;
+    ms_status st = ms__op2(&sum, &ms__op_add_, s->sum, s->part);
+    ms__release(sum);
+    return st;
+}
+static ms_status sum_end(chunk_sum *s, ms_status st)
+{
+    if (st == MS_OK && s->sum && s->sum != s->result) st = ms__copy_data(s->result, s->sum);
+    ms__release(s->sum);
+    ms__release(s->part);
+    return st;
+}
+
+typedef struct chunked {
+    cross q;
+    held h;
+    ms_tensor *x, *w, *bias, *g, *logits, *gradient, *lse, *dx;
+    chunk_sum dw, db;
+} chunked;
+
+// The rows first .. first + rows: logits, losses and, if asked for, gradients.
+static ms_status chunk(ms_call *c, chunked *k, int64_t first, int64_t rows)
+{
+    const char *what = c->op->name;
+    ms_tensor *x = k->x, *w = k->w;
+    int dtype = x->dtype;
+    int64_t size = ms__dtype_size(dtype), n = w->shape[0], in = w->shape[1], grain = ms__rows_per_block(n) * n;
+    cross q = k->q;
+    const char *from = (const char *)ms__data(x) + first * in * size;
+    ms_gemm p = ms__gemm_of(what, dtype, rows, n, in);
+    p.a = from, p.a_rs = in, p.a_cs = 1;
+    p.b = ms__data(w), p.b_rs = w->stride[1], p.b_cs = w->stride[0];
+    p.bias = k->bias ? ms__data(k->bias) : NULL;
+    p.c = ms__data(k->logits);
+    MS_TRY(ms__gemm(&p));
+    q.ids += first;
+    q.losses = (char *)q.losses + first * (dtype == MS_F64 ? 8 : 4);
+    ms__parallel(rows * n, grain, BOTH(q, cross_rows), &q);
+    if (!k->gradient) return MS_OK;
+    if (q.g_rows) q.g = (const char *)q.g + first * ms__dtype_size(q.g_dtype);
+    q.out = ms__data(k->gradient);
+    ms__parallel(rows * n, grain, BOTH(q, cross_rows_backward), &q);
+    if (k->dx) {
+        p = ms__gemm_of(what, dtype, rows, in, n);
+        p.a = q.out, p.a_rs = n, p.a_cs = 1;
+        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
+        p.c = (char *)ms__data(k->dx) + first * in * size;
+        MS_TRY(ms__gemm(&p));
+    }
+    if (k->dw.result) {
+        ms_tensor *part = sum_part(&k->dw, first);
+        p = ms__gemm_of(what, dtype, n, in, rows);
+        p.a = q.out, p.a_rs = 1, p.a_cs = n;
+        p.b = from, p.b_rs = in, p.b_cs = 1;
+        p.c = ms__data(part);
+        MS_TRY(ms__gemm(&p));
+        MS_TRY(sum_add(&k->dw, part));
+    }
+    if (k->db.result) {
+        ms_tensor *part = sum_part(&k->db, first);
+        ms__column_sum(dtype, ms__data(part), q.out, rows, n, n);
+        MS_TRY(sum_add(&k->db, part));
+    }
+    return MS_OK;
+}
+
+// in: x, w, ids, bias?, class weight?. g: the loss's gradient, NULL for 1. Sets the gradients that are not NULL, and
+// the loss in the forward's call.
+static ms_status chunks(ms_call *c, ms_tensor *const *in, int n_in, ms_tensor *g, ms_tensor *const *grad)
+{
+    chunked k = { .dx = grad[0] };
+    int64_t rows = in[0]->shape[0], n = in[1]->shape[0], most = c->i[2] && c->i[2] < rows ? c->i[2] : rows;
+    int dtype = in[0]->dtype;
+    ms_status st = ms__tensor_new(&k.logits, dtype, MS_CPU, 2, (int64_t[]) { most, n }, c->op->name);
+    if (st == MS_OK && (grad[0] || grad[1] || grad[2])) st = ms__tensor_like(&k.gradient, k.logits, c->op->name);
+    if (st == MS_OK) st = prepare(c, &k.h, &k.q, k.logits, in[2], n_in > 4 ? in[4] : NULL);
+    if (st == MS_OK) st = ms__tensor_new(&k.lse, dtype == MS_F64 ? MS_F64 : MS_F32, MS_CPU, 1, &most, c->op->name);
+    if (st == MS_OK) st = ms__contiguous(&k.x, in[0]);
+    if (st == MS_OK && n_in > 3 && in[3]) st = ms__contiguous(&k.bias, in[3]);
+    if (st == MS_OK && g) st = ms__contiguous(&k.g, g);
+    if (st == MS_OK) st = sum_begin(&k.dw, grad[1], most < rows);
+    if (st == MS_OK) st = sum_begin(&k.db, grad[2], most < rows);
+    if (st == MS_OK) {
+        double divisor = c->i[0] == MEAN ? total_weight(&k.q, rows) : 1;
+        k.w = in[1];
+        k.q.lse = ms__data(k.lse);
+        k.q.g_rows = c->i[0] == NONE;
+        if (k.g) k.q.g = ms__data(k.g), k.q.g_dtype = k.g->dtype;
+        k.q.scale = k.q.g_rows ? 1 : (k.g ? one(k.g->dtype, k.q.g, 0) : 1) / divisor;
+        for (int64_t first = 0; first < rows && st == MS_OK; first += most)
+            st = chunk(c, &k, first, rows - first < most ? rows - first : most);
+        if (st == MS_OK && !g) put_losses(c, &k.q, rows, divisor);
+    }
+    for (int i = 1; i < 3 && st == MS_OK && rows == 0; i++)
+        if (grad[i]) st = ms__zero(grad[i]);
+    st = sum_end(&k.dw, st);
+    st = sum_end(&k.db, st);
+    ms__release(k.g);
+    ms__release(k.bias);
+    ms__release(k.x);
+    ms__release(k.lse);
+    let_go(&k.h);
+    ms__release(k.gradient);
+    ms__release(k.logits);
+    return st;
+}
+
+ms_status ms__cpu_linear_cross_entropy(ms_call *c)
+{
+    static const int differentiable[] = { 0, 1, 3 };
+    for (int k = 0; k < 3; k++)
+        if (c->i[4] >> differentiable[k] & 1)
+            MS_TRY(ms__tensor_like(&c->out[1 + k], c->in[differentiable[k]], c->op->name));
+    return chunks(c, c->in, c->n_in, NULL, &c->out[1]);
+}
+
+// Inputs: gradient, and those of the forward.
+ms_status ms__cpu_linear_cross_entropy_backward(ms_call *c)
+{
+    ms_tensor *grad[] = { ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 3) };
+    return chunks(c, c->in + 1, c->n_in - 1, c->in[0], grad);
 }
 
 // ---- mse_loss -------------------------------------------------------------------------------------

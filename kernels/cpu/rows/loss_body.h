@@ -47,7 +47,7 @@ static MS_KERNEL void R(cross_rows_backward)(void *arg, int64_t first, int64_t l
         else {
             const REAL *x = ROW_IN(q->dtype, q->x, r * n, 1, n, room + 2 * n);
             bool counts = t != q->ignore;
-            REAL scale = counts ? (REAL)(q->g_rows ? q->scale * ONE(q->dtype, q->g, r) : q->scale) : 0;
+            REAL scale = counts ? (REAL)(q->g_rows ? q->scale * ONE(q->g_dtype, q->g, r) : q->scale) : 0;
             REAL own = (1 - smooth) * (w && counts ? w[t] : 1), all = scale * (own + part * weights),
                  lse = ((const REAL *)q->lse)[r];
             if (q->g_lse) all += ((const REAL *)q->g_lse)[r];

@@ -61,6 +61,15 @@ function Block:forward(x)
   return residual(h, self.mlp_norm, self.mlp, self.drop)
 end
 
+-- The projection to logits; with targets, the loss, for which the logits of the whole batch need not exist.
+---@class GPTHead: Linear
+local Head = nn.Linear:extend("GPTHead")
+
+function Head:forward(x, targets)
+  if targets then return nn.F.linear_cross_entropy(x, self.weight, targets) end
+  return nn.F.linear(x, self.weight)
+end
+
 ---@class GPTOptions
 ---@field vocab? integer    number of token ids (default: 256, bytes)
 ---@field context? integer  tokens of the longest sequence (default: 256)
@@ -109,7 +118,7 @@ function GPT:init(given)
   self.blocks = nn.Sequential {}
   for _ = 1, o.layers do self.blocks:append(Block(setmetatable({ distance = distance }, { __index = o }))) end
   self.norm = nn.LayerNorm(o.dim, { bias = o.bias, dtype = o.dtype, device = o.device })
-  self.head = nn.Linear(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
+  self.head = Head(o.dim, o.vocab, { bias = false, dtype = o.dtype, device = o.device })
   if o.tie then self.head.weight = self.token.weight end
   self:reset_parameters()
 end
@@ -134,15 +143,13 @@ end
 
 function GPT:forward(ids, targets)
   if ids.ndim ~= 2 then errors.raise("GPT: ids have shape %s, expected [B, T]", tostring(ids.shape)) end
-  local B, T = ids:size(1), ids:size(2)
+  local T = ids:size(2)
   local o = self.config
   if T > o.context then errors.raise("GPT: %d positions are more than the context of %d", T, o.context) end
   local x = self.token(ids)
   if self.position then x = x + self.position(create.arange(0, T, { dtype = "int64", device = ids.device })) end
   if self.drop then x = self.drop(x) end
-  local logits = self.head(self.norm(self.blocks(x)))
-  if not targets then return logits end
-  return nn.F.cross_entropy(logits:reshape(B * T, o.vocab), targets:reshape(B * T))
+  return self.head(self.norm(self.blocks(x)), targets)
 end
 
 function GPT:extra_repr()

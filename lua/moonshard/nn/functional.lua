@@ -309,6 +309,65 @@ function F.cross_entropy(logits, ids, given)
   return cross_entropy(logits, ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
 end
 
+local lce_options = { linear_bias = opts.any, batch_chunk_size = opts.whole_from(1) }
+for name, value in pairs(ce_options) do lce_options[name] = value end
+
+-- The rows of a chunk: as few chunks of equal size as have up to 512 MiB of logits each. Multiples of 64 rows fill the
+-- tiles of products.
+local function chunk_rows(x, rows, classes)
+  local chunks = math.ceil(rows * classes * x:element_size() / 2 ^ 29)
+  return math.ceil(rows / math.max(chunks, 1) / 64) * 64
+end
+
+--- cross_entropy of linear(x, w), but the logits of all rows never exist: they are computed in chunks of rows, and the
+--- gradients of x, w and the bias in the same pass. Memory: the logits of one chunk, and for several chunks of half
+--- types a float32 sum of w's size. The bits depend on the size of the chunks, not on the number of threads; rows that
+--- fit one chunk are given to linear and cross_entropy. Backward computes the logits again with reduction "none", and
+--- in float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
+--- Errors: a class outside of w's rows.
+---
+---     local loss = nn.F.linear_cross_entropy(model.norm(x), model.head.weight, targets)
+---@param x Tensor  […, in]
+---@param w Tensor  [C, in]: a row for each class
+---@param ids Tensor  classes from 0: int64 […]; or the probability of every class, floating point […, C]
+---@param given? { linear_bias: Tensor, reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor, batch_chunk_size: integer }
+---   linear_bias: [C], added to the logits; weight: [C], factor of each class; batch_chunk_size: rows of a chunk
+---   (default: as few equal chunks as have up to 512 MiB of logits)
+---@return Tensor  [], or the shape of x without its last dimension with "none"
+function F.linear_cross_entropy(x, w, ids, given)
+  local o = opts("linear_cross_entropy", given, lce_options)
+  opts.expect(x, a_tensor, "linear_cross_entropy: input")
+  opts.expect(w, a_tensor, "linear_cross_entropy: linear_weight")
+  opts.expect(ids, a_tensor, "linear_cross_entropy: ids")
+  local ndim, soft = x.ndim, dtypes.is_float(info_of(ids).dtype)
+  if w.ndim ~= 2 or ndim == 0 or x:size(ndim) ~= w:size(2) then
+    raise("linear_cross_entropy: the input must be [..., in] and linear_weight [classes, in], got %s and %s",
+      tostring(x.shape), tostring(w.shape))
+  end
+  local classes, sizes, rows = w:size(1), {}, 1
+  for d = 1, ndim - 1 do
+    sizes[d] = x:size(d)
+    rows = rows * sizes[d]
+  end
+  local fits = ids.ndim == (soft and ndim or ndim - 1) and ids:numel() == (soft and rows * classes or rows)
+  for d = 1, ndim - 1 do fits = fits and ids:size(d) == sizes[d] end
+  if not fits then
+    raise("linear_cross_entropy: %s of input %s and %d classes must be [%s], got %s",
+      soft and "probabilities" or "ids", tostring(x.shape), classes,
+      table.concat(sizes, ", ") .. (soft and (ndim > 1 and ", " or "") .. classes or ""), tostring(ids.shape))
+  end
+  if ndim ~= 2 then
+    x, ids = x:reshape(rows, w:size(2)), soft and ids:reshape(rows, classes) or ids:reshape(rows)
+  end
+  local chunk, loss = o.batch_chunk_size or chunk_rows(x, rows, classes)
+  if soft or chunk >= rows then
+    loss = cross_entropy(ops.linear(x, w, o.linear_bias), ids, o.weight, o.reduction, o.ignore_index, o.label_smoothing)
+  else
+    loss = ops.linear_cross_entropy(x, w, ids, o, chunk)
+  end
+  return o.reduction == "none" and ndim ~= 2 and loss:reshape(sizes) or loss
+end
+
 --- (a - b)^2: the mean, the sum, or each element.
 ---@param a Tensor  of any shape, floating point
 ---@param b Tensor  of a's shape

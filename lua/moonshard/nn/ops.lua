@@ -18,6 +18,7 @@ local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", 
   op "log_softmax"
 local op_batch_norm, op_conv2d = op "batch_norm", op "conv2d"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
+local op_linear_cross_entropy = op "linear_cross_entropy"
 local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
 local state, drop_id = engine.state, engine.lib.ms_drop
 
@@ -109,7 +110,20 @@ function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smo
   if weight ~= nil then a_in[2], n = id_of(weight, "cross_entropy", "weight"), 3 end
   args.n_in, args.n_i, args.n_f = n, 2, 1
   a_i[0], a_i[1], a_f[0] = reductions[reduction], ignore_index, label_smoothing
-  return wrap(call_args(op_cross_entropy, logits, ids, weight))
+  local loss = call_args(op_cross_entropy, logits, ids, weight)
+  if loss > 0 then engine.lib.ms_release(a_out[1]) end  -- for backward only: outside of scopes nothing would release it
+  return wrap(loss)
+end
+
+-- o: linear_bias?, weight?, reduction, ignore_index, label_smoothing. rows: of a chunk.
+function M.linear_cross_entropy(x, w, ids, o, rows)
+  local who = "linear_cross_entropy"
+  a_in[0], a_in[1], a_in[2] = id_of(x, who, "input"), id_of(w, who, "linear_weight"), id_of(ids, who, "ids")
+  a_in[3] = o.linear_bias ~= nil and id_of(o.linear_bias, who, "linear_bias") or 0
+  a_in[4] = o.weight ~= nil and id_of(o.weight, who, "weight") or 0
+  args.n_in, args.n_i, args.n_f = 5, 3, 1
+  a_i[0], a_i[1], a_i[2], a_f[0] = reductions[o.reduction], o.ignore_index, rows, o.label_smoothing
+  return wrap(call_args(op_linear_cross_entropy, x, w, ids))
 end
 
 function M.mse_loss(a, b, reduction)

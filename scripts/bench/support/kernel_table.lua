@@ -124,6 +124,7 @@ M.MAIN = set [[
   reduce:dense_columns_kernel reduce:join_kernel reduce:finish_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
   loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel
+  loss:cross_chunk_kernel
 ]]
 
 --- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight.

@@ -101,7 +101,7 @@ static cublasStatus_t lt_Matmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cons
                                 const cublasLtMatmulAlgo_t *algo, void *room, size_t bytes, cudaStream_t stream)
 {
     const layout *x = (const layout *)(const void *)la, *o = (const layout *)(const void *)lo;
-    (void)h, (void)alpha, (void)beta, (void)c, (void)lc, (void)algo, (void)room, (void)bytes, (void)stream;
+    (void)h, (void)alpha, (void)c, (void)algo, (void)room, (void)bytes, (void)stream;
     uint64_t deep = ((description *)(void *)d)->turned == CUBLAS_OP_N ? x->cols : x->rows;
     double flops = 2.0 * (double)o->rows * (double)o->cols * (double)deep * (double)o->batch;
     ms__null_totals.products++;
@@ -111,6 +111,8 @@ static cublasStatus_t lt_Matmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cons
     operand(l, a, x);
     operand(l, b, (const layout *)(const void *)lb);
     operand(l, out, o);
+    bool adds = o->type == CUDA_R_64F ? *(const double *)beta != 0 : *(const float *)beta != 0;
+    if (adds) operand(l, c, (const layout *)(const void *)lc);
     return CUBLAS_STATUS_SUCCESS;
 }
 
