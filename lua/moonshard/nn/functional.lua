@@ -325,8 +325,6 @@ end
 --- fit one chunk are given to linear and cross_entropy. Backward computes the logits again with reduction "none", and
 --- in float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
 --- Errors: a class outside of w's rows.
----
----     local loss = nn.F.linear_cross_entropy(model.norm(x), model.head.weight, targets)
 ---@param x Tensor  […, in]
 ---@param w Tensor  [C, in]: a row for each class
 ---@param ids Tensor  classes from 0: int64 […]; or the probability of every class, floating point […, C]
