@@ -79,13 +79,7 @@ struct ms_node {
 ms_leaf *ms__leaf_of(ms_tensor *t);  // the leaf of t, made at the first call; borrowed
 void ms__leaf_release(ms_leaf *l);
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g);  // takes ownership of g; NULL clears the gradient
-void ms__node_release(ms_node *n);            // iterative, so that chains of a million nodes do not overflow the stack
-ms_status ms__used_up(const ms_node *n);      // fails: an earlier backward freed what n had saved
-ms_status ms__check_saved(const ms_node *n);  // fails if a saved tensor was changed in place after it was saved
-// Sets the inputs that n's backward reads and that n has not kept (ms_recompute). Their nodes are older than n, so the
-// run has not freed what these saved.
-ms_status ms__compute_again(ms_node *n);
-void ms__drop_again(ms_node *n);
+void ms__node_release(ms_node *n);     // iterative, so that chains of a million nodes do not overflow the stack
 void ms__node_free_saved(ms_node *n);  // called after the node's backward, unless the graph is retained
 // Makes a node over n_in inputs and sets its edges and metas. It has room for n_out outputs, which ms__node_output
 // sets.
@@ -99,5 +93,6 @@ ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index);  // appends
 #include "autograd/custom.h"
 #include "autograd/leaf.h"
 #include "autograd/run.h"
+#include "autograd/saved.h"
 
 #endif

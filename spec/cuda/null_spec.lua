@@ -139,8 +139,8 @@ describe("the null device", function()
       ["bytes to the host"] = n[8], ["allocations of the driver"] = n[9] }
   end
 
-  -- Limits for training steps: the present numbers, to be lowered when kernels improve. The goals for GPT-2 are met: 350
-  -- launches and products together, no wait, a peak of 3,800 MiB, reserved memory of 1.1 times that.
+  -- Limits for training steps: the present numbers, to be lowered when kernels improve. The goals for GPT-2 are met:
+  -- 350 launches and products together, no wait, a peak of 3,800 MiB, reserved memory of 1.1 times that.
   local GPT2 = "local step = require('gpt2_step').new()\n"
   for _, case in ipairs {
     { "GPT-2 124M, bfloat16, 8 x 1024, with clipping and AdamW", GPT2, nil, { ["launches and products"] = 343,
