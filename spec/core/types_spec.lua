@@ -26,7 +26,7 @@ describe("annotations of elementwise methods", function()
   it("are what the prompt shows", function()
     for name, expected in pairs {
       silu = "function Tensor:silu()\n  t * sigmoid(t), element by element.\n  @return Tensor",
-      silu_ = "function Tensor:silu_()\n  silu in place.\n  @return Tensor self",
+      silu_ = "function Tensor:silu_()\n  In-place version of silu.\n  @return Tensor self",
       ["ms.nn.F.silu"] = "function Tensor:silu()\n  t * sigmoid(t), element by element.\n  @return Tensor",
       maximum = "function Tensor:maximum(u)\n  The larger of both, element by element.\n  @param u Tensor  broadcasts with t\n  @return Tensor",
       eq = "function Tensor:eq(u)\n  t == u, element by element: a bool tensor.\n  @param u Tensor|number  broadcasts with t\n  @return Tensor",
