@@ -231,6 +231,7 @@ typedef struct {
 //   batch_norm                                  i: training; f: eps
 //   conv2d                                      i: stride, stride, top, left, bottom, right, dilation, dilation, groups
 //   cross_entropy                               i: reduction, ignore_index?; f: label_smoothing?
+//   linear_cross_entropy                        i: reduction, ignore_index?, rows?; f: label_smoothing?
 //   mse_loss                                    i: reduction
 //   embedding                                   i: padding_idx?
 //   dropout                                     f: p
@@ -239,6 +240,7 @@ typedef struct {
 //   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
 //   randint_                                    i: place?; f: low, high (exclusive)
 //   trunc_normal_                               i: place?; f: mean, std, low, high
+// rows: the rows of a chunk.
 // place: the position of t's first element in a larger tensor, so that a shard gets the same numbers as the whole.
 
 MS_API int ms_op_find(const char *name);  // -1 if there is no such operator

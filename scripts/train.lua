@@ -266,8 +266,8 @@ local function train(step)
     if config.accumulate > 1 then model:set_requires_gradient_sync(part == config.accumulate) end
     local ids, targets, sequences = batches:train(step, part, config.accumulate)
     local loss = model(ids, targets)
-    -- Gradients are averaged over ranks; the weight of a micro-batch is its number of sequences, so that uneven shares
-    -- are exact.
+    -- A micro-batch is weighted by its share of the step's sequences, so that uneven shares are exact. The factor world
+    -- cancels the mean that the reduction of gradients takes over ranks.
     local weight = sequences / config.batch
     local scaled = weight * world == 1 and loss or loss * (weight * world)
     scaled:backward()

@@ -74,7 +74,7 @@ struct bn_channels {
     by_channel w, mean, var, gmean, gvar;
     void *dw, *db, *dmean, *dvar;
 };
-// For every channel: its gradients, and the three factors of dx.
+// For every channel: its gradients, and the three coefficients of dx.
 template <class T>
 __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, bn_channels t, double *factors)
 {

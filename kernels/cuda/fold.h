@@ -29,8 +29,8 @@ enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
 struct fold_plan {
     const char *data;
     int dtype, nk, nr;
-    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS],
-        rstride[MS_MAX_DIMS];  // strides of kept and of reduced dimensions, in bytes
+    // Shapes, and strides in bytes, of the kept and of the reduced dimensions.
+    int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];
     int64_t outputs, length, segments, segment;
     bool columns;  // adjacent elements belong to different outputs
     bool dense;    // of real numbers, and 16 bytes can be read at a time

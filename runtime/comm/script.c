@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // comm/script.c -- collectives as scripts call them: tensors are passed by id, and all arguments are checked before
-// anything is sent. Lists, views and Lua's bytes are copied to contiguous tensors.
+// anything is sent. Lists, views and Lua's strings are copied to contiguous tensors.
 #include <stdio.h>
 #include "device/device.h"
 #include "ops/op.h"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- User's files and folders at the path of a checkpoint: for checkpoint_folder_spec and scripts/bench/durability.
+--- A user's files and folders where a checkpoint is to be saved: for checkpoint_folder_spec and scripts/bench/durability.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 

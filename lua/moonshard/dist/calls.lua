@@ -75,7 +75,8 @@ function call_again(since, find, a, b, c)
 end
 jit.off(call_again)
 
--- Prepares one collective. Returns the number of failures so far.
+-- Called before one collective. After an earlier failure it tells the engine where in the script this call is, so that
+-- the ranks' calls are matched again. Returns the number of failed collectives so far.
 local function begin_one(find, a, b, c)
   local failures = state.dist_failures
   if failures > 0 and lib.ms_dist_continues(find(a, b, c)) ~= 0 then resume.before(true, a, b, c) end

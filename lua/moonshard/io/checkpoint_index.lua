@@ -138,7 +138,8 @@ local function check_pieces(dir, name, entry, world)
     end
     for i = 1, 4 do
       if not whole_number(piece[i], i == 1 and 1 or 0) then
-        bad(dir, "piece %d of tensor '%s' has %s at %d", k, name, tostring(piece[i]), i)
+        bad(dir, "piece %d of tensor '%s': its number %d is %s, expected a whole number from %d", k, name, i,
+          tostring(piece[i]), i == 1 and 1 or 0)
       end
     end
     dim = dim or piece[2]

@@ -131,8 +131,7 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
--- In training, normalises with the batch's statistics and adds them to the running statistics (with the unbiased
--- variance).
+-- In training, normalises with the batch's statistics and mixes them into the running ones (the variance: unbiased).
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   opts.expect(x, a_tensor, "batch_norm: argument 1")
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
@@ -161,9 +160,9 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   return y
 end
 
---- Normalises over all dimensions except the second (Ioffe & Szegedy 2015): in training with the batch's mean and
---- variance, which are then added to the running ones in place; otherwise with the running ones. Errors: a single value
---- per channel in training.
+--- Normalises over all dimensions except the second (Ioffe & Szegedy 2015). In training: with the batch's mean and
+--- variance; then running = (1 - momentum) running + momentum batch, in place, with the unbiased variance. Otherwise:
+--- with the running ones. Errors: a single value per channel in training.
 ---@param x Tensor  [N, C, …]
 ---@param mean? Tensor  running mean, [C]
 ---@param var? Tensor   running variance, [C]
@@ -311,6 +310,14 @@ end
 
 local lce_options = { linear_bias = opts.any, batch_chunk_size = opts.whole_from(1) }
 for name, value in pairs(ce_options) do lce_options[name] = value end
+local lce_defaults = opts("linear_cross_entropy", nil, lce_options)
+
+-- The sizes of a tensor's dimensions but the last.
+local function first_sizes(x)
+  local sizes = {}
+  for d = 1, x.ndim - 1 do sizes[d] = x:size(d) end
+  return sizes
+end
 
 -- The rows of a chunk: as few chunks of equal size as have up to 512 MiB of logits each. Multiples of 64 rows fill the
 -- tiles of products.
@@ -333,7 +340,7 @@ end
 ---   (default: as few equal chunks as have up to 512 MiB of logits)
 ---@return Tensor  [], or the shape of x without its last dimension with "none"
 function F.linear_cross_entropy(x, w, ids, given)
-  local o = opts("linear_cross_entropy", given, lce_options)
+  local o = given == nil and lce_defaults or opts("linear_cross_entropy", given, lce_options)
   opts.expect(x, a_tensor, "linear_cross_entropy: input")
   opts.expect(w, a_tensor, "linear_cross_entropy: linear_weight")
   opts.expect(ids, a_tensor, "linear_cross_entropy: ids")
@@ -342,17 +349,14 @@ function F.linear_cross_entropy(x, w, ids, given)
     raise("linear_cross_entropy: the input must be [..., in] and linear_weight [classes, in], got %s and %s",
       tostring(x.shape), tostring(w.shape))
   end
-  local classes, sizes, rows = w:size(1), {}, 1
-  for d = 1, ndim - 1 do
-    sizes[d] = x:size(d)
-    rows = rows * sizes[d]
-  end
+  local classes, rows, whole = w:size(1), 1, x
+  for d = 1, ndim - 1 do rows = rows * x:size(d) end
   local fits = ids.ndim == (soft and ndim or ndim - 1) and ids:numel() == (soft and rows * classes or rows)
-  for d = 1, ndim - 1 do fits = fits and ids:size(d) == sizes[d] end
+  for d = 1, ndim - 1 do fits = fits and ids:size(d) == x:size(d) end
   if not fits then
     raise("linear_cross_entropy: %s of input %s and %d classes must be [%s], got %s",
       soft and "probabilities" or "ids", tostring(x.shape), classes,
-      table.concat(sizes, ", ") .. (soft and (ndim > 1 and ", " or "") .. classes or ""), tostring(ids.shape))
+      table.concat(first_sizes(x), ", ") .. (soft and (ndim > 1 and ", " or "") .. classes or ""), tostring(ids.shape))
   end
   if ndim ~= 2 then
     x, ids = x:reshape(rows, w:size(2)), soft and ids:reshape(rows, classes) or ids:reshape(rows)
@@ -363,7 +367,7 @@ function F.linear_cross_entropy(x, w, ids, given)
   else
     loss = ops.linear_cross_entropy(x, w, ids, o, chunk)
   end
-  return o.reduction == "none" and ndim ~= 2 and loss:reshape(sizes) or loss
+  return o.reduction == "none" and ndim ~= 2 and loss:reshape(first_sizes(whole)) or loss
 end
 
 --- (a - b)^2: the mean, the sum, or each element.
@@ -418,10 +422,16 @@ local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, s
 ---   scale: factor of the scores (default: 1/sqrt(D))
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
-  local o = opts("scaled_dot_product_attention", given, sdpa_options)
-  if o.scale == 0 and is_tensor(q) then q, o.scale = q * 0, 1 end  -- the operator uses 1/sqrt(D) if the scale is 0
-  if is_uneven(q, k, v) then return uneven_attention(q, k, v, o) end
-  return ops.attention(q, k, v, o.attn_mask, o.is_causal, o.dropout_p, o.scale or 0)
+  local mask, causal, p, scale = nil, false, 0, nil
+  if given ~= nil then
+    opts.verify("scaled_dot_product_attention", given, sdpa_options)
+    mask, causal, p, scale = given.attn_mask, given.is_causal or false, given.dropout_p or 0, given.scale
+  end
+  if scale == 0 and is_tensor(q) then q, scale = q * 0, 1 end    -- the operator uses 1/sqrt(D) if the scale is 0
+  if is_uneven(q, k, v) then
+    return uneven_attention(q, k, v, { attn_mask = mask, is_causal = causal, dropout_p = p, scale = scale })
+  end
+  return ops.attention(q, k, v, mask, causal, p, scale or 0)
 end
 
 --- Splits the result of one projection into queries, keys and values: [B, T, 3 C] -> three tensors [B, heads, T, C /

@@ -28,7 +28,9 @@ local lib
 function M.open(build)
   local cuda = require("moonshard").cuda
   if not cuda.is_available() then return false, cuda.why_unavailable() end
-  if not cuda.device_name():find "^null device" then error("the device is not the null device: MOONSHARD_CUDA", 2) end
+  if not cuda.device_name():find "^null device" then
+    error(("device cuda is '%s', not the null device; start with MOONSHARD_CUDA=null"):format(cuda.device_name()), 2)
+  end
   lib = ffi.load(build .. "/libmoonshard_cuda_null.so")
   return true
 end

@@ -53,8 +53,8 @@ function M.write(text, predictions)
       p.passed and ("%d passed, %d failed "):format(p.passed, p.failed) or "", p.why or "")
   end
   add("")
-  add("Predicted: for an H200, by the formula of scripts/bench/gpt2, without a GPU%s. A prediction is not a "
-    .. "measurement.", next(cases) and "" or " (not made: no nvcc)")
+  add(next(cases) and "Predicted: for an H200, by the formula of scripts/bench/gpt2, without a GPU. A prediction is not a measurement."
+    or "No predictions were made; the part 'predictions' says why.")
   add("")
   add("| case | measured us | rate | predicted us | measured / predicted | PyTorch us | PyTorch / measured | bar |")
   add("|---|---|---|---|---|---|---|---|")

@@ -96,12 +96,12 @@ for _, world in ipairs { 3, 4 } do
           for _, c in ipairs(told) do
             if c.op == "all_reduce" and c.dtype == "float64" then sent = sent + c.input_numel end
           end
-          -- Each bucket is a square matrix n x n, and both of its factors have two columns; nothing else is sent.
-          local columns = 0
+          -- Each bucket is compressed as a square matrix n x n: at rank 1 its two factors have n numbers each.
+          local numbers = 0
           for _, bucket in ipairs(rawget(coarse, "_ddp").buckets) do
-            columns = columns + 2 * math.ceil(math.sqrt(bucket.flat:numel()))
+            numbers = numbers + 2 * math.ceil(math.sqrt(bucket.flat:numel()))
           end
-          assert.equal(columns, sent)
+          assert.equal(numbers, sent)
           local rate, before, after = state:compression_stats()
           assert.same({ sent, 171 }, { after, before })
           assert.near(171 / sent, rate, 1e-12)

@@ -74,7 +74,8 @@ function M.state_dict(m, given)
   end)
 end
 
--- Converts t, of any type, to a tensor sharded like p; nil if their shapes do not match.
+-- Converts t, which is whole, sharded, or this rank's part, to a tensor sharded like p; nil if its shape fits none of
+-- these.
 local function like(p, t)
   local whole = rawget(p, "_whole_shape")
   if sharded.is_sharded(t) then

@@ -112,7 +112,8 @@ local function close(units, done, o, show, ok, ...)
   return ...
 end
 
--- Gathers the parameters. This function does not call fn, because an error of fn affects only this rank.
+-- Gathers the parameters. calls.several publishes errors of this function to all ranks; fn is called outside of it,
+-- because an error of fn affects only this rank.
 local open = calls.several(function(m, given, fn)
   opts.expect(m, a_module, "summon_full_params: argument 1")
   opts.expect(fn, opts.fn, "summon_full_params: the last argument")
