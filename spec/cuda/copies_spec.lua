@@ -2,13 +2,12 @@
 --- Copies, fills, random fills and elementwise loops on the (emulated) GPU against the CPU, to the bit: transposes of
 --- whole and partial tiles, rows of odd lengths, and views that begin where no access of 16 bytes may.
 local ms = require "moonshard"
+local gpu = require "spec.support.gpu_pair"
 local F = ms.nn.F
-
-local there = ms.cuda.is_available()
 
 local function on_gpu(name, fn)
   it(name, function()
-    if not there then return pending(ms.cuda.why_unavailable()) end
+    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
     ms.manual_seed(11)
     ms.scope(fn)
   end)
@@ -16,11 +15,7 @@ end
 
 --- The same numbers on the CPU and on the GPU, from `skip` elements into their storages.
 local function draw(dtype, shape, skip)
-  local numel = 1
-  for _, size in ipairs(shape) do numel = numel * size end
-  local host = ms.randint(-100, 100, { numel + skip }):to(dtype)
-  local function of(t) return t:narrow(1, skip + 1, numel):view(unpack(shape)) end
-  return of(host), of(host:to "cuda")
+  return gpu.pair(ms.randint(-100, 100, { gpu.numel(shape) + skip }):to(dtype), shape, skip)
 end
 
 local function same(want, got, text)

@@ -2,13 +2,13 @@
 --- Folds and scans on the (emulated) GPU against float64 on the CPU: along rows, columns and both, in one segment and
 --- in several, over lengths that fill no access of 16 bytes and views that begin where no such access may.
 local ms = require "moonshard"
+local gpu = require "spec.support.gpu_pair"
 
-local there = ms.cuda.is_available()
 local bounds = { float64 = 1e-12, float32 = 1e-5, bfloat16 = 1e-2, float16 = 2e-3 }
 
 local function on_gpu(name, fn)
   it(name, function()
-    if not there then return pending(ms.cuda.why_unavailable()) end
+    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
     ms.manual_seed(5)
     ms.scope(fn)
   end)
@@ -16,11 +16,9 @@ end
 
 --- Few different values, so that extremes occur more than once, on the GPU and in float64 on the CPU.
 local function draw(dtype, shape, skip)
-  local numel = 1
-  for _, size in ipairs(shape) do numel = numel * size end
-  local host = (ms.randint(-40, 40, { numel + skip }):to "float32" / 16):to(dtype)
-  local function of(t) return t:narrow(1, skip + 1, numel):view(unpack(shape)) end
-  return of(host:to "cuda"), of(host:to "float64")
+  local host = (ms.randint(-40, 40, { gpu.numel(shape) + skip }):to "float32" / 16):to(dtype)
+  local x64, x = gpu.pair(host, shape, skip, "float64")
+  return x, x64
 end
 
 local function check(got, want, dtype, text)

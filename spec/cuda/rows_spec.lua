@@ -2,23 +2,18 @@
 --- Norms, softmax and cross-entropy on the (emulated) GPU against float64 on the CPU: rows that a warp or a whole block
 --- computes, rows whose length is no multiple of 16 bytes, and views that begin at odd elements.
 local ms = require "moonshard"
+local gpu = require "spec.support.gpu_pair"
 local F = ms.nn.F
-
-local there = ms.cuda.is_available()
 
 local bounds = { float64 = 1e-12, float32 = 2e-5, bfloat16 = 1e-2, float16 = 2e-3 }
 
 --- Random numbers of a dtype on the GPU, from `skip` elements into their storage, and the same in float64 on the CPU.
 local function draw(dtype, shape, skip, requires)
-  local numel = 1
-  for _, size in ipairs(shape) do numel = numel * size end
-  local host = ms.randn(numel + skip):to(dtype)
-  local function of(t) return t:narrow(1, skip + 1, numel):view(unpack(shape)) end
-  local gpu, twin = of(host:to "cuda"), of(host:to "float64")
+  local twin, there = gpu.pair(ms.randn(gpu.numel(shape) + skip):to(dtype), shape, skip, "float64")
   if requires then
-    gpu, twin = gpu:detach():requires_grad_(true), twin:detach():requires_grad_(true)
+    there, twin = there:detach():requires_grad_(true), twin:detach():requires_grad_(true)
   end
-  return gpu, twin
+  return there, twin
 end
 
 --- Whether got is as near to want as its dtype allows, relative to want's norm.
@@ -30,7 +25,7 @@ end
 
 local function on_gpu(name, fn)
   it(name, function()
-    if not there then return pending(ms.cuda.why_unavailable()) end
+    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
     ms.manual_seed(7)
     ms.scope(fn)
   end)
@@ -135,9 +130,9 @@ describe("a kernel of rows", function()
       local got = F.cross_entropy(x:to "cuda", ids:to "cuda"):item()
       assert.is_true(got == want or (got ~= got and want ~= want) or math.abs(got - want) < 1e-6, got .. " " .. want)
       for _, name in ipairs { "softmax", "log_softmax" } do
-        local host, gpu = F[name](x, 2):tolist()[1], F[name](x:to "cuda", 2):to("cpu"):tolist()[1]
+        local host, device = F[name](x, 2):tolist()[1], F[name](x:to "cuda", 2):to("cpu"):tolist()[1]
         for k = 1, 3 do
-          local a, b = host[k], gpu[k]
+          local a, b = host[k], device[k]
           assert.is_true(a == b or (a ~= a and b ~= b) or math.abs(a - b) < 1e-6, name .. " " .. a .. " " .. b)
         end
       end
