@@ -12,6 +12,7 @@
 #ifndef MS_COMM_INTERNAL_H
 #define MS_COMM_INTERNAL_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 #include "comm/error.h"
@@ -226,6 +227,7 @@ typedef struct ms_coll {
 typedef struct {
     int rank, size, local_rank, local_size, nodes, node;
     int *node_of;     // indexed by world rank
+    int *local_of;    // rank within this node, indexed by world rank; -1: on another node
     bool up, mapped;  // mapped: every rank of the node can map the others' arenas
     const ms_transport *transport;
     char *ctl;  // the control memory
@@ -290,17 +292,26 @@ _Noreturn void ms__end_stay(int code);  // called when a peer has failed and rep
 ms_status ms__fail_job(ms_status code, int culprit);
 bool ms__rank_dead(int rank);
 
-// ---- comm/job/node.c: control memory, peers, waiting ----
-char *ms__window(int world_rank, ms_stream_kind stream);  // WINDOW bytes for input, then WINDOW bytes for results
+// ---- comm/job/node.c: the control memory ----
+ms_status ms__node_layout(void);  // needs ms__world.node_of
+ms_status ms__node_start(void);   // watches peers; needs their process ids on the board
+size_t ms__ctl_size(void);
 uint64_t ms__ctl_offset(const void *p);
-ms_status ms__group_place(ms_group *g);          // allocates the group's slots in the control memory
-void ms__group_unplace(ms_group *g, bool used);  // frees the slots for other groups; used: zero them first
-ms_group *ms__pair(int from, int to);            // the two-member group used by send and recv
+char *ms__window(int world_rank, ms_stream_kind stream);  // WINDOW bytes for input, then WINDOW bytes for results
+ms_status ms__group_place(ms_group *g);                   // allocates the group's slots in the control memory
+void ms__group_unplace(ms_group *g, bool used);           // frees the slots for other groups; used: zero them first
+extern pthread_mutex_t ms__groups_lock;  // held while other threads than the engine's read the list of groups
+ms_group *ms__group_listed(double id);   // also a group without this rank; NULL: none has this id
+ms_group *ms__pair(int from, int to);    // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
+
+// ---- comm/job/arena.c: the memory of peers ----
+ms_status ms__arenas_start(void);
 bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at);
 char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at);  // the address in this process; NULL with the error set
 bool ms__comm_can_map(int rank);  // tries to map that rank's arena, at the start of the job
 
+// ---- comm/job/wait.c ----
 typedef struct {
     ms_coll *c;
     int64_t begun, now, last, checked;
@@ -308,14 +319,14 @@ typedef struct {
     bool committed;
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
-ms_status ms__node_layout(void);  // needs ms__world.node_of
-size_t ms__ctl_size(void);
-ms_status ms__node_start(void);  // watches peers; needs their process ids on the board
 // Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
 ms_status ms__wait_poll(ms_waiter *w);
 void ms__wait_text(char *out, size_t n);  // what this rank waits for
 void ms__wait_moved(ms_waiter *w);        // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
+
+// ---- comm/job/deadlock.c ----
+ms_status ms__wait_deadlock(ms_waiter *w);  // fails if w's wait is part of a deadlock, on every rank of it
 
 // ---- comm/error.c: errors that a script survives ----
 ms_status ms__comm_meet_error(void);  // engine thread: fails once for each published error that this rank has not met
@@ -431,6 +442,8 @@ ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t strid
 typedef const char *ms_far_source(ms_coll *c, int member, size_t at, size_t n, size_t k);
 ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes, char *mine, char *theirs);
 void ms__far_end(ms_coll *c);
+
+// ---- comm/job/far_error.c: errors and waits of ranks on other nodes ----
 void ms__far_error(uint64_t number, const char *text, bool backward);
 void ms__far_poll(void);
 // Asks a rank on another node what it waits for. It answers only while it waits.

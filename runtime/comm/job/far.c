@@ -5,21 +5,10 @@
 // is a chain over the nodes in rank order with unrounded partial results, so it gives the same bits as on one node. All
 // other collectives exchange windows among leaders.
 #include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
 #include "comm/internal.h"
+#include "comm/job/message.h"
 
-enum {
-    KIND_READY,
-    KIND_CHAIN,
-    KIND_RESULT,
-    KIND_WINDOW,
-    TAG_ERROR = 1,
-    TAG_ASK = 3,
-    TAG_ANSWER = 5,
-    OUTBOX = 32,
-    MESSAGE = 4 << 20
-};
+enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, MESSAGE = 4 << 20 };
 
 typedef struct {
     double group;
@@ -64,58 +53,8 @@ static int sender(const ms_group *g, int i)
     return leader_on(g, ms__world.node_of[g->ranks[k]]);
 }
 
-static void *isend(const void *p, size_t n, int to, int tag)
-{
-    ms__transport_lock();
-    void *r = ms__world.transport->isend(p, n, to, tag);
-    ms__transport_unlock();
-    return r;
-}
-
-static void *irecv(void *p, size_t n, int from, int tag)
-{
-    ms__transport_lock();
-    void *r = ms__world.transport->irecv(p, n, from, tag);
-    ms__transport_unlock();
-    return r;
-}
-
-static int test(void **r)
-{
-    ms__transport_lock();
-    int rc = ms__world.transport->test(r);
-    ms__transport_unlock();
-    return rc;
-}
-
-static void cancel(void *r)
-{
-    ms__transport_lock();
-    ms__world.transport->cancel(r);
-    ms__transport_unlock();
-}
-
-// Memory of a failed collective that MPI may still access. It is never freed; the list keeps it reachable for leak
-// checkers.
-typedef struct kept {
-    struct kept *next;
-    void *memory;
-} kept;
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER,
-                       error_lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
-static kept *left_with_mpi;
-static ms_far *lingering;  // ended collectives with messages in flight
-
-static void keep(void *memory)
-{
-    kept *k = memory ? malloc(sizeof *k) : NULL;
-    if (!k) return;
-    pthread_mutex_lock(&lock);
-    *k = (kept) { left_with_mpi, memory };
-    left_with_mpi = k;
-    pthread_mutex_unlock(&lock);
-}
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // collectives run on several streams
+static ms_far *lingering;                                 // ended collectives with messages in flight
 
 // Fails c because of an error on this rank alone. Publishes the error; otherwise the peers would wait until the
 // timeout.
@@ -167,7 +106,7 @@ static ms_status far_new(ms_coll *c)
     }
     c->far = f;  // ms__far_end completes or cancels the messages
     for (int i = 0; i < f->n_in; i++)
-        if (!(f->in_req[i] = irecv(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
+        if (!(f->in_req[i] = ms__message_receive(&f->in[i], sizeof f->in[i], sender(g, i), tag_of(c, KIND_READY))))
             return lost(c, "MPI could not start to receive");
     return MS_OK;
 }
@@ -190,7 +129,7 @@ ms_status ms__far_ready(ms_coll *c)
             m->fingerprint = s->fingerprint;
             memcpy(m->payload, s->payload, s->bytes);
             for (int l = 0; l < f->n_leaders; l++)
-                if (!(f->out_req[f->n_out++] = isend(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
+                if (!(f->out_req[f->n_out++] = ms__message_send(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
                     return lost(c, "MPI could not start to send");
             f->sent[k] = true;
         }
@@ -198,12 +137,12 @@ ms_status ms__far_ready(ms_coll *c)
     }
     for (int i = 0; i < f->n_in; i++) {
         if (!f->in_req[i]) continue;
-        int rc = test(&f->in_req[i]);
+        int rc = ms__message_test(&f->in_req[i]);
         if (rc < 0) return lost(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
         if (m->word < c->word || m->group != g->id) {  // a message of an earlier call that failed here
-            f->in_req[i] = irecv(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
+            f->in_req[i] = ms__message_receive(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
             if (!f->in_req[i]) return lost(c, "MPI could not start to receive");
             continue;
         }
@@ -223,8 +162,8 @@ ms_status ms__far_ready(ms_coll *c)
 static bool complete(ms_far *f)
 {
     bool all = true;
-    for (int i = 0; i < f->n_in; i++) all = test(&f->in_req[i]) != 0 && all;
-    for (int i = 0; i < f->n_out; i++) all = test(&f->out_req[i]) != 0 && all;
+    for (int i = 0; i < f->n_in; i++) all = ms__message_test(&f->in_req[i]) != 0 && all;
+    for (int i = 0; i < f->n_out; i++) all = ms__message_test(&f->out_req[i]) != 0 && all;
     return all;
 }
 
@@ -236,7 +175,7 @@ void ms__far_end(ms_coll *c)
     if (!f) return;
     c->far = NULL;
     for (int i = 0; i < f->n_in; i++)
-        if (f->in_req[i]) cancel(f->in_req[i]);
+        if (f->in_req[i]) ms__message_cancel(f->in_req[i]);
     pthread_mutex_lock(&lock);
     f->next = lingering;
     lingering = f;
@@ -258,7 +197,7 @@ static ms_status finish(ms_waiter *w, void **req)
 {
     if (!*req) return lost(w->c, "MPI could not start a transfer");
     for (;;) {
-        int rc = test(req);
+        int rc = ms__message_test(req);
         if (rc == 1) {
             ms__wait_moved(w);
             return MS_OK;
@@ -271,13 +210,13 @@ static ms_status finish(ms_waiter *w, void **req)
 // Abandons a message of a failed collective. Cancels a receive, so that it does not match a later message.
 static void leave(void *req, bool receives)
 {
-    if (req && receives) cancel(req);
-    keep(req);
+    if (req && receives) ms__message_cancel(req);
+    ms__message_keep(req);
 }
 
 static ms_status send_all(ms_waiter *w, const void *p, size_t n, int to, int tag)
 {
-    void *r = isend(p, n, to, tag);
+    void *r = ms__message_send(p, n, to, tag);
     ms_status status = finish(w, &r);
     if (status != MS_OK) leave(r, false);
     return status;
@@ -285,7 +224,7 @@ static ms_status send_all(ms_waiter *w, const void *p, size_t n, int to, int tag
 
 static ms_status recv_all(ms_waiter *w, void *p, size_t n, int from, int tag)
 {
-    void *r = irecv(p, n, from, tag);
+    void *r = ms__message_receive(p, n, from, tag);
     ms_status status = finish(w, &r);
     if (status != MS_OK) leave(r, true);
     return status;
@@ -336,7 +275,7 @@ static void room_back(const ms_coll *c, char *room, ms_status status)
 {
     if (status == MS_OK) return;
     rooms[c->stream] = NULL;
-    keep(room);
+    ms__message_keep(room);
 }
 
 ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n)
@@ -398,12 +337,13 @@ ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_
         int node = ms__world.node_of[g->ranks[k]];
         if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
         if (node != ms__world.node) {
-            MS_TRY(launch(w, &f, irecv(mirror + (size_t)k * bytes, bytes, leader_on(g, node), tag), true));
+            MS_TRY(
+                launch(w, &f, ms__message_receive(mirror + (size_t)k * bytes, bytes, leader_on(g, node), tag), true));
             continue;
         }
         for (int other = 0; other < ms__world.nodes; other++) {
             int to = other == ms__world.node ? -1 : leader_on(g, other);
-            if (to >= 0) MS_TRY(launch(w, &f, isend(windows[k], bytes, to, tag), false));
+            if (to >= 0) MS_TRY(launch(w, &f, ms__message_send(windows[k], bytes, to, tag), false));
         }
     }
     return land_all(w, &f);
@@ -431,8 +371,9 @@ ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t strid
             int to = (g->me + j) % g->n, from = (g->me + g->n - j) % g->n;
             size_t theirs = left(bytes[from], at, MESSAGE), ours = left(bytes[g->me], at, MESSAGE);
             if (theirs)
-                MS_TRY(launch(w, &f, irecv(out + (size_t)from * stride + at, theirs, g->ranks[from], tag), true));
-            if (ours) MS_TRY(launch(w, &f, isend(in + at, ours, g->ranks[to], tag), false));
+                MS_TRY(launch(w, &f, ms__message_receive(out + (size_t)from * stride + at, theirs, g->ranks[from], tag),
+                              true));
+            if (ours) MS_TRY(launch(w, &f, ms__message_send(in + at, ours, g->ranks[to], tag), false));
         }
     return land_all(w, &f);
 }
@@ -452,11 +393,11 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
     for (size_t at = 0, begun = 0; at < most && status == MS_OK; at += part) {
         for (; begun < most && begun < at + PARTS * part && status == MS_OK; begun += part) {
             size_t k = begun / part % PARTS;
-            if (begun < here && !(got[k] = irecv(room + k * part, left(here, begun, part), rank, tag)))
+            if (begun < here && !(got[k] = ms__message_receive(room + k * part, left(here, begun, part), rank, tag)))
                 status = lost(c, "MPI could not start to receive");
             if (status == MS_OK && begun < there) {
                 size_t n = left(there, begun, part);
-                if (!(sent[k] = isend(source(c, other, begun, n, k), n, rank, tag)))
+                if (!(sent[k] = ms__message_send(source(c, other, begun, n, k), n, rank, tag)))
                     status = lost(c, "MPI could not start to send");
             }
         }
@@ -467,12 +408,12 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
             src[me] = source(c, me, at, n, PARTS);
             char *dst = mine + at;
             ms__reduce(&c->reducer, src, 1, &dst, n / (size_t)ms__dtype_size(c->reducer.dtype));
-            if (theirs) status = launch(w, &results, isend(dst, n, rank, tag_of(c, KIND_RESULT)), false);
+            if (theirs) status = launch(w, &results, ms__message_send(dst, n, rank, tag_of(c, KIND_RESULT)), false);
         }
         // The result overwrites the buffer that this message sends.
         if (status == MS_OK && m) status = finish(w, &sent[k]);
         if (status == MS_OK && m && theirs)
-            status = launch(w, &results, irecv(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
+            status = launch(w, &results, ms__message_receive(theirs + at, m, rank, tag_of(c, KIND_RESULT)), true);
     }
     if (status == MS_OK) status = land_all(w, &results);
     else drop(&results);
@@ -482,138 +423,4 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
     }
     room_back(c, room, status);
     return status;
-}
-
-// ---- errors ---------------------------------------------------------------------------------------
-
-typedef struct {
-    uint64_t number, backward;
-    char text[TEXT];
-} far_error;
-
-static int first_on(int node)
-{
-    for (int r = 0; r < ms__world.size; r++)
-        if (ms__world.node_of[r] == node) return r;
-    return -1;
-}
-
-// Errors are sent from static memory, so that running out of memory can be reported. A message of this size has usually
-// been sent when isend returns. If all slots are still in flight, the error gets separate memory, which is not freed.
-static struct {
-    far_error message;
-    void *req;
-} outbox[OUTBOX];
-
-static void send_error(int node, uint64_t number, const char *text, bool backward)
-{
-    far_error *m = NULL;
-    void *own = NULL, **req = &own;
-    for (int k = 0; k < OUTBOX && !m; k++)
-        if (test(&outbox[k].req) != 0) {
-            m = &outbox[k].message;
-            req = &outbox[k].req;
-        }
-    if (!m && !(m = calloc(1, sizeof *m))) return;
-    m->number = number;
-    m->backward = backward;
-    snprintf(m->text, sizeof m->text, "%s", text);
-    *req = isend(m, sizeof *m, first_on(node), TAG_ERROR);
-    if (req != &own) return;
-    keep(own);
-    keep(m);
-}
-
-// MPI makes progress only inside its calls, and a rank that does not lead a group may make no other calls.
-static bool sent_errors(void)
-{
-    bool all = true;
-    for (int k = 0; k < OUTBOX; k++)
-        if (outbox[k].req && test(&outbox[k].req) == 0) all = false;
-    return all;
-}
-
-void ms__far_error(uint64_t number, const char *text, bool backward)
-{
-    pthread_mutex_lock(&error_lock);
-    for (int node = 0; node < ms__world.nodes; node++)
-        if (node != ms__world.node) send_error(node, number, text, backward);
-    // The script may not call MPI again for a long time, so the connection is made now, if the peer answers soon.
-    for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
-    pthread_mutex_unlock(&error_lock);
-}
-
-// ---- where ranks on other nodes wait ----------------------------------------------------------------
-
-enum { WHERE = 600 };  // bytes of an answer
-
-// Sends a copy of p. Used only while the job ends: the copy stays with MPI.
-static void send_copy(const void *p, size_t n, int to, int tag)
-{
-    void *copy = malloc(n);
-    if (!copy) return;
-    memcpy(copy, p, n);
-    keep(isend(copy, n, to, tag));
-    keep(copy);
-}
-
-// Receives a message of n bytes with this tag, if one has come, and returns its sender; -1: none has.
-static int take_message(int tag, void *p, size_t n)
-{
-    int from = -1;
-    size_t size;
-    ms__transport_lock();
-    int there = ms__world.transport->probe(tag, &from, &size);
-    ms__transport_unlock();
-    void *r = there && size == n ? irecv(p, n, from, tag) : NULL;
-    if (!r) return -1;
-    while (test(&r) == 0) sched_yield();
-    return from;
-}
-
-static void answer(void)
-{
-    char question, text[WHERE];
-    int from = take_message(TAG_ASK, &question, 1);
-    if (from < 0) return;
-    ms__wait_text(text, sizeof text);
-    send_copy(text, sizeof text, from, TAG_ANSWER);
-}
-
-void ms__far_ask(int rank) { send_copy("?", 1, rank, TAG_ASK); }
-
-int ms__far_answered(char *out, size_t n)
-{
-    char text[WHERE];
-    ms__far_poll();  // a peer may ask this rank at the same time
-    pthread_mutex_lock(&error_lock);
-    int from = take_message(TAG_ANSWER, text, sizeof text);
-    pthread_mutex_unlock(&error_lock);
-    if (from >= 0) snprintf(out, n, "%s", text);
-    return from;
-}
-
-void ms__far_poll(void)
-{
-    static far_error m;
-    int from;
-    size_t n;
-    // Only one thread may probe: two threads that see the same message would both wait for it.
-    if (pthread_mutex_trylock(&error_lock) != 0) return;
-    sent_errors();
-    answer();
-    int there = 0;
-    if (first_on(ms__world.node) == ms__world.rank) {
-        ms__transport_lock();
-        there = ms__world.transport->probe(TAG_ERROR, &from, &n);
-        ms__transport_unlock();
-    }
-    void *r = there && n == sizeof m ? irecv(&m, sizeof m, from, TAG_ERROR) : NULL;
-    bool got = r != NULL;
-    while (r && test(&r) == 0) sched_yield();
-    if (got) {
-        if (m.backward) ms__comm_backward_failed(m.number);
-        ms__comm_publish_as(m.number, m.text, NULL);
-    }
-    pthread_mutex_unlock(&error_lock);
 }

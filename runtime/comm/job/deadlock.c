@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// comm/job/deadlock.c -- finds ranks that wait for each other in different groups.
+//
+// The waits are a graph. A node is an executor of a rank; it has an edge to each executor that must proceed before it
+// can. A deadlock is a cycle whose nodes were all waiting at the same instant: the cycle is walked twice, and the
+// versions must agree.
+#include <pthread.h>
+#include <stdio.h>
+#include "comm/internal.h"
+
+typedef struct {
+    int node;
+    uint64_t version;
+} visit;
+
+// Lists the successors of node and returns their number. *version: the version of the node's entry on the board.
+static int successors(int node, uint64_t *version, int *out)
+{
+    ms_waiting *b = &ms__world.board->rank[node / MS_STREAMS].wait[node % MS_STREAMS];
+    *version = atomic_load(&b->version);
+    if (!(*version & 1)) return 0;
+    double id = b->group;
+    uint64_t word = b->word;
+    if (atomic_load(&b->version) != *version) return 0;
+    if (ms__comm_error_since(word >> 32)) return 0;  // a published error will end this wait
+    ms_group *g = ms__group_listed(id);
+    if (!g) return 0;
+    int n = 0;
+    uint64_t seq = (word & 0xffffffff) - 1;
+    // A rank that has not filled its own slot still waits for a free ring entry. The entry is held by earlier
+    // collectives of that rank, whose own edges show what they wait for, so this node has none.
+    for (int k = 0; k < g->n; k++)
+        if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < word) return 0;
+    for (int k = 0; k < g->n; k++) {
+        int rank = g->ranks[k], stream;
+        if (ms__world.local_of[rank] < 0 || atomic_load(&slot_of(g, k, seq)->ready) >= word) continue;
+        uint64_t issued = atomic_load(&g->heads[k].issued);
+        if (issued >= word) stream = issued - word < RING ? g->heads[k].executor[seq % RING] : -1;
+        else stream = atomic_load(&ms__world.board->rank[rank].engine_waits);
+        if (stream >= 0) out[n++] = rank * MS_STREAMS + stream;
+    }
+    return n;
+}
+
+static int walk(int node, int depth, visit *path, char *seen, int *begin)
+{
+    for (int i = 0; i < depth; i++)
+        if (path[i].node == node) {
+            *begin = i;
+            return depth;
+        }
+    if (seen[node] || depth >= ms__world.size * MS_STREAMS) return 0;
+    seen[node] = 1;
+    int *next = malloc((size_t)ms__world.size * sizeof *next);
+    int found = 0;
+    if (!next) return 0;
+    path[depth].node = node;
+    int n = successors(node, &path[depth].version, next);
+    for (int i = 0; i < n && !found; i++) found = walk(next[i], depth + 1, path, seen, begin);
+    free(next);
+    return found;
+}
+
+// The latest place in the script among the ranks of a cycle; only ranks at earlier places have to fail. NULL if all are
+// at the same place, or if a place is unknown.
+static const ms_resumption *furthest_of(const visit *path, int begin, int n)
+{
+    const ms_resumption *furthest = NULL;
+    bool some_behind = false;
+    for (int i = begin; i < n; i++) {
+        int rank = path[i].node / MS_STREAMS;
+        const ms_resumption *r = &ms__world.board->rank[rank].wait[path[i].node % MS_STREAMS].fingerprint.resumed;
+        if (!r->here) return NULL;
+        int order = furthest ? ms__compare_places(furthest, r, true) : 0;
+        some_behind |= order != 0;
+        if (!furthest || order < 0) furthest = r;
+    }
+    return some_behind ? furthest : NULL;
+}
+
+static ms_status find_cycle(ms_waiter *w)
+{
+    int nodes = ms__world.size * MS_STREAMS, begin = 0, n = 0;
+    visit *path = malloc(((size_t)nodes + 1) * sizeof *path);
+    char *seen = calloc((size_t)nodes, 1);
+    int *next = malloc((size_t)ms__world.size * sizeof *next);
+    if (path && seen && next) n = walk(ms__world.rank * MS_STREAMS + w->c->stream, 0, path, seen, &begin);
+    bool real = n > begin;
+    for (int i = begin; i < n && real; i++) {
+        uint64_t version;
+        int to = path[i + 1 < n ? i + 1 : begin].node, m = successors(path[i].node, &version, next), k = 0;
+        while (k < m && next[k] != to) k++;
+        real = version == path[i].version && k < m;
+    }
+    ms_status status = MS_OK;
+    if (real) {
+        char text[TEXT] = "deadlock: ", what[400];
+        for (int i = begin; i < n; i++) {
+            int rank = path[i].node / MS_STREAMS, to = path[i + 1 < n ? i + 1 : begin].node / MS_STREAMS;
+            ms_waiting *b = &ms__world.board->rank[rank].wait[path[i].node % MS_STREAMS];
+            char group[200];
+            ms_group *g = ms__group_listed(b->group);
+            ms__group_text(g, group, sizeof group);
+            ms__fingerprint_text(&b->fingerprint, what, sizeof what);
+            ms__append(text, sizeof text, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank,
+                       to, what, (unsigned)b->word, group);
+        }
+        // A peer that has reported the deadlock and continued may wait for something else now; that wait is not part of
+        // it.
+        uint64_t number = w->c->epoch + 1;
+        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text, furthest_of(path, begin, n)) &&
+            ms__world.nodes > 1)
+            ms__far_error(number, text, false);
+        status = ms__comm_raise(w->c);
+    }
+    free(path);
+    free(seen);
+    free(next);
+    return status;
+}
+
+ms_status ms__wait_deadlock(ms_waiter *w)
+{
+    pthread_mutex_lock(&ms__groups_lock);
+    ms_status status = find_cycle(w);
+    pthread_mutex_unlock(&ms__groups_lock);
+    return status;
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// comm/job/message.h -- messages between nodes, from any thread. The tags of collectives are even (far.c), others odd
+// (far_error.c).
+#ifndef MS_COMM_JOB_MESSAGE_H
+#define MS_COMM_JOB_MESSAGE_H
+
+#include <stddef.h>
+
+void *ms__message_send(const void *p, size_t n, int to, int tag);  // a request; NULL: the transport refused
+void *ms__message_receive(void *p, size_t n, int from, int tag);
+int ms__message_test(void **request);  // 1: complete, and *request is NULL; 0: in flight; negative: failed
+void ms__message_cancel(void *request);
+// Memory of a failed message that MPI may still access. It is never freed.
+void ms__message_keep(void *memory);
+
+#endif

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT
+// comm/job/wait.c -- waiting for the members of a collective, and reports of those that do not arrive.
+//
+// A wait polls flags. It yields first, and sleeps after 50 us. Every few milliseconds it checks whether the wait can
+// still succeed: a peer may have published an error, left or died; ranks may wait for each other in a cycle; the
+// timeout may have passed. A rank may leave a collective only before it is committed (comm/exchange.c); afterwards
+// peers may be reading and writing its tensors.
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include "comm/internal.h"
+
+// ---- waiting --------------------------------------------------------------------------------------
+
+void ms__wait_begin(ms_waiter *w, ms_coll *c) { *w = (ms_waiter) { .c = c }; }
+
+// Publishes this wait on the board; called only after a millisecond.
+static void post_on_board(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_waiting *b = &ms__world.board->rank[ms__world.rank].wait[c->stream];
+    b->group = c->g->id;
+    b->word = c->word;
+    b->since = w->begun;
+    b->fingerprint = c->fingerprint;
+    if (c->place.here) b->fingerprint.resumed = c->place;
+    atomic_store(&b->version, (atomic_load(&b->version) | 1) + (atomic_load(&b->version) & 1 ? 2 : 0));
+    if (c->stream == MS_STREAM_COMPUTE)
+        atomic_store(&ms__world.board->rank[ms__world.rank].engine_waits, MS_STREAM_COMPUTE);
+}
+
+void ms__wait_end(ms_waiter *w)
+{
+    if (!w->checked) return;  // the wait was not published
+    ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
+    ms_waiting *b = &me->wait[w->c->stream];
+    if (w->c->stream == MS_STREAM_COMPUTE) atomic_store(&me->engine_waits, -1);
+    if (atomic_load(&b->version) & 1) atomic_fetch_add(&b->version, 1);
+    w->checked = 0;
+}
+
+static bool is_missing(const ms_waiter *w, int member)
+{
+    ms_coll *c = w->c;
+    ms_slot *s = slot_of(c->g, member, c->seq);
+    return atomic_load(w->committed ? &s->done : &s->ready) < c->word;
+}
+
+// Describes what a rank is doing; for reports.
+static void describe_rank(int rank, char *out, size_t n)
+{
+    if (ms__world.local_of[rank] < 0) {
+        snprintf(out, n, "on another node");
+        return;
+    }
+    ms_board_rank *r = &ms__world.board->rank[rank];
+    char what[400];
+    for (int k = 0; k < MS_STREAMS; k++) {
+        if (!(atomic_load(&r->wait[k].version) & 1)) continue;
+        ms_waiting b = r->wait[k];
+        ms_group *g = ms__group_listed(b.group);
+        ms__fingerprint_text(&b.fingerprint, what, sizeof what);
+        snprintf(out, n, "waiting for %.1f s in %s (#%u of %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
+                 (unsigned)b.word,
+                 !g || b.group < 0 ? "its pair"
+                 : b.group == 0    ? "the world"
+                                   : "another group");
+        return;
+    }
+    if (r->last.word == 0) snprintf(out, n, "in no collective so far");
+    else {
+        ms__fingerprint_text(&r->last.fingerprint, what, sizeof what);
+        snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.word,
+                 r->last.group < 0    ? "a pair"
+                 : r->last.group == 0 ? "the world"
+                                      : "another group");
+    }
+}
+
+void ms__wait_text(char *out, size_t n)
+{
+    pthread_mutex_lock(&ms__groups_lock);
+    describe_rank(ms__world.rank, out, n);
+    pthread_mutex_unlock(&ms__groups_lock);
+}
+
+void ms__group_text(const ms_group *g, char *out, size_t n)
+{
+    if (g->id == 0) {
+        snprintf(out, n, "the world");
+        return;
+    }
+    snprintf(out, n, "ranks ");
+    for (int k = 0; k < g->n; k++) ms__append(out, n, k ? ", %d" : "%d", g->ranks[k]);
+}
+
+ms_status ms__coll_fail(const ms_coll *c, const char *what)
+{
+    char mine[400], group[200];
+    ms__fingerprint_text(&c->fingerprint, mine, sizeof mine);
+    ms__group_text(c->g, group, sizeof group);
+    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(c->op)->name, (unsigned)c->word, group, mine,
+                    what);
+}
+
+typedef struct {
+    int rank;
+    char where[600];
+} asked_rank;
+
+// Asks the first missing members on other nodes what they wait for, and lists those that answer within 100 ms.
+static int ask_others(const ms_waiter *w, asked_rank *list, int room)
+{
+    int asked = 0, n = 0, from;
+    const ms_group *g = w->c->g;
+    for (int k = 0; k < g->n && asked < room; k++)
+        if (ms__world.local_of[g->ranks[k]] < 0 && is_missing(w, k)) {
+            ms__far_ask(g->ranks[k]);
+            asked++;
+        }
+    for (int64_t until = ms__now_ns() + 100 * 1000 * 1000; n < asked && ms__now_ns() < until;) {
+        if ((from = ms__far_answered(list[n].where, sizeof list[n].where)) >= 0) list[n++].rank = from;
+        else ms__nap(100 * 1000);
+    }
+    return n;
+}
+
+static ms_status report_absence(ms_waiter *w)
+{
+    enum { ASKED = 8 };
+    char text[TEXT], where[600];
+    asked_rank others[ASKED];
+    snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
+    int named = 0, n_others = ms__world.nodes > 1 ? ask_others(w, others, ASKED) : 0;
+    pthread_mutex_lock(&ms__groups_lock);
+    for (int k = 0; k < w->c->g->n; k++) {
+        if (!is_missing(w, k)) continue;
+        int rank = w->c->g->ranks[k];
+        describe_rank(rank, where, sizeof where);
+        for (int j = 0; j < n_others; j++)
+            if (others[j].rank == rank) ms__append(where, sizeof where, ", %s", others[j].where);
+        ms__append(text, sizeof text, "%srank %d %s (it is %s)", named++ ? "; " : "", rank,
+                   w->committed ? "has not finished its part" : "has not arrived", where);
+    }
+    pthread_mutex_unlock(&ms__groups_lock);
+    ms__coll_fail(w->c, text);
+    return ms__fail_job(MS_ECOMM, -1);
+}
+
+// Called every few milliseconds during a long wait.
+static ms_status check_peers(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    char text[200];
+    if (ms__world.nodes > 1) ms__far_poll();
+    for (int k = 0; k < c->g->n; k++) {
+        int rank = c->g->ranks[k];
+        if (k == c->g->me || ms__world.local_of[rank] < 0) continue;
+        int state = atomic_load(&ms__world.board->rank[rank].state);
+        // The peer has printed its traceback and the job is ending. A second error would hide the first.
+        if (state == RANK_RAISED) ms__end_stay(1);
+        if (state == RANK_LEFT && is_missing(w, k)) {
+            snprintf(text, sizeof text, "rank %d has left: its script has ended", rank);
+            ms__coll_fail(c, text);
+            return ms__fail_job(MS_ECOMM, -1);
+        }
+        if (state == RANK_RUNNING && ms__rank_dead(rank)) {
+            snprintf(text, sizeof text, "rank %d (process %d) died", rank, ms__world.board->rank[rank].pid);
+            ms__coll_fail(c, text);
+            return ms__fail_job(MS_ECOMM, rank);
+        }
+    }
+    if ((double)(w->now - w->begun) * 1e-9 > ms__world.timeout) return report_absence(w);
+    return w->committed ? MS_OK : ms__wait_deadlock(w);
+}
+
+// Without this reset, later slices of a long collective would be polled as rarely as a collective that hangs.
+void ms__wait_moved(ms_waiter *w)
+{
+    w->begun = 0;
+    w->polls = 0;
+}
+
+ms_status ms__wait_poll(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    w->now = ms__now_ns();
+    if (!w->begun) w->begun = w->last = w->now;
+    // After a gap of half a second, assume that this process was stopped (Ctrl-Z, a debugger), usually together with
+    // its peers. That time does not count towards the timeout.
+    if (w->now - w->last > 500000000) w->begun += w->now - w->last;
+    w->last = w->now;
+    int64_t for_ns = w->now - w->begun;
+    // Messages between nodes make progress only while both sides poll, and a sleep takes longer than sending 4 MiB.
+    if (for_ns < (w->committed && c->g->far ? 20000 : 50) * 1000 || w->polls++ < 4) {
+        sched_yield();
+        return MS_OK;
+    }
+    ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
+    // Between nodes peers access only windows, so even a committed collective may be abandoned.
+    if (!w->committed || c->g->far) {
+        if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
+        if (c->stream == MS_STREAM_COMPUTE && !w->committed) {
+            ms_status status = ms__check_interrupt();
+            if (status != MS_OK) return status;
+        }
+        if (ms__stream_cancelled()) return ms__fail(MS_ECOMM, "the process is exiting");
+    }
+    if (w->now - w->checked < 5 * 1000 * 1000 || for_ns < 1000000) return MS_OK;
+    if (!w->checked) post_on_board(w);
+    w->checked = w->now;
+    return check_peers(w);
+}
