@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (float32 and float64, masks with a
-// gradient, heads above 128, misaligned views): matrix products and one pass over each row of scores. During a call it
-// holds the scores of all heads (float32 or float64) and the probabilities (in the inputs' dtype). Forward
-// saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU: the same random
-// words drop the same elements.
+// cuda/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (ms__flash_fits: float32 and
+// float64, masks, dropout, heads above 128, misaligned views): matrix products and one pass over each row of scores.
+// During a call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs' dtype).
+// Forward saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU: the
+// same random numbers drop the same elements.
 #include "ops/philox.h"
 #include "cuda/flash.h"
 #include "cuda/product.h"
 
 struct scores {
     heads h;
-    strided_part mask;  // data is NULL without a mask
-    int s_type, p_type;
-    uint64_t seed, offset;
+    strided_part mask;      // data is NULL without a mask
+    int s_type, p_type;     // dtypes of the scores and of the probabilities
+    uint64_t seed, offset;  // of dropout's random numbers
 };
 
-// Score j of row i of a head, after the mask.
+// Applies causality and the mask to s, score j of row i of a head.
 template <class T> __device__ inline T masked(const scores &q, int64_t head, int64_t i, int64_t j, T s)
 {
     if (q.h.causal && j > i) return -(T)INFINITY;
@@ -40,7 +40,7 @@ template <class T> __device__ inline T kept(const scores &q, int64_t head, int64
 }
 
 // Turns scores into probabilities (after dropout) and computes the logsumexp of each row. A row without allowed keys
-// gets zeros.
+// gets probabilities 0 and logsumexp -inf.
 template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, T *lse)
 {
     __shared__ T shared[BLOCK];
@@ -63,8 +63,9 @@ template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, 
     if (threadIdx.x == 0) lse[row] = none ? -(T)INFINITY : most + log_of(sum);
 }
 
-// P = exp(S - lse); ds = P (keep dP - delta) and kept_p = P keep, both of p_type. delta = g . o minus the gradient of
-// the logsumexp. wide_ds: NULL, or gets ds without rounding.
+// Gradients of the scores S. P = exp(S - lse) are the probabilities before dropout, keep their dropout factors, and
+// dp = g v^T. Stores ds = P (keep dp - delta) and kept_p = P keep, both of dtype p_type. delta: per row, the dot
+// product of g and o minus the gradient of the logsumexp. wide_ds: NULL, or gets ds without rounding.
 template <class T> struct score_gradients {
     const T *s, *dp, *lse, *delta;
     void *kept_p, *ds;
@@ -83,6 +84,7 @@ template <class T> __global__ void attend_backward_kernel(scores q, score_gradie
     if (g.wide_ds) g.wide_ds[i] = d;
 }
 
+// delta of score_gradients, one thread per row. g_lse: NULL, or the gradient of the logsumexp.
 template <class T> __global__ void delta_kernel(heads h, strided_part g, strided_part o, const T *g_lse, T *delta)
 {
     int64_t row = GLOBAL_INDEX;
@@ -126,7 +128,8 @@ template <class T> __global__ void mask_grad_kernel(heads h, strided_part m, int
 
 // ---- launches ----
 
-// One operand of a product: a tensor of heads, or the contiguous scores [heads, rows, columns].
+// One operand of a product: a tensor of heads, or the contiguous scores [heads, rows, columns]. rs, cs, bs: strides of
+// rows, columns and batch dimensions, in elements.
 struct side {
     int type;
     void *data;

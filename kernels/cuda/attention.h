@@ -5,6 +5,8 @@
 
 #include "cuda/cuda.h"
 
+// Sizes of q [shape..., tq, d] and of k and v [shape..., tk, d]; shape has n dimensions, count heads in all. p: the
+// probability of dropout. scale: what the scores are multiplied by.
 struct heads {
     int n;
     int64_t count, tq, tk, d, shape[MS_MAX_DIMS];
@@ -12,6 +14,7 @@ struct heads {
     double p, scale;
 };
 
+// A tensor whose last two dimensions are rows and columns; strides in elements.
 struct strided_part {
     int dtype;
     const void *data;
@@ -32,7 +35,7 @@ static inline heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tens
     h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
     return h;
 }
-// The strides of broadcast dimensions are 0, and so are those of size 1, whatever their stride in the tensor.
+// Describes t. The stride of a dimension that t lacks, or in which its size is 1, is 0: t is broadcast along it.
 static inline strided_part part_of(const ms_tensor *t, const heads &h)
 {
     strided_part x = {};

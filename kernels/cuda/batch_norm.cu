@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cuda/batch_norm.cu -- batch_norm and its gradient. Sums: one block per channel, in double, in a fixed tree. Elements:
-// one thread per element, in float32 or float64.
+// cuda/batch_norm.cu -- batch_norm and its gradient. Sums are computed by one block per channel, in float64, in a fixed
+// order; outputs and dx by one thread per element, in float32 or float64.
 #include "formulas/batch_norm.h"
 #include "cuda/cuda.h"
 
-// x is [n, c, s]: c is the second dimension of the tensor, s the product of all later ones.
+// x is [n, c, s]: c is the second dimension of the tensor, s the product of all later ones. stats: dtype of mean and
+// variance.
 struct bn_sizes {
     int64_t n, c, s;
     int dtype, stats;
@@ -23,11 +24,12 @@ static __device__ inline int64_t place_of(const bn_sizes &z, int64_t c, int64_t 
     return (j / z.s * z.c + c) * z.s + j % z.s;
 }
 
-// One number per channel, of any dtype. data is NULL if absent.
+// A tensor with one number per channel, of any dtype; data is NULL if the call has none.
 struct by_channel {
     int dtype;
     const void *data;
 };
+// The number of channel c, or `absent` if the call has no such tensor.
 static __device__ inline double at_channel(const by_channel &t, int64_t c, double absent)
 {
     return t.data ? load<double>(t.dtype, t.data, c) : absent;
@@ -74,7 +76,8 @@ struct bn_channels {
     by_channel w, mean, var, gmean, gvar;
     void *dw, *db, *dmean, *dvar;
 };
-// For every channel: its gradients, and the three coefficients of dx.
+// One block per channel: stores its gradients, and in factors [3, c] the coefficients of dx: of g, of x - mean, and the
+// constant.
 template <class T>
 __global__ void bn_sums_kernel(bn_sizes z, const void *g, const void *x, bn_channels t, double *factors)
 {
@@ -166,8 +169,8 @@ template <class T> static ms_status backward(ms_call *c, const bn_sizes &z, cons
               : MS_OK;
 }
 
-// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask. Number: eps.
-// Outputs, those that the mask needs: dx, dw, db, dmean, dvar.
+// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask
+// (rows/grad.h). Number: eps. Outputs: those of dx, dw, db, dmean, dvar that the mask names.
 static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);

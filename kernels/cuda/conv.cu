@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
 // cuda/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
-// time as fit ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel the images are the
-// matrices. A bias is stored as an additional column of the weight and a row of ones, so that half types round once.
-// Gradients accumulate in float32 or float64, in the order of the images.
+// time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel (with stride 1
+// and no padding) the images are the matrices. A bias is stored as an additional column of the weight and a row of
+// ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in the order
+// of the images; gradients of the bias in float64.
 //
-// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group.
+// Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 #include "rows/conv.h"
 #include "cuda/product.h"
 
-// Bytes for unfolded matrices; a single image may exceed them. The emulator has few, so that specs take several rounds.
+// Bytes for the unfolded matrices of one round; a single image may need more. Few in the emulator, so that specs take
+// several rounds.
 #ifdef MS_EMULATED
 enum { ROOM = 4 << 10 };
 #else
@@ -21,7 +23,7 @@ struct images {
     bool last;
 };
 
-// Unfolds images: K rows by L columns each, and a row of ones for the bias.
+// Unfolds images, each to `rows` rows by L columns: K rows, and with a bias one more, of ones.
 template <class T>
 __global__ void unfold_kernel(ms_conv v, images some, int64_t rows, int dtype, const void *x, void *cols)
 {
@@ -75,7 +77,7 @@ __global__ void add_parts_kernel(int64_t n, images some, const T *parts, T *sums
     else sums[i] = sum;
 }
 
-// A channel's sum over images and positions.
+// The gradient of the bias: the sum of g over images and positions, one block per output channel.
 __global__ void bias_kernel(ms_conv v, int dtype, const void *g, void *db)
 {
     __shared__ double shared[BLOCK];
@@ -123,7 +125,7 @@ static ms_status unfold(const conv_job *j, const images &some, int64_t rows, con
                   j->v, some, rows, j->dtype, x, cols);
 }
 
-// A batched product, one product per image.
+// A batched product, one per image, each m x n over k; the caller sets the operands.
 static product of_images(const conv_job *j, int64_t images, int64_t m, int64_t n, int64_t k)
 {
     product p = product_of(j->what, j->dtype, m, n, k);
@@ -248,7 +250,7 @@ template <class T> static ms_status backward(ms_call *c, conv_job *j, const held
     return dx ? input_gradient<T>(j, ms__data(g), ms__data(w), (T *)cols.data, dx) : MS_OK;
 }
 
-// Inputs: gradient, x, w. The last integer is the mask. Outputs, those that the mask needs: dx, dw, db.
+// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask names.
 static ms_status run_conv2d_backward(ms_call *c)
 {
     held_inputs h;

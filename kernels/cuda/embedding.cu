@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // cuda/embedding.cu -- reads and writes by position: embedding, index_select, index_add_, gather, scatter_,
 // scatter_add_. Sums are computed in the order of the positions, without atomics, so they repeat bitwise. A position
-// out of range cannot stop the call: the kernel records the error, and the host raises it when it next waits.
+// out of range cannot stop the call: the kernel records the error, and the host raises it when it next waits for the
+// device.
 #include "cuda/cuda.h"
 
 enum { THREADS = 256 };
 
-// A checked position, or -1.
+// Position k of ids. If it is not in [0, limit): records this error in *c and returns -1.
 static __device__ inline int64_t position(int dtype, const void *ids, int64_t k, int64_t limit, int what,
                                           ms_complaint *c)
 {
@@ -28,7 +29,7 @@ static __device__ inline void move_bytes(int size, void *to, int64_t i, const vo
 
 // ---- embedding ----
 
-// n ids of rows of a table, which are `width` long and of a dtype.
+// n ids, each of a row of a table [rows, width].
 struct lookup {
     int64_t n, rows, width;
     int dtype, id_type;
@@ -45,6 +46,7 @@ static lookup lookup_of(const ms_tensor *table, const ms_tensor *ids)
              ms__data(ids),
              ms__complaints(index_of(table)) };
 }
+// The row that id k names; -1 if there is no such row.
 static __device__ inline int64_t row_of(const lookup &q, int64_t k)
 {
     return position(q.id_type, q.ids, k, q.rows, MS_COMPLAINT_EMBEDDING, q.complaint);
@@ -79,7 +81,7 @@ struct chains {
     uint8_t *first;
 };
 // Every position is compared with all others, a tile in shared memory at a time. The blocks are small, so that 8,192
-// positions occupy 128 processors.
+// positions occupy 128 multiprocessors.
 enum { CHAIN = 64, TILE = 256 };
 __global__ void chain_kernel(lookup q, chains c)
 {
@@ -101,7 +103,8 @@ __global__ void chain_kernel(lookup q, chains c)
     c.next[k] = next;
     c.first[k] = first;
 }
-// Adds up the gradients of each id along its chain, one thread per column. Only threads of an id's first position work.
+// Adds up the gradients of each id along its chain: one thread per column of the id's first position; the threads of
+// other positions return. more: add the sum to the gradient in `out`, otherwise store it.
 template <class T>
 __global__ void embedding_backward_kernel(lookup q, chains c, int64_t padding, const void *g, void *out, bool more)
 {
@@ -154,14 +157,15 @@ static ms_status run_embedding_backward(ms_call *c)
 struct job {
     int ndim;                      // number of dimensions of the lines: all but d
     int64_t lines, length, limit;  // positions per line; size of the indexed dimension
-    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides in elements
-    int64_t xd, yd, pd;                                                          // strides along d
+    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS],
+        p[MS_MAX_DIMS];  // strides of from, to, ids, in elements
+    int64_t xd, yd, pd;  // their strides along d
     int dtype, id_type;
     const void *from, *ids;
     void *to;
     ms_complaint *complaint;
 };
-enum { TAKE, PUT, ADD };  // y[l, k] = x[l, p]; y[l, p] = x[l, k]; y[l, p] += x[l, k]
+enum { TAKE, PUT, ADD };  // with p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]
 
 // TAKE uses one thread per element, PUT and ADD one thread per line.
 template <class T> __global__ void index_kernel(job q, int how)

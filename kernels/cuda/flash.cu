@@ -2,9 +2,9 @@
 // cuda/flash.cu -- attention without the matrix of scores, for bfloat16 and float16 on tensor cores (Dao 2023:
 // "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning").
 //
-// A block has 64 queries of a head and passes over tiles of 64 or 32 keys; of causal attention, over those that its
-// queries may see. Keys and values of the next tile are copied while one is computed. Each row keeps its running
-// maximum and sum; the output is divided by the sum at the end. Saves the logsumexp.
+// A block computes 64 queries of a head and iterates over tiles of 64 or 32 keys; if attention is causal, only over
+// tiles with keys that its queries attend to. Keys and values of the next tile are copied while one is computed. Each
+// row keeps its running maximum and sum; the output is divided by the sum at the end. Saves the logsumexp.
 #include "cuda/flash.h"
 
 template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_kernel(flash f)
@@ -12,7 +12,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *q = (uint16_t *)dynamic_shared(), *kv = q + FLASH_ROWS * D;  // two pairs of keys and values
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
-    // Of causal attention, the last queries take the longest: they are the first blocks.
+    // In causal attention the last queries attend to the most keys, so the first blocks compute them.
     int head = (int)blockIdx.x % f.heads, tile = ((int)gridDim.x - 1 - (int)blockIdx.x) / f.heads;
     int i0 = tile * FLASH_ROWS, end = f.causal && i0 + FLASH_ROWS < f.tk ? i0 + FLASH_ROWS : f.tk;
     const uint16_t *keys = head_of(f.k, f, head), *values = head_of(f.v, f, head);
@@ -53,7 +53,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
             for (int n = 0; n < N / 8; n++) m = fmaxf(m, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
             m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
             m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-            // Without a number above -inf, all are NaN or -inf.
+            // m is -inf if each score so far is -inf or NaN: fmaxf ignores NaN.
             float base = m == -INFINITY ? 0 : m, factor = exp2_fast((most[r] - base) * f.unit);
             most[r] = m;
             sum[r] *= factor;

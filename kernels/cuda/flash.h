@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cuda/flash.h -- tiles of attention on tensor cores, shared by flash.cu and flash_backward.cu.
 //
-// A block has 4 warps and a tile of 64 rows; each warp has 16 of them. A tile in shared memory has rows of D numbers of
-// 16 bits, in chunks of 16 bytes; chunk c of row r is at c ^ (r % 8), so that 8 rows of one column of chunks lie in
-// different banks. Heads of other sizes are padded with zeros to 64 or 128 columns.
+// A block has 4 warps and computes 64 rows of a result, 16 per warp. A tile in shared memory has rows of D (64 or 128)
+// numbers of 16 bits, in chunks of 16 bytes; chunk c of row r is stored at c ^ (r % 8), so that 8 rows of one column of
+// chunks lie in different banks. Heads of other sizes are padded with zeros to 64 or 128 columns.
 #ifndef MS_FLASH_H
 #define MS_FLASH_H
 
@@ -22,25 +22,26 @@ ms_status ms__flash_backward(ms_call *c, const heads &h);
 #endif
 
 enum { FLASH_THREADS = 128, FLASH_ROWS = 64 };
-// Rows of the tiles that a block passes over: with 128 columns, 64 rows would need too many registers.
+// N: rows of the tiles over which a block iterates. With 128 columns, 64 rows would need too many registers.
 template <int D> struct passed {
     enum { N = D == 64 ? 64 : 32 };
 };
-// Bytes of shared memory for `own` tiles of a block's own rows and two pairs of those that it passes over.
+// Bytes of shared memory of a block: `own` tiles of 64 rows that it keeps, and two pairs of tiles over which it
+// iterates. wide: tiles have 128 columns, otherwise 64.
 static inline int flash_shared(int own, bool wide)
 {
     return 2 * (wide ? 128 * (own * FLASH_ROWS + 4 * passed<128>::N) : 64 * (own * FLASH_ROWS + 4 * passed<64>::N));
 }
 
 struct flash_part {
-    uint16_t *data;
-    int64_t rows, batch, head;  // strides in elements
+    uint16_t *data;             // NULL: a gradient that is not needed
+    int64_t rows, batch, head;  // strides of rows and of the two batch dimensions, in elements
 };
 struct flash {
-    flash_part q, k, v, o, g, dq, dk, dv;
-    float *lse, *delta;
-    const float *g_lse;
-    int heads, inner, tq, tk, d;  // inner: size of the last batch dimension
+    flash_part q, k, v, o, g, dq, dk, dv;  // g: the gradient of the output o
+    float *lse, *delta;                    // one number per row of q: logsumexp, and see flash_backward.cu
+    const float *g_lse;                    // gradient of lse; NULL if there is none
+    int heads, inner, tq, tk, d;           // heads: product of the batch dimensions; inner: size of the last one
     bool causal;
     float scale, unit;  // unit: scale / ln 2, for exp2
 };
@@ -81,8 +82,8 @@ template <int D> static __device__ inline uint16_t *chunk_at(uint16_t *tile, int
     return tile + row * D + (chunk ^ (row & 7)) * 8;
 }
 
-// Begins to copy rows [first, first + ROWS) of a head; rows from `end` on and columns from d on become 0. The rows of a
-// thread are a multiple of 8 apart.
+// Begins to copy rows [first, first + ROWS) of a head to a tile; rows from `end` on and columns from d on become 0. The
+// rows that one thread copies are a multiple of 8 apart, so its chunk has the same position in each (chunk_at).
 template <int ROWS, int D>
 static __device__ inline void copy_tile(uint16_t *tile, const uint16_t *head, int64_t stride, int first, int end, int d)
 {
@@ -97,27 +98,27 @@ static __device__ inline void copy_tile(uint16_t *tile, const uint16_t *head, in
     }
 }
 
-// Loads fragment a (tensor_core.h): 16 rows from `row` on, columns 16 k to 16 k + 15.
+// Loads fragment a (tensor_core.h) from rows `row` to row + 15, columns 16 k to 16 k + 15 of a tile.
 template <int D> static __device__ inline void load_a(uint32_t a[4], uint16_t *tile, int row, int k)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<4>(a, chunk_at<D>(tile, row + lane % 16, 2 * k + lane / 16));
 }
-// Loads two fragments b from the transposed tile: its rows 8 n to 8 n + 15 as columns, its columns 16 k to 16 k + 15 as
-// rows.
+// Loads two fragments b from a transposed tile: rows 8 n to 8 n + 15 of the tile become columns, and its columns 16 k
+// to 16 k + 15 become rows.
 template <int D> static __device__ inline void load_columns(uint32_t b[4], uint16_t *tile, int n, int k)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<4>(b, chunk_at<D>(tile, 8 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
 }
-// Loads two fragments b: rows 16 k to 16 k + 15, columns 8 n to 8 n + 15.
+// Loads two fragments b from rows 16 k to 16 k + 15, columns 8 n to 8 n + 15 of a tile.
 template <int D> static __device__ inline void load_rows(uint32_t b[4], uint16_t *tile, int k, int n)
 {
     int lane = (int)threadIdx.x % 32;
     load_matrices<4, true>(b, chunk_at<D>(tile, 16 * k + lane % 16, n + lane / 16));
 }
 
-// s (16 x N) = rows of a from `row` on times rows of b.
+// s (16 x N) = a b^T: rows `row` to row + 15 of tile a, and the N rows of tile b.
 template <class H, int D, int N>
 static __device__ inline void scores_of(float (*s)[4], uint16_t *a, int row, uint16_t *b)
 {
@@ -136,7 +137,7 @@ static __device__ inline void scores_of(float (*s)[4], uint16_t *a, int row, uin
         }
     }
 }
-// o (16 x D) += p (16 x N, rounded to 16 bits) times rows of b.
+// o (16 x D) += p b: p (16 x N) is rounded to 16 bits, b is a tile of N rows.
 template <class H, int D, int N> static __device__ inline void mix(float (*o)[4], const float (*p)[4], uint16_t *b)
 {
     UNROLL
@@ -158,8 +159,8 @@ struct tile_rows {
     int64_t stride;
     int first, end, d;
 };
-// Writes 16 rows of a warp, the first 8 times factor[0] and the others times factor[1], through the warp's own rows of
-// a tile.
+// Writes a warp's 16 rows of results to `to`, through its own rows of a tile in shared memory. factor: what a lane
+// multiplies its part of row lane / 4 (factor[0]) and of row lane / 4 + 8 (factor[1]) by.
 template <class H, int D>
 static __device__ inline void store_rows(const float (*o)[4], const float *factor, uint16_t *tile, int row,
                                          tile_rows to)

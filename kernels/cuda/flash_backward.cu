@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // cuda/flash_backward.cu -- gradients of attention without the matrix of scores, on tensor cores. Two passes compute
 // the scores again, so that each sum is computed by one block in a fixed order. This takes 7 products, no atomics, and
-// memory for one number per row. In the first pass a block computes dq for 64 queries, and delta = g . o minus the
-// gradient of the logsumexp. In the second pass a block computes dk and dv for 64 keys; its scores are transposed, so
-// that their registers are already fragments of its other products.
+// memory for one number per row: delta, the dot product of the rows of g and o minus the gradient of the logsumexp. In
+// the first pass a block computes dq and delta for 64 queries. In the second pass a block computes dk and dv for 64
+// keys; its scores are transposed, so that their registers are already fragments of its other products.
 #include "cuda/flash.h"
 
-// g . o of the warp's row lane / 2, by two lanes.
+// The dot product of row i of g and of o. Lanes 2 r and 2 r + 1 call it with the same i: each adds up half of the
+// products, and both get the sum. 0 for i >= tq.
 template <class H> static __device__ inline float row_product(const flash &f, int head, int i)
 {
     float sum = 0;
@@ -25,8 +26,9 @@ template <class H> static __device__ inline float row_product(const flash &f, in
     }
     return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
 }
-// A score's probability. lse, in base 2, is infinite for rows of -inf and beyond the last, so that those get 0.
+// The probability of score s. lse comes from row_lse; if it is +inf, the probability is 0.
 static __device__ inline float probability(float s, float unit, float lse) { return exp2_fast(fmaf(s, unit, -lse)); }
+// The logsumexp of row i in base 2; +inf for rows beyond the last and for rows without allowed keys.
 static __device__ inline float row_lse(const flash &f, int head, int i)
 {
     float lse = i < f.tq ? f.lse[(int64_t)head * f.tq + i] : INFINITY;
@@ -95,7 +97,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *k = (uint16_t *)dynamic_shared(), *v = k + FLASH_ROWS * D, *qg = v + FLASH_ROWS * D;
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
-    // Of causal attention, the first keys take the longest: they are the first blocks.
+    // In causal attention the most queries attend to the first keys, so the first blocks compute these.
     int head = (int)blockIdx.x % f.heads, j0 = (int)blockIdx.x / f.heads * FLASH_ROWS, first = f.causal ? j0 : 0;
     const uint16_t *queries = head_of(f.q, f, head), *grads = head_of(f.g, f, head);
     copy_tile<FLASH_ROWS, D>(k, head_of(f.k, f, head), f.k.rows, j0, f.tk, f.d);
@@ -118,7 +120,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
             copy_tile<N, D>(next + TILE, grads, f.g.rows, i0 + N, f.tq, f.d);
             copy_async_commit();
         }
-        float s[N / 8][4], dp[N / 8][4];  // rows are keys
+        float s[N / 8][4], dp[N / 8][4];  // rows are keys, columns queries
         scores_of<H, D, N>(s, k, row, now);
         scores_of<H, D, N>(dp, v, row, now + TILE);
         bool edge = f.causal && j0 + row + 15 > i0;

@@ -66,7 +66,7 @@ template <int N, bool TRANSPOSED = false> static __device__ inline void load_mat
 }
 
 // Begins to copy the first `read` bytes at `from` to shared memory, followed by zeros up to BYTES (4, 8 or 16).
-// The bytes are there after copy_async_wait, for other threads after a barrier, too.
+// This thread can read the bytes after copy_async_wait, other threads after a barrier that follows it.
 template <int BYTES> static __device__ inline void copy_async(void *to, const void *from, int read = BYTES)
 {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "4, 8 or 16 bytes");
@@ -81,15 +81,15 @@ template <int BYTES> static __device__ inline void copy_async(void *to, const vo
                      : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "n"(BYTES), "r"(read)
                      : "memory");
 }
-// Ends a group of copies.
+// Makes a group of the copies that this thread began since its last call.
 static __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all groups of this thread but the last LEFT.
+// Waits until all groups of this thread except the last LEFT are complete.
 template <int LEFT> static __device__ inline void copy_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Two numbers, rounded to 16 bits; the first is in the lower half.
+// Rounds two numbers to 16 bits and packs them into one register, `low` in the lower half.
 static __device__ inline uint32_t pack_bf16(float low, float high)
 {
     uint32_t r;
