@@ -131,7 +131,7 @@ describe("an instance of a tensor class", function()
     function Three:inner_tensors() return { unpack(self.list) } end
     local a, b = pair()
     local t = TwoTensor(a, b)
-    assert.are.equal("add: TwoTensor has 2 inner tensors, but Three has 3",
+    assert.are.equal("add: TwoTensor has 2 inner tensors, but Three has 3; their numbers must be equal",
       failure(function() return t + Three(a, a, a) end))
     assert.are.equal("add_: a plain tensor cannot be changed in place by a TwoTensor", failure(a.add_, a, t))
     assert.matches("^add: shapes %[3, 4%] and %[5%]", failure(function() return t + ms.ones(5) end))
@@ -264,7 +264,7 @@ describe("gradients of tensor classes", function()
     assert.is_nil(t.a.grad)
     t.grad = TwoTensor(ms.ones(2), ms.zeros(2))
     assert.are.same({ 1, 1 }, t.a.grad:tolist())
-    assert.matches("the gradient of a TwoTensor must be an instance of 2 inner tensors, got a Tensor",
+    assert.matches("the gradient of a TwoTensor must be an instance with 2 inner tensors, got a Tensor",
       failure(function() t.grad = ms.ones(2) end))
   end)
 

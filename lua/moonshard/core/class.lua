@@ -59,7 +59,7 @@ function M.new(name, base)
   return setmetatable(class, class_meta)
 end
 
---- `Base:extend("Name")`.
+--- Makes a subclass: `local Net = Base:extend("Net")`.
 function root.extend(base, name) return M.new(name, base) end
 
 --- Whether obj is an instance of class or of a class that extends it.
@@ -74,7 +74,7 @@ end
 ---@return boolean
 function root.isa(obj, class) return M.isa(obj, class) end
 
---- The name of obj's class.
+--- The name of obj's class; for other values the name of their Lua type.
 function M.name(obj)
   local mt = type(obj) == "table" and getmetatable(obj)
   return mt and rawget(mt, "__name") or type(obj)

@@ -6,7 +6,7 @@ local pcall, error = pcall, error
 
 ---@class Context
 ---@field device integer?  number of the device that with_device set
----@field warnings string[]?  the innermost list of catch_warnings
+---@field warnings string[]?  the list that the innermost catch_warnings fills
 ---@field wrap table?  options of the innermost enable_wrap
 ---@field block string?  the innermost block of this coroutine that must not yield
 local context = {}
@@ -33,7 +33,7 @@ function M.block(name, fn, ...)
   return leave(before, pcall(fn, ...))
 end
 
---- A copy of the current modes.
+--- A copy of the current modes, without `block`.
 function M.copy() return { device = context.device, warnings = context.warnings, wrap = context.wrap } end
 
 --- Replaces the modes; the caller must have saved the old ones.

@@ -20,7 +20,7 @@ M.numbers = numbers
 --- The name of a dtype number.
 function M.name(number) return names[number] end
 
---- The number of a dtype name; raises for any other value. who: the function that messages name.
+--- The number of a dtype name; raises for any other value. who: the function's name in messages.
 function M.number(name, who)
   local number = numbers[name]
   if number then return number end
@@ -36,7 +36,7 @@ local types = { cpu = C.MS_CPU, cuda = C.MS_CUDA, meta = C.MS_META }
 local cuda_current  -- index of the device that "cuda" means; nil until one is needed or set
 
 --- The index of the device that "cuda" means. Unless it was set, it is this process's rank on its node modulo the
---- number of devices, so that the ranks of a node use all of its GPUs. Its first use fixes it.
+--- number of devices, so that the ranks of a node use all of its GPUs. The first call determines it for the process.
 function M.cuda_device()
   if not cuda_current then
     local rank = lib.ms_dist_local_rank()
@@ -71,7 +71,7 @@ function M.device(name, who)
   end
   if kind ~= "cuda" then
     if index and tonumber(index) ~= 0 then
-      errors.raise("%s: device '%s' does not exist; there is one %s", who or "device", name, kind)
+      errors.raise("%s: device '%s' does not exist; the only one of its type is '%s'", who or "device", name, kind)
     end
     return types[kind]
   end
@@ -92,7 +92,7 @@ function M.set_cuda_device(i) cuda_current = i end
 local now = context.now
 local default = { dtype = C.MS_F32, device = C.MS_CPU }
 M.default = default
--- Set it explicitly, because the engine keeps its default when specs load this module again.
+-- Set explicitly, because the engine keeps an earlier default dtype when specs load this module again.
 lib.ms_set_default_dtype(default.dtype)
 
 --- The dtype of floating point tensors for which none is given; initially "float32".
@@ -103,7 +103,9 @@ function M.default_dtype() return names[default.dtype] end
 ---@param name string  "float32", "float64", "float16" or "bfloat16"
 function M.set_default_dtype(name)
   local number = M.number(name, "set_default_dtype")
-  if not M.is_float(number) then errors.raise("set_default_dtype: dtype '%s' is not floating point", name) end
+  if not M.is_float(number) then
+    errors.raise("set_default_dtype: dtype '%s' is not floating point, expected float32, float64, float16 or bfloat16", name)
+  end
   default.dtype = number
   lib.ms_set_default_dtype(number)
 end
@@ -127,8 +129,8 @@ function M.present_device(name, who)
   return number
 end
 
---- Sets the device of tensors for which none is given; inside with_device, until its end. Errors: a device that does
---- not exist.
+--- Sets the device of tensors for which none is given; inside with_device, until with_device ends. Errors: a device that
+--- does not exist.
 ---@param name string  "cpu", "cuda", "cuda:1" or "meta"
 function M.set_default_device(name)
   local number = M.present_device(name, "set_default_device")

@@ -37,7 +37,7 @@ function M.is_library(level)
 end
 
 --- The script's current line, "file:line"; nil if it is not known.
----@param level? integer  frames to skip at least
+---@param level? integer  the stack level at which the search begins; 1 (default): the caller
 ---@return string?
 function M.user_line(level)
   local n, through_c = (level or 1) + 1, false

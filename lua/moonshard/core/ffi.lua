@@ -26,7 +26,7 @@ end
 
 local path, folder = find()
 
--- The text about a library that cannot be used; it names the variable that chose the library.
+-- Adds to the reason why the library cannot be used that MOONSHARD_LIB chose it, if so.
 local function because(text)
   return os.getenv "MOONSHARD_LIB" ~= path and text
     or ("MOONSHARD_LIB is '%s', expected the path of libmoonshard.so, with moonshard_cdef.h beside it: %s"):format(path, text)
@@ -63,7 +63,7 @@ local args = ffi.new "ms_args"
 
 ---@class moonshard.ffi
 ---@field lib table      the engine's functions (runtime/moonshard.h)
----@field state table    ms_state: read without a call
+---@field state table    the engine's ms_state, whose fields are read without a call
 ---@field args table     one ms_args shared by all operator calls: filled and read at once, never kept
 local M = {
   ffi = ffi, lib = lib, path = path, folder = folder,

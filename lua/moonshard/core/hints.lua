@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Hints for unknown names: the table that has the name (x:relu(), nn.Linear), this library's name for it
+--- Hints for unknown names: the table that has the name (x:relu(), nn.Linear), Moonshard's name for the same thing
 --- (learning_rate: lr), or what to write instead.
 local M = {}
 
@@ -12,21 +12,21 @@ local synonyms = {
 
 -- Maps PyTorch's names that Moonshard lacks to what a script must write instead.
 local instead = {
-  MaxPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
-  AvgPool2d = "k x k windows side by side: x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",
+  MaxPool2d = "for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
+  AvgPool2d = "for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",
   Flatten = "write x:flatten(2) in forward",
   Softmax = "write x:softmax(d) in forward",
   DataParallel = "write nn.DDP(model) and start one process per device: mpirun -n N luajit train.lua",
-  DistributedDataParallel = "it is nn.DDP",
-  FullyShardedDataParallel = "it is fsdp.FSDP",
-  init_process_group = "it is dist.init(), which the first use of ms.dist calls",
-  get_rank = "it is dist.rank()",
-  get_world_size = "it is dist.world_size()",
+  DistributedDataParallel = "use nn.DDP",
+  FullyShardedDataParallel = "use fsdp.FSDP",
+  init_process_group = "use dist.init(), which the first use of ms.dist calls",
+  get_rank = "use dist.rank()",
+  get_world_size = "use dist.world_size()",
   StepLR = "write optim.lr_scheduler.lambda(optimizer, function(step) return gamma ^ math.floor(step / size) end)",
-  CosineAnnealingLR = "it is optim.lr_scheduler.cosine",
-  LambdaLR = "it is optim.lr_scheduler.lambda",
-  LinearLR = "it is optim.lr_scheduler.linear",
-  ConstantLR = "it is optim.lr_scheduler.constant",
+  CosineAnnealingLR = "use optim.lr_scheduler.cosine",
+  LambdaLR = "use optim.lr_scheduler.lambda",
+  LinearLR = "use optim.lr_scheduler.linear",
+  ConstantLR = "use optim.lr_scheduler.constant",
   device = "devices are strings: 'cpu', 'cuda', 'meta'",
   from_numpy = "read a file with ms.load, or take memory with ms.from_pointer",
 }

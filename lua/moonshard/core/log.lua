@@ -49,7 +49,7 @@ end
 
 local reported = {}
 
---- Writes a warning once per process; every ms.catch_warnings receives it.
+--- As M.warn, but writes each message only once per process. Inside catch_warnings it is always appended to the list.
 ---@param message string  without a newline
 function M.warn_once(message)
   if not now.warnings then

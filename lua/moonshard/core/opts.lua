@@ -155,7 +155,7 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
---- Checks the options given to `who`, for functions that read them from `given` themselves and leave no table behind.
+--- Checks the options given to `who`, for functions that read them from `given` themselves. Makes no table.
 ---@param who string  the function's name in messages
 ---@param given table  the options
 ---@param spec table<string, any>  kinds or defaults of the options, by name
@@ -200,7 +200,7 @@ end
 jit.off(M.verify)
 jit.off(M.check)
 
---- Raises if the argument after the last one is a table of options.
+--- Raises if `more`, the argument after the last one, is a table of options that is not empty.
 function M.none(who, more)
   if M.is(more) and next(more) ~= nil then M.check(who, more, {}) end
 end

@@ -59,7 +59,8 @@ end
 
 -- The loops of a function, and its `if` statements with two parts, by their first instruction. slot: the local that
 -- holds the index or the generator, from 0; nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set
--- the index.
+-- the index. from, to: first and last line of the loop or `then` part; second, other: of the instructions behind it
+-- that it skips.
 local function loops_of(fn)
   if known[fn] then return known[fn] end
   local list, entries, setters, lines, forward = {}, {}, {}, {}, {}
@@ -94,8 +95,7 @@ local function loops_of(fn)
 end
 
 -- The first index of a numeric loop, read from the variable that initialized it; 0 if that was a constant, or if the
--- variable has changed since an earlier call. (Where ranks start a loop at different indices, these come from a
--- variable.)
+-- variable has changed since an earlier call. A constant needs no subtraction: it is the same on all ranks.
 local function start_of(loop, fn, level)
   local op, operand = loop.start[1], loop.start[2]
   local _, start
@@ -106,8 +106,8 @@ local function start_of(loop, fn, level)
   return loop.start[1] and tonumber(start) or 0
 end
 
--- Adds the loops that the function at that level is in, the innermost first. Of several loops in one line, the first
--- one counts.
+-- Appends to path the loops and parts of `if` statements that the function at this level is in, the innermost first. Of
+-- several loops in one line, the first one counts.
 local function add_loops(path, fn, level, line)
   local names, values, found = {}, {}, {}
   for k = 0, 1e6 do
@@ -147,8 +147,8 @@ end
 
 --- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that
 --- counts its iterations, { 2 * line, -1 } for another loop, { 2 * line, -2 or -4 } for a part of an `if`, and
---- { 2 * line, 2 * callee + unordered } for a call. unordered: 1 if the library makes the call, so that lines of the
---- callee need not run in their order.
+--- { 2 * line, 2 * callee + unordered } for a call. callee: the line at which the called function is defined, 0 in the
+--- innermost place. unordered: 1 if the library makes the call, so that lines of the callee need not run in their order.
 ---@return Position
 function M.now()
   local path, n, callee, unordered, guarded, inside = {}, 2, 0, 0, false, nil

@@ -194,12 +194,12 @@ function ms.ones(...) end
 ---@return Tensor
 function ms.ones_like(t, opts) end
 
---- Numbers drawn evenly from [0, 1).
+--- Numbers drawn from the uniform distribution on [0, 1).
 ---@param ... integer|integer[]|TensorOptions  sizes, as numbers or one list, then options
 ---@return Tensor
 function ms.rand(...) end
 
---- Numbers drawn evenly from [0, 1), with the shape, dtype and device of t.
+--- Numbers drawn from the uniform distribution on [0, 1), with the shape, dtype and device of t.
 ---@param t Tensor  gives shape, dtype and device
 ---@param opts? TensorOptions  dtype and device, where they differ from t's; requires_grad
 ---@return Tensor

@@ -49,7 +49,7 @@ local function name_of(number)
   return name
 end
 
--- A call of an operator with its numbers, copied from engine.args.
+-- An operator and its integer and floating-point arguments, copied from engine.args; the tensors are passed at each run.
 ---@class TensorOperation
 ---@field name string  the operator's name in scripts
 local Operation = { __name = "TensorOperation" }
@@ -84,8 +84,8 @@ local function run_inner(op, list)
       if first == nil then
         first, count = list[k], #p
       elseif #p ~= count then
-        errors.raise("%s: %s has %d inner tensors, but %s has %d", op.name, class_name(first), count, class_name(list[k]),
-          #p)
+        errors.raise("%s: %s has %d inner tensors, but %s has %d; their numbers must be equal", op.name,
+          class_name(first), count, class_name(list[k]), #p)
       end
     end
   end
@@ -118,7 +118,7 @@ local function run_inner(op, list)
   return out, n
 end
 
--- Called inside a dispatch function, op(…) runs on plain tensors, and on the inner tensors of instances.
+-- For dispatch functions: op(…) runs the operator, on plain tensors or on the inner tensors of instances.
 function Operation:__call(...)
   local out, n = run_inner(self, { ... })
   return unpack(out, 1, n)
@@ -244,7 +244,7 @@ end
 
 -- ---- fields --------------------------------------------------------------------------------------
 
---- An instance made of the inner tensors' gradients; the same object as long as these stay the same.
+--- An instance made of the inner tensors' gradients, nil if none has one; the same object as long as these stay the same.
 function own_getters.grad(t)
   local list = inner(t)
   local grads, any = {}, false
@@ -280,7 +280,8 @@ function own_setters.grad(t, g)
     opts.expect(g, a_tensor, "grad: value")
     parts = inner(g)
     if not parts or #parts ~= #list then
-      errors.raise("grad: the gradient of a %s must be an instance of %d inner tensors, got %s", class_name(t), #list, errors.kind(g))
+      errors.raise("grad: the gradient of a %s must be an instance with %d inner tensors, got %s", class_name(t), #list,
+        errors.kind(g))
     end
   end
   for k = 1, #list do list[k].grad = parts and parts[k] or nil end

@@ -29,7 +29,7 @@ end
 local function take_shape(who, n, first, ...)
   if type(first) == "table" then
     if is_tensor(first) then opts.wrong(first, "a whole number or a table of them", "%s: size", who) end
-    if n > 1 then errors.raise("%s: sizes are numbers or one table, got a table and %s", who, errors.kind((...))) end
+    if n > 1 then errors.raise("%s: sizes must be numbers or one table, got a table and %s", who, errors.kind((...))) end
     if first.dtype ~= nil or first.device ~= nil or first.requires_grad ~= nil then
       errors.raise("%s: options are mixed with the sizes; pass them in a separate table after the sizes", who)
     end
@@ -158,9 +158,10 @@ function M.full_like(t, value, given)
   return out
 end
 
---- The numbers first, first + step, … below last. Errors: a step of 0, or one that leads away from last.
+--- The numbers first, first + step, … up to but not including last. Errors: a step of 0, or one that leads away from
+--- last.
 ---@param ... number|TensorOptions  `last`, `first, last` or `first, last, step`, then options; defaults: first 0, step 1
----@return Tensor  1-dim; int64 of whole numbers, else the default dtype
+---@return Tensor  1-dim; int64 if the arguments are whole numbers, else the default dtype
 function M.arange(...)
   local n, given = opts.split(...)
   if n > 3 then opts.wrong((select(4, ...)), "options or nothing", "arange: argument 4") end
@@ -170,11 +171,11 @@ function M.arange(...)
   end
   local first, last, step = ...
   if n < 2 then first, last, step = 0, first, 1 elseif n < 3 then step = 1 end
-  if step == 0 then errors.raise("arange: step is 0") end
+  if step == 0 then errors.raise("arange: step is 0, expected a number above or below 0") end
   if (last - first) * step < 0 then errors.raise("arange: from %g, steps of %g never reach %g", first, step, last) end
   local count = math.max(0, math.ceil((last - first) / step))
   if count ~= count or count >= 2^53 then
-    errors.raise("arange: from %g to %g in steps of %g has no end", first, last, step)
+    errors.raise("arange: from %g to %g in steps of %g is too long, expected fewer than 2^53 numbers", first, last, step)
   end
   local whole = first % 1 == 0 and last % 1 == 0 and step % 1 == 0
   local dtype, device, grad = resolve("arange", given, whole and ffi.C.MS_I64 or nil)
@@ -196,7 +197,7 @@ function M.randint(low, high, sizes, given)
   if type(low) ~= "number" or type(high) ~= "number" then
     errors.raise("randint: limits are %s and %s, expected numbers", errors.kind(low), errors.kind(high))
   end
-  if high <= low then errors.raise("randint: no whole number lies in [%g, %g)", low, high) end
+  if high <= low then errors.raise("randint: high is %g, expected a number above low, which is %g", high, low) end
   local dtype, device, grad = resolve("randint", given, ffi.C.MS_I64)
   local t = empty("randint", dtype, device, take_shape("randint", sizes == nil and 0 or 1, sizes))
   a_f[0], a_f[1] = low, high
@@ -220,7 +221,7 @@ end
 
 -- ---- from Lua numbers ----------------------------------------------------------------------------
 
--- The shape of a nested table, determined by its first elements.
+-- The shape of a nested table, determined by its first elements; and the first element that is not a table.
 local function measure(value)
   local sizes = {}
   while type(value) == "table" do
@@ -240,7 +241,7 @@ end
 --- other elements.
 ---@param value number|boolean|table|Tensor  of any shape, with up to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
----@return Tensor  bool of booleans, else of the default dtype
+---@return Tensor  bool if all elements are booleans, else the default dtype
 function M.tensor(value, given)
   if is_tensor(value) then
     local o = opts("tensor", given, OPTIONS)

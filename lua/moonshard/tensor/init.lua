@@ -31,7 +31,7 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 -- ---- lines that made tensors --------------------------------------------------------------------
 
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
--- takes microseconds, makes kilobytes of garbage and ends traces, so the number of recorded lines is limited: those of
+-- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those of
 -- the first 512 tensors, 256 more after each such error, and 16 whenever a script opens a scope or begins a loop, up to
 -- another 512. MOONSHARD_DEBUG=info or detail removes the limit. `ticks`: number of tensors until the next call of
 -- note; 0 while lines are recorded.
@@ -81,7 +81,7 @@ local owner_t = ffi.typeof "ms_owner"
 local owner_release = lib.ms_owner_release
 local gc = ffi.gc
 
---- Attaches a finalizer to a tensor that has become unscoped, if it has none.
+--- Attaches a finalizer to a tensor that has become unscoped, if it has none. Collects garbage if the engine asks for it.
 local function own(t)
   if t.id < 0 then
     for _, part in ipairs(inner(t)) do M.own(part) end
@@ -113,14 +113,13 @@ local function wrap(id)
 end
 M.wrap = wrap
 
---- As wrap, for an id that the engine has just returned; raises its error if the id is 0. The tensors that follow are
---- only passed for the error message.
+--- As wrap; raises the engine's error if the id is 0. The tensors that follow are only passed for the error message.
 function M.wrap_new(id, ...)
   if id == 0 then fail(...) end
   return wrap(id)
 end
 
---- As wrap, for operators that may return their input.
+--- As wrap, for operators that may return their input t: returns t itself if the id is t's.
 function M.wrap_same(id, t)
   if id == t.id then return t end
   return wrap(id)
@@ -152,8 +151,8 @@ M.id_of = id_of
 
 -- ---- calling operators -------------------------------------------------------------------------
 
--- Called after running out of memory: collects garbage, because unreachable unscoped tensors may hold memory. Returns
--- true if the call should be tried again.
+-- Called when an engine call has failed. If memory ran out, collects garbage, because unreachable unscoped tensors may
+-- hold memory, and returns true: the call should be tried again.
 local function collected()
   if lib.ms_error_code() ~= ffi.C.MS_ENOMEM then return false end
   collectgarbage()
@@ -168,7 +167,8 @@ local refused_call = function() return false end
 ---@param fn fun(number: integer, a: Tensor?, b: Tensor?, c: Tensor?): boolean  number: the operator; a, b, c: its first arguments
 function M.on_refused_call(fn) refused_call = fn end
 
--- Runs a call on the inner tensors of instances of tensor classes among its arguments; returns nil if there are none.
+-- Runs a call with n tensors, and the number f unless it is nil, on the inner tensors of those arguments that are
+-- instances of tensor classes. Returns the id of the result; nil if there are no instances.
 local function by_inner(op, n, f, a, b, c)
   if not (a.id < 0 or b and b.id < 0 or c and c.id < 0) then return nil end
   local args, a_in = engine.args, engine.a_in
@@ -233,8 +233,8 @@ function M.call3(op, a, b, c, who)
   return id
 end
 
---- Calls an operator with the arguments in engine.args. Returns its first output; all are in engine.a_out. The tensors
---- a, b, c are only passed for error messages.
+--- Calls an operator with the arguments in engine.args. Returns the id of its first output; those of all outputs are in
+--- engine.a_out. The tensors a, b, c are only passed for error messages.
 function M.call(op, a, b, c)
   local args = engine.args
   if lib.ms_call_op(op, args) ~= 0 and not refused_call(op, a, b, c)
@@ -385,7 +385,9 @@ function Tensor.__newindex(t, key, value)
   rawset(t, key, value)
 end
 
-function Tensor.__lt() errors.raise("tensors cannot be compared by < and <=: use lt, le, gt, ge, which give a tensor, or item()") end
+function Tensor.__lt()
+  errors.raise("tensors cannot be compared with <, <=, > or >=: use lt, le, gt or ge, which return a tensor, or item()")
+end
 Tensor.__le = Tensor.__lt
 
 --- A class of tensors that extends the plain one, such as nn.Parameter. M.wrap_as makes its instances.
@@ -400,7 +402,7 @@ function M.subclass(name, base)
 end
 
 function Tensor.__construct()
-  errors.raise("Tensor: make tensors with ms.tensor, ms.zeros and similar functions")
+  errors.raise("Tensor: the class cannot be called; make tensors with ms.tensor, ms.zeros and similar functions")
 end
 
 -- ---- methods: properties, values, lifetime ------------------------------------------------------
@@ -420,7 +422,7 @@ function M.check_count(who, n)
   end
 end
 
---- Converts a dimension in Lua (from 1, negative from the end) to the engine's numbering.
+--- Converts a dimension in Lua (from 1, negative from the end) to the engine's numbering (from 0, negative from the end).
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
     opts.wrong(d, "a whole number from 1, or from -1 backwards", "%s: dimension", who)
@@ -434,7 +436,7 @@ local function dimension(t, d, who)
   local at, n = position(d, who), info.ndim
   if at < 0 then at = at + n end
   if at < 0 or at >= n then
-    errors.raise("%s: dimension %d is out of range; the tensor has %d (%s)", who, d, n,
+    errors.raise("%s: dimension %d is out of range; the tensor has %d dimensions, shape %s", who, d, n,
       tostring(sizes_of(n, info_shape)))
   end
   return at
@@ -490,7 +492,7 @@ function methods.element_size(t)
   return lib.ms_dtype_size(info_of(t).dtype)
 end
 
---- The address of the first element; valid as long as the tensor's storage (see ms.from_pointer). Errors: a meta
+--- The address of the first element; valid while the tensor's storage exists (see ms.from_pointer). Errors: a meta
 --- tensor.
 ---@return integer
 function methods.data_ptr(t)
@@ -503,7 +505,7 @@ local double1 = ffi.new "double[1]"
 local BOOL = ffi.C.MS_BOOL
 
 --- The value of a tensor of one element, as a Lua number or boolean. Waits for the device. int64 values beyond 2^53 are
---- rounded. Errors: more or fewer elements.
+--- rounded. Errors: a tensor of more or fewer elements than one.
 ---@return number|boolean
 function methods.item(t)
   if lib.ms_item(id_of(t, "item"), double1) ~= 0 then fail(t) end

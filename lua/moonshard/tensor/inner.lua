@@ -73,7 +73,8 @@ local function inner(t)
   end
   for k = 1, #list do
     if not is_tensor(list[k]) then
-      errors.raise("%s: inner_tensors() returned %s at %d, expected a tensor", class_name(t), errors.kind(list[k]), k)
+      errors.raise("%s: inner_tensors() returned %s at position %d, expected a tensor", class_name(t),
+        errors.kind(list[k]), k)
     end
   end
   return list
@@ -91,7 +92,7 @@ local function rebuild(list, like)
   local out
   if make then out = make(list, like) else out = cls(unpack(list)) end
   if not is_tensor(out) then
-    errors.raise("%s: from_inner returned %s, expected an instance", class_name(like), errors.kind(out))
+    errors.raise("%s: from_inner returned %s, expected an instance of the class", class_name(like), errors.kind(out))
   end
   return out
 end

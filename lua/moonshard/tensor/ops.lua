@@ -16,7 +16,7 @@ local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.
 local call1, call1f, call2, call3 = tensor.call1, tensor.call1f, tensor.call2, tensor.call3
 local fixed, type = opts.fixed, type
 
--- activations: methods that nn.F has as functions, too
+-- activations: the methods that nn.F also offers as functions, by name
 local M = { activations = {} }
 
 local function bad_operand(who, x)
@@ -60,13 +60,16 @@ function Tensor.__pow(a, b)
 end
 
 function Tensor.__mod()
-  errors.raise "mod: tensors have no %; for values that are not negative write t - (t / n):long() * n"
+  errors.raise "mod: tensors have no operator %; for values that are not negative write t - (t / n):long() * n"
 end
 
 -- `..` concatenates strings and tensors of one element, which are converted to numbers.
 local function joined(x)
   if not is_tensor(x) then return x end
-  if x:numel() ~= 1 then errors.raise("concat: %s has %d elements; write tostring(t)", tostring(x.shape), x:numel()) end
+  if x:numel() ~= 1 then
+    errors.raise("concat: the tensor has %d elements, shape %s; expected 1 (tostring(t) gives the text of a larger one)",
+      x:numel(), tostring(x.shape))
+  end
   return tostring(x:item())
 end
 
@@ -312,12 +315,12 @@ end
 local MASKED_FILL, MASKED_FILL_ = op "masked_fill", op "masked_fill_"
 --- value where mask is true, t's own elements elsewhere.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
----@param value number|boolean|Tensor  a tensor has one element
+---@param value number|boolean|Tensor  a tensor must have one element
 ---@return Tensor
 function methods.masked_fill(t, mask, value) return wrap(masked_fill(MASKED_FILL, "masked_fill", t, mask, value)) end
 --- masked_fill in place.
 ---@param mask Tensor  bool, of a shape that broadcasts to t's
----@param value number|boolean|Tensor  a tensor has one element
+---@param value number|boolean|Tensor  a tensor must have one element
 ---@return Tensor self
 function methods.masked_fill_(t, mask, value)
   masked_fill(MASKED_FILL_, "masked_fill_", t, mask, value)
@@ -329,7 +332,7 @@ end
 local FILL_, ZERO_, COPY_ = op "fill_", op "zero_", op "copy_"
 
 --- Sets every element to v, cast to t's dtype.
----@param v number|boolean|Tensor  a tensor has one element
+---@param v number|boolean|Tensor  a tensor must have one element
 ---@return Tensor self
 function methods.fill_(t, v)
   if type(v) == "boolean" then v = v and 1 or 0 end
@@ -382,8 +385,8 @@ local function cast(t, dtype)
   return with_int(CAST, "to", t, dtype)
 end
 
---- The tensor on another device, in another dtype, or with both of another tensor; t itself if nothing changes. Errors:
---- an unknown dtype or device; a device that does not exist.
+--- The tensor on another device, in another dtype, or with device and dtype of another tensor; t itself if nothing
+--- changes. Errors: an unknown dtype or device; a device that does not exist.
 ---@param what string|Tensor|{ device: string, dtype: string }  a dtype, a device, a tensor whose dtype and device to take, or both by name
 ---@param and_dtype? string  a dtype, if the first argument is a device
 ---@return Tensor

@@ -37,8 +37,8 @@ local function lines_of(lists, n)
   return lines
 end
 
--- The positions shown of dimensions 1 … n in at most `budget` lines: all of them; or fewer at each end, as many as fit;
--- or only the beginning of outer dimensions.
+-- The positions to show of dimensions 1 … n, so that they take at most `budget` lines: all of them; or up to EDGE at each
+-- end, as many as fit; or only the beginning of outer dimensions.
 local function rows_shown(shape, n, budget)
   for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
     local lists = {}
@@ -54,7 +54,8 @@ local function rows_shown(shape, n, budget)
   return lists
 end
 
--- One format for all numbers of a tensor: the shortest that keeps different numbers different.
+-- Returns the function that formats a number of the tensor, the same way for all: whole numbers as "3.", numbers of very
+-- different sizes with an exponent, others with 4 decimals. kind: "bool", "int" or "float".
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
   if kind == "int" then return function(v) return ("%d"):format(v) end end
@@ -144,7 +145,7 @@ local function values_text(t, shape, dtype)
   return table.concat(out, "\n")
 end
 
--- Runs fn, which makes views, without recording and in its own scope.
+-- Runs fn, which makes views, without recording and in its own scope. If fn fails, returns its error in parentheses.
 local function quietly(fn, ...)
   local mode, handle = lib.ms_set_grad_mode(0), lib.ms_scope_open "tostring"
   local ok, result = pcall(fn, ...)

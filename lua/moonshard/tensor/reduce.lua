@@ -48,7 +48,8 @@ end
 
 for _, name in ipairs { "max", "min" } do
   local along, over_all = op(name), op(name .. "_all")
-  --- Without a dimension, the largest element; with a dimension: values, indices (int64, from 0).
+  --- Without d, the largest (smallest) element; along d: values, indices (int64, from 0); for a tensor d, as maximum
+  --- (minimum).
   methods[name] = function(t, d, given)
     if given == nil and opts.is(d) then d, given = nil, d end
     if d == nil then

@@ -146,7 +146,7 @@ local function next_step(loop, step)
     return nil
   end
   loop.scope = lib.ms_scope_open "ms.steps"
-  if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare it in collectives
+  if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare their steps in collectives
   return step + 1
 end
 position.counts(next_step)

@@ -126,7 +126,8 @@ function methods.permute(t, ...)
   return wrap(call1_with(PERMUTE, t, "permute", n))
 end
 
--- Converts an index along a dimension of the given size: 1-based, negative from the end.
+-- Converts a position along a dimension of the given size (from 1, negative from the end) to one from 0. last: 1 also
+-- allows the position behind the last element.
 local function index(i, size, who, last)
   whole(i, who, "position")
   local at = i > 0 and i - 1 or i + size
@@ -189,7 +190,7 @@ function methods.unsqueeze(t, d)
   local n = info_of(t).ndim
   local at = position(d, "unsqueeze")
   if at < 0 then at = at + n + 1 end
-  if at < 0 or at > n then errors.raise("unsqueeze: dimension %d is out of range; the tensor has %d", d, n) end
+  if at < 0 or at > n then errors.raise("unsqueeze: dimension %d is out of range; the result has %d dimensions", d, n + 1) end
   a_i[0] = at
   return wrap(call1_with(UNSQUEEZE, t, "unsqueeze", 1))
 end
@@ -216,7 +217,7 @@ function methods.split(t, size, d)
       sum = sum + size[k]
     end
     if sum ~= total then
-      errors.raise("split: sizes %s add up to %d, but dimension %d has %d",
+      errors.raise("split: sizes %s add up to %d, but dimension %d has size %d",
         tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
     end
   else
@@ -275,7 +276,7 @@ local CAT, STACK, TILE = op "cat", op "stack", op "tile"
 local function join(number, who, list, d)
   if type(list) ~= "table" or is_tensor(list) then opts.wrong(list, "a list of tensors", "%s: argument 1", who) end
   local n = #list
-  if n == 0 then errors.raise("%s: the list is empty", who) end
+  if n == 0 then errors.raise("%s: the list is empty, expected at least one tensor", who) end
   args.n_in, args.n_i, args.n_f = n, 1, 0
   for k = 1, n do a_in[k - 1] = id_of(list[k], who, "element " .. k) end
   a_i[0] = position(d or 1, who)
