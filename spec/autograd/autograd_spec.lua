@@ -465,12 +465,12 @@ describe("ms.checkpoint", function()
       constant = function(a) return a + 1 end,
       no_grad = function(a) return ms.no_grad(function() return a * w end) end,
     } do
-      assert.matches("checkpoint: no result of the region has a graph when it runs again, so no gradient passes through it; the region must do the same both times",
+      assert.matches("checkpoint: no result of the recomputed function has a graph, so no gradient passes through it; the function must do the same as in the forward",
         gone(second), name)
     end
-    assert.matches("checkpoint: result 1 is float32 %[2%] when the function runs again, but was float32 %[1%] before",
+    assert.matches("checkpoint: result 1 was float32 %[2%] when the function was recomputed, but float32 %[1%] in the forward",
       gone(function(a) return ms.cat { a, a } * w end))
-    assert.matches("checkpoint: result 1 is float64 %[1%] when the function runs again",
+    assert.matches("checkpoint: result 1 was float64 %[1%] when the function was recomputed",
       gone(function(a) return (a * w):double() end))
     assert.is_nil(w.grad)
     -- A region of several results, of which one requires no gradient in either run, is no error.
@@ -518,8 +518,8 @@ describe("assert_close", function()
     close(ms.tensor { 1, 2 }, ms.tensor { 1 + 1e-6, 2 })
     close(nil, nil)
     close({ ms.ones(1), a = 2 }, { ms.ones(1), a = 2 })
-    assert.matches("worst at %[2%]: 2 against 2%.5", failure(close, ms.tensor { 1, 2 }, ms.tensor { 1, 2.5 }))
-    assert.matches("shapes differ: %[2%] against %[1, 2%]", failure(close, ms.ones(2), ms.ones(1, 2)))
+    assert.matches("worst at %[2%]: got 2, expected 2%.5", failure(close, ms.tensor { 1, 2 }, ms.tensor { 1, 2.5 }))
+    assert.matches("shapes differ: got %[2%], expected %[1, 2%]", failure(close, ms.ones(2), ms.ones(1, 2)))
     assert.matches("dtypes differ", failure(close, ms.ones(2), ms.ones(2, { dtype = "float64" })))
     assert.matches("nil", failure(close, nil, ms.ones(1)))
     failure(close, ms.tensor { 0 / 0 }, ms.tensor { 0 / 0 })

@@ -377,7 +377,7 @@ describe("a sharded checkpoint", function()
     local model = make {}
     local before = model.a.weight:full_tensor()
     local message = failure(ms.fsdp.load, base, model, ms.optim.SGD(model:parameters(), { lr = 1, momentum = 0.9 }))
-    assert.matches("SGD: load: 'a%.[%w.]+' has 'exp_avg' in the state, which SGD does not keep; was it made by another optimizer%?", message)
+    assert.matches("SGD: load: 'a%.[%w.]+' has 'exp_avg' in the state, which SGD does not keep; was the state made by another optimizer%?", message)
     assert.is_true(before:equal(model.a.weight:full_tensor()))
   end)
 

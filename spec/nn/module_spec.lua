@@ -44,7 +44,7 @@ describe("nn.Module classes", function()
   end)
 
   it("say so when there is no forward", function()
-    assert.are.equal("Empty has no forward", message(nn.Module:extend("Empty")()))
+    assert.are.equal("Empty has no forward, so it cannot be called", message(nn.Module:extend("Empty")()))
   end)
 end)
 
@@ -266,7 +266,7 @@ describe("containers", function()
     assert.are.equal("z a", names(d:named_children()))
     assert.are.equal("Tanh", d.a:class_name())
     assert.are.equal("a z", names(nn.ModuleDict { z = nn.ReLU(), a = nn.Tanh() }:named_children()))
-    assert.are.equal("ModuleList has no forward", message(nn.ModuleList {}))
+    assert.are.equal("ModuleList has no forward, so it cannot be called", message(nn.ModuleList {}))
   end)
 end)
 

@@ -52,7 +52,7 @@ describe("lr_scheduler", function()
       { "linear", { steps = -1 }, "option 'steps' is a number (-1), expected a whole number from 0" },
       { "linear_warmup", { steps = 2.5 }, "option 'steps'" }, { "linear_warmup", {}, "option 'steps' is missing" },
       { "cosine", { steps = 4, warmup = -1 }, "option 'warmup'" },
-      { "cosine", { steps = 4, warmup = 5 }, "longer than all 4 steps" },
+      { "cosine", { steps = 4, warmup = 5 }, "option 'warmup' is 5, expected at most option 'steps', 4" },
       { "constant", { steps = "3" }, "option 'steps'" },
     } do
       local ok, e = pcall(lr_scheduler[case[1]], opt, case[2])

@@ -271,7 +271,7 @@ describe("an optimizer", function()
     sgd:step()
     local said = message(adam.load_state_dict, adam, sgd:state_dict())
     assert.truthy(said:find(
-      "Adam: load_state_dict: parameter 1 has no exp_avg in the state; was it made by another optimizer?", 1, true), said)
+      "Adam: load_state_dict: parameter 1 has no exp_avg in the state; was the state made by another optimizer?", 1, true), said)
     set_grad(p, { 1, 1 })
     local other = optim.AdamW { p }
     other:step()

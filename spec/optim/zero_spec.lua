@@ -219,7 +219,7 @@ for world = 1, 4 do
       local ms, nn, _, optim = load()
       local text = message(optim.ZeroRedundancyOptimizer, { nn.Parameter(ms.ones(rank == 1 and 3 or 2)) },
         { optimizer_class = optim.SGD })
-      assert.equal("ZeroRedundancyOptimizer: ranks have different parameters: number 1 is 1: [3] float32 on rank 1 and 1: [2] float32 on rank 0", text)
+      assert.equal("ZeroRedundancyOptimizer: ranks have different parameters: number 1 is float32 [3] (group 1) on rank 1 and float32 [2] (group 1) on rank 0", text)
     end)
 
     it("publishes a failed step to the other ranks", function(rank)
@@ -267,7 +267,7 @@ ranks.describe(3, "ZeroRedundancyOptimizer of some ranks #mpi", function()
     end
     b:consolidate_state_dict(2)
     if rank == 2 then same_state(a:state_dict(), b:state_dict()) end
-    assert.equal("consolidate_state_dict: argument 1, a rank, is a number (1), expected one of 0, 2",
+    assert.equal("consolidate_state_dict: argument 1, a rank, is a number (1), expected one of the group's ranks 0, 2",
       message(b.consolidate_state_dict, b, 1))
   end)
 end)

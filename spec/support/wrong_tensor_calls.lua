@@ -186,7 +186,7 @@ return {
   { "ms.steps(2, {form = 1})", "steps: unknown option 'form'; did you mean 'from'? (accepted: from)" },
   { "ms.checkpoint(1)", "checkpoint: argument 1 is a number (1), expected a function or a module" },
   { "ms.Function{forward = 1}", "Function: option 'forward' is a number (1), expected a function" },
-  { "ms.Function{forward = print}", "Function: needs forward and backward" },
+  { "ms.Function{forward = print}", "Function: needs both functions, forward and backward" },
   { "w:add_(1)", "add_: a leaf that requires grad cannot be changed in place; do it under no_grad or on its detach()" },
   { "w.grad = y", "grad: float32 [2, 2] cpu given, the tensor is float32 [3] cpu: shape, dtype and device must be equal" },
   { "w.grad = 3", "grad: value is a number (3), expected a tensor" },
@@ -204,7 +204,7 @@ return {
   { [[ms.memory_stats("tpu")]], "memory_stats: unknown device 'tpu'; did you mean 'cpu'?" },
   { "ms.no_such", "unknown name in moonshard: 'no_such'" },
   { "ms.nn.Lineer", "unknown name in nn: 'Lineer'; did you mean 'Linear'?" },
-  { "ms.testing.assert_close(x, y)", "assert_close: shapes differ: [2, 3] against [2, 2]" },
+  { "ms.testing.assert_close(x, y)", "assert_close: shapes differ: got [2, 3], expected [2, 2]" },
   { "ms.testing.assert_close(x, x + 1)",
-  "assert_close: 6 of 6 elements of float32 [2, 3] differ; worst at [1, 1]: 1 against 2, difference 1," },
+  "assert_close: 6 of 6 elements of float32 [2, 3] differ; worst at [1, 1]: got 1, expected 2; difference 1," },
 }

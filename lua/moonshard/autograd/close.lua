@@ -32,8 +32,8 @@ end
 
 local function value(v) return v ~= v and "nan" or ("%.9g"):format(v) end
 
--- Returns the number of elements that differ and the number of all elements; for the worst one its index, distance and
--- both values.
+-- Returns the number of elements that differ and the number of all elements; of the pair that differs most its index
+-- (from 0), distance and both values.
 local function compare(a, b, rtol, atol, equal_nan)
   local x, n = tensor.read(a)
   local y = tensor.read(b)
@@ -65,7 +65,7 @@ function M.assert_close(a, b, given)
     equal_nan = false })
   local function check(x, y, path)
     if x == nil and y == nil then return end
-    if x == nil or y == nil then errors.raise("assert_close%s: %s against %s", path, errors.kind(x), errors.kind(y)) end
+    if x == nil or y == nil then errors.raise("assert_close%s: got %s, expected %s", path, errors.kind(x), errors.kind(y)) end
     local tx, ty = tensor.is_tensor(x), tensor.is_tensor(y)
     if type(x) == "table" and type(y) == "table" and not tx and not ty then
       for k in pairs(x) do check(x[k], y[k], path .. "[" .. tostring(k) .. "]") end
@@ -75,19 +75,20 @@ function M.assert_close(a, b, given)
       return
     end
     if type(x) == "boolean" or type(x) == "string" then
-      if x ~= y then errors.raise("assert_close%s: %s against %s", path, errors.show(x), errors.show(y)) end
+      if x ~= y then errors.raise("assert_close%s: got %s, expected %s", path, errors.show(x), errors.show(y)) end
       return
     end
     if not tx and not ty then
       if type(x) ~= "number" or type(y) ~= "number" then
-        errors.raise("assert_close%s: %s against %s, expected tensors or numbers", path, errors.kind(x), errors.kind(y))
+        errors.raise("assert_close%s: %s and %s cannot be compared, expected tensors or numbers", path, errors.kind(x),
+          errors.kind(y))
       end
       local rtol, atol = o.rtol or 1e-7, o.atol or 1e-7
       local d = math.abs(x - y)
       local close = x == y or d < math.huge and d <= atol + rtol * math.abs(y)
       if not close then
-        errors.raise("assert_close%s: %s against %s, difference %g (rtol %g, atol %g)", path, value(x), value(y),
-          math.abs(x - y), rtol, atol)
+        errors.raise("assert_close%s: got %s, expected %s; difference %g, allowed %g (rtol %g, atol %g)", path, value(x),
+          value(y), math.abs(x - y), atol + rtol * math.abs(y), rtol, atol)
       end
       return
     end
@@ -96,7 +97,7 @@ function M.assert_close(a, b, given)
       for k = 1, math.max(#parts, #others) do check(parts[k], others[k], ("%s, inner tensor %d"):format(path, k)) end
       return
     elseif parts or others then
-      errors.raise("assert_close%s: %s against %s", path, errors.kind(x), errors.kind(y))
+      errors.raise("assert_close%s: got %s, expected %s", path, errors.kind(x), errors.kind(y))
     end
     scope.scope(function()
       autograd.no_grad(function()
@@ -104,17 +105,17 @@ function M.assert_close(a, b, given)
         if not ty then y = create.full(x.shape, y, { dtype = x.dtype }) end
         local sx, sy = x.shape, y.shape
         if sx ~= sy then
-          errors.raise("assert_close%s: shapes differ: %s against %s", path, tostring(sx), tostring(sy))
+          errors.raise("assert_close%s: shapes differ: got %s, expected %s", path, tostring(sx), tostring(sy))
         end
         if o.check_dtype and x.dtype ~= y.dtype then
-          errors.raise("assert_close%s: dtypes differ: %s against %s", path, x.dtype, y.dtype)
+          errors.raise("assert_close%s: dtypes differ: got %s, expected %s", path, x.dtype, y.dtype)
         end
         local rtol, atol = tolerance(x.dtype, y.dtype)
         rtol, atol = o.rtol or rtol, o.atol or atol
         local wrong, n, at, worst, u, v = compare(x, y, rtol, atol, o.equal_nan)
         if wrong > 0 then
-          errors.raise("assert_close%s: %d of %d elements of %s %s differ; worst at %s: %s against %s, difference %g, allowed %g"
-            .. " (rtol %g, atol %g)", path, wrong, n, x.dtype, tostring(sx), M.place(at, sx), value(u), value(v), worst,
+          errors.raise("assert_close%s: %d of %d elements of %s %s differ; worst at %s: got %s, expected %s; difference %g, "
+            .. "allowed %g (rtol %g, atol %g)", path, wrong, n, x.dtype, tostring(sx), M.place(at, sx), value(u), value(v), worst,
             atol + rtol * math.abs(v), rtol, atol)
         end
       end)

@@ -24,7 +24,7 @@ local M = {}
 local Context = { __name = "FunctionContext" }
 Context.__index = Context
 
---- To be called in forward: keeps tensors for backward. Errors in backward: a kept tensor that was changed in place.
+--- To be called in forward: keeps tensors for backward. Errors in backward: a saved tensor was changed in place.
 ---@param ... Tensor  inputs, results or intermediate tensors
 function Context:save(...)
   local saved, versions = { n = select("#", ...) }, {}
@@ -183,12 +183,12 @@ end
 --- (zeros if none arrived, nil if the result is not a tensor) and returns a gradient or nil for each argument of
 --- forward. `ctx.needs_grad[i]` says whether argument i needs a gradient; all other fields of ctx are free for the
 --- script.
----@param def { forward: fun(ctx: Context, ...): any, backward: fun(ctx: Context, ...): any }
+---@param def { forward: fun(ctx: FunctionContext, ...): any, backward: fun(ctx: FunctionContext, ...): any }
 ---   forward: computes the results, without recording; backward: computes gradients of the arguments
 ---@return fun(...): any
 function M.Function(def)
   local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
-  if not o.forward or not o.backward then errors.raise "Function: needs forward and backward" end
+  if not o.forward or not o.backward then errors.raise "Function: needs both functions, forward and backward" end
   return function(...) return apply(o, ...) end
 end
 
@@ -226,7 +226,7 @@ function M.checkpoint(fn, ...)
   local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
   local n_in, m, any = args.n, 0, false
   if n_in > 63 or outs.n > 64 then
-    errors.raise("checkpoint: %d arguments and %d results; at most 64 each", n_in, outs.n)
+    errors.raise("checkpoint: %d arguments and %d results; at most 63 arguments and 64 results", n_in, outs.n)
   end
   -- Keeps the arguments until fn has run again.
   local kept = {}
@@ -246,7 +246,8 @@ function M.checkpoint(fn, ...)
   entry.drop = function()
     for _, t in ipairs(kept) do t:release() end
   end
-  -- fn may use parameters; so if no argument requires grad, a new leaf is added that does.
+  -- fn may use parameters; so if no argument requires grad, a new leaf that does is added, for which the engine records
+  -- the node.
   if not any then
     local leaf = create.zeros(1, { requires_grad = true })
     in_ids[n_in] = leaf.id
@@ -306,23 +307,24 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   lib.ms_rng_set(seed, offset)
   if not ok then error(outs, 0) end
   if outs.n ~= entry.n_outs then
-    errors.raise("checkpoint: the region returned %d values when it ran again, %d before; the region must do the same both times", outs.n, entry.n_outs)
+    errors.raise("checkpoint: the function returned %d values when it was recomputed, %d in the forward; both must be the same", outs.n, entry.n_outs)
   end
   local list, any = {}, false
   for m, k in ipairs(entry.outs) do
     if not is_tensor(outs[k]) then
-      errors.raise("checkpoint: result %d is %s when the function runs again, but was a tensor before", k, errors.kind(outs[k]))
+      errors.raise("checkpoint: result %d was %s when the function was recomputed, but a tensor in the forward; both must be the same",
+        k, errors.kind(outs[k]))
     end
     if looks(outs[k]) ~= entry.looks[m] then
-      errors.raise("checkpoint: result %d is %s when the function runs again, but was %s before; the function must do the same both times",
+      errors.raise("checkpoint: result %d was %s when the function was recomputed, but %s in the forward; both must be the same",
         k, looks(outs[k]), entry.looks[m])
     end
     list[m] = outs[k]
     any = any or tensor.info_of(outs[k]).requires_grad ~= 0
   end
-  -- The region runs again only if a gradient has arrived. Without this error the gradient would be lost.
+  -- The function is recomputed only if a gradient has arrived. Without this error the gradient would be lost.
   if not any then
-    errors.raise "checkpoint: no result of the region has a graph when it runs again, so no gradient passes through it; the region must do the same both times"
+    errors.raise "checkpoint: no result of the recomputed function has a graph, so no gradient passes through it; the function must do the same as in the forward"
   end
   return list, #entry.outs
 end

@@ -136,7 +136,7 @@ function M.abort_left(all)
     if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
       lib.ms_run_abort(puller.run)
       depth = d - 1
-      log.warn("an unfinished backward was aborted: the code that ran it ended during an event")
+      log.warn("an unfinished backward was aborted: its coroutine or line ended while it ran a hook or another function")
       return
     end
   end
@@ -256,7 +256,7 @@ local function grad_ids(grads, roots, n, who)
   return ids
 end
 
---- Computes gradients of several roots at once.
+--- As methods.backward, for several roots at once.
 ---@param roots Tensor[]  tensors with a graph
 ---@param grads? Tensor[]  one for each root, of its shape; nil for roots of one element
 function M.backward(roots, grads, given)
@@ -270,7 +270,7 @@ function M.backward(roots, grads, given)
   if ending then end_all(1) end
 end
 
---- Runs backward on all inner tensors at once. grad: an instance, or one tensor for all.
+--- Runs backward on all inner tensors at once. grad: an instance, or a tensor that is the gradient of each of them.
 function Instance.methods.backward(t, grad, given)
   if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
   local list, grads = tensor.inner(t), nil
@@ -298,7 +298,7 @@ function M.grad(outputs, inputs, given)
   local o = opts("grad", given, { grad_outputs = opts.any, retain_graph = false, allow_unused = false,
     create_graph = false })
   if o.create_graph then
-    errors.raise("grad: create_graph: gradients of gradients are not supported; they carry no graph")
+    errors.raise("grad: create_graph: gradients of gradients are not supported; omit the option")
   end
   local roots, n, list, given_roots = id_list(outputs, "grad", "output")
   local wanted, m, _, given_inputs = id_list(inputs, "grad", "input")

@@ -73,7 +73,8 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local d, n = indices:size(1), indices:size(2)
   if values.ndim < 1 or values:size(1) ~= n then
-    errors.raise("%s: indices has %d positions, but values has shape %s", who, n, tostring(values.shape))
+    errors.raise("%s: indices has %d positions, but values has shape %s, expected %d values", who, n,
+      tostring(values.shape), n)
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)
   if #whole ~= d + values.ndim - 1 or d < 1 then
@@ -82,9 +83,10 @@ function M.sparse_coo(indices, values, shape, given)
   end
   tensor.check_count(who, #whole)
   for k = 1, #whole do
-    opts.need(opts.whole_from(0).test(whole[k]) and whole[k] <= 2 ^ 53, whole[k], "a whole number", "%s: size %d", who, k)
+    opts.need(opts.whole_from(0).test(whole[k]) and whole[k] <= 2 ^ 53, whole[k], "a whole number from 0 to 2^53",
+      "%s: size %d", who, k)
     if k > d and whole[k] ~= values:size(k - d + 1) then
-      errors.raise("%s: size %d of shape %s is %d, but the values have %d", who, k, tostring(whole), whole[k],
+      errors.raise("%s: size %d of shape %s is %d, but the values have size %d there", who, k, tostring(whole), whole[k],
         values:size(k - d + 1))
     end
   end
@@ -114,7 +116,7 @@ function methods.size(t, d)
   local n = #t._shape
   local at = type(d) == "number" and d % 1 == 0 and (d > 0 and d or d < 0 and d + n + 1) or 0
   if at < 1 or at > n then
-    errors.raise("size: dimension %s is out of range; the tensor has %d (%s)", errors.show(d), n,
+    errors.raise("size: dimension %s is out of range; the tensor has %d dimensions, shape %s", errors.show(d), n,
       tostring(getters.shape(t)))
   end
   return t._shape[at]
@@ -270,7 +272,7 @@ function Sparse.dispatch(op, a, b)
   return refuse(name)
 end
 
---- Gives t the contents of u.
+--- Gives t the contents of u. If t has left its scope, u's inner tensors are kept, too.
 function M.replace(t, u)
   for _, part in ipairs { u._indices, u._values } do
     if rawget(t._values, "_owner") then part:keep() end
@@ -318,7 +320,7 @@ rawset(Sparse, "__newindex", function(t, key, value)
   return Plain.__newindex(t, key, value)
 end)
 
---- Adds a sparse gradient to the gradient of a dense leaf; the latter may be sparse, dense or nil.
+--- Adds a sparse gradient to the gradient of a dense leaf, which may be sparse, dense or nil.
 ---@param t Tensor  a dense leaf
 ---@param g SparseTensor  of t's shape
 function M.accumulate(t, g)
@@ -334,14 +336,13 @@ function M.accumulate(t, g)
   end)
 end
 
--- Restores the sparse gradients after the call.
+-- Removes the dense gradients after the call, so that the sparse ones are the leaves' gradients again.
 local function restore(changed, ...)
   for k = #changed, 1, -1 do lib.ms_set_grad(changed[k].id, 0) end
   return context.results(...)
 end
 
---- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones, because the engine can only read
---- these.
+--- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones: the engine reads no others.
 ---@param leaves Tensor[]  dense leaves, whose gradients may be sparse
 ---@param fn function  called with the arguments that follow
 function M.with_dense_grads(leaves, fn, ...)

@@ -129,8 +129,8 @@ function M.present_device(name, who)
   return number
 end
 
---- Sets the device of tensors for which none is given; inside with_device, until with_device ends. Errors: a device that
---- does not exist.
+--- Sets the device of tensors for which none is given; inside with_device, until with_device ends. Errors: a device
+--- that does not exist.
 ---@param name string  "cpu", "cuda", "cuda:1" or "meta"
 function M.set_default_device(name)
   local number = M.present_device(name, "set_default_device")

@@ -47,9 +47,9 @@ end
 
 local known = setmetatable({}, { __mode = "k" })
 
--- Adds an `if` with two parts, of which one runs: the `then` part, from `first` to `last`, and the instructions behind it
--- that it skips. These are the `else` part or, if the `then` part returns or breaks, what follows it. n: the function's
--- last instruction.
+-- Adds an `if` with two parts, of which one runs: the `then` part, from `first` to `last`, and the instructions behind
+-- it that it skips. These are the `else` part or, if the `then` part returns or breaks, what follows it. n: the
+-- function's last instruction.
 local function add_branch(list, fn, first, last, n)
   local code = bytecode(fn, last)
   local op, target = band(code, 255), last + 1 + rshift(code, 16) - 0x8000
@@ -148,7 +148,8 @@ end
 --- The script's position: a list of places, the outermost first. A place is { 2 * line + 1, count } for a loop that
 --- counts its iterations, { 2 * line, -1 } for another loop, { 2 * line, -2 or -4 } for a part of an `if`, and
 --- { 2 * line, 2 * callee + unordered } for a call. callee: the line at which the called function is defined, 0 in the
---- innermost place. unordered: 1 if the library makes the call, so that lines of the callee need not run in their order.
+--- innermost place. unordered: 1 if the library makes the call, so that lines of the callee need not run in their
+--- order.
 ---@return Position
 function M.now()
   local path, n, callee, unordered, guarded, inside = {}, 2, 0, 0, false, nil

@@ -12,9 +12,9 @@ local sent = engine.ffi.new "ms_dist_position"
 
 local M = {}
 
--- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was caught.
--- times: how many errors in succession were caught there. succession: whether no call has succeeded since. seen: the
--- value of state.dist_failures that is already accounted for.
+-- failed: the place of the latest failed call, "" if it was not a single collective. caught: where its error was
+-- caught. times: how many errors in succession were caught there. succession: whether no call has succeeded since.
+-- seen: the value of state.dist_failures that is already accounted for.
 local failed, caught, times, succession, seen = "", nil, 0, false, 0
 
 local positions = { [0] = false, false }                -- whether the engine has a position; by `single`

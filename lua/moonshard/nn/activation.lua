@@ -30,8 +30,8 @@ local Sigmoid = activation("Sigmoid", ops.sigmoid)
 --- F.gelu as a module.
 ---@class GELU: Module
 ---@overload fun(opts?: { approximate: "none"|"tanh", recompute: boolean }): GELU
----@field approximate "none"|"tanh"  the option
----@field recompute boolean  the option: backward computes the result again instead of keeping it
+---@field approximate "none"|"tanh"  "tanh": GPT-2's formula
+---@field recompute boolean  true: backward computes the result again instead of keeping it
 local GELU = Module:extend("GELU")
 
 function GELU:init(given)

@@ -5,7 +5,7 @@ local init = require "moonshard.nn.initial".init
 
 local M = {}
 
---- Raises if one of the sizes is not a whole number.
+--- Raises if one of the sizes is not a whole number from 0.
 ---@param who string  the layer's name in messages
 function M.check_sizes(who, size_in, size_out)
   opts.expect(size_in, opts.whole_from(0), "%s: argument 1, the size of its input,", who)

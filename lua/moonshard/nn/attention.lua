@@ -24,16 +24,16 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 
 ---Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
 ---the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false
----(Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d that heads do not divide.
+---(Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d is not divisible by heads.
 ---@class MultiheadAttention: Module
----@field in_proj_weight Parameter?  [3 d, d]: query, key, value; without kdim and vdim
----@field q_proj_weight Parameter?   [d, d], [d, kdim], [d, vdim] with them
----@field k_proj_weight Parameter?  [d, kdim], with kdim or vdim
----@field v_proj_weight Parameter?  [d, vdim], with kdim or vdim
----@field in_proj_bias Parameter?    [3 d]
----@field bias_k Parameter?          [1, 1, d]
----@field bias_v Parameter?  [1, 1, d]
----@field out_proj Linear  [d, d] after the heads
+---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; nil if kdim or vdim is not d
+---@field q_proj_weight Parameter?  [d, d]; nil if kdim and vdim are d, as are the next two
+---@field k_proj_weight Parameter?  [d, kdim]
+---@field v_proj_weight Parameter?  [d, vdim]
+---@field in_proj_bias Parameter?  [3 d]; nil without bias
+---@field bias_k Parameter?  [1, 1, d]; nil without add_bias_kv
+---@field bias_v Parameter?  [1, 1, d]; nil without add_bias_kv
+---@field out_proj Linear  [d, d]; maps the concatenated heads to the output
 ---@overload fun(d: integer, heads: integer, opts?: { dropout: number, bias: boolean, add_bias_kv: boolean, add_zero_attn: boolean, kdim: integer, vdim: integer, batch_first: boolean, dtype: string, device: string }): MultiheadAttention
 ---   add_bias_kv: adds a learned key and value; add_zero_attn: adds a key and value of zeros; kdim: channels of key
 ---   (default: d); vdim: channels of value (default: d)
@@ -74,7 +74,8 @@ function MultiheadAttention:init(d, heads, given)
   self:_draw()
 end
 
--- Initialises all other parameters after out_proj, in the order of PyTorch's constructor.
+-- Initialises all parameters except out_proj.weight, which must be initialised before, in the order of PyTorch's
+-- constructor.
 function MultiheadAttention:_draw()
   for _, name in ipairs { "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight" } do
     if self[name] then init.xavier_uniform_(self[name]) end
@@ -130,8 +131,8 @@ local function additive(mask, what, like)
   return mask:to(like.dtype)
 end
 
--- Combines both masks to one tensor that is added to the scores: [B or 1, heads or 1, T or 1, S + extra]. The extra
--- columns (bias_k, zeros) are not masked.
+-- Combines both masks into one tensor that is added to the scores: [B or 1, heads or 1, T or 1, S + extra]; nil without
+-- masks. The extra columns (bias_k, zeros) are not masked.
 local function merge(self, o, like, B, T, S, extra)
   local mask, pad = o.attn_mask, o.key_padding_mask
   if mask then

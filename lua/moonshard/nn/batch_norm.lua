@@ -19,7 +19,7 @@ local function construct(self, d, given)
   local name = self:class_name()
   local o = opts(name, given, spec)
   if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then
-    raise("%s: the number of channels must be a whole number, got %s", name, show(d))
+    raise("%s: the number of channels must be a whole number from 0, got %s", name, show(d))
   end
   if o.momentum == nil then o.momentum = 0.1 end
   opts.need(o.momentum == false or type(o.momentum) == "number", o.momentum,
@@ -81,14 +81,15 @@ local function batch_norm_class(name)
 end
 
 --- Computes (x - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C] or [N, C, L]: with the batch's
---- statistics in training, with the running statistics in evaluation. momentum = false averages over all batches.
+--- statistics in training, with the running statistics in evaluation. With momentum = false the running statistics are
+--- the averages over all batches.
 ---@class BatchNorm1d: Module
 ---@field weight Parameter?  [d]; nil without affine
 ---@field bias Parameter?  [d]; nil without affine
 ---@field running_mean Tensor?  [d]; nil without track_running_stats
 ---@field running_var Tensor?  [d]; nil without track_running_stats
 ---@field num_batches_tracked Tensor?  number of training batches so far, int64 []
----@field reset_running_stats fun(self)  sets mean 0, variance 1 and no batches
+---@field reset_running_stats fun(self)  sets the running mean to 0, the variance to 1, the number of batches to 0
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm1d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
 ---   (default: 0.1); false: the average over all batches

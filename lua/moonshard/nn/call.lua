@@ -68,7 +68,7 @@ local function finish(self, handle, ok, ...)
   return ...
 end
 
-local function no_forward(self) raise("%s has no forward", self:class_name()) end
+local function no_forward(self) raise("%s has no forward, so it cannot be called", self:class_name()) end
 
 local hooked_body               -- runs forward between its hooks
 
@@ -144,7 +144,8 @@ local ids = ffi.new("ms_id[?]", engine.MAX_IN)
 -- Writes the ids of the tensors among values to the array; 0 for other values.
 local function fill_ids(self, values)
   if values.n > engine.MAX_IN then
-    raise("%s: a full backward hook supports at most %d values, got %d", self:class_name(), engine.MAX_IN, values.n)
+    raise("%s: a full backward hook supports at most %d inputs or outputs, got %d", self:class_name(), engine.MAX_IN,
+      values.n)
   end
   for k = 1, values.n do
     local id = is_tensor(values[k]) and values[k].id or 0
@@ -271,7 +272,7 @@ end
 
 --- Registers fn(module, args), called before forward; its result, if any, replaces the arguments.
 ---@param fn fun(m: Module, args: table): any  args is a list with n
----@param given? { prepend: boolean }
+---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_forward_pre_hook(fn, given)
   return register(self, "_pre", "register_forward_pre_hook", fn, given)
@@ -280,14 +281,14 @@ end
 --- Registers fn(module, args, out), called after forward; its result, if any, replaces the output. out is a list only
 --- if forward returned several values.
 ---@param fn fun(m: Module, args: table, out: any): any  args is a list with n
----@param given? { prepend: boolean }
+---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_forward_hook(fn, given) return register(self, "_post", "register_forward_hook", fn, given) end
 
 --- Registers fn(module, grad_in, grad_out), called when the gradients of the inputs have been computed; its result, if
 --- any, replaces grad_in.
 ---@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with n
----@param given? { prepend: boolean }
+---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_full_backward_hook(fn, given)
   return register(self, "_back", "register_full_backward_hook", fn, given)

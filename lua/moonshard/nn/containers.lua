@@ -24,7 +24,7 @@ local function check_element(self, i, m)
   return m
 end
 
--- Returns the modules given as arguments or as one table.
+-- Makes the modules, given as arguments or as one table, the elements of self.
 local function take(self, ...)
   local n, first = select("#", ...), (...)
   if n == 1 and type(first) == "table" and not is_module(first) and not class.is_class(first) then

@@ -34,7 +34,7 @@ function Conv2d:init(size_in, size_out, kernel, given)
     raise("out_channels must be divisible by groups, got out_channels=%d and groups=%d instead", size_out, o.groups)
   end
   local kind = { dtype = o.dtype, device = o.device }
-  local k = functional.pair("Conv2d", "kernel", kernel)
+  local k = functional.pair("Conv2d", "argument 3, the kernel,", kernel)
   self.size_in, self.size_out, self.kernel, self.padding = size_in, size_out, { k[1], k[2] }, o.padding
   self.how = functional.conv_options("Conv2d", o, k)
   self.weight = empty({ size_out, size_in / o.groups, k[1], k[2] }, kind)

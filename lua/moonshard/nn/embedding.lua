@@ -11,9 +11,9 @@ local empty = require "moonshard.nn.parameter".empty
 
 local raise = errors.raise
 
---- weight is [n, d]; ids count from 0. The row of padding_idx is initialised with zeros and receives no gradient. With
---- {sparse = true} the weight's gradient is a sparse tensor of the rows that were looked up (dense if a sharded unit
---- has the weight).
+--- Looks up rows of weight, [n, d], by ids from 0. The row of padding_idx is initialised with zeros and receives no
+--- gradient. With {sparse = true} the weight's gradient is a sparse tensor of the rows that were looked up (dense if
+--- the weight is sharded).
 ---@class Embedding: Module
 ---@field weight Parameter  [n, d]
 ---@overload fun(n: integer, d: integer, opts?: { padding_idx: integer, sparse: boolean, dtype: string, device: string }): Embedding

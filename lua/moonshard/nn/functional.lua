@@ -70,7 +70,7 @@ function F.dropout(x, p, given)
   return ops.dropout(x, p)
 end
 
---- Looks up rows of w by id. Errors: an id outside of w.
+--- Looks up rows of w by id. Errors: an id that is not the number of a row.
 ---@param ids Tensor  int64 […], from 0
 ---@param w Tensor  [n, d]
 ---@param given? { padding_idx: integer }
@@ -107,13 +107,14 @@ function F.layer_norm(x, shape, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("layer_norm", given, { eps = 1e-5 })
   local sizes = type(shape) == "number" and { shape } or shape
-  opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "sizes", "layer_norm: argument 2")
+  opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "a size or a list of sizes",
+    "layer_norm: argument 2")
   check_sizes("layer_norm", x, sizes)
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
 
 --- x / sqrt(mean(x^2) + eps) * w over the last dimensions (Zhang & Sennrich 2019): as many as w has, or one without w.
---- If eps is not given, it is the distance from 1 to the next number of x's dtype.
+--- If eps is not given, it is the machine epsilon of x's dtype.
 ---@param x Tensor  […, sizes of w]
 ---@param w? Tensor  of the trailing sizes
 ---@param given? { eps: number }  eps: added to the mean square
@@ -123,7 +124,7 @@ function F.rms_norm(x, w, given)
   return ops.rms_norm(x, w, opts("rms_norm", given, { eps = opts.number }).eps)
 end
 
--- running = (1 - factor) running + factor scale batch.
+-- running = (1 - factor) * running + factor * scale * batch.
 local function mix(running, batch, factor, scale)
   if running == nil then return end
   running:mul_(1 - factor):add_(batch:to(running.dtype), { alpha = factor * scale })
@@ -131,7 +132,8 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
--- In training, normalises with the batch's statistics and mixes them into the running ones (the variance: unbiased).
+-- In training, normalises with the batch's statistics and mixes them, with the unbiased variance, into the running ones
+-- mean and var. Otherwise normalises with mean and var.
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   opts.expect(x, a_tensor, "batch_norm: argument 1")
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end
@@ -181,12 +183,12 @@ function F.batch_norm(x, mean, var, w, b, given)
   return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
 end
 
--- Returns height and width of an option: one whole number for both, or a pair {height, width}.
+-- Returns {height, width} of v: one whole number for both, or such a pair. what: the option or argument in messages.
 local function pair(who, what, v)
   local p = type(v) == "table" and v or { v, v }
   for k = 1, 2 do
     if type(p[k]) ~= "number" or p[k] % 1 ~= 0 or #p ~= 2 then
-      opts.wrong(v, "a whole number or a pair of them", "%s: option '%s'", who, what)
+      opts.wrong(v, "a whole number or a pair of them", "%s: %s", who, what)
     end
   end
   return p
@@ -195,7 +197,8 @@ end
 -- The options of a convolution in the form that the operator needs. For "same" and an odd amount of padding, the
 -- additional row or column is at the bottom or right.
 local function conv_options(who, o, kernel)
-  local c = { stride = pair(who, "stride", o.stride), dilation = pair(who, "dilation", o.dilation), groups = o.groups }
+  local c = { stride = pair(who, "option 'stride'", o.stride), dilation = pair(who, "option 'dilation'", o.dilation),
+    groups = o.groups }
   if o.padding == "same" then
     if c.stride[1] ~= 1 or c.stride[2] ~= 1 then
       raise("%s: padding='same' is not supported for strided convolutions", who)
@@ -207,7 +210,7 @@ local function conv_options(who, o, kernel)
   elseif type(o.padding) == "string" then
     raise("%s: Invalid padding string '%s', should be one of 'valid', 'same'", who, o.padding)
   else
-    local p = pair(who, "padding", o.padding)
+    local p = pair(who, "option 'padding'", o.padding)
     c.padding = { p[1], p[2], p[1], p[2] }
   end
   return c
@@ -272,7 +275,8 @@ local function soft_cross_entropy(logits, target, weight, how, ignore_index, lab
   return how == "mean" and loss / (logits:numel() / classes) or loss
 end
 
--- The classes are along dimension 2, or along the only dimension, as in PyTorch; the operator needs them along rows.
+-- The classes are along dimension 2, or along the only dimension, as in PyTorch; the operator takes one row of logits
+-- for each id.
 local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing)
   opts.expect(logits, a_tensor, "cross_entropy: logits")
   opts.expect(ids, a_tensor, "cross_entropy: ids")
@@ -319,25 +323,25 @@ local function first_sizes(x)
   return sizes
 end
 
--- The rows of a chunk: as few chunks of equal size as have up to 512 MiB of logits each. Multiples of 64 rows fill the
--- tiles of products.
+-- The number of rows of a chunk: chunks have equal sizes and about 512 MiB of logits at most. Multiples of 64 rows fill
+-- the tiles of products.
 local function chunk_rows(x, rows, classes)
   local chunks = math.ceil(rows * classes * x:element_size() / 2 ^ 29)
   return math.ceil(rows / math.max(chunks, 1) / 64) * 64
 end
 
 --- cross_entropy of linear(x, w), but the logits of all rows never exist: they are computed in chunks of rows, and the
---- gradients of x, w and the bias in the same pass. Memory: the logits of one chunk, and for several chunks of half
---- types a float32 sum of w's size. The bits depend on the size of the chunks, not on the number of threads; rows that
---- fit one chunk are given to linear and cross_entropy. Backward computes the logits again with reduction "none", and
---- in float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
+--- gradients of x, w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or bfloat16, also
+--- its gradient in float32. The bits depend on the size of the chunks, not on the number of threads; rows that fit one
+--- chunk are given to linear and cross_entropy. Backward computes the logits again with reduction "none", and in
+--- float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
 --- Errors: a class outside of w's rows.
 ---@param x Tensor  […, in]
 ---@param w Tensor  [C, in]: a row for each class
 ---@param ids Tensor  classes from 0: int64 […]; or the probability of every class, floating point […, C]
 ---@param given? { linear_bias: Tensor, reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor, batch_chunk_size: integer }
 ---   linear_bias: [C], added to the logits; weight: [C], factor of each class; batch_chunk_size: rows of a chunk
----   (default: as few equal chunks as have up to 512 MiB of logits)
+---   (default: equal chunks of up to about 512 MiB of logits)
 ---@return Tensor  [], or the shape of x without its last dimension with "none"
 function F.linear_cross_entropy(x, w, ids, given)
   local o = given == nil and lce_defaults or opts("linear_cross_entropy", given, lce_options)
@@ -354,7 +358,7 @@ function F.linear_cross_entropy(x, w, ids, given)
   local fits = ids.ndim == (soft and ndim or ndim - 1) and ids:numel() == (soft and rows * classes or rows)
   for d = 1, ndim - 1 do fits = fits and ids:size(d) == x:size(d) end
   if not fits then
-    raise("linear_cross_entropy: %s of input %s and %d classes must be [%s], got %s",
+    raise("linear_cross_entropy: %s of input %s and %d classes must have shape [%s], got %s",
       soft and "probabilities" or "ids", tostring(x.shape), classes,
       table.concat(first_sizes(x), ", ") .. (soft and (ndim > 1 and ", " or "") .. classes or ""), tostring(ids.shape))
   end

@@ -24,7 +24,8 @@ local shard_of
 ---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?  shard, position, number of runs, distance of runs
 local function on_sharded(fn) shard_of = fn end
 
--- Returns the tensor to write and the position of its first element in the whole tensor.
+-- Returns the tensor to write, the position of its first element in the whole tensor, and, if it has several runs
+-- there, their number and distance.
 local function target(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
   if shard_of then
@@ -114,11 +115,11 @@ end
 ---@return Tensor t
 function M.uniform_(t, a, b)
   a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
-  if a > b then raise("uniform_: from %g to %g is not a range", a, b) end
+  if a > b then raise("uniform_: a is %g, expected at most b, which is %g", a, b) end
   return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
 end
 
---- Fills t with random numbers of the normal distribution restricted to [a, b].
+--- Fills t with random numbers of the truncated normal distribution on [a, b].
 ---@param t Tensor  floating point, of any shape
 ---@param mean? number  mean (default: 0)
 ---@param std? number   standard deviation (default: 1)
@@ -168,8 +169,8 @@ function M.xavier_uniform_(t, given)
   return M.uniform_(t, -bound, bound)
 end
 
---- Fills t with normal random numbers of deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors:
---- fewer than 2 dimensions.
+--- Fills t with normal random numbers of standard deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
+--- Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { gain: number }
 ---@return Tensor t
@@ -203,7 +204,8 @@ function M.kaiming_uniform_(t, given)
   return M.uniform_(t, -bound, bound)
 end
 
---- Fills t with normal random numbers of deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2 dimensions.
+--- Fills t with normal random numbers of standard deviation gain / sqrt(fan) (He et al. 2015). Errors: fewer than 2
+--- dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
 ---   a: slope of leaky_relu; mode: preserves the variance in forward or in backward; nonlinearity: the one that follows

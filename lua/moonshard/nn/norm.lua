@@ -19,7 +19,7 @@ end
 
 local function size_text(sizes) return #sizes == 1 and tostring(sizes[1]) or "[" .. table.concat(sizes, ", ") .. "]" end
 
----(x - mean) / sqrt(var + eps) * weight + bias over the last sizes.
+---(x - mean) / sqrt(var + eps) * weight + bias over the trailing dimensions.
 ---@class LayerNorm: Module
 ---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@field bias Parameter?  of the normalised sizes; nil without bias
@@ -61,8 +61,8 @@ function LayerNorm:extra_repr()
     and ", bias" or "")
 end
 
---- x / sqrt(mean(x^2) + eps) * weight over the last sizes. If eps is not given, it is the distance from 1 to the next
---- number of x's dtype.
+--- x / sqrt(mean(x^2) + eps) * weight over the trailing dimensions. If eps is not given, it is the machine epsilon of
+--- x's dtype.
 ---@class RMSNorm: Module
 ---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm

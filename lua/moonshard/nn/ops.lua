@@ -65,7 +65,7 @@ function M.layer_norm(x, n, w, b, eps)
   return wrap(call_args(op_layer_norm, x, w, b))
 end
 
--- The default eps by dtype: the distance from 1 to the next number, as in PyTorch.
+-- The default eps by dtype: the machine epsilon, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 
 function M.rms_norm(x, w, eps)
@@ -111,11 +111,12 @@ function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smo
   args.n_in, args.n_i, args.n_f = n, 2, 1
   a_i[0], a_i[1], a_f[0] = reductions[reduction], ignore_index, label_smoothing
   local loss = call_args(op_cross_entropy, logits, ids, weight)
-  if loss > 0 then engine.lib.ms_release(a_out[1]) end  -- for backward only: outside of scopes nothing would release it
+  -- The second output is for backward only. Outside of scopes nothing else would release its id.
+  if loss > 0 then engine.lib.ms_release(a_out[1]) end
   return wrap(loss)
 end
 
--- o: linear_bias?, weight?, reduction, ignore_index, label_smoothing. rows: of a chunk.
+-- o: linear_bias?, weight?, reduction, ignore_index, label_smoothing. rows: the number of rows of a chunk.
 function M.linear_cross_entropy(x, w, ids, o, rows)
   local who = "linear_cross_entropy"
   a_in[0], a_in[1], a_in[2] = id_of(x, who, "input"), id_of(w, who, "linear_weight"), id_of(ids, who, "ids")
@@ -142,15 +143,16 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   return wrap(call_args(op_attention, q, k, v))
 end
 
--- Runs an operator on an id, without making Lua objects for intermediate results. `of`: the tensor that an error names.
--- To be called only inside scopes, which release the intermediate results if an operator fails.
+-- Runs an operator on an id and returns the id of its first output, so that intermediate results need no Lua objects.
+-- `of`: the tensor that an error names. To be called only inside scopes, which release the intermediate results if an
+-- operator fails.
 local function by_id(number, id, of, n_i)
   a_in[0], args.n_in, args.n_i, args.n_f = id, 1, n_i, 0
   return call_args(number, of)
 end
 
 --- Splits [B, T, 3 n D] into three tensors [B, n, T, D]. A single split has one gradient; three selects would have
---- three, each padded with zeros, and would add them up.
+--- three gradients, each padded with zeros, which backward would have to add up.
 function M.split_heads(qkv, B, T, n, D)
   local id = id_of(qkv, "view")
   if id < 0 or state.scope == 0 then

@@ -8,8 +8,8 @@ local tensor = require "moonshard.tensor"
 local tensor_class = require "moonshard.tensor.class"
 local a_tensor = tensor.a_tensor
 
---- A leaf that shares t's storage. Modules register it when it is assigned to a field. It lives as long as its module.
---- Errors: requires_grad with a dtype that is not floating point.
+--- A leaf that shares t's storage. Modules register it when it is assigned to a field. It belongs to no scope and lives
+--- as long as something refers to it. Errors: requires_grad with a dtype that is not floating point.
 ---@class Parameter: Tensor
 ---@overload fun(t: Tensor, opts?: { requires_grad: boolean }): Parameter
 ---   t: gives storage, shape, dtype and device; requires_grad: gets a gradient

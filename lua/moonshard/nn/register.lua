@@ -97,7 +97,7 @@ end
 -- A class's own __call would skip hooks and, where the module is sharded, the gathering of its parameters.
 local function refuse_call(cls)
   local name = rawget(cls, "__name")
-  raise("%s: a call of a module runs its forward: function %s:forward(...) in place of __call", name, name)
+  raise("%s: a call of a module runs its forward; define function %s:forward(...) in place of __call", name, name)
 end
 
 function Module.__construct(cls, ...)
@@ -289,7 +289,7 @@ local function register(self, who, kind, name, value)
 end
 
 --- Registers a tensor that is part of the state but not trained. buffers() lists it, and it is saved unless persistent
---- is false. Errors: a name that a method or another entry has.
+--- is false. Errors: a name that a method or another field has.
 ---@param name string  without a dot
 ---@param t Tensor?  nil reserves the name for a later assignment
 ---@param given? { persistent: boolean }  persistent: false: not in state_dict
@@ -525,7 +525,7 @@ function Module.__tostring(self)
   return concat(lines, "\n")
 end
 
--- Copies field by field; tensors of the copy belong to the copied module.
+-- Copies field by field; the copied tensors belong to the copy.
 function Module.__deepcopy(self, memo, copy)
   local out = {}
   memo[self] = out

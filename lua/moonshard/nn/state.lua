@@ -73,6 +73,7 @@ function Module:apply(fn)
   return self
 end
 
+-- Makes t refer to the data of `at`, both or their inner tensors.
 local point
 function point(t, at)
   local parts = tensor.inner(t)
@@ -84,7 +85,7 @@ function point(t, at)
 end
 
 -- Replaces the data of every parameter, its gradient and every buffer by change(t). The tensor objects stay the same,
--- so sharing is preserved. Sharded parameters are moved by unit, with whole(unit).
+-- so sharing is preserved. For sharded parameters whole(unit) is called once per unit; it returns a status.
 local function convert(self, change, whole)
   no_grad(function()
     local units = {}
@@ -151,7 +152,7 @@ end
 ---@param index? integer  from 0
 ---@return Module
 function Module:cuda(index)
-  opts.need(index == nil or opts.whole_from(0).test(index), index, "a number from 0", "cuda: device")
+  opts.need(index == nil or opts.whole_from(0).test(index), index, "a whole number from 0", "cuda: device")
   return self:to(index and "cuda:" .. index or "cuda")
 end
 
@@ -186,8 +187,8 @@ end
 
 local function is_persistent(m, name) return not (m._transient and m._transient[name]) end
 
--- Returns the names and the values of all parameters and persistent buffers, in listing order; a shared one occurs
--- under each of its names.
+-- Returns the names, the values and the owners ({ module, field }) of all parameters and persistent buffers, in listing
+-- order; a shared one occurs under each of its names. Flat parameters are omitted.
 function Module._state(self)
   local names, modules = {}, {}
   walk(self, "", nil, names, modules, {})
@@ -235,7 +236,8 @@ local function names_from_0(self)
   return from_0
 end
 
--- The state dict with this model's names. Unknown names are renumbered, too, so that none equals a name of the model.
+-- The state dict with this model's names. count_from: 0 or 1, the number of the first element of a container in sd's
+-- names. Unknown names are renumbered, too, so that none equals a name of the model.
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
@@ -252,6 +254,7 @@ function Module._renamed(self, sd, count_from)
   return out
 end
 
+-- The number of names that only one of the two tables has.
 local function lacking(known, sd)
   local n = 0
   for name in pairs(known) do

@@ -113,8 +113,8 @@ local decoder_call = {
 }
 
 ---@param tgt Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
----@param memory Tensor  the encoder's output, [S, N, d], ...
----@param given? table  tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal
+---@param memory Tensor  the encoder's output: [S, N, d], [N, S, d] with batch_first, or [S, d]
+---@param given? table  tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal: as the encoder layer's options, for tgt or memory
 ---@return Tensor
 function TransformerDecoderLayer:forward(tgt, memory, given)
   local o = opts("TransformerDecoderLayer", given, decoder_call)
@@ -158,7 +158,7 @@ end
 --- Copies of one encoder layer, applied in order.
 ---@class TransformerEncoder: Module
 ---@field layers ModuleList  the copies
----@field norm Module?  the option
+---@field norm Module?  the module given as option norm
 ---@overload fun(layer: Module, n: integer, opts?: { norm: Module }): TransformerEncoder
 ---   layer: copied n times; n: number of layers; norm: runs at the end
 local TransformerEncoder = Module:extend("TransformerEncoder")
@@ -182,14 +182,14 @@ end
 --- Copies of one decoder layer, applied in order.
 ---@class TransformerDecoder: Module
 ---@field layers ModuleList  the copies
----@field norm Module?  the option
+---@field norm Module?  the module given as option norm
 ---@overload fun(layer: Module, n: integer, opts?: { norm: Module }): TransformerDecoder
 ---   layer: copied n times; n: number of layers; norm: runs at the end
 local TransformerDecoder = Module:extend("TransformerDecoder")
 TransformerDecoder.init = construct_stack
 
 ---@param tgt Tensor  [T, N, d], [N, T, d] with batch_first, or [T, d]
----@param memory Tensor  the encoder's output, [S, N, d], ...
+---@param memory Tensor  the encoder's output: [S, N, d], [N, S, d] with batch_first, or [S, d]
 ---@param given? table  the options of TransformerDecoderLayer:forward
 ---@return Tensor
 function TransformerDecoder:forward(tgt, memory, given)

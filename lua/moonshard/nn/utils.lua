@@ -86,8 +86,8 @@ function M._has_peers(params)
   return false
 end
 
--- If the call fails on this rank, the error is sent to the peers as the result of its first all-reduce: their
--- all-reduce fails, and no earlier collective.
+-- If the call fails on this rank, its peers raise the error in the first all-reduce of their own call, not in a
+-- collective before it.
 M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
 M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 

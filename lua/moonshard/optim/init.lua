@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- optim: SGD, Adam, AdamW over the engine's fused step, optimizers with distributed state, and learning rate schedules.
+--- optim: SGD, Adam, AdamW over the engine's fused step, optimizers with distributed state, and learning rate
+--- schedules.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 

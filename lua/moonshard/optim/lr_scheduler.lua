@@ -7,7 +7,7 @@ local opts = require "moonshard.core.opts"
 local raise = errors.raise
 
 ---@class LRScheduler
----@field last_lr number[]  one per group
+---@field last_lr number[]  the learning rate of each group
 ---@field optimizer table  the optimizer whose groups' lr is set
 local Scheduler = {}
 Scheduler.__index = Scheduler
@@ -105,7 +105,7 @@ end
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = some_steps, warmup = opts.option(count, 0), min_factor = 0, start_factor = opts.number })
   if o.warmup > o.steps then
-    raise("lr_scheduler.cosine: warmup of %d steps is longer than all %d steps", o.warmup, o.steps)
+    raise("lr_scheduler.cosine: option 'warmup' is %d, expected at most option 'steps', %d", o.warmup, o.steps)
   end
   return new("cosine", optimizer, function(t)
     if t < o.warmup then return warm(t, o.warmup, o.start_factor) end

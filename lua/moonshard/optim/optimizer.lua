@@ -177,15 +177,16 @@ local function take_state(c)
   end
 end
 
--- Steps a leaf that has a sparse gradient. Only plain gradient descent supports sparse gradients.
+-- Steps a sparse leaf by its sparse gradient, which only plain gradient descent supports.
 local function step_sparse(self, c, group, p)
   local g = p.grad
   if not g then return end
   if lib.ms_optim_is_plain(c.options) == 0 then
-    raise("%s: sparse gradients are only supported by SGD without momentum and weight decay", self:class_name())
+    raise("%s: sparse parameters are only supported by SGD without momentum and weight decay", self:class_name())
   end
   if not g.is_sparse then
-    raise("%s: a sparse parameter has a dense gradient; make it sparse, or the parameter dense", self:class_name())
+    raise("%s: a sparse parameter has a dense gradient; make the gradient sparse, or the parameter dense",
+      self:class_name())
   end
   no_grad(function() p:add_(g, { alpha = -group.lr }) end)
 end
@@ -263,8 +264,8 @@ function Optimizer:step(closure)
   return result
 end
 
--- Whether peers make this step, too, and would not detect its error by themselves. Every rank detects unreduced
--- gradients.
+-- Whether peers make this step, too, and cannot find this rank's error by themselves. False if the error is an
+-- unreduced gradient, which every rank finds.
 local function has_peers(self)
   local found = false
   for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do
@@ -375,7 +376,7 @@ end
 -- The tensor whose shape a parameter's state has: for a sharded parameter, its local tensor.
 local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
 
---- Refuses state that another kind of optimizer made: it would be lost, or missing state would start at 0.
+--- Refuses state that another kind of optimizer made: unknown state would be lost, missing state would start at 0.
 ---@param verb string  the function's name in messages
 ---@param whose string  names the parameter in messages
 ---@param entry table<string, any>  the state of one parameter, by name
@@ -385,13 +386,14 @@ function Optimizer:_check_entry(verb, whose, entry)
   for s, name in ipairs(names) do
     known[name] = true
     if bit.band(self._row.needed, 2 ^ (s - 1)) ~= 0 and entry[name] == nil and (entry.step or 1) > 0 then
-      raise("%s: %s: %s has no %s in the state; was it made by another optimizer?", self:class_name(), verb, whose, name)
+      raise("%s: %s: %s has no %s in the state; was the state made by another optimizer?", self:class_name(), verb, whose,
+        name)
     end
   end
   for name, t in sorted_pairs(entry) do
     if is_tensor(t) and name ~= "step" and not known[name] then
-      raise("%s: %s: %s has %s in the state, which %s does not keep; was it made by another optimizer?", self:class_name(),
-        verb, whose, errors.show(name), self:class_name())
+      raise("%s: %s: %s has %s in the state, which %s does not keep; was the state made by another optimizer?",
+        self:class_name(), verb, whose, errors.show(name), self:class_name())
     end
   end
 end
@@ -497,8 +499,8 @@ end
 
 -- ---- the engine's table ---------------------------------------------------------------------------
 
--- Reads a row of the engine's table: name, names of the states, the states that are always kept, options (in order),
--- defaults (by name).
+-- Reads a row of the engine's table: name, names of the states, the states that are always kept (bit s - 1: state s),
+-- options (in order), defaults (by name).
 local function read_row(row, kind)
   local out = { name = ffi.string(row.name), kind = kind, needed = row.needed, states = {}, options = {},
     defaults = {} }

@@ -54,7 +54,7 @@ local function check_params(self)
     if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then
       refuse "is already sharded, and so is its state"
     end
-    texts[#texts + 1] = ("%d: %s %s"):format(index, tostring(p.shape), p.dtype)
+    texts[#texts + 1] = ("%s %s (group %d)"):format(p.dtype, tostring(p.shape), index)
   end)
   if self._world == 1 then return end
   local all = dist.all_gather_object(texts, { group = self._group })
@@ -258,7 +258,7 @@ function Zero:consolidate_state_dict(to)
   local member = false
   for _, rank in ipairs(self._ranks) do member = member or rank == to end
   if not member then
-    raise("consolidate_state_dict: argument 1, a rank, is %s, expected one of %s", show(to),
+    raise("consolidate_state_dict: argument 1, a rank, is %s, expected one of the group's ranks %s", show(to),
       table.concat(self._ranks, ", "))
   end
   self._consolidated = nil

@@ -49,7 +49,8 @@ local function name_of(number)
   return name
 end
 
--- An operator and its integer and floating-point arguments, copied from engine.args; the tensors are passed at each run.
+-- An operator and its integer and floating-point arguments, copied from engine.args; the tensors are passed at each
+-- run.
 ---@class TensorOperation
 ---@field name string  the operator's name in scripts
 local Operation = { __name = "TensorOperation" }
@@ -244,7 +245,8 @@ end
 
 -- ---- fields --------------------------------------------------------------------------------------
 
---- An instance made of the inner tensors' gradients, nil if none has one; the same object as long as these stay the same.
+--- An instance made of the inner tensors' gradients, nil if none has one; the same object as long as these stay the
+--- same.
 function own_getters.grad(t)
   local list = inner(t)
   local grads, any = {}, false

@@ -31,9 +31,9 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 -- ---- lines that made tensors --------------------------------------------------------------------
 
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
--- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those of
--- the first 512 tensors, 256 more after each such error, and 16 whenever a script opens a scope or begins a loop, up to
--- another 512. MOONSHARD_DEBUG=info or detail removes the limit. `ticks`: number of tensors until the next call of
+-- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those
+-- of the first 512 tensors, 256 more after each such error, and 16 whenever a script opens a scope or begins a loop, up
+-- to another 512. MOONSHARD_DEBUG=info or detail removes the limit. `ticks`: number of tensors until the next call of
 -- note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
@@ -81,7 +81,8 @@ local owner_t = ffi.typeof "ms_owner"
 local owner_release = lib.ms_owner_release
 local gc = ffi.gc
 
---- Attaches a finalizer to a tensor that has become unscoped, if it has none. Collects garbage if the engine asks for it.
+--- Attaches a finalizer to a tensor that has become unscoped, if it has none. Collects garbage if the engine asks for
+--- it.
 local function own(t)
   if t.id < 0 then
     for _, part in ipairs(inner(t)) do M.own(part) end
@@ -422,7 +423,8 @@ function M.check_count(who, n)
   end
 end
 
---- Converts a dimension in Lua (from 1, negative from the end) to the engine's numbering (from 0, negative from the end).
+--- Converts a dimension in Lua (from 1, negative from the end) to the engine's numbering (from 0, negative from the
+--- end).
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
     opts.wrong(d, "a whole number from 1, or from -1 backwards", "%s: dimension", who)

@@ -37,8 +37,8 @@ local function lines_of(lists, n)
   return lines
 end
 
--- The positions to show of dimensions 1 … n, so that they take at most `budget` lines: all of them; or up to EDGE at each
--- end, as many as fit; or only the beginning of outer dimensions.
+-- The positions to show of dimensions 1 … n, so that they take at most `budget` lines: all of them; or up to EDGE at
+-- each end, as many as fit; or only the beginning of outer dimensions.
 local function rows_shown(shape, n, budget)
   for _, edge in ipairs { math.huge, EDGE, 2, 1 } do
     local lists = {}
@@ -54,8 +54,8 @@ local function rows_shown(shape, n, budget)
   return lists
 end
 
--- Returns the function that formats a number of the tensor, the same way for all: whole numbers as "3.", numbers of very
--- different sizes with an exponent, others with 4 decimals. kind: "bool", "int" or "float".
+-- Returns the function that formats a number of the tensor, the same way for all: whole numbers as "3.", numbers of
+-- very different sizes with an exponent, others with 4 decimals. kind: "bool", "int" or "float".
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
   if kind == "int" then return function(v) return ("%d"):format(v) end end

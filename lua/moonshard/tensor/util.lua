@@ -40,8 +40,8 @@ end
 
 local internal = { id = true, _owner = true, _site = true, _grad = true, _sparse = true }
 
--- Copies t's values. A storage that several tensors share is copied once, as a whole, so that the copies share one, too.
--- memo: the copies so far, by the storage's key.
+-- Copies t's values. A storage that several tensors share is copied once, as a whole, so that the copies share one,
+-- too. memo: the copies so far, by the storage's key.
 local function copy_data(t, memo)
   local key = lib.ms_storage_key(t.id)
   if key == 0 then return t:detach():clone() end

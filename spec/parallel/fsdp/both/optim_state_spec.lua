@@ -251,7 +251,7 @@ for world = 1, 4 do
         { changed(function(s) s.state[W].exp_avg = "x" end),
         "exp_avg of parameter 1 is a string ('x'), expected a tensor" },
         { changed(function(s) s.state[W].exp_avg = nil end),
-        "has no exp_avg in the state; was it made by another optimizer?" },
+        "has no exp_avg in the state; was the state made by another optimizer?" },
         { changed(function(s) s.state[W].step = -1 end),
         "step of parameter 1 is a number (-1), expected a number from 0" },
         { changed(function(s) s.param_groups[1].lr = "fast" end), "lr is a string ('fast'), expected a number" },
