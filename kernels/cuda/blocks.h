@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/blocks.h -- what streaming kernels are made of: accesses of 16 bytes, sums over warps and groups of threads, and
-// column sums in two levels. Kernels that sum are started by launch_blocks.
+// cuda/blocks.h -- helpers of kernels that stream through memory: accesses of 16 bytes, sums over warps and groups of
+// threads, and column sums in two levels. Kernels that sum are started by launch_blocks.
 #ifndef MS_CUDA_BLOCKS_H
 #define MS_CUDA_BLOCKS_H
 
@@ -10,7 +10,7 @@
 
 constexpr int WIDE = 8;
 
-// Before a loop over registers: without it nvcc may keep the array in local memory.
+// Written before a loop over an array in registers: without it nvcc may keep the array in local memory.
 #ifdef MS_EMULATED
 #define UNROLL
 #else
@@ -48,7 +48,7 @@ template <class T, class S> static __device__ __forceinline__ void load_wide(con
     }
 }
 
-// Stores 16 bytes at once. The compiler may split an assignment into words.
+// Stores 16 bytes in one access. The compiler may split a plain assignment into several.
 template <class V> static __device__ __forceinline__ void put(V *p, V v)
 {
 #ifdef MS_EMULATED
@@ -76,7 +76,7 @@ template <class T, class S> static __device__ __forceinline__ void store_wide(S 
     put((uint4 *)p, make_uint4(word[0], word[1], word[2], word[3]));
 }
 
-// One element.
+// load_one and store_one: the same for one element.
 template <class T> static __device__ __forceinline__ T load_one(const float *p) { return (T)*p; }
 template <class T> static __device__ __forceinline__ T load_one(const double *p) { return (T)*p; }
 template <class T, class S> static __device__ __forceinline__ T load_one(const S *p)
@@ -122,7 +122,7 @@ static __device__ __forceinline__ void read_pack(const S *row, int64_t j, int64_
     else
         for (int e = 0; e < WIDE; e++) v[e] = j + e >= 0 && j + e < n ? one_of(row + j + e) : rest;
 }
-// Elements of two rows, those outside as 0. Both loads are in flight together.
+// read_pack of two rows, elements outside as 0. Where all are inside and aligned, both loads are in flight together.
 template <class S>
 static __device__ __forceinline__ void read_two(const S *a, const S *b, int64_t j, int64_t n, real_of<S> *v,
                                                 real_of<S> *w)
@@ -142,13 +142,13 @@ template <class S> static __device__ __forceinline__ void write_pack(S *row, int
         for (int e = 0; e < WIDE; e++)
             if (j + e >= 0 && j + e < n) store_one(row + j + e, v[e]);
 }
-// Where the packs of a row begin, so that they are aligned: at element 0 or a few elements before it.
+// The index at which the packs of a row begin, so that they are aligned: 0, or a few elements before the row (< 0).
 template <class S> static __device__ inline int64_t first_pack(const S *row)
 {
     return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
 }
 
-// The offset of element i of dimensions with these strides.
+// The offset of element i, counted in row-major order, in n dimensions; in the unit of the strides.
 static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shape, const int64_t *stride)
 {
     int64_t at = 0;
@@ -170,7 +170,7 @@ template <class T> static __device__ inline T warp_sum(T v)
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
     return v;
 }
-// NaN propagates.
+// The larger number; NaN if one of them is NaN.
 template <class T> static __device__ inline T larger(T a, T b) { return ((b > a) | (b != b)) ? b : a; }
 template <class T> static __device__ inline T warp_max(T v)
 {
@@ -206,15 +206,15 @@ static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 
 
 enum { MOST_JOINED = 64 };
 // The number of segments into which the rows of a matrix are divided: enough blocks to fill the GPU, where `tiles`
-// blocks cover the columns, and at least 32 rows per segment.
+// blocks cover the columns, but at most MOST_JOINED segments, and at least 32 rows per segment.
 static inline int64_t column_segments(int64_t rows, int64_t tiles)
 {
     int64_t most = up(rows, 32), fill = up(528, tiles);
     if (fill > MOST_JOINED) fill = MOST_JOINED;
     return most < fill ? most : fill;
 }
-// The sum of parts[s * stride + column] over s. Each lane has a column, and each warp adds every WARPS-th segment. Only
-// the first warp gets the result.
+// The sum of parts[s * stride + column] over s; 0 if the column is not `valid`. Each lane has a column, and each warp
+// adds every WARPS-th segment. Only the first warp gets the result.
 template <class T>
 static __device__ inline T join_column(const T *parts, int64_t segments, int64_t stride, int64_t column, bool valid,
                                        T (*shared)[33] /* WARPS */)

@@ -5,7 +5,7 @@
 
 // ---- copies without conversion, which move bytes and so keep the payload of NaN ----
 
-// Neighbouring threads move neighbouring elements of l.size[0] bytes, each EACH of them.
+// A thread moves EACH elements of l.size[0] bytes; neighbouring threads move neighbouring elements.
 #define EACH_OF(size) ((size) > 2 ? 4 : 8)
 template <class V> static __device__ __forceinline__ void move(const strided &l)
 {
@@ -99,7 +99,8 @@ template <class V> __global__ void turn_kernel(strided l, tiles n)
     }
 }
 
-// Moves the source's contiguous dimension next to the last; returns whether l is a transposition for turn_kernel.
+// Whether l is a transposition that turn_kernel can copy; if so, makes the dimension along which the source is
+// contiguous the second to last.
 static bool is_turned(strided *l)
 {
     int n = l->ndim, size = l->size[0], other = -1;
@@ -198,7 +199,7 @@ ms_status ms__cuda_fill_tensor(ms_tensor *t, double v)
 
 // ---- positions ----
 
-// Element k is first + k * step, computed as int64 for integer dtypes (whole): exact beyond 2^53.
+// Element k is first + k * step. whole: computed in int64, exact beyond 2^53, because dtype and step are integers.
 struct progression {
     double first, step;
     bool whole;

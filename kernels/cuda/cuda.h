@@ -6,7 +6,7 @@
 // runs the kernels on the CPU thread by thread. They may use only what the shim provides: launches by the functions
 // below, barriers and shared memory only in kernels started by launch_blocks.
 //
-// Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give bitwise the CPU's results. The
+// Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give the CPU's results bit by bit. The
 // order of sums depends only on shapes and on whether rows begin at a multiple of 16 bytes.
 #ifndef MS_CUDA_H
 #define MS_CUDA_H
@@ -52,7 +52,8 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
 cudaStream_t ms__cuda_stream(int index, int kind);
 ms_status ms__cuda_use(int index);  // makes device `index` current
 
-// Returns a failure that names the call, the device and the purpose of the call.
+// Makes a CUDA call. If it fails, returns from the enclosing function with an error that names the call, the device and
+// the purpose of the call.
 #define CUDA_TRY(index, expr, ...)                                                      \
     do {                                                                                \
         cudaError_t e__ = (expr);                                                       \
@@ -61,7 +62,7 @@ ms_status ms__cuda_use(int index);  // makes device `index` current
 
 static inline int index_of(const ms_tensor *t) { return ms__index(ms__device(t)); }
 
-// copy.cu and, for other dtypes, elementwise.cu
+// Copies (with conversion to dst's dtype) and fills: copy.cu; conversions alone: elementwise.cu.
 ms_status ms__cuda_copy_tensor(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_convert(ms_tensor *dst, const ms_tensor *src);
 ms_status ms__cuda_fill_tensor(ms_tensor *t, double value);
@@ -74,7 +75,7 @@ static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
     return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
 }
 
-// The first inputs of a call, made contiguous; NULL where one is absent. Released at the end of the block.
+// The first n inputs of a call, made contiguous; NULL where an input is absent. Released at the end of the scope.
 struct held_inputs {
     ms_tensor *in[8] = {};
     ms_status hold(const ms_call *c, int n = 8)
@@ -89,7 +90,7 @@ struct held_inputs {
             if (t) ms__release(t);
     }
 };
-// Memory that is freed at the end of the block. data is NULL before alloc.
+// Memory of a device that is freed at the end of the scope. data is NULL before alloc.
 struct scratch {
     ms_block *block = NULL;
     char *data = NULL;
@@ -107,7 +108,8 @@ struct scratch {
 
 // ---- launches: `what` names the operator. Nothing is launched for 0 blocks. ----
 
-// An argument of a launch: the caller's, without a copy, unless the kernel's parameter has another type.
+// How a launch holds an argument: as a reference to the caller's, or converted if the kernel's parameter has another
+// type.
 template <class P, class A> using argument = std::conditional_t<std::is_same_v<P, A>, const P &, P>;
 
 struct block_size {
@@ -120,8 +122,8 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
 {
     if (blocks <= 0) return MS_OK;
     if (blocks > 0x7fffffff)
-        return ms__fail(MS_EUNSUPPORTED, "%s: %lld blocks exceed the limit of a launch on cuda:%d", what,
-                        (long long)blocks, index);
+        return ms__fail(MS_EUNSUPPORTED, "%s: needs %lld blocks of threads, but cuda:%d launches at most 2147483647",
+                        what, (long long)blocks, index);
     MS_TRY(ms__cuda_use(index));
     cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
     unsigned threads = (unsigned)block.threads;
@@ -158,7 +160,7 @@ static ms_status launch_blocks(const char *what, int index, void (*kernel)(P...)
 {
     return launch_any<true>(what, index, kernel, blocks, { threads, 0 }, a...);
 }
-// As launch_blocks, with dynamic shared memory (tensor_core.h: dynamic_shared).
+// Like launch_blocks, with block.shared bytes of dynamic shared memory (tensor_core.h: dynamic_shared).
 template <class... P, class... A>
 static ms_status launch_shared(const char *what, int index, void (*kernel)(P...), int64_t blocks, block_size block,
                                const A &...a)
@@ -170,7 +172,8 @@ static ms_status launch_shared(const char *what, int index, void (*kernel)(P...)
 }
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-// A launch of `threads` threads without barriers: smaller blocks where blocks of 256 would leave processors idle.
+// The grid of at least `threads` threads of a kernel without barriers: blocks of 64 where those of 256 would be too few
+// for all multiprocessors.
 struct grid {
     int64_t blocks;
     int threads;
@@ -183,13 +186,14 @@ static inline grid grid_of(int64_t threads)
 
 #define GLOBAL_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 
-// An error that a kernel finds in its data (an id out of range). The host reads and reports it when it next waits.
+// An error that a kernel finds in its data (an id out of range). The host raises it when it next waits for the device.
 enum { MS_COMPLAINT_EMBEDDING = 1, MS_COMPLAINT_CLASS, MS_COMPLAINT_POSITION };
 typedef struct {
-    int what, taken;
-    long long value, limit;
+    int what, taken;         // taken: 1 if an error is recorded
+    long long value, limit;  // value is not in [0, limit)
 } ms_complaint;
 ms_complaint *ms__complaints(int index);  // the device's record of the first error; in pinned host memory
+// Records an error, unless an earlier one is recorded.
 static __device__ inline void complain(ms_complaint *c, int what, int64_t value, int64_t limit)
 {
     if (atomicCAS(&c->taken, 0, 1) != 0) return;
@@ -200,10 +204,8 @@ static __device__ inline void complain(ms_complaint *c, int what, int64_t value,
 
 // ---- values of every dtype, as float, double or int64 ----
 
-static __device__ inline int64_t whole(double x)
-{
-    return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
-}  // the result equals the CPU's conversion
+// Converts as the CPU does: NaN and numbers out of range become INT64_MIN.
+static __device__ inline int64_t whole(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }
 template <class T, class U> static __device__ inline T convert(U v)
 {
     if constexpr (std::is_integral_v<T> && std::is_floating_point_v<U>) return (T)whole(v);
@@ -288,7 +290,7 @@ static __device__ inline double log_of(double x) { return ms_log_f64(x); }
 static __device__ inline float sqrt_of(float x) { return ms_sqrt_f32(x); }
 static __device__ inline double sqrt_of(double x) { return ms_sqrt_f64(x); }
 
-// A kernel template's instance for a dtype: half types and float32 compute in float.
+// The instance of a kernel template that computes tensors of a dtype: in float for half types and float32.
 #define REAL_KERNEL(dtype, kernel) ((dtype) == MS_F64 ? kernel<double> : kernel<float>)
 
 #endif

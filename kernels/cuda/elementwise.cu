@@ -60,8 +60,8 @@ template <class T> static __device__ __forceinline__ void dense(const strided &l
 template <class T, int CODE> __global__ void dense_kernel(strided l, T s, T t) { dense<T>(l, CODE, s, t); }
 template <class T> __global__ void dense_any_kernel(strided l, int code, T s, T t) { dense<T>(l, code, s, t); }
 
-// Neighbouring threads compute neighbouring elements, each EACH of them. Words of 2 and 4 bytes are loaded for all of
-// them before the first is converted, so that a thread waits for memory once.
+// A thread computes EACH elements; neighbouring threads compute neighbouring elements. A thread loads all its elements
+// of 2 and 4 bytes before it converts the first, so that it waits for memory once.
 enum { EACH = 4 };
 template <class T> struct gathered {
     uint16_t two[EACH];
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 3 : 2) strided_kernel(st
 
 // ---- launches ----
 
-// Converts a number to an element: integers saturate (clamp's bounds may be infinite).
+// Converts a scalar argument to the computing type: integers saturate (clamp's bounds may be infinite), NaN becomes 0.
 template <class T> static T number(double v) { return (T)v; }
 template <> int64_t number<int64_t>(double v)
 {
@@ -304,6 +304,7 @@ __global__ void all_kernel(strided l, comparison by, int *same)
                    : is_same(by, by.code, value<double>::load(l.dtype[1], p), value<double>::load(l.dtype[2], q));
     if (!yes) atomicAnd(same, 0);
 }
+// Sets *same to `begin`; if `begin` is negative, stores *same as the result.
 __global__ void truth_kernel(uint8_t *out, int *same, int begin)
 {
     if (begin >= 0) *same = begin;

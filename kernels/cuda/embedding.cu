@@ -157,9 +157,8 @@ static ms_status run_embedding_backward(ms_call *c)
 struct job {
     int ndim;                      // number of dimensions of the lines: all but d
     int64_t lines, length, limit;  // positions per line; size of the indexed dimension
-    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS],
-        p[MS_MAX_DIMS];  // strides of from, to, ids, in elements
-    int64_t xd, yd, pd;  // their strides along d
+    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides of from, to, ids: elements
+    int64_t xd, yd, pd;                                                          // their strides along d
     int dtype, id_type;
     const void *from, *ids;
     void *to;

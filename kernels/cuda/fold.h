@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cuda/fold.h -- folds: sums, products, extremes and norms of a tensor's elements along any dimensions.
 //
-// A tensor is seen as outputs x length. Real numbers are folded in double, integers in int64. The shape alone
-// determines how the length is divided into segments, whose results are combined in order. Dense operands are read 16
-// bytes at a time.
+// A tensor is seen as outputs x length. Floating-point numbers are folded in float64, integers in int64. The shape
+// alone determines how the length is divided into segments, whose results are combined in order. Dense operands are
+// read 16 bytes at a time.
 #ifndef MS_CUDA_FOLD_H
 #define MS_CUDA_FOLD_H
 
@@ -29,14 +29,14 @@ enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
 struct fold_plan {
     const char *data;
     int dtype, nk, nr;
-    // Shapes, and strides in bytes, of the kept and of the reduced dimensions.
+    // Shapes, and strides in bytes, of the nk kept and of the nr reduced dimensions.
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];
-    int64_t outputs, length, segments, segment;
-    bool columns;  // adjacent elements belong to different outputs
-    bool dense;    // of real numbers, and 16 bytes can be read at a time
+    int64_t outputs, length, segments, segment;  // segment: elements of the length in each segment but the last
+    bool columns;                                // neighbouring threads fold different outputs, not parts of one
+    bool dense;                                  // of floating-point numbers, and 16 bytes can be read at a time
 };
 
-// Divides the length into segments of about `part` elements.
+// Divides the length into segments of about `part` elements; larger ones, if these would be more than MOST_SEGMENTS.
 static void cut(fold_plan *p, int64_t part)
 {
     p->segments = up(p->length, part);
@@ -48,7 +48,7 @@ static void cut(fold_plan *p, int64_t part)
 
 static bool is_real(const ms_tensor *t) { return t->dtype <= MS_BF16; }
 static int64_t column_tiles(const fold_plan *p) { return up(p->kshape[p->nk - 1], BLOCK); }
-// Sets `dense` and the segments.
+// Sets p->dense, p->segments and p->segment.
 static void finish_plan(fold_plan *p)
 {
     int size = ms__dtype_size(p->dtype), last = p->nk - 1;
@@ -91,7 +91,9 @@ static fold_plan make_plan(const ms_tensor *x, unsigned dims)
     return p;
 }
 
-template <class W> struct fold;  // W: double or int64_t
+// W: double or int64_t. begin: the fold of no elements. join: combines two results. term: what element v contributes,
+// given the fold's parameter m; narrow: computed in float32.
+template <class W> struct fold;
 template <> struct fold<double> {
     static __device__ inline double begin(int kind)
     {
@@ -214,7 +216,8 @@ template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, W *parts)
 
 // ---- adjacent elements of different outputs ----
 
-// A block folds a segment of BLOCK columns: WIDE columns a lane, every WARPS-th element of the length a warp.
+// A block folds a segment of BLOCK columns. Each lane has WIDE adjacent columns; each warp folds every WARPS-th element
+// of the segment.
 template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, int64_t tiles, double *parts)
 {
     __shared__ double shared[WARPS][BLOCK + 1];
@@ -281,7 +284,7 @@ template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *ou
     if (m < outputs) out[m] = fold<W>::begin(kind);
 }
 
-// Folds every segment into parts.
+// Folds every segment: stores the results in parts [segments, outputs].
 template <class W>
 static ms_status fold_segments(const char *what, int index, const fold_plan &p, const fold_of &f, W *parts)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/loss.cu -- cross_entropy, linear_cross_entropy, mse_loss and their gradients. cross_entropy uses one block per
-// row; sums in float32 (float64 for doubles) in a fixed tree.
+// row; sums over a row are in float32 (float64 for float64 tensors), sums over rows in float64, in a fixed order.
 #include "cuda/blocks.h"
 #include "cuda/product.h"
 #include "rows/layout.h"
@@ -8,6 +8,8 @@
 // ---- cross_entropy ----
 
 enum { NONE, MEAN, ALL };
+// Logits x [rows, n], target classes ids [rows], class weights w [n] or NULL. ignore: the target of rows that do not
+// count; smooth: label smoothing.
 struct cross {
     int64_t rows, n, ignore;
     int x_type, id_type;
@@ -15,7 +17,7 @@ struct cross {
     const void *x, *ids, *w;
     ms_complaint *complaint;
 };
-// The target class of a row; -1 if the row is ignored.
+// The target class of a row; -1 if the row is ignored, or if the class does not exist (which is recorded as an error).
 static __device__ inline int64_t target_of(const cross &q, int64_t row)
 {
     int64_t t = load<int64_t>(q.id_type, q.ids, row);
@@ -27,8 +29,8 @@ static __device__ inline int64_t target_of(const cross &q, int64_t row)
     return t;
 }
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c])
-// One pass: each thread keeps the largest logit that it has seen and the sum of exp(x - largest). Returns lse; *loss is
-// set in thread 0.
+// (s: label smoothing, t: target.) One pass: each thread keeps the largest logit that it has seen and the sum of
+// exp(x - largest). Returns lse; *loss is set in thread 0.
 template <class S>
 static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t row, real_of<S> *shared, real_of<S> *loss)
 {
@@ -41,7 +43,7 @@ static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t ro
         read_pack(x, j, q.n, -(T)INFINITY, v);
         T top = most;
         for (int e = 0; e < N; e++) top = larger(top, v[e]);
-        T base = top == -(T)INFINITY ? 0 : top, add = 0;  // -inf only so far: exp(-inf) = 0
+        T base = top == -(T)INFINITY ? 0 : top, add = 0;  // if all logits so far are -inf: exp(-inf) = 0
         for (int e = 0; e < N; e++) add += exp_of(v[e] - base);
         sum = sum * exp_of(most - base) + add;
         most = top;
@@ -52,7 +54,7 @@ static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t ro
         }
     }
     T top = group_max(most, BLOCK, shared);
-    if (top == -(T)INFINITY) top = 0;  // a row of -inf only
+    if (top == -(T)INFINITY) top = 0;  // all logits of the row are -inf
     sum = group_sum(sum * exp_of(most - top), BLOCK, shared);
     if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
     T lse = top + log_of(sum);
@@ -78,8 +80,8 @@ struct target {
     int dtype;
     void *data;
 };
-// totals[0]: the sum of the losses (if given). totals[1]: the sum of the weights of the rows that are not ignored. out,
-// if it has data: the loss of all rows. Runs as one block and adds in a fixed tree.
+// totals[0]: the sum of the losses (0 if losses is NULL). totals[1]: the sum of the weights of the rows that are not
+// ignored. out, if it has data: the loss of all rows. Runs as one block and adds in a fixed order.
 template <class T> __global__ void cross_total_kernel(cross q, const T *losses, double *totals, bool mean, target out)
 {
     __shared__ double shared[BLOCK];
@@ -102,6 +104,7 @@ template <class T> __global__ void cross_finish_kernel(int64_t rows, const T *lo
     int64_t k = GLOBAL_INDEX;
     if (k < rows) store<T>(out.dtype, out.data, k, losses[k]);
 }
+// scale: the gradient of the row's loss; lse: its logsumexp; more: the gradient of lse.
 template <class T> struct row_factors {
     T scale, lse, more;
 };
@@ -157,7 +160,8 @@ __global__ void cross_backward_kernel(cross q, loss_gradient l, const void *lse,
     row_factors<T> k = { scale_of<T>(l, row), ((const T *)lse)[row], g_lse ? ((const T *)g_lse)[row] : 0 };
     row_gradient<S>(q, row, k, shared, dx);
 }
-// The losses of a chunk of rows, and the gradient of its logits in their place. losses may be NULL.
+// Stores the losses of a chunk of rows, unless losses is NULL; if `gradient`, overwrites the logits with their
+// gradient.
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 1 : 5)
     cross_chunk_kernel(cross q, loss_gradient l, bool gradient, void *losses)
@@ -185,7 +189,8 @@ static ms_status cross_prepare(ms_call *c, cross *q, cross_held *h, ms_tensor *x
     q->x_type = x->dtype;
     q->id_type = ids->dtype;
     if (q->rows && q->n == 0)
-        return ms__call_fail(c, "the logits have no classes: %s", ms__shape_text(x->ndim, x->shape));
+        return ms__call_fail(c, "the logits have no classes: shape %s, expected a last dimension of at least 1",
+                             ms__shape_text(x->ndim, x->shape));
     MS_TRY(ms__contiguous(&h->x, x));
     MS_TRY(ms__contiguous(&h->ids, ids));
     if (w) MS_TRY(ms__contiguous(&h->w, w));
@@ -202,7 +207,7 @@ static void cross_let_go(cross_held *h)
     if (h->ids) ms__release(h->ids);
     if (h->x) ms__release(h->x);
 }
-// The loss of all rows from the losses of each. room: two totals, then the losses.
+// Stores the result: the losses of the rows, their sum or their mean. room: two totals, then the losses of the rows.
 template <class T> static ms_status put_losses(ms_call *c, const cross &q, int index, ms_block *room)
 {
     double *totals = (double *)room->data;
@@ -218,7 +223,7 @@ template <class T> static ms_status cross_forward(ms_call *c, const cross &q, in
                          ms__data(c->out[1]), (void *)((double *)room->data + 2)));
     return put_losses<T>(c, q, index, room);
 }
-// The divisor of a mean, in totals[1].
+// Computes the divisor of a mean, in totals[1].
 static ms_status cross_weight(ms_call *c, const cross &q, int index, double *totals)
 {
     target none = {};
@@ -276,14 +281,14 @@ struct chunked {
     cross_held held;
     loss_gradient l;
     ms_block *room;
-    int mask;
+    int mask;  // which gradients are needed: 1 dx, 2 dw, 8 the gradient of the bias
 };
 static ms_status new_matrix(ms_call *c, ms_tensor **out, int dtype, int64_t rows, int64_t cols)
 {
     int64_t shape[] = { rows, cols };
     return ms__tensor_new(out, dtype, ms__device(c->in[0]), 2, shape, c->op->name);
 }
-// The rows first .. first + rows, which are chunk number `at`.
+// Computes chunk number `at`: rows [first, first + rows).
 static ms_status chunk(ms_call *c, const chunked &k, int64_t at, int64_t first, int64_t rows)
 {
     const char *what = c->op->name;
@@ -325,7 +330,8 @@ static ms_status chunk(ms_call *c, const chunked &k, int64_t at, int64_t first, 
     ms__release(sums);
     return st;
 }
-// Half types add the weight's gradient in float32, in memory of its own, and round it at the end.
+// Allocates what all chunks use. With more than one chunk, half types add up the weight's gradient in float32, in
+// memory of its own, and round it at the end. most: rows per chunk.
 static ms_status chunks_begin(ms_call *c, ms_tensor *const *in, chunked *k, int64_t most, ms_tensor **grad)
 {
     int64_t rows = in[0]->shape[0], n = in[1]->shape[0];
@@ -359,8 +365,8 @@ static ms_status chunks_end(ms_call *c, ms_tensor *const *in, chunked *k, ms_ten
     return in[0]->dtype == MS_F64 ? put_losses<double>(c, k->q, index_of(in[0]), k->room)
                                   : put_losses<float>(c, k->q, index_of(in[0]), k->room);
 }
-// in: x, w, ids, bias or NULL, class weight or NULL. grad: dx, dw, dbias; made here if they are NULL and the mask has
-// them.
+// in: x, w, ids, bias or NULL, class weights or NULL. g: the gradient of the loss; NULL in a forward, whose result is
+// stored. grad: dx, dw, dbias; those that are NULL and needed (the mask) are allocated here.
 static ms_status linear_chunks(ms_call *c, ms_tensor *const *in, ms_tensor *g, ms_tensor **grad)
 {
     chunked k = {};
@@ -410,7 +416,7 @@ template <class T> __global__ void mse_kernel(mse_pair q, void *out)
     T d = difference<T>(q, k);
     store<T>(q.dtype, out, k, d * d);
 }
-// Sums blocks of 16 K elements in double.
+// A block sums PIECE elements in float64.
 enum { PIECE = 16384 };
 template <class T> __global__ void mse_parts_kernel(mse_pair q, double *parts)
 {

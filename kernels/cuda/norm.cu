@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/norm.cu -- layer_norm, rms_norm and their gradients: h = (x - mean) rstd, y = h w + b. A group of `width`
 // threads (a warp or the whole block) computes a row, and reads it several times from the cache. Sums are in float32
-// (float64 for doubles), in a fixed tree.
+// (float64 for float64 tensors), in a fixed order.
 #include "cuda/blocks.h"
 #include "rows/layout.h"
 
@@ -13,6 +13,7 @@ struct norm_rows {
     const void *x, *w;
 };
 
+// Computes a row's mean (0 for rms) and rstd = 1 / sqrt(mean of (x - mean)^2 + eps).
 template <class S>
 __device__ inline void measure(const norm_rows &q, const S *x, int width, real_of<S> *shared, real_of<S> *mean,
                                real_of<S> *rstd)
@@ -63,7 +64,8 @@ template <class S> __global__ void norm_kernel(norm_rows q, int width, const voi
         write_pack((S *)y + row * n, j, n, v);
     }
 }
-// dx = rstd (q - mean(q) - h mean(q h)), q = g w. add: adds to dx instead. Stores mean and rstd of every row in stats.
+// dx = rstd (q - mean(q) - h mean(q h)), q = g w, without mean(q) for rms; `add`: added to dx. Stores mean and rstd of
+// every row in stats. dx and stats may be NULL.
 template <class S>
 __global__ void norm_backward_kernel(norm_rows r, int width, const void *g_, void *dx, bool add, void *stats)
 {
@@ -253,7 +255,8 @@ static ms_status norm(ms_call *c, bool rms)
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
-// Inputs: gradient, x, w?, x's existing gradient?. Outputs, those that the mask needs: dx, dw, db.
+// A call of the backward. Inputs: gradient, x, w?, and the gradient that x already has? (dx then holds it: add).
+// Outputs: those of dx, dw, db that the mask (rows/grad.h) names; the others are NULL.
 struct norm_gradients {
     const ms_call *c;
     norm_rows q;
@@ -294,7 +297,7 @@ static ms_status long_norm_backward(const norm_gradients &d)
     int64_t rows = d.q.rows, n = d.q.n, tiles = up(n, COLUMNS);
     bool sums = d.dw || d.db;
     scratch room;
-    // A segment has a multiple of four rows, because statistics are read for four rows.
+    // A segment has a multiple of four rows, because statistics are read for four rows at a time.
     int64_t segment = up(up(rows, column_segments(rows, tiles)), 4) * 4, segments = up(rows, segment);
     int64_t stats_n = up(2 * rows, WIDE) * WIDE;
     int width = row_width(rows, n);

@@ -95,7 +95,7 @@ static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t f
     }
 }
 
-// The last of n entries of a list that begins at or before a block.
+// The entry to which a block belongs: the last one whose first block (.block, ascending) is not after it.
 template <class E> static __device__ inline const E &entry_of(int n, const E *list, int64_t block)
 {
     int low = 0, high = n - 1;
@@ -120,7 +120,7 @@ static ms_status to_device(int index, void *there, const void *here, size_t byte
 {
     CUDA_TRY(index,
              cudaMemcpyAsync(there, here, bytes, cudaMemcpyHostToDevice, ms__cuda_stream(index, MS_STREAM_COMPUTE)),
-             "the list of %d leaves", n);
+             "copying a list of %d entries", n);
     return MS_OK;
 }
 
@@ -140,7 +140,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 
 // ---- norms ----
 
-constexpr int PIECE = 16384;  // the fewest elements of a block
+constexpr int PIECE = 16384;  // a piece, the elements of one block, is a multiple of this
 
 // Adds one value to a thread's sum of |g|^p, or, for an infinite p, to its maximum of |g|. SQUARES: p is 2.
 template <bool SQUARES> static __device__ __forceinline__ double fold_power(double sum, double v, double p)
@@ -151,6 +151,7 @@ template <bool SQUARES> static __device__ __forceinline__ double fold_power(doub
     if (p - p != 0) return ((a > sum) | (a != a)) ? a : sum;
     return sum + ms_pow_f64(a, p);
 }
+// Adds a part's sum (for an infinite p, its maximum) to a sum.
 static __device__ inline double fold_part(double sum, double part, double p)
 {
     if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;

@@ -21,7 +21,7 @@
 #include <cublasLt.h>
 #endif
 
-// ---- our own: tiles of 64 x 64, 16 deep; each of 256 threads makes 4 x 4 ----
+// ---- our own kernel: a block computes a tile of 64 x 64, each of its 256 threads 4 x 4, in steps of 16 along k ----
 
 enum { TILE_M = 64, TILE_N = 64, DEEP = 16 };
 
@@ -120,7 +120,8 @@ enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 
 static std::mutex lt_lock;  // for `lt`, `per_device` and `cache`
 
-// Where cuBLASLt may be besides the loader's path: %d is its major version. A variable that is not set skips the line.
+// Where cuBLASLt may be besides the loader's path: in folders below the one that a variable names; with variable NULL,
+// in these. %d: the major version. An entry whose variable is not set is skipped.
 static const struct {
     const char *variable, *folders;
 } places[] = {
@@ -158,8 +159,8 @@ static void *lt_open(void)
     }
     fprintf(
         stderr,
-        "moonshard: %s is not found: products on cuda use our own kernel, many times slower. Searched: the loader's "
-        "path (LD_LIBRARY_PATH),%s\nThe last error: %s\n",
+        "moonshard: %s was not found: products on cuda use Moonshard's own kernel, which is many times slower. Install "
+        "it, or name its folder in LD_LIBRARY_PATH. Searched: the loader's path,%s\nThe last error: %s\n",
         name, list, why.c_str());
     return NULL;
 }
@@ -175,25 +176,26 @@ static bool lt_load(void)
     if (on && strcmp(on, "off") == 0) return false;
     void *lib = lt_open();
     if (!lib) return false;
-#define FIND(name)                                                                                   \
-    if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) {                      \
-        fprintf(stderr, "moonshard: %s has no %s: products on cuda use our own kernel\n", MS_CUBLAS, \
-                "cublasLt" #name);                                                                   \
-        return false;                                                                                \
+#define FIND(name)                                                                                                    \
+    if (!(lt.name = (decltype(&cublasLt##name))dlsym(lib, "cublasLt" #name))) {                                       \
+        fprintf(stderr, "moonshard: %s has no function %s: products on cuda use Moonshard's own kernel\n", MS_CUBLAS, \
+                "cublasLt" #name);                                                                                    \
+        return false;                                                                                                 \
     }
     FUNCTIONS(FIND)
     return lt.there = true;
 }
 
-// Says once that cuBLASLt refuses a product.
+// Reports on stderr, once per process, that cuBLASLt does not support a product. s may be CUBLAS_STATUS_SUCCESS: it has
+// found no algorithm.
 static void refused(int index, const product *p, const char *call, cublasStatus_t s)
 {
     static bool said;
     if (said) return;
     said = true;
     fprintf(stderr,
-            "moonshard: %s: cuda:%d: %s refuses the product with status %d (m %lld, n %lld, k %lld): our own kernel "
-            "runs it. Later refusals are not reported\n",
+            "moonshard: %s: cuda:%d: %s does not support the product (status %d; m %lld, n %lld, k %lld): Moonshard's "
+            "own kernel computes it. Later ones are not reported\n",
             p->what, index, call, (int)s, (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
@@ -259,7 +261,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
     if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || p->a_type > MS_BF16 || !lt_load()) return MS_OK;
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
-    // "y" is cuBLAS's second operand, so the gradient of its bias is the sum over k.
+    // "y" is cuBLAS's operand B. The epilogue BGRADB sums it over k: these are the sums of A's rows.
     const void *vector = p->bias ? p->bias : p->row_sums;
     cublasLtEpilogue_t epilogue = p->bias       ? CUBLASLT_EPILOGUE_BIAS
                                   : p->row_sums ? CUBLASLT_EPILOGUE_BGRADB

@@ -12,12 +12,12 @@ struct product {
     int64_t m, n, k;
     const void *a, *b, *bias;  // bias[n] has c's dtype; may be NULL
     void *c;
-    void *row_sums;  // m sums of A's rows over k, with c's dtype; NULL: none. Not together with a bias or a batch
+    void *row_sums;  // gets the m sums of A's rows over k, in c's dtype; may be NULL. Not with a bias or a batch
     bool summed;     // set by ms__cuda_product if it has written row_sums; otherwise the caller computes them
-    int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // strides in elements: of a row, of a column
+    int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // in elements: from a row to the next, from a column to the next
     double alpha;
-    bool add;  // C += alpha A B. Not together with a batch, a bias or row_sums
-    int nb;    // number of batch dimensions; their sizes and strides in elements
+    bool add;  // C += alpha A B. Not with a batch, a bias or row_sums
+    int nb;    // number of batch dimensions, whose sizes and strides (in elements) follow
     int64_t batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
 };
 // One product with a contiguous C. The caller sets a, b, c and the strides of a and b, and optionally the rest.
@@ -33,7 +33,8 @@ static inline product product_of(const char *what, int dtype, int64_t m, int64_t
 }
 ms_status ms__cuda_product(int index, product *p);
 
-// out = sums over rows: g is seen as `rows` rows with stride rs, whose columns are adjacent.
+// out[j] = the sum of g[i, j] over i. g is seen as `rows` rows with stride rs (in elements), whose columns are
+// adjacent.
 ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/random.cu -- random fills and dropout, with the same words and formulas as the CPU (draws.h). A thread makes
-// WIDE elements.
+// cuda/random.cu -- random fills and dropout, from the same 32-bit words of Philox and by the same formulas as on the
+// CPU (draws.h). A thread computes WIDE elements.
 #include "cuda/blocks.h"
 #include "formulas/draws.h"
 
@@ -8,14 +8,14 @@ enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
     uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor
-    double f[4], limit;
+    double f[4], limit;            // the distribution's parameters; UNIFORM: the largest value below f[1]
     ms_truncated truncated;
     int dtype, kind;
     int64_t n;
     void *out;
 };
 
-// An element at an even position and the next one share a block of four words; k is the first of them.
+// Gets the block of four words that two elements share: element k, at an even position of the whole tensor, and k + 1.
 static __device__ __forceinline__ void draw_words(const draw &d, int64_t k, uint32_t *w)
 {
     ms_philox(d.seed, d.offset, (d.place + (uint64_t)k) >> 1, &w[0], &w[1], &w[2], &w[3]);
@@ -49,7 +49,8 @@ static __device__ inline void draw_integers(const draw &d, int64_t k, int64_t *v
     for (int h = 0; h < 2; h++) v[h] = ms_draw_integer(w[2 * h], w[2 * h + 1], low, width);
 }
 
-// The first of a thread's WIDE elements. If it is -1, which is no element, only its random words are used.
+// The index of the first of a thread's WIDE elements. It is -1 if element 0 is at an odd position: element 0 uses the
+// second half of its block of words, and the first half belongs to no element of this tensor.
 static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX * WIDE - (int64_t)(d.place & 1); }
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {
@@ -61,8 +62,8 @@ template <class T, class F> static __device__ __forceinline__ void draw_each(con
             if (k + j + h >= 0 && k + j + h < d.n) store<T>(d.dtype, d.out, k + j + h, v[h]);
     }
 }
-// S: the type of the elements; for int64_t and double, the type of the computation, whose results are stored in any
-// dtype.
+// S: float or a half type: the type of the elements; int64_t or double: the type of the computation, whose results are
+// converted to the tensor's dtype.
 template <class S> __global__ void draw_kernel(draw d)
 {
     if constexpr (std::is_same_v<S, int64_t>) draw_each<S>(d, draw_integers);

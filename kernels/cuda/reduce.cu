@@ -6,6 +6,8 @@
 
 // ---- formulas on the results ----
 
+// What is done with the result of a fold. number: what MEAN and STD divide by, what ALL compares with, the exponent
+// whose inverse INVERSE_POWER raises to. more: per output, what PLUS_LOG adds to the logarithm.
 enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
 struct ending {
     int how;
@@ -85,7 +87,7 @@ static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY, 0); }
 static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS, 0); }
 static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS, 0); }
 
-// Stores a number used for every output on the device.
+// Stores a fold's parameter on the device.
 __global__ void put_kernel(double *at, double v) { *at = v; }
 
 static ms_status run_norm(ms_call *c)
@@ -227,10 +229,12 @@ static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->o
 
 // ---- along lines of one dimension: cumsum and the gradient of prod ----
 
+// The lines of x along a dimension: `count` lines of `length` elements. shape has the other dimensions; a and b are
+// their strides in x and in o, in bytes.
 struct lines {
-    int ndim, d;
+    int ndim;
     int64_t count, length, shape[MS_MAX_DIMS], a[MS_MAX_DIMS], b[MS_MAX_DIMS];
-};  // strides in bytes, without dimension d
+};
 static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
 {
     lines l = {};
@@ -244,19 +248,19 @@ static lines lines_of(const ms_tensor *x, const ms_tensor *o, int d)
     }
     return l;
 }
-// A tensor to walk along its lines: the bytes from one element to the next.
-struct walked {
+// A tensor that is read or written line by line. step: the bytes from an element of a line to the next.
+struct line_data {
     int dtype;
     char *data;
     int64_t step;
 };
-static walked walked_of(const ms_tensor *t, int d)
+static line_data line_data_of(const ms_tensor *t, int d)
 {
     return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
 }
-// Lines of adjacent elements, a block each. Sums of WIDE elements a thread are scanned over the block, and a carry goes
-// from one round to the next.
-template <class S> __global__ void dense_scan_kernel(lines l, walked from, walked to, bool back)
+// Prefix sums along lines of adjacent elements, one block of threads per line; `back`: from the line's end. In each
+// round every thread sums WIDE elements, the block scans these sums, and its total is carried into the next round.
+template <class S> __global__ void dense_scan_kernel(lines l, line_data from, line_data to, bool back)
 {
     __shared__ double shared[WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -290,8 +294,8 @@ template <class S> __global__ void dense_scan_kernel(lines l, walked from, walke
 }
 static __device__ inline double add(double a, double b) { return a + b; }
 static __device__ inline int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-// A thread for a line: dtypes that differ, integers, and elements that are not adjacent.
-template <class W> __global__ void scan_kernel(lines l, walked from, walked to, bool back)
+// The same with one thread per line, where dtypes differ, for integers, and where elements are not adjacent.
+template <class W> __global__ void scan_kernel(lines l, line_data from, line_data to, bool back)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= l.count) return;
@@ -310,7 +314,7 @@ static ms_status run_cumsum(ms_call *c)
     ms_tensor *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     lines l = lines_of(x, o, d);
-    walked from = walked_of(x, d), to = walked_of(o, d);
+    line_data from = line_data_of(x, d), to = line_data_of(o, d);
     bool back = c->n_i > 1 && c->i[1], real = x->dtype <= MS_BF16;
     int size = ms__dtype_size(x->dtype);
     if (real && from.dtype == to.dtype && from.step == size && to.step == size)

@@ -15,7 +15,8 @@ typedef struct {
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-// Index of the device that is current in this thread: the engine thread, or a thread that finishes collectives.
+// Index of the device that is current in this thread (the engine thread, or a thread that finishes collectives); -1: of
+// none.
 static thread_local int current = -1;
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
@@ -54,16 +55,17 @@ static ms_status prepare(int index)
     if (too_old(index, text, sizeof text)) return ms__fail(MS_EUNSUPPORTED, "cuda:%d: %s", index, text);
     for (int k = 0; k < MS_STREAMS; k++)
         if (!g->stream[k])
-            CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "stream %d", k);
+            CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "creating stream %d", k);
     if (!g->complaint) {
         void *p, *there;
-        CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes",
+        CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes of pinned memory",
                  sizeof(ms_complaint));
         memset(p, 0, sizeof(ms_complaint));
         cudaError_t e = cudaHostGetDevicePointer(&there, p, 0);
         if (e != cudaSuccess) {
             cudaFreeHost(p);
-            return ms__cuda_failed(e, "cudaHostGetDevicePointer", index, "%zu bytes", sizeof(ms_complaint));
+            return ms__cuda_failed(e, "cudaHostGetDevicePointer", index, "mapping %zu bytes of pinned memory",
+                                   sizeof(ms_complaint));
         }
         g->complaint_there = (ms_complaint *)there;
         g->complaint = (ms_complaint *)p;
@@ -95,7 +97,8 @@ static int start(const ms_cuda_engine *engine, char *text, size_t n)
         cudaRuntimeGetVersion(&runtime);
         cudaGetLastError();
         if (driver && runtime && driver / 1000 < runtime / 1000)
-            snprintf(text, n, "the NVIDIA driver is too old: it supports CUDA %d.%d, the plugin was built with %d.%d",
+            snprintf(text, n,
+                     "the NVIDIA driver is too old: it supports CUDA %d.%d, the plugin was built with CUDA %d.%d",
                      driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
         else
             snprintf(text, n, "there is no CUDA device: %s",
@@ -131,7 +134,7 @@ static ms_status device_alloc(int index, size_t bytes, void **out)
     return MS_OK;
 }
 
-// For calls that release something and whose caller cannot fail: says on stderr that it is lost.
+// Reports on stderr that a call which releases p has failed, where the caller cannot return an error.
 static void released(cudaError_t e, int index, const char *call, const void *p)
 {
     if (e == cudaSuccess || e == cudaErrorCudartUnloading) return;
@@ -147,7 +150,7 @@ static void device_free(int index, void *p)
 
 static ms_status host_alloc(size_t bytes, void **out)
 {
-    CUDA_TRY(current < 0 ? 0 : current, cudaMallocHost(out, bytes), "%zu pinned bytes", bytes);
+    CUDA_TRY(current < 0 ? 0 : current, cudaMallocHost(out, bytes), "%zu bytes of pinned memory", bytes);
     return MS_OK;
 }
 static void host_free(void *p) { cudaFreeHost(p); }
@@ -178,7 +181,8 @@ static ms_status copy(int index, int stream, void *dst, const void *src, size_t 
     CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes,
              names[way]);
     if (way != MS_TO_DEVICE) return MS_OK;
-    // The caller may write to the source at once. Pageable memory has been staged; any other is read later.
+    // The caller may write to the source as soon as this returns. Pageable memory has been staged; pinned memory is
+    // still being read.
     cudaPointerAttributes a;
     CUDA_TRY(index, cudaPointerGetAttributes(&a, src), "memory at %p", src);
     if (a.type != cudaMemoryTypeUnregistered)
@@ -221,11 +225,11 @@ static ms_status record(int index, int stream, void **out)
 {
     cudaEvent_t e;
     MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "an event");
+    CUDA_TRY(index, cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "creating an event");
     cudaError_t st = cudaEventRecord(e, gpus[index].stream[stream]);
     if (st != cudaSuccess) {
         cudaEventDestroy(e);
-        return ms__cuda_failed(st, "cudaEventRecord", index, "stream %d", stream);
+        return ms__cuda_failed(st, "cudaEventRecord", index, "recording an event in stream %d", stream);
     }
     *out = e;
     return MS_OK;
@@ -234,7 +238,7 @@ static int done(void *event)
 {
     cudaError_t e = cudaEventQuery((cudaEvent_t)event);
     if (e == cudaSuccess || e == cudaErrorNotReady) return e == cudaSuccess;
-    ms__cuda_failed(e, "cudaEventQuery", current < 0 ? 0 : current, "an event");
+    ms__cuda_failed(e, "cudaEventQuery", current < 0 ? 0 : current, "asking whether an event has been reached");
     return -1;
 }
 static ms_status wait(void *event)
@@ -245,13 +249,14 @@ static ms_status wait(void *event)
 static ms_status stream_wait(int index, int stream, void *event)
 {
     MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaStreamWaitEvent(gpus[index].stream[stream], (cudaEvent_t)event, 0), "stream %d", stream);
+    CUDA_TRY(index, cudaStreamWaitEvent(gpus[index].stream[stream], (cudaEvent_t)event, 0),
+             "making stream %d wait for an event", stream);
     return MS_OK;
 }
 static void drop(void *event) { cudaEventDestroy((cudaEvent_t)event); }
 
-// The source's stream copies after the destination's stream no longer uses the old bytes; the destination's stream
-// waits for the copy.
+// The compute stream of device `from` copies. It first waits for the work queued in the compute stream of `to`, which
+// may use the old bytes; that stream then waits for the copy.
 static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t bytes)
 {
     void *free = NULL, *there = NULL;
@@ -261,7 +266,7 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
     drop(free);
     MS_TRY(st);
     CUDA_TRY(from, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, gpus[from].stream[MS_STREAM_COMPUTE]),
-             "%zu bytes to cuda:%d", bytes, to);
+             "copying %zu bytes to cuda:%d", bytes, to);
     MS_TRY(record(from, MS_STREAM_COMPUTE, &there));
     st = stream_wait(to, MS_STREAM_COMPUTE, there);
     drop(there);
@@ -274,7 +279,7 @@ static ms_status share(void *p, uint8_t handle[MS_CUDA_HANDLE])
 {
     cudaIpcMemHandle_t h;
     static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
-    CUDA_TRY(current < 0 ? 0 : current, cudaIpcGetMemHandle(&h, p), "memory at %p", p);
+    CUDA_TRY(current < 0 ? 0 : current, cudaIpcGetMemHandle(&h, p), "sharing memory at %p", p);
     memcpy(handle, &h, sizeof h);
     return MS_OK;
 }
@@ -283,7 +288,7 @@ static ms_status open_shared(int index, const uint8_t handle[MS_CUDA_HANDLE], vo
     cudaIpcMemHandle_t h;
     memcpy(&h, handle, sizeof h);
     MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "memory of another process");
+    CUDA_TRY(index, cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "mapping memory of another process");
     return MS_OK;
 }
 static void close_shared(int index, void *p)

@@ -6,7 +6,7 @@
 
 #include "cuda/blocks.h"
 
-// Strides are in bytes.
+// n operands, of which the first is the output. Strides are in bytes.
 enum { MAX_OPERANDS = 4 };
 struct strided {
     int n, ndim;
@@ -14,11 +14,11 @@ struct strided {
     char *data[MAX_OPERANDS];
     int64_t stride[MAX_OPERANDS][MS_MAX_DIMS];  // 0 for k >= n
     uint8_t dtype[MAX_OPERANDS], size[MAX_OPERANDS];
-    bool dense;                    // every operand is contiguous, one element, or repeats along the first dimensions
+    bool dense;  // every operand is contiguous, a single element, or broadcast along the first dimensions
     int64_t repeat[MAX_OPERANDS];  // dense: element i of operand k is at i (repeat 0) or at i % repeat
 };
 
-// The shape is x[0]'s.
+// Describes x[0] .. x[n - 1], broadcast to the shape of x[0].
 static strided strided_of(int n, const ms_tensor *const *x)
 {
     strided l = {};
@@ -63,7 +63,7 @@ static strided strided_of(int n, const ms_tensor *const *x)
     return l;
 }
 
-// at[k]: where element i of operand k is, for k < N.
+// Sets at[k], for k < N, to the offset of element i of operand k, in bytes.
 template <int N> static __device__ __forceinline__ void place(const strided &l, int64_t i, int64_t *at)
 {
     UNROLL
@@ -86,7 +86,8 @@ template <int N> static __device__ __forceinline__ void place(const strided &l, 
     }
 }
 
-// Elements i .. i + n - 1 of dense operand k; i is a multiple of WIDE.
+// Loads elements i .. i + n - 1 of dense operand k (store_lanes: stores those of the output); i is a multiple of WIDE,
+// n at most WIDE.
 template <class T> static __device__ __forceinline__ void load_lanes(const strided &l, int k, int64_t i, int n, T *v)
 {
     int64_t r = l.repeat[k];

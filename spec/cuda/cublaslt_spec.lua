@@ -265,8 +265,8 @@ describe("products on the emulated GPU through cuBLASLt", function()
         print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())
         print(standin.ms_standin_counts().refused)]])
       assert.are.equal("true\ttrue\n30\n2\n", out)
-      assert.are.equal(("moonshard: matmul: cuda:0: %s refuses the product with status %d (m 4, n 8, k 16): our own "
-        .. "kernel runs it. Later refusals are not reported\n"):format(case[3], case[4]), err)
+      assert.are.equal(("moonshard: matmul: cuda:0: %s does not support the product (status %d; m 4, n 8, k 16): "
+        .. "Moonshard's own kernel computes it. Later ones are not reported\n"):format(case[3], case[4]), err)
     end)
   end
 
@@ -305,8 +305,9 @@ describe("products on the emulated GPU through cuBLASLt", function()
       print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())]],
       { LD_LIBRARY_PATH = "", CUDA_HOME = "/nowhere", VIRTUAL_ENV = false, CONDA_PREFIX = false, HOME = "/nobody" })
     assert.are.equal("30\n", out)
-    assert.is_truthy(err:find("^moonshard: libcublasLt_standin%.so%.13 is not found: products on cuda use our own "
-      .. "kernel, many times slower%. Searched: the loader's path %(LD_LIBRARY_PATH%),\n"), err)
+    assert.is_truthy(err:find("^moonshard: libcublasLt_standin%.so%.13 was not found: products on cuda use Moonshard's "
+      .. "own kernel, which is many times slower%. Install it, or name its folder in LD_LIBRARY_PATH%. Searched: the "
+      .. "loader's path,\n"), err)
     for _, place in ipairs { "/nowhere/{lib64,lib,targets/*/lib}", "/usr/local/{cuda,cuda-13*}/{lib64,lib,targets/*/lib}",
       "/nobody/.local/lib/python3*/site-packages/nvidia/*/lib" } do
       assert.is_truthy(err:find("\n  " .. place .. "\n", 1, true), err)

@@ -50,7 +50,7 @@ describe("ms.cuda", function()
     { "a GPU older than compute capability 8.0", "sm_75",
       "emulated GPU has compute capability 7.5, moonshard needs 8.0 or newer" },
     { "a driver older than the plugin", "old_driver",
-      "the NVIDIA driver is too old: it supports CUDA 12.4, the plugin was built with 13.0" },
+      "the NVIDIA driver is too old: it supports CUDA 12.4, the plugin was built with CUDA 13.0" },
   } do
     it(("starts with %s, and gives the reason why it is not used"):format(case[1]), function()
       local job = script([[
