@@ -170,7 +170,7 @@ describe("a built source tree that cannot be written", function()
       words = { "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", unpack(words) }
     end
     local child = process.start(words, { stdout = out, stderr = out .. ".err",
-      env = { HOME = home, MOONSHARD_LIB = false } })
+      env = { HOME = home, MOONSHARD_LIB = false, MOONSHARD_BUILD = false } })
     return child:wait(100) or child:stop(), process.read(out), process.read(out .. ".err")
   end
   local options = " --steps 2 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 20 --warmup 1 --data "

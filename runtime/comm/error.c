@@ -87,6 +87,19 @@ void ms__comm_raised_by_peer(const char *text)
     if (end) end[sizeof MISMATCH - 1] = 0;
 }
 
+// Where the latest call's message (`raised`) stands in text; NULL: it does not. The messages of calls that wait for a
+// member at a later call may begin and end differently.
+static const char *find_raised(const char *text)
+{
+    if (!raised[0]) return NULL;
+    char *later = strstr(raised, LATER), *end = later ? strstr(later, CAUSE) : NULL;
+    if (!end) return strstr(text, raised);
+    *end = 0;
+    const char *at = strstr(text, later);
+    *end = CAUSE[0];
+    return at;
+}
+
 // The error after `epoch` counts as met.
 static void met(uint64_t epoch, const char *text)
 {
@@ -100,7 +113,7 @@ const char *ms__comm_latest(void) { return raised[0] ? raised : met_text; }
 bool ms__comm_repeated(void)
 {
     uint64_t epoch = ms__comm_epoch();
-    if (!raised[0] || !ms__comm_error_since(epoch) || !strstr(error_after(epoch, NULL), raised)) return false;
+    if (!ms__comm_error_since(epoch) || !find_raised(error_after(epoch, NULL))) return false;
     met(epoch, error_after(epoch, NULL));
     return true;
 }
@@ -110,8 +123,9 @@ bool ms__comm_spared(const ms_coll *c)
     uint64_t epoch = ms__comm_epoch();
     ms_resumption furthest;
     if (!c->fingerprint.resumed.here || c->stream != MS_STREAM_COMPUTE || !ms__comm_error_since(epoch)) return false;
-    const char *text = error_after(epoch, &furthest);
-    if (!furthest.here || ms__compare_places(&c->fingerprint.resumed, &furthest, true) < 0) return false;
+    const char *text = error_after(epoch, &furthest), *later = strstr(text, LATER);
+    bool is_ahead = later && atoi(later + sizeof LATER - 1) == ms__world.rank;
+    if (!is_ahead && (!furthest.here || ms__compare_places(&c->fingerprint.resumed, &furthest, true) < 0)) return false;
     met(epoch, text);
     return true;
 }
@@ -173,7 +187,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
     // Work that failed because of a published error is not published again. If it was a backward, that is recorded
     // below: it may not have been one on the rank that published the error.
     if (now == since || !strstr(text, met_text)) {
-        const char *known = raised[0] ? strstr(text, raised) : NULL;  // the peers' own text
+        const char *known = find_raised(text);  // the peers' own text
         char whole[TEXT];
         if (known) snprintf(whole, sizeof whole, "%s", known);
         else snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);

@@ -258,7 +258,6 @@ static bool is_behind(const ms_coll *c, int k, bool by_line)
 }
 
 enum { MAX_TURNS = 3 };
-#define CAUSE "the error was: "
 
 // Matches the members' calls again after an error; each member's call here is its first one after the error. The error
 // may have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
@@ -291,11 +290,10 @@ static ms_status resume(ms_waiter *w)
     for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
     c->again = !is_behind(c, g->me, by_line);
     c->mismatched = !c->again;
-    return ms__fail(
-        MS_ECOMM,
-        "%s: after an earlier error rank %d is at a later call, so this one fails here, too, until the ranks' "
-        "calls match again; " CAUSE "%s",
-        ROW(c->op)->name, g->ranks[ahead], cause);
+    return ms__fail(MS_ECOMM,
+                    "%s: " LATER "%d is at a later call, so this one fails here, too, until the ranks' "
+                    "calls match again; " CAUSE "%s",
+                    ROW(c->op)->name, g->ranks[ahead], cause);
 }
 
 // Some members have met an error that the others have not: it was in another group, or in the background. All members

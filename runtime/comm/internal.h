@@ -34,8 +34,11 @@ enum {
     ERRORS = 16,  // number of published errors whose texts are kept
 };
 
-// Part of the message of every mismatch. What precedes it in the message is equal on all members.
+// Parts of messages of calls that fail on every member of a group. All members' messages are equal up to MISMATCH, and
+// from LATER to CAUSE.
 #define MISMATCH ": the ranks ask for different things"
+#define LATER "after an earlier error rank "
+#define CAUSE "the error was: "
 
 // A send and its receive are one collective. OP_REFUSED stands for a call whose argument checks failed.
 enum {
@@ -359,8 +362,9 @@ ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
 // False: another rank published this number first. furthest: NULL unless the error is a deadlock.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether the next published error is a deadlock that does not make c fail, because no rank of the
-// deadlock is at a later place in the script than c. The error then counts as met, and c is to be run again.
+// Engine thread: whether the next published error does not make c fail: it is that of a call that failed because this
+// rank is at a later one, or a deadlock, no rank of which is at a later place in the script than c. The error then
+// counts as met, and c is to be run again.
 bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----
