@@ -100,7 +100,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "nn.F.softmax(x, 9)", "softmax: dimension 9 is out of range for a tensor of 2 dimensions (expected -2 to 2)" },
   { "nn.F.layer_norm(x, {4})", "layer_norm: input [2, 3] does not end in the normalised sizes [4]" },
   { "nn.F.scaled_dot_product_attention(x, y, x)",
-  "attention: query [..., t, d] and key, value [..., s, d] do not match: [2, 3], [2, 2], [2, 3]" },
+  "attention: expected query [..., t, d] and key, value [..., s, d], got [2, 3], [2, 2], [2, 3]" },
   { "nn.F.dropout(x, -1)", "dropout: dropout probability has to be between 0 and 1, but got -1" },
   { [[nn.F.gelu(x, {approximate = "no"})]], "gelu: option 'approximate' is 'no', expected one of 'none', 'tanh'" },
   { "nn.init.normal_(1)", "normal_: argument 1 is a number (1), expected a tensor" },

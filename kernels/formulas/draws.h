@@ -8,6 +8,8 @@
 #include "formulas/math32.h"
 #include "ops/philox.h"
 
+// Uniform in [low, low + width). limit: the largest number of the result's dtype below low + width; rounding may exceed
+// it.
 MS_FN float ms_draw_uniform_f32(uint32_t w, float low, float width, float limit)
 {
     float v = low + width * ms_uniform_f32(w);
@@ -18,7 +20,7 @@ MS_FN double ms_draw_uniform_f64(uint32_t high, uint32_t low_word, double low, d
     double v = low + width * ms_uniform_f64(high, low_word);
     return v > limit ? limit : v;
 }
-// Box-Muller; computes two numbers at a time.
+// Two numbers of a normal distribution, by Box-Muller.
 MS_FN void ms_draw_normal_f32(uint32_t w0, uint32_t w2, float mean, float std, float *a, float *b)
 {
     float u = (float)(int32_t)(w0 >> 1) * 0x1p-31f + 0x1p-32f, s, c;  // (0, 1]
@@ -34,6 +36,7 @@ MS_FN void ms_draw_normal_f64(const uint32_t w[4], double mean, double std, doub
     out[0] = mean + std * (r * ms_cos_f64(t));
     out[1] = mean + std * (r * ms_sin_f64(t));
 }
+// An integer in [low, low + width).
 MS_FN int64_t ms_draw_integer(uint32_t high, uint32_t low_word, int64_t low, uint64_t width)
 {
     uint64_t u = (uint64_t)high << 32 | low_word;
@@ -75,8 +78,8 @@ MS_FN ms_truncated ms_truncated_of(const double f[4])
     t.high = ms_erf_f64((t.b - t.mean) / t.std * 0.70710678118654752440);
     return t;
 }
-// A random number of this distribution: its inverse distribution function between low and high. wide: refines the
-// float32 estimate by two Newton steps.
+// A random number of this distribution, by inversion: the inverse CDF of a uniform number between CDF(a) and CDF(b).
+// wide: refines the float32 estimate by two Newton steps.
 MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, const ms_truncated *t, int wide)
 {
     double u = ms_uniform_f64(high_word, low_word), x = t->low + (t->high - t->low) * u;

@@ -56,7 +56,7 @@ MS_FN REAL R(ms_fwd_clamp)(REAL x, REAL low, REAL high)
     return t > high ? high : t;
 }
 
-// ---- real types ----
+// ---- floating-point types ----
 
 #ifndef MS_INTEGER
 MS_FN REAL R(ms_fwd_div)(REAL a, REAL b) { return a / b; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/assemble.c -- rows of cat, stack, tile, tril and triu. All but tril and triu copy between views, so their
-// kernels are here.
+// rows/assemble.c -- rows of cat, stack, tile, tril and triu, and their kernels. Those of cat, stack and tile only copy
+// between views, so they run on every device; those of tril and triu are for the CPU.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 #include "rows/layout.h"
@@ -27,7 +27,7 @@ static ms_status check_cat(ms_call *c)
         const ms_tensor *t = c->in[k];
         if (k) dtype = ms__promote(dtype, t->dtype);
         if (is_empty_list(t->ndim, t->shape)) continue;
-        if (t->ndim == 0) return ms__call_fail(c, "tensor %d is 0-dim; use stack", k + 1);
+        if (t->ndim == 0) return ms__call_fail(c, "tensor %d is 0-dim, expected 1 dimension or more; use stack", k + 1);
         if (!first) {
             first = t;
             MS_TRY(ms__call_dim(c, c->i[0], t->ndim, &d));
@@ -35,7 +35,9 @@ static ms_status check_cat(ms_call *c)
         bool fits = t->ndim == first->ndim;
         for (int j = 0; fits && j < t->ndim; j++) fits = j == d || t->shape[j] == first->shape[j];
         if (!fits)
-            return ms__call_fail(c, "tensor %d is %s, but the first is %s: all sizes except dimension %d must be equal",
+            return ms__call_fail(c,
+                                 "tensor %d is %s, but the first is %s: the number of dimensions, and all sizes except "
+                                 "that of dimension %d, must be equal",
                                  k + 1, ms__shape_text(t->ndim, t->shape), ms__shape_text(first->ndim, first->shape),
                                  d + 1);
         total += t->shape[d];
@@ -87,7 +89,8 @@ static ms_status check_stack(ms_call *c)
     const ms_tensor *x = c->in[0];
     int d, dtype = x->dtype;
     if (x->ndim == MS_MAX_DIMS)
-        return ms__call_fail(c, "%s already has the maximum number of dimensions", ms__tensor_text(x));
+        return ms__call_fail(c, "%s already has %d dimensions, the most that a tensor can have", ms__tensor_text(x),
+                             MS_MAX_DIMS);
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
     for (int k = 1; k < c->n_in; k++) {
         if (!ms__same_shape(x, c->in[k]))
@@ -133,12 +136,13 @@ static ms_status check_tile(ms_call *c)
         if (times < 0)
             return ms__call_fail(c, "the number of repetitions must not be negative, got %lld", (long long)times);
         if (__builtin_mul_overflow(times, j >= 0 ? x->shape[j] : 1, &shape[d]))
-            return ms__call_fail(c, "%lld repetitions of dimension %d of %s are too many", (long long)times, d + 1,
-                                 ms__tensor_text(x));
+            return ms__call_fail(c, "%lld repetitions of dimension %d of %s are too many for a 64-bit size",
+                                 (long long)times, d + 1, ms__tensor_text(x));
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
 }
-// Copies the input to the corner, then repeats the filled block along each dimension, the last one first.
+// Copies the input to the beginning of every dimension, then repeats the filled block along each dimension, the last
+// one first.
 static ms_status run_tile(ms_call *c)
 {
     ms_tensor *o = c->out[0];

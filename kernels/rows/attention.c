@@ -4,7 +4,7 @@
 #include "rows/grad.h"
 #include "rows/layout.h"
 
-// Allocates out[k] with t's shape except for the last dimension, and with the order of t's strides.
+// Allocates out[k] with t's shape, except that the last dimension has size `last`, and with the order of t's strides.
 static ms_status out_laid_out_like(ms_call *c, int k, const ms_tensor *t, int64_t last)
 {
     int order[MS_MAX_DIMS], n = t->ndim;
@@ -27,7 +27,7 @@ static ms_status attention_check(ms_call *c)
                              ms__tensor_text(q), ms__tensor_text(k), ms__tensor_text(v));
     if (n < 2 || k->ndim != n || v->ndim != n || memcmp(k->shape, v->shape, (size_t)n * sizeof *k->shape) != 0 ||
         k->shape[n - 1] != q->shape[n - 1] || memcmp(q->shape, k->shape, (size_t)(n - 2) * sizeof *q->shape) != 0)
-        return ms__call_fail(c, "query [..., t, d] and key, value [..., s, d] do not match: %s, %s, %s",
+        return ms__call_fail(c, "expected query [..., t, d] and key, value [..., s, d], got %s, %s, %s",
                              ms__shape_text(n, q->shape), ms__shape_text(k->ndim, k->shape),
                              ms__shape_text(v->ndim, v->shape));
     if (q->shape[n - 1] == 0)

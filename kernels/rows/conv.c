@@ -13,7 +13,11 @@ static ms_status conv_check(ms_call *c)
             return ms__call_fail(
                 c, "all arguments must have the same floating-point dtype, got %s and, as argument %d, %s",
                 ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
-    if (c->n_i < 9) return ms__call_fail(c, "needs 9 integers: strides, padding, dilation, groups");
+    if (c->n_i < 9)
+        return ms__call_fail(c,
+                             "needs 9 integers: 2 strides, 4 paddings (top, left, bottom, right), 2 dilations, "
+                             "groups; got %d",
+                             c->n_i);
     if (x->ndim != 4) return ms__call_fail(c, "the input must be [N, C, H, W], got %s", ms__tensor_text(x));
     if (w->ndim != 4)
         return ms__call_fail(c, "the weight must be [out, in / groups, height, width], got %s", ms__tensor_text(w));
@@ -38,7 +42,8 @@ static ms_status conv_check(ms_call *c)
         return ms__call_fail(c, "Given groups=%lld, expected weight's %lld outputs to be divisible by it: %s",
                              (long long)groups, (long long)w->shape[0], ms__shape_text(4, w->shape));
     if (w->shape[2] < 1 || w->shape[3] < 1)
-        return ms__call_fail(c, "the kernel has no elements: weight %s", ms__shape_text(4, w->shape));
+        return ms__call_fail(c, "the weight's height and width must be at least 1, got %s",
+                             ms__shape_text(4, w->shape));
     if (b && (b->ndim != 1 || b->shape[0] != w->shape[0]))
         return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)w->shape[0],
                              ms__shape_text(b->ndim, b->shape));
@@ -53,7 +58,7 @@ static ms_status conv_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), 4, (int64_t[]) { v.n, v.out, v.oh, v.ow });
 }
 
-// Inputs: gradient, x, w. The last integer is the mask. Outputs: dx, dw, db.
+// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask names.
 static ms_status conv_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

@@ -20,7 +20,7 @@ static ms_status dropout_check(ms_call *c)
     return MS_OK;
 }
 
-// Input: gradient. Integers: seed, offset, mask.
+// Input: gradient. Integers: seed, offset, mask (rows/grad.h).
 static ms_status dropout_backward_check(ms_call *c)
 {
     c->saved_rng[0] = (uint64_t)c->i[c->n_i - 3];

@@ -11,14 +11,14 @@ static ms_status no_bool(const ms_call *c, const ms_tensor *t)
     return ms__call_fail(c, "bool tensors are not supported, got %s; cast it first", ms__tensor_text(t));
 }
 
-// The output has the input's dtype, which may be real or integer.
+// The output has the input's dtype: floating-point or integer, not bool.
 static ms_status check_number(ms_call *c)
 {
     if (MS_UNLIKELY(c->in[0]->dtype == MS_BOOL)) return no_bool(c, c->in[0]);
     return ms__call_out_like(c, 0, c->in[0]);
 }
 static ms_status check_same(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
-// The output is real: integer inputs give the default dtype.
+// The output is floating-point: integer and bool inputs give the default dtype.
 static ms_status check_real(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
@@ -72,7 +72,7 @@ static ms_status check_compare(ms_call *c) { return binary_out(c, c->in[0], c->i
 static ms_status check_like_first(ms_call *c) { return ms__call_out_like(c, 0, c->in[0]); }
 static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
-// 0 bool, 1 integer, 2 real: PyTorch's categories of dtypes.
+// PyTorch's category of a dtype: 0 bool, 1 integer, 2 floating-point.
 static int category(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
 // Makes in[0] the output of an in-place call. b must broadcast to in[0], and the category of in[0] must hold results of
 // `dtype`.
@@ -122,8 +122,8 @@ static ms_status check_div_(ms_call *c)
 }
 
 static ms_status need_number(const ms_call *c) { return c->n_f < 1 ? ms__call_fail(c, "a number is missing") : MS_OK; }
-// Converts a number to the tensor's dtype; for an integer tensor the number must be whole. Bool tensors are treated as
-// int64.
+// Checks that the tensor's dtype can hold the number: for an integer tensor it must be whole and in range. *dtype: that
+// of the result, which is the tensor's, or int64 for a bool tensor.
 static ms_status scalar_dtype(const ms_call *c, int *dtype)
 {
     MS_TRY(need_number(c));

@@ -12,7 +12,8 @@ static ms_status embedding_check(ms_call *c)
     if (w->ndim != 2 || !ms__is_float(w->dtype))
         return ms__call_fail(c, "the weight must be a floating-point [n, d], got %s", ms__tensor_text(w));
     if (!is_id(ids->dtype)) return ms__call_fail(c, "ids must be int64 or int32, got %s", ms__tensor_text(ids));
-    if (ids->ndim + 1 > MS_MAX_DIMS) return ms__call_fail(c, "ids have too many dimensions: %s", ms__tensor_text(ids));
+    if (ids->ndim + 1 > MS_MAX_DIMS)
+        return ms__call_fail(c, "ids may have at most %d dimensions, got %s", MS_MAX_DIMS - 1, ms__tensor_text(ids));
     memcpy(shape, ids->shape, sizeof shape);
     shape[ids->ndim] = w->shape[1];
     return ms__call_out(c, 0, w->dtype, ms__device(w), ids->ndim + 1, shape);

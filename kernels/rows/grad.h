@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/grad.h -- gradients computed by a single operator. Its outputs are the needed gradients, in the order of the
-// forward's inputs, so backward runs on every device that has a kernel for the operator.
+// rows/grad.h -- gradients computed by a single operator, so that backward runs on every device that has a kernel for
+// it. Its outputs are the needed gradients, in the order of the forward's inputs.
 #ifndef MS_GRAD_H
 #define MS_GRAD_H
 
@@ -10,11 +10,12 @@ static inline ms_status ms__zeros_of(ms_tensor **out, const ms_meta *m)
 {
     return ms__zeros(out, m->dtype, m->device, m->ndim, m->shape);
 }
-// The backward of an operator whose result does not depend on the old values of its only input: the gradient is 0.
+// Sets the gradient of the first input to 0: the result does not depend on it (it is overwritten), or only in steps.
 static inline ms_status ms__zero_gradient(ms_backward_call *b) { return ms__zeros_of(&b->gin[0], &b->in_meta[0]); }
 
 // Calls `op` on in[], with the integers and numbers of the forward, and moves its outputs to gin[]. The forward's
-// integers are followed by its seed and offset (if rng is set) and by a bit mask of the needed gradients.
+// integers are followed by its seed and offset (if rng is set) and by the mask: bit k is set if the gradient of the
+// forward's input k is needed.
 static inline ms_status ms__grad_op(ms_backward_call *b, const ms_op *op, int n_in, ms_tensor *const *in, bool rng)
 {
     int64_t i[MS_MAX_I], mask = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/index.c -- rows that read or write by position: index_select, gather, scatter_, scatter_add_.
-// Positions are int64 or int32 tensors, count from 0 and are never negative.
+// rows/index.c -- rows that read or write by position: index_select, index_add_ (its gradient), gather, scatter_,
+// scatter_add_. Positions are int64 or int32 tensors, count from 0 and are never negative.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
@@ -35,22 +35,31 @@ static ms_status check_index_add_(ms_call *c)
     for (int k = 0; fits && k < x->ndim; k++) fits = k == d || src->shape[k] == x->shape[k];
     if (!fits)
         return ms__call_fail(c,
-                             "source %s does not fit %lld positions in dimension %d of %s, which must be contiguous "
-                             "and of the same dtype",
-                             ms__tensor_text(src), (long long)index->numel, d + 1, ms__tensor_text(x));
+                             "the source must have size %lld in dimension %d and otherwise the shape and the dtype of "
+                             "the tensor, which must be contiguous; source %s, tensor %s",
+                             (long long)index->numel, d + 1, ms__tensor_text(src), ms__tensor_text(x));
     ms__call_inplace(c, 0, 0);
     return MS_OK;
 }
 
-// No size of the positions may exceed that of t, except along d.
-static ms_status within(const ms_call *c, const ms_tensor *t, const char *what, int d)
+// Checks that the positions have as many dimensions as t, and no larger size except along d. d is -1 for the source,
+// which has no exception.
+static ms_status within(const ms_call *c, const ms_tensor *t, int d)
 {
     const ms_tensor *index = c->in[1];
     bool fits = t->ndim == index->ndim;
     for (int k = 0; fits && k < t->ndim; k++) fits = k == d || index->shape[k] <= t->shape[k];
-    return fits ? MS_OK
-                : ms__call_fail(c, "positions of shape %s do not fit %s %s: only dimension %d may be larger",
-                                ms__shape_text(index->ndim, index->shape), what, ms__tensor_text(t), d + 1);
+    if (fits) return MS_OK;
+    const char *shape = ms__shape_text(index->ndim, index->shape), *text = ms__tensor_text(t);
+    if (d < 0)
+        return ms__call_fail(c,
+                             "positions of shape %s do not fit the source %s: expected as many dimensions, and no "
+                             "larger size",
+                             shape, text);
+    return ms__call_fail(c,
+                         "positions of shape %s do not fit the tensor %s: expected as many dimensions, and no "
+                         "larger size except in dimension %d",
+                         shape, text, d + 1);
 }
 static ms_status check_gather(ms_call *c)
 {
@@ -58,7 +67,7 @@ static ms_status check_gather(ms_call *c)
     int d;
     MS_TRY(check_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
-    MS_TRY(within(c, x, "the tensor", d));
+    MS_TRY(within(c, x, d));
     return ms__call_out(c, 0, x->dtype, ms__device(x), c->in[1]->ndim, c->in[1]->shape);
 }
 static ms_status check_scatter_(ms_call *c)
@@ -67,10 +76,10 @@ static ms_status check_scatter_(ms_call *c)
     int d;
     MS_TRY(check_positions(c));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
-    MS_TRY(within(c, x, "the tensor", d));
-    MS_TRY(within(c, src, "the source", -1));
+    MS_TRY(within(c, x, d));
+    MS_TRY(within(c, src, -1));
     if (src->dtype != x->dtype)
-        return ms__call_fail(c, "the source is %s, but the tensor is %s", ms__dtype_name(src->dtype),
+        return ms__call_fail(c, "source and tensor must have the same dtype, got %s and %s", ms__tensor_text(src),
                              ms__tensor_text(x));
     return ms__write_in_place(c);
 }
@@ -84,7 +93,7 @@ static const ms_op index_add_row = MS_ROW("index_add_", 3, 3, .flags = MS_OP_INP
                                           .run = { [MS_CPU] = ms__cpu_index_add });
 extern const ms_op ms__op_gather, ms__op_scatter_, ms__op_scatter_add_;
 
-// Zeros of the input's shape, into which g is written or added at the positions.
+// The gradient of the input: zeros, into which `row` adds the gradient of the output at the positions.
 static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 {
     ms_tensor *zeros;
@@ -98,7 +107,7 @@ static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 static ms_status index_select_grad(ms_backward_call *b) { return into_zeros(b, &index_add_row); }
 static ms_status gather_grad(ms_backward_call *b) { return into_zeros(b, &ms__op_scatter_add_); }
 
-// Gathers the gradient of the source from the positions. Elements of the source outside the positions' shape get 0.
+// The gradient of the source: that of the result at the positions, and 0 outside of the positions' shape.
 static ms_status source_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[2];

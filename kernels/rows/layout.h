@@ -18,7 +18,7 @@ static inline ms_tensor *ms__part_of(const ms_tensor *t, int d, int64_t first, i
     shape[d] = len;
     return ms__tensor_view(t, t->ndim, shape, t->stride, t->offset + first * t->stride[d]);
 }
-// A view of one position of dimension d, which the view lacks.
+// A view of position `at` of dimension d, without that dimension.
 static inline ms_tensor *ms__slice_of(const ms_tensor *t, int d, int64_t at)
 {
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
@@ -71,7 +71,7 @@ static inline int64_t ms__row_length(const ms_tensor *x, int dims)
     return n;
 }
 
-// order[0] is the dimension with the largest stride; the last dimension always comes last.
+// Sets order to t's dimensions by descending stride; the last dimension always comes last.
 static inline void ms__order_of_strides(const ms_tensor *t, int order[MS_MAX_DIMS])
 {
     for (int d = 0; d < t->ndim; d++) order[d] = d;
@@ -83,12 +83,14 @@ static inline void ms__order_of_strides(const ms_tensor *t, int order[MS_MAX_DIM
         }
 }
 
+// The sizes of shape in this order.
 static inline void ms__in_order(int ndim, const int *order, const int64_t *shape, int64_t *out)
 {
     for (int d = 0; d < ndim; d++) out[d] = shape[order[d]];
 }
 
-// Changes a contiguous tensor made with the sizes of ms__in_order to `shape`.
+// Gives `shape` to t, a contiguous tensor that was made with the sizes of ms__in_order: the strides then have the
+// order.
 static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *shape)
 {
     int64_t stride[MS_MAX_DIMS];

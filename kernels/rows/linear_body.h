@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU (cuda/product.cu)
-// include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ADD_ROWS and MULTIPLY_AND_ADD_ROWS.
-// The last is a product that may also compute the sum of g's rows; it then sets *summed.
+// include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ADD_ROWS and MULTIPLY_AND_ADD_ROWS: a
+// product that may also compute the sum of g's rows, and then sets *summed.
 
 static ms_status run_linear(ms_call *c)
 {
@@ -23,8 +23,8 @@ static ms_status run_linear(ms_call *c)
     return st;
 }
 
-// Inputs: gradient, x, w. Integer: mask. Outputs, those that the mask needs: dx = g w, dw = g^T x, db = sum of g's
-// rows.
+// Inputs: gradient, x, w. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw = g^T x, db = sum of g's rows
+// that the mask names.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),

@@ -8,7 +8,7 @@ enum { NONE, MEAN, SUM };
 static ms_status check_reduction(ms_call *c)
 {
     if (c->n_i < 1 || c->i[0] < NONE || c->i[0] > SUM)
-        return ms__call_fail(c, "the reduction must be 0 (none), 1 (mean) or 2 (sum)");
+        return ms__call_fail(c, "the reduction, its first integer, must be 0 (none), 1 (mean) or 2 (sum)");
     return MS_OK;
 }
 
@@ -28,7 +28,7 @@ static ms_status cross_entropy_check(ms_call *c)
         return ms__call_fail(c, "ids must be %s for logits %s, got %s", ms__shape_text(x->ndim - 1, x->shape),
                              ms__shape_text(x->ndim, x->shape), ms__shape_text(ids->ndim, ids->shape));
     if (w && (w->ndim != 1 || w->shape[0] != x->shape[x->ndim - 1] || w->dtype != x->dtype))
-        return ms__call_fail(c, "the weight must be %s [%lld], got %s", ms__dtype_name(x->dtype),
+        return ms__call_fail(c, "the class weights must be %s [%lld], got %s", ms__dtype_name(x->dtype),
                              (long long)x->shape[x->ndim - 1], ms__tensor_text(w));
     if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
         return ms__call_fail(c, "label_smoothing must be from 0 to 1, got %g", c->f[0]);
@@ -48,7 +48,7 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
 {
     ms_tensor *in[] = { b->gout[0], b->in[0], b->in[1], b->n_in > 2 ? b->in[2] : NULL, b->out[1], b->gout[1] },
               *none = NULL;
-    if (b->n_in > 2 && b->need[2]) return ms__fail(MS_EUNSUPPORTED, "cross_entropy: the class weight has no gradient");
+    if (b->n_in > 2 && b->need[2]) return ms__fail(MS_EUNSUPPORTED, "cross_entropy: class weights have no gradient");
     if (!in[0]) {  // only the second output was used
         MS_TRY(ms__zeros_of(&none, &b->out_meta[0]));
         in[0] = b->gout[0] = none;
@@ -69,12 +69,12 @@ static const ms_op op_cross_entropy =
 
 // ---- linear_cross_entropy -------------------------------------------------------------------------
 
-// cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows never exist. Inputs: x, w, ids,
-// bias?, class weight?. Integers: reduction, ignore_index, rows of a chunk (0: all), and those that the check adds: the
-// dtype of the loss, and the mask of the inputs whose gradients are computed with the loss. These are for a loss whose
-// gradient is 1: backward multiplies them by its gradient. With reduction "none" the gradient has to be known before,
-// and float16 needs it, too: without the loss's scale small gradients would round to 0. Backward computes the logits of
-// these again.
+// cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows never exist at once. Inputs: x, w,
+// ids, bias?, class weights?. Integers: reduction, ignore_index, rows of a chunk (0: all), and two that the check adds:
+// the dtype of the loss, and the mask of the inputs whose gradients are computed with the loss. These gradients are for
+// a loss whose own gradient is 1; backward multiplies them by the loss's gradient. With reduction "none" and in float16
+// they are computed in backward instead, which computes the logits again: with "none" each row has a gradient of its
+// own, and in float16 small gradients would round to 0 without the loss's scale.
 enum { X, W, IDS, BIAS, WEIGHT, INPUTS };  // inputs; gradients of X, W and BIAS are outputs 1, 2 and 3
 
 static const int differentiable[] = { X, W, BIAS };
@@ -95,13 +95,13 @@ static ms_status linear_cross_entropy_check(ms_call *c)
     for (int k = BIAS; k <= WEIGHT; k++) {
         const ms_tensor *v = c->n_in > k ? c->in[k] : NULL;
         if (v && (v->ndim != 1 || v->shape[0] != w->shape[0] || v->dtype != x->dtype))
-            return ms__call_fail(c, "the %s must be %s [%lld], got %s", k == BIAS ? "bias" : "weight of the classes",
+            return ms__call_fail(c, "the %s must be %s [%lld], got %s", k == BIAS ? "bias" : "class weights",
                                  ms__dtype_name(x->dtype), (long long)w->shape[0], ms__tensor_text(v));
     }
     if (c->n_f > 0 && !(c->f[0] >= 0 && c->f[0] <= 1))
         return ms__call_fail(c, "label_smoothing must be from 0 to 1, got %g", c->f[0]);
     if (c->n_i > 2 && c->i[2] < 0)
-        return ms__call_fail(c, "a chunk must have 1 or more rows, got %lld", (long long)c->i[2]);
+        return ms__call_fail(c, "a chunk must have 1 or more rows, or 0 for all rows; got %lld", (long long)c->i[2]);
     for (; c->n_i < 5; c->n_i++) c->i[c->n_i] = c->n_i == 1 ? -100 : 0;
     // Under autocast the loss is float32, as that of cross_entropy.
     c->i[3] = ms__state.autocast && x->dtype != MS_F64 ? MS_F32 : x->dtype;
@@ -112,11 +112,12 @@ static ms_status linear_cross_entropy_check(ms_call *c)
         if (at_once && in < c->n_in && c->in[in] && c->in[in]->requires_grad) c->i[4] |= (int64_t)1 << in;
     }
     MS_TRY(ms__call_out(c, 0, (int)c->i[3], ms__device(x), c->i[0] == NONE ? 1 : 0, ids->shape));
-    while (c->n_out <= MS_COUNT(differentiable)) c->out[c->n_out++] = NULL;  // the kernel makes them
+    while (c->n_out <= MS_COUNT(differentiable)) c->out[c->n_out++] = NULL;  // the kernel allocates these outputs
     return MS_OK;
 }
 
-// Inputs: gradient, and those of linear_cross_entropy. The last integer is the mask of the outputs: dx, dw, dbias.
+// Inputs: gradient, and those of linear_cross_entropy. The last integer is the mask (rows/grad.h). Outputs: those of
+// dx, dw, dbias that the mask names.
 static ms_status linear_cross_entropy_backward_check(ms_call *c)
 {
     for (int k = 0, n = 0; k < MS_COUNT(differentiable); k++)
@@ -131,7 +132,7 @@ static const ms_op op_linear_cross_entropy_backward =
 static ms_status linear_cross_entropy_backward(ms_backward_call *b)
 {
     if (b->n_in > WEIGHT && b->need[WEIGHT])
-        return ms__fail(MS_EUNSUPPORTED, "linear_cross_entropy: the weight of the classes has no gradient");
+        return ms__fail(MS_EUNSUPPORTED, "linear_cross_entropy: class weights have no gradient");
     if (b->i[4] == 0) {
         ms_tensor *in[1 + INPUTS] = { b->gout[0] };
         for (int k = 0; k < b->n_in; k++) in[1 + k] = b->in[k];

@@ -19,7 +19,7 @@ extern const ms_op ms__op_norm_backward, ms__op_logsumexp_backward;
 extern const ms_op ms__op_copy_, ms__op_cast, ms__op_clone, ms__op_fill_, ms__op_zero_;
 extern const ms_op ms__op_sum, ms__op_mean, ms__op_cumsum, ms__op_cat;
 
-// A bit mask of the n dimensions d, which are valid and may be negative; all bits if n is 0.
+// A bit mask of the n dimensions d of x, which are valid and may be negative; of all dimensions if n is 0.
 unsigned ms__reduced_dims(const ms_tensor *x, int n, const int64_t *d);
 static inline bool ms__same_shape(const ms_tensor *a, const ms_tensor *b)
 {
@@ -33,13 +33,13 @@ static inline ms_status ms__check_writable(const ms_call *c)
     for (int d = 0; d < t->ndim; d++)
         if (MS_UNLIKELY(t->stride[d] == 0 && t->shape[d] > 1))
             return ms__call_fail(c,
-                                 "%s is an expanded view: several of its elements are one place in memory; clone() it "
-                                 "before writing in place",
+                                 "%s is an expanded view: several of its elements share one place in memory; clone() "
+                                 "it before writing in place",
                                  ms__tensor_text(t));
     return MS_OK;
 }
 
-// Makes in[0] the output. Most checks of in-place operators end with it.
+// Makes in[0] the output, unless it is an expanded view.
 static inline ms_status ms__write_in_place(ms_call *c)
 {
     MS_TRY(ms__check_writable(c));

@@ -15,7 +15,7 @@ static ms_status check_types(ms_call *c)
                                  ms__tensor_text(c->in[0]), k + 1, ms__tensor_text(c->in[k]));
     int dtype = c->in[0]->dtype;
     if (dtype == MS_BOOL || (c->n_in > 2 && c->in[2] && !ms__is_float(dtype)))
-        return ms__call_fail(c, "products of %s%s are not supported; cast first", ms__dtype_name(dtype),
+        return ms__call_fail(c, "products of %s%s are not supported; cast the arguments first", ms__dtype_name(dtype),
                              dtype == MS_BOOL ? "" : " with a bias");
     return MS_OK;
 }
@@ -51,7 +51,8 @@ static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tenso
 #define ADD_ROWS add_rows
 #include "rows/linear_body.h"
 
-// Inputs: gradient, x, w. Integer: mask. Outputs: dx = g w, dw = g^T x, db = sum of g's rows.
+// Inputs: gradient, x, w. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw = g^T x, db = sum of g's rows
+// that the mask names.
 static ms_status linear_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0], *x = c->in[1], *w = c->in[2];

@@ -7,7 +7,8 @@
 static ms_status check_numbers(const ms_call *c, int n_f)
 {
     if (c->n_f < n_f) return ms__call_fail(c, "expected %d numbers, got %d", n_f, c->n_f);
-    if (c->n_i && c->i[0] < 0) return ms__call_fail(c, "place %lld is negative", (long long)c->i[0]);
+    if (c->n_i && c->i[0] < 0)
+        return ms__call_fail(c, "the position of the first element must be 0 or more, got %lld", (long long)c->i[0]);
     return ms__check_writable(c);
 }
 static ms_status draw(ms_call *c)
@@ -20,7 +21,7 @@ static ms_status check_real(ms_call *c, int n_f)
 {
     MS_TRY(check_numbers(c, n_f));
     if (!ms__is_float(c->in[0]->dtype))
-        return ms__call_fail(c, "fills real tensors, got %s", ms__tensor_text(c->in[0]));
+        return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[0]));
     return MS_OK;
 }
 // The two numbers of the operator, 0 and 1 by default: bounds, or mean and standard deviation.
@@ -36,13 +37,13 @@ static ms_status check_pair(ms_call *c)
 static ms_status check_rand_(ms_call *c)
 {
     MS_TRY(check_pair(c));
-    if (!(c->f[0] <= c->f[1])) return ms__call_fail(c, "low %g is above high %g", c->f[0], c->f[1]);
+    if (!(c->f[0] <= c->f[1])) return ms__call_fail(c, "low must not be above high, got %g and %g", c->f[0], c->f[1]);
     return draw(c);
 }
 static ms_status check_randn_(ms_call *c)
 {
     MS_TRY(check_pair(c));
-    if (!(c->f[1] >= 0)) return ms__call_fail(c, "std %g is negative", c->f[1]);
+    if (!(c->f[1] >= 0)) return ms__call_fail(c, "std must be 0 or more, got %g", c->f[1]);
     return draw(c);
 }
 static ms_status check_randint_(ms_call *c)
@@ -51,7 +52,7 @@ static ms_status check_randint_(ms_call *c)
     for (int k = 0; k < 2; k++)
         if (!(c->f[k] >= -0x1p63 && c->f[k] < 0x1p63) || c->f[k] != __builtin_floor(c->f[k]))
             return ms__call_fail(c, "bound %g is not a whole number", c->f[k]);
-    if (!(c->f[0] < c->f[1])) return ms__call_fail(c, "low %g is not below high %g", c->f[0], c->f[1]);
+    if (!(c->f[0] < c->f[1])) return ms__call_fail(c, "low must be below high, got %g and %g", c->f[0], c->f[1]);
     if (!ms__holds(c->in[0]->dtype, c->f[0]) || !ms__holds(c->in[0]->dtype, c->f[1] - 1))
         return ms__call_fail(c, "%.17g to %.17g is out of range for %s", c->f[0], c->f[1] - 1,
                              ms__tensor_text(c->in[0]));
@@ -60,8 +61,8 @@ static ms_status check_randint_(ms_call *c)
 static ms_status check_trunc_normal_(ms_call *c)
 {
     MS_TRY(check_real(c, 4));
-    if (!(c->f[1] > 0)) return ms__call_fail(c, "std %g is not positive", c->f[1]);
-    if (!(c->f[2] < c->f[3])) return ms__call_fail(c, "a = %g is not below b = %g", c->f[2], c->f[3]);
+    if (!(c->f[1] > 0)) return ms__call_fail(c, "std must be positive, got %g", c->f[1]);
+    if (!(c->f[2] < c->f[3])) return ms__call_fail(c, "a must be below b, got a = %g, b = %g", c->f[2], c->f[3]);
     return draw(c);
 }
 #define ROW(NAME, KERNEL, SAMPLES)                                                        \

@@ -21,7 +21,7 @@ static int reduced_shape(const ms_tensor *x, unsigned mask, bool keepdim, int64_
     return n;
 }
 
-// Allocates out[0] for the dimensions i[first_dim …], which are checked, and keepdim (i[0]).
+// Checks the dimensions, i[first_dim] and the following, and allocates out[0] for these and keepdim (i[0]).
 static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
 {
     const ms_tensor *x = c->in[0];
@@ -44,7 +44,7 @@ static ms_status need_real(const ms_call *c)
 {
     return ms__is_float(c->in[0]->dtype)
                ? MS_OK
-               : ms__call_fail(c, "needs a real tensor, got %s; cast it first", ms__tensor_text(c->in[0]));
+               : ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(c->in[0]));
 }
 
 static ms_status check_sum(ms_call *c)
@@ -77,7 +77,7 @@ static unsigned mask_of(const ms_backward_call *b, int first_dim)
 }
 static ms_status sum_backward(ms_backward_call *b)
 {
-    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // a view that repeats one number
+    b->gin[0] = spread(b->gout[0], &b->in_meta[0], mask_of(b, 1));  // a view that repeats the gradient of each output
     return MS_OK;
 }
 static double length_of(const ms_meta *m, unsigned mask)
@@ -150,7 +150,7 @@ static ms_status deviation_backward(ms_backward_call *b, bool root)
 static ms_status var_grad(ms_backward_call *b) { return deviation_backward(b, false); }
 static ms_status std_grad(ms_backward_call *b) { return deviation_backward(b, true); }
 
-// Divides the gradient equally among the elements that equal the result. of: the values compared with the result.
+// Divides the gradient equally among the elements whose value in `of` equals the result.
 static ms_status ties_backward(ms_backward_call *b, ms_tensor *of, unsigned mask, ms_tensor **out)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -248,7 +248,9 @@ static ms_status check_norm(ms_call *c)
 }
 static ms_status not_empty(const ms_call *c, int64_t n)
 {
-    return n == 0 ? ms__call_fail(c, "%s has no elements to choose from", ms__tensor_text(c->in[0])) : MS_OK;
+    return n == 0
+               ? ms__call_fail(c, "%s has no elements to choose from, expected at least one", ms__tensor_text(c->in[0]))
+               : MS_OK;
 }
 static ms_status check_extreme_all(ms_call *c)
 {
@@ -305,7 +307,7 @@ static ms_status check_cumsum(ms_call *c)
     return ms__call_out(c, 0, ms__is_float(x->dtype) ? x->dtype : MS_I64, ms__device(x), x->ndim, x->shape);
 }
 
-// The gradient of a value goes to its position.
+// The gradient of a value goes to the position at which it was found.
 static ms_status extreme_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[0];

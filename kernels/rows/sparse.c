@@ -4,7 +4,7 @@
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 
-// A column of the positions: its index in the row-major order of the tensor, and its number.
+// A column of the positions. place: the index of its element in the tensor's row-major order; at: the column's number.
 typedef struct column {
     int64_t place, at;
 } column;
@@ -39,7 +39,8 @@ static ms_status places_of(column *out, const ms_tensor *t, const int64_t *sizes
             int64_t i = x[d * t->stride[0] + k * t->stride[1]];
             if (i < 0 || i >= sizes[d])
                 return ms__fail(MS_EINVAL,
-                                "sparse_coo: index %lld at position %lld is outside dimension %lld of size %lld",
+                                "sparse_coo: index %lld of value %lld is outside dimension %lld of size %lld: indices "
+                                "count from 0",
                                 (long long)i, (long long)k + 1, (long long)d + 1, (long long)sizes[d]);
             place = place * sizes[d] + i;
         }

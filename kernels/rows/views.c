@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/views.c -- rows of the view operators: another shape, stride and offset over the same storage. They have no
-// kernel; reshape copies where no view exists.
+// kernel, except reshape, which copies where no view exists.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 #include "rows/layout.h"
@@ -21,8 +21,8 @@ static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
     }
     if (unknown >= 0) {
         if (n == 0 || x->numel % n != 0)
-            return ms__call_fail(c, "shape %s does not divide the %lld elements of %s", ms__shape_text(c->n_i, c->i),
-                                 (long long)x->numel, ms__tensor_text(x));
+            return ms__call_fail(c, "shape %s: the sizes other than -1 do not divide the %lld elements of %s",
+                                 ms__shape_text(c->n_i, c->i), (long long)x->numel, ms__tensor_text(x));
         shape[unknown] = x->numel / n;
     } else if (n != x->numel) {
         return ms__call_fail(c, "shape %s has %lld elements, but %s has %lld", ms__shape_text(c->n_i, c->i),
@@ -70,7 +70,7 @@ static ms_status reshape_backward(ms_backward_call *b)
 
 static ms_status check_count(const ms_call *c, int n)
 {
-    return c->n_i < n ? ms__call_fail(c, "takes %d number%s, got %d", n, n == 1 ? "" : "s", c->n_i) : MS_OK;
+    return c->n_i < n ? ms__call_fail(c, "needs %d integer%s, got %d", n, n == 1 ? "" : "s", c->n_i) : MS_OK;
 }
 
 static ms_status check_transpose(ms_call *c)
@@ -101,7 +101,9 @@ static ms_status check_permute(ms_call *c)
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
     unsigned seen = 0;
-    if (c->n_i != x->ndim) return ms__call_fail(c, "%d dimensions given for %s", c->n_i, ms__tensor_text(x));
+    if (c->n_i != x->ndim)
+        return ms__call_fail(c, "expected all %d dimensions of %s in a new order, got %d", x->ndim, ms__tensor_text(x),
+                             c->n_i);
     for (int k = 0; k < x->ndim; k++) {
         int d;
         MS_TRY(ms__call_dim(c, c->i[k], x->ndim, &d));
@@ -132,7 +134,7 @@ static ms_status check_narrow(ms_call *c)
     const ms_tensor *x = c->in[0];
     int d;
     MS_TRY(check_count(c, 3));
-    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be split");
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to narrow");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1], len = c->i[2];
     if (len < 0 || first < 0 || first > x->shape[d] || len > x->shape[d] - first)
@@ -140,7 +142,8 @@ static ms_status check_narrow(ms_call *c)
                              (long long)len, (long long)c->i[1], d + 1, ms__tensor_text(x));
     return ms__call_view(c, 0, ms__part_of(x, d, first, len));
 }
-// Zeros of the input's shape with g in [first, first + len) of dimension d.
+// Sets gin[0] to zeros of the input's shape, with g, as a tensor of part_shape, from position `first` of dimension d
+// on.
 static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *g, const int64_t *part_shape)
 {
     const ms_meta *m = &b->in_meta[0];
@@ -197,8 +200,8 @@ static ms_status check_expand(ms_call *c)
     int lead = c->n_i - x->ndim;
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS], numel = 1;
     if (lead < 0 || c->n_i > MS_MAX_DIMS)
-        return ms__call_fail(c, "shape %s has too %s dimensions for %s", ms__shape_text(c->n_i, c->i),
-                             lead < 0 ? "few" : "many", ms__tensor_text(x));
+        return ms__call_fail(c, "shape %s has %d dimensions, expected %d to %d for %s", ms__shape_text(c->n_i, c->i),
+                             c->n_i, x->ndim, MS_MAX_DIMS, ms__tensor_text(x));
     for (int d = 0; d < c->n_i; d++) {
         int64_t have = d < lead ? 1 : x->shape[d - lead];
         shape[d] = c->i[d] == -1 && d >= lead ? have : c->i[d];
@@ -206,8 +209,8 @@ static ms_status check_expand(ms_call *c)
             return ms__call_fail(c, "%s does not expand to %s: dimension %d is new and needs a size",
                                  ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1);
         if (shape[d] < 0 || (have != 1 && shape[d] != have))
-            return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld", ms__tensor_text(x),
-                                 ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
+            return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld, and only size 1 expands",
+                                 ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
         stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];
         // A view may have more elements than memory, but their number and bytes must not overflow.
         if (__builtin_mul_overflow(numel, shape[d], &numel) || numel > (INT64_MAX >> 4))
@@ -245,7 +248,8 @@ static ms_status check_unsqueeze(ms_call *c)
     int d;
     MS_TRY(check_count(c, 1));
     if (x->ndim == MS_MAX_DIMS)
-        return ms__call_fail(c, "%s already has the maximum number of dimensions", ms__tensor_text(x));
+        return ms__call_fail(c, "%s already has %d dimensions, the most that a tensor can have", ms__tensor_text(x),
+                             MS_MAX_DIMS);
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim + 1, &d));
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
     for (int k = 0, n = 0; k <= x->ndim; k++) {

@@ -271,7 +271,7 @@ describe("attention:", function()
     local q, k = ms.randn(2, 3, 4), ms.randn(2, 5, 4)
     for _, v in ipairs { ms.randn(2, 6, 7), ms.randn(1, 5, 7), ms.randn(2, 6, 3) } do
       local why = select(2, pcall(nn.F.scaled_dot_product_attention, q, k, v))
-      assert.matches("do not match: [2, 3, 4], [2, 5, 4], " .. tostring(v.shape), why, 1, true)
+      assert.matches(", got [2, 3, 4], [2, 5, 4], " .. tostring(v.shape), why, 1, true)
     end
   end)
 

@@ -99,9 +99,9 @@ describe("a sparse tensor", function()
   end)
 
   it("is checked when it is made", function()
-    assert.matches("index 3 at position 2 is outside dimension 2 of size 3",
+    assert.matches("index 3 of value 2 is outside dimension 2 of size 3",
       failure(ms.sparse_coo, ids { { 0, 1 }, { 2, 3 } }, ms.ones(2), { 2, 3 }))
-    assert.matches("index %-1 at position 1 is outside dimension 1", failure(ms.sparse_coo, ids { { -1 } }, ms.ones(1),
+    assert.matches("index %-1 of value 1 is outside dimension 1", failure(ms.sparse_coo, ids { { -1 } }, ms.ones(1),
       { 2 }))
     assert.matches("indices has 3 positions, but values has shape %[2%]", failure(ms.sparse_coo, ids { { 0, 1, 1 } }, ms.ones(2),
       { 2 }))

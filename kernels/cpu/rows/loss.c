@@ -76,7 +76,9 @@ static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor 
     q->n = x->shape[x->ndim - 1];
     q->ignore = c->n_i > 1 ? c->i[1] : -100;
     q->smooth = c->n_f > 0 ? c->f[0] : 0;
-    if (rows && q->n == 0) return ms__call_fail(c, "the logits have no classes: %s", ms__shape_text(x->ndim, x->shape));
+    if (rows && q->n == 0)
+        return ms__call_fail(c, "the logits have no classes: shape %s, expected a last dimension of at least 1",
+                             ms__shape_text(x->ndim, x->shape));
     MS_TRY(ms__contiguous(&h->x, x));
     MS_TRY(ms__contiguous(&h->ids, ids));
     if (w) MS_TRY(ms__contiguous(&h->w, w));

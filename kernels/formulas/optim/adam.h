@@ -5,7 +5,7 @@
 #ifndef MS_OPTIM_ADAM
 #define MS_OPTIM_ADAM
 
-// Indices into the factors.
+// Indices into the factors. A1, A2: 1 - b1, 1 - b2; SIZE: lr / c1; ROOT: 1 / sqrt(c2).
 enum { ADAM_L2, ADAM_DECAY, ADAM_B1, ADAM_B2, ADAM_A1, ADAM_A2, ADAM_SIZE, ADAM_ROOT, ADAM_EPS };
 enum { MS_KEEPS_adam = 1 << 3 | 1 << 7 };  // supported sets of states: m and v, or all three
 
