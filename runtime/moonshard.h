@@ -697,6 +697,17 @@ MS_API int ms_dist_asked(void);
 // may be at another call, and a forward communicates in the background, where calls cannot be matched again.
 MS_API ms_status ms_dist_realign(double group, const char *site);
 
+// For a prompt over ranks, where every rank runs each line, and no rank makes a collective between lines.
+//
+// To be called when a line begins or ends: how many lines this rank has ended. Collectives of a line fail as soon as a
+// peer that they wait for has ended more lines than this rank had when it issued them.
+MS_API void ms_dist_set_lines(double ended);
+MS_API double ms_dist_published(void);  // number of published errors, including those that this rank has not met
+// After a line that failed on some ranks, makes every group's collectives match again. All ranks call it between two
+// lines, with the same number: 1 + ms_dist_published(). Collectives in the background are ended. All errors count as
+// met.
+MS_API ms_status ms_dist_settle(double number);
+
 // ---- files ------------------------------------------------------------------------------------
 
 // Writes a safetensors file: ms_saver_new (NULL on failure), metadata, declare every tensor, write them in any order

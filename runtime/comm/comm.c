@@ -340,6 +340,7 @@ static void take_number(ms_coll *c)
     g->issued[c->seq % RING] = c->word;
     c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
     c->delay = delays[c->op];
+    c->lines = atomic_load_explicit(&ms__world.board->rank[ms__world.rank].lines, memory_order_relaxed);
     c->again = c->mismatched = c->asking = false;
     atomic_store(&c->raised, false);
     g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;

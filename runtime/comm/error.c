@@ -108,6 +108,14 @@ static void met(uint64_t epoch, const char *text)
     atomic_store(&ms__world.epoch, epoch + 1);
 }
 
+void ms__comm_settled(uint64_t number)
+{
+    met(number - 1, "an earlier line of the prompt failed");
+    next = enclosing = (ms_resumption) { 0 };
+}
+
+double ms_dist_published(void) { return ms__world.board ? (double)on_board() : 0; }
+
 const char *ms__comm_latest(void) { return raised[0] ? raised : met_text; }
 
 bool ms__comm_repeated(void)

@@ -130,6 +130,7 @@ typedef struct {
     _Atomic int state, engine_waits;  // engine_waits: the stream that the engine thread waits for; -1: none
     int pid;
     _Atomic int n_arenas;
+    _Atomic int64_t lines;  // see ms_dist_set_lines
     struct {
         uint64_t id, bytes, inode;
         int fd;
@@ -207,6 +208,7 @@ typedef struct ms_coll {
     uint64_t before;  // word of the collective that used this ring entry before; that collective must have finished
     size_t count;     // elements of a block (for all_reduce and broadcast: of the tensor)
     double delay;
+    int64_t lines;  // lines of the prompt that this rank had ended when it issued the collective
     ms_operand in, out;
     int n_pieces;
     ms_piece *pieces;  // used by all_gather
@@ -307,6 +309,7 @@ extern pthread_mutex_t ms__groups_lock;  // held while other threads than the en
 ms_group *ms__group_listed(double id);   // also a group without this rank; NULL: none has this id
 ms_group *ms__pair(int from, int to);    // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
+void ms__each_group(void (*fn)(ms_group *));  // groups and pairs that this rank belongs to; engine thread
 
 // ---- comm/job/arena.c: the memory of peers ----
 ms_status ms__arenas_start(void);
@@ -343,7 +346,9 @@ void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
 void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
 void ms__comm_succeeded(void);                   // engine thread: to be called when a later call has succeeded
-const char *ms__comm_latest(void);               // engine thread: text of the latest failure that this rank has met
+// Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.
+void ms__comm_settled(uint64_t number);
+const char *ms__comm_latest(void);  // engine thread: text of the latest failure that this rank has met
 // Engine thread: returns whether the next published error repeats the one passed to ms__comm_raised. If so, counts it
 // as met, so that this rank does not raise it again.
 bool ms__comm_repeated(void);

@@ -176,6 +176,16 @@ ms_group *ms__pair(int from, int to)
     return g;
 }
 
+void ms__each_group(void (*fn)(ms_group *))
+{
+    for (ms_group *g = groups; g; g = g->next)
+        if (g->me >= 0) fn(g);
+    for (int k = 0; pairs && k < ms__world.size * ms__world.size; k++) {
+        ms_group *g = atomic_load(&pairs[k]);
+        if (g && g->me >= 0) fn(g);
+    }
+}
+
 // ---- start --------------------------------------------------------------------------------------
 
 ms_status ms__node_layout(void)

@@ -164,6 +164,11 @@ static ms_status check_peers(ms_waiter *w)
             ms__coll_fail(c, text);
             return ms__fail_job(MS_ECOMM, -1);
         }
+        if (atomic_load(&ms__world.board->rank[rank].lines) > c->lines && is_missing(w, k)) {
+            snprintf(text, sizeof text, "rank %d has ended its line at the prompt", rank);
+            ms__coll_fail(c, text);
+            return ms__comm_lost(c);
+        }
         if (state == RANK_RUNNING && ms__rank_dead(rank)) {
             snprintf(text, sizeof text, "rank %d (process %d) died", rank, ms__world.board->rank[rank].pid);
             ms__coll_fail(c, text);
