@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The prompt, run in a terminal of its own.
 local process = require "spec.support.process"
-local Pty = require "spec.support.pty"
+local prompt = require "spec.support.prompt"
 
 local ways = {
   ["scripts/repl without readline"] = { "env", "TERM=dumb", "luajit", process.root .. "/scripts/repl" },
@@ -11,38 +11,12 @@ local ways = {
 }
 
 local own_folder = process.temp_folder()
-local inputrc = own_folder .. "/inputrc"
-teardown(function() process.remove_folder(own_folder) end)
-do
-  local file = assert(io.open(inputrc, "w"))
-  file:write "set enable-bracketed-paste off\n"
-  file:close()
-end
+teardown(function()
+  process.remove_folder(own_folder)
+  prompt.remove()
+end)
 
-local function open(command, history)
-  local p = Pty.start(command, {
-    MOONSHARD_HISTORY = history or "", TERM = "xterm", COLUMNS = "300", LINES = "6", MOONSHARD_THREADS = "1",
-      INPUTRC = inputrc })
-  assert(p:expect("Ctrl-D to leave."))
-  assert(p:expect "> ")
-  return p
-end
-
--- Types a line and returns what is printed before the next prompt.
-local function ask(p, line, seconds)
-  p:type(line .. "\n")
-  assert(p:expect "\n")
-  local limit = process.now() + (seconds or 10) * process.patience
-  repeat
-    p:read(0.05)
-    local text = p.text:gsub("\r", "")
-    if text == "> " or text:sub(-3) == "\n> " then
-      p.text = ""
-      return (text:gsub("\n?> $", ""))
-    end
-  until process.now() > limit
-  error("no prompt after " .. line .. ": " .. p.text)
-end
+local open, ask = prompt.open, prompt.ask
 
 -- After several Ctrl-C, some may be handled late: each prints a prompt and discards typed input. Types a line
 -- repeatedly, until it is executed and nothing else is printed.
@@ -287,7 +261,7 @@ describe("the prompt under mpirun", function()
         { stdout = out, stderr = out .. ".err", env = env })
       assert.are.equal(2, child:wait(20) or child:stop())
       local text = process.read(out .. ".err")
-      assert.matches("repl: the prompt is for one process, and this is a job of 2 ranks: start it without mpirun", text)
+      assert.matches("repl: this prompt is for one process, and this is a job of 2 ranks: start scripts/repl %-%-ranks 2", text)
       assert.are.equal(1, select(2, text:gsub("repl: ", "")))
       assert.is_nil(process.read(out):find("the library is ms", 1, true))
     end

@@ -9,7 +9,8 @@ local lines = require "moonshard.tools.prompt.line"
 local lib, state = engine.lib, engine.state
 -- Copies of globals that a session may overwrite.
 local io, jit, package, os = io, jit, package, os
-local pcall, getmetatable, setmetatable, rawget, rawset, require = pcall, getmetatable, setmetatable, rawget, rawset, require
+local pcall, require, getmetatable, setmetatable = pcall, require, getmetatable, setmetatable
+local rawget, rawset = rawget, rawset
 
 local M = {
   show = require("moonshard.tools.prompt.show").show,
@@ -21,12 +22,17 @@ local M = {
 -- Waits for a line from a terminal. A terminal delivers whole lines, so Lua's buffer contains none. The flag is polled
 -- ten times a second, because a signal that arrives just before a read does not interrupt it.
 M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
-local function wait_for_line()
+local function wait_for_line(prompt, session)
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
-  repeat until state.interrupted ~= 0 or ffi.C.moonshard_wait(M.input, 1, 100) > 0
+  repeat
+    if session.idle and session:idle(function() io.stdout:write "\n" end) then
+      io.stdout:write(prompt)
+      io.stdout:flush()
+    end
+  until state.interrupted ~= 0 or ffi.C.moonshard_wait(M.input, 1, 100) > 0
 end
 
-local function plain_reader(prompt)
+local function plain_reader(prompt, _, session)
   if state.interrupted ~= 0 then                        -- interrupted since the last line, while nothing ran
     state.interrupted = 0
     M.settle()
@@ -34,7 +40,7 @@ local function plain_reader(prompt)
   end
   io.stdout:write(prompt)
   io.stdout:flush()
-  wait_for_line()
+  wait_for_line(prompt, session)
   local line = state.interrupted == 0 and io.read "*l" or nil
   if line == nil and state.interrupted ~= 0 then        -- Ctrl-C ends the read, not the session
     state.interrupted = 0
@@ -45,16 +51,29 @@ local function plain_reader(prompt)
   return line
 end
 
--- Recognises commands of other prompts, unless the session has a global with that name. Returns "leave", or "help" and
--- the name.
-local function command_of(line)
+-- What the loop asks of the process itself; of the ranks of a prompt over ranks, a Session (session.lua) does the same.
+local alone = {
+  complete = function(_, text) return M.complete(text) end,
+  has = function(_, name) return rawget(_G, name) ~= nil end,
+  execute = function(_, _, chunk) M.execute(chunk) end,
+  explain = function(_, name)
+    local _, page_or_error = pcall(M.help, name)
+    io.stdout:write(lines.text_of(page_or_error), "\n")
+  end,
+}
+
+-- Recognises commands of other prompts, unless the session has a global with that name. Returns "leave", "restart" (of
+-- ranks that have ended), or "help" and the name.
+local function command_of(line, session)
   local word, rest = line:match "^%s*(%a+)%s*(.-)%s*;?%s*$"
-  if not word or rawget(_G, word) ~= nil then return nil end
-  if (word == "exit" or word == "quit") and (rest == "" or rest:find "^%(%s*%)$") then return "leave" end
-  if word ~= "help" then return nil end
+  if word ~= "exit" and word ~= "quit" and word ~= "help" and word ~= "restart" or session:has(word) then return nil end
+  if word ~= "help" then
+    if rest ~= "" and not rest:find "^%(%s*%)$" then return nil end
+    return word == "restart" and (session.restart and word or nil) or "leave"
+  end
   local name = rest:match "^%((.*)%)$" or rest
   name = name:match "^%s*(.-)%s*$":gsub("^([\"'])(.*)%1$", "%2")
-  return name:find "^[%w_.:]*$" and "help" or nil, name
+  return name:find "^[%w_.:*]*$" and "help" or nil, name
 end
 
 --- Ends every rank of a job, because all ranks would read from the same terminal.
@@ -63,31 +82,32 @@ function M.refuse_ranks()
   local world = dist.world_size()
   if world == 1 then return end
   if dist.rank() == 0 then
-    io.stderr:write(("repl: the prompt is for one process, and this is a job of %d ranks: start it without mpirun, and run scripts "):format(world),
-      "over ranks (mpirun -n 2 luajit FILE)\n")
+    io.stderr:write(("repl: this prompt is for one process, and this is a job of %d ranks: start scripts/repl --ranks %d\n"):format(
+      world, world))
   end
   dist.barrier()                                        -- mpirun ends all ranks as soon as one has ended
   os.exit(2, true)
 end
 
 --- Reads and runs input and prints results, until the end of input.
----@param given? {quiet: boolean}
+---@param given? {quiet: boolean, session: Session}  session: the ranks that run the input; nil: this process
 function M.run(given)
-  M.refuse_ranks()
+  local session = given and given.session or alone
+  if session == alone then M.refuse_ranks() end
   local reader = require "moonshard.tools.prompt.readline"
-  local read = reader and reader(M) or plain_reader
+  local read = reader and reader(M, session) or plain_reader
   if not (given and given.quiet) then
-    io.stdout:write(("Moonshard on %s (%s): the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION
-      and jit.version or "Lua", jit.arch))
+    io.stdout:write(("Moonshard on %s (%s)%s: the library is ms. ? for help, Ctrl-D to leave.\n"):format(_VERSION
+      and jit.version or "Lua", jit.arch, session.world and (", %d ranks"):format(session.world) or ""))
   end
   lib.ms_catch_sigint(1)
   if rawget(_G, "ms") == nil then rawset(_G, "ms", package.loaded.moonshard) end
-  local text
+  local text, target
   while true do
-    local line, given_up = read(text and ">> " or "> ", text)
+    local line, given_up = read(text and ">> " or "> ", text, session)
     if line == nil then break end
     local command, name = nil, nil
-    if not text and not given_up then command, name = command_of(line) end
+    if not text and not given_up then command, name = command_of(line, session) end
     if command == "leave" then break end
     if given_up then
       text = nil
@@ -95,16 +115,18 @@ function M.run(given)
       text = nil
     elseif text then
       text = line == "" and text .. "\n" or text .. "\n" .. line
+    elseif command == "restart" then
+      session:restart()
     elseif command == "help" or line:match "^%s*%?" then
-      local _, page_or_error = pcall(M.help, name or line:match "^%s*%?(.*)$")
-      io.stdout:write(lines.text_of(page_or_error), "\n")
+      session:explain(name or line:match "^%s*%?(.*)$")
     else
-      text = line
+      target, text = nil, line
+      if session.world and line:find "^%s*@" then target, text = session:target(line) end
     end
     if text then
       local chunk, message, more = M.compile(text)
       if chunk then
-        M.execute(chunk)
+        session:execute(text, chunk, target)
         text = nil
       elseif not more then
         io.stdout:write(message, "\n")

@@ -3,8 +3,8 @@
 local tensor = require "moonshard.tensor"
 
 -- Copies of globals that a session may overwrite.
-local table, package, type, pairs, ipairs, next, pcall, tonumber = table, package, type, pairs, ipairs, next, pcall, tonumber
-local getmetatable, rawget = getmetatable, rawget
+local table, package, type, pairs, ipairs, next = table, package, type, pairs, ipairs, next
+local pcall, tonumber, getmetatable, rawget = pcall, tonumber, getmetatable, rawget
 
 local M = {}
 

@@ -9,8 +9,9 @@ local show = require("moonshard.tools.prompt.show").show
 
 local state = engine.state
 -- Copies of globals that a session may overwrite.
-local io, debug, jit, math = io, debug, jit, math
-local tostring, type, select, pcall, xpcall, error, loadstring = tostring, type, select, pcall, xpcall, error, loadstring
+local io, debug, jit = io, debug, jit
+local tostring, type, select, loadstring = tostring, type, select, loadstring
+local pcall, xpcall, error = pcall, xpcall, error
 
 local M = {}
 
@@ -75,20 +76,26 @@ int moonshard_is_terminal(int) __asm__("isatty");
 ]]
 function M.settle() ffi.C.moonshard_wait(nil, 0, 30) end
 
+-- Where results and failures go: to the terminal, unless execute gets another destination.
+local terminal = {
+  result = function(text) io.stdout:write(text, "\n") end,
+  failure = function(text, trace)
+    if text == "interrupted" then M.settle() end
+    io.stdout:write(text, "\n")
+    for k = 1, #trace do io.stdout:write(trace[k], "\n") end
+  end,
+}
+local destination = terminal
+
 local function print_results(ok, ...)
   if not ok then
     local failure = ...
     if type(failure) ~= "table" then failure = { text = M.text_of(failure), trace = {} } end      -- the function `report` failed
-    local text = failure.text
-    if text:find "interrupted$" then
-      text = "interrupted"
-      M.settle()
-    end
-    io.stdout:write(text, "\n")
-    for k = 1, math.min(#failure.trace, 8) do io.stdout:write(failure.trace[k], "\n") end
+    for k = 9, #failure.trace do failure.trace[k] = nil end
+    destination.failure(failure.text:find "interrupted$" and "interrupted" or failure.text, failure.trace)
     return false
   end
-  for k = 1, select("#", ...) do io.stdout:write(show((select(k, ...))), "\n") end
+  for k = 1, select("#", ...) do destination.result(show((select(k, ...)))) end
   return true
 end
 
@@ -140,7 +147,11 @@ end
 
 --- Runs one complete input and prints its results. Returns false after an error. A Ctrl-C since the input was read
 --- cancels it before it runs.
-function M.execute(chunk)
+---@param chunk function
+---@param to? { result: fun(text: string), failure: fun(text: string, trace: string[]) }  nil: the terminal
+---@return boolean
+function M.execute(chunk, to)
+  destination = to or terminal
   heard = state.sigints  -- set first: the hook handles an interrupt after the check below
   thrown = false
   if state.interrupted ~= 0 then
@@ -153,7 +164,7 @@ function M.execute(chunk)
   debug.sethook(look_for_interrupt, "", 10000)
   local ok, fine = pcall(protected, chunk)
   debug.sethook()
-  if not ok then io.stdout:write(M.text_of(fine), "\n") end
+  if not ok then destination.failure(M.text_of(fine), {}) end
   tidy()
   io.stdout:flush()
   return ok and fine

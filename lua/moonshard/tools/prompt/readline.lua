@@ -28,6 +28,7 @@ local function load()
       extern char *rl_line_buffer;
       extern const char *rl_readline_name;
       void rl_replace_line(const char *, int);
+      int rl_forced_update_display(void);
       extern unsigned long rl_readline_state;
       typedef struct moonshard_history_entry moonshard_history_entry;
       moonshard_history_entry *remove_history(int);
@@ -89,7 +90,7 @@ local function quoted(line, first)
   return quote ~= nil
 end
 
-local function attach(repl)
+local function attach(repl, session)
   local function complete(text, first)
     library.rl_completion_append_character = 0
     local line = ffi.string(library.rl_line_buffer)
@@ -97,7 +98,7 @@ local function attach(repl)
     library.rl_attempted_completion_over = 1
     -- "/" does not separate words, because file names contain it.
     local before, word = ffi.string(text):match "^(.-)([^/]*)$"
-    local list = repl.complete(word)
+    local list = session:complete(word)
     for k = 1, #list do list[k] = before .. list[k] end
     if #list == 0 then return nil end
     return c_matches(list)
@@ -109,9 +110,11 @@ local function attach(repl)
   -- Ctrl-C at the prompt: the engine's handler sets a flag, and the line is discarded. The flag is polled ten times a
   -- second, because a signal that arrives just before the wait does not interrupt it.
   local key = ffi.new "unsigned char[1]"
+  local function begin_line() io.stdout:write "\n" end                -- what ranks print is not part of the input
   anchors.getc = ffi.cast("int (*)(void *)", function()
     while true do
       local ready = ffi.C.moonshard_wait(repl.input, 1, 100)
+      if session.idle and session:idle(begin_line) then library.rl_forced_update_display() end
       if engine.state.interrupted ~= 0 then
         -- readline asks whether to show all completions, and shows them by page: the key "n" ends both; the next key is
         -- the newline.
@@ -176,10 +179,10 @@ end
 jit.off(read)
 
 --- Returns read(prompt, before), which reads one line with editing; nil if that is impossible. before: earlier lines of
---- the same statement.
-return function(repl)
+--- the same statement. session: completes names, and may print while the line is read.
+return function(repl, session)
   if not load() then return nil end
-  attach(repl)
+  attach(repl, session)
   library.stifle_history(2000)
   -- With a timestamp before each entry, the history file can contain entries of several lines.
   library.history_comment_char, library.history_write_timestamps = ("#"):byte(), 1

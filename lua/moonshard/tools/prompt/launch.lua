@@ -1,0 +1,154 @@
+-- SPDX-License-Identifier: MIT
+--- Starts the ranks of a prompt: mpirun, in a session of its own, so that Ctrl-C reaches only the prompt.
+local ffi = require "ffi"
+local engine = require "moonshard.core.ffi"
+require "moonshard.tools.prompt.wire"                   -- declares moonshard_close
+
+local M = {}
+
+ffi.cdef [[
+typedef struct { char opaque[512]; } moonshard_spawn;
+int moonshard_actions_init(moonshard_spawn *) __asm__("posix_spawn_file_actions_init");
+int moonshard_actions_destroy(moonshard_spawn *) __asm__("posix_spawn_file_actions_destroy");
+int moonshard_actions_open(moonshard_spawn *, int, const char *, int, unsigned) __asm__("posix_spawn_file_actions_addopen");
+int moonshard_actions_dup2(moonshard_spawn *, int, int) __asm__("posix_spawn_file_actions_adddup2");
+int moonshard_attr_init(moonshard_spawn *) __asm__("posix_spawnattr_init");
+int moonshard_attr_destroy(moonshard_spawn *) __asm__("posix_spawnattr_destroy");
+int moonshard_attr_flags(moonshard_spawn *, short) __asm__("posix_spawnattr_setflags");
+int moonshard_spawnp(int *, const char *, const moonshard_spawn *, const moonshard_spawn *, const char *const *,
+  const char *const *) __asm__("posix_spawnp");
+int moonshard_pipe(int *, int) __asm__("pipe2");
+int moonshard_waitpid(int, int *, int) __asm__("waitpid");
+int moonshard_kill(int, int) __asm__("kill");
+int moonshard_getuid_of_process(void) __asm__("getuid");
+int moonshard_file_exists(const char *, int) __asm__("access");
+long moonshard_sysconf(int) __asm__("sysconf");
+char *strerror(int);
+extern char **environ;
+]]
+local C = ffi.C
+
+local PER_CORE = 16         -- more ranks than this on each core would not start within minutes
+
+--- The number of ranks that the text of an option asks for; nil and a message if it cannot be had here.
+---@param text string
+---@return integer?
+---@return string? message
+function M.world(text)
+  local world = text:find "^%d+$" and tonumber(text)
+  local cores = math.max(1, tonumber(C.moonshard_sysconf(84)))       -- _SC_NPROCESSORS_ONLN
+  local most = math.min(1024, PER_CORE * cores)
+  if not world or world < 1 then return nil, ("--ranks '%s' is not a whole number from 1"):format(text) end
+  if world > most then
+    return nil, ("--ranks %s: at most %d are possible here, %d for each of %d cores"):format(text, most, PER_CORE, cores)
+  end
+  local launched = ffi.new "ms_launch"
+  engine.lib.ms_launcher(launched)
+  if launched.name ~= nil and launched.name[0] ~= 0 then
+    return nil, ("--ranks %s starts ranks, but %s has started this process: enter one of the two"):format(text,
+      ffi.string(launched.name))
+  end
+  return world
+end
+
+--- The environment of this process with changes: name -> text, or false to remove the variable.
+local function environment(changes)
+  local list, k = {}, 0
+  while C.environ[k] ~= nil do
+    local entry = ffi.string(C.environ[k])
+    if changes[entry:match "^[^=]*"] == nil then list[#list + 1] = entry end
+    k = k + 1
+  end
+  for name, value in pairs(changes) do
+    if value then list[#list + 1] = name .. "=" .. value end
+  end
+  return list
+end
+
+local function strings(list)
+  local array = ffi.new("const char *[?]", #list + 1)
+  for k, text in ipairs(list) do array[k - 1] = text end
+  return array
+end
+
+-- As in scripts/train: mpirun may run as root and start more ranks than cores; ranks are not bound; and nothing
+-- listens beyond loopback, unless a resource manager or host file names several hosts.
+local function settings()
+  local env = { OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
+    OMPI_MCA_odls_base_sigkill_timeout = "0" }
+  if C.moonshard_getuid_of_process() == 0 then
+    env.OMPI_ALLOW_RUN_AS_ROOT, env.OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", "1"
+  end
+  local preload = os.getenv "LD_PRELOAD"
+  local arguments = {}
+  if preload and preload ~= "" then                     -- meant for the ranks, as a sanitizer's library
+    env.LD_PRELOAD = false
+    arguments = { "-x", "LD_PRELOAD=" .. preload }
+  end
+  local loopback = engine.path:match "^(.*/)" .. "libmoonshard_loopback.so"
+  for name in ("SLURM_JOB_ID PBS_NODEFILE LSB_HOSTS PE_HOSTFILE OMPI_MCA_orte_default_hostfile"):gmatch "%S+" do
+    if os.getenv(name) then loopback = nil end
+  end
+  if loopback and #arguments == 0 and C.moonshard_file_exists(loopback, 4) == 0 then env.LD_PRELOAD = loopback end
+  return env, arguments
+end
+
+---@class Launcher
+---@field pid integer
+---@field out integer   descriptor of what mpirun prints
+---@field code integer?  exit status, once it has ended
+
+local Launcher = {}
+Launcher.__index = Launcher
+
+--- Starts `command` on so many ranks. Returns nil and a message if there is no mpirun.
+---@param world integer
+---@param command string[]
+---@return Launcher?
+---@return string? message
+function M.start(world, command)
+  local env, words = settings()
+  table.insert(words, 1, "mpirun")
+  words[#words + 1], words[#words + 2] = "-n", tostring(world)
+  for _, word in ipairs(command) do words[#words + 1] = word end
+  local ends, pid = ffi.new "int[2]", ffi.new "int[1]"
+  if C.moonshard_pipe(ends, 0x80000) ~= 0 then return nil, "no pipe: " .. ffi.string(C.strerror(ffi.errno())) end
+  local actions, attributes = ffi.new "moonshard_spawn", ffi.new "moonshard_spawn"
+  C.moonshard_actions_init(actions)
+  C.moonshard_actions_open(actions, 0, "/dev/null", 0, 0)
+  C.moonshard_actions_dup2(actions, ends[1], 1)
+  C.moonshard_actions_dup2(actions, ends[1], 2)
+  C.moonshard_attr_init(attributes)
+  C.moonshard_attr_flags(attributes, 0x80)                           -- POSIX_SPAWN_SETSID
+  local list = environment(env)
+  local failed = C.moonshard_spawnp(pid, "mpirun", actions, attributes, strings(words), strings(list))
+  C.moonshard_actions_destroy(actions)
+  C.moonshard_attr_destroy(attributes)
+  C.moonshard_close(ends[1])
+  if failed ~= 0 then
+    C.moonshard_close(ends[0])
+    return nil, ("mpirun cannot be started (%s); more than one rank needs Open MPI"):format(ffi.string(C.strerror(failed)))
+  end
+  return setmetatable({ pid = pid[0], out = ends[0] }, Launcher)
+end
+
+local status = ffi.new "int[1]"
+--- Whether mpirun has ended; its exit status is then in `code`.
+function Launcher:ended()
+  if not self.code and C.moonshard_waitpid(self.pid, status, 1) == self.pid then
+    local signal = bit.band(status[0], 127)
+    self.code = signal == 0 and bit.band(bit.rshift(status[0], 8), 255) or 128 + signal
+  end
+  return self.code ~= nil
+end
+
+function Launcher:kill(signal)
+  if not self.code then C.moonshard_kill(self.pid, signal) end
+end
+
+function Launcher:close()
+  if self.out >= 0 then C.moonshard_close(self.out) end
+  self.out = -1
+end
+
+return M

@@ -1,0 +1,160 @@
+-- SPDX-License-Identifier: MIT
+--- What several ranks print or give, as one text: once where all ranks agree, else by rank.
+-- Copies of globals that a session may overwrite.
+local table, ipairs, pairs, setmetatable, tonumber = table, ipairs, pairs, setmetatable, tonumber
+
+local M = {}
+
+--- "rank 2", "ranks 0, 2-3".
+---@param list integer[]  ascending
+---@return string
+function M.names(list)
+  local parts, k = {}, 1
+  while k <= #list do
+    local last = k
+    while list[last + 1] == list[last] + 1 do last = last + 1 end
+    parts[#parts + 1] = last == k and list[k] or list[k] .. (last == k + 1 and ", " or "-") .. list[last]
+    k = last + 1
+  end
+  return (#list == 1 and "rank " or "ranks ") .. table.concat(parts, ", ")
+end
+
+-- Addresses differ between processes.
+local function key_of(text) return (text:gsub("0x%x+", "0x")) end
+
+--- Groups texts by rank: { { ranks = { 0, 2 }, text = "…" }, … }, in the order of their lowest ranks.
+---@param texts table<integer, string>  by rank
+---@param ranks integer[]  ascending
+---@return { ranks: integer[], text: string }[]
+function M.group(texts, ranks)
+  local groups, by_key = {}, {}
+  for _, r in ipairs(ranks) do
+    local text = texts[r]
+    local key = text and key_of(text)
+    if key and not by_key[key] then
+      by_key[key] = { ranks = {}, text = text }
+      groups[#groups + 1] = by_key[key]
+    end
+    if key then table.insert(by_key[key].ranks, r) end
+  end
+  return groups
+end
+
+--- The texts of ranks as lines: without a name if all `ranks` have the same text.
+---@param texts table<integer, string>
+---@param ranks integer[]
+---@return string[]
+function M.lines(texts, ranks)
+  local out = {}
+  for _, g in ipairs(M.group(texts, ranks)) do
+    if #g.ranks == #ranks or g.text:find "^rank %d+: " then
+      out[#out + 1] = g.text
+    else
+      local prefix = M.names(g.ranks) .. ": "
+      out[#out + 1] = prefix .. g.text:gsub("\n", "\n" .. (" "):rep(#prefix))
+    end
+  end
+  return out
+end
+
+-- ---- results --------------------------------------------------------------------------------------
+
+---@class Reply
+---@field ok boolean
+---@field text string
+---@field trace string
+---@field ended boolean?  the prompt interrupted this rank, because another one had failed
+
+local function is_interrupt(text)
+  return text:find "interrupted$" ~= nil or text:find("interrupted (Ctrl-C)", 1, true) ~= nil
+end
+
+-- The rank whose error ended this one's line: a published error names it.
+local function culprit(replies, r)
+  local k = tonumber(replies[r].text:match "rank (%d+) failed: ")
+  return k ~= r and k and replies[k] and not replies[k].ok and k or nil
+end
+
+--- What to print of the replies of a line.
+---@param replies table<integer, Reply>  by rank
+---@param ranks integer[]  ascending
+---@return string[] lines
+function M.replies(replies, ranks)
+  local texts, first = {}, nil
+  for _, r in ipairs(ranks) do
+    local reply = replies[r]
+    if not reply.ok and not reply.ended and not culprit(replies, r) then first = first or r end
+  end
+  for _, r in ipairs(ranks) do
+    local reply = replies[r]
+    local by = not reply.ok and (culprit(replies, r) or reply.ended and first ~= r and first) or nil
+    if reply.ok then
+      texts[r] = reply.text ~= "" and reply.text or nil
+    elseif by and not is_interrupt(replies[by].text) then
+      texts[r] = ("stopped, because rank %d failed"):format(by)
+    elseif is_interrupt(reply.text) then
+      texts[r] = "interrupted"
+    else
+      texts[r] = reply.text .. (reply.trace ~= "" and "\n" .. reply.trace or "")
+    end
+  end
+  return M.lines(texts, ranks)
+end
+
+-- ---- output ---------------------------------------------------------------------------------------
+
+---@class Output
+local Output = {}
+Output.__index = Output
+
+--- Collects what ranks print, line by line. A line is given to `print` as soon as every rank that still runs has printed
+--- one; lines that differ are named. A rank's line waits at most `hold` seconds for the others'.
+---@param ranks integer[]
+---@param hold number
+---@param print fun(text: string)
+---@return Output
+function M.output(ranks, hold, print)
+  local o = setmetatable({ ranks = ranks, hold = hold, print = print, lines = {}, parts = {}, since = {} }, Output)
+  for _, r in ipairs(ranks) do o.lines[r], o.parts[r] = {}, "" end
+  return o
+end
+
+--- Adds what a rank has printed.
+function Output:add(r, text, now)
+  text = self.parts[r] .. text
+  local lines = self.lines[r]
+  local at = 1
+  for one, after in text:gmatch "([^\n]*)\n()" do
+    lines[#lines + 1], at = one, after
+    self.since[r] = self.since[r] or now
+  end
+  self.parts[r] = text:sub(at)
+end
+
+--- Prints what is due. running: the set of ranks that may print more; nil: all have ended their line.
+---@param now number
+---@param running? table<integer, any>
+function Output:tick(now, running)
+  if not running then
+    for _, r in ipairs(self.ranks) do
+      if self.parts[r] ~= "" then self:add(r, "\n", now) end
+    end
+  end
+  while true do
+    local heads, any, wait, due = {}, false, false, false
+    for _, r in ipairs(self.ranks) do
+      heads[r] = self.lines[r][1]
+      any = any or heads[r] ~= nil
+      wait = wait or heads[r] == nil and running ~= nil and running[r] ~= nil
+      due = due or heads[r] ~= nil and now - self.since[r] > self.hold
+    end
+    if not any or wait and not due then return end
+    for _, text in ipairs(M.lines(heads, self.ranks)) do self.print(text) end
+    for r in pairs(heads) do
+      table.remove(self.lines[r], 1)
+      self.since[r] = self.lines[r][1] and now or nil
+    end
+  end
+end
+
+return M

@@ -1,0 +1,52 @@
+-- SPDX-License-Identifier: MIT
+--- The prompt in a terminal of its own: started, asked, answered.
+local process = require "spec.support.process"
+local Pty = require "spec.support.pty"
+
+local M = { program = process.root .. "/scripts/repl" }
+
+local own_folder = process.temp_folder()
+local inputrc = own_folder .. "/inputrc"
+process.write(inputrc, "set enable-bracketed-paste off\n")
+
+--- Removes the files of this module.
+function M.remove() process.remove_folder(own_folder) end
+
+--- Starts a prompt and waits until it reads. history: a file.
+---@param command string[]
+---@param history? string
+---@param env? table<string, string>
+function M.open(command, history, env)
+  local all = {
+    MOONSHARD_HISTORY = history or "", TERM = "xterm", COLUMNS = "300", LINES = "6", MOONSHARD_THREADS = "1",
+    INPUTRC = inputrc,
+  }
+  for k, v in pairs(env or {}) do all[k] = v end
+  local p = Pty.start(command, all)
+  assert(p:expect("Ctrl-D to leave.", 60))
+  assert(p:expect "> ")
+  return p
+end
+
+--- Waits until the prompt reads again. Returns what was printed before.
+function M.answer(p, seconds, what)
+  local limit = process.now() + (seconds or 10) * process.patience
+  repeat
+    p:read(0.05)
+    local text = p.text:gsub("\r", "")
+    if text == "> " or text:sub(-3) == "\n> " then
+      p.text = ""
+      return (text:gsub("\n?> $", ""))
+    end
+  until process.now() > limit
+  error("no prompt after " .. tostring(what) .. ": " .. p.text)
+end
+
+--- Types a line and returns what is printed before the next prompt.
+function M.ask(p, line, seconds)
+  p:type(line .. "\n")
+  assert(p:expect "\n")
+  return M.answer(p, seconds, line)
+end
+
+return M

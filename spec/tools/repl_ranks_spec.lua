@@ -1,0 +1,230 @@
+-- SPDX-License-Identifier: MIT
+--- The prompt over ranks, in a terminal of its own.
+local process = require "spec.support.process"
+local prompt = require "spec.support.prompt"
+
+local ask, answer = prompt.ask, prompt.answer
+teardown(prompt.remove)
+
+local function open(world) return prompt.open { "luajit", prompt.program, "--ranks", tostring(world) } end
+
+-- The text of a line's result on all ranks: once where equal, else by rank.
+local function by_rank(world, text_of)
+  local list = {}
+  for r = 0, world - 1 do list[r + 1] = ("rank %d: %s"):format(r, text_of(r)) end
+  return table.concat(list, "\n")
+end
+
+for world = 1, 4 do
+  describe(("the prompt over %d ranks"):format(world), function()
+    local p
+    lazy_setup(function() p = open(world) end)
+    lazy_teardown(function() p:finish(0) end)
+
+    it("prints once what is equal, by rank what is not", function()
+      assert.are.equal("3", ask(p, "1 + 2"))
+      assert.are.equal(tostring(world), ask(p, "ms.dist.world_size()"))
+      assert.are.equal(world == 1 and "0" or by_rank(world, tostring), ask(p, "ms.dist.rank()"))
+      assert.are.equal("", ask(p, "t = ms.ones(2) * ms.dist.rank(); kept = ms.tensor{7}"))
+      assert.are.equal("nil", ask(p, "ms.dist.all_reduce(t)"))
+      local sum = world * (world - 1) / 2
+      assert.are.equal(("Tensor float32 [2] cpu\n[%d., %d.]"):format(sum, sum), ask(p, "t"))
+      assert.are.equal("hello", ask(p, "print 'hello'"))
+      if world > 1 then
+        assert.are.equal("rank 0: zero", ask(p, "if ms.dist.rank() == 0 then print 'zero' end"))
+        local others = world == 2 and "rank 1" or world == 3 and "ranks 1, 2" or "ranks 1-3"
+        assert.are.equal(("rank 0: %s\n        [0.]\n%s: %s\n%s[1.]"):format("Tensor float32 [1] cpu", others,
+          "Tensor float32 [1] cpu", (" "):rep(#others + 2)), ask(p, "ms.tensor{math.min(ms.dist.rank(), 1)}"))
+      end
+    end)
+
+    it("takes statements of several lines", function()
+      p:type "for k = 1, 2 do\n"
+      assert(p:expect ">> ")
+      p:type "print(k * 10)\n"
+      assert(p:expect ">> ")
+      assert.are.equal("10\n20", ask(p, "end"))
+      p:type "s = 0; for k = 1, 3 do\n"
+      assert(p:expect ">> ")
+      assert.are.equal("", ask(p, "s = s + k end"))
+      assert.are.equal("6", ask(p, "s"))
+    end)
+
+    it("completes names of the session and explains names", function()
+      ask(p, "some_tensor = ms.tensor{1, 2, 3}")
+      assert.are.equal("3", ask(p, "some_ten\t:nume\t()"))
+      assert.matches("Concatenates tensors along d", ask(p, "? ms.cat"))
+      assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
+    end)
+
+    it("prints an error that all ranks have once, and goes on", function()
+      process.within(1, function()                      -- a rank that is slow to start is interrupted instead
+        local text = ask(p, "nothing.x")
+        return text == "prompt:1: attempt to index global 'nothing' (a nil value)" and 0 or math.huge, text
+      end)
+      assert.are.equal("7", ask(p, "3 + 4"))
+      assert.matches("^Tensor float32 %[1%] cpu\n%[7%.%]$", ask(p, "kept"))
+    end)
+
+    if world > 1 then
+      it("ends a line on all ranks when one fails", function()
+        local last = world - 1
+        for _, line in ipairs {
+          "if ms.dist.rank() == LAST then error 'boom' end; ms.dist.barrier()",
+          "if ms.dist.rank() == LAST then error 'boom' end; ms.dist.all_reduce(ms.ones(3))",
+          "if ms.dist.rank() == LAST then error 'boom' end; while true do end",
+          "if ms.dist.rank() == LAST then error 'boom' end; while true do t = t + 0 end",
+        } do
+          process.within(0.2, function()
+            local before = process.now()
+            local text = ask(p, (line:gsub("LAST", last)))
+            local seconds = process.now() - before
+            assert.are.equal(("prompt:1: boom"):rep(1), text:match("rank " .. last .. ": ([^\n]*)"))
+            assert.truthy(text:find(("stopped, because rank %d failed"):format(last), 1, true), text)
+            return seconds
+          end)
+          assert.are.equal("", ask(p, "ms.dist.barrier()"))
+          assert.matches("^Tensor float32 %[1%] cpu\n%[7%.%]$", ask(p, "kept"))
+        end
+      end)
+
+      it("refuses a collective that some ranks do not call", function()
+        local text = ask(p, "if ms.dist.rank() == 0 then ms.dist.barrier() end")
+        assert.matches("^rank 0: prompt:1: barrier: collective #%d+ of .*: rank %d has ended its line at the prompt$", text)
+        assert.are.equal("", ask(p, "ms.dist.barrier()"))
+        text = ask(p, "if ms.dist.rank() == 0 then w = ms.dist.all_reduce(ms.ones(2), { async = true }) end")
+        assert.are.equal("", text)
+        process.sleep(0.2)
+        ask(p, "if w then pcall(w.wait, w) end")
+        ask(p, "pcall(ms.dist.barrier)")                -- raises the error of the background on the ranks that have not
+        assert.are.equal("", ask(p, "ms.dist.barrier(); x = 1"))
+      end)
+
+      it("runs a line on one rank and refuses collectives there", function()
+        local r = world - 1
+        assert.matches("on rank " .. r .. " alone: a collective would hang", ask(p, "@" .. r .. " only = 5"))
+        assert.are.equal("5", ask(p, "@" .. r .. " only"))
+        assert.are.equal("nil", ask(p, "@0 only"))
+        assert.matches("^prompt:1: barrier: this line runs on rank 0 alone", ask(p, "@0 ms.dist.barrier()"))
+        assert.matches("^prompt:1: all_reduce: this line runs on rank 0 alone", ask(p, "@0 ms.dist.all_reduce(ms.ones(3))"))
+        assert.are.equal("", ask(p, "ms.dist.barrier()"))
+        p:type "@0 for k = 1, 2 do\n"
+        assert(p:expect ">> ")
+        assert.are.equal("1\n2", ask(p, "print(k) end"))
+        assert.matches("expected a rank from 0 to " .. r, ask(p, "@" .. world .. " x"))
+      end)
+    end
+
+    it("returns within 200 ms of Ctrl-C, with tensors and collectives intact", function()
+      for _, line in ipairs {
+        "while true do end",
+        "while true do t = t + 1 end",
+        "while true do pcall(function() while true do end end) end",
+        world > 1 and "if ms.dist.rank() == 0 then while true do end end; ms.dist.barrier()" or nil,
+        world > 1 and "if ms.dist.rank() ~= 0 then while true do end end; ms.dist.all_reduce(ms.ones(5))" or nil,
+        world > 1 and "while true do ms.dist.all_reduce(ms.ones(1000)) end" or nil,
+        world > 1 and "if ms.dist.rank() == 0 then while true do end end; w = ms.dist.all_reduce(ms.ones(5), { async = true }); w:wait()" or nil,
+      } do
+        process.within(0.2, function()
+          p:type("print('it ' .. 'runs') " .. line .. "\n")
+          assert(p:expect "it runs\r\n")
+          p:read(0.2)
+          local before = process.now()
+          p:type "\3"
+          assert(p:expect "interrupted")
+          assert(p:expect "\n> ")
+          local seconds = process.now() - before
+          p.text = ""
+          return seconds
+        end)
+        assert.are.equal("7", ask(p, "3 + 4"))
+        assert.matches("^Tensor float32 %[1%] cpu\n%[7%.%]$", ask(p, "kept"))
+        assert.are.equal(("Tensor float32 [1] cpu\n[%d.]"):format(world), ask(p, "one = ms.ones(1); ms.dist.all_reduce(one); one"))
+      end
+    end)
+
+    it("leaves", function()
+      p:type "exit\n"
+      assert.are.equal(0, (p:finish(10)))
+    end)
+  end)
+end
+
+describe("a rank of the prompt that ends", function()
+  local function pid_of(p, r)
+    ask(p, "require 'ffi'.cdef 'int getpid(void);'")
+    return tonumber(ask(p, ("@%d require 'ffi'.C.getpid()"):format(r)):match "%d+$")
+  end
+
+  it("is named while the prompt waits, and restart starts the ranks again", function()
+    local p = open(3)
+    finally(function() p:finish(0) end)
+    ask(p, "x = 5")
+    local pid = pid_of(p, 2)
+    process.kill(pid, process.SIGKILL)
+    assert(p:expect(("rank 2 (process %d) died: signal 9 (Killed). The job has ended"):format(pid), 20))
+    assert.matches("Enter restart to start 3 new ranks, or exit to leave.$", answer(p))
+    assert.matches("there are no ranks: enter restart", ask(p, "x"))
+    assert.matches("Concatenates tensors", ask(p, "? ms.cat"))
+    assert.are.equal("", ask(p, "restart", 60))
+    assert.are.equal("nil", ask(p, "x"))
+    assert.are.equal("", ask(p, "ms.dist.barrier()"))
+    assert.are.equal(by_rank(3, tostring), ask(p, "ms.dist.rank()"))
+    p:type "\4"
+    assert.are.equal(0, (p:finish(10)))
+  end)
+
+  it("is named while a line runs", function()
+    local p = open(2)
+    finally(function() p:finish(0) end)
+    local pid = pid_of(p, 1)
+    p:type "print('it ' .. 'runs') while true do ms.dist.barrier() end\n"
+    assert(p:expect "it runs\r\n")
+    process.kill(pid, process.SIGKILL)
+    assert(p:expect(("rank 1 (process %d) died: signal 9 (Killed)"):format(pid), 20))
+    assert.matches("Enter restart", answer(p))
+    p:type "exit\n"
+    assert.are.equal(0, (p:finish(10)))
+  end)
+
+  it("is named if the line called os.exit", function()
+    local p = open(2)
+    finally(function() p:finish(0) end)
+    assert.matches("rank 1 %(process %d+%) called os.exit %(status 3%)",
+      ask(p, "if ms.dist.rank() == 1 then os.exit(3) end; ms.dist.barrier()", 20))
+    p:type "exit\n"
+    assert.are.equal(0, (p:finish(10)))
+  end)
+
+  it("does not stay when the prompt is killed", function()
+    local p = open(2)
+    finally(function() p:finish(0) end)
+    local pids = { pid_of(p, 0), pid_of(p, 1) }
+    p:type "print('it ' .. 'runs') while true do end\n"
+    assert(p:expect "it runs\r\n")
+    process.kill(p.pid, process.SIGKILL)
+    local limit = process.now() + 10 * process.patience
+    while (process.runs(pids[1]) or process.runs(pids[2])) and process.now() < limit do process.sleep(0.02) end
+    assert.is_false(process.runs(pids[1]) or process.runs(pids[2]))
+  end)
+end)
+
+describe("the number of ranks of the prompt", function()
+  local out = process.temp_folder()
+  teardown(function() process.remove_folder(out) end)
+  for _, case in ipairs {
+    { { "--ranks", "0" }, "repl: --ranks '0' is not a whole number from 1\n" },
+    { { "--ranks", "x" }, "repl: --ranks 'x' is not a whole number from 1\n" },
+    { { "--ranks=-1" }, "repl: --ranks '-1' is not a whole number from 1\n" },
+    { { "--ranks" }, "repl: --ranks '' is not a whole number from 1\n" },
+    { { "--ranks", "99999" }, "^repl: %-%-ranks 99999: at most %d+ are possible here, 16 for each of %d+ cores\n" },
+    { { "--rank", "2" }, "repl: unknown option '--rank'; scripts/repl --help lists the options\n" },
+  } do
+    it("is checked: " .. table.concat(case[1], " "), function()
+      local child = process.start({ "luajit", prompt.program, unpack(case[1]) }, { stdout = out .. "/out", stderr = out .. "/err" })
+      assert.are.equal(2, child:wait(20) or child:stop())
+      local text = process.read(out .. "/err")
+      if case[2]:sub(1, 1) == "^" then assert.matches(case[2], text) else assert.are.equal(case[2], text) end
+    end)
+  end
+end)
