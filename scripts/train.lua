@@ -387,7 +387,7 @@ cli.run("train", function()
   if value then
     local counted = texts and count_model.loss(texts, 5)
     say("validation %.4f nats/%s%s; %.1f s since the first step", value, unit,
-      counted and (" (an order-5 count model of the same split: %.4f)"):format(counted) or "", trained)
+      counted and (" (an order-5 byte n-gram model of the same split: %.4f)"):format(counted) or "", trained)
   end
   if not checkpoints.finite(model) then
     end_unfinished(config.nan == "stop" and 1 or 0,

@@ -98,7 +98,7 @@ describe("impossible sizes and counts", function()
     ["a source"] = { function() return dist.broadcast(one, { src = 2 ^ 32 }) end,
       "rank is 4294967296, expected a whole number" },
     ["a rank of a group"] = { function() return dist.new_group { 2 ^ 32 } end,
-      "entry 1 is a number (4294967296), expected a rank" },
+      "entry 1 is a number (4294967296), expected a rank of the world" },
     ["a mesh"] = { function() return dist.init_device_mesh("cpu", { 2 ^ 40, 2 ^ 40 }) end, "the world has 1" },
   }
   for what, case in ms.sorted_pairs(cases) do
@@ -135,7 +135,7 @@ describe("what a script hands to autograd and scopes", function()
       if runs > 1 then return a * 2, a end
       return a * 2
     end, x)
-    fails("returned 2 values when it ran again, 1 before", function() y:sum():backward() return end)
+    fails("returned 2 values when it was recomputed, 1 in the forward", function() y:sum():backward() return end)
     local saves = ms.Function { forward = function(ctx, a) ctx:save(a, 3) return a * 2 end,
       backward = function(_, g) return g end }
     fails("ctx:save: argument 2 is a number (3)", function() local z = saves(x) return z end)

@@ -262,14 +262,14 @@ describe("batches", function()
   it("refuse a batch smaller than the ranks, and a text shorter than the context", function()
     local corpus = corpus_of(numbered(100))
     assert.error_matches(function() batches.new(corpus, { context = 8, batch = 2, world = 3 }) end,
-      "a batch of 2 sequences cannot be divided among 3 ranks")
+      "batches: option 'batch' is 2, expected at least one sequence for each of 3 ranks")
     assert.error_matches(function() batches.new(corpus, { context = 90, batch = 2 }) end,
       "90 training tokens are too few for a context of 90")
     batches.new(corpus, { context = 89, batch = 1 }):train(1)
   end)
 end)
 
-describe("the count model", function()
+describe("the n-gram model", function()
   it("gives log 256 without counts and the entropy of a fair coin for a fair coin", function()
     assert.is_near(math.log(256), count_model.loss({ { text = "ab", train = 0 } }, 0), 1e-12)
     local text = ("ab"):rep(5000)

@@ -160,7 +160,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       local other = make()
       other.d = ms.nn.Parameter(ms.ones(2))
       ms.fsdp.fully_shard(other)
-      assert.matches("lacks 'd'$", failure(ms.fsdp.load, path, other))
+      assert.matches("lacks 'd', which the model has$", failure(ms.fsdp.load, path, other))
       local _, missing = ms.fsdp.load(path, other, nil, { strict = false })
       assert.same({ "d" }, missing)
       other = make()
@@ -317,7 +317,7 @@ describe("a sharded checkpoint", function()
     { "no pieces", index(function(t) t.tensors["model.a.weight"].pieces = {} end), "'model.a.weight' has no pieces" },
     { "a piece of 3 numbers", index(function(t) t.tensors["model.a.weight"].pieces[1][4] = nil end),
     "is not a list of 4 numbers" },
-    { "a piece in no file", index(function(t) t.tensors["model.a.weight"].pieces[1][1] = 9 end), "is in file 9 of 1" },
+    { "a piece in no file", index(function(t) t.tensors["model.a.weight"].pieces[1][1] = 9 end), "is in file 9, but there are 1 files" },
     { "a piece cut along no dimension", index(function(t) t.tensors["model.a.weight"].pieces[1][2] = 3 end),
     "is cut along dimension 3" },
     { "a gap", index(function(t) t.tensors["model.a.weight"].pieces[1][3] = 1 end),

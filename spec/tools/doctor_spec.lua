@@ -87,9 +87,9 @@ describe("ms.doctor", function()
     if not mounts then return pending "this user may not make mount namespaces" end
     local tiny = with_tmpfs("/dev/shm", "64k", "%s")
     local _, out = check_in(tiny, "job", "shared_memory")
-    assert.matches("^slow /dev/shm: %S+ %S+ free; MPI's shared memory is put into .* %-> mount it", out)
+    assert.matches("^slow /dev/shm: %S+ %S+ free; MPI's shared memory is put into .* %-> mount a tmpfs", out)
     _, out = check_in(tiny, "job", "shared_memory", { TMPDIR = "/dev/shm" })
-    assert.matches("^broken /dev/shm: .* and /dev/shm has no room .* %-> mount it", out)
+    assert.matches("^broken /dev/shm: .* and /dev/shm has no room .* %-> mount a tmpfs", out)
   end)
 
   it("names one thread where there are more cores", function()

@@ -24,9 +24,9 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 --- multiplied by growth_factor.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
----   init_scale: the first scale; growth_factor: factor of a growth, above 1; backoff_factor: factor after a skipped
----   step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false: scale and unscale_
----   change nothing
+---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale
+---   after a skipped step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false:
+---   scale and unscale_ change nothing
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
 local GradScaler = class.new "GradScaler"
 
@@ -245,7 +245,7 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
--- Adapts the scale to the infinities in the records. Returns false if no record has been checked for infinities.
+-- Adapts the scale to the infinities in the records. Returns false if no gradients have been checked for infinities.
 local function adapt(self)
   local sum, any = 0, false
   for _, record in pairs(self._optimizers) do           -- any order: the terms are zeros and ones
@@ -452,9 +452,9 @@ end
 --- gradients, skip a step if one of them found an infinity.
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
----   init_scale: the first scale; growth_factor: factor of a growth, above 1; backoff_factor: factor after a skipped
----   step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false: scale and unscale_
----   change nothing
+---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale
+---   after a skipped step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false:
+---   scale and unscale_ change nothing
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true
@@ -466,7 +466,7 @@ function ShardedGradScaler:init(given)
   self._group = construct(self, given, spec).process_group
 end
 
--- Sums found_inf over ranks for every device. The one of the CPU is summed on the scaler's device.
+-- Sums found_inf over ranks for every device. The tensor on the CPU is summed on the scaler's device.
 function ShardedGradScaler:_agree(found)
   local home, works = self.scale_tensor.device, {}
   for _, t in util.sorted_pairs(found) do

@@ -44,7 +44,7 @@ local function new(corpus, given)
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)
   end
   if o.batch < o.world then
-    errors.raise("batches: a batch of %d sequences cannot be divided among %d ranks", o.batch, o.world)
+    errors.raise("batches: option 'batch' is %d, expected at least one sequence for each of %d ranks", o.batch, o.world)
   end
   local self = setmetatable(o, Batches)
   self.corpus = corpus

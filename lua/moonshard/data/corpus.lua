@@ -169,7 +169,8 @@ local function open(paths, given)
     self.validation_count = self.validation_count + d.count - d.train
   end
   if self.train_count < 2 then
-    return nil, ("no text to train on in '%s'"):format(type(paths) == "table" and table.concat(paths, "', '") or paths)
+    return nil, ("no text to train on in '%s', expected at least 2 training tokens"):format(type(paths) == "table"
+      and table.concat(paths, "', '") or paths)
   end
   local err
   self.train, err = tokens(self.documents, false)
@@ -179,7 +180,7 @@ local function open(paths, given)
   return self
 end
 
---- The texts of a corpus, for the count model and for counting known words.
+--- The texts of a corpus, for the n-gram model and for counting known words.
 ---@return {text: string, train: integer}[]
 function Corpus:texts()
   local list = {}

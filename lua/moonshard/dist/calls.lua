@@ -44,7 +44,7 @@ M.site = nil
 
 local lines_of = setmetatable({}, { __mode = "k" })
 
--- The id of the group of a call; the id of the world if the arguments do not show it.
+-- The id of the group of a call; the id of the world if its arguments contain no group.
 local function intended(a, b, c)
   local g = group_in(c) or group_in(b) or group_in(a)
   return getmetatable(g) == Group and g.id or 0
@@ -164,7 +164,8 @@ function M.apart(fn, concerns)
 end
 
 --- Wraps fn, which may issue any number of collectives in any groups: its errors are published to the world. fn has at
---- most five arguments. concerns(a, b, c, d): whether peers make the call, too; used if the arguments contain no group.
+--- most five arguments. concerns(a, b, c, d): whether peers make the call, too (default: unless the arguments contain a
+--- group without other ranks).
 ---@param fn function
 ---@param concerns? fun(...): boolean
 ---@return function

@@ -50,15 +50,15 @@ dist._a_group = opts.kind("a group", dist.is_group)
 local function id_of_group(group, who)
   ensure()
   if group == nil then return 0 end
-  if getmetatable(group) ~= Group then opts.wrong(group, "one of dist.new_group", "%s: the group", who) end
+  if getmetatable(group) ~= Group then opts.wrong(group, "a group made by dist.new_group", "%s: the group", who) end
   return group.id
 end
 
---- Joins the job. Idempotent; the first call of another dist function does it. Under mpirun, srun or PMIx the world
---- consists of the job's processes.
+--- Joins the job. Idempotent; the first call of any other dist function joins the job, too. Under mpirun, srun or PMIx
+--- the world consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
 ---   backend: "auto" (chosen by the launcher), "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank
----   (60; math.huge: for ever)
+---   (default: 60; math.huge: no limit)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
@@ -90,7 +90,7 @@ function dist.world_size(group)
   return n
 end
 
---- This rank's number among the ranks of its node.
+--- This rank's number among the ranks of its node, from 0.
 ---@return integer
 function dist.local_rank()
   ensure()
@@ -131,7 +131,8 @@ function dist.new_group(ranks)
   local n = #ranks
   local list = ffi.new("int32_t[?]", math.max(n, 1))
   for k = 1, n do
-    opts.need(type(ranks[k]) == "number" and is_whole(ranks[k]), ranks[k], "a rank", "dist.new_group: entry %d", k)
+    opts.need(type(ranks[k]) == "number" and is_whole(ranks[k]), ranks[k], "a rank of the world",
+      "dist.new_group: entry %d", k)
     list[k - 1] = ranks[k]
   end
   local id = lib.ms_dist_new_group(n, list, user_line(2))
@@ -227,7 +228,7 @@ end
 --- Reduces t over ranks, in place, in rank order. Errors: shapes, dtypes or operations that differ between ranks.
 ---@param t Tensor  of the same shape and dtype on every rank
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
----@return Work?  with async
+---@return Work?  only with async
 function dist.all_reduce(t, given)
   return (run("all_reduce", C.MS_DIST_ALL_REDUCE, with_op, given, tensor_id("all_reduce", "the tensor", t)))
 end
@@ -236,7 +237,7 @@ end
 ---@param out Tensor  as many elements as all inputs together, of input's dtype
 ---@param input Tensor  of the same size on every rank; it may be this rank's block of out
 ---@param given? { group: Group, async: boolean }
----@return Work?  with async
+---@return Work?  only with async
 function dist.all_gather(out, input, given)
   return (run("all_gather", C.MS_DIST_ALL_GATHER, plain, given, tensor_id("all_gather", "out", out),
     tensor_id("all_gather", "the input", input)))
@@ -246,7 +247,7 @@ end
 ---@param out Tensor  as many elements as a block, of input's dtype
 ---@param input Tensor  of the same shape on every rank
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
----@return Work?  with async
+---@return Work?  only with async
 function dist.reduce_scatter(out, input, given)
   return (run("reduce_scatter", C.MS_DIST_REDUCE_SCATTER, with_op, given, tensor_id("reduce_scatter", "out", out),
     tensor_id("reduce_scatter", "the input", input)))
@@ -264,7 +265,7 @@ end
 --- Copies rank src's t to t on every rank.
 ---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
----@return Work?  with async
+---@return Work?  only with async
 function dist.broadcast(t, given)
   need_root("broadcast", given, "src")
   return (run("broadcast", C.MS_DIST_BROADCAST, with_src, given, tensor_id("broadcast", "the tensor", t)))
@@ -273,7 +274,7 @@ end
 --- Reduces t over ranks and stores the result in t on rank dst; t on other ranks does not change.
 ---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { dst: integer, op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }  dst: a rank of the world
----@return Work?  with async
+---@return Work?  only with async
 function dist.reduce(t, given)
   need_root("reduce", given, "dst")
   return (run("reduce", C.MS_DIST_REDUCE, with_dst_and_op, given, tensor_id("reduce", "the tensor", t)))
@@ -282,8 +283,8 @@ end
 --- Gathers every rank's t on rank dst.
 ---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { dst: integer, group: Group, async: boolean }  dst: a rank of the world
----@return Tensor[]? list  in rank order; nil on the other ranks
----@return Work? work  with async
+---@return Tensor[]? list  on rank dst: the tensors in rank order; nil on the other ranks
+---@return Work? work  only with async
 function dist.gather(t, given)
   need_root("gather", given, "dst")
   local id = tensor_id("gather", "the tensor", t)
@@ -307,14 +308,15 @@ end
 ---@param out Tensor  written; this rank's entry of list
 ---@param list Tensor[]?  one of out's shape and dtype for each rank; nil on the other ranks
 ---@param given { src: integer, group: Group, async: boolean }  src: a rank of the world
----@return Work?  with async
+---@return Work?  only with async
 function dist.scatter(out, list, given)
   if given == nil and opts.is(list) then list, given = nil, list end
   need_root("scatter", given, "src")
   local id, ids, n = tensor_id("scatter", "out", out), nil, 0
   if dist.rank() == given.src then
     if type(list) ~= "table" then
-      errors.raise("scatter: rank %d is the source and needs a list of tensors", given.src)
+      errors.raise("scatter: argument 2 is %s on rank %d, the source, expected a list of tensors", errors.kind(list),
+        given.src)
     end
     n = #list
     ids = ffi.new("double[?]", math.max(n, 1))
@@ -327,7 +329,7 @@ end
 ---@param out Tensor  of input's shape and dtype
 ---@param input Tensor  a block along dimension 1 for each rank
 ---@param given? { group: Group, async: boolean }
----@return Work?  with async
+---@return Work?  only with async
 function dist.all_to_all(out, input, given)
   return (run("all_to_all", C.MS_DIST_ALL_TO_ALL, plain, given, tensor_id("all_to_all", "out", out),
     tensor_id("all_to_all", "the input", input)))
@@ -342,7 +344,7 @@ end
 ---@param t Tensor  any shape; read in place
 ---@param dst integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
----@return Work?  with async
+---@return Work?  only with async
 function dist.send(t, dst, given)
   return (run("send", C.MS_DIST_SEND, plain, given, nil, tensor_id("send", "the tensor", t), peer("send", dst)))
 end
@@ -351,7 +353,7 @@ end
 ---@param t Tensor  written; as many elements, of the dtype sent
 ---@param src integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
----@return Work?  with async
+---@return Work?  only with async
 function dist.recv(t, src, given)
   return (run("recv", C.MS_DIST_RECV, plain, given, tensor_id("recv", "the tensor", t), nil, peer("recv", src)))
 end
@@ -378,7 +380,7 @@ end
 --- Gathers a Lua value from every rank. Errors: functions and userdata, which cannot be sent.
 ---@param value any  nil, booleans, numbers, strings, tensors on the CPU, tables of them
 ---@param given? { group: Group }
----@return any[]  rank r's at [r + 1]
+---@return any[]  the value of rank r at index r + 1
 function dist.all_gather_object(value, given)
   local o = opts("all_gather_object", given, { group = opts.any })
   local id = id_of_group(o.group, "all_gather_object")

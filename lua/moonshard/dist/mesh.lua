@@ -11,9 +11,9 @@ local dist
 function M.use(functions) dist = functions end
 
 ---@class DeviceMesh
----@field ndim integer
----@field names string[]
----@field device string
+---@field ndim integer  number of dimensions
+---@field names string[]  names of the dimensions; empty if they have none
+---@field device string  type of the device: "cpu" or "cuda"
 local methods = {}
 local Mesh = { __name = "DeviceMesh" }
 
@@ -26,7 +26,7 @@ local function position(self, d, who)
     errors.raise("%s: %s", who, errors.unknown("mesh dimension", d, self.names))
   end
   if type(d) ~= "number" then
-    errors.raise("%s: the mesh has %d dimensions; say which one (a position or a name)", who, self.ndim)
+    errors.raise("%s: dimension is %s, expected a position from 1 to %d or a name", who, errors.kind(d), self.ndim)
   end
   local k = d < 0 and self.ndim + 1 + d or d
   if k < 1 or k > self.ndim or k % 1 ~= 0 then
@@ -99,7 +99,7 @@ function M.is_mesh(x) return getmetatable(x) == Mesh end
 
 local function check_names(who, names, n)
   if names == nil then return {} end
-  if #names ~= n then errors.raise("%s: %d names for %d dimensions", who, #names, n) end
+  if #names ~= n then errors.raise("%s: got %d names, expected one for each of %d dimensions", who, #names, n) end
   for k, name in ipairs(names) do
     opts.expect(name, opts.string, "%s: names[%d]", who, k)
     for j = 1, k - 1 do
@@ -123,7 +123,7 @@ function M.init_device_mesh(device, shape, given)
   local total = 1
   for k, size in ipairs(shape) do
     if type(size) ~= "number" or size < 1 or size % 1 ~= 0 then
-      errors.raise("init_device_mesh: size %d is %s", k, tostring(size))
+      errors.raise("init_device_mesh: size %d is %s, expected a whole number from 1", k, errors.show(size))
     end
     total = total * size
   end
@@ -157,7 +157,7 @@ function M.init_device_mesh(device, shape, given)
   return mesh
 end
 
---- Makes a mesh from existing groups, one per dimension; only their members call it.
+--- Makes a mesh from existing groups, one per dimension. To be called only by members of all these groups.
 ---@param groups Group|Group[]  one group, or { replicate, shard }
 ---@param given? { names: string[], device: string }  names: names of the dimensions
 ---@return DeviceMesh
@@ -169,7 +169,7 @@ function M.mesh_from_group(groups, given)
   for k, group in ipairs(groups) do
     opts.expect(group, dist._a_group, "mesh_from_group: entry %d", k)
     if not dist.rank(group) then
-      errors.raise("mesh_from_group: rank %d is not a member of entry %d", dist.rank(), k)
+      errors.raise("mesh_from_group: rank %d is not a member of the group in entry %d", dist.rank(), k)
     end
   end
   return M.new((o.device or dtypes.default_device()):match "^%a+", groups,

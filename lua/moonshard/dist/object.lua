@@ -39,7 +39,7 @@ local function put(out, x, seen, path)
     if tensor.is_tensor(x) then
       local whole = x:detach():contiguous()
       if whole.device ~= "cpu:0" and whole.device ~= "cpu" then
-        errors.raise("%s: %s is a tensor on %s; send it as :to 'cpu'", seen.who, path, whole.device)
+        errors.raise("%s: %s is a tensor on %s, expected one on the CPU (t:cpu())", seen.who, path, whole.device)
       end
       local shape = whole.shape
       out[#out + 1] = "T" .. number_bytes(dtypes.number(whole.dtype)) .. number_bytes(#shape)

@@ -1,8 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- An error that a script survives may fail different calls on different ranks, and the ranks may catch it at different
---- lines. So each group's first collectives after an error, until one succeeds, send the script's position, the
---- place of the call that failed, and where its error was caught. A rank that is behind a peer's position fails in its
---- calls until it has caught up. Otherwise each later collective would be matched with the peers' next one.
+--- Resumes collectives after an error that the script survives. Different calls may have failed on different ranks, and
+--- the ranks may have caught the error at different lines. So each group's first collectives after an error, until one
+--- succeeds, send the script's position, the place of the call that failed, and where its error was caught. The calls
+--- of a rank that is behind a peer's position fail until the rank has caught up. Otherwise each of its collectives
+--- would be matched with a later one of its peers.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local position = require "moonshard.core.position"
@@ -17,7 +18,8 @@ local M = {}
 -- seen: the value of state.dist_failures that is already accounted for.
 local failed, caught, times, succession, seen = "", nil, 0, false, 0
 
-local positions = { [0] = false, false }                -- whether the engine has a position; by `single`
+-- Whether the engine has a position for single collectives (positions[1]) and for other calls (positions[0]).
+local positions = { [0] = false, false }
 
 --- Records that a call has ended: later calls must not send its position.
 ---@param single boolean  the call is a single collective
@@ -59,7 +61,8 @@ function M.async_failed(site) M.failed_at(async_place(site), position.now()) end
 --- Records the failure of a call that is not a single collective.
 function M.failed() M.failed_at("", position.now()) end
 
---- To be called before a collective after an error.
+--- Passes this rank's position in the script to the engine, which uses it to match the ranks' calls again after an
+--- error. To be called before such calls.
 ---@param single boolean  the call is a single collective
 function M.before(single, a, b, c)
   if state.dist_failures ~= seen then M.failed_at "" end
@@ -74,7 +77,7 @@ function M.before(single, a, b, c)
   if at.step then lib.ms_dist_set_step(at.step) end
 end
 
---- Prepares the forward of a model whose ranks are connected by these groups: after an error, all of them meet first.
+--- After an error, makes the ranks of each of these groups meet before the forward of a model that they share.
 ---@param groups Group[]
 function M.realign(groups)
   for _, group in ipairs(groups) do

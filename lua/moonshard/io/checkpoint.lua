@@ -37,8 +37,9 @@ local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, ch
 
 -- ---- positions of tensors in a checkpoint -------------------------------------------------------
 
--- The position of this rank's part in the whole tensor t: `dim` (from 1; 0: a range of elements in row-major order),
--- `first`, `here` (their number), and `row`, the number of elements per row if dim is 1.
+-- The position of this rank's part in the whole tensor t: `dim`, along which t is sharded (from 1; 0: a range of
+-- elements in row-major order), `first` (from 0) and `here`, the first position along dim (or element) and their
+-- number, and `row`, the number of elements per row if dim is 1.
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)
@@ -47,7 +48,7 @@ local function place_of(t)
     or tonumber(s.row_numel) }
 end
 
--- The range of elements of this position; nil if they are not contiguous.
+-- The first element (from 0) at this position and the number of elements; nil if they are not contiguous.
 local function range_of(place)
   if place.dim > 1 then return nil end
   return place.first * place.row, place.here * place.row
@@ -257,8 +258,8 @@ local function finish(folder, index)
   if how[0] == C.MS_COMMIT_INSIDE then replace_inside(folder, made, path, index) end
 end
 
--- Makes the result equal on all ranks: all fail if a rank's path differs from rank 0's, or with the first failure in
--- rank order.
+-- Makes the outcome equal on all ranks: all fail if a rank's path differs from rank 0's, or if a rank failed (its peers
+-- with the first error in rank order). Returns the values of all ranks.
 local function agree(dist, who, dir, ok, value)
   local all = dist.all_gather_object { dir = dir, ok = ok, value = ok and value or tostring(value) }
   for r, result in ipairs(all) do
@@ -324,7 +325,7 @@ end
 local agreed
 local signalled = ffi.new "double[1]"
 -- A signal to the whole job reaches ranks at different times. A rank that agreed to a signal before it received its own
--- copy ignores this copy until this time.
+-- copy ignores this copy until owed_until, which is GRACE seconds later.
 local owed_until, GRACE = 0, 2
 
 --- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are
@@ -335,8 +336,8 @@ function M.catch_checkpoint_signals(on)
   owed_until = 0
 end
 
---- Whether a rank has received a signal since the last call. Returns "go_on", "stop" or nil, the same on every rank.
---- Collective: call it once per step.
+--- Whether a rank has received a signal since the last call. Returns "go_on" (SIGUSR1), "stop" (SIGUSR2) or nil (none),
+--- the same on every rank. Collective: call it once per step.
 ---@return "go_on"|"stop"|nil
 function M.checkpoint_wanted()
   local dist = require "moonshard.dist"
@@ -426,8 +427,8 @@ local function plan(readers, name, entry, e)
   end
 end
 
--- The optimizer's numbers, and uninitialized tensors for the state that the index lists. Refuses state of another kind
--- of optimizer.
+-- Returns a state dict with the optimizer's numbers and with uninitialized tensors for the state that the index lists,
+-- a list of these tensors, and a function that refuses state of another kind of optimizer.
 local function empty_state(dir, index, m, optim)
   local saved = index.optimizer
   if not saved then bad(dir, "it has no optimizer state") end
@@ -523,7 +524,7 @@ end
 ---@param dir string  a checkpoint of fsdp.save
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is loaded, too
----@param given? {strict: boolean, verify: boolean}  verify: compare the checksums (true)
+---@param given? {strict: boolean, verify: boolean}  verify: compare the checksums (default: true)
 ---@return table? extra
 ---@return string[] missing, string[] unexpected
 function M.load(dir, m, optim, given)
@@ -556,7 +557,9 @@ function M.load(dir, m, optim, given)
         for name in util.sorted_pairs(index.tensors) do
           if name:find "^model%." and not known[name] then unexpected[#unexpected + 1] = name:sub(#"model." + 1) end
         end
-        if o.strict and #missing > 0 then errors.raise("load: '%s' lacks '%s'", dir, table.concat(missing, "', '")) end
+        if o.strict and #missing > 0 then
+          errors.raise("load: '%s' lacks '%s', which the model has", dir, table.concat(missing, "', '"))
+        end
         if o.strict and #unexpected > 0 then
           errors.raise("load: '%s' has '%s', which the model lacks", dir, table.concat(unexpected, "', '"))
         end

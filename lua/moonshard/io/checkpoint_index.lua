@@ -127,7 +127,7 @@ local function whole_number(x, least) return type(x) == "number" and x % 1 == 0 
 local function check_pieces(dir, name, entry, world)
   local total = 1
   for d, size in ipairs(entry.shape) do
-    if not whole_number(size, 0) then bad(dir, "tensor '%s': size %d is %s", name, d, tostring(size)) end
+    need(whole_number(size, 0), dir, "tensor '%s': size %d is %s, expected a whole number", name, d, tostring(size))
     total = total * size
   end
   if type(entry.pieces) ~= "table" or #entry.pieces == 0 then bad(dir, "tensor '%s' has no pieces", name) end
@@ -143,9 +143,12 @@ local function check_pieces(dir, name, entry, world)
       end
     end
     dim = dim or piece[2]
-    if piece[1] > world then bad(dir, "piece %d of tensor '%s' is in file %d of %d", k, name, piece[1], world) end
+    if piece[1] > world then
+      bad(dir, "piece %d of tensor '%s' is in file %d, but there are %d files", k, name, piece[1], world)
+    end
     if piece[2] ~= dim or dim > math.max(#entry.shape, 0) then
-      bad(dir, "piece %d of tensor '%s' is cut along dimension %d", k, name, piece[2])
+      bad(dir, "piece %d of tensor '%s' is cut along dimension %d, expected that of piece 1, and at most %d", k, name,
+        piece[2], #entry.shape)
     end
     if piece[3] ~= at then
       bad(dir, "piece %d of tensor '%s' begins at %d, but the piece before it ends at %d", k, name, piece[3], at)
@@ -183,7 +186,9 @@ local function check_optimizer(dir, optimizer)
       "group %d of param_groups has no list of params", g)
     for key, value in util.sorted_pairs(group) do
       if type(key) ~= "string" then bad(dir, "group %d of param_groups is a list, expected an object", g) end
-      if not is_option(value) then bad(dir, "option '%s' of group %d is %s", key, g, errors.kind(value)) end
+      if not is_option(value) then
+        bad(dir, "option '%s' of group %d is %s, expected a number, boolean, string or list", key, g, errors.kind(value))
+      end
     end
     for k, name in ipairs(group.params) do
       need(type(name) == "string", dir, "parameter %d of group %d is %s, expected a name", k, g, errors.kind(name))
@@ -196,9 +201,11 @@ local function check_files(dir, index)
   need(whole_number(index.world, 1) and index.world == #index.files, dir, "index.json lists %s files for %s ranks", #index.files,
     tostring(index.world))
   for k, file in ipairs(index.files) do
-    if type(file) ~= "table" then bad(dir, "file %d is %s", k, errors.kind(file)) end
-    if not is_file_name(file.name, k - 1) then bad(dir, "file %d is named %s", k, errors.show(file.name)) end
-    if not whole_number(file.bytes, 8) then bad(dir, "file '%s' has %s bytes", file.name, tostring(file.bytes)) end
+    if type(file) ~= "table" then bad(dir, "entry %d of files is %s, expected an object", k, errors.kind(file)) end
+    need(is_file_name(file.name, k - 1), dir, "file %d is named %s, expected '%s'", k, errors.show(file.name),
+      M.file_name(k - 1))
+    need(whole_number(file.bytes, 8), dir, "file '%s' has %s bytes, expected a whole number from 8", file.name,
+      tostring(file.bytes))
     need(type(file.hash) == "string" and file.hash:match "^%x+$" and #file.hash == 16, dir,
       "file '%s' has the hash %s, expected 16 hexadecimal digits", file.name, errors.show(file.hash))
   end

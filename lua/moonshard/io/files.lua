@@ -18,7 +18,7 @@ local M = {}
 -- ---- writing -------------------------------------------------------------------------------------
 
 ---@class Saver
----@field _saver ffi.cdata*
+---@field _saver ffi.cdata*  the engine's saver; nil after commit or abort
 local Saver = {}
 Saver.__index = Saver
 
@@ -149,7 +149,7 @@ end
 
 --- Opens a safetensors file and checks its header; `read` returns single tensors or rows of them.
 ---@param path string  path of the file
----@param given? {verify: boolean}  verify: compare the checksums, if the file has them (true)
+---@param given? {verify: boolean}  verify: compare the checksums, if the file has them (default: true)
 ---@return Reader
 function M.reader(path, given)
   opts.expect(path, opts.string, "load: path")
@@ -235,7 +235,7 @@ end
 --- Reads a safetensors file. Errors: a file whose header or checksums show damage; a name that the file does not
 --- contain.
 ---@param path string  path of the file
----@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (true)
+---@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (default: true)
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata
 function M.load(path, given)

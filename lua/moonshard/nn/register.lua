@@ -402,27 +402,27 @@ local function named(self, who, list, given)
 end
 
 --- Parameters: a module's own ones first, then depth first; shared ones once.
----@param given? { recurse: boolean }
+---@param given? { recurse: boolean }  recurse: includes those of descendants (default: true)
 ---@return Parameter[]
 function Module:parameters(given) return values_of(self, "parameters", "_params", given) end
 
 --- Buffers: a module's own ones first, then depth first; shared ones once.
----@param given? { recurse: boolean }
+---@param given? { recurse: boolean }  recurse: includes those of descendants (default: true)
 ---@return Tensor[]
 function Module:buffers(given) return values_of(self, "buffers", "_buffers", given) end
 
 --- Iterates over name, parameter. Uses a snapshot: the module may change during the iteration.
----@param given? { prefix: string, recurse: boolean }
+---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Parameter
 function Module:named_parameters(given) return named(self, "named_parameters", "_params", given) end
 
 --- Iterates over name, buffer.
----@param given? { prefix: string, recurse: boolean }
+---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Tensor
 function Module:named_buffers(given) return named(self, "named_buffers", "_buffers", given) end
 
 --- Iterates over name, module; this module comes first, with the name "".
----@param given? { prefix: string, recurse: boolean }
+---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Module
 function Module:named_modules(given)
   check_self("named_modules", self)
@@ -441,7 +441,7 @@ function Module:modules()
 end
 
 --- Iterates over name, child; a child that is registered twice occurs once.
----@param given? { prefix: string, recurse: boolean }
+---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: has no effect
 ---@return fun(): string, Module
 function Module:named_children(given)
   local o = opts("named_children", given, { prefix = "", recurse = false })

@@ -3,9 +3,9 @@
 local M = {}
 
 ---@class PlotAxis
----@field low number
----@field high number
----@field log boolean
+---@field low number  the value at position 0
+---@field high number  the value at position 1
+---@field log boolean  true: logarithmic
 local Axis = {}
 Axis.__index = Axis
 

@@ -81,7 +81,7 @@ end
 -- ---- the plot --------------------------------------------------------------------------------------------
 
 ---@class Plot
----@field kind string
+---@field kind string  "line", "scatter", "histogram", "heatmap" or "images"
 local Plot = {}
 Plot.__index = Plot
 

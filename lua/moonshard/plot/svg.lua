@@ -21,7 +21,7 @@ local STYLE = [[<style>
 .plot .points { fill: var(--c); fill-opacity: .75 } .plot .bars { fill: var(--c); fill-opacity: .85 }
 </style>]]
 
---- Text for the contents and attributes of elements; characters that XML excludes become U+FFFD.
+--- Escapes text for XML contents and attributes; characters that XML excludes become U+FFFD.
 ---@param text string
 ---@return string
 function M.escape(text)

@@ -21,7 +21,7 @@ local M = {}
 local function local_part(p) return p.placements and p:to_local() or p end
 
 -- Rows are distributed to ranks in blocks of ceil(rows / ranks), as in fully_shard; the last blocks may be smaller or
--- empty.
+-- empty. Returns the size of a block, and this rank's first row (from 0) and number of rows.
 local function block_of(rows)
   local size = math.ceil(rows / dist.world_size())
   local first = math.min(rows, dist.rank() * size)
@@ -41,7 +41,8 @@ local function whole(part, shape, sharded)
   return gathered:narrow(1, 1, shape[1])
 end
 
---- The contents of a checkpoint, in the same order on every rank: name, this rank's part, shape of the whole.
+--- Returns the tensors of a checkpoint, in the same order on every rank (name, this rank's part, shape of the whole),
+--- and the numbers of the optimizer's state.
 local function contents(model, optimizer)
   local list, steps, position = {}, {}, {}
   for _, group in ipairs(optimizer.param_groups) do
@@ -137,7 +138,8 @@ function M.open(path)
   local self = setmetatable({ path = path, reader = reader, step = tonumber(meta.step) }, Checkpoint)
   local ok, config = pcall(cjson.decode, meta.config or "")
   if not self.step or not ok or type(config) ~= "table" then
-    error(("checkpoint '%s' has no step and configuration: it is not a checkpoint of scripts/train"):format(path), 0)
+    error(("checkpoint '%s' has no step or no configuration: it is not a checkpoint of ms.run or scripts/train")
+      :format(path), 0)
   end
   self.config = config
   return self

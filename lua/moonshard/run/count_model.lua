@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- A count model of order n for bytes, which predicts from a table of counts. Training prints its loss on the same
---- split next to the network's loss, as a baseline.
+--- A byte n-gram model with Witten-Bell smoothing. Training prints its loss on the same split next to the network's
+--- loss, as a baseline.
 ---
---- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), ending with 1/256: the estimate
---- of Witten and Bell (1991, method C), where c is the last n bytes, then the last n - 1, and so on.
+--- P(s | c) = (count(c s) + distinct(c) * P(s | shorter c)) / (count(c) + distinct(c)), ending with 1/256 (Witten and
+--- Bell 1991, method C), where c is the last `order` bytes, then the last order - 1, and so on.
 local task = require "moonshard.core.task"
 
 local M = {}

@@ -2,9 +2,9 @@
 --- The folder of one training run: `config.json`, `metrics.jsonl` (an object per line, numbers of a step),
 --- `media.jsonl` (images, texts, counts), `step-N.safetensors` (checkpoints). Rank 0 writes it.
 ---
---- A line is written with one call, so a process that is killed leaves whole lines, and a crash of the machine an
---- incomplete last one. A run that continues after step N removes that line and all lines of later steps, which it
---- repeats; it keeps them in `superseded.jsonl`.
+--- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
+--- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which
+--- it repeats, to `superseded.jsonl`.
 local cjson = require "cjson"
 local ffi = require "ffi"
 local json = require "moonshard.run.json"

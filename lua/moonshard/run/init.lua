@@ -79,9 +79,9 @@ local SINKS = { csv = true, tensorboard = true }
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
 ---   scripts that load their own checkpoints; model: the model, for checkpoints and memory by kind; optimizer: the
----   optimizer of `model`; tokens: number of tokens in a step of all ranks, for their rate; samples: number of samples,
----   for models without tokens; flops: floating point operations for a token or sample, for the MFU (default: 6 for
----   each parameter of `model`); dtype: dtype of computation, for the MFU; sinks: outputs besides metrics.jsonl, of
+---   optimizer of `model`; tokens: tokens per step over all ranks, for the rate; samples: samples per step over all
+---   ranks, for models without tokens; flops: floating point operations per token or sample, for the MFU (default: 6
+---   per parameter of `model`); dtype: dtype of computation, for the MFU; sinks: outputs besides metrics.jsonl, of
 ---   "csv" and "tensorboard"; quiet: print nothing; line: function that returns the text of a step from its metrics and
 ---   the seconds left
 ---@return Run
@@ -90,7 +90,9 @@ function M.start(given)
     resume = false, first = opts.whole_from(0), model = opts.any, optimizer = opts.any, tokens = opts.positive,
     samples = opts.positive, flops = opts.positive, dtype = "float32", sinks = opts.table, quiet = false,
     line = opts.callable })
-  if o.name:find "[/%z]" then errors.raise("run.start: option 'name' is '%s', expected no slash", o.name) end
+  if o.name:find "[/%z]" then
+    errors.raise("run.start: option 'name' is %s, expected a name without slash and zero byte", ("%q"):format(o.name))
+  end
   if o.resume and not o.out then errors.raise "run.start: 'resume' continues the run in a folder; give it as 'out'" end
   local wanted = {}
   for _, name in ipairs(o.sinks or {}) do

@@ -24,7 +24,7 @@ local function resident()
   return pages and pages * PAGE
 end
 
--- The optimizer makes its state at the first step and then keeps its size.
+-- The bytes of the optimizer's state, which is made at the first step and does not change its size afterwards.
 local function state_bytes(self)
   local sum = 0
   for _, p in ipairs(self.parameters) do

@@ -17,7 +17,7 @@ int moonshard_window(int, unsigned long, unsigned short *) __asm__("ioctl");
 
 local M = {}
 
---- "bar" or "lines".
+--- How progress is shown: "bar" (one line that is redrawn) or "lines" (plain lines).
 ---@param fd? integer  file descriptor of the output (default: 1)
 function M.style(fd)
   local said = os.getenv "MOONSHARD_PROGRESS"

@@ -9,7 +9,7 @@ local lib = require("moonshard.core.ffi").lib
 local M = {}
 
 local PAGE = debug.getinfo(1, "S").source:match "^@(.*)%.lua$" .. ".html"
-local IMAGES = 32                                       -- the latest ones that the page contains
+local IMAGES = 32                                       -- the page contains at most this many images, the latest
 
 local function read(path)
   local file = io.open(path, "rb")
@@ -68,7 +68,7 @@ end
 
 local INTERVAL, SHARE = 15, 1 / 200    -- seconds between reports; the part of a run's time that they may take
 
---- Writes the report when one is due. Returns the time of the next one.
+--- Writes the report. Returns the time at which the next one is due and, if this one was not written, the reason.
 ---@param path string  path of the folder
 ---@return number next
 ---@return string? err

@@ -49,6 +49,7 @@ function M.generate(model, prompt, n, given)
   return new
 end
 
+--- The bytes of a text, as token ids.
 ---@param text string  any string
 ---@return integer[]
 function M.bytes(text)

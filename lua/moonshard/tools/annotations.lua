@@ -6,14 +6,14 @@ local opts = require "moonshard.core.opts"
 local M = {}
 
 ---@class Annotation
----@field head string      the line that defines it, without `local` and `end`
----@field source string    its comment, line by line
+---@field head string      the line that defines the function or class, without `local` and `end`
+---@field source string    the comment above the head, line by line
 ---@field text string      the prose of the comment
 ---@field arguments string[]     names in the head, in order
 ---@field params table<string, { type: string, optional: boolean, text: string }>  the arguments, by name
 ---@field returns { type: string, text: string }[]  the results, in order
----@field overload string?  the type in its @overload line
----@field overload_text string   the text after it: "name: meaning; name: meaning"
+---@field overload string?  the type in the @overload line
+---@field overload_text string   the text after that type: "name: meaning; name: meaning"
 ---@field fields { name: string, type: string, text: string }[]  the fields of a class
 
 local files = {}
@@ -60,8 +60,8 @@ function M.fields_of(text)
   return list
 end
 
---- The meanings that a text gives, such as "low: the least; high: the largest" by name, for the names that are keys of
---- `names`.
+--- The meanings in a text such as "low: the least; high: the largest", by name; of names that are not keys of `names`
+--- nothing is returned.
 ---@param text string  the text to split
 ---@param names table<string, any>  its keys are the names to look for
 ---@return table<string, string> meanings
@@ -170,7 +170,8 @@ function M.declared()
   return out
 end
 
---- The description of a class in these files: "Tensor", "moonshard", "AdamW".
+--- The annotation of a class that core/types.lua or core/types_engine.lua declares, such as "Tensor" or "AdamW"; nil if
+--- neither does.
 ---@return Annotation?
 function M.declared_class(name)
   for _, path in ipairs(meta) do

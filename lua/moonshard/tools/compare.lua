@@ -60,7 +60,7 @@ end
 
 --- Reads runs. Raises an error that names a folder without a run, or a metric that no run has.
 ---@param paths string[]  the runs' folders
----@param metrics string[]  names to compare; none: those that end in loss
+---@param metrics string[]  names to compare; empty: those that end in "loss"
 ---@return table comparison
 function M.read(paths, metrics)
   local runs, wanted, names, has = {}, {}, {}, {}
@@ -128,7 +128,7 @@ local function plots_of(c)
 end
 
 --- The comparison for a terminal.
----@param c table
+---@param c table  made by M.read
 ---@return string
 function M.text(c)
   local rows, widths, out = rows_of(c), {}, {}
@@ -161,7 +161,7 @@ svg { width: 100%; height: auto }
 ]]
 
 --- The comparison as a page that needs no network.
----@param c table
+---@param c table  made by M.read
 ---@return string
 function M.html(c)
   local out = { PAGE, '<div class="scroll" tabindex="0"><table>' }

@@ -11,7 +11,7 @@ local scope = require "moonshard.tensor.scope"
 
 local M = { assert_close = close.assert_close }
 
--- Returns the results of fn that are tensors.
+-- Returns the floating point tensors among the results of fn.
 local function outputs(fn, inputs)
   local list = {}
   for _, out in ipairs { fn(unpack(inputs)) } do

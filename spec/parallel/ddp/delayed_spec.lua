@@ -122,7 +122,7 @@ for world = 1, 4 do
       local ddp = nn.DDP(m, { delay_all_reduce_named_params = { "1.weight" }, param_to_hook_all_reduce = m[5].weight })
       -- Each rank raises its own error or the first one that a peer published.
       assert.matches("DDP: the gradient of parameter '1.weight' arrived after the gradient of param_to_hook_all_reduce ('5.weight') and is not reduced; "
-        .. "hook the parameter whose gradient arrives last", message(function() ddp(input(rank, 1)):sum():backward() end),
+        .. "param_to_hook_all_reduce must be the parameter whose gradient arrives last", message(function() ddp(input(rank, 1)):sum():backward() end),
         1, true)
     end)
 

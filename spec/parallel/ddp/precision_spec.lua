@@ -385,7 +385,7 @@ describe("mixed precision of DDP", function()
   it("refuses unknown options", function()
     local _, nn, fsdp = load()
     local function try(value) return message(nn.DDP, nn.Linear(2, 2), { mixed_precision = value }) end
-    assert.equal("DDP: option 'mixed_precision' is a string ('bfloat16'), expected a fsdp.MixedPrecision or a table of its options", try "bfloat16")
+    assert.equal("DDP: option 'mixed_precision' is a string ('bfloat16'), expected an fsdp.MixedPrecision or a table of its options", try "bfloat16")
     assert.matches("MixedPrecision: option 'param_dtype' is 'int64', expected a floating dtype",
       try { param_dtype = "int64" }, 1, true)
     assert.matches("unknown option 'param'", try { param = "bfloat16" }, 1, true)
@@ -393,6 +393,6 @@ describe("mixed precision of DDP", function()
       try(fsdp.MixedPrecision { keep_low_precision_grads = true }))
     assert.matches("DDP does not support option 'module_classes_to_ignore'", try { module_classes_to_ignore = { nn.Linear } }, 1,
       true)
-    assert.matches("expected a fsdp.MixedPrecision", try(fsdp.MixedPrecisionPolicy()), 1, true)
+    assert.matches("expected an fsdp.MixedPrecision", try(fsdp.MixedPrecisionPolicy()), 1, true)
   end)
 end)

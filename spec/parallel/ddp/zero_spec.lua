@@ -177,7 +177,7 @@ describe("hooks of DDP that step ZeRO", function()
     for _, name in ipairs(HOOKS) do
       local function try(...) return message(hooks[name], ...) end
       assert.equal(name .. ": argument 1 is nil, expected a communication hook", try(nil, ddp, zero))
-      assert.equal(name .. ": argument 2 is a Net, expected a module in nn.DDP",
+      assert.equal(name .. ": argument 2 is a Net, expected a module wrapped in nn.DDP",
         try(hooks.allreduce_hook, ddp.module, zero))
       assert.equal(name .. ": argument 3 is a SGD, expected a ZeroRedundancyOptimizer",
         try(hooks.allreduce_hook, ddp, optim.SGD(ddp:parameters())))

@@ -110,12 +110,12 @@ function Bucket:give(k, as_view)
   end
 end
 
---- Starts the reduction: the mean over the group, or the communication hook.
+--- Starts the reduction: the communication hook or, if there is none, the sum over the group divided by `world`.
 function Bucket:launch(group, world, hook, state)
   self.launched = true
   if hook then
     local value = hook(state, self)
-    -- finish reads it after this scope has ended
+    -- Bucket:finish reads the value after this scope has ended.
     if is_tensor(value) and value ~= self.whole then value:keep() end
     self.work = value
   else

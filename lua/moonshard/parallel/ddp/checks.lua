@@ -26,7 +26,7 @@ function M.devices(params)
   end
 end
 
---- Compares shapes and dtypes of parameters on every rank with those on the group's first rank.
+--- Raises unless shapes and dtypes of parameters on every rank equal those on the group's first rank.
 function M.same_model(params, group)
   local mine = {}
   for k, p in ipairs(params) do mine[k] = tostring(p.shape) .. " " .. p.dtype end

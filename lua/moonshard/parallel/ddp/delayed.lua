@@ -69,7 +69,7 @@ function M.resolve(m, list, hook, sparse)
   return self
 end
 
---- Allocates one buffer per dtype and device. If there is no memory for them, there are none.
+--- Allocates one buffer per dtype and device. If memory runs out, there are no buffers afterwards.
 function Delayed:prepare(dtype_of)
   local old = self.buckets
   self.buckets, self.dtype_of = {}, dtype_of
@@ -77,11 +77,12 @@ function Delayed:prepare(dtype_of)
   self.buckets = buckets.build(pieces.assign(self.params, { math.huge }, dtype_of), dtype_of)
 end
 
---- Called when the gradient of a delayed parameter, or of the hook parameter, has arrived.
+--- Called when the gradient of p, a delayed parameter or the hook parameter, has arrived; the latter starts the
+--- reduction.
 function Delayed:arrived(p, group, divisor)
   if self.launched then
-    raise("DDP: the gradient of parameter '%s' arrived after the gradient of param_to_hook_all_reduce ('%s') and is not reduced; hook the parameter "
-      .. "whose gradient arrives last", self:name_of(p), self.hook_name)
+    raise("DDP: the gradient of parameter '%s' arrived after the gradient of param_to_hook_all_reduce ('%s') and is not reduced; "
+      .. "param_to_hook_all_reduce must be the parameter whose gradient arrives last", self:name_of(p), self.hook_name)
   end
   self.waiting = true
   if p ~= self.hook then return end

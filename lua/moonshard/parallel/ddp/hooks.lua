@@ -104,9 +104,9 @@ M.bf16_compress_wrapper = wrapper "bfloat16"
 --- Sends nothing: shows how much time a hook can save at most. The models of the ranks diverge.
 function M.noop_hook() end
 
---- Runs hook, and steps the optimizers of a bucket's parameters when its result has arrived, before backward returns.
---- make(params) returns an optimizer for a list of one parameter; each parameter keeps its optimizer when buckets are
---- rebuilt. The script must not call step() itself. params: the parameters to step (default: all).
+--- Runs hook, and steps the optimizers of a bucket's parameters after the last reduction of a backward, before backward
+--- returns. make(params) returns an optimizer for a list of one parameter; each parameter keeps its optimizer when
+--- buckets are rebuilt. The script must not call step() itself. params: the parameters to step (default: all).
 ---@param hook fun(state: any, bucket: table): any  reduces the gradients
 ---@param make fun(params: Parameter[]): Optimizer  called once for each parameter
 ---@param params? Parameter[]  the parameters to step (default: all)

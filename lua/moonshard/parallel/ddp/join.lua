@@ -20,8 +20,9 @@ local pcall, error, ipairs = pcall, error, ipairs
 
 local M = {}
 
-local FIELDS = 5                        -- active, synced, rebuilds, broadcasts buffers, sends a map of used parameters
-local SKEWED = 1000
+-- Numbers per rank: active, synced, rebuilds, broadcasts buffers, sends a map of used parameters.
+local FIELDS = 5
+local SKEWED = 1000                     -- iterations without an input after which a rank warns
 
 local function bit(x) return x and 1 or 0 end
 

@@ -30,7 +30,7 @@ end
 -- ---- the hook ------------------------------------------------------------------------------------
 
 ---@class PostLocalSGDState
----@field iter integer  iterations counted by the hook
+---@field iter integer  iterations that the hook has counted; stops at start_localSGD_iter
 local State = { __name = "PostLocalSGDState" }
 State.__index = State
 
@@ -197,8 +197,8 @@ function M.HierarchicalModelAverager(given)
     raise("%s: option 'period_group_size' is empty, expected { [period] = number of ranks }", who)
   end
   for _, level in ipairs(levels) do
-    whole_number(who, "period_group_size", level.period, 1)
-    whole_number(who, "period_group_size", level.size, 1)
+    opts.expect(level.period, opts.whole_from(1), "%s: a period in option 'period_group_size'", who)
+    opts.expect(level.size, opts.whole_from(1), "%s: a group size in option 'period_group_size'", who)
   end
   table.sort(levels, function(a, b) return a.period < b.period end)
   for k, level in ipairs(levels) do

@@ -26,7 +26,7 @@ local M = {}
 local TINY = 1e-30                      -- smallest divisor
 
 ---@class PowerSGDState
----@field iter integer  iterations counted by the hook
+---@field iter integer  number of iterations that the hook has counted
 local State = { __name = "PowerSGDState" }
 State.__index = State
 
@@ -58,11 +58,12 @@ function State.__tostring(s)
   return ("PowerSGDState(rank %d, from iteration %d)"):format(s.matrix_approximation_rank, s.start_powerSGD_iter)
 end
 
---- The compression rate, and the number of elements before and after compression.
+--- The compression rate (0 before the first compression), and the number of elements before and after compression.
 ---@return number rate, number before, number after
 function State:compression_stats() return self.after > 0 and self.before / self.after or 0, self.before, self.after end
 
--- Relative rounding error: a column whose remainder is not larger lies in the span of earlier columns and is set to 0.
+-- Relative rounding error. A column whose norm shrinks below this share when earlier columns are subtracted lies in
+-- their span and is set to 0.
 local ROUNDING = { float32 = 1e-5, float64 = 1e-13 }
 
 -- Makes the columns of q orthonormal, by Gram-Schmidt with two projections per column; linearly dependent columns

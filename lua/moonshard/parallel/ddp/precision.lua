@@ -29,7 +29,7 @@ local function is_float(t) return dtypes.is_float(dtypes.number(t.dtype)) end
 function M.check(given)
   if given == nil then return nil end
   local policy = opts.is(given) and precision.MixedPrecision(given) or given
-  opts.need(precision.is_precision(policy), given, "a fsdp.MixedPrecision or a table of its options",
+  opts.need(precision.is_precision(policy), given, "an fsdp.MixedPrecision or a table of its options",
     "DDP: option 'mixed_precision'")
   for _, name in ipairs { "keep_low_precision_grads", "module_classes_to_ignore" } do
     if policy[name] then

@@ -78,7 +78,7 @@ end
 -- after a failed backward, does not count as used.
 local function is_used(st, p) return st.used[p] and p.grad ~= nil end
 
--- Starts the all-reduce of the map of these parameters; the result is read later.
+-- Starts the all-reduce of the map of used parameters; used_anywhere waits for the result.
 local function start_used_map(st)
   local list = {}
   for k, p in ipairs(st.params) do list[k] = is_used(st, p) and 1 or 0 end

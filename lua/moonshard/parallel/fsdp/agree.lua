@@ -84,7 +84,7 @@ function M.begin(who, m, given, spec, x)
   return groups, check()
 end
 
---- Gathers a value from every rank that the groups connect. Returns them by world rank.
+--- Gathers a value from every rank that the groups connect. Returns the values by world rank.
 ---@return table<integer, any>
 function M.gather(groups, value)
   local dist = require "moonshard.dist"
@@ -143,6 +143,7 @@ end
 
 --- Raises on every rank if the ranks' values differ; the error names two ranks with different values.
 ---@param reported table<integer, string>  the values, by world rank
+---@param what string  the message before the values
 function M.same(reported, what)
   local first_rank, first
   for rank, value in sorted_pairs(reported) do

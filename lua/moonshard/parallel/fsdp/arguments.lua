@@ -52,7 +52,7 @@ function put_tensor(n, t)
   return n
 end
 
--- The tensor with which the engine replaced t.
+-- Returns t, or the tensor by which the engine replaced t, and the index of the next id.
 local get_tensor
 function get_tensor(n, t)
   if t.id >= 0 then

@@ -63,7 +63,8 @@ local function originals(m)
   return names, params
 end
 
--- The properties of p to compare: its whole shape, this rank's part, and the gradient of that part or nil.
+-- The properties of p to compare: its whole shape (nil in an FSDP instance), this rank's part, and the gradient of that
+-- part or nil.
 local function parts_of(p, name)
   local unit = rawget(p, "_unit")
   if not unit then errors.raise("check_sharded_parity: '%s' is not sharded", name) end

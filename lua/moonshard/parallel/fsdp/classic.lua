@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- fsdp.FSDP: wraps a module and combines its parameters into one flat parameter, sharded over the ranks by element.
 ---
---- An instance is a module that contains the wrapped module, but does not appear in names. Fields, methods and
---- positions that it lacks are read from the wrapped module. In the engine it is a unit with the flat layout
---- (runtime/shard/views/classic.c).
+--- An instance is a module that contains the wrapped module, but does not appear in names. Fields, methods and elements
+--- (`m[i]`) that the instance lacks are read from the wrapped module. In the engine an instance is a unit with the flat
+--- layout (runtime/shard/views/classic.c).
 local alike = require "moonshard.parallel.fsdp.alike"
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
@@ -206,8 +206,8 @@ end
 --- optimizer's state), "shard_grad_op" (as full_shard, but parameters stay whole after forward), "no_shard" (as DDP),
 --- "hybrid_shard" and "hybrid_shard_zero2" (shard inside a group, replicate between groups). use_orig_params keeps the
 --- original names and parameters. sync_module_states sends rank 0's parameters and buffers to all ranks. Collective
---- (docs/semantics.md#classic). Errors: a module that is wrapped already; on every rank, modules that differ between
---- ranks.
+--- (docs/semantics.md#classic). Errors: a module that is wrapped already; modules that differ between ranks (raised on
+--- every rank).
 ---@param m Module  the module to wrap
 ---@param given? { process_group: Group|Group[], sharding_strategy: "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2", cpu_offload: boolean|CPUOffload, auto_wrap_policy: fun(m: Module, recurse: boolean, remaining: integer): boolean, backward_prefetch: "pre"|"post"|"none", mixed_precision: MixedPrecision, ignored_modules: Module[], ignored_states: Parameter[]|Module[], param_init_fn: fun(m: Module), device_id: integer|string, sync_module_states: boolean, forward_prefetch: boolean, limit_all_gathers: boolean, use_orig_params: boolean, device_mesh: DeviceMesh }
 ---   sharding_strategy: default "full_shard"; cpu_offload: keeps shards on the CPU; auto_wrap_policy: selects the
@@ -223,10 +223,10 @@ function FSDP:init(m, given)
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil
   local o = opts("FSDP", given, inner and INNER or OPTIONS)
   opts.need(o.mixed_precision == nil or policies.is_precision(o.mixed_precision), o.mixed_precision,
-    "a fsdp.MixedPrecision", "FSDP: option 'mixed_precision'")
+    "an fsdp.MixedPrecision", "FSDP: option 'mixed_precision'")
   if type(o.cpu_offload) == "boolean" then o.cpu_offload = policies.CPUOffload { offload_params = o.cpu_offload } end
   opts.need(o.cpu_offload == nil or policies.is_classic_offload(o.cpu_offload), o.cpu_offload,
-    "true, false or a fsdp.CPUOffload", "FSDP: option 'cpu_offload'")
+    "true, false or an fsdp.CPUOffload", "FSDP: option 'cpu_offload'")
   local placed = groups.resolve(o, inner)
   if m.forward == nil then
     log.warn_once("FSDP will not all-gather parameters for containers that do not implement forward: " .. tostring(m))
@@ -363,7 +363,7 @@ function FSDP:check_is_root()
   return lib.ms_unit_root(unit.handle) == unit.handle
 end
 
---- Returns whole tensors under their original names; fsdp.state_dict supports other types. Collective.
+--- As fsdp.state_dict, for this instance: by default whole tensors under their original names. Collective.
 ---@param given? { type: "full"|"sharded"|"local", offload_to_cpu: boolean, rank0_only: boolean }
 ---@return table<string, Tensor>
 function FSDP:state_dict(given) return states.state_dict(self, given) end

@@ -28,7 +28,7 @@ local factors = ffi.new "double[2]"
 ---@field gradient_postdivide_factor number  divides gradients after the sum
 local DefaultState = class.new "DefaultState"
 
----@param group? Group  default: the default group
+---@param group? Group  default: all ranks
 function DefaultState:init(group)
   local dist = require "moonshard.dist"
   if group ~= nil then opts.expect(group, dist._a_group, "%s: process_group", self:class_name()) end
@@ -43,7 +43,7 @@ end
 ---@field parameter_type string  dtype of the reduced gradients
 local LowPrecisionState = class.new("LowPrecisionState", DefaultState)
 
----@param group? Group  default: the default group
+---@param group? Group  default: all ranks
 ---@param given? {parameter_type: string}  parameter_type: dtype of the reduced gradients
 function LowPrecisionState:init(group, given)
   if given == nil and opts.is(group) then group, given = nil, group end
@@ -56,15 +56,15 @@ M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState
 
 -- ---- hooks ---------------------------------------------------------------------------------------
 
--- By function: { name, kind, low, output }. output: true (the hook requires an output), false (it has none) or nil
--- (optional).
+-- By function: { name, kind, low, output }. low: the dtype in which gradients are sent; nil: their own. output: true
+-- (the hook requires an output), false (it has none) or nil (optional).
 local built_in = {}
 
 -- Sets the engine's struct for a built-in hook with this state.
 local function fill(into, hook, state)
   local dist = require "moonshard.dist"
   if type(state) ~= "table" or (state.process_group ~= nil and not dist.is_group(state.process_group)) then
-    raise("%s: state is %s, expected a fsdp.comm_hooks.%s", hook.name, errors.kind(state), hook.low
+    raise("%s: state is %s, expected an fsdp.comm_hooks.%s", hook.name, errors.kind(state), hook.low
       and "LowPrecisionState" or "DefaultState")
   end
   for _, field in ipairs { "gradient_predivide_factor", "gradient_postdivide_factor" } do

@@ -25,8 +25,8 @@ local M = {}
 ---@field number table<FSDPUnit, integer>  the number by which ranks name a unit
 ---@field first FSDPUnit[]                the sequence of the first iteration
 ---@field first_iteration boolean  true until the end of the first backward
----@field position integer                number of entries in this iteration
----@field status "none"|"warning"|"warned"  "warning": this iteration has warned; "warned": later iterations do not
+---@field position integer                number of forwards of units in this iteration; 0 in the first
+---@field status "none"|"warning"|"warned"  "warning": this iteration has warned; "warned": nothing is checked any more
 
 local roots = setmetatable({}, { __mode = "k" })        -- the units of roots whose order is checked
 local listening = false
@@ -143,7 +143,7 @@ function M.after_backward()
       ended[#ended + 1] = order
     end
   end
-  -- Sort them, because the checks communicate, and their order must be equal on all ranks.
+  -- Sorted, so that warnings of several roots come in the same order on every rank.
   table.sort(ended, function(a, b) return a.root.handle < b.root.handle end)
   for _, order in ipairs(ended) do close_iteration(order) end
 end

@@ -53,7 +53,8 @@ end
 
 local own_getters, own_setters = {}, {}
 
--- While parameters are summoned: the whole gradient that summon_full_params made, or nil.
+-- The gradient of this rank's piece; while parameters are summoned, the whole gradient that summon_full_params made, or
+-- nil.
 function own_getters.grad(p)
   if rawget(p, "_unit").summoned then return rawget(p, "_whole_grad") end
   return sharded.Sharded.methods.to_local(p).grad
@@ -129,7 +130,7 @@ function M.names_below(m)
   return name_of
 end
 
---- The position of p in this rank's part of its flat parameter: first element and number of elements.
+--- The position of p in this rank's part of its flat parameter: first element (from 1) and number of elements.
 function M.place_of(p)
   local first = lib.ms_unit_flat_offset(p.id)
   if first < 0 then errors.fail(p) end

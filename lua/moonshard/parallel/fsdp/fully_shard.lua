@@ -110,7 +110,8 @@ end
 
 -- ---- parameters of a unit -----------------------------------------------------------------------
 
--- The parameters of the modules and of their descendants, without duplicates; skips children that are already sharded.
+-- Returns the parameters of the modules and of their descendants, without duplicates, their names and modules, and for
+-- each field that has one { module, field, parameter, name }. Skips children that are already sharded.
 local function managed(modules, ignored)
   local params, names, owners, places, seen, visited = {}, {}, {}, {}, {}, {}
   local function visit(m, prefix)
@@ -164,7 +165,7 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 --- sharded. They are gathered before forward and backward, and gradients are reduced after backward. mesh: a mesh of
 --- one dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward
 --- (default: true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the
---- same call. Errors: containers without forward; on every rank, models that differ.
+--- same call. Errors: containers without forward; models that differ between ranks (raised on every rank).
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
 ---   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); reshard_after_forward: whether to
@@ -184,9 +185,9 @@ function M.fully_shard(target, given)
     if module.unit_of(m) then raise "Each distinct composable distributed API can only be applied to a module once." end
   end
   local policy = o.mp_policy or policies.MixedPrecisionPolicy()
-  opts.need(policies.is_policy(policy), policy, "a fsdp.MixedPrecisionPolicy", "fully_shard: option 'mp_policy'")
+  opts.need(policies.is_policy(policy), policy, "an fsdp.MixedPrecisionPolicy", "fully_shard: option 'mp_policy'")
   opts.need(o.offload_policy == nil or policies.is_offload(o.offload_policy), o.offload_policy,
-    "a fsdp.CPUOffloadPolicy", "fully_shard: option 'offload_policy'")
+    "an fsdp.CPUOffloadPolicy", "fully_shard: option 'offload_policy'")
   local group, replicas = groups_of(o.mesh)
   local dist = require "moonshard.dist"
   local world = dist.world_size(group)

@@ -79,7 +79,7 @@ function M.resolve(o, quiet)
     if o.process_group ~= nil then
       errors.raise("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
     end
-    opts.need(mesh_type.is_mesh(o.device_mesh), o.device_mesh, "a mesh of dist.init_device_mesh",
+    opts.need(mesh_type.is_mesh(o.device_mesh), o.device_mesh, "a mesh made by dist.init_device_mesh",
       "FSDP: option 'device_mesh'")
   end
   local strategy = o.sharding_strategy or "full_shard"
@@ -101,7 +101,7 @@ function M.resolve(o, quiet)
     group = o.device_mesh:get_group(1)
   end
   if group ~= nil and not dist.is_group(group) then
-    errors.raise("FSDP: option 'process_group' is %s, expected a group of dist.new_group%s", errors.kind(group),
+    errors.raise("FSDP: option 'process_group' is %s, expected a group made by dist.new_group%s", errors.kind(group),
       type(group) == "table" and #group == 2 and " ({shard, replicate} is for hybrid strategies)" or "")
   end
   group = group or dist.default_group()

@@ -51,7 +51,7 @@ local function point(t, at)
   at:release()
 end
 
--- Raises unless all parameters are on one GPU; some may be on the CPU if device_id says where to move them.
+-- Raises unless all parameters are on one device or, with device_id, on the CPU and one GPU.
 local function check_devices(modules, device_id, ignored_params)
   local devices, seen, on_cpu = {}, {}, false
   for _, m in ipairs(modules) do
@@ -130,7 +130,7 @@ function M.from_meta(modules, fn, device)
   end
 end
 
---- Moves parameters and buffers to the compute device.
+--- Moves parameters and buffers to the compute device if `given`, the option device_id, is not nil.
 function M.move(modules, device, given)
   local elsewhere
   for _, m in ipairs(modules) do
@@ -171,8 +171,8 @@ local function broadcast(dist, list, source, group)
   end)
 end
 
---- Broadcasts rank 0's parameters and buffers to every rank. Sends each tensor once, even if several instances contain
---- it.
+--- Broadcasts parameters and buffers of the first rank of each group to its other ranks. Sends each tensor once, even
+--- if several instances contain it.
 function M.sync(modules, groups, ignored_params)
   local dist = require "moonshard.dist"
   local by_dtype, order, seen = {}, {}, {}

@@ -154,7 +154,7 @@ local function post_forward(unit, n, ids)
   if lib.ms_unit_post_forward(unit.handle, n, ids) ~= 0 then errors.fail() end
 end
 
--- The tensor with which the engine replaced t.
+-- t, or the tensor by which the engine replaced t.
 local function taken(t) return one[0] == t.id and t or wrap(one[0]) end
 
 local function after(self, unit, part, ...)
@@ -268,7 +268,8 @@ M.call_between = call_between
 
 -- ---- the class -----------------------------------------------------------------------------------
 
---- The class of modules that fully_shard was called on: `isa` finds it, and its methods control gathering and reducing.
+--- The class of modules that fully_shard was called on: `m:isa(fsdp.FSDPModule)` is true for them. Its methods control
+--- gathering and reducing.
 ---@class FSDPModule
 local FSDPModule = class.new "FSDPModule"
 M.FSDPModule = FSDPModule
@@ -340,7 +341,7 @@ end
 M.reshard_all = reshard_all
 
 --- Returns sharded tensors by name, which share storage with the parameters; fsdp.state_dict supports other types.
----@param ... any  options of fsdp.state_dict
+---@param ... any  options are an error
 ---@return table<string, Tensor>
 function FSDPModule:state_dict(...)
   reshard_all(self)
@@ -358,8 +359,8 @@ local function refuse_meta(m, given)
 end
 M.refuse_meta = refuse_meta
 
---- `assign` copies, too: the parameters of a unit stay parts of one block of memory. For a unit on meta, that block is
---- allocated.
+--- Loads a state dict by copying, also with `assign`: the parameters of a unit stay parts of one block of memory. For a
+--- unit on meta, `assign` allocates that block.
 ---@param sd table<string, Tensor>  plain whole tensors, or sharded ones
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
@@ -389,7 +390,7 @@ end
 --- accumulate in the unit and `grad` does not change, so zero_grad and optimizers do not see them. The next backward
 --- that reduces puts their sum into `grad`.
 ---@param on boolean  initially true
----@param given? {recurse: boolean}
+---@param given? {recurse: boolean}  recurse: applies to the units of descendants, too (default: true)
 function FSDPModule:set_requires_gradient_sync(on, given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_SYNC, boolean("set_requires_gradient_sync", on), given)
   set_all(self, "set_requires_gradient_sync", C.MS_UNIT_ALL_REDUCE, on, given)
@@ -399,7 +400,7 @@ end
 --- accumulate in the unit, reduced over its shard group, and `grad` does not change. With a 1-d mesh there is no
 --- all-reduce.
 ---@param on boolean  initially true
----@param given? {recurse: boolean}
+---@param given? {recurse: boolean}  recurse: applies to the units of descendants, too (default: true)
 function FSDPModule:set_requires_all_reduce(on, given)
   set_all(self, "set_requires_all_reduce", C.MS_UNIT_ALL_REDUCE, boolean("set_requires_all_reduce", on), given)
 end
@@ -425,7 +426,7 @@ end
 --- Sets whether parameters are released after forward and gathered again for backward (true saves memory, false saves
 --- an all-gather).
 ---@param on boolean  replaces fully_shard's option
----@param given? { recurse: boolean }
+---@param given? { recurse: boolean }  recurse: applies to the units of descendants, too (default: true)
 function FSDPModule:set_reshard_after_forward(on, given)
   if type(on) ~= "boolean" then errors.raise("reshard_after_forward should be a bool, got %s", type(on)) end
   set_all(self, "set_reshard_after_forward", C.MS_UNIT_RESHARD_AFTER_FORWARD, on, given)
@@ -434,7 +435,7 @@ end
 --- Sets whether parameters are released after backward. While false, the next forward gathers nothing and computes with
 --- the old values even after an optimizer's step, until a reshard.
 ---@param on boolean  initially true
----@param given? { recurse: boolean }
+---@param given? { recurse: boolean }  recurse: applies to the units of descendants, too (default: true)
 function FSDPModule:set_reshard_after_backward(on, given)
   set_all(self, "set_reshard_after_backward", C.MS_UNIT_RESHARD_AFTER_BACKWARD,
     boolean("set_reshard_after_backward", on), given)

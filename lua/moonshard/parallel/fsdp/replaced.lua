@@ -43,7 +43,7 @@ local function replacements(unit)
   return by, kept
 end
 
--- Allocates a unit on meta; requires replacements of all its parameters.
+-- Allocates a unit on meta; returns false if one of its parameters has no replacement with memory.
 local function leave_meta(unit, by, kept)
   local device
   for _, p in ipairs(unit.params) do

@@ -33,8 +33,8 @@ local methods = Sharded.methods
 -- Classes of sharded parameters, by the class before sharding.
 local parameter_classes = setmetatable({}, { __mode = "k" })
 
---- Whether x is sharded. A parameter is sharded while its module does not run; an instance of a tensor class, while its
---- inner tensors are.
+--- Whether x is a parameter of a unit (also while it is whole: see is_whole) or a tensor with the placement of one. An
+--- instance of a tensor class is sharded if its inner tensors are.
 ---@return boolean
 function M.is_sharded(x)
   if type(x) ~= "table" then return false end
@@ -178,7 +178,8 @@ end
 
 local base = Tensor.methods
 
--- Applies fn to the whole tensor while the parameter is gathered, otherwise to this rank's part.
+-- Makes a method that changes the whole tensor while the parameter is gathered; otherwise this rank's part, if
+-- `accepts` returns true for the arguments.
 local function in_place(name, accepts)
   methods[name] = function(t, ...)
     if is_whole(t) or not accepts(...) then return base[name](t, ...) end
@@ -253,7 +254,7 @@ local function described(t)
   if lib.ms_is_alive(t.id) == 0 or is_whole(t) then return plain_tostring(t) end
   local s = shard_info(t)
   local first, here, rows = tonumber(s.first), tonumber(s.here), tonumber(s.rows)
-  local what = s.dim == 0 and "rows" or ("places of dimension %d,"):format(s.dim + 1)
+  local what = s.dim == 0 and "rows" or ("positions along dimension %d:"):format(s.dim + 1)
   local at = here > 0 and (", %s %d-%d of %d"):format(what, first + 1, first + here, rows)
     or (", no rows of %d"):format(rows)
   local whole = tensor.info_of(t)

@@ -99,7 +99,8 @@ function M.is_gathered(p, t)
   return not sharded.is_sharded(p) or not sharded.is_part_of(p, t)
 end
 
--- Checks a value t for one of the model's tensors: t may be whole, sharded, or this rank's part.
+-- Checks a value t for one of the model's tensors: t may be whole, sharded, or this rank's part. Returns what is wrong,
+-- or nil.
 local function check_fit(name, value, t)
   if not tensor.is_tensor(t) then
     return ("While copying '%s': a tensor expected, got %s."):format(name, errors.kind(t))

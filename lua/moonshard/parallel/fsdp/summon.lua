@@ -20,7 +20,7 @@ local rawset, ipairs, pcall, error = rawset, ipairs, pcall, error
 
 local M = {}
 
--- The units of m and its descendants in module order; without recurse, only m's own.
+-- The units of the FSDP instances among m and its descendants, in module order; without recurse, only m's own.
 local function units_of(m, recurse)
   local list = {}
   for _, unit in ipairs(recurse and module.units_below(m) or { module.unit_of(m) }) do
@@ -70,7 +70,7 @@ local function drop_grads(units)
   end
 end
 
--- Copies the script's changes of whole gradients back to the pieces.
+-- Removes the whole gradients. With writeback or no_shard, first copies the script's changes back to the pieces.
 local function hide_grads(units, writeback)
   for _, unit in ipairs(units) do
     local back = writeback or unit.placed.strategy == "no_shard"
@@ -146,8 +146,8 @@ end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)
 --- dtype. Collective. Errors: writeback together with rank0_only.
 ---@param m Module  a module with FSDP instances, or an instance
 ---@param given? { recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean }
----   writeback: puts changes into the shards; rank0_only: parameters are whole only on rank 0; offload_to_cpu: whole
----   parameters are on the CPU; with_grads: gathers gradients, too
+---   recurse: includes instances below m; writeback: puts changes into the shards; rank0_only: parameters are whole
+---   only on rank 0; offload_to_cpu: whole parameters are on the CPU; with_grads: gathers gradients, too
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn

@@ -4,7 +4,8 @@
 ---
 ---   FSDP_USE_FULL_PREC_IN_EVAL    parameters, gradients and buffers are not cast while the module is in eval mode
 ---   FSDP_SKIP_WRITEBACK_CHECK     parameters that a script replaced are not detected
----   FSDP_USE_FAKE_ALL_GATHER, FSDP_USE_FAKE_REDUCE    nothing is gathered or reduced, to measure the cost of that
+---   FSDP_USE_FAKE_ALL_GATHER      nothing is gathered, to measure how much time gathers take
+---   FSDP_USE_FAKE_REDUCE          nothing is reduced, to measure how much time reductions take
 ---
 --- FSDP_USE_UNSAFE_SETATTR has no effect, because a gather does not assign to fields of a module.
 local log = require "moonshard.core.log"

@@ -86,8 +86,8 @@ function M.module_wrap_policy(classes)
     decide = function(m) return is_any(m, list) end }, Policy)
 end
 
---- Wraps the modules that fn(module) selects. It returns false: do not wrap; true: wrap with the root's options; or a
---- table: wrap with these options.
+--- Wraps the modules that fn(module) selects: fn returns false (do not wrap), true (wrap with the root's options), or a
+--- table (wrap with these options).
 ---@param fn fun(m: Module): boolean|table
 ---   false: not wrapped; true: wrapped with the root's options; a table: with these
 function M.custom_policy(fn)
@@ -156,7 +156,7 @@ local function leave(...)
   return context.results(...)
 end
 
---- Runs fn; M.wrap(module) inside fn wraps with these options.
+--- Runs fn; fsdp.wrap.wrap(module) inside fn wraps with these options.
 ---@param given table  wrapper_cls (fsdp.FSDP) and its options
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -230,7 +230,8 @@ local function post_order(m, targets, wrap, done, visited)
   end
 end
 
--- A flat parameter has a single requires_grad; with use_orig_params, mixed values cost memory.
+-- Raises if a module to wrap has both trainable and frozen parameters, because a flat parameter has a single
+-- requires_grad. With use_orig_params only warns: the frozen parameters then take gradient memory, too.
 local function validate_frozen(root, targets, ignored_params, use_orig_params)
   local seen = {}
   local function visit(m, prefix, trainable, frozen)

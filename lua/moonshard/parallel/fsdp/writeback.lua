@@ -42,7 +42,7 @@ function M.write_back(unit)
   end
 end
 
---- Calls M.write_back for each unit in the list that has original parameters. Called before a root runs, because it
+--- Calls M.write_back for each unit in the list that has original parameters. Called before a root runs, because a root
 --- gathers some units early.
 function M.write_back_all(units)
   for _, unit in ipairs(units) do

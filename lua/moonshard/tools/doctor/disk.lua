@@ -27,7 +27,7 @@ local remote = { nfs = true, nfs4 = true, cifs = true, smb3 = true, ["9p"] = tru
 function M.check(line, folder)
   local path = read.absolute(folder)
   if not path then
-    return line("broken", "disk", ("there is no folder '%s'"):format(folder), "make it, or name another one")
+    return line("broken", "disk", ("there is no folder '%s'"):format(folder), "make the folder, or name another one")
   end
   local kind, point = mount_of(path)
   local free, size = read.space(path)
@@ -45,7 +45,7 @@ function M.check(line, folder)
   if why then
     local full = free and size > 0 and free < #data
     return line("broken", "disk", ("%s; %s"):format(text, why),
-      full and "free some space, or name another folder" or "name a folder that can be written")
+      full and "free some space, or name another folder" or "name a folder in which this user can write files")
   end
   text = ("%s; a file of %s is written and synced at %s/s, one of 512 bytes in %.1f ms"):format(text, read.bytes(#data),
     read.bytes(rate), small * 1e3)

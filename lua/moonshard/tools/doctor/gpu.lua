@@ -30,7 +30,7 @@ function M.device(line)
       return line("good", "GPU", "none in this machine; the CPU is used")
     end
     return line("broken", "GPU", ("%d on the PCI bus, driver %s; %s"):format(present, driver or "not loaded", why),
-      driver and "provide what the message names; scripts/setup builds the CUDA plugin if nvcc is installed"
+      driver and "fix the cause given above; scripts/setup builds the CUDA plugin if nvcc is installed"
         or "install the NVIDIA driver; start a container with --gpus all")
   end
   for k = 0, count - 1 do
@@ -51,7 +51,8 @@ function M.device(line)
   end
 end
 
--- The path of the first library that the loader finds whose name begins with `name`; nil if there is none.
+-- The path of the first library that the loader finds whose name begins with `name`; nil if there is none. cache: the
+-- output of ldconfig -p.
 local function where(name, cache)
   for folder in (os.getenv "LD_LIBRARY_PATH" or ""):gmatch "[^:]+" do
     if lfs.attributes(folder, "mode") == "directory" then

@@ -17,7 +17,7 @@ local opts = require "moonshard.core.opts"
 ---@field lines DoctorLine[]
 ---@field slow integer  number of lines that are slow
 ---@field broken integer  number of lines that are broken
----@field summary string  both numbers as a line
+---@field summary string  the number of checks, and how many are good, slow and broken
 local Report = {}
 
 local function wrapped(text, indent, columns)
@@ -56,7 +56,8 @@ local checks = { machine.processor, machine.threads, machine.memory, machine.lim
 --- of a job no second job is started. The report has `lines`, each with its `state` ("good", "slow" or "broken"),
 --- `subject`, `text` and, unless it is good, `remedy`; the numbers `slow` and `broken`; and both as a line, `summary`.
 ---@param given? {folder: string, report: function}
----   folder: where runs and checkpoints are saved (the working directory); report: is called with each line at once
+---   folder: where runs and checkpoints are saved (default: the working directory); report: called with each line as
+---   soon as its check has ended
 ---@return DoctorReport  `tostring` of it, and of each line, is the text that scripts/doctor prints
 local function doctor(given)
   local o = opts("doctor", given, { folder = ".", report = opts.callable })

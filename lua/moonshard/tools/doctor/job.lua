@@ -22,7 +22,7 @@ function M.shared_memory(line)
   local free = room "/dev/shm"
   if free and free >= 2 * SEGMENT then return line("good", "/dev/shm", read.bytes(free) .. " free") end
   local why = free and read.bytes(free) .. " free" or "cannot be written"
-  local remedy = "mount it; start a container with --shm-size=1g"
+  local remedy = "mount a tmpfs at /dev/shm; start a container with --shm-size=1g"
   local temporary = os.getenv "TMPDIR"
   temporary = temporary and temporary ~= "" and temporary or "/tmp"
   local there = room(temporary)

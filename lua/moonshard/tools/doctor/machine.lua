@@ -26,7 +26,7 @@ local function level_of(flags)
   return "v1"
 end
 
--- Cores that this process may use, and all cores that are online.
+-- The number of cores that this process may use, and of those that are online.
 local function cores()
   local allowed = read.find("/proc/self/status", "Cpus_allowed_list:([^\n]*)")
   local online = read.find "/sys/devices/system/cpu/online"
@@ -54,7 +54,7 @@ function M.processor(line)
   if load and online then
     if load > 0.5 * online then
       line("slow", "load", ("other processes kept %.1f of %d cores busy in the last minute"):format(load, online),
-        "end them, or do not trust the rates below")
+        "end other busy processes, or do not trust the rates below")
     else
       line("good", "load", ("%.2f in the last minute"):format(load))
     end
@@ -133,7 +133,7 @@ function M.memory(line)
   -- A processor of the last ten years copies at more than this with one thread.
   if rate < 4e9 then
     line("slow", "copies", read.bytes(rate) .. "/s, read and written",
-      "look for other processes; a virtual machine may share its memory with others")
+      "end other busy processes; virtual machines on one host share its memory bandwidth")
   else
     line("good", "copies", read.bytes(rate) .. "/s, read and written")
   end

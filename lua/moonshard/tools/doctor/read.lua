@@ -51,7 +51,7 @@ local function quoted(word) return "'" .. word:gsub("'", "'\\''") .. "'" end
 
 --- Runs a command and returns what it wrote on stdout and stderr, and its exit status (124: it took too long).
 ---@param words string[]
----@param seconds number  its limit
+---@param seconds number  time limit of the command
 ---@return string output
 ---@return integer status
 function M.run(words, seconds)
@@ -89,7 +89,7 @@ function M.absolute(path)
   return text
 end
 
---- Bytes of a file system: those that are free for users, and all.
+--- The size of a file system in bytes, and how much of it users can still fill.
 ---@param path string  a file or folder in it
 ---@return number? free
 ---@return number? size

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reads lines at the prompt with GNU readline: editing, history, completion. nil if the library is missing or the
---- input is not a terminal. repl.lua loads this file and declares moonshard_wait and moonshard_is_terminal.
+--- Reads lines at the prompt with GNU readline: editing, history, completion. Only if the library is installed and the
+--- input is a terminal. repl.lua loads this file and declares moonshard_wait and moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"

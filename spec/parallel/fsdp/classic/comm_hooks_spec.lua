@@ -239,7 +239,7 @@ for world = 1, 4 do
       local model = model_of { sharding_strategy = "full_shard" }
       raises("The communication hook must be callable but got 3", model.register_comm_hook, model, nil, 3)
       for _, m in ipairs(fsdp.fsdp_modules(model)) do assert.is_nil(m.comm_hook) end
-      raises("fp16_compress_hook: state is a table, expected a fsdp.comm_hooks.LowPrecisionState",
+      raises("fp16_compress_hook: state is a table, expected an fsdp.comm_hooks.LowPrecisionState",
         model.register_comm_hook, model, { process_group = 3 }, fsdp.comm_hooks.fp16_compress_hook)
       raises("The communication hook must be callable but got 'sum'", function() model.comm_hook = "sum" end)
       model.comm_hook = function() end
