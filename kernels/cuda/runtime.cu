@@ -208,8 +208,9 @@ static ms_status complained(int index)
     long long value = c->value, limit = c->limit;
     memset(c, 0, sizeof *c);
     return ms__fail(MS_EINVAL,
-                    "%s %lld is not in 0 .. %lld; a kernel on cuda:%d found this after the call had returned",
-                    who[what], value, limit - 1, index);
+                    "%s %lld is out of range, expected 0 or more and below %lld; a kernel on cuda:%d found this after "
+                    "the call had returned",
+                    who[what], value, limit, index);
 }
 
 static ms_status sync(int index, int stream)

@@ -259,7 +259,7 @@ void ms__cpu_copy_tensor(ms_tensor *dst, const ms_tensor *src)
     ms__loop(2, (ms_tensor *[]) { dst, (ms_tensor *)src }, (uint8_t[]) { cls, cls }, NULL, NULL);
 }
 
-// Computes the positions of a view's first and last element in its storage.
+// Computes the lowest and the highest position of a view's elements in its storage.
 static void span(const ms_tensor *t, int64_t *low, int64_t *high)
 {
     *low = *high = t->offset;
@@ -341,7 +341,7 @@ ms_status ms__cpu_arange(ms_call *c)
             value[j] = first + (double)(k + j) * step;
             whole[j] = (int64_t)first + (k + j) * (int64_t)step;
         }
-        // Integer arithmetic for integers: exact beyond 2^53.
+        // Where dtype and step are integers, int64 arithmetic is exact beyond 2^53.
         if (real || step != (double)(int64_t)step)
             ms__store(MS_C_F64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, value);
         else ms__store(MS_C_I64, t->dtype, n, at + k * t->stride[0] * size, t->stride[0] * size, whole);

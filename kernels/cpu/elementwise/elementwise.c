@@ -7,7 +7,8 @@
 
 // ---- loops ----
 
-// Converts a number to an element: integers saturate (clamp's bounds may be infinite); bools become 0 or 1.
+// Converts a scalar argument to the computing type: integers saturate (clamp's bounds may be infinite), with NaN as 0;
+// bools become 0 or 1.
 static inline float from_f32(double v) { return (float)v; }
 static inline double from_f64(double v) { return v; }
 static inline int64_t from_i64(double v)
@@ -110,7 +111,7 @@ ms_status ms__cpu_sub(ms_call *c)
     return st;
 }
 
-// libm's pow takes 10 ns. The common exponents have their own formulas, which are also exact.
+// libm's pow takes 10 ns per element; common exponents have formulas of their own.
 ms_status ms__cpu_pow_scalar(ms_call *c)
 {
     double p = c->f[0];

@@ -27,7 +27,7 @@ typedef struct {
     void (*fill)(const void *job, int64_t pairs, const words *w, void *out);
 } random_job;
 
-// Each fill function makes 2 * n numbers of its computing type from n blocks of words.
+// Each of the following functions computes 2 * n numbers of its computing type from n blocks of words.
 static MS_KERNEL void uniform_f32(const void *job, int64_t n, const words *w, void *out)
 {
     const random_job *j = job;
@@ -70,7 +70,7 @@ static void integers(const void *job, int64_t n, const words *w, void *out)
         for (int h = 0; h < 2; h++) o[2 * k + h] = ms_draw_integer(w->w[2 * h][k], w->w[2 * h + 1][k], low, width);
 }
 
-// Normal numbers in [a, b]: the inverse of the distribution function, applied between its values at a and b.
+// Truncated normal distribution on [a, b], by inversion: the inverse CDF of a uniform number between CDF(a) and CDF(b).
 static void truncated(const random_job *j, int64_t n, const words *w, void *out, bool wide)
 {
     ms_truncated t = ms_truncated_of(j->f);

@@ -11,7 +11,7 @@ typedef struct table {
     void *to;
     const int64_t *ids;  // converted to int64
     const int64_t *start, *order;
-    int64_t n, rows, width, padding;
+    int64_t n, rows, width, padding;  // padding: the id without a gradient; -1: none
     int dtype;
     bool more;  // add to the gradient in `to`
 } table;
@@ -31,8 +31,10 @@ static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **he
     }
     for (int64_t k = 0; k < t->numel; k++)
         if (MS_UNLIKELY(ids[k] < 0 || ids[k] >= rows))
-            return ms__call_fail(c, "id %lld (element %lld) is not in 0 .. %lld, the rows of the weight",
-                                 (long long)ids[k], (long long)k + 1, (long long)rows - 1);
+            return ms__call_fail(c,
+                                 "id %lld (element %lld) is out of range, expected 0 or more and below the weight's "
+                                 "%lld rows",
+                                 (long long)ids[k], (long long)k + 1, (long long)rows);
     *out = ids;
     return MS_OK;
 }

@@ -11,12 +11,14 @@ static int64_t index_at(const ms_tensor *t, int64_t offset)
     return t->dtype == MS_I64 ? ((const int64_t *)p)[offset] : ((const int32_t *)p)[offset];
 }
 
-// Iterates over a shape in row-major order, for up to three tensors, each with its own strides.
+// Iterates over a shape in row-major order, for up to three tensors, each with its own strides. at: the offsets of the
+// current element, in elements. iterator_start: leaves out dimension `skip` (-1: none) and begins at element `first`.
 typedef struct {
     int ndim;
     int64_t shape[MS_MAX_DIMS], index[MS_MAX_DIMS], stride[3][MS_MAX_DIMS], at[3];
-} walk;
-static void walk_start(walk *w, const ms_tensor *shape, int skip, int n, const ms_tensor *const *t, int64_t first)
+} iterator;
+static void iterator_start(iterator *w, const ms_tensor *shape, int skip, int n, const ms_tensor *const *t,
+                           int64_t first)
 {
     w->ndim = 0;
     for (int k = 0; k < n; k++) w->at[k] = t[k]->offset;
@@ -32,7 +34,7 @@ static void walk_start(walk *w, const ms_tensor *shape, int skip, int n, const m
         for (int k = 0; k < n; k++) w->at[k] += w->index[d] * w->stride[k][d];
     }
 }
-static void walk_next(walk *w, int n)
+static void iterator_next(iterator *w, int n)
 {
     for (int d = w->ndim - 1; d >= 0; d--) {
         for (int k = 0; k < n; k++) w->at[k] += w->stride[k][d];
@@ -45,8 +47,8 @@ static void walk_next(walk *w, int n)
 static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int64_t limit, int d)
 {
     if (index->numel == 0) return MS_OK;
-    walk w;
-    walk_start(&w, index, -1, 1, (const ms_tensor *[]) { index }, 0);
+    iterator w;
+    iterator_start(&w, index, -1, 1, (const ms_tensor *[]) { index }, 0);
     for (int64_t k = 0; k < index->numel; k++) {
         int64_t at = index_at(index, w.at[0]);
         if (limit == 0)
@@ -55,7 +57,7 @@ static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int6
         if (at < 0 || at >= limit)
             return ms__call_fail(c, "position %lld is not inside dimension %d of %s (expected 0 to %lld)",
                                  (long long)at, d + 1, ms__tensor_text(c->in[0]), (long long)limit - 1);
-        walk_next(&w, 1);
+        iterator_next(&w, 1);
     }
     return MS_OK;
 }
@@ -197,8 +199,8 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
     int size = ms__dtype_size(j->o->dtype);
     const char *from = j->a->storage->data;
     char *to = j->o->storage->data;
-    walk w;
-    walk_start(&w, j->index, j->d, 3, (const ms_tensor *[]) { j->index, j->a, j->o }, begin);
+    iterator w;
+    iterator_start(&w, j->index, j->d, 3, (const ms_tensor *[]) { j->index, j->a, j->o }, begin);
     int64_t si = j->index->ndim ? j->index->stride[j->d] : 0, sa = j->a->ndim ? j->a->stride[j->d] : 0,
             so = j->o->ndim ? j->o->stride[j->d] : 0;
     for (int64_t line = begin; line < end; line++) {
@@ -208,7 +210,7 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
             else if (j->kind == SCATTER) move(size, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
             else add_one(j->o->dtype, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
         }
-        walk_next(&w, 3);
+        iterator_next(&w, 3);
     }
 }
 static ms_status lines(ms_call *c, line_kind kind, const ms_tensor *a, int64_t limit)

@@ -33,13 +33,13 @@ typedef struct attend {
     size_t room_bytes;  // scratch memory per thread
 } attend;
 
-// n rows of a head of a tensor.
+// Rows [first, first + n) of a head of a tensor.
 typedef struct head_rows {
     const part *of;
     int64_t head, first, n;
 } head_rows;
 
-// A tile of scores: queries i0 to i0 + rows, keys j0 to j0 + n.
+// A tile of scores: queries [i0, i0 + rows), keys [j0, j0 + n).
 typedef struct tile {
     int64_t i0, rows, j0, n;
 } tile;
@@ -52,6 +52,7 @@ static inline int64_t seen(const attend *w, int64_t i, int64_t j0, int64_t n)
 // The number of a tile's rows that are computed together: 8 where the keys that they may attend to differ.
 static inline int64_t tile_step(const attend *w, tile t) { return seen(w, t.i0 + 1, t.j0, t.n) < t.n ? 8 : t.rows; }
 
+// The index of the first element of a head.
 static int64_t head_start(const part *x, int64_t head)
 {
     int64_t at = 0;

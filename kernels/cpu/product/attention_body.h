@@ -110,7 +110,8 @@ static MS_KERNEL void R(finish_rows)(REAL *o, int64_t wide, int64_t rows, const 
     }
 }
 
-// s = rows of a times the tile's columns of bt. Each group of 8 rows stops at the last key that it may attend to.
+// s = the tile's rows (a) times its keys (columns of bt). Each group of 8 rows stops at the last key that it may attend
+// to.
 static void R(scores)(const attend *w, tile t, const REAL *a, const REAL *bt, REAL *s)
 {
     int64_t step = tile_step(w, t);
@@ -121,7 +122,7 @@ static void R(scores)(const attend *w, tile t, const REAL *a, const REAL *bt, RE
     }
 }
 
-// o = s times the tile's rows of b; or o += that product.
+// o = s times the tile's rows of b; with `add`, the product is added to o.
 static void R(mix)(const attend *w, tile t, const REAL *s, const REAL *b, REAL *o, bool add)
 {
     int64_t step = tile_step(w, t);
@@ -170,7 +171,8 @@ static void R(attend_head)(const attend *w, int64_t head, REAL *room)
     }
 }
 
-// P = exp(S - lse) in s; ds = P (keep dP - delta), then s = keep P. Writes whole multiples of 16 numbers.
+// One row of scores: s is S and ds is dP; sets s to keep P and ds to P (keep dP - delta), where P = exp(S - lse). keep
+// is NULL without dropout; then up to 15 numbers beyond `valid` are overwritten, too.
 static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse, REAL delta, int64_t valid)
 {
     int64_t used = (valid + 15) / 16 * 16;
@@ -188,8 +190,8 @@ static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse,
         }
 }
 
-// dv = P^T do, ds = P (do v^T - delta), dq = ds k scale, dk = ds^T q scale. delta = do . o minus the gradient of the
-// logsumexp.
+// With g, the gradient of the output o, and without dropout: dv = P^T g, ds = P (g v^T - delta), dq = ds k scale, dk =
+// ds^T q scale. delta: per row, the dot product of g and o minus the gradient of the logsumexp.
 static void R(attend_head_backward)(const attend *w, int64_t head, REAL *room)
 {
     int64_t d = w->d, wide = w->wide, keys = w->keys;

@@ -4,9 +4,9 @@
 // of sums, any number of threads). For a 1 x 1 kernel the image itself is that matrix, and nothing is copied. oneDNN's
 // convolutions lack float64 and sum in a different order; convolutions do not limit the speed of the models here.
 //
-// Sizes: K = channels of a group x kernel elements, L = output positions, M = outputs of a group. A bias is stored as
-// an additional column of the weight and a row of ones in the matrix, so that half types round once. Gradients of half
-// types are computed in float32.
+// Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
+// A bias is stored as an additional column of the weight and a row of ones in the matrix, so that half types round
+// once. Gradients of half types are computed in float32.
 #include "rows/conv.h"
 #include "cpu/product/product.h"
 #include "rows/grad.h"
@@ -21,8 +21,7 @@ typedef struct job {
     const char *x;  // channels of the image that belong to this group
     char *cols;     // K x L
     const void *from;
-    void *to;
-    int64_t count;
+    void *to;  // add_to: from is added to it; fold: the gradient of x's channels
 } job;
 
 // ---- image to columns and back --------------------------------------------------------------------

@@ -4,7 +4,7 @@
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
 // adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels of KC x 3 vectors, as many at a
-// time as fit half of the second-level cache; A is packed into panels of KC x 8 rows. A panel of A stays in the
+// time as fit in half of the second-level cache; A is packed into panels of KC x 8 rows. A panel of A stays in the
 // first-level cache while all panels of B are read. (The opposite order, one panel of B against all of A, reads both
 // from the second-level cache and is 13 % slower.) Strides that are powers of two, which cause conflicts in caches and
 // TLBs, are met only while packing. Half types are converted while packing, accumulate in float32 and are rounded once
@@ -18,15 +18,15 @@ enum {
     SMALL = 16 << 10,  // largest number of multiply-adds at which packing costs more than it saves
     KC = 1024,  // depth of a panel in floats, half of it in doubles. Sums are split here, so it is the same on all CPUs
     FEW = 400,  // largest number of columns at which rows of A are read in place: packing would not pay
-    ROWS = 2048,  // largest number of rows of A packed at a time
-    ROWS_HALF = 1024,
+    ROWS = 2048,          // largest number of rows of A packed at a time
+    ROWS_HALF = 1024,     // the same for half types
     COLUMNS_HALF = 2304,  // half types deeper than KC: number of columns whose float32 sums are kept
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
 };
 
-// Without AVX-512 a 64-byte vector does not fit a register.
+// Whether a 64-byte vector does not fit in a register: without AVX-512.
 static bool narrow(void)
 {
     static int known = -1;
@@ -59,13 +59,14 @@ typedef struct gemm_work {
     int64_t first_col, last_col;  // columns whose sums are kept
     int64_t j0, nc, p0, kc;       // first and number of the packed columns of B; of the current depth
     int64_t then_j, then_nc, then_p,
-        then_kc;       // the block computed next; then_nc is 0 if there is none or several threads share the work
-    int64_t mc, cols;  // rows and columns of a task
-    int64_t across;    // number of tasks side by side
-    int64_t pack;      // columns that a packing task packs
-    bool half, first, last, pack_a;
-    bool fused;   // B is packed while the first rows are computed
-    char *b, *a;  // packed panels, stored consecutively
+        then_kc;             // the block computed next; then_nc is 0 if there is none or several threads share the work
+    int64_t mc, cols;        // rows and columns of a task
+    int64_t across;          // number of tasks side by side
+    int64_t pack;            // columns that a packing task packs
+    bool half, first, last;  // half: half types; first, last: the current depth is the first, the last
+    bool pack_a;             // A is packed; otherwise its rows are read in place
+    bool fused;              // B is packed while the first rows are computed
+    char *b, *a;             // packed panels, stored consecutively
     float *sums;  // half types: float32 sums of mb rows; if k is one block deep, sums of one panel per thread
     int64_t sums_rs;
 } gemm_work;

@@ -13,14 +13,14 @@ typedef REAL R(loose) __attribute__((vector_size(64), aligned(2),
 
 #define OPERANDS R(ms_operands)
 
-// The operands of rows from i on and columns from j on. (Functions that are not inlined take operands by pointer: a
-// copy reads with vectors what was just stored as scalars, and waits for it.)
+// The operands of rows from i on and columns from j on. (Functions that are not inlined take operands by pointer:
+// copying the struct would load as vectors what was just stored as scalars, and stall.)
 static inline OPERANDS R(at)(const OPERANDS *o, int64_t i, int64_t j)
 {
     const REAL *a = o->a + i * o->a_rs, *bias = o->bias ? o->bias + j : NULL;
     return (OPERANDS) { a, o->a_rs, o->a_cs, o->b + j, o->b_rs, o->c + i * o->c_rs + j, o->c_rs, bias, o->add };
 }
-// Moves to the next packed panel of B, which has k rows, and its columns.
+// Moves o to the next packed panel of B, which has k rows, and to the panel's columns of C and of the bias.
 static inline void R(next_panel)(OPERANDS *o, int64_t k)
 {
     o->b += 3 * LANES * k;
@@ -475,9 +475,9 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
     for (; n > 0; n -= w->wide, R(next_panel)(&o, w->kc)) R(panel)(n < w->wide ? n : w->wide, rows, w->kc, &o, 0);
 }
 
-// Computes a product of at most SMALL multiply-adds. Does not pack if B's columns are adjacent, except for the last
-// columns, which do not fill a vector and go through a padded copy. Returns false if the product does not suit this
-// path.
+// Computes a product without packing: of at most SMALL multiply-adds; of up to 16 rows if b_cs is 1; or, by dot
+// products, of up to 4 rows if a_cs and b_rs are 1. Columns of B that cannot be read as whole vectors go through a
+// padded copy: with b_cs 1 only the last ones, otherwise all. Returns false if the product does not suit this path.
 static bool R(small)(const ms_gemm *g)
 {
     enum { ROOM = 32 << 10 };

@@ -11,7 +11,7 @@ enum { ENTRIES = 1024, PROBES = 8 };
 
 typedef struct key {
     int64_t m, n, k, a_rs, a_cs, b_rs, b_cs, c_rs;
-    int32_t dtype, bias, threads, used;
+    int32_t dtype, bias, threads, used;  // bias: whether there is one; used: 1, so that no key equals an empty entry's
 } key;
 
 typedef struct entry {
@@ -32,7 +32,7 @@ static ms_status failed(const ms_gemm *g, dnnl_status_t st, const char *doing)
 {
     if (st == dnnl_out_of_memory)
         return ms__no_memory((size_t)(g->m * g->n + g->m * g->k + g->k * g->n) * (size_t)ms__dtype_size(g->dtype),
-                             g->what, "upper bound for a product %lld x %lld x %lld; oneDNN, %s", (long long)g->m,
+                             g->what, "at most; product %lld x %lld x %lld, oneDNN while %s", (long long)g->m,
                              (long long)g->n, (long long)g->k, doing);
     return ms__fail(MS_EUNSUPPORTED, "%s: oneDNN status %d while %s, product %lld x %lld x %lld of %s", g->what,
                     (int)st, doing, (long long)g->m, (long long)g->n, (long long)g->k, ms__dtype_name(g->dtype));
@@ -51,7 +51,8 @@ static bool ready(void)
     return ok;
 }
 
-// Rows or columns must be contiguous, and the other stride must not overlap them (expanded tensors do).
+// Whether oneDNN accepts a matrix: its rows or its columns are contiguous and do not overlap (those of expanded tensors
+// do).
 static bool plain(int64_t rows, int64_t cols, int64_t rs, int64_t cs)
 {
     return (cs == 1 && (rs >= cols || rows == 1)) || (rs == 1 && (cs >= rows || cols == 1));

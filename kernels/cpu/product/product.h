@@ -14,7 +14,7 @@ typedef struct ms_gemm {
     int64_t m, n, k;
     const void *a, *b, *bias;  // bias may be NULL
     void *c;
-    int64_t a_rs, a_cs;  // strides in elements: of a row, of a column
+    int64_t a_rs, a_cs;  // in elements: from a row to the next, from a column to the next
     int64_t b_rs, b_cs;
     int64_t c_rs;      // columns of c are adjacent
     const char *what;  // operator's name, for errors
@@ -27,14 +27,14 @@ static inline ms_gemm ms__gemm_of(const char *what, int dtype, int64_t m, int64_
 }
 ms_status ms__gemm(const ms_gemm *g);
 
-// The implementations. own: every dtype. onednn: float32, bfloat16.
+// The implementations. own: every floating-point dtype. onednn: what ms__onednn_takes accepts.
 ms_status ms__gemm_own(const ms_gemm *g);
 ms_status ms__gemm_onednn(const ms_gemm *g);
-bool ms__onednn_takes(const ms_gemm *g);
+bool ms__onednn_takes(const ms_gemm *g);       // float32 and, with AVX-512, bfloat16; contiguous rows or columns
 ms_status ms__gemm_integer(const ms_gemm *g);  // int64, int32, uint8: exact, overflow wraps around; no bias
 
-// The operands of a small product: C = A B + bias, or C += A B + bias. bias may be NULL; the columns of B and C are
-// adjacent. Strides in elements.
+// The operands of a small product: C = A B + bias, or C += A B + bias if `add` is set. bias may be NULL; the columns of
+// B and C are adjacent. Strides in elements.
 #define MS_OPERANDS(T)      \
     struct {                \
         const T *a;         \
@@ -48,7 +48,8 @@ ms_status ms__gemm_integer(const ms_gemm *g);  // int64, int32, uint8: exact, ov
     }
 typedef MS_OPERANDS(float) ms_operands_f32;
 typedef MS_OPERANDS(double) ms_operands_f64;
-// A matrix to pack: element (p, j) is at p * rs + j * cs. dtype: half types only, otherwise the type of the function.
+// A matrix to pack: element (p, j) is at p * rs + j * cs. dtype: which half type; functions for float and double do not
+// read it.
 typedef struct {
     const void *data;
     int64_t rs, cs;

@@ -19,7 +19,7 @@ typedef struct bn {
     double eps;
     const void *x, *g;
     void *y;                                    // dx in backward; NULL: not needed
-    void *coefficients;                         // as REAL, one set per channel; used where S = 1
+    void *coefficients;                         // as REAL: 3 or 4 arrays with a number per channel; used where S = 1
     double *parts;                              // 2 C numbers per block
     double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL
     double *dw, *db, *dmean, *dvar;
@@ -201,8 +201,8 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     return st;
 }
 
-// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Outputs, those that the mask needs:
-// dx, dw, db, dmean, dvar.
+// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Outputs: those of dx, dw, db, dmean,
+// dvar that the mask (rows/grad.h) names.
 ms_status ms__cpu_batch_norm_backward(ms_call *c)
 {
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };

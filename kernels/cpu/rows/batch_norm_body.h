@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/batch_norm_body.h -- batch_norm and its gradient; batch_norm.c includes it once per accumulation type. [N,
-// C, S] is processed one channel at a time, whose elements lie in runs of S; [N, C] one block of rows at a time. A run
-// is summed in REAL; runs and rows are added in double, in order.
+// cpu/rows/batch_norm_body.h -- batch_norm and its gradient; batch_norm.c includes it once per accumulation type. A
+// tensor [N, C, S] is processed one channel at a time; a channel's elements lie in runs of S. A tensor [N, C] is
+// processed one block of rows at a time. A run is summed in REAL; runs and rows are added in double, in order.
 
 // ---- a channel, in runs ---------------------------------------------------------------------------
 

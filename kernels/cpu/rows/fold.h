@@ -5,19 +5,20 @@
 
 #include "cpu/elementwise/loops.h"
 
+// Kinds up to MS_FOLD_COUNT exist for all computing types, the others for floating-point types.
 typedef enum {
     MS_FOLD_SUM,
     MS_FOLD_PROD,
     MS_FOLD_MAX,
     MS_FOLD_MIN,
-    MS_FOLD_COUNT,  // for all computing types; count: number of non-zero elements
+    MS_FOLD_COUNT,  // the number of non-zero elements
     MS_FOLD_ABS_SUM,
     MS_FOLD_SQUARE_SUM,
     MS_FOLD_ABS_MAX,
     MS_FOLD_ABS_MIN,
-    MS_FOLD_POWER_SUM,  // for real numbers; p is the parameter
-    MS_FOLD_DEVIATION,
-    MS_FOLD_EXP_SUM,  // sums of (x - m)^2 and of exp(x - m); m is the parameter
+    MS_FOLD_POWER_SUM,  // the sum of |x|^p; p is the parameter
+    MS_FOLD_DEVIATION,  // the sum of (x - m)^2; m is the parameter
+    MS_FOLD_EXP_SUM,    // the sum of exp(x - m); m is the parameter
     MS_FOLDS
 } ms_fold_kind;
 
@@ -27,8 +28,8 @@ typedef struct ms_fold_plan {
     int dtype, cls;  // cls: computing type: float, double or int64_t; the wide type is double or int64_t
     int nk, nr;      // numbers of kept and of reduced dimensions, after merging
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];  // strides in bytes
-    int64_t outputs, length;  // number of folds; elements per fold
-    bool columns;
+    int64_t outputs, length;    // number of folds; elements per fold
+    bool columns;               // how the tensor is traversed (reduce.c): by columns, otherwise by rows
     int64_t segments, segment;  // parts of a fold; elements per part
 } ms_fold_plan;
 

@@ -13,12 +13,12 @@ enum { PIECE = 512, BLOCK = 16384 };
 
 typedef struct cross {
     int dtype, g_dtype;
-    bool g_rows;  // g has one element per row; otherwise one in all
-    int64_t n, ignore;
-    double smooth, scale;
+    bool g_rows;           // g has one element per row; otherwise one in all
+    int64_t n, ignore;     // number of classes; the target of rows that do not count
+    double smooth, scale;  // label smoothing; backward: the gradient of each loss, or a factor of g's elements
     const void *x, *w, *g, *g_lse;
     const int64_t *ids;
-    void *lse, *losses, *out;
+    void *lse, *losses, *out;  // one number per row: logsumexp, loss; backward: the gradient of x
     char *room;
     size_t room_bytes;  // per thread
 } cross;
@@ -110,7 +110,7 @@ static double total_weight(const cross *q, int64_t rows)
     return total;
 }
 
-// Writes the losses of all rows, or their sum over `divisor`.
+// Writes the losses of all rows, or their sum divided by `divisor`, as the reduction says.
 static void put_losses(ms_call *c, const cross *q, int64_t rows, double divisor)
 {
     ms_tensor *out = c->out[0];
@@ -165,8 +165,9 @@ ms_status ms__cpu_cross_entropy_backward(ms_call *c)
 
 // ---- linear_cross_entropy -------------------------------------------------------------------------
 
-// A sum over chunks. The first part is written to the result; half types are added in float32 and rounded once more at
-// the end.
+// A sum over chunks. float32 and float64: the part of the first chunk is written to the result, later ones to `part`,
+// from which they are added. Half types: every part is written to `part` and added to `sum`, a float32 tensor, which is
+// rounded to the result at the end. With a single chunk, its part is the result.
 typedef struct chunk_sum {
     ms_tensor *result, *part, *sum;
 } chunk_sum;
@@ -207,7 +208,7 @@ typedef struct chunked {
     chunk_sum dw, db;
 } chunked;
 
-// The rows first .. first + rows: logits, losses and, if asked for, gradients.
+// Computes rows [first, first + rows): logits, losses and, if asked for, gradients.
 static ms_status chunk(ms_call *c, chunked *k, int64_t first, int64_t rows)
 {
     const char *what = c->op->name;
@@ -253,8 +254,8 @@ static ms_status chunk(ms_call *c, chunked *k, int64_t first, int64_t rows)
     return MS_OK;
 }
 
-// in: x, w, ids, bias?, class weight?. g: the loss's gradient, NULL for 1. Sets the gradients that are not NULL, and
-// the loss in the forward's call.
+// in: x, w, ids, bias?, class weights?. g: the gradient of the loss; NULL in a forward, where it is 1 and the loss is
+// stored. grad: dx, dw, dbias; those that are not NULL are computed.
 static ms_status chunks(ms_call *c, ms_tensor *const *in, int n_in, ms_tensor *g, ms_tensor *const *grad)
 {
     chunked k = { .dx = grad[0] };

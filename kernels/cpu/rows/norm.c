@@ -108,7 +108,8 @@ static ms_status run_norm(ms_call *c, bool rms)
 ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false); }
 ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true); }
 
-// Adds the partial sums of all blocks in order; out has the dtype of the weight.
+// Adds the partial sums of all blocks in order and stores them in out. at: where they begin in a block's sums, 0 (dw)
+// or n (db).
 static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
 {
     if (!out) return;
@@ -126,7 +127,7 @@ static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
     else ms__row_out(p->dtype, ms__data(out), 0, 1, p->n, narrow + at);
 }
 
-// Inputs: gradient, x, w?. Outputs, those that the mask needs: dx, dw, db.
+// Inputs: gradient, x, w?. Outputs: those of dx, dw, db that the mask (rows/grad.h) names.
 static ms_status run_norm_backward(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));

@@ -6,8 +6,9 @@
 // SEGMENTS parts that any thread may compute. Results therefore depend neither on the ISA level nor on the number of
 // threads.
 //
-// There are two ways to traverse a tensor. Rows: the elements of a fold are contiguous. Columns: the last kept
-// dimension is contiguous, and whole rows are added to a row of accumulators.
+// There are two ways to traverse a tensor. By rows: the elements of one fold are read one after another. By columns:
+// the elements along the last kept dimension, each of another fold, are read together and added to a row of
+// accumulators.
 #include "cpu/cpu.h"
 #include "cpu/rows/fold.h"
 #include "formulas/math32.h"
@@ -17,7 +18,8 @@ enum { BLOCK = 4096, LANES = 64, TILE = 512, ROWS = 64, SEGMENTS = 64 };
 
 // ---- inner folds ----
 
-// STEP: the new value of lane a after element v. JOIN: the combination of lanes a and b. W is the wide type.
+// START: the value of a lane before the first element. STEP: the new value of lane a after element v, with parameter m.
+// JOIN: the combination of lanes a and b. T is the computing type, W the wide type.
 #define FOLD(name, S, T, W, START, STEP, JOIN)                                                                \
     static MS_KERNEL W row_##name##_##S(int64_t n, const void *from, double parameter)                        \
     {                                                                                                         \
@@ -214,8 +216,8 @@ typedef struct {
     const fold_fns *f;
     const double *parameter;
     int step;
-    char *wide;
-    int64_t group;
+    char *wide;     // [segments, outputs], in the wide type
+    int64_t group;  // by rows: outputs per task
 } fold_job;
 
 // Folds elements [from, to) of one output.
@@ -387,7 +389,7 @@ static MS_KERNEL void mark_i64(int64_t n, int64_t *index, int64_t row, const voi
 typedef struct {
     const ms_fold_plan *p;
     const char *wide;
-    int64_t *index, group;
+    int64_t *index, group;  // group: by rows, outputs per task
 } find_job;
 
 static void find_rows(void *arg, int64_t begin, int64_t end, int64_t task)

@@ -136,7 +136,7 @@ ms_status ms__cpu_logsumexp(ms_call *c)
     return st;
 }
 
-// Stores values in out[value] and positions in out[position]; either index may be -1 (not needed).
+// Stores the extremes in out[value], unless value is -1, and their positions in out[position].
 static ms_status extreme(ms_call *c, ms_fold_kind kind, unsigned dims, int value, int position)
 {
     ms_fold_plan p;
@@ -210,8 +210,7 @@ ms_status ms__cpu_prod_backward(ms_call *c)
 
 // ---- running sums ----
 
-// Scans lines along one dimension; the tensor is outer x length x inner. Accumulates in the wide type. i0: dimension;
-// i1: 1 = backwards.
+// Replaces the n numbers of x by their running sums. *total: the sum of all numbers before them, which is updated.
 static void scan_f64(int64_t n, double *total, double *x)
 {
     double t = *total;
@@ -228,8 +227,8 @@ typedef struct {
     const ms_tensor *x;
     ms_tensor *o;
     int d;
-    bool back;
-    int64_t group;
+    bool back;      // from the end of the dimension
+    int64_t group;  // lines per task
 } scan_job;
 
 static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
@@ -273,6 +272,7 @@ static void scan_range(void *arg, int64_t begin, int64_t end, int64_t task)
         }
     }
 }
+// Integers: dimension, whether to sum from its end. Accumulates in the wide type.
 ms_status ms__cpu_cumsum(ms_call *c)
 {
     const ms_tensor *x = c->in[0];

@@ -14,7 +14,8 @@
 // The number of rows in a block of a parallel loop: about 8 K elements. Depends only on the shape.
 static inline int64_t ms__rows_per_block(int64_t n) { return n >= 8192 || n <= 0 ? 1 : 8192 / n; }
 
-// n elements as float32: a pointer to the tensor's memory where possible, else to a converted copy in room.
+// n elements from element `at` on, `stride` elements apart, as float32: a pointer to the tensor's memory where
+// possible, else to a converted copy in room.
 static inline const float *ms__row_in(int dtype, const void *base, int64_t at, int64_t stride, int64_t n, float *room)
 {
     if (dtype == MS_F32 && stride == 1) return (const float *)base + at;
@@ -28,7 +29,7 @@ static inline const float *ms__row_in(int dtype, const void *base, int64_t at, i
         for (int64_t j = 0; j < n; j++) room[j] = ms_bf16_to_float(((const ms_bf16 *)base)[at + j * stride]);
     return room;
 }
-// Where to write a row: the tensor's memory or room. ms__row_out stores the row afterwards.
+// Where to write a row: the tensor's memory where possible, else room, from which ms__row_out then stores it.
 static inline float *ms__row_at(int dtype, void *base, int64_t at, int64_t stride, float *room)
 {
     return dtype == MS_F32 && stride == 1 ? (float *)base + at : room;

@@ -8,6 +8,7 @@ typedef INT R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
 
 #define LANES_AT(x) (*(const V *)(x))  // a macro: functions returning vectors have an ABI per instruction set
 
+// The sum of the 16 lanes, in a fixed tree.
 MS_INLINE REAL R(ms__fold)(const V *p)
 {
     V s = *p;
@@ -62,7 +63,7 @@ MS_INLINE REAL R(ms__row_spread)(const REAL *x, REAL m, int64_t n)
 }
 #undef SUM_OF
 
-// The result may ignore NaN; the exponentials computed next propagate it.
+// The largest element; -inf if n is 0. The result may ignore NaN; the exponentials computed next propagate it.
 MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
 {
     REAL m = -(REAL)INFINITY;
