@@ -56,13 +56,15 @@ static int slurm_tasks(const char *list, int node)
 
 static bool is(const struct launcher *l, const char *name) { return strcmp(l->name, name) == 0; }
 
+// The number of ranks of the job; -1: unset, -2: invalid.
 static int world_of(const struct launcher *l)
 {
     int n = number_of(l->world);
     return n == -1 && is(l, "srun") ? number_of("SLURM_NTASKS") : n;
 }
 
-// Under srun, mpiexec or torchrun a job of one rank counts as a single process; under mpirun it is an MPI job.
+// Whether l launched this process. A job of one rank counts as a single process under srun, mpiexec and torchrun, and
+// as an MPI job under mpirun.
 static bool applies(const struct launcher *l)
 {
     int world = world_of(l);
@@ -100,7 +102,7 @@ static bool read_rank(ms_launch *out, const char *name, int limit, bool must, in
 static bool read_all(const struct launcher *l, ms_launch *out)
 {
     int world = world_of(l), local = number_of(l->local_world);
-    if (l->world && world < 1) return refuse(out, l->world, "a number of ranks");
+    if (l->world && world < 1) return refuse(out, l->world, "a number of ranks above 0");
     if (local == -2 || local == 0 || (l->world && local > world))
         return refuse(out, l->local_world, "the number of ranks on this node");
     if (is(l, "srun")) {
@@ -128,10 +130,11 @@ void ms_launcher(ms_launch *out)
         // Fail here: MPI_Init would end the process with a long message that does not name the cause.
         if (read_all(l, out) && is(l, "srun") && !getenv("PMIX_RANK") && !getenv("PMI_RANK")) {
             const char *way = getenv("SLURM_MPI_TYPE");
-            snprintf(out->reason, sizeof out->reason,
-                     "srun started this process without telling its ranks of each other (MPI type '%.40s'); "
-                     "use srun --mpi=pmix",
-                     way ? way : "none");
+            snprintf(
+                out->reason, sizeof out->reason,
+                "srun started this process without PMIx or PMI, by which ranks find each other (MPI type '%.40s'); "
+                "use srun --mpi=pmix",
+                way ? way : "none");
         }
         return;
     }

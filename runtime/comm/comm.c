@@ -79,6 +79,7 @@ ms_group *ms__group_world(void)
 static ms_group **other_groups;  // made by new_group, in ascending order of id
 static int n_others, cap_others;
 
+// The index in other_groups of the first group whose id is not below `id`.
 static int place_of(double id)
 {
     int from = 0, to = n_others;
@@ -123,7 +124,9 @@ int ms__group_size(const ms_group *g) { return g->n; }
 
 ms_status ms_dist_init(const char *backend, double timeout)
 {
-    if (!(timeout >= 0)) return ms__fail(MS_EINVAL, "dist.init: timeout is %g, expected seconds above 0", timeout);
+    if (!(timeout >= 0))
+        return ms__fail(MS_EINVAL, "dist.init: timeout is %g, expected a number of seconds, 0 (unchanged) or more",
+                        timeout);
     bool was = ms__world.up;
     MS_TRY(ms__comm_start(backend, timeout));
     if (timeout > 0) ms__world.timeout = timeout;
@@ -187,7 +190,8 @@ void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_er
 ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
 {
     if (!ms__world.transport->own)
-        return ms__fail(MS_EUNSUPPORTED, "ms_dist_mpi_own: this process was not started by mpirun");
+        return ms__fail(MS_EUNSUPPORTED,
+                        "ms_dist_mpi_own: this process is not a rank of an MPI job; use mpirun or srun");
     ms__transport_lock();
     int rc = ms__world.transport->own(op, out, in, (size_t)count);
     ms__transport_unlock();
@@ -206,7 +210,7 @@ static ms_status enter(const ms_coll *c)
     if (ms_dist_debug_level() > 0) {
         char text[400];
         ms__fingerprint_text(&c->fingerprint, text, sizeof text);
-        fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->word, c->g->id, text);
+        fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->number, c->g->id, text);
     }
     if (!recording) return MS_OK;
     MS_TRY(ms__grow(&ledger, &cap_ledger, n_ledger, sizeof *ledger, "dist.record", "entries"));
@@ -295,6 +299,7 @@ static void retire_record(void *arg, ms_status result)
     ms__coll_drop(c);
 }
 
+// Retains c's storages, for the time in which c is queued.
 static void attach(ms_coll *c)
 {
     if (c->in.storage) ms__storage_retain(c->in.storage);
@@ -335,19 +340,19 @@ static void take_number(ms_coll *c)
         g->seq = 0;
     }
     c->seq = g->seq++;
-    c->word = (c->epoch << 32) + c->seq + 1;
+    c->number = (c->epoch << 32) + c->seq + 1;
     c->before = g->issued[c->seq % RING];
-    g->issued[c->seq % RING] = c->word;
+    g->issued[c->seq % RING] = c->number;
     c->hash = ms__fingerprint_hash(&c->fingerprint, c->op != OP_SEND_RECV);
     c->delay = delays[c->op];
     c->lines = atomic_load_explicit(&ms__world.board->rank[ms__world.rank].lines, memory_order_relaxed);
     c->again = c->mismatched = c->asking = false;
     atomic_store(&c->raised, false);
     g->heads[g->me].executor[c->seq % RING] = (uint8_t)c->stream;
-    atomic_store_explicit(&g->heads[g->me].issued, c->word, memory_order_release);
+    atomic_store_explicit(&g->heads[g->me].issued, c->number, memory_order_release);
     ms_waiting *last = &ms__world.board->rank[ms__world.rank].last;
     last->group = g->id;
-    last->word = c->word;
+    last->number = c->number;
     last->fingerprint = c->fingerprint;
 }
 
@@ -375,7 +380,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     if (work) *work = NULL;
     ms__stream_reap();
     if (g->freed) {
-        status = ms__fail(MS_EINVAL, "%s: its group was freed by dist.free_group", ROW(c->op)->name);
+        status = ms__fail(MS_EINVAL, "%s: this group was freed by dist.free_group", ROW(c->op)->name);
         goto drop;
     }
     if (g->me < 0) {
@@ -392,7 +397,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (ms__comm_stopped()) {
-        status = ms__fail(MS_ESTATE, "%s: dist.finalize was called", ROW(c->op)->name);
+        status = ms__fail(MS_ESTATE, "%s: dist.finalize was called before", ROW(c->op)->name);
         goto drop;
     }
     if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;
@@ -501,7 +506,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     ms_group *world = ms__group_world();
     if (!world) return -1;
     if (n < 1 || n > world->n) {
-        ms__fail(MS_EINVAL, "dist.new_group: %d ranks given, the world has %d", n, world->n);
+        ms__fail(MS_EINVAL, "dist.new_group: %d ranks given, expected 1 to %d, the size of the world", n, world->n);
         return -1;
     }
     if (ms__grow(&other_groups, &cap_others, n_others, sizeof *other_groups, "dist.new_group", "groups")) return -1;
@@ -517,7 +522,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     ms_status status = MS_OK;
     for (int k = 0; k < n && status == MS_OK; k++) {
         if (sorted[k] < 0 || sorted[k] >= world->n)
-            status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d", sorted[k], world->n);
+            status =
+                ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d ranks", sorted[k], world->n);
         else if (k && sorted[k] == sorted[k - 1])
             status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is listed twice", sorted[k]);
         hash = ms__hash_value(hash, (uint64_t)sorted[k]);
@@ -568,7 +574,8 @@ ms_status ms_dist_free_group(double id, const char *site)
     ms_group *g = ms__group_by_id(id);
     if (!g) return MS_EINVAL;
     char text[UNIT_NAME];
-    snprintf(text, sizeof text, "free_group of group %.0f (ranks", id);  // its number: groups may have equal ranks
+    snprintf(text, sizeof text, "free_group of group %.0f (ranks",
+             id);  // the id distinguishes groups of the same ranks
     for (int k = 0; k < g->n; k++) ms__append(text, sizeof text, k ? ", %d" : " %d", g->ranks[k]);
     ms__append(text, sizeof text, ")");
     if (g->n > 1) MS_TRY(finish_group(g));

@@ -12,7 +12,7 @@ int ms__group_rank(const ms_group *g);  // -1: not a member
 int ms__group_size(const ms_group *g);
 ms_group *ms__group_world(void);       // the world; before dist.init it has one rank
 ms_group *ms__group_by_id(double id);  // NULL with the error set
-// Keeps g's address valid until it is released; g may be NULL. Collectives fail once the group was freed.
+// Keeps g's address valid until ms__group_release; g may be NULL. Collectives of g fail after dist.free_group.
 ms_group *ms__group_hold(ms_group *g);
 void ms__group_release(ms_group *g);
 

@@ -131,7 +131,8 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device)
         MS_TRY(ms__move(out_device, c->out.data, in_device, c->in.data, bytes));
     if (c->reducer.scale != 1 && reduces(c->op)) {
         if (!ms__is_float(c->reducer.dtype))
-            return ms__fail(MS_EUNSUPPORTED, "%s: integers cannot be scaled", ROW(c->op)->name);
+            return ms__fail(MS_EUNSUPPORTED, "%s: a scaled result needs a floating-point dtype, the tensor is %s",
+                            ROW(c->op)->name, ms__dtype_name(c->reducer.dtype));
         return ms__cuda()->scale(ms__index(out_device), c->reducer.dtype, c->out.data, (int64_t)c->count,
                                  c->reducer.scale);
     }

@@ -19,8 +19,8 @@
 static char met_text[TEXT];  // message of the latest published error that this rank has met
 // Message of the latest call that failed on every member, up to where their texts differ; "": none.
 static char raised[TEXT];
-// The place of the script's next collective, until a collective sends it, and that of the call of the library that runs
-// and may issue several.
+// next: the place in the script of its next collective, until a collective sends it. enclosing: the place of the
+// library call in progress, which may issue several collectives.
 static ms_resumption next, enclosing;
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
@@ -100,7 +100,7 @@ static const char *find_raised(const char *text)
     return at;
 }
 
-// The error after `epoch` counts as met.
+// Records that this rank has met the error that ended `epoch`.
 static void met(uint64_t epoch, const char *text)
 {
     snprintf(met_text, sizeof met_text, "%s", text);
@@ -182,7 +182,7 @@ ms_resumption ms__comm_resumption(const ms_group *g)
         r = next;
         next = (ms_resumption) { 0 };
     } else {
-        r = enclosing;  // the first collectives in other groups send it, too
+        r = enclosing;  // kept: the first collectives of other groups send it, too
     }
     r.turns = g->turns;
     return r;
@@ -229,7 +229,7 @@ void ms__comm_backward_failed(uint64_t epoch)
     while (was < epoch && !atomic_compare_exchange_weak(&ms__world.board->failed_backward, &was, epoch)) {}
 }
 
-// Ignores a peer's error that this rank has not met yet: that error will make work of this rank fail later.
+// Does not count an error that this rank has not met yet: that error will make work of this rank fail later.
 uint64_t ms__comm_failed_backward(void)
 {
     static uint64_t met;

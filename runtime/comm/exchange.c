@@ -3,9 +3,9 @@
 //
 //  1 publish   write fingerprint, places of input and output, and a small input as payload; then set `ready`
 //  2 agree     wait for every member's `ready` and compare fingerprints: a difference fails on every rank
-//  3 commit    one compare-and-swap decides for all members of the node: go on, or drop it because a member left
+//  3 commit    one compare-and-swap decides for all members of the node: commit, or abandon because a member left
 //  4 move      the bytes (comm/move.c)
-//  5 complete  set `done`; wait for the `done` of peers that access our tensors
+//  5 complete  set `done`; wait for the `done` of peers that access this rank's tensors
 //
 // A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit, never after it.
 #include <sched.h>
@@ -64,7 +64,7 @@ static int refused_by(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {
         const ms_slot *s = slot_of(c->g, k, c->seq);
-        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->word && s->fingerprint.op == OP_REFUSED)
+        if (atomic_load_explicit(&s->ready, memory_order_acquire) == c->number && s->fingerprint.op == OP_REFUSED)
             return k;
     }
     return -1;
@@ -81,13 +81,13 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         return;
     }
     ms__group_text(g, what, sizeof what);
-    snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->word, what);
+    snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->number, what);
     bool listed[1024] = { false }, models = false, parts = false, shapes = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
     // Find out whether requests that look equal differ in model, part or shape.
     for (int k = 0; k < g->n && k < 1024; k++) {
         const ms_slot *s = slot_of(g, k, c->seq);
-        if (atomic_load(&s->ready) != c->word || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
+        if (atomic_load(&s->ready) != c->number || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
         models |= s->fingerprint.model != mine->model;
         parts |= mine->unit[0] && s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
@@ -95,21 +95,21 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     for (int k = 0; k < g->n && k < 1024; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready = atomic_load(&s->ready);
-        if (listed[k] || ready < c->word) continue;
-        if (ready > c->word) {
+        if (listed[k] || ready < c->number) continue;
+        if (ready > c->number) {
             ms__append(text, size, "; rank %d is already at #%u", g->ranks[k], (unsigned)ready);
             continue;
         }
         int same = 0;
         for (int j = k + 1; j < g->n && !same; j++) {
             ms_slot *o = slot_of(g, j, c->seq);
-            same = atomic_load(&o->ready) == c->word && same_request(o, s);
+            same = atomic_load(&o->ready) == c->number && same_request(o, s);
         }
         ms__append(text, size, same ? "; ranks" : "; rank");
         same = 0;
         for (int j = k; j < g->n && j < 1024; j++) {
             ms_slot *o = slot_of(g, j, c->seq);
-            if (atomic_load(&o->ready) != c->word || !same_request(o, s)) continue;
+            if (atomic_load(&o->ready) != c->number || !same_request(o, s)) continue;
             listed[j] = true;
             ms__append(text, size, same++ ? ", %d" : " %d", g->ranks[j]);
         }
@@ -135,7 +135,7 @@ static ms_status mismatch(ms_waiter *w)
     // The message also lists members that arrive within 20 ms.
     int64_t until = ms__now_ns() + (refused_by(c) < 0 ? 20 * 1000 * 1000 : 0);
     for (int k = 0; k < g->n && ms__now_ns() < until;) {
-        if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->word) k++;
+        if (atomic_load(&slot_of(g, k, c->seq)->ready) >= c->number) k++;
         else {
             if (g->far && k != g->me && g->me == g->leader && ms__far_ready(c) != MS_OK) break;
             sched_yield();
@@ -146,20 +146,20 @@ static ms_status mismatch(ms_waiter *w)
     ms_mismatch_text *b = g->mismatch;
     char text[TEXT];
     uint64_t was = atomic_load(&b->claimed);
-    while (was < c->word)
-        if (atomic_compare_exchange_weak(&b->claimed, &was, c->word)) {
+    while (was < c->number)
+        if (atomic_compare_exchange_weak(&b->claimed, &was, c->number)) {
             describe_requests(c, b->text, sizeof b->text);
             memcpy(text, b->text, sizeof text);
-            atomic_store(&b->written, c->word);
+            atomic_store(&b->written, c->number);
             return ms__fail(MS_ECOMM, "%s", text);
         }
     until = ms__now_ns() + (int64_t)1e9;
-    while (atomic_load(&b->written) < c->word && ms__now_ns() < until) sched_yield();
-    bool taken = atomic_load(&b->written) == c->word;
+    while (atomic_load(&b->written) < c->number && ms__now_ns() < until) sched_yield();
+    bool taken = atomic_load(&b->written) == c->number;
     memcpy(text, b->text, sizeof text);
     atomic_thread_fence(memory_order_acquire);
     // Either the peers have already advanced, or the rank that held the claim was killed.
-    if (!taken || atomic_load(&b->claimed) != c->word) describe_requests(c, text, sizeof text);
+    if (!taken || atomic_load(&b->claimed) != c->number) describe_requests(c, text, sizeof text);
     return ms__fail(MS_ECOMM, "%s", text);
 }
 
@@ -179,6 +179,7 @@ static bool locate_parts(ms_coll *c, ms_slot *s)
     return true;
 }
 
+// Fills this rank's slot and sets its `ready`.
 static ms_status publish(ms_coll *c)
 {
     ms_group *g = c->g;
@@ -206,12 +207,12 @@ static ms_status publish(ms_coll *c)
         s->out_at = op;
         if (direct) s->flags |= SLOT_DIRECT;
     }
-    atomic_store(&s->ready, c->word);
+    atomic_store(&s->ready, c->number);
     return MS_OK;
 }
 
-// Called when a peer has left the collective. rank: that peer; -1: unknown. If the peer published an error, that is the
-// reason.
+// Fails c because a peer has left it. rank: that peer; -1: unknown. If the peer published an error, raises that
+// error.
 static ms_status abandoned(ms_coll *c, int rank)
 {
     if (ms__comm_error_since(c->epoch)) return ms__comm_raise(c);
@@ -321,9 +322,9 @@ static ms_status agree(ms_waiter *w)
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready;
-        while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->word) {
+        while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->number) {
             if (leads) MS_TRY(ms__far_ready(c));
-            if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->word) continue;
+            if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->number) continue;
             // A rank whose call was refused does not wait, so its leader may never copy this slot.
             if (refused_by(c) >= 0) return mismatch(w);
             last = k;
@@ -331,12 +332,12 @@ static ms_status agree(ms_waiter *w)
             if (polled == MS_OK) continue;
             // This member may have arrived meanwhile: then the published error is that of a member that was behind and
             // whose call failed, and this call continues.
-            if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->word) return polled;
+            if (!c->fingerprint.resumed.here || atomic_load(&s->ready) != c->number) return polled;
             atomic_store(&c->raised, false);
         }
-        if (MS_UNLIKELY(ready != c->word)) {
+        if (MS_UNLIKELY(ready != c->number)) {
             // The member has advanced, either into a later epoch or past a failed collective.
-            if (ready >> 32 != c->word >> 32) { return abandoned(c, g->ranks[k]); }
+            if (ready >> 32 != c->number >> 32) { return abandoned(c, g->ranks[k]); }
             return mismatch(w);
         }
         if (MS_UNLIKELY(((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0))) mixed = true;
@@ -358,8 +359,8 @@ static ms_status agree(ms_waiter *w)
 static bool decide(ms_coll *c, bool go)
 {
     _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;
-    uint64_t was = atomic_load_explicit(commit, memory_order_acquire), want = c->word * 2 + go;
-    while (was >> 1 != c->word)
+    uint64_t was = atomic_load_explicit(commit, memory_order_acquire), want = c->number * 2 + go;
+    while (was >> 1 != c->number)
         if (atomic_compare_exchange_weak(commit, &was, want)) return go;
     return was & 1;
 }
@@ -370,15 +371,15 @@ static void pause_for(double seconds)
     while (ms__now_ns() < until) ms__nap(100 * 1000);
 }
 
-// Waits until all members on this node have completed collective `word` in this ring entry.
-static ms_status wait_done(ms_waiter *w, uint64_t word)
+// Waits until all members on this node have completed the collective with this number in this ring entry.
+static ms_status wait_done(ms_waiter *w, uint64_t number)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     for (int k = 0; k < g->n; k++) {
         if (g->far && ms__world.node_of[g->ranks[k]] != ms__world.node) continue;
         ms_slot *s = slot_of(g, k, c->seq);
-        while (atomic_load_explicit(&s->done, memory_order_acquire) < word) MS_TRY(ms__wait_poll(w));
+        while (atomic_load_explicit(&s->done, memory_order_acquire) < number) MS_TRY(ms__wait_poll(w));
     }
     return MS_OK;
 }
@@ -396,7 +397,7 @@ static ms_status run(ms_waiter *w)
     if (g->committed[k]) MS_TRY(wait_done(w, g->committed[k]));
 
     MS_TRY(publish(c));
-    // A refused call matches no request, so the peers fail without this rank waiting.
+    // A refused call matches no request, so the peers' calls fail, and this rank need not wait for them.
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
     ms_status status = agree(w);
     if (status != MS_OK) {
@@ -409,14 +410,14 @@ static ms_status run(ms_waiter *w)
         return abandoned(c, -1);
     }
     w->committed = true;
-    g->committed[k] = c->word;
+    g->committed[k] = c->number;
     if (MS_UNLIKELY(c->delay > 0)) pause_for(c->delay);
 
     bool direct = true;
     for (int m = 0; m < g->n && !c->inline_; m++) direct = direct && (slot_of(g, m, c->seq)->flags & SLOT_DIRECT);
     ms_status moved = c->inline_ ? ms__move_inline(c) : direct ? ms__move_direct(c) : ms__move_staged(w);
-    atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->word, memory_order_release);
-    if (moved == MS_OK && !c->inline_) moved = wait_done(w, c->word);
+    atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
+    if (moved == MS_OK && !c->inline_) moved = wait_done(w, c->number);
     return status != MS_OK ? status : moved;
 }
 
@@ -440,7 +441,7 @@ ms_status ms__coll_run(ms_coll *c)
     ms_status status = run(&w);
     ms__wait_end(&w);
     uint64_t was = atomic_load(&c->g->finished[k]);
-    while (was < c->word && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->word)) {}
+    while (was < c->number && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->number)) {}
     ms__far_end(c);
     return status;
 }

@@ -2,13 +2,13 @@
 // comm/internal.h -- definitions shared by the files of comm: the control memory of a node, groups, collectives.
 //
 // The ranks of a node share a *control memory*: a board (the state of every rank), staging windows, and for every group
-// a ring of slots per member. Collective number `seq` of a group uses entry seq % RING of every member. Only the member
-// itself writes its slot: a fingerprint, the places of its input and output, a small payload, and finally `ready`. The
-// group's leader on this node copies the slots of members on other nodes into their slots here, so waiting ranks read
-// local slots only.
+// a ring of slots per member. The collectives of a group are counted by `seq`, from 0 in each epoch; one uses entry seq
+// % RING of every member. Only the member itself writes its slot: a fingerprint, the places of its input and output, a
+// small payload, and finally `ready`. The group's leader on this node copies the slots of members on other nodes into
+// their slots here, so waiting ranks read local slots only.
 //
-// A collective's `word` is (epoch << 32) + seq + 1. It increases with every collective of the group, also across
-// epochs.
+// A collective's `number` is (epoch << 32) + seq + 1: it increases with every collective of the group, also across
+// epochs. Messages show the lower 32 bits.
 #ifndef MS_COMM_INTERNAL_H
 #define MS_COMM_INTERNAL_H
 
@@ -82,13 +82,13 @@ typedef struct {
 } ms_fingerprint;
 
 typedef struct {
-    _Atomic uint64_t ready, done;  // each holds a word
+    _Atomic uint64_t ready, done;  // number of the collective that the member is ready for, and has completed
     uint64_t hash, in_at, out_at;
-    uint32_t in_arena, out_arena;  // 0: the control memory
+    uint32_t in_arena, out_arena;  // arenas of input and output, from 1; 0: the control memory. *_at: offsets in them
     uint32_t flags, bytes;         // SLOT_*; size of the payload
     uint64_t pad0;
-    _Atomic uint64_t commit;  // in the slot of the group's leader on this node: 2 * word + 1 to go on, 2 * word to drop
-    _Atomic uint64_t round;
+    _Atomic uint64_t commit;  // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
+    _Atomic uint64_t round;   // staged moves: the round that the member has reached
     uint64_t pad1[6];
     ms_fingerprint fingerprint;
     char pad2[SLOT - 128 - sizeof(ms_fingerprint) - PAYLOAD];
@@ -98,13 +98,13 @@ _Static_assert(sizeof(ms_slot) == SLOT && SLOT % 128 == 0, "slots are aligned");
 
 enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4 };  // RESUMES: the first call after an error
 
-typedef struct {
+typedef struct {  // where a part's tensor is: arena, offset in it, bytes from one member's block to the next
     uint64_t arena, at, stride;
 } ms_part_place;
 _Static_assert(MS_PARTS * sizeof(ms_part_place) <= PAYLOAD, "parts' places travel with the ready flag");
 
 typedef struct {              // one per member of a group
-    _Atomic uint64_t issued;  // word of the latest collective issued by the member's script
+    _Atomic uint64_t issued;  // number of the latest collective issued by the member's script
     uint8_t executor[RING];   // for each of the latest collectives, the stream that runs it
     char pad[40];
 } ms_head;
@@ -119,7 +119,7 @@ typedef struct {  // the text of a group's latest mismatch, the same on every ra
 typedef struct {               // the collective that an executor (the engine thread or a stream's worker) waits in
     _Atomic uint64_t version;  // odd while the executor waits
     double group;
-    uint64_t word;
+    uint64_t number;
     int64_t since;
     ms_fingerprint fingerprint;
 } ms_waiting;
@@ -169,16 +169,16 @@ struct ms_group {
     int holders;          // number of units that keep the group's address, also after dist.free_group
     uint64_t seq, epoch;  // used by the engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
-    int32_t settled;      // ms_state.dist_failures when the latest one succeeded; engine thread only
+    int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
     // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: the member that is
     // ahead. turns: number of times that `ahead` has changed or no member was behind. Engine thread only.
     int turns, ahead;
     int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
-    // For each ring entry: word of the latest collective that this rank issued; engine thread only.
+    // For each ring entry: number of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
-    // For each ring entry: word of the latest collective that its executor finished; the entry may then be reused.
+    // For each ring entry: number of the latest collective that its executor finished; the entry may then be reused.
     _Atomic uint64_t finished[RING];
-    // For each ring entry: word of the latest collective that was committed; written before `finished`.
+    // For each ring entry: number of the latest collective that was committed; written before `finished`.
     uint64_t committed[RING];
     ms_group *next;
 };
@@ -204,11 +204,11 @@ typedef struct ms_coll {
     ms_reducer reducer;  // its dtype is that of the collective, for every operation
     ms_stream_kind stream;
     int root;  // member number, or -1
-    uint64_t seq, word, epoch;
-    uint64_t before;  // word of the collective that used this ring entry before; that collective must have finished
+    uint64_t seq, number, epoch;
+    uint64_t before;  // number of the collective that used this ring entry before; that collective must have finished
     size_t count;     // elements of a block (for all_reduce and broadcast: of the tensor)
-    double delay;
-    int64_t lines;  // lines of the prompt that this rank had ended when it issued the collective
+    double delay;     // in seconds; see ms_dist_set_delay
+    int64_t lines;    // lines of the prompt that this rank had ended when it issued the collective
     ms_operand in, out;
     int n_pieces;
     ms_piece *pieces;  // used by all_gather
@@ -219,7 +219,7 @@ typedef struct ms_coll {
     ms_resumption place;  // of a send or receive in the background: read only by checks for deadlocks
     uint64_t hash;
     bool inline_;            // the input fits into the payload
-    ms_tensor *keep[2];      // retained
+    ms_tensor *keep[2];      // the request's input and output, retained
     atomic_bool raised;      // failed because of a published error
     bool mismatched;         // the calls differ: the collective fails on every member, so no error is published
     bool again;              // the peer's call has failed: run again, to match the peer's next call
@@ -233,7 +233,7 @@ typedef struct {
     int rank, size, local_rank, local_size, nodes, node;
     int *node_of;     // indexed by world rank
     int *local_of;    // rank within this node, indexed by world rank; -1: on another node
-    bool up, mapped;  // mapped: every rank of the node can map the others' arenas
+    bool up, mapped;  // up: dist.init has succeeded; mapped: every rank of the node can map the others' arenas
     const ms_transport *transport;
     char *ctl;  // the control memory
     size_t ctl_bytes;
@@ -256,7 +256,7 @@ void ms__comm_clean(
 typedef struct {
     uint64_t calls, bytes, run;
     int64_t at;
-} ms_progress;  // run: ns spent on a processor; at: when progress was last seen
+} ms_progress;  // calls of the engine; bytes read and written; run: ns on a processor; at: when progress was last seen
 typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
 extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);
@@ -267,7 +267,7 @@ ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *befo
 // Reads a file under /proc/PID; "" if it cannot be read.
 size_t ms__peer_file(int pid, const char *name, char *text, size_t n);
 int ms__launched_peers(int parent, int *pids, int room);  // the children of the launcher
-bool ms__launcher_ends_job(void);
+bool ms__launcher_ends_job(void);                         // whether mpirun is ending the job
 void ms__wake_launcher(void);  // to be called repeatedly while mpirun ends the job: interrupts its sleeps
 
 void ms__launcher_to_loopback(void);
@@ -276,8 +276,8 @@ _Noreturn void ms__exit_first(
     int code);  // called by the first rank to fail: a child keeps waking mpirun, because the peers may be stopped
 
 // ---- comm/job/join.c: the start of a job ----
-void ms__join_begin(double limit);  // called when the script calls dist.init
-void ms__join_end(bool through);
+void ms__join_begin(double limit);               // called when the script calls dist.init
+void ms__join_end(bool through);                 // through: dist.init has succeeded
 bool ms__error_reported_by_peer(uint64_t hash);  // false: this rank must report it
 void ms__thread_start(void *(*fn)(void *));      // starts a detached thread that blocks signals
 
@@ -305,9 +305,9 @@ uint64_t ms__ctl_offset(const void *p);
 char *ms__window(int world_rank, ms_stream_kind stream);  // WINDOW bytes for input, then WINDOW bytes for results
 ms_status ms__group_place(ms_group *g);                   // allocates the group's slots in the control memory
 void ms__group_unplace(ms_group *g, bool used);           // frees the slots for other groups; used: zero them first
-extern pthread_mutex_t ms__groups_lock;  // held while other threads than the engine's read the list of groups
-ms_group *ms__group_listed(double id);   // also a group without this rank; NULL: none has this id
-ms_group *ms__pair(int from, int to);    // the two-member group used by send and recv
+extern pthread_mutex_t ms__groups_lock;                   // protects the list of groups, which other threads read, too
+ms_group *ms__group_listed(double id);                    // also a group without this rank; NULL: none has this id
+ms_group *ms__pair(int from, int to);                     // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
 void ms__each_group(void (*fn)(ms_group *));  // groups and pairs that this rank belongs to; engine thread
 
@@ -320,9 +320,11 @@ bool ms__comm_can_map(int rank);  // tries to map that rank's arena, at the star
 // ---- comm/job/wait.c ----
 typedef struct {
     ms_coll *c;
+    // In ns (ms__now_ns). begun: start of the wait, 0: not begun; now, last: the current and the previous poll;
+    // checked: the latest check of the peers, 0: none.
     int64_t begun, now, last, checked;
     int polls;
-    bool committed;
+    bool committed;  // the collective is committed
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
 // Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
@@ -457,9 +459,11 @@ void ms__far_error(uint64_t number, const char *text, bool backward);
 void ms__far_poll(void);
 // Asks a rank on another node what it waits for. It answers only while it waits.
 void ms__far_ask(int rank);
-int ms__far_answered(char *out, size_t n);  // the rank whose answer has come, and the answer; -1: none has
+int ms__far_answered(char *out, size_t n);  // writes an answer to out, returns its rank; -1: none has come
 
 // ---- comm/reduce.c ----
+// Accumulators: float32 for half types, otherwise the type itself. ms__acc_load starts one, ms__acc_add combines it
+// with another rank's values.
 int ms__acc_size(int dtype);
 void ms__acc_load(void *acc, const void *src, int dtype, size_t n);
 void ms__acc_add(const ms_reducer *how, void *acc, const void *src, size_t n);

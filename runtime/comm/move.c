@@ -11,7 +11,7 @@
 static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 
-// Empty tensors have no address.
+// memmove, also for empty tensors, which have no address.
 static inline void put(void *to, const void *from, size_t n)
 {
     if (n) memmove(to, from, n);
@@ -294,7 +294,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
 
 // ---- one member on every node: no windows ------------------------------------------------------------
 
-// Where the part that member k reduces begins, in a reduction of two members, and its size.
+// For a reduction of two members: the byte offset of the part that member k reduces. *bytes: the size of that part.
 static size_t half_at(const ms_coll *c, int k, size_t *bytes)
 {
     size_t esize = (size_t)ms__dtype_size(c->reducer.dtype), half = (c->count + 1) / 2;
@@ -304,7 +304,7 @@ static size_t half_at(const ms_coll *c, int k, size_t *bytes)
     return c->op == OP_REDUCE ? 0 : (size_t)k * (c->op == OP_REDUCE_SCATTER ? c->count : half) * esize;
 }
 
-// Parts are packed into the windows; buffer 4 is for this rank's own values.
+// An ms_far_source. Packs the values of parts into this rank's windows (buffers 0 to 3) or into `own` (buffer 4).
 static const char *half_of(ms_coll *c, int member, size_t at, size_t n, size_t k)
 {
     size_t bytes;

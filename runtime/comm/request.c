@@ -31,6 +31,7 @@ int ms__coll_root(const ms_group *g, int op, int root)
 
 // ---- the fingerprint ------------------------------------------------------------------------------
 
+// Adds a value that must be equal on all ranks to the fingerprint.
 static void agree_on(ms_coll *c, uint64_t value)
 {
     c->fingerprint.agreed = ms__hash_value(c->fingerprint.agreed, value);
@@ -148,8 +149,9 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     ms_tensor *in = row->kind & IN_PLACE ? r->out : r->in;
     const ms_tensor *sent = compared(r), *counted = c->op == OP_REDUCE_SCATTER ? r->out : sent;
     if (c->op == OP_REDUCE_SCATTER && (in->numel != r->out->numel * n || in->dtype != r->out->dtype))
-        return ms__fail(MS_EINVAL, "reduce_scatter: out is %s, in is %s; sizes don't fit %d ranks, or dtypes differ",
-                        ms__tensor_text(r->out), ms__tensor_text(in), n);
+        return ms__fail(MS_EINVAL,
+                        "reduce_scatter: in must have the dtype and %d times the elements of out; out is %s, in is %s",
+                        n, ms__tensor_text(r->out), ms__tensor_text(in));
     if (in && on_side(row->reads, me, c->root)) {
         c->in.storage = in->storage;
         c->in.data = ms__data(in);

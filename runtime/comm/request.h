@@ -11,8 +11,8 @@
 
 typedef enum { MS_SUM, MS_AVG, MS_MAX, MS_MIN, MS_PROD } ms_reduction;
 
-// A piece of every rank's input in an all-gather. Rank k's input at in_offset (the same on every rank) is copied to
-// out_offset + k*stride of the output, with stride = out_stride; rank k provides min(bytes, max(0, total - k*bytes))
+// A piece of every rank's input in an all-gather; all fields are in bytes. Rank k's input at in_offset (the same on
+// every rank) is copied to out_offset + k*out_stride of the output; rank k provides min(bytes, max(0, total - k*bytes))
 // bytes. This puts a unit's shards directly into whole parameters, without another copy. A block that is not contiguous
 // in the output (of a parameter cut along a later dimension) is copied in lines of `line` bytes, out_line apart; line
 // 0: the block is contiguous.
@@ -32,7 +32,7 @@ static inline size_t ms__piece_bytes(const ms_piece *p, int member)
 enum { MS_PARTS = 21 };
 typedef struct {
     ms_tensor *t;
-    uint64_t stride, bytes, total;
+    uint64_t stride, bytes, total;  // in bytes
 } ms_part;
 
 // How errors, reports and the ledger describe a collective. The ranks compare all fields except site and part_of.

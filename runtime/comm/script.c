@@ -18,9 +18,11 @@ static ms_status check_tensor(const char *op, const char *what, ms_tensor *t)
 
 static ms_status check_reduction(const char *op, int reduction, int dtype)
 {
-    if (reduction < 0 || reduction > MS_PROD) return ms__fail(MS_EINVAL, "%s: there is no reduction %d", op, reduction);
+    if (reduction < 0 || reduction > MS_PROD)
+        return ms__fail(MS_EINVAL, "%s: reduction is %d, expected MS_DIST_SUM to MS_DIST_PROD", op, reduction);
     if (reduction == MS_AVG && !ms__is_float(dtype))
-        return ms__fail(MS_EINVAL, "%s: 'avg' needs a floating dtype, the tensor is %s", op, ms__dtype_name(dtype));
+        return ms__fail(MS_EINVAL, "%s: 'avg' needs a floating-point dtype, the tensor is %s", op,
+                        ms__dtype_name(dtype));
     return MS_OK;
 }
 
@@ -50,7 +52,7 @@ static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, b
         return MS_OK;
     }
     if (async)
-        return ms__fail(MS_EINVAL, "%s: the output of an asynchronous collective must be contiguous; it is %s", op,
+        return ms__fail(MS_EINVAL, "%s: the output of an asynchronous collective must be contiguous; %s is not", op,
                         ms__tensor_text(t));
     MS_TRY(ms__tensor_like(&o->out, t, op));
     o->result = ms__retain(t);
@@ -69,8 +71,10 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
         ms_tensor *t = ms__tensor(d->list[k]), *whole;
         ms_status status = t ? check_tensor("scatter", "an element of the list", t) : ms__failure();
         if (status == MS_OK && (t->numel != out->numel || t->dtype != out->dtype))
-            status = ms__fail(MS_EINVAL, "scatter: element %d of the list does not match out: it is %s, out is %s",
-                              k + 1, ms__tensor_text(t), ms__tensor_text(out));
+            status =
+                ms__fail(MS_EINVAL,
+                         "scatter: element %d of the list must have the size and dtype of out; it is %s, out is %s",
+                         k + 1, ms__tensor_text(t), ms__tensor_text(out));
         if (status == MS_OK && (status = ms__contiguous(&whole, t)) == MS_OK) {
             status = ms__storage_sync(whole->storage, false);
             if (status == MS_OK && n)
@@ -87,14 +91,17 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
     return MS_OK;
 }
 
-static bool sizes_fit(int op, const ms_tensor *out, const ms_tensor *in, int64_t n)
+// Returns the rule that the sizes of out and in break; NULL if they fit. out is NULL on a rank that receives nothing.
+static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, int64_t n)
 {
     switch (op) {
     case OP_ALL_GATHER:
-    case OP_GATHER: return !out || out->numel == in->numel * n;
-    case OP_REDUCE_SCATTER: return in->numel == out->numel * n;
-    case OP_ALL_TO_ALL: return in->numel == out->numel && in->numel % n == 0;
-    default: return true;
+    case OP_GATHER: return !out || out->numel == in->numel * n ? NULL : "out must have a block of in's size per rank";
+    case OP_REDUCE_SCATTER: return in->numel == out->numel * n ? NULL : "in must have a block of out's size per rank";
+    case OP_ALL_TO_ALL:
+        if (in->numel == out->numel && in->numel % n == 0) return NULL;
+        return "in and out must have the same number of elements, a multiple of the number of ranks";
+    default: return NULL;
     }
 }
 
@@ -129,9 +136,10 @@ static ms_status prepare(const ms_dist_call *d, const char *name, operands *o, m
                             ms__tensor_text(in));
     }
     if (reduces(r->op)) MS_TRY(check_reduction(name, d->reduction, out->dtype));
-    if (!sizes_fit(r->op, out, in, g->n))
-        return ms__fail(MS_EINVAL, "%s: sizes don't fit: out is %s, in is %s, for %d ranks", name, ms__tensor_text(out),
-                        ms__tensor_text(in), g->n);
+    const char *rule = size_rule(r->op, out, in, g->n);
+    if (rule)
+        return ms__fail(MS_EINVAL, "%s: %s: out is %s, in is %s, for %d rank%s", name, rule, ms__tensor_text(out),
+                        ms__tensor_text(in), g->n, g->n == 1 ? "" : "s");
     if (in) MS_TRY(ms__contiguous(&o->in, in));
     if (out) MS_TRY(output(o, name, out, d->async, row->kind & IN_PLACE));
     if (r->op == OP_SCATTER && sends) MS_TRY(pack_list(&o->in, d, g, o->out));
@@ -146,14 +154,17 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (work) *work = NULL;
     ms_group *g = ms__group_by_id(d->group);
     if (!g) return MS_EINVAL;
-    if (d->op < 0 || d->op > MS_DIST_RECV) return ms__fail(MS_EINVAL, "dist: there is no collective %d", d->op);
+    if (d->op < 0 || d->op > MS_DIST_RECV)
+        return ms__fail(MS_EINVAL, "dist: collective is %d, expected MS_DIST_BARRIER to MS_DIST_RECV", d->op);
     bool p2p = d->op == MS_DIST_SEND || d->op == MS_DIST_RECV;
     const char *name = d->op == MS_DIST_SEND ? "send" : d->op == MS_DIST_RECV ? "recv" : ROW(d->op)->name;
     if (g->me < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", name, ms__world.rank);
     if (p2p) {
         if (d->root < 0 || d->root >= ms__world.size)
-            return ms__fail(MS_EINVAL, "%s: there is no rank %d in the world of %d", name, d->root, ms__world.size);
-        if (d->root == ms__world.rank) return ms__fail(MS_EINVAL, "%s: rank %d is this rank itself", name, d->root);
+            return ms__fail(MS_EINVAL, "%s: there is no rank %d in the world of %d ranks", name, d->root,
+                            ms__world.size);
+        if (d->root == ms__world.rank)
+            return ms__fail(MS_EINVAL, "%s: rank %d is this rank itself, expected another rank", name, d->root);
         if (!(g = d->op == MS_DIST_SEND ? ms__pair(ms__world.rank, d->root) : ms__pair(d->root, ms__world.rank)))
             return MS_ENOMEM;
     }

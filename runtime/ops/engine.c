@@ -14,12 +14,13 @@
 static int threads = 1;
 static bool ready;
 
-// The number of CPUs for this rank: those in its affinity mask. If the mask has all CPUs, an equal share of them per
-// rank of the node (mpirun binds ranks to cores only on request or if there are few ranks).
+// MOONSHARD_THREADS or OMP_NUM_THREADS, if set. Otherwise the number of CPUs in the process's affinity mask; if the
+// mask has all CPUs, an equal share of them per rank of the node (mpirun binds ranks to cores only on request or if
+// there are few ranks).
 static int default_threads(void)
 {
     double given = 0;
-    if (ms__env_number("MOONSHARD_THREADS", "a whole number above 0", &given) == MS_OK && given > 0)
+    if (ms__env_number("MOONSHARD_THREADS", "a whole number from 1 to 1e9", &given) == MS_OK && given > 0)
         return given < 1024 ? (int)given : 1024;
     const char *omp = getenv("OMP_NUM_THREADS");
     if (omp && atoi(omp) > 0) return atoi(omp);
@@ -65,10 +66,10 @@ static ms_status check_environment(void)
         double most;
         bool whole;
     } numbers[] = {
-        { "MOONSHARD_THREADS", "a whole number above 0", 1e9, true },
-        { "MOONSHARD_TIMEOUT", "seconds above 0", INFINITY, false },
+        { "MOONSHARD_THREADS", "a whole number from 1 to 1e9", 1e9, true },
+        { "MOONSHARD_TIMEOUT", "a number of seconds above 0", INFINITY, false },
         { "MOONSHARD_CUDA_DEVICES", "a whole number from 1 to 8", 8, true },
-        { "MOONSHARD_CUDA_MEMORY", "bytes above 0", 1e18, true },
+        { "MOONSHARD_CUDA_MEMORY", "a whole number of bytes from 1 to 1e18", 1e18, true },
     };
     for (int k = 0; k < MS_COUNT(numbers); k++) {
         double value = 1;
@@ -79,9 +80,10 @@ static ms_status check_environment(void)
     }
     const char *nodes = getenv("MOONSHARD_COMM_NODES");
     if (nodes && nodes[strspn(nodes, "0123456789,")])
-        return ms__fail(
-            MS_EINVAL,
-            "MOONSHARD_COMM_NODES is '%s', expected a number of nodes, or each rank's node separated by commas", nodes);
+        return ms__fail(MS_EINVAL,
+                        "MOONSHARD_COMM_NODES is '%s', expected a number of nodes, or the node number of every rank, "
+                        "separated by commas",
+                        nodes);
     return MS_OK;
 }
 
@@ -100,7 +102,7 @@ int ms_num_threads(void) { return threads; }
 void ms_set_num_threads(int n)
 {
     threads = n < 1 ? 1 : n > 1024 ? 1024 : n;
-    // oneDNN uses OpenMP threads and loads that library.
+    // oneDNN uses OpenMP's threads and loads the OpenMP library.
     void (*set_openmp)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_num_threads");
     if (set_openmp) set_openmp(threads);
 }

@@ -185,13 +185,13 @@ for _, case in ipairs {
       end)
     end
 
-    it("avg divides by the ranks and needs a floating dtype", function()
+    it("avg divides by the ranks and needs a floating-point dtype", function()
       local t = ms.tensor { rank, 2 * rank }
       dist.all_reduce(t, { op = "avg" })
       check(t, { (world - 1) / 2, world - 1 })
       local ok, why = pcall(dist.all_reduce, ms.ones(3, { dtype = "int32" }), { op = "avg" })
       assert.is_false(ok)
-      assert.matches("all_reduce: 'avg' needs a floating dtype, the tensor is int32", why)
+      assert.matches("all_reduce: 'avg' needs a floating%-point dtype, the tensor is int32", why)
     end)
 
     it("half types are added up in float32 and rounded once", function()
@@ -248,8 +248,8 @@ for _, case in ipairs {
         assert.is_false(ok)
         assert.matches(pattern, why)
       end
-      refuses("all_gather: sizes don't fit: out is float32 %[7%] cpu, in is float32 %[4%] cpu, for " .. world
-        .. " ranks", dist.all_gather,
+      refuses("all_gather: out must have a block of in's size per rank: out is float32 %[7%] cpu, in is float32 %[4%] cpu, for " .. world
+        .. " rank", dist.all_gather,
         ms.ones(7), x)
       refuses("reduce_scatter: dtypes differ: out is float64", dist.reduce_scatter,
         ms.ones(1, { dtype = "float64" }), ms.ones(world))

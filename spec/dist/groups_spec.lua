@@ -138,7 +138,8 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
   end)
 
   it("refuse invalid lists", function()
-    for _, bad in ipairs { { {}, "0 ranks given, the world has 4" }, { { 0, 4 }, "rank 4 is not in the world of 4" },
+    for _, bad in ipairs { { {}, "0 ranks given, expected 1 to 4, the size of the world" },
+      { { 0, 4 }, "rank 4 is not in the world of 4 ranks" },
       { { 1, 1 }, "rank 1 is listed twice" }, { { 0.5 }, "entry 1 is a number (0.5)" } } do
       local ok, why = pcall(dist.new_group, bad[1])
       assert.is_false(ok)

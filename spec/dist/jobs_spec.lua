@@ -507,15 +507,15 @@ describe("a disturbed job #mpi", function()
 
   it("refuses settings that mean nothing, by name", function()
     for name, rule in pairs {
-      MOONSHARD_TIMEOUT = { "seconds above 0", "abc", "-1", "nan", "0", "1x", " " },
-      MOONSHARD_THREADS = { "a whole number above 0", "abc", "-1", "nan", "0", "1.5" },
+      MOONSHARD_TIMEOUT = { "a number of seconds above 0", "abc", "-1", "nan", "0", "1x", " " },
+      MOONSHARD_THREADS = { "a whole number from 1 to 1e9", "abc", "-1", "nan", "0", "1.5" },
       MOONSHARD_DEBUG = { "one of off, info, detail", "1", "Info" },
       MOONSHARD_LOG = { "fsdp", "all" },
       MOONSHARD_ISA = { "one of v1, v2, v3, v4", "avx2", "v9" },
       MOONSHARD_PROGRESS = { "one of bar, lines", "none" },
       MOONSHARD_CUDA = { "one of real, emulated, null, off", "yes" },
       MOONSHARD_COMM_MAP = { "one of refuse, refuse-all", "no" },
-      MOONSHARD_COMM_NODES = { "a number of nodes, or each rank's node separated by commas", "two", "-1" },
+      MOONSHARD_COMM_NODES = { "a number of nodes, or the node number of every rank, separated by commas", "two", "-1" },
     } do
       for k = 2, #rule do
         local job = ranks.run(0, [[ require "moonshard".dist.init() ]], { env = { [name] = rule[k] } })

@@ -26,7 +26,7 @@ describe("Slurm's variables", function()
     local job = ranks.run(0, who, { env = { SLURM_STEP_ID = "0", SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1",
       SLURM_MPI_TYPE = "none" } })
     assert.are.equal(1, job.code)
-    assert.matches("script%.lua:2: dist%.init: srun started this process without telling its ranks of each other %(MPI type 'none'%); "
+    assert.matches("script%.lua:2: dist%.init: srun started this process without PMIx or PMI, by which ranks find each other %(MPI type 'none'%); "
       .. "use srun %-%-mpi=pmix", job.stderr)
   end)
 

@@ -63,13 +63,16 @@ static char *map_arena(int rank, int k)
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return ms__null(ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno)));
-    // The inode differs: the descriptor has been reused, or belongs to another process namespace.
+    // If the inode differs, the descriptor has been reused, or belongs to another process namespace.
     void *p = NULL;
-    if (fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode) p = ms__map_aligned(fd, r->arena[k].bytes);
+    bool same = fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode;
+    if (same) p = ms__map_aligned(fd, r->arena[k].bytes);
+    int error = errno;
     close(fd);
     if (!p)
         return ms__null(ms__fail(MS_ECOMM, "dist: cannot map %llu bytes of rank %d: %s",
-                                 (unsigned long long)r->arena[k].bytes, rank, strerror(errno)));
+                                 (unsigned long long)r->arena[k].bytes, rank,
+                                 same ? strerror(error) : "its descriptor refers to another file"));
     return p;
 }
 

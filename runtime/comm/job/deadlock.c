@@ -20,28 +20,30 @@ static int successors(int node, uint64_t *version, int *out)
     *version = atomic_load(&b->version);
     if (!(*version & 1)) return 0;
     double id = b->group;
-    uint64_t word = b->word;
+    uint64_t number = b->number;
     if (atomic_load(&b->version) != *version) return 0;
-    if (ms__comm_error_since(word >> 32)) return 0;  // a published error will end this wait
+    if (ms__comm_error_since(number >> 32)) return 0;  // a published error will end this wait
     ms_group *g = ms__group_listed(id);
     if (!g) return 0;
     int n = 0;
-    uint64_t seq = (word & 0xffffffff) - 1;
+    uint64_t seq = (number & 0xffffffff) - 1;
     // A rank that has not filled its own slot still waits for a free ring entry. The entry is held by earlier
     // collectives of that rank, whose own edges show what they wait for, so this node has none.
     for (int k = 0; k < g->n; k++)
-        if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < word) return 0;
+        if (g->ranks[k] == node / MS_STREAMS && atomic_load(&slot_of(g, k, seq)->ready) < number) return 0;
     for (int k = 0; k < g->n; k++) {
         int rank = g->ranks[k], stream;
-        if (ms__world.local_of[rank] < 0 || atomic_load(&slot_of(g, k, seq)->ready) >= word) continue;
+        if (ms__world.local_of[rank] < 0 || atomic_load(&slot_of(g, k, seq)->ready) >= number) continue;
         uint64_t issued = atomic_load(&g->heads[k].issued);
-        if (issued >= word) stream = issued - word < RING ? g->heads[k].executor[seq % RING] : -1;
+        if (issued >= number) stream = issued - number < RING ? g->heads[k].executor[seq % RING] : -1;
         else stream = atomic_load(&ms__world.board->rank[rank].engine_waits);
         if (stream >= 0) out[n++] = rank * MS_STREAMS + stream;
     }
     return n;
 }
 
+// Follows the edges from a node, depth first. If a node repeats, path[*begin .. n) is the cycle, and walk returns n; 0:
+// no cycle.
 static int walk(int node, int depth, visit *path, char *seen, int *begin)
 {
     for (int i = 0; i < depth; i++)
@@ -103,10 +105,10 @@ static ms_status find_cycle(ms_waiter *w)
             ms__group_text(g, group, sizeof group);
             ms__fingerprint_text(&b->fingerprint, what, sizeof what);
             ms__append(text, sizeof text, "%srank %d waits for rank %d in %s, #%u of %s", i > begin ? "; " : "", rank,
-                       to, what, (unsigned)b->word, group);
+                       to, what, (unsigned)b->number, group);
         }
-        // A peer that has reported the deadlock and continued may wait for something else now; that wait is not part of
-        // it.
+        // If a peer has published the deadlock already, it may have continued and wait in another collective: then this
+        // text would describe waits that are not part of the deadlock.
         uint64_t number = w->c->epoch + 1;
         if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text, furthest_of(path, begin, n)) &&
             ms__world.nodes > 1)

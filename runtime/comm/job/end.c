@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // comm/job/end.c -- the end of a job: orderly, or because a rank cannot continue.
 //
-// A script that reaches its end calls MPI_Finalize as soon as every rank of the node has reached its end. A rank that
-// is stopped, or that runs Lua without an engine call, must reach its end within the timeout of collectives. A job also
-// ends if
+// A rank whose script has ended calls MPI_Finalize as soon as the scripts of all ranks of the node have ended. A peer
+// that is stopped, or that runs Lua without an engine call, must end within the timeout of collectives. A job also ends
+// if
 //
 //   a script raises     luajit exits with a code other than 0, which an on_exit handler sees
 //   a collective fails  for good (a rank is absent or dead): it raises its error, and half a second later the job ends
 //                       even if the script survives the error
-//   a rank is killed    without a message
+//   a rank is killed    its peers report its death, because it prints nothing itself
 //
 // A thread of each rank sleeps on the process descriptors of its peers, so busy ranks notice an end at once, too.
 //
@@ -188,8 +188,8 @@ static const ms_activity *page_of(int rank)
     return page[rank];
 }
 
-// Called at the end of the script. A peer without progress for the length of the timeout, stopped or looping, ends the
-// job; a peer that works does not. report: print a line about it. Returns whether one was printed.
+// Called at the end of the script. Ends the job if a peer, stopped or looping, has made no progress for the length of
+// the timeout. report: print a line about the peers that work. Returns whether a line was printed.
 static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool report)
 {
     char culprits[TEXT] = "", working[TEXT] = "";
@@ -205,7 +205,7 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
         ms__append(text, TEXT, "%srank %d (process %d) %s", *text ? "; " : "", r, b->pid,
                    look == PEER_BUSY      ? "computes, reads or writes"
                    : look == PEER_STOPPED ? "is stopped"
-                                          : "has not reached its end and makes no engine call");
+                                          : "has not reached the end of its script and makes no engine call");
     }
     if (!culprits[0]) {
         if (!report || !working[0]) return false;
@@ -219,7 +219,8 @@ static bool check_late_peers(ms_progress *seen, int64_t since, int64_t now, bool
     ms__exit_first(1);
 }
 
-// Waits until every rank of this node has reached its end, because MPI_Finalize blocks. Returns false if one failed.
+// Waits until the scripts of all ranks of this node have ended, because MPI_Finalize blocks. Returns false if a rank
+// failed.
 static bool all_left(void)
 {
     ms_progress *seen = calloc((size_t)ms__world.size, sizeof *seen);

@@ -12,7 +12,7 @@ enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, MESSAGE = 4 << 20 };
 
 typedef struct {
     double group;
-    uint64_t word, hash;
+    uint64_t number, hash;
     uint32_t member, bytes;
     ms_fingerprint fingerprint;
     char payload[PAYLOAD];
@@ -32,7 +32,7 @@ typedef struct ms_far {
 static int tag_of(const ms_coll *c, int kind)
 {
     uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
-    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 0xfff) << 10 | (uint32_t)(c->word & 0x7f) << 3 |
+    return (int)((id & 0xff) << 22 | (uint32_t)(c->epoch & 0xfff) << 10 | (uint32_t)(c->number & 0x7f) << 3 |
                  (uint32_t)kind << 1);
 }
 
@@ -119,10 +119,10 @@ ms_status ms__far_ready(ms_coll *c)
     for (int k = 0, i = 0; k < g->n; k++) {
         if (!is_here(g, k)) continue;
         ms_slot *s = slot_of(g, k, c->seq);
-        if (!f->sent[k] && atomic_load_explicit(&s->ready, memory_order_acquire) == c->word) {
+        if (!f->sent[k] && atomic_load_explicit(&s->ready, memory_order_acquire) == c->number) {
             far_ready *m = &f->out[i];
             m->group = g->id;
-            m->word = c->word;
+            m->number = c->number;
             m->hash = s->hash;
             m->member = (uint32_t)k;
             m->bytes = s->bytes;
@@ -141,12 +141,12 @@ ms_status ms__far_ready(ms_coll *c)
         if (rc < 0) return lost(c, "MPI failed to receive from another node");
         if (rc == 0) continue;
         far_ready *m = &f->in[i];
-        if (m->word < c->word || m->group != g->id) {  // a message of an earlier call that failed here
+        if (m->number < c->number || m->group != g->id) {  // a message of an earlier call that failed here
             f->in_req[i] = ms__message_receive(m, sizeof *m, sender(g, i), tag_of(c, KIND_READY));
             if (!f->in_req[i]) return lost(c, "MPI could not start to receive");
             continue;
         }
-        if (m->word != c->word || m->member >= (uint32_t)g->n)
+        if (m->number != c->number || m->member >= (uint32_t)g->n)
             return lost(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;
@@ -154,7 +154,7 @@ ms_status ms__far_ready(ms_coll *c)
         s->flags = s->fingerprint.resumed.here ? SLOT_RESUMES : 0;
         s->bytes = m->bytes;
         memcpy(s->payload, m->payload, m->bytes);
-        atomic_store_explicit(&s->ready, m->word, memory_order_release);
+        atomic_store_explicit(&s->ready, m->number, memory_order_release);
     }
     return MS_OK;
 }

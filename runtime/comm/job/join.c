@@ -24,7 +24,8 @@ typedef struct {
 enum { MS = 1000000 };
 
 static join_peer *peers;
-static int n_peers, n_expected;  // ranks on this node except this one
+// n_expected: number of ranks on this node except this one, -1: unknown; n_peers: how many of them have been found.
+static int n_peers, n_expected;
 static int my_rank;
 static bool all_here;                                     // mpirun started all ranks on this node
 static pid_t parent;                                      // the parent process of all ranks of this node
@@ -142,7 +143,7 @@ static void append_unseen(char *text, size_t n)
 }
 
 // Ends the job if a peer made no progress for the length of the timeout. report: a line about peers that make progress
-// is due; one rank of the node prints it. Returns whether it was printed.
+// is due; one rank of the node prints it. Returns false if no line is due, or nothing is known about the peers yet.
 static bool check_peers(int64_t since, int64_t now, bool report)
 {
     char culprits[2000] = "", working[2000] = "";

@@ -27,6 +27,7 @@ void ms__transport_unlock(void) { pthread_mutex_unlock(&transport_mutex); }
 
 // ---- nodes ----------------------------------------------------------------------------------------
 
+// What each rank sends to all others while a job starts. ok 0: a step failed on this rank, for the reason in why.
 typedef struct {
     uint64_t node, nonce, inode;
     int32_t pid, fd, ok, pad;
@@ -271,7 +272,7 @@ ms_status ms__comm_start(const char *backend, double timeout)
     const ms_transport *transport = NULL;
     ms_launcher(&launch);
     MS_TRY(ms__transport_choose(&transport, backend, &launch));
-    MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "seconds above 0", &w->timeout));
+    MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "a number of seconds above 0", &w->timeout));
     if (timeout > 0) w->timeout = timeout;
     w->transport = transport;
     if (transport->init) {

@@ -20,7 +20,7 @@ static void post_on_board(ms_waiter *w)
     ms_coll *c = w->c;
     ms_waiting *b = &ms__world.board->rank[ms__world.rank].wait[c->stream];
     b->group = c->g->id;
-    b->word = c->word;
+    b->number = c->number;
     b->since = w->begun;
     b->fingerprint = c->fingerprint;
     if (c->place.here) b->fingerprint.resumed = c->place;
@@ -43,7 +43,7 @@ static bool is_missing(const ms_waiter *w, int member)
 {
     ms_coll *c = w->c;
     ms_slot *s = slot_of(c->g, member, c->seq);
-    return atomic_load(w->committed ? &s->done : &s->ready) < c->word;
+    return atomic_load(w->committed ? &s->done : &s->ready) < c->number;
 }
 
 // Describes what a rank is doing; for reports.
@@ -61,16 +61,16 @@ static void describe_rank(int rank, char *out, size_t n)
         ms_group *g = ms__group_listed(b.group);
         ms__fingerprint_text(&b.fingerprint, what, sizeof what);
         snprintf(out, n, "waiting for %.1f s in %s (#%u of %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
-                 (unsigned)b.word,
+                 (unsigned)b.number,
                  !g || b.group < 0 ? "its pair"
                  : b.group == 0    ? "the world"
                                    : "another group");
         return;
     }
-    if (r->last.word == 0) snprintf(out, n, "in no collective so far");
+    if (r->last.number == 0) snprintf(out, n, "in no collective so far");
     else {
         ms__fingerprint_text(&r->last.fingerprint, what, sizeof what);
-        snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.word,
+        snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.number,
                  r->last.group < 0    ? "a pair"
                  : r->last.group == 0 ? "the world"
                                       : "another group");
@@ -99,7 +99,7 @@ ms_status ms__coll_fail(const ms_coll *c, const char *what)
     char mine[400], group[200];
     ms__fingerprint_text(&c->fingerprint, mine, sizeof mine);
     ms__group_text(c->g, group, sizeof group);
-    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(c->op)->name, (unsigned)c->word, group, mine,
+    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(c->op)->name, (unsigned)c->number, group, mine,
                     what);
 }
 

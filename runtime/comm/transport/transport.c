@@ -11,7 +11,8 @@
 static const struct row {
     const char *name, *launchers;
     const ms_transport *table;           // NULL: the plugin has the table
-    const char *plugin, *title, *needs;  // plugin: its file; NULL: not part of this build
+    const char *plugin, *title, *needs;  // plugin: its file; NULL: not in this build. title: its
+                                         // library; needs: the program that must be installed to build it
 } transports[] = {
     { "mpi", " mpirun srun PMIx mpiexec ", NULL, "libmoonshard_mpi.so", "MPI", "mpicc" },
     { "nccl", " torchrun ", NULL, NULL, NULL, NULL },
@@ -29,9 +30,11 @@ static ms_status load(const ms_transport **out, const struct row *row, const cha
     }
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!lib)
-        return ms__fail(MS_EUNSUPPORTED,
-                        "dist.init: started by %s, but the %s plugin cannot be loaded (%s); was it built? It needs %s",
-                        *launcher ? launcher : "no launcher", row->title, dlerror(), row->needs);
+        return ms__fail(
+            MS_EUNSUPPORTED,
+            "dist.init: started by %s, but the %s plugin cannot be loaded (%s); scripts/setup builds it if %s is "
+            "installed",
+            *launcher ? launcher : "no launcher", row->title, dlerror(), row->needs);
     const ms_transport *t = dlsym(lib, MS_TRANSPORT_SYMBOL);
     if (!t || t->version != MS_TRANSPORT_VERSION)
         return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together",
@@ -67,9 +70,9 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
     }
     if (*launch->reason) return ms__fail(MS_ECOMM, "dist.init: %s", launch->reason);
     if (row->plugin) return load(out, row, launch->name);
-    if (name) return ms__fail(MS_EUNSUPPORTED, "dist.init: backend '%s' is not in this build", name);
+    if (name) return ms__fail(MS_EUNSUPPORTED, "dist.init: backend '%s' is not in this build; use 'auto'", name);
     return ms__fail(MS_EUNSUPPORTED,
-                    "dist.init: %s started this process as rank %d of %d; backend '%s', which joins its ranks, is not "
-                    "in this build: use mpirun or srun",
+                    "dist.init: %s started this process as rank %d of %d; its ranks need backend '%s', which is not in "
+                    "this build; use mpirun or srun",
                     launch->name, (int)launch->rank, (int)launch->world, row->name);
 }
