@@ -37,7 +37,7 @@ typedef enum {
     MS_ECOMM,        // a collective failed: mismatch, missing rank, error of a peer
     MS_EIO,          // a file operation failed
     MS_EINTR,        // Ctrl-C
-    MS_EUNSUPPORTED  // the device or dtype has no kernel for this
+    MS_EUNSUPPORTED  // the device is not available, or the call is not supported for this device or dtype
 } ms_status;
 
 typedef enum { MS_F32, MS_F64, MS_F16, MS_BF16, MS_I64, MS_I32, MS_U8, MS_BOOL, MS_DTYPES } ms_dtype;
@@ -56,11 +56,12 @@ typedef struct {
     int32_t gc_wanted;  // set when unscoped bytes exceed the soft limit: Lua runs a garbage collection, then clears it
     int32_t autocast;   // dtype + 1 of ms.amp.autocast; 0: off
     int32_t run_depth;  // number of open runs
-    // Dtype of numbers that have none, and of real functions of integers; use ms_set_default_dtype.
+    // Dtype of tensors made from numbers without a dtype, and of results of exp, sqrt, ... of integers; use
+    // ms_set_default_dtype.
     int32_t default_dtype;
     int32_t sigints;  // number of Ctrl-Cs caught so far
-    // Number of failures of collectives that this rank has met: published errors, and mismatches and refused calls,
-    // which fail on every member. -1 before dist.init.
+    // Number of failures of collectives that this rank has met: published errors; calls that did not match the peers'
+    // calls; calls that failed the argument checks of a member. -1 before dist.init.
     int32_t dist_failures;
 } ms_state;
 
@@ -71,15 +72,16 @@ MS_API ms_state *ms_get_state(void);       // the same struct at every call
 MS_API const char *ms_error(void);         // message of the last failure on this thread
 MS_API int ms_error_code(void);            // ms_status of the last failure
 MS_API void ms_interrupt(void);            // async-signal-safe; makes the next engine call fail with MS_EINTR
-// Makes SIGINT call ms_interrupt; if that is not noticed within 1 s, the next SIGINT ends the process.
+// on 1: SIGINT calls ms_interrupt; if no call has failed with MS_EINTR 1 s later, the next SIGINT ends the process. 0:
+// restores the previous handler.
 MS_API void ms_catch_sigint(int on);
-// on: record SIGUSR1 and SIGUSR2 instead of letting them end the process.
+// on 1: SIGUSR1 and SIGUSR2 are recorded; 0: they end the process.
 MS_API void ms_catch_checkpoint_signals(int on);
 // The checkpoint signals received since the last call. 0: none, 1: SIGUSR1, 2: SIGUSR2 or both. *at is the time
 // (ms_time) of the latest.
 MS_API int ms_checkpoint_signal(double *at);
 MS_API int ms_num_threads(void);               // number of threads for operators on the CPU
-MS_API void ms_set_num_threads(int n);         // from 1 to 1024
+MS_API void ms_set_num_threads(int n);         // limited to 1 to 1024
 MS_API double ms_time(void);                   // seconds of a monotonic clock
 MS_API const char *ms_cpu_isa(void);           // x86-64 level of the kernels in use: "v1", "v3", "v4"
 MS_API int ms_set_grad_mode(int on);           // returns the previous mode
@@ -95,9 +97,10 @@ typedef struct {
     double allocated, peak_allocated, reserved, peak_reserved, live_tensors;
 } ms_memory;
 
-// Sizes are in bytes; `allocated` is exactly the sum that tensors requested. live_tensors is a count.
+// allocated: exact sum of the bytes that tensors requested; reserved: bytes taken from the system or driver, including
+// free blocks; live_tensors: number of tensors alive in the engine.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
-MS_API void ms_reset_peak_memory(int device);   // sets the peak to the current use
+MS_API void ms_reset_peak_memory(int device);   // sets both peaks to the current values
 MS_API void ms_empty_cache(void);               // returns unused reserved memory to the system
 MS_API void ms_set_memory_limit(double bytes);  // allocations beyond it fail with MS_ENOMEM; 0: no limit
 MS_API void ms_set_gc_limit(double bytes);      // soft limit on unscoped bytes allocated between garbage collections
@@ -115,8 +118,8 @@ MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued o
 // operator on dst or src waits for the copy.
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
 // Exports t's memory to another process of this machine: *handle has 64 bytes, *offset is t's byte offset in that
-// memory. Waits for queued work on t. Keep t alive until the other process has opened it; released later, the memory is
-// not used again before that process has released its tensor, or has ended.
+// memory. Waits for queued work on t. Keep t alive until the other process has opened it. After t's release the memory
+// is not reused until that process has released its tensor or has ended.
 MS_API ms_status ms_cuda_share(ms_id t, uint8_t *handle, double *offset);
 // Makes a contiguous tensor on memory that another process exported by ms_cuda_share. The memory stays mapped until the
 // tensor and its views are released. Returns 0 if the other process has released it or has ended.
@@ -125,6 +128,8 @@ MS_API ms_id ms_cuda_open(int index, const uint8_t *handle, double offset, int d
 // ---- tensors ----------------------------------------------------------------------------------
 
 // A device argument is type | index << 8 (cuda:1 is MS_CUDA | 1 << 8).
+// offset and stride are in elements. version: number of changes in place. sharded: 1 while operators refuse the
+// parameter.
 typedef struct {
     int32_t dtype, device, ndim, requires_grad, is_leaf, is_contiguous, version, is_param, sharded, has_grad;
     int64_t numel, offset;
@@ -137,8 +142,8 @@ MS_API ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const doubl
 // Makes a tensor on the CPU that uses the caller's memory; the caller keeps data alive.
 MS_API ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape);
 MS_API ms_status ms_tensor_info(ms_id t, ms_info *out);  // MS_ERELEASED after t's release
-MS_API void *ms_data_ptr(ms_id t);                       // address of the first element; waits for the storage's event
-// Reads all elements in row-major order, converted to double (int64, too).
+MS_API void *ms_data_ptr(ms_id t);                       // address of the first element; waits for queued writes to it
+// Reads all elements in row-major order, converted to double (int64, too). capacity: number of elements of out.
 MS_API ms_status ms_read(ms_id t, double *out, double capacity);
 MS_API ms_status ms_item(ms_id t, double *out);  // the value of a tensor of one element
 MS_API int ms_is_alive(ms_id t);                 // 0 once t was released, by ms_release or by its scope
@@ -209,7 +214,7 @@ typedef struct {
 //   arange_                                     f: first, step
 //   cast                                        i: dtype
 //   to_device                                   i: device
-//   view reshape expand                         i: size... (-1: inferred; in expand, unchanged)
+//   view reshape expand                         i: size... (-1: inferred; for expand: unchanged)
 //   transpose                                   i: dim, dim
 //   permute                                     i: dim...
 //   narrow                                      i: dim, first, length
@@ -240,14 +245,15 @@ typedef struct {
 //   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
 //   randint_                                    i: place?; f: low, high (exclusive)
 //   trunc_normal_                               i: place?; f: mean, std, low, high
-// rows: the rows of a chunk.
+// top, left, bottom, right: conv2d's padding.
+// rows: the number of rows that linear_cross_entropy processes at a time.
 // place: the position of t's first element in a larger tensor, so that a shard gets the same numbers as the whole.
 
 MS_API int ms_op_find(const char *name);  // -1 if there is no such operator
 MS_API int ms_op_count(void);             // operators are numbered from 0
 MS_API const char *ms_op_name(int op);    // NULL if there is no such operator
 MS_API const char *ms_op_doc(int op);     // a line of documentation for the operator's method; "" if it has none
-MS_API int ms_op_inputs(int op);          // the smallest number of inputs
+MS_API int ms_op_inputs(int op);          // the smallest number of inputs that it accepts
 MS_API int ms_op_flags(int op);           // MS_OP_*
 enum {
     MS_OP_DIFFERENTIABLE = 1,
@@ -270,13 +276,13 @@ MS_API ms_id ms_call2(int op, ms_id a, ms_id b);           // two inputs
 MS_API ms_id ms_call3(int op, ms_id a, ms_id b, ms_id c);  // three inputs; c may be 0
 
 // indices: the positions of a sparse tensor, int64 [D, N] on the CPU. They are checked against the D sizes. Unless
-// unique is NULL, makes two new tensors: *unique has the distinct positions in order; *places has, for each of the N
-// positions, its index among them.
+// unique is NULL, makes two new tensors: *unique has the distinct positions, sorted; *places has, for each of the N
+// positions, its index in *unique.
 MS_API ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *unique, ms_id *places);
 
 // ---- random numbers ---------------------------------------------------------------------------
 
-MS_API void ms_manual_seed(double seed);               // also resets the offset
+MS_API void ms_manual_seed(double seed);               // sets the generator's seed, and its offset to 0
 MS_API void ms_rng_get(double *seed, double *offset);  // reads the generator's state
 MS_API void ms_rng_set(double seed, double offset);    // restores a state that ms_rng_get returned
 
@@ -290,43 +296,44 @@ typedef enum {                        /* in                                   an
                MS_EV_MODULE_BACKWARD, /* grad_in, grad_out                    grad_in, or none                     */
                MS_EV_LEAF_HOOK,       /* parameter (gradient landed)          -                                    */
                MS_EV_RECOMPUTE,       /* checkpoint                           its outputs, recomputed              */
-               MS_EV_PRE_GATHER,      /* unit (all its extended parameters)   inputs to gather, per parameter      */
-               MS_EV_POST_GATHER,     /* unit, gathered buffers, out          tensors, tensors to free (1st time)  */
-               MS_EV_REDUCE,          /* unit, gradient, output               - (output has been filled)           */
+               MS_EV_PRE_GATHER,      /* unit                                 - (ms_unit_extension_inputs first)   */
+               MS_EV_POST_GATHER,     /* unit                                 - (ms_unit_extension_whole first)    */
+               MS_EV_REDUCE,          /* unit, gradient, output               - (the script has filled output)     */
                MS_EV_ALL_REDUCE       /* unit, reduced shard                  -                                    */
 } ms_event_kind;
 
 typedef struct {
     int32_t kind;
-    int32_t n;   // number of tensors in `in`
-    double key;  // the number with which the hook, function or checkpoint was registered
-    double unit;
+    int32_t n;        // number of tensors in `in`
+    double key;       // the number with which the hook, function or checkpoint was registered
+    double unit;      // the unit of PRE_GATHER, POST_GATHER, REDUCE and ALL_REDUCE; otherwise 0
     const ms_id *in;  // borrowed until the next call on the run
     int32_t n_first;  // MODULE_BACKWARD: the first n_first tensors are grad_in, the rest grad_out
 } ms_event;
 
 typedef struct ms_run ms_run;
 
-// Starts a backward from n roots. grads[k] may be 0 for roots of one element (meaning 1). NULL on failure.
+// Starts a backward from n roots. grads[k] is the gradient of root k; 0 means the number 1, for a root of one element.
+// NULL on failure.
 MS_API ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_graph);
 // Starts computing the gradients of n roots with respect to m inputs; read them with ms_run_result after MS_RUN_DONE.
 // Does not change the grads of leaves.
 MS_API ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
                        int allow_unused);
-MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);  // to be called until it returns MS_RUN_DONE
+MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);  // to be called until it does not return MS_RUN_EVENT
 // Answers the last event; to be called before ms_run_next.
 MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);
-MS_API ms_id ms_run_result(ms_run *r, int k);  // 0 if the input was not used
-MS_API void ms_run_free(ms_run *r);            // to be called after MS_RUN_DONE
+MS_API ms_id ms_run_result(ms_run *r, int k);  // the gradient of input k of ms_grad; 0: none
+MS_API void ms_run_free(ms_run *r);            // to be called after MS_RUN_DONE; after MS_RUN_FAILED, ms_run_abort
 MS_API void ms_run_abort(ms_run *r);           // ends and frees r and the runs that began after it
 // As ms_run_abort, after an error of the script: peers that wait in r's collectives raise text.
 MS_API void ms_run_fail(ms_run *r, const char *text);
 MS_API ms_run *ms_run_top(void);  // the innermost open run, or NULL
 
 MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
-// The operators that use t from now on do not keep it for their backward: it is computed again then, from the inputs of
-// the operator that made it. MS_EINVAL: that operator's backward does not keep all of its inputs. A no-op without
-// graph.
+// The operators that use t from now on do not keep it: their backward computes it again, from the inputs of the
+// operator that made t. MS_EINVAL unless that operator keeps all of its inputs for its own backward, has one output,
+// and is neither in place nor random. No-op if t has no graph.
 MS_API ms_status ms_recompute(ms_id t);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
 MS_API ms_status ms_set_grad(ms_id t, ms_id grad);  // grad 0 clears it
@@ -368,16 +375,17 @@ enum { MS_VIEWS_SHARDED, MS_VIEWS_FLAT, MS_VIEWS_PIECES };
 enum { MS_PREFETCH_PRE, MS_PREFETCH_POST, MS_PREFETCH_NONE };
 typedef struct {
     double group;  // id of the shard group
+    // MS_VIEWS_*; MS_PREFETCH_*; 1: reduced gradients keep reduce_dtype.
     int32_t views, backward_prefetch, keep_low_precision_grads;
-    int32_t offload;  // shards and their gradients stay on the CPU
-    int32_t device;   // the device on which the unit computes; -1: the parameters' current device
-    int32_t layout;
-    int32_t reshard_after_forward;  // 1; 0; -1: 0 for the root unit, 1 for all others; more: the size of reshard_group
+    int32_t offload;                // 1: shards and their gradients stay on the CPU
+    int32_t device;                 // the device on which the unit computes; -1: the parameters' current device
+    int32_t layout;                 // MS_LAYOUT_*
+    int32_t reshard_after_forward;  // 1: yes; 0: no; -1: yes unless it is the root; > 1: size of reshard_group
     int32_t param_dtype, reduce_dtype, output_dtype;  // -1: unchanged
-    int32_t cast_forward_inputs;
-    int32_t replicates, reshards_to;  // 1: replicate_group, reshard_group is used
-    double replicate_group;           // ranks that hold the same shards and all-reduce their reduced gradients
-    double reshard_group;  // ranks (consecutive members of group) that keep slices of the parameters after forward
+    int32_t cast_forward_inputs;                      // 1: floating-point inputs of forward are cast to param_dtype
+    int32_t replicates, reshards_to;                  // 1: replicate_group is given; 1: reshard_group is given
+    double replicate_group;  // ranks that hold the same shards and all-reduce their reduced gradients
+    double reshard_group;    // ranks (consecutive members of group) that keep slices of the parameters after forward
     // For each parameter, the dimension that is sharded (layout rows only; must divide evenly); NULL: the first
     // dimension.
     const int32_t *dims;
@@ -402,9 +410,9 @@ MS_API double ms_unit_backwards(double unit);  // number of backwards completed 
 MS_API double ms_unit_root(double unit);       // 0 before ms_unit_lazy_init
 MS_API int ms_unit_is_gathered(double unit);   // 1 if its parameters are whole on this rank
 MS_API int ms_unit_device(double unit);        // the device on which it computes
-// To be called before and after the module's forward; after an error, call ms_unit_forward_failed instead of the
-// latter. io: the tensors among the inputs or outputs; each entry is replaced by the tensor to use from then on.
-// Collective.
+// To be called before and after the module's forward; after an error, call ms_unit_forward_failed instead of
+// ms_unit_post_forward. io: the tensors among the inputs or outputs; each entry is replaced by the tensor to use from
+// then on. Collective.
 MS_API ms_status ms_unit_pre_forward(double unit, int n, ms_id *io);
 MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
 MS_API void ms_unit_forward_failed(double unit);
@@ -431,8 +439,8 @@ enum {
     MS_UNIT_LIMIT_GATHERS,  // 1: gather one unit early at a time; 0: gather all remaining units of the recorded order
     // 1: gather and reduce in the stored dtype, whatever the options say; the unit must be idle
     MS_UNIT_FULL_PRECISION,
-    MS_UNIT_FAKE_GATHER,
-    MS_UNIT_FAKE_REDUCE,  // 1: skip the collective, to measure its cost; the results are wrong (flat units)
+    MS_UNIT_FAKE_GATHER,  // 1: skip the all-gathers, to measure their cost; the results are wrong
+    MS_UNIT_FAKE_REDUCE,  // 1: the same for the reductions (flat units only)
     // 1: the script checks the order of units: collectives do not compare it, and forward does not gather units early
     MS_UNIT_CHECKED
 };
@@ -457,6 +465,8 @@ MS_API void ms_comm_division(int n, double *before, double *after);  // computes
 MS_API ms_status ms_unit_summon(double unit, int show);
 MS_API ms_status ms_unit_unsummon(double unit, int writeback);
 MS_API int ms_unit_is_idle(double unit);  // 1 outside of its forward and backward
+// Sets the units that are gathered early when this unit's forward (backward 0) or backward (1) begins; n 0: those of
+// the recorded order.
 MS_API ms_status ms_unit_set_prefetch(double unit, int backward, int n, const double *units);
 // To be called when the parameters will not change before the next forward: gathers the first unit with parameters, in
 // the order of the latest forward, in the background. Collective.
@@ -471,9 +481,9 @@ MS_API ms_id ms_unit_local(ms_id p);  // this rank's part of p; every call retur
 MS_API ms_id ms_unit_full_tensor(ms_id p);
 // Fails if a gradient of p has not been reduced yet.
 MS_API ms_status ms_unit_check_reduced(ms_id p);
-// To be called when a script clears p's gradient. While grad holds an unreduced gradient, the engine keeps the reduced
-// one that was there before, which is dropped. Gradients that accumulate in the unit are dropped if this rank has met
-// an error since the first of them: they belong to work that failed. No-op in a backward, and if p is not managed.
+// To be called when a script clears p's grad. Drops the reduced gradient that the engine keeps aside while grad holds
+// an unreduced one. Also drops p's gradients that wait in the unit for a reduction if this rank has met an error since
+// the first of them: they belong to work that failed. No-op in a backward, and if p is not managed.
 MS_API ms_status ms_unit_drop_saved_grad(ms_id p);
 MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without an error if there is none
 // A tensor of p's whole shape that operators refuse, as they refuse p while it is sharded. It represents a sharded
@@ -481,8 +491,8 @@ MS_API ms_id ms_unit_full_grad(ms_id p);  // the whole gradient of p; 0 without 
 // (collective).
 MS_API ms_id ms_unit_stand_in(ms_id p, int dtype);
 MS_API ms_id ms_unit_gather_like(ms_id p, ms_id part);
-// Rows lie along dimension `dim`. This rank has `here` rows, from row `first` on. outer: product of the sizes before
-// dim; row_numel: product of the sizes after it.
+// Rows lie along dimension `dim`. The parameter has `rows` rows, of which this rank has `here`, from row `first` on.
+// outer: product of the sizes before dim; row_numel: product of the sizes after it.
 typedef struct {
     double unit;
     int32_t layout, world, rank, dtype, dim, pad;
@@ -502,7 +512,8 @@ MS_API ms_status ms_unit_replace(double unit, int j, ms_id p);
 // answers with ms_unit_extension_whole; later it fills that tensor again. n 0 removes the extensions; so does
 // ms_unit_to.
 MS_API ms_status ms_unit_extend(double unit, int n, const int32_t *count, const int32_t *which);
-// Makes a run that gathers the unit. early: the run ends when the gather has been issued.
+// Makes a run that gathers the unit. early 1: the run ends when the gather has been issued. prefetched: for
+// ms_unit_record.
 MS_API ms_run *ms_unit_gather_run(double unit, int early, int prefetched);
 // Lists the units with extensions that should be gathered early when this unit's forward begins; returns their number.
 MS_API int ms_unit_prefetches(double unit, double *units, int capacity);
@@ -518,6 +529,7 @@ typedef struct {
     const char *unit;
 } ms_unit_event;
 MS_API void ms_unit_record(int on);  // 1: starts an empty record
+// Copies the first `capacity` events; returns the number of all.
 MS_API int ms_unit_recorded(ms_unit_event *out, int capacity);
 
 // ---- optimizers -------------------------------------------------------------------------------
@@ -546,7 +558,7 @@ typedef struct {
     const char *name;                     // name of the Lua class: "AdamW"
     const char *doc;                      // description of the formula, with its source
     const char *states[MS_OPTIM_STATES];  // names of the states kept per parameter; NULL ends the list
-    uint32_t needed, reserved;            // needed: bits of the states that it keeps with all options
+    uint32_t needed, reserved;            // needed: bit k is set if state k is kept whatever the options
     ms_optim_option options[MS_OPTIM_OPTIONS];
 } ms_optim_row;
 MS_API const ms_optim_row *ms_optim_at(int kind);            // NULL if there is no such optimizer
@@ -647,8 +659,8 @@ typedef struct {
     double input_numel, output_numel, bytes, group;  // bytes: size of the larger of input and output
     const char *unit;                                // NULL: none
 } ms_ledger_entry;
-MS_API int ms_dist_record_begin(void);                             // number of entries so far
-MS_API int ms_dist_record_count(void);                             // number of entries so far
+MS_API int ms_dist_record_begin(void);  // begins a recording; returns the number of entries so far
+MS_API int ms_dist_record_count(void);  // number of entries so far
 MS_API ms_status ms_dist_record_get(int k, ms_ledger_entry *out);  // entry k, from 0
 MS_API void ms_dist_record_end(void);                              // ends the innermost recording
 
@@ -747,8 +759,8 @@ MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 MS_API ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
 MS_API ms_status ms_loader_fetch(ms_loader *l, char *whole);
 
-// Small files. ms_file_put makes a new file, which is durable when it returns. ms_file_get reads a file of at most 1
-// GiB; free *out with ms_file_free.
+// Small files. ms_file_put makes a new file, which is durable when the call returns. ms_file_get reads a file of at
+// most 1 GiB; free *out with ms_file_free. who: the function that errors name.
 MS_API ms_status ms_file_put(const char *path, const char *data, double n);
 MS_API ms_status ms_file_get(const char *path, const char *who, char **out, double *n);
 MS_API void ms_file_free(char *data);
@@ -800,11 +812,13 @@ MS_API ms_status ms_folder_list(const char *path, const char *who, char **out, d
 typedef struct ms_tokens ms_tokens;
 MS_API ms_tokens *ms_tokens_new(void);
 MS_API void ms_tokens_free(ms_tokens *t);
+// Appends `count` tokens of token_bytes (1, 2 or 4) bytes each, from byte `offset` of the file on.
 MS_API ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double offset, double count);
-MS_API ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out);  // reads 1-byte tokens
+MS_API ms_status ms_tokens_read(const ms_tokens *t, double first, double count,
+                                uint8_t *out);  // fails unless tokens have 1 byte
 // Reproducible random numbers from three whole numbers a, b, c (a seed, an epoch …).
 MS_API double ms_shuffle(double a, double b, double c, double j, double n);  // element j of a shuffle of [0, n)
-MS_API double ms_hash_share(double a, double b, double c);                   // a number from 0 to 1
+MS_API double ms_hash_share(double a, double b, double c);                   // a number in [0, 1]
 MS_API double ms_hash_below(double a, double b, double c, double n);         // a whole number below n
 // out[0]: n sequences of `length` ids from the given positions on (0 past the end). out[1]: for each id the one that
 // follows it; `ignore` at the first skip[k] positions and after the scored[k] positions that follow them. skip and
@@ -863,8 +877,8 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 // ---- for tests and benchmarks only ------------------------------------------------------------
 
 MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
-// Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns how many allocations were
-// left before the previous request took effect: 0 if it did.
+// Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of
+// allocations that were left until the previous request takes effect; 0: it has taken effect, or there was none.
 MS_API double ms_fail_allocation(double nth);
 // Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);

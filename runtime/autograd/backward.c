@@ -12,8 +12,7 @@
 
 enum { PHASE_HOOKS, PHASE_BACKWARD, PHASE_ANSWER, PHASE_DELIVER };
 
-// ---- the agenda: nodes still to be processed -------------------------------------------------------
-// -------------------------------------------------------------------------------
+// ---- the agenda: nodes still to be processed ---------------------------------------------------
 
 static ms_status set_aside_node(ms_run *r, ms_node *n)
 {
@@ -265,18 +264,17 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     if (na != n->n_out)
         return ms__fail(
             MS_EINVAL,
-            "checkpoint: the region returned %d tensors when it was recomputed, %d before; it must do the same both "
-            "times",
-            na, n->n_out);
+            "checkpoint: the region returned %d tensors when it was recomputed, %d before; both must be equal", na,
+            n->n_out);
     for (int k = 0; k < na; k++) {
         ms_tensor *o = a[k];
         if (!n->gout[k]) continue;
         if (o && !o->node && o->requires_grad && !ms__leaf_of(o)) return MS_ENOMEM;
         if (!o || !ms__has_shape(o, n->out_meta[k].ndim, n->out_meta[k].shape))
-            return ms__fail(
-                MS_EINVAL,
-                "checkpoint: output %d is %s when recomputed, shape %s before; the region must do the same both times",
-                k + 1, o ? ms__tensor_text(o) : "nothing", ms__shape_text(n->out_meta[k].ndim, n->out_meta[k].shape));
+            return ms__fail(MS_EINVAL,
+                            "checkpoint: output %d is %s when recomputed, shape %s before; the shapes must be equal",
+                            k + 1, o ? ms__tensor_text(o) : "nothing",
+                            ms__shape_text(n->out_meta[k].ndim, n->out_meta[k].shape));
         if (o->node && o->node->run != r) {
             MS_TRY(hold(r, o->node));
             MS_TRY(add_node(r, o->node));
@@ -337,7 +335,9 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     ms_tensor *const *a;
     int na = ms__run_answers(r, &a);
     if (na == 0 && !all) return MS_OK;
-    if (na > n->n_in) return ms__fail(MS_EINVAL, "%s: backward returned %d gradients for %d inputs", who, na, n->n_in);
+    if (na > n->n_in)
+        return ms__fail(MS_EINVAL, "%s: backward returned %d gradients for %d inputs, expected at most one per input",
+                        who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
         if (!all && !g) continue;  // nil keeps the gradient unchanged

@@ -37,11 +37,11 @@ typedef struct ms_aside {
 // The node in progress.
 typedef struct {
     ms_node *node;
-    int phase, hook_output;
-    ms_hook *hook;  // the hook that ran last
+    int phase, hook_output;  // PHASE_*; the output to whose gradient `hook` belongs
+    ms_hook *hook;           // the hook that ran last
     ms_tensor *gin[MS_MAX_IN];
 } ms_visit;
-// The last event of a run. out: it waits for the script's answer.
+// The last event of a run. out: the event waits for the script's answer.
 typedef struct {
     bool out;
     int kind;

@@ -207,10 +207,11 @@ static ms_status record_custom(ms_node_kind kind, double key, int n_in, const ms
     for (int k = 0; recorded && k < n_out; k++) {
         any_float |= out[k] && ms__is_float(out[k]->dtype);
         if (out[k] && out[k]->requires_grad)
-            return ms__fail(MS_EINVAL,
-                            "%s: output %d is part of a graph already; it must be made inside forward (detach an input "
-                            "that is passed on)",
-                            who, k + 1);
+            return ms__fail(
+                MS_EINVAL,
+                "%s: output %d is part of a graph already; forward must make its outputs, or return detach() of "
+                "an input",
+                who, k + 1);
     }
     if (!any_float) {
         ms__dead_key(key);

@@ -51,7 +51,7 @@ static double handle_new(ms_hook *h, const char *who)
         free_handle = handles[i].next;
     } else {
         if (n_handles >= 1 << HOOK_BITS)
-            return ms__no_id(ms__fail(MS_ENOMEM, "%s: more than %d hooks", who, 1 << HOOK_BITS));
+            return ms__no_id(ms__fail(MS_ENOMEM, "%s: more than %d hooks are registered", who, 1 << HOOK_BITS));
         if (ms__grow(&handles, &cap_handles, n_handles, sizeof *handles, who, "hooks")) return 0;
         i = (uint32_t)n_handles++;
         handles[i].generation = 0;
@@ -136,7 +136,7 @@ void ms_hook_remove(double handle)
     ms__dead_key(h->key);
     h->key = 0;
     h->kind = MS_HOOK_REMOVED;
-    if (ms__state.run_depth) return;  // a run may refer to it; its owner frees it later
+    if (ms__state.run_depth) return;  // a run may refer to the hook: free_hooks frees it with its list
     ms_hook **p = h->list;
     while (*p != h) p = &(*p)->next;
     *p = h->next;
@@ -329,7 +329,7 @@ void ms__node_output(ms_node *n, int k, ms_tensor *t)
     t->out_index = (int16_t)k;
     t->requires_grad = true;
     n->refs++;
-    if (old) ms__node_release(old);  // the tensor was written in place: an edge holds its earlier node
+    if (old) ms__node_release(old);  // t was changed in place: an edge of n keeps t's earlier node alive
 }
 
 static inline ms_node *node_new(const char *who, ms_node_kind kind, node_size s, ms_tensor *const *in)

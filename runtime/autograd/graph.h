@@ -13,8 +13,8 @@
 typedef struct ms_edge {
     ms_node *node;
     ms_leaf *leaf;
-    int16_t index;
-} ms_edge;  // node or leaf is set, or neither
+    int16_t index;  // which output of node
+} ms_edge;          // node or leaf is set, or neither
 
 struct ms_leaf {        // a leaf tensor that takes part in a graph
     int refs;           // references by the tensor and by edges
@@ -47,7 +47,7 @@ typedef enum {
     MS_NODE_UNIT
 } ms_node_kind;
 
-#define MS_AGAIN UINT32_MAX
+#define MS_AGAIN UINT32_MAX  // in_version of an input that backward computes again (ms_recompute)
 
 // One block of memory: the struct, followed by its arrays.
 struct ms_node {
@@ -64,13 +64,12 @@ struct ms_node {
     void *unit;   // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
     int64_t use;  // UNIT: the number of the use; OP: 1 if its output is computed again in backward (ms_recompute)
     ms_hook *hooks;
-    ms_run *run;            // the run that uses it
-    ms_node *next;          // links the free list or the list of nodes being freed
-    ms_edge *edges;         // n_in edges
-    ms_tensor **in, **out;  // saved inputs and outputs; NULL where not saved. MS_AGAIN: in_version of an input that
-                            // backward computes again
-    uint32_t *in_version, *out_version;
-    ms_tensor **gout;  // n_out sums of the gradients received so far in `run`
+    ms_run *run;                         // the run that uses it
+    ms_node *next;                       // links the free list or the list of nodes being freed
+    ms_edge *edges;                      // n_in edges
+    ms_tensor **in, **out;               // saved inputs and outputs; NULL where not saved
+    uint32_t *in_version, *out_version;  // their version counters when they were saved, or MS_AGAIN
+    ms_tensor **gout;                    // n_out sums of the gradients received so far in `run`
     ms_meta *in_meta, *out_meta;
     int64_t *i;
     double *f;

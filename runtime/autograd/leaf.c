@@ -43,13 +43,14 @@ static ms_status fit(ms_tensor **g, const ms_meta *m, const char *who, int k)
         return ms__fail(MS_EINVAL, "%s: gradient %d has shape %s, expected %s", who, k + 1,
                         ms__shape_text(t->ndim, t->shape), ms__shape_text(m->ndim, m->shape));
     if (ms__device(t) != m->device)
-        return ms__fail(MS_EINVAL, "%s: gradient %d is %s, on another device than its tensor", who, k + 1,
+        return ms__fail(MS_EINVAL, "%s: gradient %d is %s, expected the device of its tensor", who, k + 1,
                         ms__tensor_text(t));
-    if (t->sharded) return ms__fail(MS_EINVAL, "%s: gradient %d is a sharded parameter", who, k + 1);
+    if (t->sharded)
+        return ms__fail(MS_EINVAL, "%s: gradient %d is a sharded parameter, expected a whole tensor", who, k + 1);
     if (t->dtype == m->dtype) return MS_OK;
     if (!ms__is_float(t->dtype))
-        return ms__fail(MS_EINVAL, "%s: gradient %d is %s, expected %s", who, k + 1, ms__dtype_name(t->dtype),
-                        ms__dtype_name(m->dtype));
+        return ms__fail(MS_EINVAL, "%s: gradient %d has dtype %s, expected %s or another floating-point dtype", who,
+                        k + 1, ms__dtype_name(t->dtype), ms__dtype_name(m->dtype));
     if (!cast) cast = ms__op_by_name("cast");
     int64_t to = m->dtype;
     MS_TRY(ms__run_op(cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = &to }, 1, &c));
@@ -101,14 +102,15 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
     return MS_OK;
 }
 
+// The first hook of this kind from h on; NULL: none.
 static ms_hook *skip_removed(ms_hook *h, ms_hook_kind kind)
 {
     while (h && h->kind != kind) h = h->next;
     return h;
 }
 
-// Completes a leaf that has hooks. phase 0: call tensor hooks, 1: read their answers, 2: land, 3: call leaf hooks. n:
-// the hook's position.
+// Completes a leaf that has hooks. k->phase 0: call tensor hooks, 1: read their answers, 2: land, 3: call leaf hooks.
+// k->n: position of the next hook in the list.
 static ms_run_state leaf_step(ms_task *k, ms_run *r, ms_event *ev)
 {
     ms_leaf *l = k->ptr;

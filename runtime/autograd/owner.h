@@ -23,7 +23,8 @@ typedef struct ms_run_owner {
     ms_status (*final)(ms_run *run);
     // Returns the number of published errors.
     uint64_t (*epoch)(void);
-    // Publishes that runs were aborted, for the reason in text. since: the epoch when they began.
+    // Publishes that runs were aborted, for the reason in text. since: the epoch when they began. backward: the
+    // outermost backward is among them.
     void (*failed)(const char *text, uint64_t since, bool backward);
     // Whether units have run forward whose backward has not ended.
     bool (*expects_backward)(void);

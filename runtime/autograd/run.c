@@ -344,7 +344,7 @@ static void abort_from(ms_run *r, const char *why)
     ms_status code = ms__failure();
     char text[4096];
     snprintf(text, sizeof text, "%s", ms_error());
-    bool units = false, backward = false;  // a backward, and the outermost one
+    bool units = false, backward = false;  // backward: the outermost backward is among the aborted runs
     for (ms_run *k = top; k; k = k == r ? NULL : k->below) {
         units |= k->units;
         backward |= k->backward;

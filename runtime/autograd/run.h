@@ -17,7 +17,7 @@ typedef struct ms_task {
     bool again;
 } ms_task;
 ms_status ms__run_push(ms_run *run, const ms_task *t);
-ms_run *ms__run_new(void);  // pushes an empty run, for an unshard or a reduction
+ms_run *ms__run_new(void);  // pushes an empty run; NULL with the error set
 // The tensors and other contents of an event; the fields are those of ms_event.
 typedef struct {
     ms_event_kind kind;
@@ -31,7 +31,7 @@ ms_run_state ms__run_event(ms_run *run, ms_event *ev, const ms_question *q);
 int ms__run_answers(ms_run *run, ms_tensor *const **t);
 bool ms__run_is_backward(const ms_run *run);
 bool ms__run_has_units(const ms_run *run);  // whether the run reaches nodes of units
-// Called before a unit's forward: if a hook or a recomputed region calls it, the innermost open run now includes units.
+// Called before a unit's forward. If a hook or a recomputed region runs the forward, the innermost run reaches units.
 void ms__run_meets_unit(void);
 bool ms__run_recomputing(void);  // whether an open run is recomputing a checkpoint
 bool ms__run_in_backward(void);  // whether an open run is a backward

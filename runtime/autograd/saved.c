@@ -48,8 +48,11 @@ ms_status ms_recompute(ms_id id)
         n->kind == MS_NODE_OP && n->n_out == 1 && !n->out[0] && !(n->op->flags & (MS_OP_INPLACE | MS_OP_RANDOM));
     for (int k = 0; k < n->n_in && kept; k++) kept = !n->in_meta[k].present || n->in[k] || n->in_version[k] == MS_AGAIN;
     if (!kept)
-        return ms__fail(MS_EINVAL, "recompute: %s was made by %s, which does not keep all of its inputs for backward",
-                        ms__tensor_text(t), n->op ? ms__op_title(n->op->name) : "a Function");
+        return ms__fail(
+            MS_EINVAL,
+            "recompute: %s was made by %s, expected an operator that keeps all of its inputs for backward, has one "
+            "output, and is neither in place nor random",
+            ms__tensor_text(t), n->op ? ms__op_title(n->op->name) : "a function, checkpoint or module");
     n->use = 1;
     return MS_OK;
 }

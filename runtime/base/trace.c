@@ -39,8 +39,8 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Interned texts of all recordings, freed with the last recording: no later recording includes a range that began
-// before it.
+// Interned texts of all recordings, freed with the last recording: a later recording includes no range that began
+// before that recording, so none that refers to these texts.
 typedef struct text {
     struct text *next;
     char s[];

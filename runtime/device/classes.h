@@ -27,7 +27,8 @@ static inline void ms__add_reserved(ms_usage *u, size_t bytes)
     if (u->reserved > u->peak_reserved) u->peak_reserved = u->reserved;
 }
 
-// There are eight classes of 1 to 8 units, then eight per power of two.
+// The size class of a block of `bytes` bytes; *size: the size in bytes of the blocks in that class. There are eight
+// classes of 1 to 8 units, then eight per power of two.
 static inline int ms__class_of(size_t bytes, size_t *size)
 {
     size_t n = (bytes + MS_POOL_UNIT - 1) / MS_POOL_UNIT;

@@ -58,7 +58,7 @@ typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 // ms_stream_kind.
 typedef struct ms_cuda_table {
     int version;
-    int separate;  // every block is an allocation of its own, so that the emulator detects overruns
+    int separate;  // 1: every block is an allocation of its own, so that the emulator detects overruns
     // Returns the number of devices, at least 1; or -1 with the reason in text.
     int (*start)(const struct ms_cuda_engine *engine, char *text, size_t n);
     ms_status (*describe)(int index, char *text, size_t n);
@@ -70,8 +70,8 @@ typedef struct ms_cuda_table {
     void (*mark)(int index, void *p, size_t used, size_t size);
     ms_status (*host_alloc)(size_t bytes, void **out);  // pinned memory
     void (*host_free)(void *p);
-    // Queues a copy. The caller may write to its source in host memory at once: a copy from pinned memory, which is not
-    // staged, is waited for.
+    // Queues a copy. The caller may write to a source in host memory as soon as the call returns: the driver stages
+    // pageable memory, and the call waits for a copy from pinned memory.
     ms_status (*copy)(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way);
     // Copies on the compute stream of `from`; both devices' compute streams then wait for the copy.
     ms_status (*copy_peer)(int to, void *dst, int from, const void *src, size_t bytes);
@@ -86,7 +86,7 @@ typedef struct ms_cuda_table {
     // Sharing memory between processes of this machine: exports an allocation as a handle, and maps a handle.
     ms_status (*share)(void *p, uint8_t handle[MS_CUDA_HANDLE]);  // p: as returned by alloc
     ms_status (*open)(int index, const uint8_t handle[MS_CUDA_HANDLE], void **out);
-    void (*close)(int index, void *p);
+    void (*close)(int index, void *p);  // unmaps memory that open has mapped
     ms_status (*copy_tensor)(struct ms_tensor *dst,
                              const struct ms_tensor *src);  // within one device; broadcasts, converts, any strides
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // device/gpu_pool.c -- the caching allocator of each GPU.
 //
-// Small blocks are allocated from chunks, by size class. Large blocks are cut from slabs (slab.h). A new slab has a
-// 32nd of the reserved bytes, within limits: there are then few slabs, and the last one wastes little. Slabs for
-// lasting blocks have the smallest size, because no other blocks use their free ranges.
+// Small blocks are allocated from chunks, by size class. Large blocks are cut from slabs (slab.h). The size of a new
+// slab is 1/32 of the reserved bytes, within limits: there are then few slabs, and the last one wastes little. Slabs
+// for lasting blocks have the smallest size, because no other blocks use their free ranges.
 #include "device/gpu_pool.h"
 #include "device/device.h"
 #include "device/lend.h"

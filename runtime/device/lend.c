@@ -15,7 +15,7 @@ enum { LISTENS, BORROWER, BORROWED };
 typedef struct {
     const ms_block *block;
     int kind, fd;
-    uint64_t name;  // LISTENS: hash of the exported memory, the socket's name
+    uint64_t name;  // LISTENS: hash of the memory's handle and offset; part of the socket's name
 } lending;
 static lending *list;
 static int n_list, cap_list;
@@ -111,7 +111,7 @@ ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const 
         if (fd >= 0) close(fd);
         if (e == ECONNREFUSED)
             return ms__fail(MS_ESTATE, "cuda_open: no process of this network namespace shares this memory any more");
-        return ms__fail(MS_ESTATE, "cuda_open: its owner cannot be reached: %s", strerror(e));
+        return ms__fail(MS_ESTATE, "cuda_open: the process that shares this memory cannot be reached: %s", strerror(e));
     }
     return add((lending) { .block = b, .kind = BORROWED, .fd = fd });
 }

@@ -105,7 +105,7 @@ static void huge_pages(ms_segment *s, char *p, size_t size)
         madvise(p, whole, MADV_HUGEPAGE);
         return;
     }
-    if (refused || whole > pool.memory / 8) return;  // a huge block may never be used as a whole
+    if (refused || whole > pool.memory / 8) return;  // most pages of such a large block may never be used
     for (size_t i = 0; i < whole; i += HUGE_PAGE) {
         MS_UNPOISON(p + i, 1);
         p[i] = 0;
@@ -207,7 +207,8 @@ static void empty_cache(void)
 static ms_block *alloc_slow(int c, size_t size, bool retried)
 {
     if (!pool.top) {
-        // In a job of several ranks, peers can then read in place tensors that were made before dist.init, too.
+        // In a job of several ranks the first arena is shared, so that peers can read in place even tensors that were
+        // made before dist.init.
         ms_launch launch;
         ms_launcher(&launch);
         bool beside = launch.local_world != 1;

@@ -23,7 +23,7 @@ typedef struct ms_segment ms_segment;
 typedef struct ms_block {
     void *data;    // 64-byte aligned; NULL for 0 bytes
     size_t bytes;  // the requested size
-    size_t size;   // the size of the class
+    size_t size;   // the size of the class, or of a GPU's range; 0: not from a pool
     int device;
     ms_segment *segment;    // NULL for foreign memory and for GPU memory
     struct ms_block *next;  // free list
@@ -44,7 +44,7 @@ void ms__pool_stats(int device, ms_memory *out);
 // Number of tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats.
 extern int64_t ms__live_tensors;
 
-// Whether b is memory of a GPU that another process owns: no block of the pool has 0 bytes and an address.
+// Whether b is GPU memory that belongs to another process (ms_cuda_open): only such blocks have size 0 and an address.
 static inline bool ms__borrowed(const ms_block *b) { return b->size == 0 && b->data; }
 
 // Used by gpu_pool.c:

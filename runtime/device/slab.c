@@ -84,7 +84,7 @@ ms_block *ms__slab_cut(ms_slabs *s, size_t size, bool lasting)
     return &r->block;
 }
 
-// Merges b into a, its neighbour before it.
+// Merges range b into a, the range just before b.
 static void merge(ms_slabs *s, ms_slab_range *a, ms_slab_range *b)
 {
     a->block.size += b->block.size;

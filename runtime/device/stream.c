@@ -22,8 +22,8 @@ struct ms_pending {
     ms_stream_kind kind;
     ms_status status;  // written before `done`
     char *text;        // message of a failure; allocated by the worker
-    // The observer's epoch when the record was launched; for a failure passed on by another record, that record's
-    // epoch.
+    // The observer's epoch when the record was launched. If the record failed only because one that it waited for had
+    // failed: the epoch of that one.
     uint64_t epoch;
 };
 
@@ -53,7 +53,8 @@ static ms_stream streams[MS_STREAMS] = { { .kind = MS_STREAM_COMPUTE },
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_there = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
 static ms_record *finished, *finished_last;  // oldest first; protected by lock
-static atomic_int n_finished, n_queued;      // n_finished: records not reaped yet; n_queued: records waiting or running
+static atomic_int n_finished,
+    n_queued;  // n_finished: finished records, not reaped yet; n_queued: records waiting or running
 static atomic_bool cancelled;
 static ms_record *spare;  // free list; used by the engine thread only
 

@@ -29,17 +29,17 @@ typedef void (*ms_retire_fn)(void *arg, ms_status result);
 ms_stream *ms__stream(int device, ms_stream_kind kind);
 ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const void *arg, size_t bytes,
                      ms_pending **event /* may be NULL */);
-// Makes later records of s wait for e.
+// Makes later records of s wait for e; on the compute stream, waits at once.
 ms_status ms__stream_wait(ms_stream *s, ms_pending *e);
-// Blocks the engine thread, polling for interrupts, the deadline and progress. Returns the record's failure with its
+// Blocks the engine thread until e is done, or until an interrupt (MS_EINTR). Returns the record's failure with its
 // message.
 ms_status ms__event_wait(ms_pending *e);
 bool ms__event_done(ms_pending *e);
 ms_pending *ms__event_retain(ms_pending *e);
 void ms__event_release(ms_pending *e);  // e may be NULL
-void ms__stream_reap(void);
-ms_status ms__streams_drain(void);  // waits for everything queued
-bool ms__stream_cancelled(void);    // the process is ending: waits must stop
+void ms__stream_reap(void);             // retires the records that have finished
+ms_status ms__streams_drain(void);      // waits for everything queued
+bool ms__stream_cancelled(void);        // the process is ending: waits must stop
 
 // Hooks for collectives: comm/error.c sets them when the library is loaded.
 typedef struct {

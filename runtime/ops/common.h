@@ -12,7 +12,7 @@ extern "C" {
 // Sums t over broadcast dimensions to `shape`. Returns t itself (retained) if it has that shape.
 ms_status ms__sum_to(ms_tensor **out, ms_tensor *t, int ndim, const int64_t *shape);
 ms_status ms__zeros(ms_tensor **out, int dtype, int device, int ndim, const int64_t *shape);
-ms_status ms__zero(ms_tensor *t);  // fills in place, any strides
+ms_status ms__zero(ms_tensor *t);  // fills t with 0; any strides
 // Copies src to dst with broadcasting and conversion, for any strides, also between devices. Records no graph.
 ms_status ms__copy(ms_tensor *dst, ms_tensor *src);
 // As ms__copy, for use in kernels: does not wait for the storages' events.
@@ -22,7 +22,7 @@ ms_status ms__contiguous(ms_tensor **out, ms_tensor *t);  // t itself (retained)
 // As ms__contiguous, but the result is in host memory.
 ms_status ms__on_cpu(ms_tensor **out, ms_tensor *t, const char *what);
 
-// PyTorch's result type: a 0-dim tensor only counts if its category is higher (bool < integer < real).
+// PyTorch's result dtype: a 0-dim tensor only counts if its category is higher (bool < integer < floating-point).
 int ms__result_dtype(const ms_tensor *a, const ms_tensor *b);
 
 // Sums and converts gradient g to an input's shape, dtype and device. Takes ownership of g.

@@ -13,7 +13,7 @@ typedef struct {
     void *dst;
     const void *src;
     size_t bytes;
-    void *ready;
+    void *ready;  // an event of the GPU's compute stream, for which the copy waits; NULL between CPU tensors
     ms_storage *a, *b;
 } copy_record;
 
@@ -57,9 +57,10 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
         return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous and have the same dtype and size",
                         ms__tensor_text(dst), ms__tensor_text(src));
     if (to == MS_META || from == MS_META)
-        return ms__fail(MS_EINVAL, "copy_async: %s or %s has no data", ms__tensor_text(dst), ms__tensor_text(src));
+        return ms__fail(MS_EINVAL, "copy_async: %s to %s: a tensor on device meta has no data", ms__tensor_text(src),
+                        ms__tensor_text(dst));
     if (ms__is_cuda(to) && ms__is_cuda(from) && to != from)
-        return ms__fail(MS_EUNSUPPORTED, "copy_async: %s and %s are on two GPUs; use copy_", ms__tensor_text(dst),
+        return ms__fail(MS_EUNSUPPORTED, "copy_async: %s and %s are on different GPUs; use copy_", ms__tensor_text(dst),
                         ms__tensor_text(src));
     if (dst->storage->vacated || src->storage->vacated)
         MS_TRY(ms__storage_sync(dst->storage->vacated ? dst->storage : src->storage, true));

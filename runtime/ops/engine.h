@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/engine.h -- the random generator: Philox 4x32-10 (ops/philox.h). The seed is the key; the counter is (offset,
-// element).
+// ops/engine.h -- the random generator: Philox 4x32-10 (ops/philox.h). The seed is the key; the counter is (block,
+// offset).
 #ifndef MS_ENGINE_H
 #define MS_ENGINE_H
 
@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// Returns the offset for an operator call; the element's position is the rest of the counter.
+// Returns the seed, and the offset for one operator call; the generator's offset increases by 1.
 void ms__rng_next(uint64_t *seed, uint64_t *offset);
 uint64_t ms__rng_offset(void);         // the offset that the next call will get
 void ms__rng_rewind(uint64_t offset);  // gives back the offsets of a call that failed

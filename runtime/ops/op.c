@@ -30,7 +30,7 @@ __attribute__((constructor)) static void fill_table(void)
     for (const ms_op *const *const *f = ms__op_families; *f; f++)
         for (const ms_op *const *op = *f; *op; op++) {
             if (n_ops == MAX_OPS) {
-                fputs("moonshard: too many operators for op.c's table\n", stderr);
+                fprintf(stderr, "moonshard: more than %d operators: increase MAX_OPS in runtime/ops/op.c\n", MAX_OPS);
                 abort();
             }
             uint32_t h = ms__hash((*op)->name) & (HASH - 1);
@@ -444,8 +444,8 @@ ms_status ms_call_op(int op, ms_args *a)
     ms_call c;
     if (!(c.op = op_at(op))) return bad_op(op);
     if (a->n_in < 0 || a->n_in > MS_MAX_IN || a->n_i < 0 || a->n_i > MS_MAX_I || a->n_f < 0 || a->n_f > MS_MAX_F)
-        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers: more than a call can have", c.op->name,
-                        a->n_in, a->n_i, a->n_f);
+        return ms__fail(MS_EINVAL, "%s: %d tensors, %d integers, %d numbers; at most %d, %d and %d are supported",
+                        c.op->name, a->n_in, a->n_i, a->n_f, MS_MAX_IN, MS_MAX_I, MS_MAX_F);
     c.n_in = a->n_in;
     c.n_i = a->n_i;
     c.n_f = a->n_f;

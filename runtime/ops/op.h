@@ -40,8 +40,8 @@ typedef struct ms_backward_call {
     ms_tensor **gout;
     ms_tensor **gin;  // to be filled with owned references; leave NULL where need is false
     const bool *need;
-    // Returns the sum so far of input k's gradient if backward may add to it and return it as gin[k] (an owned
-    // reference); otherwise NULL. It has the input's shape, dtype and device. For gradients that are mostly zeros.
+    // Returns the sum so far of input k's gradient, of the input's shape, dtype and device, if backward may add to that
+    // tensor and return it as gin[k] (an owned reference); otherwise NULL. For gradients that are mostly zeros.
     ms_tensor *(*so_far)(const struct ms_backward_call *b, int k);
     const struct ms_run *run;  // used by so_far
     const struct ms_edge *edges;
@@ -49,7 +49,7 @@ typedef struct ms_backward_call {
 
 typedef struct ms_meta {
     uint8_t dtype, ndim;
-    bool present;
+    bool present;  // false: there is no such tensor (an optional input, an output that backward does not see)
     int device;
     int64_t shape[MS_MAX_DIMS];
 } ms_meta;
@@ -61,7 +61,7 @@ struct ms_op {
     uint64_t save_in, save_out;  // bits of the inputs and outputs that backward reads
     int8_t n_shown;              // outputs that the caller gets; the others are only for backward. 0: all
     ms_status (*check)(ms_call *c);
-    ms_status (*run[MS_DEVICES])(ms_call *c);    // none for meta tensors
+    ms_status (*run[MS_DEVICES])(ms_call *c);    // kernels by device type; meta tensors need none
     ms_status (*backward)(ms_backward_call *b);  // NULL if not differentiable
     // Sample inputs for the generic specs, separated by ';'. A sample is a list of blank-separated words:
     //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9); [3]i5 int64 ids in [0,5);

@@ -110,8 +110,8 @@ static void start_helpers(int wanted)
     }
 }
 
-// Runs the loop on all threads. Returns false if another loop uses the helpers. one_queue: all threads take blocks from
-// one queue.
+// Runs the loop on all threads. Returns false if another loop uses the helpers, or if the caller is a helper.
+// one_queue: all threads take blocks from one queue.
 static bool shared(int64_t n, int64_t block, bool one_queue, ms_range_fn fn, void *arg)
 {
     if (thread_number > 0 || pthread_mutex_trylock(&owner) != 0) return false;

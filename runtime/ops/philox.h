@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include "tensor/dtype.h"
 
-// A pointer to each word: where a block's words are one array, GCC does not vectorise loops that store each word in an
-// array of its own, and the CPU's fills take 2.7 times as long.
+// Computes the four 32-bit words of a block. Each word has its own pointer: with one array for all four, GCC does not
+// vectorise the CPU's fills, which then take 2.7 times as long.
 #if defined(__GNUC__) && !defined(__CUDACC__)
 __attribute__((always_inline))
 #endif

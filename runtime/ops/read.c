@@ -41,7 +41,8 @@ ms_status ms_read(ms_id id, double *out, double capacity)
     if (!t) return ms__failure();
     MS_TRY(readable(t, "tolist"));
     if ((double)t->numel > capacity)
-        return ms__fail(MS_EINVAL, "read: %lld elements do not fit a buffer of %.0f", (long long)t->numel, capacity);
+        return ms__fail(MS_EINVAL, "tolist: the tensor has %lld elements, but the buffer holds %.0f",
+                        (long long)t->numel, capacity);
     MS_TRY(ms__on_cpu(&c, t, "tolist"));
     const void *data = ms__data(c);
     for (int64_t k = 0; k < c->numel; k++) out[k] = load(data, c->dtype, k);

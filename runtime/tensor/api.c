@@ -78,8 +78,8 @@ static ms_tensor *on_memory(void *data, int device, int dtype, int ndim, const i
     int64_t n = 1;
     for (int d = 0; d < ndim; d++) n *= shape[d];
     if (!data && n > 0)
-        return ms__null(
-            ms__fail(MS_EINVAL, "from_pointer: the pointer is NULL, shape is %s", ms__shape_text(ndim, shape)));
+        return ms__null(ms__fail(MS_EINVAL, "from_pointer: the pointer is NULL, but shape %s has elements",
+                                 ms__shape_text(ndim, shape)));
     ms_storage *s;
     if (ms__storage_new(&s, device, 0, "from_pointer")) return NULL;
     s->data = data;
@@ -102,14 +102,17 @@ ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)
     if (!t) return ms__failure();
     ms_block *b = t->storage->block;
     if (!ms__is_cuda(ms__device(t)) || !b || !ms__is_contiguous(t))
-        return ms__fail(MS_EINVAL, "cuda_share: %s is not a contiguous tensor with memory on cuda", ms__tensor_text(t));
+        return ms__fail(MS_EINVAL, "cuda_share: %s given, expected a contiguous tensor with memory on cuda",
+                        ms__tensor_text(t));
     MS_TRY(ms__storage_sync(t->storage, true));
     MS_TRY(ms__cuda_sync(ms__device(t), MS_STREAM_COMPUTE));
     if (ms__borrowed(b))
-        return ms__fail(MS_EINVAL, "cuda_share: %s lies in memory of another process, which has to share it",
+        return ms__fail(MS_EINVAL, "cuda_share: %s is in memory of another process; only that process can share it",
                         ms__tensor_text(t));
     char *base = ms__device_base(b);
-    if (!base) return ms__fail(MS_ESTATE, "cuda_share: the allocation that contains %s is unknown", ms__tensor_text(t));
+    if (!base)
+        return ms__fail(MS_ESTATE, "cuda_share: %s cannot be shared: there was no memory to record its allocation",
+                        ms__tensor_text(t));
     *offset = (double)((char *)ms__data(t) - base);
     MS_TRY(ms__cuda()->share(base, handle));
     return ms__lend(b, handle, *offset);
@@ -184,8 +187,10 @@ ms_id ms_view_alike(ms_id id, ms_id copy)
     ms_tensor *t = ms__tensor(id), *c = ms__tensor(copy);
     if (!t || !c) return 0;
     if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t))
-        return ms__no_id(ms__fail(MS_EINVAL, "view_alike: %s is not a copy of the storage of %s", ms__tensor_text(c),
-                                  ms__tensor_text(t)));
+        return ms__no_id(
+            ms__fail(MS_EINVAL,
+                     "view_alike: %s given, expected a copy of the storage of %s: of its size and on its device",
+                     ms__tensor_text(c), ms__tensor_text(t)));
     ms_tensor *v = ms__tensor_view(c, t->ndim, t->shape, t->stride, t->offset);
     v->dtype = t->dtype;
     v->is_view = t->is_view;
@@ -201,7 +206,8 @@ ms_status ms_set_data(ms_id id, ms_id src)
         return ms__fail(MS_EINVAL,
                         "set_data: the tensor is the result of an operator; only the data of leaves can be replaced");
     if (t->sharded || t->unit_param)
-        return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit", t->name ? t->name : "?");
+        return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit; its data cannot be replaced",
+                        t->name ? t->name : "?");
     ms__tensor_point(t, s);
     t->version->count++;
     return MS_OK;

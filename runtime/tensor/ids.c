@@ -18,14 +18,14 @@ enum {
     CHAINS = 1 << 12,
     GRAVES = 1 << 14
 };
-#define GENERATIONS ((uint32_t)1 << 31)  // 31 bits, and 22 of the slot, fit the 53 of a double
+#define GENERATIONS ((uint32_t)1 << 31)  // 31 bits of generation and 22 of slot number: a double holds 53
 
 typedef struct slot {
     ms_tensor *tensor;
     uint32_t generation;
     uint32_t next, prev;  // neighbours in the scope's list or in the free list
     uint32_t scope;       // the scope that owns the id; 0: unscoped
-    uint16_t owners;      // number of owners in the engine besides the script: a grad, a field
+    uint16_t owners;      // number of owners in the engine (ms__own)
     bool collected;       // a finalizer in Lua will release the id
     const char *made_by;  // name of the operator that made the tensor, or NULL
 } slot;
@@ -50,6 +50,8 @@ static uint32_t n_scopes = 1, free_scope;
 static uint32_t chain_top[CHAINS];
 static uint8_t chain_used[CHAINS];
 static int chain;
+// In bytes: the soft limit, unscoped tensors made since the last collection (and 256 each), unscoped tensors alive, and
+// all tensors alive after the last collection.
 static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
 static bool gc_asked;
 static grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
@@ -154,7 +156,7 @@ static void slot_release(slot *s)
 }
 
 // Requests a garbage collection when the unscoped tensors, or all memory in use (a small unscoped loss may hold a large
-// graph), have grown by the limit and by half of their size after the last collection.
+// graph), have grown by more than the limit plus half of their size.
 static void count_unscoped(const ms_tensor *t)
 {
     double bytes = (double)ms__nbytes(t) + 256;
@@ -178,7 +180,8 @@ void ms_set_gc_limit(double bytes) { gc_limit = bytes; }
 static ms_status no_names(const char *what)
 {
     if (n_slots < 1u << SLOT_BITS) return ms__no_memory(CHUNK * sizeof(slot), what, "ids of %d tensors", CHUNK);
-    return ms__fail(MS_ENOMEM, "more than %d tensors have ids at once: close scopes or release some", 1 << SLOT_BITS);
+    return ms__fail(MS_ENOMEM, "more than %d tensors are alive in the script: close scopes or release some",
+                    1 << SLOT_BITS);
 }
 
 ms_status ms__names_reserve(int n, const char *what)
@@ -247,7 +250,9 @@ static void released(ms_id id)
     if (g)
         snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "by release()",
                  g->scope ? g->scope : "");
-    ms__fail(MS_ERELEASED, "tensor was released with its scope; return it, or keep() it%s", note);
+    bool by_script = g && !g->scope;
+    ms__fail(MS_ERELEASED, "tensor was released%s%s", by_script ? "" : " with its scope; return it, or keep() it",
+             note);
 }
 
 ms_tensor *ms__tensor(ms_id id)
@@ -428,7 +433,7 @@ int ms_chain_new(void)
             chain_top[c] = 0;
             return c;
         }
-    ms__fail(MS_ENOMEM, "more than %d coroutines have scopes", CHAINS);
+    ms__fail(MS_ENOMEM, "more than %d coroutines have scopes at once: let some end", CHAINS);
     return -1;
 }
 

@@ -11,8 +11,8 @@ extern "C" {
 
 // The tensor with this id, borrowed. NULL with the error set (MS_ERELEASED, or MS_EINVAL for 0).
 ms_tensor *ms__tensor(ms_id id);
-// Gives t an id in the innermost scope (or unscoped). Takes ownership of the caller's reference. A tensor that has an
-// id keeps it.
+// Gives t an id in the innermost scope; without an open scope, an unscoped id. Takes ownership of the caller's
+// reference. A tensor that has an id keeps it. Returns 0 with the error set on failure.
 ms_id ms__name(ms_tensor *t);
 // As ms__name; an error after the tensor's release names made_by, an operator. made_by is not copied.
 ms_id ms__name_made(ms_tensor *t, const char *made_by);

@@ -6,7 +6,7 @@
 #include "base/watched.h"
 
 static ms_tensor *spare;           // free list, linked through node
-static ms_counter *spare_version;  // free list, linked through the first word
+static ms_counter *spare_version;  // free list, linked through its first bytes
 ms_tensor_observer ms__tensor_observer;
 
 // Some views are made where nothing may fail (a unit makes its parameters views of other storages, a run releases its

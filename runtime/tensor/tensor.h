@@ -43,7 +43,7 @@ typedef struct ms_tensor {
     ms_counter *version;
     ms_node *node;     // the node that computed it; NULL for leaves
     ms_leaf *leaf;     // grad and hooks of a leaf; made when needed
-    void *unit_param;  // the record that the sharding engine has of it, or NULL
+    void *unit_param;  // the shard engine's record of the parameter; NULL: not managed
     const char *name;  // interned, or NULL
     uint32_t slot;     // slot of its id; 0: the tensor has no id
     uint32_t tape;     // for a view: its counter's `tape` when the view was made
