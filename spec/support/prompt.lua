@@ -5,6 +5,9 @@ local Pty = require "spec.support.pty"
 
 local M = { program = process.root .. "/scripts/repl" }
 
+--- What mpirun needs here: it may run as root, and start more ranks than cores.
+M.mpirun_env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" }
+
 local own_folder = process.temp_folder()
 local inputrc = own_folder .. "/inputrc"
 process.write(inputrc, "set enable-bracketed-paste off\n")

@@ -101,6 +101,32 @@ end
 local Launcher = {}
 Launcher.__index = Launcher
 
+local apart = { group = 2, session = 0x80 }               -- POSIX_SPAWN_SETPGROUP, POSIX_SPAWN_SETSID
+
+--- Starts a program. Returns its process id, or nil and the reason.
+---@param words string[]
+---@param env table<string, string|false>  changes of the environment
+---@param how { input?: string, output?: string|integer, apart: "group"|"session" }  files or a descriptor; nil: inherited
+---@return integer? pid
+---@return string? reason
+function M.spawn(words, env, how)
+  local actions, attributes, pid = ffi.new "moonshard_spawn", ffi.new "moonshard_spawn", ffi.new "int[1]"
+  C.moonshard_actions_init(actions)
+  if how.input then C.moonshard_actions_open(actions, 0, how.input, 0, 0) end
+  for fd = 1, 2 do
+    if type(how.output) == "string" then C.moonshard_actions_open(actions, fd, how.output, 1, 0)
+    elseif how.output then C.moonshard_actions_dup2(actions, how.output, fd) end
+  end
+  C.moonshard_attr_init(attributes)
+  C.moonshard_attr_flags(attributes, apart[how.apart])
+  local list = environment(env)
+  local failed = C.moonshard_spawnp(pid, words[1], actions, attributes, strings(words), strings(list))
+  C.moonshard_actions_destroy(actions)
+  C.moonshard_attr_destroy(attributes)
+  if failed ~= 0 then return nil, ffi.string(C.strerror(failed)) end
+  return pid[0]
+end
+
 --- Starts `command` on so many ranks. Returns nil and a message if there is no mpirun.
 ---@param world integer
 ---@param command string[]
@@ -111,25 +137,13 @@ function M.start(world, command)
   table.insert(words, 1, "mpirun")
   words[#words + 1], words[#words + 2] = "-n", tostring(world)
   for _, word in ipairs(command) do words[#words + 1] = word end
-  local ends, pid = ffi.new "int[2]", ffi.new "int[1]"
+  local ends = ffi.new "int[2]"
   if C.moonshard_pipe(ends, 0x80000) ~= 0 then return nil, "no pipe: " .. ffi.string(C.strerror(ffi.errno())) end
-  local actions, attributes = ffi.new "moonshard_spawn", ffi.new "moonshard_spawn"
-  C.moonshard_actions_init(actions)
-  C.moonshard_actions_open(actions, 0, "/dev/null", 0, 0)
-  C.moonshard_actions_dup2(actions, ends[1], 1)
-  C.moonshard_actions_dup2(actions, ends[1], 2)
-  C.moonshard_attr_init(attributes)
-  C.moonshard_attr_flags(attributes, 0x80)                           -- POSIX_SPAWN_SETSID
-  local list = environment(env)
-  local failed = C.moonshard_spawnp(pid, "mpirun", actions, attributes, strings(words), strings(list))
-  C.moonshard_actions_destroy(actions)
-  C.moonshard_attr_destroy(attributes)
+  local pid, why = M.spawn(words, env, { input = "/dev/null", output = ends[1], apart = "session" })
   C.moonshard_close(ends[1])
-  if failed ~= 0 then
-    C.moonshard_close(ends[0])
-    return nil, ("mpirun cannot be started (%s); more than one rank needs Open MPI"):format(ffi.string(C.strerror(failed)))
-  end
-  return setmetatable({ pid = pid[0], out = ends[0] }, Launcher)
+  if pid then return setmetatable({ pid = pid, out = ends[0] }, Launcher) end
+  C.moonshard_close(ends[0])
+  return nil, ("mpirun cannot be started (%s); more than one rank needs Open MPI"):format(why)
 end
 
 local status = ffi.new "int[1]"

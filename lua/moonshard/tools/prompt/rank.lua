@@ -28,7 +28,10 @@ local function redirect(name, rank)
   local output = wire.connect(name)
   if not output or not output:send("output", rank) then error("the prompt has ended", 0) end
   io.stdout:flush()
-  for fd = 1, 2 do ffi.C.moonshard_dup2(output.fd, fd) end
+  for fd = 1, 2 do
+    ffi.C.moonshard_fcntl(fd, 1030, 3)                  -- F_DUPFD_CLOEXEC: mpirun closes rank 0's input with its output
+    ffi.C.moonshard_dup2(output.fd, fd)
+  end
   output:close()
   io.stdout:setvbuf "line"
   local null = ffi.C.moonshard_open("/dev/null", 0)

@@ -10,6 +10,7 @@ local merge = require "moonshard.tools.prompt.merge"
 local wire = require "moonshard.tools.prompt.wire"
 
 local lib, state, C = engine.lib, engine.state, ffi.C
+ffi.cdef "long moonshard_read_of_prompt(int, void *, size_t) __asm__(\"read\");"
 local SIGINT, SIGTERM, SIGKILL = 2, 15, 9
 
 local START = 120           -- seconds that the ranks may take to start
@@ -27,6 +28,8 @@ local PATIENCE = 1.0        -- seconds after Ctrl-C until a rank that has not re
 ---@class Session
 ---@field world integer
 ---@field ranks table<integer, RankOfPrompt>?  nil: the job has ended
+---@field keys string?   what was typed during a line; nil: the terminal keeps it
+---@field over boolean?  the prompt cannot go on
 local Session = {}
 Session.__index = Session
 
@@ -38,13 +41,6 @@ local function say(text)
 end
 
 -- ---- connections ----------------------------------------------------------------------------------
-
-local function fresh_name()
-  local random = assert(io.open("/dev/urandom", "rb"))
-  local bytes = random:read(12)
-  random:close()
-  return "moonshard-prompt-" .. bytes:gsub(".", function(c) return ("%02x"):format(c:byte()) end)
-end
 
 -- The kinds of connection by their first message; see rank.lua. A third kind has none, and stays pending.
 local connect = {
@@ -82,7 +78,27 @@ function Session:read_launcher()
   if n <= 0 then return self.launcher:close() end
   self.complaints = (self.complaints .. ffi.string(buffer, n)):sub(-20000)
 end
-ffi.cdef "long moonshard_read_of_prompt(int, void *, size_t) __asm__(\"read\");"
+
+-- Reads keys while ranks run a line, if keys arrive through the launcher: Ctrl-C is one of them, and the others are for
+-- the next line.
+function Session:read_keys()
+  local n = tonumber(C.moonshard_read_of_prompt(0, buffer, 65536))
+  if n <= 0 then self.asking = false end                -- the prompt will find the end of the input
+  for k = 0, n - 1 do
+    if buffer[k] == 3 then
+      state.interrupted, self.keys = 1, ""
+    else
+      self.keys = self.keys .. string.char(buffer[k])
+    end
+  end
+end
+
+--- The next key that was typed while ranks ran a line, as a number; nil: none.
+function Session:typed_key()
+  local key = self.keys:byte()
+  self.keys = self.keys:sub(2)
+  return key
+end
 
 --- Waits up to so many milliseconds and reads what has arrived.
 function Session:poll(ms)
@@ -107,6 +123,7 @@ function Session:poll(ms)
     end
   end
   if self.launcher and self.launcher.out >= 0 then add(self.launcher.out, function() self:read_launcher() end) end
+  if self.keys and self.asking then add(0, function() self:read_keys() end) end
   for fd in pairs(wire.poll(fds, ms)) do handlers[fd]() end
 end
 
@@ -230,13 +247,26 @@ function Session:bury()
   line.settle()
   say(("rank %d (process %d) %s. The job has ended with it: the variables and tensors of all ranks are gone.")
     :format(first, ranks[first].pid, manner(ranks[first], text)))
-  if self.command then say(("Enter restart to start %d new ranks, or exit to leave."):format(self.world)) end
+  if self.command then
+    say(("Enter restart to start %d new ranks, or exit to leave."):format(self.world))
+  else
+    say(("The launcher ends with its ranks: enter its command again, or scripts/repl --ranks %d, where the prompt goes on.")
+      :format(self.world))
+    self.over = true
+  end
+end
+
+-- Runs the files that were given, on ranks that have connected.
+function Session:run_files()
+  for _, file in ipairs(self.files) do
+    if self.ranks then self:exchange("file", file) end
+  end
 end
 
 --- Starts the ranks. Returns false and a reason if that fails.
 function Session:start()
   self:reset()
-  local name = fresh_name()
+  local name = wire.fresh_name()
   self.listening = wire.listen(name)
   local command = {}
   for k, word in ipairs(self.command) do command[k] = word end
@@ -250,11 +280,8 @@ function Session:start()
   end
   local ok
   ok, why = self:await()
-  if not ok then return false, why end
-  for _, file in ipairs(self.files) do
-    if self.ranks then self:exchange("file", file) end
-  end
-  return true
+  if ok then self:run_files() end
+  return ok, why
 end
 
 -- ---- lines ----------------------------------------------------------------------------------------
@@ -308,6 +335,7 @@ function Session:ask(targets, ...)
     running[r] = true
     self.ranks[r].control:send(...)
   end
+  self.asking = true
   local function interrupt(mark)
     for r in pairs(running) do
       C.moonshard_kill(self.ranks[r].pid, SIGINT)
@@ -318,7 +346,7 @@ function Session:ask(targets, ...)
     self:poll(20)
     self:take(replies, running)
     local now = lib.ms_time()
-    if #self.gone > 0 then return nil end
+    if #self.gone > 0 then break end
     self.out:tick(now, running)
     failed_at = failed_at or failed(replies) and now or nil
     if state.interrupted ~= 0 then
@@ -334,6 +362,8 @@ function Session:ask(targets, ...)
         merge.names(sorted(running)) .. (next(running, next(running)) and " have" or " has")))
     end
   end
+  self.asking = false
+  if #self.gone > 0 then return nil end
   self:drain()
   self.out:tick(lib.ms_time())
   return replies, interrupted_at ~= nil or followed
@@ -441,10 +471,7 @@ end
 
 --- Ends the ranks that are left and starts new ones.
 function Session:restart()
-  if not self.command then
-    say "restart: mpirun started these ranks; leave and enter its command again"
-    return
-  end
+  if not self.command then return say "restart: these ranks were started by a launcher: leave, and enter its command again" end
   self:leave()
   local ok, why = self:start()
   if not ok then say("restart: " .. why) end
@@ -461,6 +488,24 @@ function M.start(world, command, files)
   lib.ms_catch_sigint(1)
   local ok, why = session:start()
   if not ok then return nil, why end
+  return session
+end
+
+--- Listens under a name for ranks that a launcher has started.
+---@param name string
+---@param world integer
+---@param files string[]  files to run first
+---@param keys boolean  whether this process's input is the keys of a terminal, read by the launcher
+---@return Session?
+---@return string? message
+function M.attach(name, world, files, keys)
+  local session = setmetatable({ world = world, files = files, keys = keys and "" or nil }, Session)
+  lib.ms_catch_sigint(1)
+  session:reset()
+  session.listening = wire.listen(name)
+  local ok, why = session:await()
+  if not ok then return nil, why end
+  session:run_files()
   return session
 end
 

@@ -54,6 +54,15 @@ Channel.__index = Channel
 
 local function channel(fd, pid) return setmetatable({ fd = fd, pid = pid, left = "" }, Channel) end
 
+--- A name that no other prompt has.
+---@return string
+function M.fresh_name()
+  local random = assert(io.open("/dev/urandom", "rb"))
+  local bytes = random:read(12)
+  random:close()
+  return "moonshard-prompt-" .. bytes:gsub(".", function(c) return ("%02x"):format(c:byte()) end)
+end
+
 --- Listens under a name. Returns nil if the name is taken.
 ---@param name string
 ---@return integer? fd
