@@ -69,7 +69,7 @@ local state = require "moonshard.io.files"
 local text = require "moonshard.run.text"
 
 local started = ms.time()
-progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- until run.start makes its own
+progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- in use until run.start makes the run's own
 local stop = function(...) cli.stop("train", ...) end
 
 local function open_checkpoint(option)
@@ -94,7 +94,8 @@ local function resolve(resumed, tuned)
   for _, name in ipairs(source and SHAPE or {}) do
     if given[name] == nil then config[name] = source.config[name] end
     if config[name] ~= source.config[name] then
-      stop("--%s %s, but '%s' was trained with %s", name, config[name], source.path, source.config[name])
+      stop("--%s %s, but '%s' was trained with %s: the shape of a trained model cannot change", name, config[name],
+        source.path, source.config[name])
     end
   end
   if type(config.data) == "string" then config.data = { config.data } end
@@ -117,7 +118,7 @@ local save_every, save_path = tonumber(config.save), config.save
 if save_every then
   save_path = nil
   if save_every < 1 or save_every % 1 ~= 0 then
-    stop("--save %s is neither a number of steps nor a path", config.save)
+    stop("--save %s: expected a whole number of steps from 1, or a path", config.save)
   end
 elseif save_path and lfs.attributes(save_path, "mode") == "directory" then
   stop("--save %s is a folder, expected a file", save_path)
@@ -138,7 +139,8 @@ end
 local found, corpus = pcall(data.corpus, config.data)
 if not found then stop("--data: %s", (tostring(corpus):gsub("^corpus: ", ""))) end
 if corpus.train_count <= config.context then
-  stop("--data: %d training tokens are too few for a context of %d", corpus.train_count, config.context)
+  stop("--data: %d training tokens are too few for a context of %d, expected at least %d", corpus.train_count,
+    config.context, config.context + 1)
 end
 if config.batch > corpus.train_count then
   stop("--batch %d is more than the %d training tokens", config.batch, corpus.train_count)

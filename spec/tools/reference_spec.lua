@@ -74,7 +74,7 @@ describe("the reference", function()
     { "a name without an example", "", "planted.twice (planted) has no example" },
     { "an example with another result", "# planted.twice\nplanted.twice(3)    --> 5\n", "gives 6, not 5" },
     { "an example that fails", "# planted.twice\nplanted.twice({})\n", "attempt to perform arithmetic" },
-    { "an example of no public name", "# planted.thrice\n1\n", "'planted.thrice' is no public name" },
+    { "an example of no public name", "# planted.thrice\n1\n", "'planted.thrice' is not a public name" },
     { "an example that stops in the middle", "# planted.twice\nfunction f()\n", "ends in the middle" },
   } do
     it("refuses " .. row[1], function() assert.matches(row[3], (faults_of(row[2])), 1, true) end)
@@ -111,7 +111,7 @@ describe("the reference", function()
     local inner = { f = function() end }
     local of = { g = function() end, inner = inner }
     collect.check_owners({ { sections = { { of = of } } } }, "planted", of, fault)
-    assert.are.same({ "planted.inner is on no page, and has f" }, faults)
+    assert.are.same({ "planted.inner is on no page of scripts/support/docs/pages.lua, and has the names f" }, faults)
   end)
 
   it("writes arguments, options with their defaults, results and the example", function()

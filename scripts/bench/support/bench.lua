@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Common parts of benchmarks: measures the machine's peak rates first, alternates cases, computes best and median,
---- checks bars, and prints one format.
+--- checks bars (a bar is the limit that a result is meant to meet), and prints one format.
 ---
 ---   #!/usr/bin/env luajit
 ---   local root = arg[0]:match "^(.*)scripts/bench/" or "./"
@@ -42,7 +42,7 @@ local M = { now = probe.probe_now }
 local Bench = {}
 Bench.__index = Bench
 
---- The best (smallest), largest and median of a list of times in seconds.
+--- The best (smallest), largest and median of a list of times: { best, max, median, runs }.
 function M.statistics(list)
   local sorted = { unpack(list) }
   table.sort(sorted)
@@ -101,7 +101,8 @@ function M.options(argv, more)
       i = i + 1
       out[name] = name == "runs" and tonumber(argv[i]) or argv[i]
     else
-      io.stderr:write(("%s: unknown option or value: '%s' (%s)\n"):format(argv[0]:match "[^/]*$", word, known))
+      io.stderr:write(("%s: '%s' is not an option, or lacks its value; expected %s\n"):format(argv[0]:match "[^/]*$",
+        word, known))
       os.exit(2)
     end
     i = i + 1

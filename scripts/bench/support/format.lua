@@ -21,11 +21,15 @@ for line in io.lines(arg[1]) do
       wrong("a part does not begin with `machine: …`: %s", line)
     end
   elseif line:find "^case: " then
-    if not line:find "best +[%d.e+-]+ %S+ +median +[%d.e+-]+ %S+" then wrong("not a case: %s", line) end
+    if not line:find "best +[%d.e+-]+ %S+ +median +[%d.e+-]+ %S+" then
+      wrong("expected `case: NAME best NUMBER UNIT median NUMBER UNIT`: %s", line)
+    end
     part.cases = part.cases + 1
   elseif line:find "^bar: " then
     local verdict = line:match " [%d.e+-]+ [<>]= [%d.e+-]+.-  (%u?%l*%u*)$"
-    if verdict ~= "met" and verdict ~= "MISSED" then wrong("not a bar: %s", line) end
+    if verdict ~= "met" and verdict ~= "MISSED" then
+      wrong("expected `bar: NAME NUMBER <= LIMIT  met` (or >=, MISSED): %s", line)
+    end
     part.bars = part.bars + 1
     if verdict == "met" then part.met = part.met + 1 end
   elseif line:find "^%d+ bars, " then
@@ -33,12 +37,12 @@ for line in io.lines(arg[1]) do
     if tonumber(n) ~= part.bars or tonumber(met) ~= part.met or tonumber(missed) ~= part.bars - part.met then
       wrong("%d bars, %d of them met, but the last line says: %s", part.bars, part.met, line)
     end
-    if part.cases == 0 then wrong "a part without a case" end
-    if part.bars == 0 then wrong "a part without a bar" end
+    if part.cases == 0 then wrong("part %d has no line that begins with 'case: '", parts + 1) end
+    if part.bars == 0 then wrong("part %d has no line that begins with 'bar: '", parts + 1) end
     part, parts = nil, parts + 1
   elseif line:find "%S" and not line:find "^#" and not line:find "^rank %d+: dist: " then
     wrong("neither case, bar nor # comment: %s", line)
   end
 end
 if part then wrong "the last line is not `N bars, N met, N missed`" end
-if parts == 0 then wrong "no output" end
+if parts == 0 then wrong "the file has no line of a benchmark" end

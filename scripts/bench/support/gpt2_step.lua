@@ -10,8 +10,8 @@ M.SHAPES = {
   tiny = { vocab = 64, context = 16, layers = 1, heads = 2, dim = 16, batch = 2 },
 }
 
---- Operations per token (Chowdhery et al. 2022, appendix B): 6 x the parameters that take part in products (the head
---- once, tables not) + 12 x layers x dim x context. Causal attention computes half of the last term.
+--- Operations per token (Chowdhery et al. 2022, appendix B): 6 x the parameters that take part in products (the head,
+--- but no embedding table) + 12 x layers x dim x context. Causal attention computes half of the last term.
 function M.flops_per_token(shape)
   local products = 12 * shape.layers * shape.dim ^ 2 + shape.vocab * shape.dim
   return 6 * products + 12 * shape.layers * shape.dim * shape.context

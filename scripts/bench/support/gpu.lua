@@ -246,4 +246,6 @@ for _, c in ipairs(cases) do
     collectgarbage()
   end
 end
-if measured == 0 then error("gpu.lua: there is no group '" .. group .. "'", 0) end
+if measured == 0 then
+  error(("gpu.lua: --group '%s', expected memory, products, attention or kernels"):format(group), 0)
+end

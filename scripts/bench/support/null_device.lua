@@ -23,7 +23,7 @@ local COUNTS = { "launches", "products", "flops", "to_device", "to_host", "on_de
   "frees", "waits", "events" }
 
 local lib
---- Opens the device; returns false and the reason if it is not built.
+--- Opens the device. Returns true, or false and the reason if device cuda is not available.
 ---@param build string  the build folder
 function M.open(build)
   local cuda = require("moonshard").cuda

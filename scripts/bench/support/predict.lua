@@ -26,10 +26,10 @@ local ROWS = { ["loss: cross_total_kernel"] = true }
 -- Kernels whose threads touch one element of a table each, not the whole table.
 local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
   ["embedding: index_kernel"] = true }
--- Kernels in which each thread compares all positions with its own: a wait for each tile of 256, and as long again for
--- the comparisons (256 of 4 cycles).
-local WALK = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 128 end }
--- Bytes of a partial result, where it is not one number: a double and whose it is.
+-- Latencies of a launch of kernels in which each thread compares all positions with its own: one for each tile of 256
+-- positions, and as long again for the comparisons (256 of 4 cycles).
+local COMPARES = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 128 end }
+-- Bytes of a partial result that is not one number: here a double and the number of its owner.
 local PART = { ["optim: norm_join_kernel"] = 12 }
 
 --- Returns the number of bytes that a launch touches, and the class of most of them.
@@ -59,7 +59,7 @@ function M.seconds(l, row)
     local flight = c.flight * l.threads * math.min(held, l.blocks / kernels.SM.processors)
     share = math.min(1, flight / kernels.FLIGHT)
   end
-  local waits = WALK[base] and WALK[base](l) or 1
+  local waits = COMPARES[base] and COMPARES[base](l) or 1
   return math.max(bytes / (BANDWIDTH * share), l.flops / rate) + waits * LATENCY, least
 end
 

@@ -150,8 +150,9 @@ end
 
 local ORDERED = { bar = true, barrier = true, atom = true, red = true, call = true, membar = true, fence = true }
 
--- Passes one block with the loads pending at its entry { register = bytes }. Returns the most bytes in flight, and what
--- is pending at its end. Asynchronous copies have the group they were committed with as their register.
+-- Analyses one block. pending: the loads in flight at its entry, { register = bytes }. Returns the most bytes in
+-- flight, and the loads in flight at its end. For asynchronous copies the number of their group stands for the
+-- register.
 local function pass(b, pending, counts)
   local level, sum, floor, top = {}, { [0] = 0 }, 0, 0
   local loads, groups = {}, {}

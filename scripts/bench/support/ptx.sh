@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# ptx.sh FOLDER: for every file of kernels/cuda, FOLDER/NAME.ptx and FOLDER/NAME.log, the report of `ptxas -v`, for
-# sm_90a. A file is compiled again when the content of anything that it includes has changed. Fails with the compiler's
-# text.
+# ptx.sh FOLDER: compiles every file of kernels/cuda for sm_90a; writes FOLDER/NAME.ptx, and the report of `ptxas -v` to
+# FOLDER/NAME.log. A file is compiled again when the content of anything that it includes has changed. Fails with the
+# compiler's text.
 set -euo pipefail
 unset LD_PRELOAD  # nvcc does not run with a sanitizer's library
 PATH=$PATH:/usr/local/cuda/bin

@@ -4,6 +4,7 @@
 // loader, which finds the bundle's libraries. Nothing is exported that changes which libraries other programs load.
 // MOONSHARD_LIBC=host: with the machine's loader and C library instead.
 #define _GNU_SOURCE
+#include <errno.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -21,8 +22,8 @@ static char *joined(const char *a, const char *b, const char *c, const char *d)
     return text;
 }
 
-// Puts `first` in front of the list in an environment variable, unless it already begins with it. without: the rest of
-// the list if the variable is not set.
+// Puts `first` in front of the list in an environment variable, unless the list already begins with `first`. without:
+// the rest of the list if the variable is not set.
 static void prepend(const char *name, const char *first, const char *separator, const char *without)
 {
     const char *before = getenv(name);
@@ -67,8 +68,8 @@ int main(int argc, char **argv)
     setenv("OPAL_PKGLIBDIR", joined(lib, "/openmpi", "", ""), 1);
     setenv("OPAL_PKGDATADIR", joined(root, "/share/openmpi", "", ""), 1);
     setenv("OPAL_SYSCONFDIR", joined(root, "/etc", "", ""), 1);
-    // Without ssh, mpirun stops at the start, although it needs none on one host; PMIx crashes without a home folder;
-    // hwloc complains of a missing /sys, and PMIx that it cannot compress what it sends.
+    // Without ssh, mpirun ends at its start, although it needs no ssh on one host. Without a home folder PMIx crashes.
+    // Without /sys hwloc prints a warning; PMIx prints one that it cannot compress its messages.
     setenv("HOME", "/tmp", 0);
     setenv("PMIX_MCA_pcompress_base_silence_warning", "1", 0);
     if (!has("ssh") && !has("rsh")) setenv("OMPI_MCA_plm", "isolated", 0);
@@ -91,6 +92,6 @@ int main(int argc, char **argv)
     if (script) args[k++] = (char *)script;
     for (int i = 1; i < argc; i++) args[k++] = argv[i];
     execv(args[0], args);
-    fprintf(stderr, "moonshard: cannot run %s\n", program);
+    fprintf(stderr, "moonshard: cannot run %s with the loader %s: %s\n", program, args[0], strerror(errno));
     return 127;
 }

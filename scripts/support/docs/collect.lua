@@ -137,7 +137,7 @@ function M.check_owners(pages, name, of, fault)
     seen[t] = true
     local names = public_names(t)
     if not owners[t] and #names > 0 then
-      fault("%s is on no page, and has %s", path, table.concat(names, " "))
+      fault("%s is on no page of scripts/support/docs/pages.lua, and has the names %s", path, table.concat(names, ", "))
     end
     for key, value in pairs(t) do
       local open = type(key) == "string" and key:sub(1, 1) ~= "_" and key ~= "methods"

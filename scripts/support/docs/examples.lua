@@ -81,7 +81,7 @@ end
 
 local function count(...) return select("#", ...), ... end
 
--- Runs one line or statement. Returns the text of its value, or of its error.
+-- Runs one line or statement. Returns the text of its value, or nil and the text of its error.
 local function run_chunk(chunk, env)
   setfenv(chunk, env)
   local result
@@ -180,7 +180,7 @@ function M.read(root, pages, fault)
         current = { setup = page }
       elseif name then
         current = by_name[name]
-        if not current then fault("docs/api/examples/%s.txt: '%s' is no public name", page.file, name) end
+        if not current then fault("docs/api/examples/%s.txt: '%s' is not a public name of the library", page.file, name) end
         if current and current.example then
           fault("docs/api/examples/%s.txt: '%s' has two examples", page.file, name)
         end

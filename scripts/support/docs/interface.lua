@@ -121,7 +121,10 @@ function M.page(root, fault)
     for _, fn in ipairs(section.functions) do
       fn.example = found[fn.name]
       page.entries[#page.entries + 1] = fn
-      if not fn.example then fault("%s (c) has no example: nothing in docs/api/examples/c.c, lua or spec calls it", fn.name) end
+      if not fn.example then
+        fault("%s (c) has no example: no line of docs/api/examples/c.c, scripts/examples, lua, spec or scripts/bench calls it",
+          fn.name)
+      end
     end
   end
   return page

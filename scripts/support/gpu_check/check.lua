@@ -54,7 +54,7 @@ local function kill_all(mark)
   found:close()
 end
 
---- Notes the lines of gpt2_measure.lua and peer_gpt2.py. Returns the reason if nothing was measured.
+--- Notes the lines of gpt2_measure.lua and peer_gpt2.py. Returns the reason if nothing was measured, else nil.
 local function note_step(step, text)
   text = "\n" .. text
   local best = math.huge
@@ -111,7 +111,7 @@ local function run(part, number)
     record.status = "passed"
   elseif code > 128 or part.spec and not passed then
     record.status = "crashed"
-    record.why = code > 128 and "signal " .. code - 128 or "it ended without its last line"
+    record.why = code > 128 and "signal " .. code - 128 or "it ended before busted's last line"
   else
     record.status = "failed"
   end

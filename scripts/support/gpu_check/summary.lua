@@ -1,14 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- The summary of scripts/gpu_check: parts, and rates with predictions, PyTorch's times and the bars beside them.
+--- The summary of scripts/gpu_check: parts, and rates with predictions, PyTorch's times and the targets beside them.
 local cjson = require "cjson"
 local M = {}
 
 local function us(seconds) return seconds and ("%.1f"):format(seconds * 1e6) or "not measured" end
 local function ratio(a, b) return a and b and ("%.2f"):format(a / b) or "" end
 
---- Bars on an H200: the share of the measured copy rate, or of PyTorch's rate, that a case must reach.
-local BARS = { copy = 0.85, copy_backward = 0.70, products = 0.95, attention_forward = 0.75, attention_backward = 0.50,
-  step = 1 }
+--- Targets on an H200: the share of the measured copy rate, or of PyTorch's rate, that a case must reach.
+local TARGETS = { copy = 0.85, copy_backward = 0.70, products = 0.95, attention_forward = 0.75,
+  attention_backward = 0.50, step = 1 }
 
 ---@param text string         the lines of gpu_check.jsonl
 ---@param predictions string  the file of predictions; "" if there is none
@@ -56,7 +56,7 @@ function M.write(text, predictions)
   add(next(cases) and "Predicted: for an H200, by the formula of scripts/bench/gpt2, without a GPU. A prediction is not a measurement."
     or "No predictions were made; the part 'predictions' says why.")
   add("")
-  add("| case | measured us | rate | predicted us | measured / predicted | PyTorch us | PyTorch / measured | bar |")
+  add("| case | measured us | rate | predicted us | measured / predicted | PyTorch us | PyTorch / measured | target |")
   add("|---|---|---|---|---|---|---|---|")
   local copy = ours["copy on the device"]
   if head.device == "null" then
@@ -68,14 +68,14 @@ function M.write(text, predictions)
   for _, name in ipairs(names) do
     local r, t = ours[name], torch[name]
     local share, of = nil, ""
-    local bar = r and BARS[r.bar]
-    if bar and r.bar:find "^copy" then
+    local target = r and TARGETS[r.bar]
+    if target and r.bar:find "^copy" then
       share, of = copy and r.value / copy.value, "of the copy rate"
-    elseif bar then
-      share, of = t and t.seconds / r.seconds, "of PyTorch"
+    elseif target then
+      share, of = t and t.seconds / r.seconds, "of PyTorch's rate"
     end
-    local verdict = bar and (share and not quick and ("%.2f %s, %s %.2f"):format(share, of, share >= bar and "met:" or
-      "missed:", bar) or "not measured") or ""
+    local verdict = target and (share and not quick and ("%.2f %s; target %.2f %s"):format(share, of, target,
+      share >= target and "met" or "missed") or "not measured") or ""
     add("| %s | %s | %s | %s | %s | %s | %s | %s |", name, us(r and r.seconds),
       r and r.value and ("%.1f %s"):format(r.value, r.unit) or "", cases[name] and us(cases[name]) or "",
       ratio(r and r.seconds, cases[name]), us(t and t.seconds), ratio(t and t.seconds, r and r.seconds), verdict)
@@ -85,7 +85,7 @@ function M.write(text, predictions)
     for _, r in ipairs(gpt2 and not quick and gpt2.operators or {}) do times[r.name] = r.seconds end
     table.sort(operators, function(a, b) return a.seconds > b.seconds end)
     add("")
-    add("Operators of a step of GPT-2, with a wait after each:")
+    add("Operators of a step of GPT-2, with the GPU synchronized after each:")
     add("")
     add("| operator | calls | measured us | predicted us | measured / predicted |")
     add("|---|---|---|---|---|")
