@@ -149,7 +149,7 @@ describe("a run", function()
       { function() run:confusion("a", { -1 }, { 1 }) end, "argument 2 has the class %-1" },
       { function() run:checkpoint() end, "give 'model' and 'optimizer' to run.start" },
       { function() start { out = path "refused" } end, "already contains a run; give another folder as 'out'" },
-      { function() start { resume = true } end, "give it as 'out'" },
+      { function() start { resume = true } end, "option 'resume' needs option 'out'" },
       { function() start { out = path "x", sinks = { "cvs" } } end, "'sinks' has 'cvs', expected 'csv' or" },
       { function() start { out = "/proc/none" } end, "cannot make the folder '/proc/none'" },
       { function() start { outt = "x" } end, "unknown option 'outt'; did you mean 'out'" },

@@ -165,10 +165,12 @@ local function one_element(t, name)
   if not is_tensor(t) or t:numel() ~= 1 then raise("%s must be a 1-element tensor.", name) end
 end
 
---- Multiplies an optimizer's gradients by inv_scale and sets found_inf to 1 if one of them is not finite.
+--- Multiplies an optimizer's gradients by inv_scale. Returns found_inf for each device that has gradients: 1 if one of
+--- these is not finite, otherwise the given value. A ShardedGradScaler leaves the device's remaining gradients scaled
+--- after one that is not finite.
 ---@param optimizer Optimizer  its groups hold the gradients
 ---@param inv_scale Tensor   one element
----@param found_inf Tensor   one element; written
+---@param found_inf Tensor   one element; returned for its own device
 ---@return table<string, Tensor> found_inf  by device
 function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
   one_element(inv_scale, "inv_scale")

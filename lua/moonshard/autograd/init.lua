@@ -136,7 +136,7 @@ function M.abort_left(all)
     if all or (puller.in_coroutine and (co == nil or status(co) == "dead")) then
       lib.ms_run_abort(puller.run)
       depth = d - 1
-      log.warn("an unfinished backward was aborted: its coroutine or line ended while it ran a hook or another function")
+      log.warn("an unfinished backward was aborted: the coroutine or line that called it ended while a hook or function ran")
       return
     end
   end

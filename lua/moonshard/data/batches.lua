@@ -38,7 +38,9 @@ Batches.__index = Batches
 local function new(corpus, given)
   if type(corpus) ~= "table" or not corpus.train_count then opts.wrong(corpus, "a corpus", "batches: argument 1") end
   local o = opts("batches", given, OPTIONS)
-  if o.rank >= o.world then errors.raise("batches: rank %d is not below the number of ranks, %d", o.rank, o.world) end
+  if o.rank >= o.world then
+    errors.raise("batches: option 'rank' is %d, expected less than option 'world', %d", o.rank, o.world)
+  end
   local spare = corpus.train_count - o.context
   if spare < 1 then
     errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)

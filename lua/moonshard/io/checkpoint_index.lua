@@ -26,14 +26,14 @@ M.NAME = "index.json"
 local function json(x)
   if type(x) == "number" then
     if x ~= x or x == math.huge or x == -math.huge then
-      errors.raise("save: %s cannot be stored in an index", tostring(x))
+      errors.raise("save: %s cannot be stored in an index, expected a finite number", tostring(x))
     end
     return ("%.17g"):format(x)
   end
   if type(x) == "boolean" then return tostring(x) end
   if type(x) == "string" then return cjson.encode(x) end
   if type(x) ~= "table" or getmetatable(x) ~= nil then
-    errors.raise("save: %s cannot be stored in an index", errors.kind(x))
+    errors.raise("save: %s cannot be stored in an index, expected a number, boolean, string or table", errors.kind(x))
   end
   local parts, count = {}, 0
   for key in pairs(x) do                                  -- any order: this counts the keys
@@ -45,7 +45,8 @@ local function json(x)
   end
   if x[1] ~= nil or count == 0 then
     if #x ~= count then
-      errors.raise("save: a list of %d elements with %d other keys cannot be stored in an index", #x, count - #x)
+      errors.raise("save: a list of %d elements with %d other keys cannot be stored in an index, expected no other keys", #x,
+        count - #x)
     end
     for k, v in ipairs(x) do parts[k] = json(v) end
     return "[" .. table.concat(parts, ",") .. "]"
@@ -156,7 +157,7 @@ local function check_pieces(dir, name, entry, world)
     at = at + piece[4]
   end
   local size = dim == 0 and total or entry.shape[dim]
-  if at ~= size then bad(dir, "the pieces of tensor '%s' end at element %d of %d", name, at, size) end
+  if at ~= size then bad(dir, "the pieces of tensor '%s' end at position %d, expected %d", name, at, size) end
 end
 
 local function is_option(x)
@@ -197,9 +198,10 @@ local function check_optimizer(dir, optimizer)
 end
 
 local function check_files(dir, index)
-  need(type(index.files) == "table" and type(index.tensors) == "table", dir, "index.json lacks files or tensors")
-  need(whole_number(index.world, 1) and index.world == #index.files, dir, "index.json lists %s files for %s ranks", #index.files,
-    tostring(index.world))
+  need(type(index.files) == "table" and type(index.tensors) == "table", dir,
+    "index.json lacks the list 'files' or the object 'tensors'")
+  need(whole_number(index.world, 1) and index.world == #index.files, dir,
+    "index.json lists %s files for %s ranks, expected one for each", #index.files, tostring(index.world))
   for k, file in ipairs(index.files) do
     if type(file) ~= "table" then bad(dir, "entry %d of files is %s, expected an object", k, errors.kind(file)) end
     need(is_file_name(file.name, k - 1), dir, "file %d is named %s, expected '%s'", k, errors.show(file.name),

@@ -49,7 +49,7 @@ end
 
 -- Converts i, which may count from the end, to a position in 1 .. last.
 local function position(self, what, i, last)
-  opts.need(opts.whole.test(i), i, "a position", "%s: %s: argument 1", self:class_name(), what)
+  opts.need(opts.whole.test(i), i, "a whole number", "%s: %s: argument 1", self:class_name(), what)
   local at = i < 0 and #self + 1 + i or i
   if at < 1 or at > last then
     raise("%s: %s: position %d is out of range for %d elements", self:class_name(), what, i, #self)

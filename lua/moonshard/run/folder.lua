@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The folder of one training run: `config.json`, `metrics.jsonl` (an object per line, numbers of a step),
---- `media.jsonl` (images, texts, counts), `step-N.safetensors` (checkpoints). Rank 0 writes it.
+--- The folder of one training run: `config.json`, `metrics.jsonl` (per line an object with numbers of a step),
+--- `media.jsonl` (images, texts, counts), `step-N.safetensors` (checkpoints). Rank 0 writes these files.
 ---
 --- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
 --- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which

@@ -93,7 +93,7 @@ function M.start(given)
   if o.name:find "[/%z]" then
     errors.raise("run.start: option 'name' is %s, expected a name without slash and zero byte", ("%q"):format(o.name))
   end
-  if o.resume and not o.out then errors.raise "run.start: 'resume' continues the run in a folder; give it as 'out'" end
+  if o.resume and not o.out then errors.raise "run.start: option 'resume' needs option 'out', the folder of the run" end
   local wanted = {}
   for _, name in ipairs(o.sinks or {}) do
     if not SINKS[name] then

@@ -34,7 +34,7 @@ local function text_of(value, digits)
     for k, name in ipairs(parts) do parts[k] = text_of(name) .. ": " .. text_of(value[name], digits) end
     return "{" .. table.concat(parts, ", ") .. "}"
   end
-  error(("cannot write a %s as JSON"):format(kind), 0)
+  error(("cannot write a %s as JSON, expected a number, string, boolean or table"):format(kind), 0)
 end
 
 -- One line is written per step. To reduce garbage, quoted names are cached and one table is reused for the pieces of a

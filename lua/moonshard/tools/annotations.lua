@@ -206,7 +206,7 @@ function M.of(fn, name)
   return a
 end
 
---- The annotation of a class, from the file of one of its methods.
+--- The annotation of a class: the declared one, or else the one in the file of one of its methods; nil if it has none.
 ---@param cls table  a class of the front end
 ---@return Annotation?
 function M.of_class(cls)

@@ -173,7 +173,7 @@ describe("DDP's delayed gradients", function()
     assert.equal("DDP: option 'param_to_hook_all_reduce' is a Parameter, expected a parameter of the module",
       try({ "1.bias" }, nn.Parameter(ms.ones(1))))
     m[2].bias.requires_grad = false
-    assert.equal("DDP: delay_all_reduce_named_params[1]: parameter '2.bias' is frozen; it gets no gradient",
+    assert.equal("DDP: delay_all_reduce_named_params[1]: parameter '2.bias' is frozen, expected one that requires a gradient",
       try({ "2.bias" }, m[1].weight))
     local sparse = nn.Sequential(nn.Embedding(3, 2, { sparse = true }), nn.Linear(2, 2))
     assert.matches("parameter '1.weight' belongs to a sparse embedding", message(nn.DDP, sparse,

@@ -194,7 +194,7 @@ ranks.describe(2, "hooks of DDP that step ZeRO on 2 ranks #mpi", function()
     local ddp = nn.DDP(make())
     local zero = optim.ZeroRedundancyOptimizer(ddp:parameters(),
       { optimizer_class = optim.SGD, overlap_with_ddp = true, process_group = groups[rank + 1] })
-    assert.equal(("hook_with_zero_step: the optimizer is sharded over ranks %d, but DDP reduces gradients over ranks 0, 1"):format(rank),
+    assert.equal(("hook_with_zero_step: the optimizer is sharded over ranks %d, expected those over which DDP reduces gradients, 0, 1"):format(rank),
       message(hooks.hook_with_zero_step, hooks.allreduce_hook, ddp, zero))
   end)
 end)

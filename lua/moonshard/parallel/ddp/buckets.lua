@@ -137,7 +137,7 @@ function Bucket:finish(hook)
   local out = hooks.result_of(value)
   if out == nil then out = self.flat end
   if not is_tensor(out) or out:numel() ~= self.whole:numel() then
-    errors.raise("DDP: the communication hook returned %s for bucket %d, expected a tensor of %d elements",
+    errors.raise("DDP: the communication hook returned %s for bucket %d, expected a tensor of %d elements or nothing",
       errors.kind(out), self.index, self.whole:numel())
   end
   if out ~= self.whole then

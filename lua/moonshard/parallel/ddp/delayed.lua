@@ -24,7 +24,9 @@ local Delayed = {}
 Delayed.__index = Delayed
 
 local function trainable(p, name, option, sparse)
-  if not p.requires_grad then raise("DDP: %s: parameter '%s' is frozen; it gets no gradient", option, name) end
+  if not p.requires_grad then
+    raise("DDP: %s: parameter '%s' is frozen, expected one that requires a gradient", option, name)
+  end
   if sparse[p] then
     raise("DDP: %s: parameter '%s' belongs to a sparse embedding, whose gradient is complete only at the end of backward", option,
       name)

@@ -124,7 +124,7 @@ function DDP:init(m, given)
     end
   end
   if #params == 0 and not delayed then
-    if sharded then raise("DDP: parameter '%s' is already sharded", sharded) end
+    if sharded then raise("DDP: parameter '%s' is already sharded, so no parameter is left for DDP to reduce", sharded) end
     raise("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
   end
   local replicated = { unpack(all) }

@@ -25,7 +25,7 @@ local function make(who, interleaved)
     end
     local ranks, others = dist.group_ranks(st.group), zero._ranks
     if table.concat(ranks, " ") ~= table.concat(others, " ") then
-      raise("%s: the optimizer is sharded over ranks %s, but DDP reduces gradients over ranks %s", who,
+      raise("%s: the optimizer is sharded over ranks %s, expected those over which DDP reduces gradients, %s", who,
         table.concat(others, ", "), table.concat(ranks, ", "))
     end
     -- Callbacks for DDP. `after`: the gradients of one bucket are complete; `finish`: all are; `drop`: backward failed.

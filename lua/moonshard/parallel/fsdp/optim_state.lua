@@ -299,7 +299,9 @@ local function check_entry(name, entry, p, whole_only)
 end
 
 local function check_state(sd, by_name, whole_only)
-  if not is_plain(sd) or not is_plain(sd.state) then opts.wrong(sd, "{state, param_groups}", "%s: argument 3", WHO) end
+  if not is_plain(sd) or not is_plain(sd.state) then
+    opts.wrong(sd, "a table with state and param_groups", "%s: argument 3", WHO)
+  end
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
 end
 

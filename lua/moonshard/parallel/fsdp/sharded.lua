@@ -216,7 +216,7 @@ local function with_alike(name, gives_self)
       return base[name](t, u, ...)
     end
     if not alike(t, u) then
-      errors.raise("%s: %s is sharded; use to_local() for this rank's part or full_tensor() for the whole, or pass a tensor that is sharded alike, not %s",
+      errors.raise("%s: the tensor, shape %s, is sharded; use to_local() for this rank's part or full_tensor() for the whole, or pass a tensor that is sharded alike, not %s",
         name, tostring(t.shape), errors.kind(u))
     end
     local result = base[name](methods.to_local(t), methods.to_local(u), ...)

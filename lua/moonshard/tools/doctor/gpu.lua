@@ -29,7 +29,7 @@ function M.device(line)
     if present == 0 and not driver then
       return line("good", "GPU", "none in this machine; the CPU is used")
     end
-    return line("broken", "GPU", ("%d on the PCI bus, driver %s; %s"):format(present, driver or "not loaded", why),
+    return line("broken", "GPU", ("NVIDIA GPUs on the PCI bus: %d; driver %s; %s"):format(present, driver or "not loaded", why),
       driver and "fix the cause given above; scripts/setup builds the CUDA plugin if nvcc is installed"
         or "install the NVIDIA driver; start a container with --gpus all")
   end

@@ -54,7 +54,8 @@ local checks = { machine.processor, machine.threads, machine.memory, machine.lim
 --- Checks this machine and returns a report: processor, threads, memory, limits, clock, LuaJIT, shared memory, MPI (by
 --- a job of two ranks), network, GPU, CUDA's libraries, and the disk of a folder. It takes about two seconds; in a rank
 --- of a job no second job is started. The report has `lines`, each with its `state` ("good", "slow" or "broken"),
---- `subject`, `text` and, unless it is good, `remedy`; the numbers `slow` and `broken`; and both as a line, `summary`.
+--- `subject`, `text` and, unless it is good, `remedy`; the numbers of lines that are `slow` and `broken`; and a
+--- `summary`, a line with these numbers.
 ---@param given? {folder: string, report: function}
 ---   folder: where runs and checkpoints are saved (default: the working directory); report: called with each line as
 ---   soon as its check has ended

@@ -77,11 +77,11 @@ function M.threads(line)
   local text = ("%d of %s cores"):format(n, allowed or "?")
   local set = os.getenv "MOONSHARD_THREADS" and "MOONSHARD_THREADS" or "OMP_NUM_THREADS"
   if allowed and n > allowed then
-    line("slow", "threads", text .. ": threads share cores", ("set %s to %d or less"):format(set, allowed))
+    line("slow", "threads", text .. "; threads share cores", ("set %s to %d or less"):format(set, allowed))
   elseif allowed and n < allowed and os.getenv(set) then
-    line("slow", "threads", text, ("unset %s (%s)"):format(set, os.getenv(set)))
+    line("slow", "threads", text, ("unset %s, which is %s"):format(set, os.getenv(set)))
   elseif allowed and online and allowed < online then
-    line("slow", "threads", ("%s; this process is bound to %d of the machine's %d"):format(text, allowed, online),
+    line("slow", "threads", ("%s; this process is bound to %d of the machine's %d cores"):format(text, allowed, online),
       "start it without taskset; with mpirun, add --bind-to none")
   else
     line("good", "threads", text)

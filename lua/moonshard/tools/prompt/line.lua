@@ -30,9 +30,9 @@ end
 
 --- Compiles a line, or several lines if the first one is incomplete: an expression, statements, or statements and an
 --- expression.
----@return function? chunk
----@return string? message
----@return boolean? more
+---@return function? chunk  nil if the text cannot be compiled
+---@return string? message  Lua's reason
+---@return boolean? more  true: the text is incomplete, so further lines may follow
 function M.compile(text)
   local expression = text:gsub("^%s*=", "")
   local chunk = compile_expression("", expression)

@@ -107,8 +107,8 @@ end
 local Output = {}
 Output.__index = Output
 
---- Collects what ranks print, line by line. A line is given to `print` as soon as every rank that still runs has printed
---- one; lines that differ are named. A rank's line waits at most `hold` seconds for the others'.
+--- Collects what ranks print, line by line. A line is given to `print` as soon as every rank that still runs has
+--- printed one; lines that differ are named. A rank's line waits at most `hold` seconds for the others'.
 ---@param ranks integer[]
 ---@param hold number
 ---@param print fun(text: string)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A rank of a prompt over ranks: runs the lines that the prompt's process (session.lua) sends, and sends back what they
---- give. What a line prints goes to the prompt through a socket of its own. This process ends with the prompt's.
+--- A rank of a prompt over ranks: runs the lines that the prompt's process (session.lua) sends, and sends back what
+--- they give. What a line prints goes to the prompt through a socket of its own. This process ends with the prompt's.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"

@@ -388,7 +388,7 @@ end
 ---@param only? integer  the only rank that runs it
 function Session:exchange(kind, text, only)
   if not self.ranks then
-    say(("there are no ranks: enter restart to start %d, or exit to leave"):format(self.world))
+    say(("there are no ranks: enter restart to start %d ranks, or exit to leave"):format(self.world))
     return
   end
   local targets = only and { only } or self.all

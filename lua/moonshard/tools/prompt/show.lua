@@ -10,7 +10,8 @@ local function show_key(k)
   return "[" .. (type(k) == "string" and ("%q"):format(k) or tostring(k)) .. "]"
 end
 
---- A value as the prompt prints it: plain tables are shown two levels deep, with up to 20 and 6 entries.
+--- A value as the prompt prints it: plain tables are shown two levels deep, with up to 20 entries, inner ones with up
+--- to 6.
 function M.show(v, depth)
   depth = depth or 0
   if type(v) == "string" then return depth == 0 and v or ("%q"):format(v) end

@@ -38,7 +38,7 @@ local function address(name)
   return a, 3 + #name
 end
 
---- The process and the user at the other end.
+--- The ids of the process and the user at the other end; nil if the kernel does not say.
 local function peer(fd)
   local owner, size = ffi.new "moonshard_owner", ffi.new("unsigned[1]", 12)
   if C.moonshard_getsockopt(fd, 1, 17, owner, size) ~= 0 then return nil end                -- SOL_SOCKET, SO_PEERCRED

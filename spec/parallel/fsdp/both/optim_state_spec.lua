@@ -220,10 +220,10 @@ for world = 1, 4 do
       end
       local W = "first.weight"
       return {
-        { 3, "argument 3 is a number (3), expected {state, param_groups}" },
-        { {}, "argument 3 is a table, expected {state, param_groups}" },
-        { ms.ones(1), "argument 3 is a Tensor, expected {state, param_groups}" },
-        { ms.nn.Linear(2, 2), "argument 3 is a Linear, expected {state, param_groups}" },
+        { 3, "argument 3 is a number (3), expected a table with state and param_groups" },
+        { {}, "argument 3 is a table, expected a table with state and param_groups" },
+        { ms.ones(1), "argument 3 is a Tensor, expected a table with state and param_groups" },
+        { ms.nn.Linear(2, 2), "argument 3 is a Linear, expected a table with state and param_groups" },
         { changed(function(s) s.param_groups = ms.ones(2) end), "param_groups is a Tensor, expected a list of groups" },
         { changed(function(s) s.param_groups[1] = ms.ones(2) end),
         "group 1 is a Tensor, expected a group {params = {names}}" },
@@ -232,7 +232,7 @@ for world = 1, 4 do
         { changed(function(s) s.param_groups[1].betas = ms.ones(2) end),
         "betas is a Tensor, expected a pair of numbers" },
         { changed(function(s) s.state[W] = ms.ones(2) end), "state of 'first.weight' is a Tensor, expected a table" },
-        { { state = 1 }, "argument 3 is a table, expected {state, param_groups}" },
+        { { state = 1 }, "argument 3 is a table, expected a table with state and param_groups" },
         { changed(function(s) s.param_groups = 7 end), "param_groups is a number (7), expected a list of groups" },
         { changed(function(s) s.param_groups[1] = "x" end),
         "group 1 is a string ('x'), expected a group {params = {names}}" },
