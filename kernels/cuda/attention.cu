@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: MIT
 // cuda/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (ms__flash_fits: float32 and
-// float64, masks, dropout, heads above 128, misaligned views): matrix products and one pass over each row of scores.
-// During a call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs' dtype).
-// Forward saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU: the
-// same random numbers drop the same elements.
-#include "ops/philox.h"
+// float64, masks with a gradient, heads above 128, misaligned views): matrix products and one pass over each row of
+// scores. During a call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs'
+// dtype). Forward saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU:
+// the same random numbers drop the same elements.
 #include "cuda/flash.h"
 #include "cuda/product.h"
 
 struct scores {
     heads h;
-    strided_part mask;      // data is NULL without a mask
-    int s_type, p_type;     // dtypes of the scores and of the probabilities
-    uint64_t seed, offset;  // of dropout's random numbers
+    strided_part mask;  // data is NULL without a mask
+    int s_type, p_type;
+    dropped dropout;
 };
 
-// Applies causality and the mask to s, score j of row i of a head.
+// Score j of row i of a head, after the mask.
 template <class T> __device__ inline T masked(const scores &q, int64_t head, int64_t i, int64_t j, T s)
 {
     if (q.h.causal && j > i) return -(T)INFINITY;
@@ -25,18 +24,14 @@ template <class T> __device__ inline T masked(const scores &q, int64_t head, int
         at += rest % q.h.shape[d] * q.mask.stride[d];
         rest /= q.h.shape[d];
     }
-    if (q.mask.dtype == MS_BOOL) return ((const uint8_t *)q.mask.data)[at] ? s : -(T)INFINITY;
-    return s + load<T>(q.mask.dtype, q.mask.data, at);
+    return masked(q.mask, at, s);
 }
 // The dropout factor of a probability: 0 or 1 / (1 - p).
 template <class T> __device__ inline T kept(const scores &q, int64_t head, int64_t i, int64_t j)
 {
-    if (q.h.p <= 0) return 1;
-    uint64_t at = ((uint64_t)head * (uint64_t)q.h.tq + (uint64_t)i) * (uint64_t)q.h.tk + (uint64_t)j,
-             limit = (uint64_t)(q.h.p * 4294967296.0);
-    uint32_t w[4];
-    ms_philox(q.seed, q.offset, at / 4, &w[0], &w[1], &w[2], &w[3]);
-    return w[at & 3] >= limit ? (T)(1 / (1 - q.h.p)) : 0;
+    if (q.dropout.p <= 0) return 1;
+    uint64_t at = ((uint64_t)head * (uint64_t)q.h.tq + (uint64_t)i) * (uint64_t)q.h.tk + (uint64_t)j;
+    return is_kept(q.dropout, at) ? (T)(1 / (1 - q.dropout.p)) : 0;
 }
 
 // Turns scores into probabilities (after dropout) and computes the logsumexp of each row. A row without allowed keys
@@ -191,7 +186,7 @@ template <class T> static ms_status forward(ms_call *c)
     w.h = heads_of(c, q, k);
     w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
     w.p_type = q->dtype;
-    w.seed = c->saved_rng[0], w.offset = c->saved_rng[1];
+    w.dropout = { w.h.p, c->saved_rng[0], c->saved_rng[1] };
     if (mask) w.mask = part_of(mask, w.h);
     int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
     if (rows == 0) return MS_OK;
@@ -215,8 +210,7 @@ template <class T> static ms_status forward(ms_call *c)
 static ms_status run_attention(ms_call *c)
 {
     heads h = heads_of(c, c->in[0], c->in[1]);
-    if (h.count * h.tq * h.tk > 0 && ms__flash_fits(c->in, c->n_in > 3 ? c->in[3] : NULL, h))
-        return ms__flash_attention(c, h);
+    if (h.count * h.tq * h.tk > 0 && ms__flash_fits(c->in, h)) return ms__flash_attention(c, h);
     return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c);
 }
 
@@ -232,7 +226,7 @@ template <class T> static ms_status backward(ms_call *c)
     w.h = heads_of(c, q, k);
     w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
     w.p_type = q->dtype;
-    w.seed = (uint64_t)c->i[c->n_i - 3], w.offset = (uint64_t)c->i[c->n_i - 2];
+    w.dropout = { w.h.p, (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2] };
     if (mask) w.mask = part_of(mask, w.h);
     int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
     if (n == 0) {
@@ -268,7 +262,7 @@ static ms_status run_attention_backward(ms_call *c)
 {
     heads h = heads_of(c, c->in[1], c->in[2]);
     if (h.count * h.tq * h.tk > 0 && !ms__grad_out(c, 3) && ms__flash_aligned(c->in[5], h) &&
-        ms__flash_fits(c->in + 1, c->in[4], h))
+        ms__flash_fits(c->in + 1, h))
         return ms__flash_backward(c, h);
     return c->in[1]->dtype == MS_F64 ? backward<double>(c) : backward<float>(c);
 }

@@ -3,6 +3,7 @@
 #ifndef MS_CUDA_ATTENTION_H
 #define MS_CUDA_ATTENTION_H
 
+#include "ops/philox.h"
 #include "cuda/cuda.h"
 
 // Sizes of q [shape..., tq, d] and of k and v [shape..., tk, d]; shape has n dimensions, count heads in all. p: the
@@ -48,6 +49,27 @@ static inline strided_part part_of(const ms_tensor *t, const heads &h)
         x.stride[d] = from >= 0 && t->shape[from] > 1 ? t->stride[from] : 0;
     }
     return x;
+}
+
+// A score to which the element `at` of a mask is applied.
+template <class T> static __device__ inline T masked(const strided_part &mask, int64_t at, T score)
+{
+    if (mask.dtype == MS_BOOL) return ((const uint8_t *)mask.data)[at] ? score : -(T)INFINITY;
+    return score + load<T>(mask.dtype, mask.data, at);
+}
+
+// Dropout of probabilities. Element `at` of [heads, queries, keys] takes word at % 4 of block at / 4 of Philox.
+struct dropped {
+    double p;
+    uint64_t seed, offset;
+};
+// Whether element `at` is kept.
+static __device__ inline bool is_kept(const dropped &d, uint64_t at)
+{
+    uint32_t w0, w1, w2, w3;
+    ms_philox(d.seed, d.offset, at / 4, &w0, &w1, &w2, &w3);
+    uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;
+    return (at & 2 ? high : low) >= (uint64_t)(d.p * 4294967296.0);
 }
 
 #endif

@@ -7,7 +7,7 @@
 // row keeps its running maximum and sum; the output is divided by the sum at the end. Saves the logsumexp.
 #include "cuda/flash.h"
 
-template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_kernel(flash f)
+template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_kernel(flash f)
 {
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *q = (uint16_t *)dynamic_shared(), *kv = q + FLASH_ROWS * D;  // two pairs of keys and values
@@ -35,6 +35,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
         }
         float s[N / 8][4];
         scores_of<H, D, N>(s, q, row, now);
+        if constexpr (ALTERED) mask_scores<N, false>(s, f, head, i0 + row, j0);
         bool edge = j0 + N > f.tk || (f.causal && j0 + N > i0 + row + 1);
         if (edge) {
             UNROLL
@@ -61,12 +62,17 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
             for (int n = 0; n < N / 8; n++) {
                 UNROLL
                 for (int e = 2 * r; e < 2 * r + 2; e++) {
-                    s[n][e] = exp2_fast(fmaf(s[n][e], f.unit, -base * f.unit));
+                    s[n][e] = exp_score<ALTERED>(s[n][e], f.unit, base);
                     sum[r] += s[n][e];
                 }
             }
             UNROLL
             for (int n = 0; n < D / 8; n++) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
+        }
+        if constexpr (ALTERED) {
+            uint32_t kept = kept_bits<N, false>(f, head, i0 + row, j0);
+            UNROLL
+            for (int k = 0; k < N / 2; k++) s[k / 4][k % 4] = kept_or_0(s[k / 4][k % 4], kept, k / 4, k % 4);
         }
         mix<H, D, N>(o, s, now + TILE);
     }
@@ -75,9 +81,10 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     for (int r = 0; r < 2; r++) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-        factor[r] = sum[r] == 0 ? 0 : 1 / sum[r];
+        factor[r] = sum[r] == 0 ? 0 : f.keep / sum[r];
         int i = i0 + row + g + 8 * r;
-        if (t == 0 && i < f.tq) f.lse[(int64_t)head * f.tq + i] = most[r] * f.scale + log_of(sum[r]);
+        if (t == 0 && i < f.tq)
+            f.lse[(int64_t)head * f.tq + i] = (ALTERED ? most[r] : most[r] * f.scale) + log_of(sum[r]);
     }
     store_rows<H, D>(o, factor, q, row, { head_of(f.o, f, head), f.o.rows, i0, f.tq, f.d });
 }
@@ -96,21 +103,28 @@ flash_part ms__flash_part(const ms_tensor *t, const heads &h)
     strided_part x = part_of(t, h);
     return { (uint16_t *)x.data, x.rs, h.n > 1 ? x.stride[h.n - 2] : 0, h.n > 0 ? x.stride[h.n - 1] : 0 };
 }
-flash ms__flash_call(const heads &h)
+flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset)
 {
     flash f = {};
+    f.dropout = { h.p, seed, offset };
+    f.keep = h.p > 0 ? (h.p < 1 ? (float)(1 / (1 - h.p)) : 0) : 1;
+    if (mask) {
+        f.mask = part_of(mask, h);
+        f.mask.stride[1] = h.n > 0 ? f.mask.stride[h.n - 1] : 0;
+        f.mask.stride[0] = h.n > 1 ? f.mask.stride[h.n - 2] : 0;
+    }
     f.heads = (int)h.count, f.inner = h.n > 0 ? (int)h.shape[h.n - 1] : 1;
     f.tq = (int)h.tq, f.tk = (int)h.tk, f.d = (int)h.d;
     f.causal = h.causal;
-    f.scale = (float)h.scale, f.unit = (float)(h.scale / std::log(2.0));
+    f.scale = (float)h.scale, f.unit = (float)((is_altered(f) ? 1 : h.scale) / std::log(2.0));
     return f;
 }
-bool ms__flash_fits(const ms_tensor *const *qkv, const ms_tensor *mask, const heads &h)
+bool ms__flash_fits(const ms_tensor *const *qkv, const heads &h)
 {
     int dtype = qkv[0]->dtype;
     const int64_t most = 1 << 30;
-    bool fits = (dtype == MS_BF16 || dtype == MS_F16) && !mask && h.p == 0 && h.n <= 2 && h.d <= 128 && h.d % 8 == 0 &&
-                h.scale > 0 && h.tq < most && h.tk < most && h.count * up(h.tq > h.tk ? h.tq : h.tk, FLASH_ROWS) < most;
+    bool fits = (dtype == MS_BF16 || dtype == MS_F16) && h.n <= 2 && h.d <= 128 && h.d % 8 == 0 && h.scale > 0 &&
+                h.tq < most && h.tk < most && h.count * up(h.tq > h.tk ? h.tq : h.tk, FLASH_ROWS) < most;
     for (int k = 0; k < 3; k++) fits = fits && ms__flash_aligned(qkv[k], h);
     return fits;
 }
@@ -118,10 +132,10 @@ bool ms__flash_fits(const ms_tensor *const *qkv, const ms_tensor *mask, const he
 ms_status ms__flash_attention(ms_call *c, const heads &h)
 {
     ms_tensor *q = c->in[0];
-    flash f = ms__flash_call(h);
+    flash f = ms__flash_call(h, c->n_in > 3 ? c->in[3] : NULL, c->saved_rng[0], c->saved_rng[1]);
     f.q = ms__flash_part(q, h), f.k = ms__flash_part(c->in[1], h), f.v = ms__flash_part(c->in[2], h);
     f.o = ms__flash_part(c->out[0], h);
     f.lse = (float *)ms__data(c->out[1]);
-    return launch_shared(c->op->name, index_of(q), FLASH_KERNEL(flash_kernel, q->dtype, h.d),
+    return launch_shared(c->op->name, index_of(q), FLASH_KERNEL(flash_kernel, q->dtype, f),
                          h.count * up(h.tq, FLASH_ROWS), block_size { FLASH_THREADS, flash_shared(1, h.d > 64) }, f);
 }

@@ -11,14 +11,16 @@
 #include "cuda/tensor_core.h"
 
 // Whether flash.cu and flash_backward.cu can compute a call with these tensors.
-bool ms__flash_fits(const ms_tensor *const *qkv, const ms_tensor *mask, const heads &h);
+bool ms__flash_fits(const ms_tensor *const *qkv, const heads &h);
 ms_status ms__flash_attention(ms_call *c, const heads &h);
 ms_status ms__flash_backward(ms_call *c, const heads &h);
 
 #ifdef MS_EMULATED
 #define UNROLL
+#define ROLLED
 #else
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #endif
 
 enum { FLASH_THREADS = 128, FLASH_ROWS = 64 };
@@ -43,17 +45,24 @@ struct flash {
     const float *g_lse;                    // gradient of lse; NULL if there is none
     int heads, inner, tq, tk, d;           // heads: product of the batch dimensions; inner: size of the last one
     bool causal;
-    float scale, unit;  // unit: scale / ln 2, for exp2
+    float scale;
+    float unit;  // factor of scores before exp2: scale / ln 2; for ALTERED kernels, whose scores are scaled, 1 / ln 2
+    float keep;  // factor of the probabilities that dropout keeps
+    strided_part mask;  // stride[0]: of the batch dimension, stride[1]: of heads; data is NULL without a mask
+    dropped dropout;
 };
 
 bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // for accesses of 16 bytes
 flash_part ms__flash_part(const ms_tensor *t, const heads &h);
-flash ms__flash_call(const heads &h);
+flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset);
 
-// The instance of a kernel for a dtype and a size of heads.
-#define FLASH_KERNEL(kernel, dtype, d)                                            \
-    ((dtype) == MS_BF16 ? ((d) > 64 ? kernel<of_bf16, 128> : kernel<of_bf16, 64>) \
-                        : ((d) > 64 ? kernel<of_f16, 128> : kernel<of_f16, 64>))
+// The instance of a kernel for a dtype and a size of heads. ALTERED kernels apply a mask and dropout.
+#define FLASH_KERNEL_OF(kernel, type, f)                                               \
+    ((f).d > 64 ? (is_altered(f) ? kernel<type, 128, true> : kernel<type, 128, false>) \
+                : (is_altered(f) ? kernel<type, 64, true> : kernel<type, 64, false>))
+#define FLASH_KERNEL(kernel, dtype, f) \
+    ((dtype) == MS_BF16 ? FLASH_KERNEL_OF(kernel, of_bf16, f) : FLASH_KERNEL_OF(kernel, of_f16, f))
+static inline bool is_altered(const flash &f) { return f.mask.data || f.dropout.p > 0; }
 
 // The operations of the two 16-bit types.
 struct of_bf16 {
@@ -152,6 +161,57 @@ template <class H, int D, int N> static __device__ inline void mix(float (*o)[4]
             H::mma(o[n + 1], fa, fb + 2);
         }
     }
+}
+// Query and key of element e of fragment n (of scores_of) of a warp's 16 rows from `row` on and the columns from
+// `column` on. TURNED: rows are keys.
+struct place {
+    int i, j;
+};
+template <bool TURNED> static __device__ inline place place_of(int row, int column, int n, int e)
+{
+    int lane = (int)threadIdx.x % 32, r = row + lane / 4 + e / 2 * 8, c = column + n * 8 + 2 * (lane % 4) + (e & 1);
+    return TURNED ? place { c, r } : place { r, c };
+}
+// Scales scores, and applies the mask.
+template <int N, bool TURNED>
+static __device__ inline void mask_scores(float (*s)[4], const flash &f, int head, int row, int column)
+{
+    int64_t start = head / f.inner * f.mask.stride[0] + head % f.inner * f.mask.stride[1];
+    UNROLL
+    for (int n = 0; n < N / 8; n++) {
+        UNROLL
+        for (int e = 0; e < 4; e++) {
+            place at = place_of<TURNED>(row, column, n, e);
+            s[n][e] *= f.scale;
+            if (f.mask.data && at.i < f.tq && at.j < f.tk)
+                s[n][e] = masked(f.mask, start + at.i * f.mask.rs + at.j * f.mask.cs, s[n][e]);
+        }
+    }
+}
+// Which probabilities of a warp's 16 rows dropout keeps: bit 4 n + e for element e of fragment n.
+template <int N, bool TURNED> static __device__ inline uint32_t kept_bits(const flash &f, int head, int row, int column)
+{
+    static_assert(N <= 64, "a bit for each of N / 2 elements");
+    if (f.dropout.p <= 0) return 0xffffffffu;
+    uint32_t bits = 0;
+    uint64_t first = (uint64_t)head * (uint64_t)f.tq;
+    ROLLED
+    for (int k = 0; k < N / 2; k++) {
+        place at = place_of<TURNED>(row, column, k / 4, k % 4);
+        bits |= (uint32_t)is_kept(f.dropout, (first + (uint64_t)at.i) * (uint64_t)f.tk + (uint64_t)at.j) << k;
+    }
+    return bits;
+}
+// x, or 0 if the bit of element e of fragment n is not set.
+static __device__ inline float kept_or_0(float x, uint32_t kept, int n, int e)
+{
+    return kept >> (4 * n + e) & 1 ? x : 0;
+}
+// exp(s - top). Scores of ALTERED kernels are scaled; their difference is taken first, because s * unit may be infinite
+// where a mask adds the most negative number.
+template <bool ALTERED> static __device__ inline float exp_score(float s, float unit, float top)
+{
+    return exp2_fast(ALTERED ? (s - top) * unit : fmaf(s, unit, -top * unit));
 }
 // The destination of a tile's rows: rows [first, end) of a head, of d elements each.
 struct tile_rows {

@@ -27,15 +27,19 @@ template <class H> static __device__ inline float row_product(const flash &f, in
     return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
 }
 // The probability of score s. lse comes from row_lse; if it is +inf, the probability is 0.
-static __device__ inline float probability(float s, float unit, float lse) { return exp2_fast(fmaf(s, unit, -lse)); }
-// The logsumexp of row i in base 2; +inf for rows beyond the last and for rows without allowed keys.
-static __device__ inline float row_lse(const flash &f, int head, int i)
+template <bool ALTERED> static __device__ inline float probability(float s, float unit, float lse)
+{
+    return exp2_fast(ALTERED ? (s - lse) * unit : fmaf(s, unit, -lse));
+}
+// The logsumexp of row i, in base 2 unless ALTERED; +inf for rows beyond the last and for rows without allowed keys.
+template <bool ALTERED> static __device__ inline float row_lse(const flash &f, int head, int i)
 {
     float lse = i < f.tq ? f.lse[(int64_t)head * f.tq + i] : INFINITY;
-    return lse == -INFINITY ? INFINITY : lse * 1.44269504088896341f;
+    return lse == -INFINITY ? INFINITY : ALTERED ? lse : lse * 1.44269504088896341f;
 }
 
-template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_queries_kernel(flash f)
+template <class H, int D, bool ALTERED>
+__global__ void __launch_bounds__(FLASH_THREADS, 2) flash_queries_kernel(flash f)
 {
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *q = (uint16_t *)dynamic_shared(), *grad = q + FLASH_ROWS * D, *kv = grad + FLASH_ROWS * D;
@@ -59,7 +63,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     UNROLL
     for (int r = 0; r < 2; r++) {
         delta[r] = __shfl_sync(0xffffffffu, product, 2 * (g + 8 * r));
-        lse[r] = row_lse(f, head, i0 + row + g + 8 * r);
+        lse[r] = row_lse<ALTERED>(f, head, i0 + row + g + 8 * r);
     }
     float dq[D / 8][4];
     UNROLL
@@ -76,6 +80,11 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
         float s[N / 8][4], dp[N / 8][4];
         scores_of<H, D, N>(s, q, row, now);
         scores_of<H, D, N>(dp, grad, row, now + TILE);
+        uint32_t kept = 0;
+        if constexpr (ALTERED) {
+            mask_scores<N, false>(s, f, head, i0 + row, j0);
+            kept = kept_bits<N, false>(f, head, i0 + row, j0);
+        }
         bool edge = j0 + N > f.tk || (f.causal && j0 + N > i0 + row + 1);
         UNROLL
         for (int n = 0; n < N / 8; n++) {
@@ -83,7 +92,8 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
             for (int e = 0; e < 4; e++) {
                 int i = i0 + row + g + e / 2 * 8, j = j0 + n * 8 + 2 * t + (e & 1);
                 if (edge && (j >= f.tk || (f.causal && j > i))) s[n][e] = -INFINITY;
-                s[n][e] = probability(s[n][e], f.unit, lse[e / 2]) * (dp[n][e] - delta[e / 2]);
+                if (ALTERED) dp[n][e] = kept_or_0(dp[n][e] * f.keep, kept, n, e);
+                s[n][e] = probability<ALTERED>(s[n][e], f.unit, lse[e / 2]) * (dp[n][e] - delta[e / 2]);
             }
         }
         mix<H, D, N>(dq, s, now);
@@ -92,7 +102,7 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     if (f.dq.data) store_rows<H, D>(dq, scale, q, row, { head_of(f.dq, f, head), f.dq.rows, i0, f.tq, f.d });
 }
 
-template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_keys_kernel(flash f)
+template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_keys_kernel(flash f)
 {
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *k = (uint16_t *)dynamic_shared(), *v = k + FLASH_ROWS * D, *qg = v + FLASH_ROWS * D;
@@ -123,6 +133,11 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
         float s[N / 8][4], dp[N / 8][4];  // rows are keys, columns queries
         scores_of<H, D, N>(s, k, row, now);
         scores_of<H, D, N>(dp, v, row, now + TILE);
+        uint32_t kept = 0;
+        if constexpr (ALTERED) {
+            mask_scores<N, true>(s, f, head, j0 + row, i0);
+            kept = kept_bits<N, true>(f, head, j0 + row, i0);
+        }
         bool edge = f.causal && j0 + row + 15 > i0;
         UNROLL
         for (int n = 0; n < N / 8; n++) {
@@ -130,15 +145,17 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
             UNROLL
             for (int c = 0; c < 2; c++) {
                 int i = i0 + n * 8 + 2 * t + c;
-                lse[c] = row_lse(f, head, i);
+                lse[c] = row_lse<ALTERED>(f, head, i);
                 delta[c] = i < f.tq ? f.delta[(int64_t)head * f.tq + i] : 0;
             }
             UNROLL
             for (int e = 0; e < 4; e++) {
                 int j = j0 + row + g + e / 2 * 8, i = i0 + n * 8 + 2 * t + (e & 1);
                 if (edge && j > i) s[n][e] = -INFINITY;
-                s[n][e] = probability(s[n][e], f.unit, lse[e & 1]);
+                s[n][e] = probability<ALTERED>(s[n][e], f.unit, lse[e & 1]);
+                if (ALTERED) dp[n][e] = kept_or_0(dp[n][e] * f.keep, kept, n, e);
                 dp[n][e] = s[n][e] * (dp[n][e] - delta[e & 1]);
+                if (ALTERED) s[n][e] = kept_or_0(s[n][e], kept, n, e);
             }
         }
         mix<H, D, N>(dv, s, now + TILE);
@@ -146,9 +163,9 @@ template <class H, int D> __global__ void __launch_bounds__(FLASH_THREADS, 2) fl
     }
     copy_async_wait<0>();  // if no query sees these keys, the loop above has not waited for the copies
     __syncthreads();
-    float scale[2] = { f.scale, f.scale }, one[2] = { 1, 1 };
+    float scale[2] = { f.scale, f.scale }, keep = ALTERED ? f.keep : 1, kept[2] = { keep, keep };
     if (f.dk.data) store_rows<H, D>(dk, scale, k, row, { head_of(f.dk, f, head), f.dk.rows, j0, f.tk, f.d });
-    if (f.dv.data) store_rows<H, D>(dv, one, v, row, { head_of(f.dv, f, head), f.dv.rows, j0, f.tk, f.d });
+    if (f.dv.data) store_rows<H, D>(dv, kept, v, row, { head_of(f.dv, f, head), f.dv.rows, j0, f.tk, f.d });
 }
 
 // ---- launches ----
@@ -158,7 +175,7 @@ ms_status ms__flash_backward(ms_call *c, const heads &h)
 {
     ms_tensor *g = NULL, *q = c->in[1], *g_lse = NULL;
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2);
-    flash f = ms__flash_call(h);
+    flash f = ms__flash_call(h, c->in[4], (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2]);
     const char *what = c->op->name;
     int index = index_of(q);
     int shared = flash_shared(2, h.d > 64);
@@ -175,11 +192,11 @@ ms_status ms__flash_backward(ms_call *c, const heads &h)
         f.lse = (float *)ms__data(c->in[6]);
         f.delta = (float *)delta->data;
         f.g_lse = (const float *)data_of(g_lse);
-        st = launch_shared(what, index, FLASH_KERNEL(flash_queries_kernel, q->dtype, h.d),
-                           h.count * up(h.tq, FLASH_ROWS), block_size { FLASH_THREADS, shared }, f);
+        st = launch_shared(what, index, FLASH_KERNEL(flash_queries_kernel, q->dtype, f), h.count * up(h.tq, FLASH_ROWS),
+                           block_size { FLASH_THREADS, shared }, f);
     }
     if (st == MS_OK && (dk || dv))
-        st = launch_shared(what, index, FLASH_KERNEL(flash_keys_kernel, q->dtype, h.d), h.count * up(h.tk, FLASH_ROWS),
+        st = launch_shared(what, index, FLASH_KERNEL(flash_keys_kernel, q->dtype, f), h.count * up(h.tk, FLASH_ROWS),
                            block_size { FLASH_THREADS, shared }, f);
     if (g) ms__release(g);
     if (g_lse) ms__release(g_lse);

@@ -16,9 +16,12 @@ local function relative(got, expected)
   return ((got:to("cpu"):to "float64" - expected):norm() / expected:norm()):item()
 end
 
---- Output and gradients of attention for q, k, v and the output's gradient.
+--- Output and gradients of attention for q, k, v and the output's gradient. given.attn_mask is copied to the device.
 local function attend(tensors, device, dtype, given)
   local x = {}
+  given = { attn_mask = given.attn_mask and given.attn_mask:to(device), is_causal = given.is_causal,
+    dropout_p = given.dropout_p, scale = given.scale }
+  ms.manual_seed(7)
   for k = 1, 3 do
     x[k] = tensors[k]:to(device):to(dtype):detach()
     x[k].requires_grad = true
@@ -57,6 +60,72 @@ describe("attention in tiles", function()
       end
     end)
   end
+
+  local function visible(T, S)                   -- each query sees its own key, and about half of the others
+    return ms.rand({ T, S }):gt(0.5):logical_or(ms.eye(T, S):to "bool")
+  end
+  local altered = {
+    { "a bool mask", 1, 2, 70, 131, 64, function(B, H, T, S) return { attn_mask = visible(T, S) } end },
+    { "a mask of padded keys", 2, 2, 66, 70, 128, function(B, H, T, S)
+      local keys = ms.ones({ B, 1, 1, S }, { dtype = "bool" })
+      keys:narrow(1, 2, 1):narrow(4, 41, S - 40):fill_(false)
+      return { attn_mask = keys, is_causal = true }
+    end },
+    { "distances added to the scores of each head", 1, 3, 67, 67, 32, function(B, H, T, S)
+      local i, j = ms.arange(0, T):reshape(T, 1), ms.arange(0, S):reshape(1, S)
+      local slope = ms.tensor { 0.5, 0.25, 0.125 }:reshape(H, 1, 1)
+      return { attn_mask = (j - i):to "float32":reshape(1, T, S) * slope, is_causal = true, scale = 0.3 }
+    end },
+    { "the most negative number for whole rows", 1, 1, 65, 70, 64, function(B, H, T, S)
+      local mask = ms.zeros { T, S }
+      mask:narrow(1, 10, 3):fill_(-3.4028234663852886e38)
+      return { attn_mask = mask }
+    end, true },
+    { "rows without an allowed key", 1, 1, 65, 70, 64, function(B, H, T, S)
+      local mask = ms.ones({ T, S }, { dtype = "bool" })
+      mask:narrow(1, 10, 3):fill_(false)
+      return { attn_mask = mask }
+    end },
+    { "dropout", 1, 2, 70, 131, 64, function() return { dropout_p = 0.3 } end },
+    { "dropout of all", 1, 1, 70, 70, 64, function() return { dropout_p = 1 } end },
+    { "dropout, a mask and causality", 2, 1, 130, 130, 96, function(B, H, T, S)
+      return { dropout_p = 0.1, attn_mask = visible(T, S), is_causal = true }
+    end },
+  }
+  for _, case in ipairs(altered) do
+    local what, B, H, T, S, D, options, forward_only = unpack(case)
+    for _, dtype in ipairs { "bfloat16", "float16" } do
+      on_gpu(("is right with %s, %s"):format(what, dtype), function()
+        ms.manual_seed(3)
+        local x = random(B, H, T, S, D, dtype)
+        local given = options(B, H, T, S)
+        local got, expected = attend(x, "cuda", dtype, given), attend(x, "cpu", "float64", given)
+        for k, name in ipairs { "the output", "dq", "dk", "dv" } do
+          if k == 1 or not forward_only then
+            if given.dropout_p == 1 then
+              assert.are.equal(0, got[k]:to("float32"):abs():max():item(), name)
+            else
+              local e = relative(got[k], expected[k])
+              assert.is_true(e < (dtype == "bfloat16" and 5e-3 or 8e-4), ("%s: %g"):format(name, e))
+            end
+          end
+        end
+      end)
+    end
+  end
+
+  on_gpu("takes no memory for scores with a mask and dropout", function()
+    local T = 256
+    local q = ms.randn({ 2, T, 64 }):to "bfloat16":to "cuda"
+    local mask = ms.ones({ T, T }, { dtype = "bool", device = "cuda" })
+    q.requires_grad = true
+    ms.reset_peak_memory_stats "cuda"
+    local before = ms.memory_stats "cuda".allocated
+    local out = ms.nn.F.scaled_dot_product_attention(q, q, q, { attn_mask = mask, dropout_p = 0.1 })
+    out:backward(ms.ones({ 2, T, 64 }, { dtype = "bfloat16", device = "cuda" }))
+    -- 2 * 256 * 256 scores of float32 would take 512 KiB; each tensor takes 64 KiB.
+    assert.is_true(ms.memory_stats "cuda".peak_allocated - before <= 7 * 65536 + 32768)
+  end)
 
   on_gpu("reads views of one product in place, with a scale, without dimensions of heads", function()
     local qkv = ms.randn({ 66, 3 * 16 }):to "bfloat16"
