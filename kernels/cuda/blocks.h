@@ -147,6 +147,20 @@ template <class S> static __device__ inline int64_t first_pack(const S *row)
 {
     return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
 }
+// Copies n <= WIDE elements without conversion: at once if there are WIDE and both addresses are aligned.
+template <class S> static __device__ __forceinline__ void move_pack(S *to, const S *from, int64_t n)
+{
+    constexpr int WORDS = WIDE * sizeof(S) / sizeof(uint4);
+    if (n >= WIDE && is_wide(to) && is_wide(from)) {
+        uint4 v[WORDS];
+        UNROLL
+        for (int k = 0; k < WORDS; k++) v[k] = ((const uint4 *)from)[k];
+        UNROLL
+        for (int k = 0; k < WORDS; k++) ((uint4 *)to)[k] = v[k];
+    } else UNROLL
+    for (int e = 0; e < WIDE; e++)
+        if (e < n) to[e] = from[e];
+}
 
 // The offset of element i, counted in row-major order, in n dimensions; in the unit of the strides.
 static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shape, const int64_t *stride)
@@ -199,6 +213,33 @@ template <class T> static __device__ inline T group_max(T v, int width, T *share
     __syncthreads();
     return v;
 }
+// ---- elements in turn: thread t of a block takes elements t, t + BLOCK, ... of a channel, as for a sum in that order.
+// Memory is read WIDE adjacent elements a thread, and the elements go through shared memory to the threads that take
+// them. ----
+
+// A contiguous tensor of n x c x s elements; c counts the channels.
+struct planes {
+    int64_t n, c, s;
+};
+constexpr int ROUND = BLOCK * WIDE;
+
+// Copies elements first .. first + ROUND - 1 of a channel to a tile; those from `to` on are left out.
+template <class S>
+static __device__ __forceinline__ void fill_tile(S *tile, const planes &z, const S *x, int64_t channel, int64_t first,
+                                                 int64_t to)
+{
+    int64_t j = first + threadIdx.x * WIDE;
+    if (j >= to) return;
+    int64_t image = j / z.s, r = j - image * z.s, n = to - j;
+    x += (image * z.c + channel) * z.s + r;
+    tile += threadIdx.x * WIDE;
+    if (r + WIDE <= z.s) return move_pack(tile, x, n);
+    for (int e = 0; e < WIDE && e < n; e++) {
+        tile[e] = *x++;
+        if (++r == z.s) r = 0, x += (z.c - 1) * z.s;
+    }
+}
+
 // Threads for a row of n elements: a warp if rows are short and fill the GPU, otherwise a block.
 static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 2048 && rows >= 1024) ? 32 : BLOCK; }
 
