@@ -7,6 +7,7 @@
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 #include "rows/conv.h"
+#include "cuda/blocks.h"
 #include "cuda/product.h"
 
 // Bytes for the unfolded matrices of one round; a single image may need more. Few in the emulator, so that specs take
@@ -23,70 +24,101 @@ struct images {
     bool last;
 };
 
-// Unfolds images, each to `rows` rows by L columns: K rows, and with a bias one more, of ones.
-template <class T>
-__global__ void unfold_kernel(ms_conv v, images some, int64_t rows, int dtype, const void *x, void *cols)
+// Unfolds images, each to `rows` rows by L columns: K rows, and with a bias one more, of ones. A thread computes WIDE
+// columns of a row. If the stride is 1 and they are of one row of the output, they are adjacent in the image.
+template <class S>
+__global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
 {
-    int64_t i = GLOBAL_INDEX, L = v.oh * v.ow, C = v.in / v.groups, kernel = v.kh * v.kw;
-    if (i >= some.count * rows * L) return;
-    int64_t l = i % L, r = i / L % rows, n = some.first + i / L / rows;
-    T value = 1;
-    if (r < C * kernel) {
-        int64_t h = l / v.ow * v.sh - v.top + r / v.kw % v.kh * v.dh, w = l % v.ow * v.sw - v.left + r % v.kw * v.dw;
-        bool inside = h >= 0 && h < v.h && w >= 0 && w < v.w;
-        value = inside ? load<T>(dtype, x, ((n * v.in + some.group * C + r / kernel) * v.h + h) * v.w + w) : 0;
+    typedef real_of<S> T;
+    int64_t L = v.oh * v.ow, packs = (L + WIDE - 1) / WIDE, i = GLOBAL_INDEX, kernel = v.kh * v.kw;
+    if (i >= some.count * rows * packs) return;
+    int64_t row = i / packs, l = (i - row * packs) * WIDE, n = row / rows, r = row - n * rows, c = r / kernel;
+    int64_t ky = (r - c * kernel) / v.kw, kx = r % v.kw, oy = l / v.ow, ox = l - oy * v.ow;
+    int64_t h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw, C = v.in / v.groups;
+    T out[WIDE];
+    x += ((some.first + n) * v.in + some.group * C + c) * v.h * v.w;
+    if (c < C && v.sw == 1 && ox + WIDE <= v.ow) {
+        read_pack(x + h * v.w, w, h >= 0 && h < v.h ? v.w : 0, (T)0, out);
+    } else {
+        UNROLL
+        for (int e = 0; e < WIDE; e++) {
+            bool inside = c < C && h >= 0 && h < v.h && w >= 0 && w < v.w;
+            out[e] = inside ? one_of(x + h * v.w + w) : c < C ? 0 : 1;
+            w += v.sw;
+            if (++ox == v.ow) ox = 0, h += v.sh, w = kx * v.dw - v.left;
+        }
     }
-    store<T>(dtype, cols, i, value);
+    write_pack(cols + row * L, l, L, out);
 }
 
-// The gradient of every element of these images: the sum over the kernel elements that read it, in order.
-template <class T> __global__ void fold_kernel(ms_conv v, images some, const T *cols, int dtype, void *dx)
+// The gradients of these images: for each element the sum over the kernel elements that read it, in order. A thread
+// computes WIDE elements of a row; with a stride of 1, adjacent columns hold what a kernel element contributes to them.
+template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, S *dx)
 {
-    int64_t i = GLOBAL_INDEX, L = v.oh * v.ow, C = v.in / v.groups, K = C * v.kh * v.kw;
-    if (i >= some.count * C * v.h * v.w) return;
-    int64_t w = i % v.w, h = i / v.w % v.h, c = i / v.w / v.h % C, n = i / v.w / v.h / C;
-    T sum = 0;
-    for (int64_t e = 0; e < v.kh * v.kw; e++) {
-        int64_t y = h + v.top - e / v.kw * v.dh, x = w + v.left - e % v.kw * v.dw;
-        if (y < 0 || x < 0 || y % v.sh || x % v.sw || y / v.sh >= v.oh || x / v.sw >= v.ow) continue;
-        sum += cols[(n * K + c * v.kh * v.kw + e) * L + y / v.sh * v.ow + x / v.sw];
+    typedef real_of<S> T;
+    int64_t packs = (v.w + WIDE - 1) / WIDE, i = GLOBAL_INDEX, C = v.in / v.groups;
+    if (i >= some.count * C * v.h * packs) return;
+    int64_t row = i / packs, w = (i - row * packs) * WIDE, plane = row / v.h, h = row - plane * v.h, n = plane / C;
+    T sum[WIDE] = {}, part[WIDE];
+    cols += plane * v.kh * v.kw * v.oh * v.ow;
+    for (int64_t ky = 0; ky < v.kh; ky++) {
+        int64_t y = h + v.top - ky * v.dh, oy = y / v.sh;
+        if (y < 0 || oy * v.sh != y || oy >= v.oh) continue;
+        for (int64_t kx = 0; kx < v.kw; kx++) {
+            const T *from = cols + ((ky * v.kw + kx) * v.oh + oy) * v.ow;
+            int64_t x = w + v.left - kx * v.dw;
+            if (v.sw == 1) {
+                read_pack(from, x, v.ow, (T)0, part);
+                UNROLL
+                for (int e = 0; e < WIDE; e++) sum[e] += part[e];
+                continue;
+            }
+            int64_t ox = x / v.sw, past = x - ox * v.sw;
+            if (past < 0) ox--, past += v.sw;
+            UNROLL
+            for (int e = 0; e < WIDE; e++) {
+                if (past == 0 && ox >= 0 && ox < v.ow) sum[e] += from[ox];
+                if (++past == v.sw) past = 0, ox++;
+            }
+        }
     }
-    store<T>(dtype, dx, (((some.first + n) * v.in + some.group * C + c) * v.h + h) * v.w + w, sum);
-}
-
-// Stores the weight with the bias as an additional column.
-template <class T>
-__global__ void widen_kernel(int64_t K, int64_t count, int dtype, const void *w, const void *b, void *wide)
-{
-    int64_t i = GLOBAL_INDEX;
-    if (i >= count) return;
-    int64_t o = i / (K + 1), k = i % (K + 1);
-    store<T>(dtype, wide, i, k < K ? load<T>(dtype, w, o * K + k) : load<T>(dtype, b, o));
+    write_pack(dx + (plane + n * (v.in - C) + some.first * v.in + some.group * C) * v.h * v.w + h * v.w, w, v.w, sum);
 }
 
 // Adds the n partial results of each image to sums, in order. The call for the last images stores the group's part of
 // dw.
-template <class T>
-__global__ void add_parts_kernel(int64_t n, images some, const T *parts, T *sums, int dtype, void *dw)
+template <class S>
+__global__ void add_parts_kernel(int64_t n, images some, const real_of<S> *parts, real_of<S> *sums, S *dw)
 {
-    int64_t i = GLOBAL_INDEX;
+    typedef real_of<S> T;
+    int64_t i = GLOBAL_INDEX * WIDE;
     if (i >= n) return;
-    T sum = some.first == 0 ? 0 : sums[i];
-    for (int64_t k = 0; k < some.count; k++) sum += parts[k * n + i];
-    if (some.last) store<T>(dtype, dw, some.group * n + i, sum);
-    else sums[i] = sum;
+    T sum[WIDE] = {}, v[WIDE];
+    if (some.first) read_pack(sums, i, n, (T)0, sum);
+    for (int64_t k = 0; k < some.count; k++) {
+        read_pack(parts + k * n, i, n, (T)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum[e] += v[e];
+    }
+    if (some.last) write_pack(dw + some.group * n, i, n, sum);
+    else write_pack(sums, i, n, sum);
 }
 
 // The gradient of the bias: the sum of g over images and positions, one block per output channel.
-__global__ void bias_kernel(ms_conv v, int dtype, const void *g, void *db)
+template <class S> __global__ void bias_kernel(planes z, const S *g, S *db)
 {
     __shared__ double shared[BLOCK];
-    int64_t o = blockIdx.x, L = v.oh * v.ow;
+    alignas(16) __shared__ S tile[ROUND];
+    int64_t count = z.n * z.s;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < v.n * L; i += BLOCK)
-        sum += load<double>(dtype, g, (i / L * v.out + o) * L + i % L);
+    for (int64_t first = 0; first < count; first += ROUND) {
+        fill_tile(tile, z, g, blockIdx.x, first, count);
+        __syncthreads();
+        for (int j = threadIdx.x; j < ROUND && first + j < count; j += BLOCK) sum += (double)one_of(tile + j);
+        __syncthreads();
+    }
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) store<double>(dtype, db, o, sum);
+    if (threadIdx.x == 0) store_one(db + blockIdx.x, sum);
 }
 
 // A convolution: its sizes, and the number of images processed at a time.
@@ -121,8 +153,11 @@ static images images_of(const conv_job *j, int64_t group, int64_t first)
 
 static ms_status unfold(const conv_job *j, const images &some, int64_t rows, const void *x, void *cols)
 {
-    return launch(j->what, j->index, REAL_KERNEL(j->dtype, unfold_kernel), up(some.count * rows * j->L, BLOCK), BLOCK,
-                  j->v, some, rows, j->dtype, x, cols);
+    grid n = grid_of(some.count * rows * up(j->L, WIDE));
+#define UNFOLD(S, T) \
+    return launch(j->what, j->index, unfold_kernel<S>, n.blocks, n.threads, j->v, some, rows, (const S *)x, (S *)cols)
+    WITH_FLOAT_TYPE(j->dtype, UNFOLD)
+#undef UNFOLD
 }
 
 // A batched product, one per image, each m x n over k; the caller sets the operands.
@@ -157,56 +192,75 @@ static ms_status forward(const conv_job *j, const void *x, const void *w, int64_
     return MS_OK;
 }
 
+// Stores the weight, with the bias as an additional column, in `wide`.
+static ms_status widen(const conv_job *j, const ms_tensor *w, const ms_tensor *bias, ms_tensor *wide)
+{
+    int64_t shape[] = { j->v.out, j->K }, to[] = { j->K + 1, 1 }, from[] = { j->K, 1 };
+    ms_tensor *part[] = { ms__tensor_view(wide, 2, shape, to, 0), ms__tensor_view(w, 2, shape, from, w->offset),
+                          ms__tensor_view(wide, 1, shape, to, j->K) };
+    ms_status st = ms__cuda_copy_tensor(part[0], part[1]);
+    if (st == MS_OK) st = ms__cuda_copy_tensor(part[2], bias);
+    for (ms_tensor *t : part) ms__release(t);
+    return st;
+}
+
 static ms_status run_conv2d(ms_call *c)
 {
     held_inputs h;
-    scratch cols, wide;
-    ms_tensor *y = c->out[0];
+    scratch cols;
+    ms_tensor *y = c->out[0], *wide = NULL;
     conv_job j = job_of(c, c->in[0], c->in[1]);
     bool bias = c->n_in > 2 && c->in[2];
-    int64_t rows = j.K + bias, size = ms__dtype_size(j.dtype), count = j.v.out * rows;
+    int64_t rows = j.K + bias, size = ms__dtype_size(j.dtype), shape[] = { j.v.out, rows };
     if (y->numel == 0) return MS_OK;
     MS_TRY(h.hold(c));
     take_images(&j, rows * j.L * size);
     if (bias || !j.pointwise) MS_TRY(cols.alloc(c, j.device, j.at_once * rows * j.L * size));
-    if (bias) {
-        MS_TRY(wide.alloc(c, j.device, count * size));
-        MS_TRY(launch(j.what, j.index, REAL_KERNEL(j.dtype, widen_kernel), up(count, BLOCK), BLOCK, j.K, count, j.dtype,
-                      ms__data(h.in[1]), ms__data(h.in[2]), (void *)wide.data));
-    }
-    return forward(&j, ms__data(h.in[0]), bias ? wide.data : ms__data(h.in[1]), rows, cols.data, ms__data(y));
+    if (!bias) return forward(&j, ms__data(h.in[0]), ms__data(h.in[1]), rows, cols.data, ms__data(y));
+    MS_TRY(ms__tensor_new(&wide, j.dtype, j.device, 2, shape, j.what));
+    ms_status st = widen(&j, h.in[1], h.in[2], wide);
+    if (st == MS_OK) st = forward(&j, ms__data(h.in[0]), ms__data(wide), rows, cols.data, ms__data(y));
+    ms__release(wide);
+    return st;
 }
 
 // ---- backward ----
 
+// The dtype of sums, and its size.
+static int sums_dtype(const conv_job *j) { return j->dtype == MS_F64 ? MS_F64 : MS_F32; }
+static int64_t sums_size(const conv_job *j) { return ms__dtype_size(sums_dtype(j)); }
+
 // dw = gradient columns^T, summed over images. parts: `at_once` partial results, followed by the sums.
-template <class T>
-static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, T *parts,
+static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, char *parts,
                                  ms_tensor *dw)
 {
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K;
+    grid threads = grid_of(up(n, WIDE));
+    char *sums = parts + j->at_once * n * sums_size(j);
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
             images some = images_of(j, g, first);
             product p = of_images(j, some.count, j->M, j->K, j->L);
             if (!j->pointwise) MS_TRY(unfold(j, some, j->K, x, cols));
-            p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
+            p.c_type = sums_dtype(j);
             p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
             p.a_bs[0] = v.out * j->L;
             p.b = j->pointwise ? element(j, x, (first * v.in + g * j->C) * j->L) : cols, p.b_rs = 1, p.b_cs = j->L;
             p.b_bs[0] = (j->pointwise ? v.in : j->K) * j->L;
             p.c = parts, p.c_bs[0] = n;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, add_parts_kernel<T>, up(n, BLOCK), BLOCK, n, some, (const T *)parts,
-                          parts + j->at_once * n, (int)dw->dtype, ms__data(dw)));
+#define ADD_PARTS(S, T)                                                                                         \
+    MS_TRY(launch(j->what, j->index, add_parts_kernel<S>, threads.blocks, threads.threads, n, some, (T *)parts, \
+                  (T *)sums, (S *)ms__data(dw)))
+            WITH_FLOAT_TYPE(dw->dtype, ADD_PARTS)
+#undef ADD_PARTS
         }
     return MS_OK;
 }
 
 // dx = weight^T gradient, folded.
-template <class T>
-static ms_status input_gradient(const conv_job *j, const void *gradient, const void *w, T *cols, ms_tensor *dx)
+static ms_status input_gradient(const conv_job *j, const void *gradient, const void *w, void *cols, ms_tensor *dx)
 {
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
@@ -221,33 +275,46 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
                 MS_TRY(ms__cuda_product(j->index, &p));
                 continue;
             }
-            p.c_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
+            p.c_type = sums_dtype(j);
             p.c = cols, p.c_bs[0] = j->K * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
-            MS_TRY(launch(j->what, j->index, fold_kernel<T>, up(some.count * j->C * v.h * v.w, BLOCK), BLOCK, v, some,
-                          (const T *)cols, j->dtype, ms__data(dx)));
+            grid threads = grid_of(some.count * j->C * v.h * up(v.w, WIDE));
+#define FOLD(S, T)                                                                                        \
+    MS_TRY(launch(j->what, j->index, fold_kernel<S>, threads.blocks, threads.threads, v, some, (T *)cols, \
+                  (S *)ms__data(dx)))
+            WITH_FLOAT_TYPE(j->dtype, FOLD)
+#undef FOLD
         }
     return MS_OK;
 }
 
-template <class T> static ms_status backward(ms_call *c, conv_job *j, const held_inputs &h)
+static ms_status bias_gradient(const conv_job *j, const ms_tensor *g, ms_tensor *db)
+{
+    planes z = { j->v.n, j->v.out, j->L };
+#define BIAS(S, T) \
+    return launch_blocks(j->what, j->index, bias_kernel<S>, z.c, BLOCK, z, (S *)ms__data(g), (S *)ms__data(db))
+    WITH_FLOAT_TYPE(j->dtype, BIAS)
+#undef BIAS
+}
+
+static ms_status backward(ms_call *c, conv_job *j, const held_inputs &h)
 {
     const ms_tensor *g = h.in[0], *x = h.in[1], *w = h.in[2];
     ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     const ms_conv &v = j->v;
-    int64_t n = j->M * j->K;
+    int64_t n = j->M * j->K, size = sums_size(j);
     scratch cols, parts;
-    if (db) MS_TRY(launch_blocks(j->what, j->index, bias_kernel, v.out, BLOCK, v, j->dtype, ms__data(g), ms__data(db)));
+    if (db) MS_TRY(bias_gradient(j, g, db));
     if (dw && v.n == 0) MS_TRY(ms__cuda_fill_tensor(dw, 0));
     if (dx && j->M == 0) MS_TRY(ms__cuda_fill_tensor(dx, 0));
     if (n == 0 || v.n == 0) return MS_OK;
-    take_images(j, (int64_t)sizeof(T) * (j->K * j->L > n ? j->K * j->L : n));
-    if (!j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * (int64_t)sizeof(T)));
+    take_images(j, size * (j->K * j->L > n ? j->K * j->L : n));
+    if (!j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * size));
     if (dw) {
-        MS_TRY(parts.alloc(c, j->device, (j->at_once + 1) * n * (int64_t)sizeof(T)));
-        MS_TRY(weight_gradient<T>(j, ms__data(g), ms__data(x), cols.data, (T *)parts.data, dw));
+        MS_TRY(parts.alloc(c, j->device, (j->at_once + 1) * n * size));
+        MS_TRY(weight_gradient(j, ms__data(g), ms__data(x), cols.data, parts.data, dw));
     }
-    return dx ? input_gradient<T>(j, ms__data(g), ms__data(w), (T *)cols.data, dx) : MS_OK;
+    return dx ? input_gradient(j, ms__data(g), ms__data(w), cols.data, dx) : MS_OK;
 }
 
 // Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask names.
@@ -256,7 +323,7 @@ static ms_status run_conv2d_backward(ms_call *c)
     held_inputs h;
     conv_job j = job_of(c, c->in[1], c->in[2]);
     MS_TRY(h.hold(c));
-    return j.dtype == MS_F64 ? backward<double>(c, &j, h) : backward<float>(c, &j, h);
+    return backward(c, &j, h);
 }
 
 extern const ms_cuda_kernel ms__cuda_conv[];
