@@ -400,32 +400,35 @@ static ms_status run_linear_cross_entropy_backward(ms_call *c)
 
 // ---- mse_loss ----
 
-struct mse_pair {
-    int64_t n;
-    int dtype;
-    const void *a, *b;
-};
-template <class T> static __device__ inline T difference(const mse_pair &q, int64_t k)
+// The square of every difference.
+template <class S> __global__ void mse_kernel(int64_t n, const S *a, const S *b, S *out)
 {
-    return load<T>(q.dtype, q.a, k) - load<T>(q.dtype, q.b, k);
+    int64_t i = GLOBAL_INDEX * WIDE;
+    if (i >= n) return;
+    real_of<S> v[WIDE], w[WIDE];
+    read_two(a, b, i, n, v, w);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) v[e] = (v[e] - w[e]) * (v[e] - w[e]);
+    write_pack(out, i, n, v);
 }
-template <class T> __global__ void mse_kernel(mse_pair q, void *out)
-{
-    int64_t k = GLOBAL_INDEX;
-    if (k >= q.n) return;
-    T d = difference<T>(q, k);
-    store<T>(q.dtype, out, k, d * d);
-}
-// A block sums PIECE elements in float64.
+// A block sums PIECE squares in float64.
 enum { PIECE = 16384 };
-template <class T> __global__ void mse_parts_kernel(mse_pair q, double *parts)
+template <class S> __global__ void mse_parts_kernel(int64_t n, const S *a, const S *b, double *parts)
 {
     __shared__ double shared[BLOCK];
-    int64_t first = (int64_t)blockIdx.x * PIECE, last = first + PIECE < q.n ? first + PIECE : q.n;
+    alignas(16) __shared__ S tile[2][ROUND];
+    planes all = { 1, 1, n };
+    int64_t first = (int64_t)blockIdx.x * PIECE, last = first + PIECE < n ? first + PIECE : n;
     double sum = 0;
-    for (int64_t k = first + threadIdx.x; k < last; k += BLOCK) {
-        T d = difference<T>(q, k);
-        sum += (double)(d * d);
+    for (; first < last; first += ROUND) {
+        fill_tile(tile[0], all, a, 0, first, last);
+        fill_tile(tile[1], all, b, 0, first, last);
+        __syncthreads();
+        for (int j = threadIdx.x; j < ROUND && first + j < last; j += BLOCK) {
+            real_of<S> d = one_of(tile[0] + j) - one_of(tile[1] + j);
+            sum += (double)(d * d);
+        }
+        __syncthreads();
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
@@ -436,42 +439,68 @@ __global__ void mse_join_kernel(int64_t parts, const double *part, double diviso
     for (int64_t k = 0; k < parts; k++) sum += part[k];
     store<double>(dtype, out, 0, sum / divisor);
 }
-// da = 2 scale g (a - b), db = -da
-template <class T>
-__global__ void mse_backward_kernel(mse_pair q, bool each, double divisor, const void *g, void *da, void *db)
+// What mse_loss subtracts, and the gradients, which may be NULL.
+template <class S> struct mse_gradient {
+    const S *a, *b;
+    S *da, *db;
+};
+// da = 2 scale g (a - b), db = -da; each: g has an element for every difference.
+template <class S>
+__global__ void mse_backward_kernel(int64_t n, mse_gradient<S> q, bool each, double divisor, const S *g)
 {
-    int64_t k = GLOBAL_INDEX;
-    if (k >= q.n) return;
-    T scale = each ? (T)2 * load<T>(q.dtype, g, k) : (T)(2 * (load<double>(q.dtype, g, 0) / divisor));
-    T d = scale * difference<T>(q, k);
-    if (da) store<T>(q.dtype, da, k, d);
-    if (db) store<T>(q.dtype, db, k, -d);
+    typedef real_of<S> T;
+    int64_t i = GLOBAL_INDEX * WIDE;
+    if (i >= n) return;
+    T v[WIDE], w[WIDE], f[WIDE], scale = each ? 0 : (T)(2 * ((double)one_of(g) / divisor));
+    read_two(q.a, q.b, i, n, v, w);
+    if (each) read_pack(g, i, n, (T)0, f);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) v[e] = (each ? (T)2 * f[e] : scale) * (v[e] - w[e]);
+    if (q.da) write_pack(q.da, i, n, v);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) v[e] = -v[e];
+    if (q.db) write_pack(q.db, i, n, v);
+}
+template <class S> static ms_status mse(ms_call *c, const held_inputs &h)
+{
+    scratch sums;
+    ms_tensor *o = c->out[0];
+    int64_t n = c->in[0]->numel, parts = up(n, PIECE);
+    const S *a = (const S *)ms__data(h.in[0]), *b = (const S *)ms__data(h.in[1]);
+    int index = index_of(o);
+    const char *what = c->op->name;
+    grid threads = grid_of(up(n, WIDE));
+    if (c->i[0] == NONE)
+        return launch(what, index, mse_kernel<S>, threads.blocks, threads.threads, n, a, b, (S *)ms__data(o));
+    MS_TRY(sums.alloc(c, ms__device(o), (parts + 1) * (int64_t)sizeof(double)));
+    MS_TRY(launch_blocks(what, index, mse_parts_kernel<S>, parts, BLOCK, n, a, b, (double *)sums.data));
+    return launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums.data,
+                  c->i[0] == MEAN ? (double)n : 1.0, (int)o->dtype, ms__data(o));
+}
+template <class S> static ms_status mse_backward(ms_call *c, const held_inputs &h)
+{
+    const ms_tensor *a = h.in[1];
+    mse_gradient<S> q = { (const S *)ms__data(a), (const S *)ms__data(h.in[2]), (S *)data_of(ms__grad_out(c, 0)),
+                          (S *)data_of(ms__grad_out(c, 1)) };
+    grid threads = grid_of(up(a->numel, WIDE));
+    return launch(c->op->name, index_of(a), mse_backward_kernel<S>, threads.blocks, threads.threads, a->numel, q,
+                  c->i[0] == NONE, c->i[0] == MEAN ? (double)a->numel : 1.0, (const S *)ms__data(h.in[0]));
 }
 static ms_status run_mse_loss(ms_call *c)
 {
     held_inputs h;
-    scratch sums;
-    ms_tensor *o = c->out[0];
-    int64_t n = c->in[0]->numel, parts = up(n, PIECE);
-    int dtype = o->dtype, index = index_of(o);
-    const char *what = c->op->name;
     MS_TRY(h.hold(c));
-    mse_pair q = { n, dtype, ms__data(h.in[0]), ms__data(h.in[1]) };
-    if (c->i[0] == NONE)
-        return launch(what, index, REAL_KERNEL(dtype, mse_kernel), up(n, BLOCK), BLOCK, q, ms__data(o));
-    MS_TRY(sums.alloc(c, ms__device(o), (parts + 1) * (int64_t)sizeof(double)));
-    MS_TRY(launch_blocks(what, index, REAL_KERNEL(dtype, mse_parts_kernel), parts, BLOCK, q, (double *)sums.data));
-    return launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums.data,
-                  c->i[0] == MEAN ? (double)n : 1.0, dtype, ms__data(o));
+#define MSE(S, T) return mse<S>(c, h)
+    WITH_FLOAT_TYPE(c->out[0]->dtype, MSE)
+#undef MSE
 }
 static ms_status run_mse_loss_backward(ms_call *c)
 {
     held_inputs h;
     MS_TRY(h.hold(c));
-    mse_pair q = { h.in[1]->numel, h.in[1]->dtype, ms__data(h.in[1]), ms__data(h.in[2]) };
-    return launch(c->op->name, index_of(h.in[1]), REAL_KERNEL(q.dtype, mse_backward_kernel), up(q.n, BLOCK), BLOCK, q,
-                  c->i[0] == NONE, c->i[0] == MEAN ? (double)q.n : 1.0, ms__data(h.in[0]), data_of(ms__grad_out(c, 0)),
-                  data_of(ms__grad_out(c, 1)));
+#define MSE(S, T) return mse_backward<S>(c, h)
+    WITH_FLOAT_TYPE(h.in[1]->dtype, MSE)
+#undef MSE
 }
 
 extern const ms_cuda_kernel ms__cuda_loss[];
