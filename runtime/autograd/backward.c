@@ -114,7 +114,8 @@ static ms_status collect(ms_run *r, int first)
             if (m && m->run != r) MS_TRY(add_node(r, m));
         }
     }
-    // The search finds the nodes in nearly descending order (for a chain, exactly), so the reverse order is sorted.
+    // The search finds the nodes in nearly descending order (for a chain, exactly), so the reversed list is nearly
+    // sorted.
     ms_entry *a = r->agenda;
     for (int i = first, j = r->n_agenda - 1; i < j; i++, j--) {
         ms_entry e = a[i];
@@ -349,8 +350,8 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     return MS_OK;
 }
 
-// Processes one node: its hooks, its backward, its gradients along the edges. Returns DONE when the node is finished,
-// and also when it has pushed tasks that must run first.
+// Processes one node: its hooks, its backward, its gradients along the edges. Returns MS_RUN_DONE when the node is
+// finished, and also when it has pushed tasks that must run first.
 ms_run_state ms__node_step(ms_run *r, ms_event *ev)
 {
     ms_node *n = r->at.node;
@@ -531,8 +532,8 @@ static ms_status start(ms_run *r, const root_list *l)
 // m = 0: a backward. m > 0: computes the gradients with respect to m inputs.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
-    // Peers may already wait in the collectives of their backward. If this one fails before its own collectives, the
-    // error must be published to them.
+    // Peers may already wait in the collectives of their backward. If this rank's backward fails before its own
+    // collectives, the error must be published to the peers.
     bool expected = ms__run_owner && ms__state.run_depth == 0 && ms__run_owner->expects_backward();
     uint64_t epoch = expected ? ms__run_owner->epoch() : 0;
     ms_run *r = find_roots(l) == MS_OK ? ms__run_new() : NULL;
@@ -559,7 +560,7 @@ ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int retain_gr
 ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
                 int allow_unused)
 {
-    if (m < 1) return ms__null(ms__fail(MS_EINVAL, "grad: no inputs given"));
+    if (m < 1) return ms__null(ms__fail(MS_EINVAL, "grad: no inputs given, expected at least 1"));
     root_list l = { .who = "grad", .n = n, .ids = roots, .grad_ids = grads };
     return run_from(&l, m, inputs, retain_graph != 0, allow_unused != 0);
 }

@@ -61,7 +61,7 @@ struct ms_run {
     ms_open_range range;
     bool backward, grad, retain, unused_ok, finished, final_done;
     bool units;      // the run reaches nodes of units, so peers take part in it
-    uint64_t epoch;  // the number of published errors when the run began
+    uint64_t epoch;  // number of published errors that this rank had met when the run began
     // Nodes in ascending order of seq; the last is processed next. Tasks are processed before nodes.
     ms_entry *agenda;
     int n_agenda, cap_agenda;

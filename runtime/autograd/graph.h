@@ -23,7 +23,7 @@ struct ms_leaf {        // a leaf tensor that takes part in a graph
     ms_tensor *grad;
     ms_tensor *total;  // sum of the contributions so far in `run`
     ms_hook *hooks;    // tensor hooks (before landing) and leaf hooks (after)
-    ms_run *run;       // the run that uses it
+    ms_run *run;       // the run that processes the leaf; NULL: none
     ms_edge *forward;  // set for a checkpoint's detached input: its gradient continues along this edge
 };
 
@@ -54,8 +54,8 @@ struct ms_node {
     int refs;
     uint8_t kind, n_in, n_out, n_i, n_f;
     bool keeps;            // has saved tensors or state that the first backward frees
-    bool freed;            // these have been freed
-    bool needed, counted;  // valid in `run`
+    bool freed;            // the saved tensors and the state have been freed
+    bool needed, counted;  // in `run`: its gradient is needed; its contributions to leaves have been counted
     uint16_t size_class;
     const ms_op *op;  // set for kind OP
     uint64_t seq;
@@ -64,7 +64,7 @@ struct ms_node {
     void *unit;   // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
     int64_t use;  // UNIT: the number of the use; OP: 1 if its output is computed again in backward (ms_recompute)
     ms_hook *hooks;
-    ms_run *run;                         // the run that uses it
+    ms_run *run;                         // the run that processes the node; NULL: none
     ms_node *next;                       // links the free list or the list of nodes being freed
     ms_edge *edges;                      // n_in edges
     ms_tensor **in, **out;               // saved inputs and outputs; NULL where not saved

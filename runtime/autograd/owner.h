@@ -21,7 +21,7 @@ typedef struct ms_run_owner {
     ms_status (*accumulate)(ms_run *run, ms_tensor *param, ms_tensor *grad, bool *taken);
     // Called when the outermost backward has processed all its nodes.
     ms_status (*final)(ms_run *run);
-    // Returns the number of published errors.
+    // Returns the number of published errors that this rank has met.
     uint64_t (*epoch)(void);
     // Publishes that runs were aborted, for the reason in text. since: the epoch when they began. backward: the
     // outermost backward is among them.

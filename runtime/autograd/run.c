@@ -152,13 +152,15 @@ ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
                         "checkpoint: inputs can only be given while the checkpointed region is being recomputed");
     ms_node *node = r->at.node;
     if (n != node->n_in)
-        return ms__fail(MS_EINVAL, "checkpoint: got %d inputs, but %d when it was recorded", n, node->n_in);
+        return ms__fail(MS_EINVAL, "checkpoint: got %d inputs, but %d when it was recorded; both must be equal", n,
+                        node->n_in);
     for (int k = 0; k < n; k++) {
         if (detached[k] == 0) continue;
         ms_tensor *t = ms__tensor(detached[k]);
         if (!t) return ms__failure();
         if (t->node || !t->requires_grad)
-            return ms__fail(MS_EINVAL, "checkpoint: input %d must be a leaf that requires grad", k + 1);
+            return ms__fail(MS_EINVAL, "checkpoint: input %d, %s, must be a leaf that requires grad", k + 1,
+                            ms__tensor_text(t));
         ms_leaf *l = ms__leaf_of(t);
         if (!l) return MS_ENOMEM;
         MS_TRY(ms__grow(&r->forwards, &r->cap_forwards, r->n_forwards, sizeof *r->forwards, "backward",

@@ -20,7 +20,7 @@ static __thread ms_status text_code;
 
 ms_state ms__state = { .grad_mode = 1, .dist_failures = -1 };
 
-static ms_activity private_activity;  // used until the rank's place in shared memory is known
+static ms_activity private_activity;  // used until ms__activity_share makes a page that peers can read
 ms_activity *ms__activity = &private_activity;
 
 ms_state *ms_get_state(void) { return &ms__state; }

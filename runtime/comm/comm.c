@@ -52,8 +52,8 @@ static void group_drop(ms_group *g)
 static ms_status make_groups(void)
 {
     if (world_group) {
-        // The world group was made for this process alone, and units may hold it: change the same object to the real
-        // world.
+        // The world group was made for this process alone. Units may hold it, so the same object becomes the group of
+        // all ranks.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
         if (!g) return MS_ENOMEM;
@@ -489,7 +489,7 @@ int ms__group_member(const ms_group *g, int rank)
     return -1;
 }
 
-// A barrier of the world. Fails on all ranks unless all name the same group.
+// A barrier of the world. Fails on all ranks unless all pass the same `group`, a hash.
 static ms_status agree_on_group(uint64_t group, const char *site, const char *text)
 {
     return ms__collective(&(ms_request) { .group = ms__group_world(),
@@ -537,7 +537,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
         return -1;
     }
     // All ranks must pass the same list; otherwise all get an error. From here on nothing may fail on one rank alone,
-    // because groups must have the same places on all ranks.
+    // because groups must have the same places in the control memory on all ranks.
     if (agree_on_group(hash ^ g->place, site, text) != MS_OK) {
         ms__group_unplace(g, false);
         group_drop(g);

@@ -170,7 +170,8 @@ bool ms__comm_continues(const ms_group *g)
     return ms__comm_unsettled(g) || (g->n > 1 && g->id >= 0 && g->settled != ms__state.dist_failures);
 }
 
-// Members may differ in whether they continue, so a call that cannot be repeated resumes only in an unsettled group.
+// Members may disagree on ms__comm_continues, but not on ms__comm_unsettled: a call that cannot be repeated sends its
+// place only if the group is unsettled.
 static bool is_next(const ms_group *g) { return next.here != 0 && ms__comm_continues(g); }
 bool ms__comm_resumes(const ms_group *g) { return is_next(g) || (enclosing.here != 0 && ms__comm_unsettled(g)); }
 
@@ -192,8 +193,8 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
 {
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
-    // Work that failed because of a published error is not published again. If it was a backward, that is recorded
-    // below: it may not have been one on the rank that published the error.
+    // Work that failed because of a published error is not published again. If the work was a backward, that is
+    // recorded below: on the rank that published the error it may have been other work.
     if (now == since || !strstr(text, met_text)) {
         const char *known = find_raised(text);  // the peers' own text
         char whole[TEXT];

@@ -71,7 +71,7 @@ typedef struct {
     uint64_t count;                           // number of elements
     uint64_t agreed;                   // hash of pieces, scale, shape (if the script chose it) and the caller's value
     uint64_t part;                     // hash of the part of the unit that is communicated; 0: the whole unit
-    int64_t step;                      // number of the step of ms.steps
+    int64_t step;                      // number of the step of ms.steps; -1: none
     ms_resumption resumed;             // zero unless the call follows an error
     char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in texts
     bool askable;                      // the call can be repeated with the script's place in `resumed`
@@ -110,7 +110,7 @@ typedef struct {              // one per member of a group
 } ms_head;
 
 typedef struct {  // the text of a group's latest mismatch, the same on every rank of this node
-    // Word of that collective: claimed by the rank that writes the text; set when the text is complete.
+    // Number of that collective. claimed: set by the rank that writes the text; written: set when the text is complete.
     _Atomic uint64_t claimed, written;
     char text[TEXT];
     char pad[48];
@@ -149,7 +149,7 @@ typedef struct {
     _Atomic uint64_t epoch;            // number of published errors; see comm/error.c
     _Atomic uint64_t error[ERRORS];    // the latest errors, by number: (number << 16) | rank that raised it
     _Atomic int ending;                // 1 + the rank whose failure ends the job; 0: none
-    atomic_bool failing, reported;     // this node will report why the job ends; has reported it
+    atomic_bool failing, reported;     // a rank of this node will report why the job ends; it has reported it
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     char pad[4096 - 32 - 8 * ERRORS];
     ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
@@ -167,7 +167,7 @@ struct ms_group {
     size_t place, bytes;  // where the group's slots are in the control memory
     bool freed;
     int holders;          // number of units that keep the group's address, also after dist.free_group
-    uint64_t seq, epoch;  // used by the engine thread only
+    uint64_t seq, epoch;  // number of collectives issued in `epoch`; engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
     // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: the member that is
@@ -261,12 +261,12 @@ typedef enum { PEER_BUSY, PEER_IDLE, PEER_STOPPED } ms_peer_state;
 extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent process, otherwise 0
 void ms__activity_share(void);
 const ms_activity *ms__peer_activity(int pid);  // NULL: that process has not loaded the engine
-// Whether a peer is busy: inside an engine call, running another program, or with calls, reads or writes since *before.
-// Updates *before.
+// What a peer does. PEER_BUSY: it is inside an engine call, runs another program, has called, read or written since
+// *before, or waits for a processor or a disk. Updates *before if it is busy.
 ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before);
-// Reads a file under /proc/PID; "" if it cannot be read.
+// Reads a file under /proc/PID as a string; "" if it cannot be read. Returns the length.
 size_t ms__peer_file(int pid, const char *name, char *text, size_t n);
-int ms__launched_peers(int parent, int *pids, int room);  // the children of the launcher
+int ms__launched_peers(int parent, int *pids, int room);  // lists at most `room` children of the launcher
 bool ms__launcher_ends_job(void);                         // whether mpirun is ending the job
 void ms__wake_launcher(void);  // to be called repeatedly while mpirun ends the job: interrupts its sleeps
 
@@ -278,8 +278,8 @@ _Noreturn void ms__exit_first(
 // ---- comm/job/join.c: the start of a job ----
 void ms__join_begin(double limit);               // called when the script calls dist.init
 void ms__join_end(bool through);                 // through: dist.init has succeeded
-bool ms__error_reported_by_peer(uint64_t hash);  // false: this rank must report it
-void ms__thread_start(void *(*fn)(void *));      // starts a detached thread that blocks signals
+bool ms__error_reported_by_peer(uint64_t hash);  // whether a peer reports the error of this hash
+void ms__thread_start(void *(*fn)(void *));      // starts a detached thread that receives no signals
 
 // ---- comm/job/report.c: uncaught errors of scripts, with the rank ----
 void ms__report_errors(void);  // starts reporting errors
@@ -309,7 +309,7 @@ extern pthread_mutex_t ms__groups_lock;                   // protects the list o
 ms_group *ms__group_listed(double id);                    // also a group without this rank; NULL: none has this id
 ms_group *ms__pair(int from, int to);                     // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
-void ms__each_group(void (*fn)(ms_group *));  // groups and pairs that this rank belongs to; engine thread
+void ms__each_group(void (*fn)(ms_group *));  // for all groups and pairs with this rank; engine thread
 
 // ---- comm/job/arena.c: the memory of peers ----
 ms_status ms__arenas_start(void);
@@ -457,7 +457,7 @@ void ms__far_end(ms_coll *c);
 // ---- comm/job/far_error.c: errors and waits of ranks on other nodes ----
 void ms__far_error(uint64_t number, const char *text, bool backward);
 void ms__far_poll(void);
-// Asks a rank on another node what it waits for. It answers only while it waits.
+// Asks a rank on another node what it waits for. That rank answers only while it waits in a collective.
 void ms__far_ask(int rank);
 int ms__far_answered(char *out, size_t n);  // writes an answer to out, returns its rank; -1: none has come
 

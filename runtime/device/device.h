@@ -39,11 +39,11 @@ typedef struct ms_optim_job {
     int device;
 } ms_optim_job;
 
-// A gradient of clip_grad_norm_ (train/clip.c), and the list of those on one device.
+// A gradient of clip_grad_norm_ (train/clip.c), and what is computed of those on one device.
 typedef struct ms_norm_part {
     void *g;
-    int dtype, owner;  // owner: the sum to which it contributes
-    int64_t numel, block;
+    int dtype, owner;      // owner: index of the sum to which the gradient contributes
+    int64_t numel, block;  // block: index of the gradient's first block
 } ms_norm_part;
 typedef struct ms_norm_job {
     int n, owners;

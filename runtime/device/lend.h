@@ -16,12 +16,12 @@ extern "C" {
 
 // Lends b's memory under the name of its handle and offset; repeated calls change nothing.
 ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset);
-// Number of blocks that are lent, or were when they were freed.
+// Number of blocks that are offered to other processes, or that other processes have mapped.
 extern int ms__lent_blocks;
 // Ends the offers of a block that is freed. Returns whether a process still has it mapped.
 bool ms__lent(const ms_block *b);
 
-// Connects to the owner. MS_ESTATE if it no longer lends the memory.
+// Connects to the process that shares the memory. MS_ESTATE if that process no longer does.
 ms_status ms__borrow(const uint8_t handle[MS_CUDA_HANDLE], double offset, const ms_block *b);
 // Ends the connection, after the memory was unmapped.
 void ms__return(const ms_block *b);

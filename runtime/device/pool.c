@@ -292,7 +292,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     int c = ms__class_of(bytes, &size);
     if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
     else if (!(b = alloc_slow(c, size, false)))
-        return ms__pool_no_memory(device, bytes, what, "more than the memory of this machine");
+        return ms__pool_no_memory(device, bytes, what, "more than the memory that this process may still use");
     b->bytes = bytes;
     b->device = device;
     MS_UNPOISON(b->data, bytes);

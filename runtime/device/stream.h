@@ -44,7 +44,7 @@ bool ms__stream_cancelled(void);        // the process is ending: waits must sto
 // Hooks for collectives: comm/error.c sets them when the library is loaded.
 typedef struct {
     uint64_t (*epoch)(void);  // stored with every record at its launch
-    // Called when a wait returned MS_ECOMM of a record of this epoch.
+    // Called when waiting for a record of this epoch has returned MS_ECOMM.
     void (*reported)(uint64_t epoch, const char *text);
 } ms_stream_observer;
 extern ms_stream_observer ms__stream_observer;

@@ -19,12 +19,12 @@ ms_status ms__io_failed(const char *who, const char *doing, const char *path)
 
 // ---- places -------------------------------------------------------------------------------------
 
-// The absolute path without symbolic links. Its last part need not exist.
+// *out: the absolute path without symbolic links; the caller frees it. The last part of the path need not exist.
 static ms_status resolve(char **out, char *path, const char *who)
 {
     struct stat info;
     bool there = lstat(path, &info) == 0;
-    if (!there && errno != ENOENT && errno != ENOTDIR) return ms__io_failed(who, "look at", path);
+    if (!there && errno != ENOENT && errno != ENOTDIR) return ms__io_failed(who, "access", path);
     if (there && S_ISLNK(info.st_mode)) {
         *out = realpath(path, NULL);
         if (*out) return MS_OK;
@@ -36,7 +36,7 @@ static ms_status resolve(char **out, char *path, const char *who)
     const char *name = slash ? slash + 1 : path;
     if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) {
         *out = realpath(path, NULL);
-        return *out ? MS_OK : ms__io_failed(who, "look at", path);
+        return *out ? MS_OK : ms__io_failed(who, "access", path);
     }
     if (slash) *slash = 0;
     char *folder = realpath(!slash ? "." : slash == path ? "/" : path, NULL);
@@ -93,7 +93,7 @@ ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, 
 // ---- temporary names ----------------------------------------------------------------------------
 
 typedef struct {
-    char kind[4], random[17], host[17];  // host: zeros if /proc does not show it
+    char kind[4], random[17], host[17];  // host: zeros if /proc does not show the boot or the PID namespace
     long pid;
     unsigned long long start;  // in clock ticks since the boot; 0: unknown
 } origin;
@@ -124,7 +124,7 @@ static void beginning(const char *path, char *out, size_t size)
     out[n > 0 ? n : 0] = 0;
 }
 
-// Writes a hash of the boot and the PID namespace. PIDs are comparable only where it is equal.
+// Writes a hash of the boot and the PID namespace, 16 digits: PIDs are comparable only where these are equal.
 static void host_of_this_process(char *out)
 {
     char boot[64], namespace[64];

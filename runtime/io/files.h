@@ -14,7 +14,7 @@ typedef struct {
     char *path, *name;  // the whole path without symbolic links; its last part (inside path)
 } ms_place;
 
-// On failure nothing needs freeing. A link without a target is an error.
+// Resolves path and opens its folder. On failure nothing needs freeing. A link without a target is an error.
 ms_status ms__place(ms_place *out, const char *path, const char *who);
 void ms__place_clear(ms_place *p);
 ms_status ms__place_sync(const ms_place *p);  // makes the folder's entries durable
@@ -33,6 +33,7 @@ void ms__place_sweep(const ms_place *p);
 
 // Fails with "who: cannot DOING 'path': " and the text of errno.
 ms_status ms__io_failed(const char *who, const char *doing, const char *path);
+// Write and read all `bytes` from byte `at` of the file on. path and who: for messages.
 ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at);
 ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, uint64_t at, const char *who);
 // Fails if a path does not name a file, because it is empty or ends in '/'.

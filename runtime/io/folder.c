@@ -113,7 +113,8 @@ static const char *skip_word(const char *p, const char *word)
     return p && !strncmp(p, word, strlen(word)) ? p + strlen(word) : NULL;
 }
 
-// index.json, index.json.inside, rank-00000.safetensors, rank-00000-<16 digits>.safetensors, and their temporaries.
+// Whether a save gives this name: index.json, index.json.inside, rank-00000.safetensors, rank-00000-<16
+// digits>.safetensors, or a temporary name of the latter two.
 static bool is_ours(const char *name)
 {
     const char *p = skip_word(name, "index.json");
@@ -232,6 +233,7 @@ static int rename_to(ms_folder *f, unsigned flags)
     return renameat2(f->place.folder, f->temporary, f->place.folder, f->place.name, flags);
 }
 
+// Whether a failed renameat2 means that the file system does not support its flags.
 static bool no_flags(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
 static ms_status rename_failed(const ms_folder *f, int error)
@@ -262,8 +264,8 @@ ms_status ms_folder_settle(ms_folder *f, int ok, int later)
         return MS_OK;
     }
     if (rename_to(f, RENAME_EXCHANGE)) return rename_failed(f, errno);
-    // If another save has replaced the new folder in between, this exchange moved that save's folder to the temporary
-    // name. It must not be removed.
+    // If another save has replaced the new folder since the commit, this exchange moved that save's folder to the
+    // temporary name, and it must not be removed.
     int fd = openat(f->place.folder, f->temporary, FOLDER);
     f->ours = fd >= 0 && is_same(fd, f->fd);
     if (fd >= 0) close(fd);
@@ -338,11 +340,11 @@ ms_status ms_folder_move_in(ms_folder *f, const char *from, const char *to)
 ms_status ms_folder_remove(ms_folder *f, const char *name)
 {
     if (f->there < 0 || unlinkat(f->there, name, 0) == 0 || errno == ENOENT) return MS_OK;
-    return ms__io_failed("save", "remove a file of", f->place.path);
+    return ms__fail(MS_EIO, "save: cannot remove '%s/%s': %s", f->place.path, name, strerror(errno));
 }
 
 // Freeing the blocks of a large file can take longer than writing them, so a thread removes folders, one at a time. The
-// process waits for it before it ends.
+// process waits for the thread before it ends.
 static struct {
     pthread_t thread;
     bool runs;

@@ -39,7 +39,7 @@ static bool verifies(const ms_loader *l) { return l->verify && l->h.checksums; }
 static const ms_st_entry *entry_at(const ms_loader *l, int k)
 {
     if (k >= 0 && k < l->h.n) return &l->h.entries[k];
-    ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d", k, l->path, l->h.n);
+    ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d tensors", k, l->path, l->h.n);
     return NULL;
 }
 
@@ -167,8 +167,11 @@ ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id 
                         first + count, e->name, ms__shape_text(e->ndim, e->shape));
     if (t->dtype != e->dtype || !ms__is_contiguous(t) || ms__device_type(ms__device(t)) != MS_CPU ||
         !(at >= 0 && at + count <= (double)t->numel))
-        return ms__fail(MS_EINVAL, "load: %.0f elements of tensor '%s' (%s) do not fit from element %.0f of %s on",
-                        count, e->name, ms__dtype_name(e->dtype), at, ms__tensor_text(t));
+        return ms__fail(
+            MS_EINVAL,
+            "load: %.0f elements of tensor '%s' (%s) cannot be stored from element %.0f of %s on, expected a "
+            "contiguous CPU tensor of that dtype with room for them",
+            count, e->name, ms__dtype_name(e->dtype), at, ms__tensor_text(t));
     MS_TRY(ms__storage_sync(t->storage, true));
     if (count == 0) return MS_OK;
     MS_TRY(ms__grow(&l->wants, &l->cap_wants, l->n_wants, sizeof *l->wants, "load", "ranges"));
@@ -192,7 +195,7 @@ static int by_place(const void *a, const void *b)
 typedef struct {
     const ms_st_entry **order;  // the remaining entries, the current one first
     uint64_t at;                // position in the current entry's data
-    ms_hash hash;               // hash of the current block up to here
+    ms_hash hash;               // hash of the current block up to `at`
 } verifier;
 
 static int by_begin(const void *a, const void *b)
@@ -222,6 +225,7 @@ static ms_status verify(const ms_loader *l, verifier *f, const char *data, uint6
     return MS_OK;
 }
 
+// Reads the file in order, verifies or hashes the data, and copies the requested ranges.
 static ms_status stream(ms_loader *l, verifier *f)
 {
     ms_direct *d;

@@ -58,7 +58,7 @@ ms_st_entry *ms__st_add(ms_st_header *h, const char *who, const char *name, size
 {
     char *copy = NULL;
     if (h->n >= MS_ST_MAX_ENTRIES) {
-        ms__fail(MS_EIO, "%s: more than %d tensors", who, MS_ST_MAX_ENTRIES);
+        ms__fail(MS_EIO, "%s: a file has more than %d tensors", who, MS_ST_MAX_ENTRIES);
     } else if (length > MS_ST_MAX_NAME) {
         ms__fail(MS_EIO, "%s: a tensor's name has %zu bytes, at most %d are allowed", who, length, MS_ST_MAX_NAME);
     } else if (!(copy = copy_text(name, length)) ||
@@ -77,7 +77,7 @@ ms_status ms__st_add_meta(ms_st_header *h, const char *who, const char *key, siz
                           size_t value_length)
 {
     if (h->n_meta >= MS_ST_MAX_ENTRIES)
-        return ms__fail(MS_EIO, "%s: more than %d metadata entries", who, MS_ST_MAX_ENTRIES);
+        return ms__fail(MS_EIO, "%s: a file has more than %d metadata entries", who, MS_ST_MAX_ENTRIES);
     char *k = copy_text(key, key_length), *v = copy_text(value, value_length);
     if (!k || !v || ms__grow(&h->meta, &h->meta_capacity, h->n_meta, sizeof *h->meta, who, "metadata")) {
         free(k);
@@ -395,7 +395,8 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     for (int k = 0; k < h->n && !st; k++) {
         ms_st_entry *e = order[k];
         if (!ms__st_bytes(e, &bytes))
-            st = invalid(p, "tensor '%s': its shape %s is too large", e->name, ms__shape_text(e->ndim, e->shape));
+            st = invalid(p, "tensor '%s': its shape %s needs 2^63 bytes or more", e->name,
+                         ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
             st = invalid(p, "tensor '%s': bytes %llu to %llu are outside of the %llu bytes of data", e->name,
                          (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)data_bytes);
@@ -404,15 +405,17 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
                          (unsigned long long)(e->end - e->begin), ms__dtype_name(e->dtype),
                          ms__shape_text(e->ndim, e->shape), (unsigned long long)bytes);
         else if (e->begin != place)
-            st = invalid(p, "tensor '%s' begins at byte %llu, the tensor before it ends at %llu", e->name,
-                         (unsigned long long)e->begin, (unsigned long long)place);
+            st = invalid(p,
+                         "tensor '%s' begins at byte %llu, but the tensor before it ends at %llu; expected no gap and "
+                         "no overlap",
+                         e->name, (unsigned long long)e->begin, (unsigned long long)place);
         place = e->end;
         e->block = block;
         block += ms__st_blocks(e);
     }
     free(order);
     if (!st && place != data_bytes)
-        st = invalid(p, "the tensors end at byte %llu of %llu", (unsigned long long)place,
+        st = invalid(p, "the tensors end at byte %llu, but the data ends at %llu", (unsigned long long)place,
                      (unsigned long long)data_bytes);
     return st;
 }
@@ -485,7 +488,8 @@ static ms_status take_checksums(const parser *p, ms_st_header *h, bool marked, b
         h->n_meta--;
         memmove(&h->meta[k], &h->meta[k + 1], (size_t)(h->n_meta - k) * sizeof *h->meta);
         if (marked && !fits && verify)
-            return ms__fail(MS_EIO, "load: '%s' is damaged: its checksums do not match its %d tensors", p->path, h->n);
+            return ms__fail(MS_EIO, "load: '%s' is damaged: it has not one checksum for each block of its %d tensors",
+                            p->path, h->n);
         break;
     }
     return MS_OK;
@@ -537,7 +541,8 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
 {
     uint64_t blocks = 0;
     for (int k = 0; k < h->n; k++) blocks += ms__st_blocks(&h->entries[k]);
-    if (blocks > MS_ST_MAX_HEADER / DIGITS) return ms__fail(MS_EINVAL, "save: the header is larger than 100 MB");
+    if (blocks > MS_ST_MAX_HEADER / DIGITS)
+        return ms__fail(MS_EINVAL, "save: the header is larger than 100 MB, the most that is allowed");
     *text = NULL;
     FILE *f = open_memstream(text, length);
     if (!f) return ms__no_memory(BUFSIZ, "save", "the header of %d tensors", h->n);
@@ -569,9 +574,9 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
     }
     if (*length > MS_ST_MAX_HEADER ||
         ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
-        ms_status st =
-            ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER ? "save: the header is larger than 100 MB"
-                                                           : "save: a name or a metadata text is not valid UTF-8");
+        ms_status st = ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER
+                                               ? "save: the header is larger than 100 MB, the most that is allowed"
+                                               : "save: a name or a metadata text is not valid UTF-8");
         free(*text);
         *text = NULL;
         return st;

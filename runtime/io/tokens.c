@@ -45,7 +45,10 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     if (token_bytes != 1 && token_bytes != 2 && token_bytes != 4)
         return ms__fail(MS_EINVAL, "tokens: '%s': tokens of %d bytes; 1, 2 or 4 are supported", path, token_bytes);
     if (!(offset >= 0 && count >= 0 && offset < 0x1p53 && count < 0x1p50))
-        return ms__fail(MS_EINVAL, "tokens: '%s': invalid range: %.0f tokens from byte %.0f", path, count, offset);
+        return ms__fail(
+            MS_EINVAL,
+            "tokens: '%s': %.0f tokens from byte %.0f, expected 0 to below 2^50 tokens from byte 0 to below 2^53", path,
+            count, offset);
     if (count == 0) return MS_OK;
     int fd;
     uint64_t size;
@@ -53,7 +56,8 @@ ms_status ms_tokens_add(ms_tokens *t, const char *path, int token_bytes, double 
     size_t end = (size_t)offset + (size_t)count * (size_t)token_bytes;
     if (size < end) {
         close(fd);
-        return ms__fail(MS_EIO, "tokens: '%s' has %llu bytes, fewer than %zu", path, (unsigned long long)size, end);
+        return ms__fail(MS_EIO, "tokens: '%s' has %llu bytes, but %.0f tokens of %d bytes from byte %.0f on need %zu",
+                        path, (unsigned long long)size, count, token_bytes, offset, end);
     }
     ms_status grown = ms__grow(&t->ranges, &t->capacity, t->n, sizeof *t->ranges, "tokens", "files");
     if (grown != MS_OK) {
@@ -114,14 +118,16 @@ static void copy(const ms_tokens *t, int64_t first, int64_t count, int64_t *out)
 ms_status ms_tokens_read(const ms_tokens *t, double first, double count, uint8_t *out)
 {
     if (!(first >= 0 && count >= 0 && first + count <= (double)t->count))
-        return ms__fail(MS_EINVAL, "tokens: %.0f tokens from position %.0f; the sequence has %lld", count, first,
-                        (long long)t->count);
+        return ms__fail(MS_EINVAL,
+                        "tokens: %.0f tokens from position %.0f are out of range; the sequence has %lld tokens", count,
+                        first, (long long)t->count);
     int64_t done = 0, n = (int64_t)count;
     for (int k = n ? find(t, (int64_t)first) : t->n; k < t->n && done < n; k++) {
         const range *r = &t->ranges[k];
         int64_t from = (int64_t)first + done - r->first, some = r->count - from < n - done ? r->count - from : n - done;
         if (r->token_bytes != 1)
-            return ms__fail(MS_EINVAL, "tokens: only 1-byte tokens are text, these have %d bytes", r->token_bytes);
+            return ms__fail(MS_EINVAL, "tokens: these tokens have %d bytes, expected 1-byte tokens (text)",
+                            r->token_bytes);
         memcpy(out + done, (const uint8_t *)r->data + from, (size_t)some);
         done += some;
     }
@@ -168,11 +174,15 @@ double ms_hash_below(double a, double b, double c, double n) { return n >= 1 ? (
 ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored,
                           int length, double ignore, ms_id *out)
 {
-    if (n < 0 || length < 1) return ms__fail(MS_EINVAL, "tokens: invalid batch: %d sequences of %d tokens", n, length);
+    if (n < 0 || length < 1)
+        return ms__fail(MS_EINVAL, "tokens: a batch of %d sequences of %d tokens, expected at least 0 of at least 1", n,
+                        length);
     for (int k = 0; k < n; k++)
         if (!(starts[k] >= 0 && starts[k] < (double)t->count))
-            return ms__fail(MS_EINVAL, "tokens: sequence %d begins at position %.0f; the token file has %lld", k,
-                            starts[k], (long long)t->count);
+            return ms__fail(
+                MS_EINVAL,
+                "tokens: sequence %d begins at position %.0f, expected 0 to below %lld, the number of tokens", k + 1,
+                starts[k], (long long)t->count);
     const int64_t shape[2] = { n, length };
     ms_tensor *x, *y;
     MS_TRY(ms__tensor_new(&x, MS_I64, MS_CPU, 2, shape, "tokens"));

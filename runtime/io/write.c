@@ -30,7 +30,7 @@ struct ms_saver {
     size_t length;
     uint64_t data_at;   // where the data begins in the file
     ms_direct *direct;  // the writer used for a large file, as long as writes are in order
-    uint64_t next;      // position of that writer
+    uint64_t next;      // byte offset at which that writer continues
 };
 
 enum { DIRECT_FROM = 4 << 20, PART = 64 << 10 };
@@ -44,7 +44,7 @@ static ms_status create(ms_saver *s, const char *path)
         // The rename would replace it, even if it is a device.
         if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' exists and is not a regular file", path);
     } else if (errno != ENOENT) {
-        return ms__io_failed("save", "look at", path);
+        return ms__io_failed("save", "access", path);
     }
     ms__place_sweep(&s->target);
     size_t before = (size_t)(s->target.name - s->target.path);
@@ -99,14 +99,14 @@ ms_status ms_saver_metadata(ms_saver *s, const char *key, const char *value)
 
 ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int ndim, const int64_t *shape)
 {
-    if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' was declared after the first one was written", name);
+    if (s->text) return ms__fail(MS_ESTATE, "save: tensor '%s' was declared after the first tensor was written", name);
     if (dtype < 0 || dtype >= MS_DTYPES)
         return ms__fail(MS_EINVAL, "save: tensor '%s': unknown dtype %d, expected 0 to %d", name, dtype, MS_DTYPES - 1);
     if (ndim < 0 || ndim > MS_MAX_DIMS)
         return ms__fail(MS_EINVAL, "save: tensor '%s' has %d dimensions; at most %d are supported", name, ndim,
                         MS_MAX_DIMS);
     if (!strcmp(name, "__metadata__"))
-        return ms__fail(MS_EINVAL, "save: no tensor can be named '__metadata__': the format uses it");
+        return ms__fail(MS_EINVAL, "save: no tensor can be named '__metadata__': the format reserves this name");
     for (int d = 0; d < ndim; d++)
         if (shape[d] < 0)
             return ms__fail(MS_EINVAL, "save: tensor '%s': shape %s has a negative size", name,
@@ -156,8 +156,8 @@ static ms_status fix_header(ms_saver *s)
             ms_st_entry *e = &s->h.entries[k];
             if (ms__dtype_size(e->dtype) != size) continue;
             if (!ms__st_bytes(e, &bytes) || place + bytes > INT64_MAX)
-                return ms__fail(MS_EINVAL, "save: tensor '%s': its shape %s is too large", e->name,
-                                ms__shape_text(e->ndim, e->shape));
+                return ms__fail(MS_EINVAL, "save: with tensor '%s' of shape %s the file needs 2^63 bytes or more",
+                                e->name, ms__shape_text(e->ndim, e->shape));
             e->begin = place;
             e->end = place += bytes;
             e->block = block;

@@ -154,9 +154,10 @@ ms_status ms__broadcast(const ms_call *c, const ms_tensor *a, const ms_tensor *b
     for (int d = n - 1, i = a->ndim - 1, j = b->ndim - 1; d >= 0; d--, i--, j--) {
         int64_t x = i >= 0 ? a->shape[i] : 1, y = j >= 0 ? b->shape[j] : 1;
         if (MS_UNLIKELY(x != y && x != 1 && y != 1))
-            return ms__call_fail(c, "shapes %s and %s do not broadcast: dimension %d is %lld and %lld",
-                                 ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape), d + 1,
-                                 (long long)x, (long long)y);
+            return ms__call_fail(
+                c, "shapes %s and %s do not broadcast: dimension %d is %lld and %lld, expected equal sizes or 1",
+                ms__shape_text(a->ndim, a->shape), ms__shape_text(b->ndim, b->shape), d + 1, (long long)x,
+                (long long)y);
         shape[d] = x == 1 ? y : x;
     }
     *ndim = n;
@@ -417,7 +418,7 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 
 // ---- calls from scripts -------------------------------------------------------------------------
 
-static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator %d does not exist", op); }
+static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator is %d, expected 0 to %d", op, n_ops - 1); }
 
 // Allocates what must not fail after an operator has run: ids for n outputs, headers of views.
 static ms_status reserve(const ms_op *op, int n)

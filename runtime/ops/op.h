@@ -49,7 +49,7 @@ typedef struct ms_backward_call {
 
 typedef struct ms_meta {
     uint8_t dtype, ndim;
-    bool present;  // false: there is no such tensor (an optional input, an output that backward does not see)
+    bool present;  // false: there is no such tensor (an absent optional input or output)
     int device;
     int64_t shape[MS_MAX_DIMS];
 } ms_meta;

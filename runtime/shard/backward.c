@@ -62,8 +62,8 @@ static ms_status pre_backward(ms_run *run, void *token, int64_t use)
                                                                                        : ms__prefetch_backward(u, use);
 }
 
-// The check is needed because a piece may have the length of the whole's last dimension: adding it to a gradient of the
-// whole would broadcast it without an error.
+// Fails if the gradient is that of this rank's piece instead of the whole parameter. The length of a piece may equal
+// the parameter's last dimension; adding such a gradient to that of the whole would then broadcast it without an error.
 static ms_status gradient_fits(const ms_tensor *param, const ms_tensor *grad)
 {
     const unit_param *p = param->unit_param;
@@ -82,7 +82,9 @@ static ms_status accumulate(ms_run *run, ms_tensor *param, ms_tensor *grad, bool
     *taken = false;
     if (p->param == p->local) return MS_OK;  // the script computed with the flat parameter itself, outside of a forward
     if (!u->context)
-        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' received a gradient before its unit '%s' ran forward",
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' received a gradient before its unit '%s' ran forward; compute with it "
+                        "inside of the forward",
                         param->name ? param->name : "?", u->name);
     u->context->in_backward = true;
     size_t bytes = ms__nbytes(grad);

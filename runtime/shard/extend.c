@@ -18,16 +18,16 @@ typedef struct {
     int dtype, ndim;
     int64_t shape[MS_MAX_DIMS];  // shape of this rank's input, including padding
     bool like_rows;              // the input is laid out like the parameter's rows: padding is not sent
-    ms_tensor *in, *out;
-    size_t cast_at;
+    ms_tensor *in, *out;         // the script's input for the current gather; a view of the gather buffer
+    size_t cast_at;              // byte offset of the input in the unit's cast shard
 } part;
 
 typedef struct extension {
-    int n, *which;  // the extension's parameters
-    int n_parts, n_given;
-    bool made;  // its whole has been built
+    int n, *which;         // the extension's parameters
+    int n_parts, n_given;  // n_given: inputs that the script has passed for the current gather
+    bool made;             // the script has built the whole parameters
     part parts[MAX_PARTS];
-    ms_storage **freed;
+    ms_storage **freed;  // the script's storages that are vacated and refilled with the gather buffer
     int n_freed, cap_freed;
 } extension;
 
@@ -162,8 +162,10 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
         return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' returned %d tensors, expected 1 to %d", name_of(u, x),
                         n, MAX_PARTS);
     if (x->n_parts && n != x->n_parts)
-        return ms__fail(MS_EINVAL, "fsdp_pre_all_gather of '%s' returned %d tensors, but %d at its first gather",
-                        name_of(u, x), n, x->n_parts);
+        return ms__fail(
+            MS_EINVAL,
+            "fsdp_pre_all_gather of '%s' returned %d tensors, but %d at its first gather; both must be equal",
+            name_of(u, x), n, x->n_parts);
     bool first = x->n_parts == 0;
     const unit_param *p = &u->params[x->which[0]];
     for (int k = 0; k < n; k++) {
@@ -310,7 +312,9 @@ static ms_status free_with(unit *u, extension *x, ms_tensor *t)
     ms_storage *s = t->storage;
     if (s == u->memory.gather_buffer) return MS_OK;  // it is vacated with the unit anyway
     if (s == u->memory.shard)
-        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s': a tensor to free is the shard itself", name_of(u, x));
+        return ms__fail(MS_EINVAL,
+                        "fsdp_post_all_gather of '%s': a tensor to free is a view of the shard, which must stay",
+                        name_of(u, x));
     for (int k = 0; k < x->n_freed; k++)
         if (x->freed[k] == s) return MS_OK;
     MS_TRY(ms__grow(&x->freed, &x->cap_freed, x->n_freed, sizeof *x->freed, "fsdp", name_of(u, x)));

@@ -82,7 +82,9 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_IN];
     if (!u) return ms__failure();
     context *c = u->context;
-    if (!c) return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before lazy initialisation", u->name);
+    if (!c)
+        return ms__fail(MS_ESTATE, "fsdp: unit '%s' runs forward before its root was initialised (ms_unit_lazy_init)",
+                        u->name);
 
     ms__run_meets_unit();
     ms__unit_after_errors(u);
@@ -91,7 +93,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
     if (MS_UNLIKELY(u->state.gathered && !u->memory.in_place && ms__unit_idle(u) &&
                     u->state.gathered_from != ms__unit_versions(u)))
         ms__unit_shard(u);
-    // A checkpoint is recomputed during this unit's own backward, so the parameters are whole already.
+    // If a checkpoint is recomputed during this unit's own backward, the parameters are whole already.
     bool recomputing = ms__run_recomputing();
     u->pass.skipped = u->pass.skipped << 1 | (recomputing && u->pass.n_active > 0);
     u->pass.forwards++;
@@ -136,6 +138,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 
 // ---- post-forward ------------------------------------------------------------------------------
 
+// Called when u's forward has ended or failed. If u opened the iteration, ends that.
 static void forward_left(unit *u)
 {
     context *c = u->context;
@@ -155,7 +158,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     // would be stale after the next optimizer step.
     bool leave =
         u->settings.reshard_after_forward == 1 || ((u->settings.by_rule || u->views->whole_for_backward) && !graph);
-    // reshard_after_forward is a group size: the ranks of post_group keep slices for the backward.
+    // If reshard_after_forward is a group size, the ranks of post_group keep slices for the backward.
     bool few = u->settings.reshard_after_forward > 1 && u->settings.post_group;
     if (few && graph) return ms__unit_shard_to_post(u);
     if (few || leave) {

@@ -48,6 +48,7 @@ static ms_status merge(unit_param *p, ms_tensor *part)
     return st;
 }
 
+// Copies p's change to the shard. Fails if the change cannot be kept.
 static ms_status keep(unit_param *p)
 {
     const char *name = p->param->name ? p->param->name : "?";
@@ -101,7 +102,8 @@ void ms__unit_show(unit *u, bool whole)
 
 // ---- gather ------------------------------------------------------------------------------------
 
-// Waits first: a copy from another device may still be writing. (Collectives have been waited for already.)
+// Vacates the gather buffer after waiting for its events: a copy from another device may still be writing. (Collectives
+// have been waited for already.)
 static void vacate_buffer(unit *u)
 {
     while (MS_UNLIKELY(u->memory.gather_buffer->event || u->memory.gather_buffer->readers))
@@ -141,7 +143,7 @@ static bool post_serves(unit *u)
     return u->memory.post != NULL;
 }
 
-// The dtype of the gathered data; bytes if the parameters have several.
+// The dtype of the gathered data; MS_U8 if it has several.
 static int gathered_dtype(const unit *u)
 {
     int dtype = -1;

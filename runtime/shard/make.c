@@ -96,7 +96,7 @@ static void choose_dtypes(unit *u)
 
 // Decides where a unit computes and where its shards are, given that its module is on `device`. Offloaded shards are
 // moved to the CPU when the unit is made, and the unit always computes on the module's first device. A script may move
-// the shards with the module, but shards can only be gathered from the CPU.
+// the shards with the module, but shards can only be gathered from the CPU. made: the unit is being made, not moved.
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
@@ -132,6 +132,7 @@ static ms_status make_storages(unit *u)
     return MS_OK;
 }
 
+// Makes p's local, whole and resting tensors over the unit's storages.
 static void make_views(unit *u, unit_param *p)
 {
     int64_t shape[MS_MAX_DIMS];
@@ -321,11 +322,14 @@ static ms_status check_replacement(const unit *u, const unit_param *p, const ms_
 {
     const char *name = p->param->name ? p->param->name : "?";
     if (!ms__unit_idle(u))
-        return ms__fail(MS_ESTATE,
-                        "fsdp: parameter '%s' was replaced between the forward and the backward of unit '%s'", name,
-                        u->name);
+        return ms__fail(
+            MS_ESTATE,
+            "fsdp: parameter '%s' was replaced between the forward and the backward of unit '%s'; replace it "
+            "before the forward",
+            name, u->name);
     if (t->unit_param)
-        return ms__fail(MS_ESTATE, "fsdp: parameter '%s' was replaced by one that unit '%s' manages", name,
+        return ms__fail(MS_ESTATE,
+                        "fsdp: parameter '%s' was replaced by one that unit '%s' manages, expected a plain one", name,
                         ((unit_param *)t->unit_param)->owner->name);
     bool same =
         t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
@@ -405,7 +409,8 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     if (!u) return ms__failure();
     if (device < 0) device = u->memory.home;
     if (!ms__unit_idle(u))
-        return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases", u->name);
+        return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases; wait for them to end",
+                        u->name);
     if (keep_values && ms__is_meta(u->memory.device) && !ms__is_meta(device))
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);

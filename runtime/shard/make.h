@@ -5,6 +5,7 @@
 
 #include "shard/unit.h"
 
-ms_status ms__unit_replan(unit *u);  // after a change of dtypes or extensions; the unit must be sharded
+// Plans u again and makes its gather buffer and views anew, after a change of dtypes or extensions. u must be sharded.
+ms_status ms__unit_replan(unit *u);
 
 #endif

@@ -10,9 +10,9 @@
 typedef struct reduction {
     unit *owner;
     int n;
-    unit_param **present;
-    int64_t *at;  // the offset of each parameter's part in out
-    ms_tensor *in, *out;
+    unit_param **present;  // the n parameters whose gradients are reduced
+    int64_t *at;           // the offset of each parameter's part in out
+    ms_tensor *in, *out;   // packed gradients, NULL if they are sent in place; this rank's part of the result
     ms_work *work;
     ms_work *scattered;  // the reduce-scatter, if `work` is an all-reduce
     bool partial;        // sharded views: the result is added to owner->gradients.partial
@@ -28,7 +28,7 @@ typedef struct reduction {
 ms_status ms__reduction_new(ms_run *run, unit *u, reduction *reducing, reduction *r);
 ms_status ms__reduction_wait(reduction *r);  // waits until out is complete; releases the input
 void ms__reduction_free(reduction *r);
-void ms__reduction_drop(reduction *r);  // waits for it and frees it without landing
+void ms__reduction_drop(reduction *r);  // waits for the reduction and frees it without landing
 
 // Pushes a task that owns *r on run; `step` exchanges events with the script. On failure the caller still owns *r.
 ms_status ms__reduction_push(ms_run *run, const reduction *r, ms_run_state (*step)(ms_task *, ms_run *, ms_event *));

@@ -55,7 +55,7 @@ ms_id ms_unit_flat(double handle)
     if (!u) return 0;
     ms__unit_keep(u);
     if (u->views->flat && u->n) return u->views->flat(u);
-    ms__fail(MS_EINVAL, "fsdp: unit '%s' has no flat parameter", u->name);
+    ms__fail(MS_EINVAL, "fsdp: unit '%s' has no flat parameter, expected a unit of fsdp.FSDP with parameters", u->name);
     return 0;
 }
 
@@ -171,7 +171,8 @@ ms_id ms_unit_gather_like(ms_id id, ms_id part_id)
     if (!p)
         return ms__no_id(ms__fail(MS_EINVAL, "full_tensor: parameter '%s' is not sharded", t->name ? t->name : "?"));
     if (part->numel != p->local->numel)
-        return ms__no_id(ms__fail(MS_EINVAL, "full_tensor: %s is not laid out like this rank's part of '%s', %s",
+        return ms__no_id(ms__fail(MS_EINVAL,
+                                  "full_tensor: %s given, expected as many elements as this rank's part of '%s', %s",
                                   ms__tensor_text(part), t->name ? t->name : "?", ms__tensor_text(p->local)));
     if (ms__storage_sync(part->storage, false) != MS_OK) return 0;
     return gather_whole(p, part);
@@ -266,7 +267,7 @@ ms_status ms_unit_set(double handle, int what, double value)
         if (!(value > 0)) return ms__fail(MS_EINVAL, "set_gradient_divide_factor: %g is not greater than 0", value);
         u->settings.divide = value;
         break;
-    default: return ms__fail(MS_EINVAL, "fsdp: setting %d does not exist", what);
+    default: return ms__fail(MS_EINVAL, "fsdp: setting is %d, expected MS_UNIT_SYNC to MS_UNIT_CHECKED", what);
     }
     return MS_OK;
 }

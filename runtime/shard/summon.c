@@ -58,7 +58,9 @@ ms_status ms_unit_summon(double handle, int show)
     if (!ms_unit_is_idle(handle))
         return ms__fail(MS_ESTATE, "Cannot manually unshard parameters during forward/backward");
     if (ms__is_meta(u->memory.device))
-        return ms__fail(MS_ESTATE, "summon_full_params: the parameters of unit '%s' are on meta", u->name);
+        return ms__fail(MS_ESTATE,
+                        "summon_full_params: the parameters of unit '%s' are on device meta and have no values",
+                        u->name);
     ms__unit_keep(u);
     for (int j = 0; j < u->n; j++) u->params[j].seen = u->params[j].param->version->count;
     u->state.was_whole = u->state.gathered && !u->memory.casts;

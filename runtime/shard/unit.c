@@ -7,7 +7,7 @@
 // ---- handles ----------------------------------------------------------------------------------
 
 enum { MOST = 0xfffff };
-// Place 0 stays empty: a handle is a generation and a place in one number, and never 0.
+// A handle is a generation and an index of this array, in one number. Index 0 is unused, so no handle is 0.
 static struct {
     unit *unit;
     uint32_t generation;
@@ -18,7 +18,7 @@ unit *ms__unit(double handle)
 {
     int i = handle >= 1 ? (int)((uint64_t)handle & MOST) : 0;
     if (i && i < n_units && units[i].unit && units[i].unit->handle == handle) return units[i].unit;
-    ms__fail(MS_EINVAL, "fsdp: %.0f is not a unit", handle);
+    ms__fail(MS_EINVAL, "fsdp: %.0f is not the handle of a unit", handle);
     return NULL;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// shard/unit.h -- the sharding engine: units and their state.
+// shard/unit.h -- the shard engine: units and their state.
 //
 // A unit consists of the parameters of one wrapped module: one all-gather and one reduce-scatter per use. It has two
 // storages: the *shard* (this rank's part of every parameter, padded to the same size on every rank, always resident)
@@ -84,12 +84,12 @@ typedef struct unit_memory {
     int home;  // device of the shards and of the gradients that land: `device`, or the CPU with offload
     // With offload, the device of forward and backward; -1: the first device of the module other than meta.
     int computes;
-    bool casts;     // a parameter is gathered in a dtype that differs from its stored dtype
+    bool casts;     // a parameter is gathered in a dtype other than its stored one, or has an extension
     bool in_place;  // world of one without casts: the shard is also the gather buffer
     ms_storage *shard, *gather_buffer, *cast;
     size_t shard_bytes, gather_bytes, cast_bytes;
     int64_t piece_elements;  // flat: parameters begin at multiples of this; 0: not planned yet
-    ms_piece *pieces;        // copied from the shard (or its low-precision cast) to the gather buffer
+    ms_piece *pieces;        // what the all-gather copies from the shards (or their casts) to the gather buffer
     int n_pieces;
     struct extension *extensions;  // shard/extend.c
     int n_extensions;
@@ -110,12 +110,13 @@ typedef struct unit_state {
     // Why a script's change of a whole parameter could not be copied to the shard; the next gather fails with it.
     const char *unkept;
     ms_storage *summoned;  // whole parameters in the stored dtype, while summoned, if the gathered dtype differs
-    bool summoning, was_whole, was_concealed;
+    bool summoning;        // between ms_unit_summon and ms_unit_unsummon
+    bool was_whole, was_concealed;  // the state before ms_unit_summon
 } unit_state;
 
 // The uses of the unit: forwards, and backwards between their pre- and post-backward. The schedule changes it.
 typedef struct unit_pass {
-    int forwards;
+    int forwards;  // number of forwards in progress (nested)
     struct {
         int64_t use;
         ms_run *run;
@@ -134,8 +135,8 @@ typedef struct unit_gradients {
     bool partly;         // this backward has run some but not all modules of a pass
     int behind;          // passes that have had no backward yet, not counting the one whose gradients are reduced
     bool accumulated;    // the gradients waiting to be reduced include some of earlier backwards
-    int32_t failures;    // number of errors met when the first of these arrived
-    bool lost;           // such gradients were dropped after an error, and the script has not cleared the others
+    int32_t failures;    // ms_state.dist_failures when the first of these arrived
+    bool lost;           // accumulated gradients were dropped after an error, and the script has not cleared the others
     ms_tensor *partial;  // reduced over the shard group, but not yet all-reduced over `replicate`
     unit_param **partial_of;
     int64_t *partial_at;  // index of each parameter's part in `partial`; -1: cleared by the script

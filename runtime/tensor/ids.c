@@ -362,7 +362,9 @@ double ms_scope_open(const char *name)
     }
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;
     else if (scopes && n_scopes < SCOPES) i = n_scopes++;
-    else return ms__no_id(ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES));
+    else if (scopes)
+        return ms__no_id(ms__fail(MS_ENOMEM, "more than %d scopes are open: is there an infinite recursion?", SCOPES));
+    else return ms__no_id(ms__no_memory(SCOPES * sizeof *scopes, "scope", "%d scopes", SCOPES));
     scope *s = &scopes[i];
     s->parent = (uint32_t)ms__state.scope;
     s->head = 0;

@@ -30,7 +30,8 @@ typedef struct {
     ms_norm_job jobs[MS_CUDA_DEVICES];
 } gradients;
 
-// The sum of |g|^p over one block, or the maximum of |g|. Uses 16 lanes on every instruction set.
+// The sum of |g|^p over one block; for an infinite p, the maximum of |g|. Always adds in 16 lanes, so that the bits do
+// not depend on the instruction set.
 #define NORM_BODY(LOAD)                                                      \
     double lane[16] = { 0 };                                                 \
     int64_t k = 0;                                                           \
@@ -115,6 +116,7 @@ static void scale(void *arg, int64_t first, int64_t last, int64_t block)
     }
 }
 
+// Runs fn over all blocks of the list; a few blocks run on the calling thread.
 static void over_blocks(part_list *list, int64_t blocks, ms_range_fn fn)
 {
     if (blocks <= 2) fn(list, 0, blocks, 0);
@@ -157,8 +159,10 @@ static ms_status collect(gradients *s, int n, const ms_id *leaves)
             ms_group *group = managed->owner->group;
             for (at = 0; at < s->n_groups && s->groups[at] != group;) at++;
             if (at == GROUPS)
-                return ms__fail(MS_EUNSUPPORTED,
-                                "clip_grad_norm_: the parameters belong to more than %d process groups", GROUPS);
+                return ms__fail(
+                    MS_EUNSUPPORTED,
+                    "clip_grad_norm_: the parameters belong to more process groups than the %d that are supported",
+                    GROUPS);
             if (at == s->n_groups) s->groups[s->n_groups++] = group;
             at++;
             if (ms__unit_unreduced(t))

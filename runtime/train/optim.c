@@ -32,7 +32,7 @@ enum {
     KINDS
 };
 _Static_assert((int)KIND_SGD == MS_SGD && (int)KIND_Adam == MS_ADAM && (int)KIND_AdamW == MS_ADAMW,
-               "numbers that C programs use");
+               "the numbers of ms_optim_kind are those of the table");
 
 static const optimizer *const optimizers[] = {
 #define OPTIMIZER(NAME, FORMULA) &ms__optim_##NAME,
@@ -46,7 +46,7 @@ const ms_optim_row *ms_optim_at(int kind) { return optimizer_at(kind) ? &optimiz
 ms_status ms_optim_check(const ms_optim_options *o)
 {
     const optimizer *row = optimizer_at(o->kind);
-    if (!row) return ms__fail(MS_EINVAL, "unknown optimizer kind %d", o->kind);
+    if (!row) return ms__fail(MS_EINVAL, "optimizer kind is %d, expected 0 to %d", o->kind, KINDS - 1);
     return row->check ? row->check(o) : MS_OK;
 }
 
@@ -157,10 +157,10 @@ typedef struct {
     int n_jobs, n_stepped, n_made, n_copies;
     int64_t blocks;
     job *jobs;
-    double **steps;  // pointers to the step counts of the leaves that are stepped, and the leaves
-    ms_tensor **stepped;
-    ms_id *made;         // states that this step made
-    ms_tensor **copies;  // gradients that were copied to be contiguous
+    double **steps;       // the step counts of the leaves that are stepped
+    ms_tensor **stepped;  // these leaves
+    ms_id *made;          // states that this step made
+    ms_tensor **copies;   // gradients that were copied to be contiguous
 } step;
 
 static ms_status step_begin(step *s, int n)
@@ -205,8 +205,9 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
         ms_tensor *t = ms__tensor(state[k]);
         if (!t) return ms__failure();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
-            return ms__fail(MS_EINVAL, "optimizer: state %s does not match the parameter %s", ms__tensor_text(t),
-                            ms__tensor_text(p));
+            return ms__fail(MS_EINVAL,
+                            "optimizer: state %s of parameter %s, expected a contiguous %s of the parameter's size",
+                            ms__tensor_text(t), ms__tensor_text(p), ms__dtype_name(dtype));
         MS_TRY(ms__storage_sync(t->storage, true));
         j->state[k] = ms__data(t);
         t->version->count++;
@@ -219,8 +220,11 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
 {
     bool cast = g->dtype != p->dtype && ms__is_float(g->dtype) && ms__is_float(p->dtype);
     if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p))
-        return ms__fail(MS_EINVAL, "optimizer: gradient %s does not match parameter %d, %s", ms__tensor_text(g), number,
-                        ms__tensor_text(p));
+        return ms__fail(
+            MS_EINVAL,
+            "optimizer: gradient %s of parameter %d, %s: size and device must be equal, and both floating-point "
+            "or of one dtype",
+            ms__tensor_text(g), number, ms__tensor_text(p));
     if (cast)  // a gradient kept in low precision is converted, as arithmetic between both dtypes would do
         MS_TRY(ms__tensor_new(out, p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"));
     else MS_TRY(ms__contiguous(out, g));
@@ -267,7 +271,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// Makes one list of jobs for each sequence of leaves on one device, and runs it.
+// Runs the jobs: one pass for each sequence of leaves that are on one device.
 static ms_status run_jobs(job *jobs, int n)
 {
     for (int k = 0; k < n;) {

@@ -24,7 +24,7 @@
 #include "comm/internal.h"
 #include "base/trace.h"
 
-static int *pidfd;                // indexed by world rank; -1: on another node
+static int *pidfd;                // indexed by world rank; -1: this rank, or on another node
 static const ms_activity **page;  // indexed by world rank; set once mapped
 static bool stopped;
 static pid_t started_as;
@@ -50,7 +50,7 @@ bool ms__rank_dead(int rank)
     return poll(&p, 1, 0) > 0;
 }
 
-// Records that this rank's failure ends the job. Returns false if another rank failed first.
+// Records that the failure of `rank` ends the job. Returns false if another failure was recorded first.
 static bool first_to_fail(int rank)
 {
     int none = 0;
@@ -92,7 +92,7 @@ static bool report_due(void)
     return false;
 }
 
-// The first peer on this node that died before the end of its script; -1 if all have reached it.
+// Waits until a peer on this node dies before the end of its script, and returns it; -1: all scripts have ended.
 static int first_death(void)
 {
     int n = 0;

@@ -205,7 +205,7 @@ static ms_status map_peers(hello *mine, hello *all)
     MS_TRY(ms__storage_new(&probe, MS_CPU, 64, "dist.init"));
     w->mapped = true;
     mine->ok = ms__comm_locate(probe, probe->data, &arena, &at) && arena == 1;
-    snprintf(mine->why, sizeof mine->why, "%s", mine->ok ? "" : "no memfd");
+    snprintf(mine->why, sizeof mine->why, "%s", mine->ok ? "" : "it cannot make memfds");
     ms__storage_release(probe);
     MS_TRY(exchange(mine, all));
     for (int r = 0; r < w->size && mine->ok; r++) {

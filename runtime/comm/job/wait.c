@@ -14,7 +14,7 @@
 
 void ms__wait_begin(ms_waiter *w, ms_coll *c) { *w = (ms_waiter) { .c = c }; }
 
-// Publishes this wait on the board; called only after a millisecond.
+// Publishes this wait on the board; called only after a millisecond of waiting.
 static void post_on_board(ms_waiter *w)
 {
     ms_coll *c = w->c;

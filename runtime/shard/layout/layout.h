@@ -47,6 +47,7 @@ static inline ms_status ms__copy_into(ms_tensor *flat, int64_t offset, ms_tensor
     return st;
 }
 
+// Sets n elements of flat to 0, from element `offset` on.
 static inline ms_status ms__zero_zone(ms_tensor *flat, int64_t offset, int64_t n)
 {
     if (n <= 0) return MS_OK;

@@ -16,7 +16,9 @@ ms_status ms__classic_check(const unit *u, const ms_tensor *t, const ms_tensor *
 {
     const char *p = t->name ? t->name : "?";
     if (t->unit_param) return ms__fail(MS_EINVAL, "Cannot flatten a `FlatParameter`");
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is not a leaf", p, u->name);
+    if (t->node)
+        return ms__fail(MS_EINVAL, "fsdp: parameter '%s' of unit '%s' is the result of an operator, expected a leaf", p,
+                        u->name);
     if (!ms__is_float(t->dtype)) return ms__fail(MS_EINVAL, "Cannot flatten integer dtype tensors");
     if (t->dtype != first->dtype)
         return ms__fail(MS_EINVAL, "Must flatten tensors with uniform dtype but got %s and %s",

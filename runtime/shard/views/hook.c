@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // shard/views/hook.c -- communication hooks that the engine runs itself (docs/semantics.md#comm-hooks): gradients are
-// divided, summed over a group chosen by the script, in low precision or unconverted, and divided again.
+// divided, summed over a group chosen by the script, in a low-precision dtype or their own, and divided again.
 #include "shard/views/hook.h"
 #include "ops/op.h"
 
@@ -28,8 +28,9 @@ static ms_status group_fits(const ms_group *g, int n, const char *what)
     if (ms__group_rank(g) < 0)
         return ms__fail(MS_EINVAL, "communication hook: this rank is not a member of the state's process group");
     if (ms__group_size(g) != n)
-        return ms__fail(MS_EINVAL, "communication hook: the state's process group has %d ranks, %s %d",
-                        ms__group_size(g), what, n);
+        return ms__fail(MS_EINVAL,
+                        "communication hook: the state's process group has %d ranks, expected %d, one per %s",
+                        ms__group_size(g), n, what);
     return MS_OK;
 }
 
@@ -39,11 +40,13 @@ ms_status ms_comm_hook_run(const ms_comm_hook *h, ms_id grad_id, ms_id out_id)
     ms_group *g = ms__group_by_id(h->group);
     if (!grad || !g || (out_id != 0 && !(out = ms__tensor(out_id)))) return ms__failure();
     if (out && (grad->numel != out->numel * ms__group_size(g) || grad->dtype != out->dtype))
-        return ms__fail(MS_EINVAL,
-                        "communication hook: grad is %s, output is %s; sizes don't fit %d ranks, or dtypes differ",
-                        ms__tensor_text(grad), ms__tensor_text(out), ms__group_size(g));
+        return ms__fail(
+            MS_EINVAL,
+            "communication hook: grad must have the dtype and %d times the elements of output; grad is %s, output "
+            "is %s",
+            ms__group_size(g), ms__tensor_text(grad), ms__tensor_text(out));
     if (!ms__is_contiguous(grad) || (out && !ms__is_contiguous(out)))
-        return ms__fail(MS_EINVAL, "communication hook: grad and output must be contiguous");
+        return ms__fail(MS_EINVAL, "communication hook: grad and output must be contiguous; call contiguous() first");
     bool low = h->kind == MS_COMM_LOW && h->low != grad->dtype;
     ms_status st = MS_OK;
     if (low) {
@@ -83,7 +86,7 @@ ms_status ms_unit_set_comm_hook(double handle, const ms_comm_hook *h)
                           sharded        ? u->world
                           : u->replicate ? ms__group_size(u->replicate)
                                          : 1,
-                          sharded ? "the shards" : "the replicas"));
+                          sharded ? "shard" : "replica"));
     }
     u->settings.hook = *h;
     return MS_OK;

@@ -26,13 +26,16 @@ static void stay(unit *u)
 
 // ---- the flat parameter over all pieces ---------------------------------------------------------
 
+// The index of p's first element in a flat gradient like g: over whole parameters if g is unreduced, else over the
+// shard.
 static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
 {
     return g->unreduced ? ms__whole_index(p) : ms__shard_index(p);
 }
 
-// *out: the flat gradient; the pieces' gradients are views of it. If the script has replaced some of these, makes a new
-// flat gradient and makes them views of it. NULL if there is no gradient.
+// *out: the flat gradient, of which the pieces' gradients are views. If the script has replaced some of those, makes a
+// new flat gradient, and all of them views of the new one. NULL if there is no gradient, or if they differ in dtype or
+// in whether they are reduced.
 static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 {
     const ms_tensor *first = NULL;

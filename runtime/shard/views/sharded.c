@@ -17,7 +17,9 @@ static ms_status check(const unit *u, const ms_tensor *t, const ms_tensor *first
     if (t->unit_param)
         return ms__fail(MS_ESTATE, "fsdp: parameter '%s' is already managed by unit '%s'", p,
                         ((unit_param *)t->unit_param)->owner->name);
-    if (t->node) return ms__fail(MS_EINVAL, "fsdp: '%s' of unit '%s' is not a leaf", p, name);
+    if (t->node)
+        return ms__fail(MS_EINVAL, "fsdp: parameter '%s' of unit '%s' is the result of an operator, expected a leaf", p,
+                        name);
     if (t->ndim == 0)
         return ms__fail(
             MS_EINVAL, "fully_shard doesn't support scalar parameters. Change %s to a 1D tensor with numel equal to 1.",
@@ -48,8 +50,11 @@ static ms_status off_home(const unit *u, const char *device)
 static ms_status changed(const unit *u, bool stayed)
 {
     if (stayed) return MS_OK;
-    return ms__fail(MS_ESTATE, "fsdp: the parameters of unit '%s' were changed between its forward and its backward",
-                    u->name);
+    return ms__fail(
+        MS_ESTATE,
+        "fsdp: the parameters of unit '%s' were changed between its forward and its backward; change them before "
+        "the forward or after the backward",
+        u->name);
 }
 
 // ---- landing -----------------------------------------------------------------------------------
@@ -75,15 +80,16 @@ static bool same_present(const unit *u, const reduction *r)
            !memcmp(u->gradients.partial_of, r->present, (size_t)r->n * sizeof *r->present);
 }
 
-// Keeps a block that is reduced but not yet all-reduced, until a backward with all-reduce.
+// Keeps a block that is reduced over the shard group but not over the replicas, until a backward with all-reduce.
 static ms_status keep_partial(reduction *r)
 {
     unit *u = r->owner;
     if (u->gradients.partial && !same_present(u, r))
-        return ms__fail(MS_ESTATE,
-                        "fsdp: unit '%s': %d parameters had gradients in one backward without all-reduce, %d in "
-                        "another; they must be the same ones",
-                        u->name, u->gradients.n_partial, r->n);
+        return ms__fail(
+            MS_ESTATE,
+            "fsdp: unit '%s': backwards without all-reduce must give gradients to the same parameters until one "
+            "with all-reduce; the earlier ones gave them to %d parameters, this one to %d, not all the same",
+            u->name, u->gradients.n_partial, r->n);
     if (u->gradients.partial) {
         MS_TRY(ms__add_to(u->gradients.partial, r->out));
     } else {
@@ -278,10 +284,11 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
 static ms_status add_partial(unit *u, reduction *r)
 {
     if (!same_present(u, r))
-        return ms__fail(MS_ESTATE,
-                        "fsdp: unit '%s': %d parameters had gradients in a backward without all-reduce, %d in this "
-                        "one; they must be the same ones",
-                        u->name, u->gradients.n_partial, r->n);
+        return ms__fail(
+            MS_ESTATE,
+            "fsdp: unit '%s': a backward with all-reduce must give gradients to the same parameters as the "
+            "backwards without it that precede it; those gave them to %d parameters, this one to %d, not all the same",
+            u->name, u->gradients.n_partial, r->n);
     MS_TRY(ms_work_wait(r->work));
     MS_TRY(ms__add_to(r->out, u->gradients.partial));
     drop_partial(u);
