@@ -395,7 +395,7 @@ static ms_status check_entries(const parser *p, ms_st_header *h, uint64_t data_b
     for (int k = 0; k < h->n && !st; k++) {
         ms_st_entry *e = order[k];
         if (!ms__st_bytes(e, &bytes))
-            st = invalid(p, "tensor '%s': its shape %s needs 2^63 bytes or more", e->name,
+            st = invalid(p, "tensor '%s': its shape %s is too large: it needs 2^63 bytes or more", e->name,
                          ms__shape_text(e->ndim, e->shape));
         else if (e->begin > e->end || e->end > data_bytes)
             st = invalid(p, "tensor '%s': bytes %llu to %llu are outside of the %llu bytes of data", e->name,

@@ -343,7 +343,7 @@ describe("safetensors files", function()
     { "an overlap", file(
     '{"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', 3),
       "begins at byte 1" },
-    { "a tail", file("{" .. one .. "}", 5), "end at byte 4 of 5" },
+    { "a tail", file("{" .. one .. "}", 5), "end at byte 4, but the data ends at 5" },
     { "no closing brace", file("{" .. one, 4), "expected ',' or '}'" },
     { "a list as header", file "[]", "expected '{' first" },
     { "a dtype that is no string", file('{"x":{"dtype":4,"shape":[1],"data_offsets":[0,4]}}', 4), "expected a string" },
