@@ -57,6 +57,19 @@ for world = 1, 4 do
       assert.truthy(ask(p, "help()"):find("ms is the library", 1, true))
     end)
 
+    if world == 2 then
+      it("describes sharded tensors by rank", function()
+        ask(p, "m = ms.nn.Linear(4, 6); ms.fsdp.fully_shard(m)")
+        local text = ask(p, "? m.weight")
+        for r = 0, 1 do
+          assert.truthy(text:find(("rank %d: Parameter float32 [6, 4] cpu, requires_grad, rows %d-%d of 6"):format(r, 3 * r + 1,
+            3 * r + 3), 1, true), text)
+        end
+        assert.matches("placement: Shard%(1%) over 2 ranks, 12 of 24 elements here; 48 bytes", text)
+        assert.matches("Every line runs on all ranks; @2 line", ask(p, "?"))
+      end)
+    end
+
     it("prints an error that all ranks have once, and goes on", function()
       process.within(1, function()                      -- a rank that is slow to start is interrupted instead
         local text = ask(p, "nothing.x")

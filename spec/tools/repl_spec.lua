@@ -168,6 +168,46 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.matches("did you mean 'narrow'", ask(p, "? narow"))
     end)
 
+    it("searches names and texts, and lists modules and methods", function()
+      local text = ask(p, "? *soft*")
+      local names, texts = text:match "^names:\n(.*)\ntexts:\n(.*)$"
+      assert.truthy(names:find("ms.nn.F.softmax ", 1, true) and names:find("t:log_softmax ", 1, true), text)
+      assert.truthy(texts:find("ms.nn.F.cross_entropy ", 1, true), text)     -- its text says softmax
+      assert.is_nil(names:find("cross_entropy", 1, true))
+      assert.matches("^names:\n  ms.nn.F.relu +max", ask(p, "? nn.F.rel*"))
+      assert.are.equal("no name and no text matches '*qqq*'", ask(p, "? *qqq*"))
+      assert.matches("\n  ms.optim.lr_scheduler.%S+ +%S", ask(p, "? optim"))
+      text = ask(p, "? nn.Module")
+      assert.matches("\nmethods:\n.*\n  named_parameters%(.-%) +%S", text)
+      text = ask(p, "? nn.Linear")
+      assert.matches("\nmethods:\n.*\n  reset_parameters%(%) +Initialises", text)
+      assert.matches("\nmethods of Module:\n.* named_parameters ", text)
+      assert.matches("\nmethods %(%? name explains one%):\n.* softmax ", ask(p, "? Tensor"))
+    end)
+
+    it("describes a tensor, with a histogram of its values", function()
+      ask(p, "t = ms.arange(100):float()")
+      assert.are.equal("Tensor float32 [100] cpu\n  placement: whole on this rank; 400 bytes\n"
+        .. "  min 0, max 99, mean 49.5, deviation 28.87, zeros 1",
+        ask(p, "? t"):match "^[^\n]*\n[^\n]*\n[^\n]*")
+      local bins = 0
+      for count in ask(p, "? t"):gmatch " to [^\n]- (%d+)%f[\n%z]" do
+        assert.are.equal("10", count)
+        bins = bins + 1
+      end
+      assert.are.equal(10, bins)
+      ask(p, "t = ms.tensor{1, 0/0, 1/0, -1/0, 3}")
+      assert.matches("\n  not finite: 1 nan, 2 infinite\n  min 1, max 3, mean 2, deviation 1, zeros 0\n", ask(p, "? t"))
+      ask(p, "t = ms.zeros(3):eq(0); u = ms.full({2}, 7); v = ms.empty(0); w = ms.ones(2, { device = 'meta' })")
+      assert.matches("\n  true 3, false 0$", ask(p, "? t"))
+      assert.matches("\n  all 7$", ask(p, "? u"))
+      assert.are.equal("Tensor float32 [0] cpu\n  placement: whole on this rank; 0 bytes", ask(p, "? v"))
+      assert.matches("^Tensor float32 %[2%] meta\n", ask(p, "? w"))
+      ask(p, "w:release()")
+      assert.matches("^Tensor %(released%)", ask(p, "? w"))
+      assert.are.equal("true", ask(p, "ms.is_grad_enabled()"))
+    end)
+
     if not name:find "without" then it("completes names, fields and files", function()
       assert.are.equal("true", ask(p, "ms.is_ten\t(ms.tensor{1})"))
       ask(p, "t = ms.tensor{1, 2, 3}")

@@ -2,8 +2,10 @@
 --- What `? name` and help(name) print at the prompt.
 local annotations = require "moonshard.tools.annotations"
 local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
+local search = require "moonshard.tools.prompt.search"
 local show = require("moonshard.tools.prompt.show").show
 
 -- Copies of globals that a session may overwrite.
@@ -52,8 +54,11 @@ function M.help(name)
   name = name:match "^%s*(.-)%s*$":gsub("%(.*%)$", "")
   if name == "" then
     return "ms is the library: ms.randn(2, 3), ms.nn.Linear(3, 4). An expression prints its value; Ctrl-C interrupts; Ctrl-D or exit leaves.\n"
-      .. "? name, or help(name), explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names."
+      .. "? name, or help(name), explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names.\n"
+      .. "? *pool* searches names and texts; ? nn lists a module, ? nn.Module a class's methods; ? t describes a tensor and its values."
+      .. (engine.state.dist_failures >= 0 and "\nEvery line runs on all ranks; @2 line runs it on rank 2 alone, without collectives." or "")
   end
+  if name:find("*", 1, true) then return search.find(name) end
   local value = lookup((name:gsub(":", ".")))
   local long
   if type(value) == "function" then
@@ -62,8 +67,13 @@ function M.help(name)
     long = a and annotations.page(a)
     if a and a.source ~= "" then return long end
   elseif class.is_class(value) then
-    local a = annotations.of_class(value)
-    if a then return annotations.page(a) end
+    local a, methods = annotations.of_class(value), search.methods(value)
+    if a then return annotations.page(a) .. (methods ~= "" and "\n" .. methods or "") end
+  elseif tensor.is_tensor(value) then
+    return require("moonshard.tools.prompt.describe").tensor(value)           -- loads the sharded front end
+  elseif type(value) == "table" then
+    local list = search.module(value)
+    if list then return list end
   end
   local names = {}
   local text = described(name:match "[^.:]*$", names) or long
