@@ -63,6 +63,7 @@ typedef struct {
     // Number of failures of collectives that this rank has met: published errors; calls that did not match the peers'
     // calls; calls that failed the argument checks of a member. -1 before dist.init.
     int32_t dist_failures;
+    int32_t memory_waiting;  // number of allocations that wait for ms_memory_site
 } ms_state;
 
 MS_API int ms_version(void);               // version of this interface: MS_VERSION at the time the library was built
@@ -93,14 +94,42 @@ MS_API int ms_dtype_size(int dtype);          // in bytes
 
 // ---- memory -----------------------------------------------------------------------------------
 
+// What memory holds. MS_MEMORY_GATHERED: whole parameters of sharded units. MS_MEMORY_OTHER: all else, such as
+// activations, buffers and temporary results.
+typedef enum {
+    MS_MEMORY_OTHER,
+    MS_MEMORY_PARAMETERS,
+    MS_MEMORY_GRADIENTS,
+    MS_MEMORY_OPTIMIZER,
+    MS_MEMORY_GATHERED,
+    MS_MEMORY_KINDS
+} ms_memory_kind;
+
 typedef struct {
     double allocated, peak_allocated, reserved, peak_reserved, live_tensors;
+    double parameters, gradients, optimizer, gathered;  // parts of `allocated`
 } ms_memory;
 
 // allocated: exact sum of the bytes that tensors requested; reserved: bytes taken from the system or driver, including
 // free blocks; live_tensors: number of tensors alive in the engine.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
 MS_API void ms_reset_peak_memory(int device);   // sets both peaks to the current values
+// The memory history. on: records each allocation; 0: records no further ones, and still notes the end of those that it
+// has recorded.
+MS_API void ms_memory_history(int on);
+// Attributes the allocations since the last call to a place in the script, a number that the script chooses.
+MS_API void ms_memory_site(double site);
+// Live memory of one place, purpose, kind and device, and its part of the device's peak, in bytes and blocks.
+typedef struct {
+    const char *what;  // an operator's name, or the purpose
+    double site, bytes, peak_bytes;
+    int32_t blocks, peak_blocks, kind, device;  // kind: an ms_memory_kind
+    uint32_t epoch;                             // used by the engine
+} ms_memory_record;
+// What is in use on a device now, what was at the peak since the history began or ms_reset_peak_memory was called (its
+// other fields are 0), and the first `room` records of the device. Returns their number. The pointers may be NULL.
+MS_API double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory_record *out, double room);
+MS_API const char *ms_memory_kind_name(int kind);  // "parameters" ...
 MS_API void ms_empty_cache(void);               // returns unused reserved memory to the system
 MS_API void ms_set_memory_limit(double bytes);  // allocations beyond it fail with MS_ENOMEM; 0: no limit
 MS_API void ms_set_gc_limit(double bytes);      // soft limit on unscoped bytes allocated between garbage collections

@@ -158,7 +158,10 @@ ms_leaf *ms__leaf_of(ms_tensor *t)
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *old = l->grad;
-    if (g) ms__own(g);
+    if (g) {
+        ms__own(g);
+        if (g->storage->kind == MS_MEMORY_OTHER) ms__storage_hold(g->storage, MS_MEMORY_GRADIENTS);
+    }
     l->grad = g;
     if (!old) return;
     ms__disown(old);

@@ -13,12 +13,15 @@ enum {
 
 typedef struct {
     size_t allocated, peak, reserved, peak_reserved;
+    size_t kinds[MS_MEMORY_KINDS];  // of MS_MEMORY_OTHER: 0; it is the rest of `allocated`
 } ms_usage;
 
-static inline void ms__add_allocated(ms_usage *u, size_t bytes)
+static inline void ms__kinds_out(const size_t *kinds, ms_memory *out)
 {
-    u->allocated += bytes;
-    if (u->allocated > u->peak) u->peak = u->allocated;
+    out->parameters = (double)kinds[MS_MEMORY_PARAMETERS];
+    out->gradients = (double)kinds[MS_MEMORY_GRADIENTS];
+    out->optimizer = (double)kinds[MS_MEMORY_OPTIMIZER];
+    out->gathered = (double)kinds[MS_MEMORY_GATHERED];
 }
 
 static inline void ms__add_reserved(ms_usage *u, size_t bytes)

@@ -6,6 +6,7 @@
 // for lasting blocks have the smallest size, because no other blocks use their free ranges.
 #include "device/gpu_pool.h"
 #include "device/device.h"
+#include "device/history.h"
 #include "device/lend.h"
 #include "device/slab.h"
 
@@ -142,7 +143,7 @@ void ms__gpu_free(ms_block *b)
         return;
     }
     if (t->mark) t->mark(index, b->data, 0, b->size);
-    g->use.allocated -= b->bytes;
+    ms__drop_allocated(&g->use, b);
     if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
     else ms__push(&g->free[ms__class_of(b->size, &size)], b);
 }
@@ -184,7 +185,7 @@ ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *wh
     b->device = device;
     b->next = NULL;
     if (t->mark) t->mark(index, b->data, bytes, b->size);
-    ms__add_allocated(&g->use, bytes);
+    ms__add_allocated(&g->use, b, what);
     *out = b;
     return MS_OK;
 }

@@ -20,6 +20,7 @@
 #include "base/launcher.h"
 #include "device/device.h"
 #include "device/gpu_pool.h"
+#include "device/history.h"
 #include "base/trace.h"
 #include "base/watched.h"
 
@@ -296,7 +297,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     b->bytes = bytes;
     b->device = device;
     MS_UNPOISON(b->data, bytes);
-    ms__add_allocated(&pool.use, bytes);
+    ms__add_allocated(&pool.use, b, what);
     *out = b;
     return MS_OK;
 }
@@ -310,11 +311,21 @@ void ms__free(ms_block *b)
         else ms__header_drop(b);
         return;
     }
-    pool.use.allocated -= b->bytes;
+    ms__drop_allocated(&pool.use, b);
     MS_POISON(b->data, b->size);
     size_t size;
     int c = ms__class_of(b->size, &size);
     ms__push(&s->free[c], b);
+}
+
+void ms__set_kind(ms_block *b, ms_memory_kind kind)
+{
+    ms_usage *u = b->size ? usage_of(b->device) : NULL;
+    if (!u || kind == ms__kind_of(b)) return;
+    if (b->tag > 15) ms__history_kind(b, kind);
+    if (ms__kind_of(b)) u->kinds[ms__kind_of(b)] -= b->bytes;
+    if (kind) u->kinds[kind] += b->bytes;
+    b->tag = (b->tag & ~15u) | kind;
 }
 
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes)
@@ -350,6 +361,7 @@ void ms__pool_stats(int device, ms_memory *out)
     out->peak_allocated = (double)u->peak;
     out->reserved = (double)u->reserved;
     out->peak_reserved = (double)u->peak_reserved;
+    ms__kinds_out(u->kinds, out);
 }
 
 static double allocated_everywhere(void)
@@ -374,6 +386,22 @@ void ms_reset_peak_memory(int device)
     if (!u) return;
     u->peak = u->allocated;
     u->peak_reserved = u->reserved;
+    ms__history_restart(device, u);
+}
+
+void ms_memory_history(int on)
+{
+    for (int k = -1; k < MS_CUDA_DEVICES && on && !ms__history_on; k++) {
+        int device = k < 0 ? MS_CPU : MS_CUDA | k << 8;
+        ms__history_restart(device, usage_of(device));
+    }
+    ms__history_on = on != 0;
+}
+
+double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory_record *out, double room)
+{
+    if (now) ms__pool_stats(device, now);
+    return usage_of(device) ? ms__history_read(device, peak, out, room) : 0;
 }
 
 void ms_empty_cache(void)

@@ -3,7 +3,8 @@
 // size class, or, large ones of a GPU, merged with their neighbours (slab.h). If there are peers on the node, CPU
 // segments are memfds, so that peers can map them and read any tensor in place.
 //
-// The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks.
+// The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks, `kinds` their sums by what
+// the blocks hold.
 #ifndef MS_POOL_H
 #define MS_POOL_H
 
@@ -25,6 +26,7 @@ typedef struct ms_block {
     size_t bytes;  // the requested size
     size_t size;   // the size of the class, or of a GPU's range; 0: not from a pool
     int device;
+    uint32_t tag;           // the kind in the low 4 bits, above it the record of history.c; 0: neither
     ms_segment *segment;    // NULL for foreign memory and for GPU memory
     struct ms_block *next;  // free list
 } ms_block;
@@ -32,6 +34,8 @@ typedef struct ms_block {
 // On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
 void ms__free(ms_block *b);
+static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }
+void ms__set_kind(ms_block *b, ms_memory_kind kind);  // says what b holds; blocks begin as MS_MEMORY_OTHER
 
 // Finds what peers need to map b: the segment's descriptor in this process, and b's offset. False if peers cannot map
 // it.

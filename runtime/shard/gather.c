@@ -212,6 +212,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     }
     if (st == MS_OK && u->memory.casts && !post) {
         st = ms__storage_new(&u->memory.cast, u->memory.home, u->memory.cast_bytes, "fsdp: low-precision shard");
+        if (st == MS_OK) ms__storage_hold(u->memory.cast, MS_MEMORY_GATHERED);
         if (st == MS_OK) st = cast_shard(u, u->memory.cast);
         if (st == MS_OK && u->memory.n_extensions) st = ms__extensions_pack(u);
         from = u->memory.cast;
@@ -326,6 +327,7 @@ ms_status ms__unit_shard_to_post(unit *u)
     if (n > u->memory.post_bytes) n = u->memory.post_bytes;
     ms_storage *post;
     MS_TRY(ms__storage_new(&post, u->memory.device, u->memory.post_bytes, "fsdp: slice of the gathered parameters"));
+    ms__storage_hold(post, MS_MEMORY_GATHERED);
     if (n > 0) {
         int64_t count = (int64_t)n;
         ms_tensor *from = ms__tensor_on(u->memory.gather_buffer, MS_U8, 1, &count, (int64_t)begin),

@@ -79,6 +79,7 @@ static ms_status make_buffer(unit *u, ms_storage *shard, ms_storage **out)
     ms__storage_vacate(*out);
     (*out)->bytes = u->memory.gather_bytes;
     (*out)->owner = owner_text(u);
+    ms__storage_hold(*out, MS_MEMORY_GATHERED);
     return MS_OK;
 }
 
@@ -126,6 +127,7 @@ static ms_status make_storages(unit *u)
         ms__storage_release(shard);
         return st;
     }
+    ms__storage_hold(shard, MS_MEMORY_PARAMETERS);
     u->memory.shard = shard;
     u->memory.gather_buffer = buffer;
     if (u->views->place) u->views->place(u);

@@ -209,6 +209,7 @@ ms_status ms_set_data(ms_id id, ms_id src)
         return ms__fail(MS_ESTATE, "set_data: parameter '%s' belongs to a sharded unit; its data cannot be replaced",
                         t->name ? t->name : "?");
     ms__tensor_point(t, s);
+    if (t->is_param) ms__storage_hold(t->storage, MS_MEMORY_PARAMETERS);
     t->version->count++;
     return MS_OK;
 }
@@ -237,6 +238,7 @@ ms_id ms_param_new(ms_id id, int requires_grad)
     ms_tensor *p = ms__tensor_alias(t);
     p->is_view = false;
     p->is_param = true;
+    ms__storage_hold(p->storage, MS_MEMORY_PARAMETERS);
     p->requires_grad = requires_grad != 0;
     return ms__name_unscoped(p);
 }

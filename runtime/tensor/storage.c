@@ -75,9 +75,17 @@ ms_status ms__storage_refill(ms_storage *s, const char *what)
     if (!ms__is_meta(s->device)) {
         MS_TRY(ms__alloc(&s->block, s->device, s->bytes, what));
         s->data = s->block->data;
+        if (s->kind) ms__set_kind(s->block, s->kind);
     }
     s->vacated = false;
     return MS_OK;
+}
+
+void ms__storage_hold(ms_storage *s, ms_memory_kind kind)
+{
+    if (s->kind == kind) return;
+    s->kind = (uint8_t)kind;
+    if (s->block) ms__set_kind(s->block, kind);
 }
 
 static ms_status wait_for(ms_pending **event)

@@ -209,6 +209,7 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
                             "optimizer: state %s of parameter %s, expected a contiguous %s of the parameter's size",
                             ms__tensor_text(t), ms__tensor_text(p), ms__dtype_name(dtype));
         MS_TRY(ms__storage_sync(t->storage, true));
+        ms__storage_hold(t->storage, MS_MEMORY_OPTIMIZER);
         j->state[k] = ms__data(t);
         t->version->count++;
     }

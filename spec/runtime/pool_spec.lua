@@ -48,6 +48,34 @@ describe("the allocator", function()
     ms.scope(function() assert.are.equal(0, ms.zeros(3000000):sum():item()) end)
   end)
 
+  it("counts bytes by what they hold, on every device", function()
+    local kinds = { "parameters", "gradients", "optimizer", "gathered" }
+    for _, device in ipairs(ms.cuda.is_available() and { "cpu", "cuda" } or { "cpu" }) do
+      collected()
+      local before = ms.memory_stats(device)
+      local function now()
+        local stats, out = ms.memory_stats(device), {}
+        for k, kind in ipairs(kinds) do out[k] = stats[kind] - before[kind] end
+        return out
+      end
+      local layer = ms.nn.Linear(10, 20):to(device)
+      local optimizer = ms.optim.AdamW(layer:parameters())
+      assert.are.same({ 880, 0, 0, 0 }, now())
+      ms.scope(function() layer(ms.ones(3, 10, { device = device })):sum():backward() end)
+      assert.are.same({ 880, 880, 0, 0 }, now())
+      optimizer:step()
+      assert.are.same({ 880, 880, 1760, 0 }, now())
+      optimizer:zero_grad()
+      assert.are.same({ 880, 0, 1760, 0 }, now())
+      layer:to "float64"
+      collected()
+      assert.are.same({ 1760, 0, 1760, 0 }, now())
+      layer, optimizer = nil, nil                       -- luacheck: ignore 311
+      collected()
+      assert.are.same({ 0, 0, 0, 0 }, now())
+    end
+  end)
+
   it("keeps the peak until it is reset", function()
     collected()
     ms.reset_peak_memory_stats("cpu")

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// device/history.h -- which allocations are live and which were at the peak, by the place in the script.
+#ifndef MS_HISTORY_H
+#define MS_HISTORY_H
+
+#include "device/classes.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern bool ms__history_on;
+
+// Called by the allocators: for a new block while the history is on (after the ledger has counted it), for a block with
+// a record before it is freed, and before a block with a record changes its kind.
+void ms__history_add(ms_block *b, const ms_usage *u, const char *what);
+void ms__history_drop(const ms_block *b);
+void ms__history_kind(ms_block *b, ms_memory_kind kind);
+
+void ms__history_restart(int device, const ms_usage *u);  // what is in use now becomes the peak
+double ms__history_read(int device, ms_memory *peak, ms_memory_record *out, double room);  // see ms_memory_snapshot
+
+static inline void ms__add_allocated(ms_usage *u, ms_block *b, const char *what)
+{
+    u->allocated += b->bytes;
+    if (u->allocated > u->peak) u->peak = u->allocated;
+    if (MS_UNLIKELY(ms__history_on)) ms__history_add(b, u, what);
+}
+
+// Called for a block that is being freed.
+static inline void ms__drop_allocated(ms_usage *u, ms_block *b)
+{
+    u->allocated -= b->bytes;
+    if (MS_LIKELY(b->tag == 0)) return;
+    if (b->tag > 15) ms__history_drop(b);
+    if (ms__kind_of(b)) u->kinds[ms__kind_of(b)] -= b->bytes;
+    b->tag = 0;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
