@@ -697,7 +697,12 @@ MS_API void ms_dist_set_timeout(double seconds);  // longest time to wait for a 
 MS_API void ms_dist_set_step(double step);        // the step of ms.steps; -1: none; compared between ranks
 MS_API void ms_dist_set_debug_level(int level);   // 0 off, 1 info, 2 detail
 MS_API int ms_dist_debug_level(void);             // 0 off, 1 info, 2 detail
-MS_API double ms_dist_errors(void);               // number of published errors that this rank has met
+// Between nodes: the first rank of each node exchanges time stamps with rank 0; once every rank has returned,
+// ms_dist_take_clock makes this rank's traces use the result. To be called on all ranks. On one node all ranks have one
+// clock, and both do nothing.
+MS_API ms_status ms_dist_measure_clock(void);
+MS_API void ms_dist_take_clock(void);
+MS_API double ms_dist_errors(void);  // number of published errors that this rank has met
 // Publishes an error after which the script continues: peers that wait for the failed work raise text. since:
 // ms_dist_errors when the work began.
 MS_API void ms_dist_publish_error(const char *text, double since);
@@ -875,14 +880,33 @@ typedef struct {
     double start, duration;     // in seconds of the monotonic clock (ms_time)
     // allocated: bytes on all devices at the end; memory: their change since the start; 0 for ranges on queues.
     double allocated, memory;
-    int32_t kind, lane;  // lane: 0: the script's thread; 1 and up: the queues
+    int16_t kind, lane;  // lane: 0: the script's thread; 1 and up: the queues
+    int32_t collective;  // place in the trace's `collectives`, from 1; 0: none
 } ms_range;
+
+// A collective that succeeded, beside its range. Between nodes times are compared by clocks that were measured when the
+// job began (ms_dist_measure_clock).
+typedef struct {
+    double group, number;       // the same on every member
+    double bytes;               // size of the larger of input and output
+    const char *unit;           // its unit; "": none
+    int32_t members, last;      // last: the rank of the world that arrived last; -1: not every member was recording
+    double last_after, waited;  // by how many seconds it arrived after the one before it, and after the first
+} ms_collective_range;
+
+// Bytes on all devices at one time, by kind.
+typedef struct {
+    double time, bytes[5];  // indexed by ms_memory_kind
+} ms_memory_sample;
 
 // Recorded ranges in the order in which they ended: on each lane, inner ranges come before outer ones.
 typedef struct {
     ms_range *ranges;
     double n, dropped;    // dropped: number of ranges that did not fit
     double begun, ended;  // in seconds
+    ms_collective_range *collectives;
+    ms_memory_sample *samples;  // one for each range at whose end the bytes had changed
+    double n_collectives, n_samples;
 } ms_trace;
 
 // Optional content: shapes of operators' inputs, calls of modules.
@@ -893,9 +917,13 @@ MS_API ms_trace *ms_trace_start(double room, int what);
 MS_API void ms_trace_stop(ms_trace *t);  // to be called before the ranges are read
 MS_API void ms_trace_free(ms_trace *t);
 MS_API int ms_trace_wanted(void);  // the optional content that at least one active trace wants
-MS_API ms_status ms_trace_save(const ms_trace *t, const char *path, int rank);  // in Chrome's trace format
-// When the process ends: stops, saves and frees the trace, and prints a line about it to stderr.
-MS_API void ms_trace_save_at_exit(ms_trace *t, const char *path, int rank);
+// Writes the trace as one process of a file in Chrome's trace format. If the file has the same `key`, adds the process
+// to it, so that ranks that pass the same key and path, in any order, make one file; otherwise replaces it. key:
+// letters and digits; "": always replaces.
+MS_API ms_status ms_trace_save(const ms_trace *t, const char *path, int rank, const char *key);
+// When the process ends: stops, saves and frees the trace, and prints a line about it to stderr. A rank that has joined
+// a job adds its process to the file `path` of the job; another one writes `own`.
+MS_API void ms_trace_save_at_exit(ms_trace *t, const char *path, const char *own, int rank);
 // A range of the script: ms_range_open returns the start time (0: nothing is recorded) and sets the bytes allocated;
 // pass both to ms_range_close, which copies the texts.
 MS_API double ms_range_open(double *allocated);

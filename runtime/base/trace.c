@@ -8,11 +8,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/trace.h"
 #include "base/utf8.h"
@@ -20,6 +23,8 @@
 typedef struct recording {
     ms_trace trace;  // first member: the public part
     int64_t room, n, dropped;
+    int n_collectives, cap_collectives, n_samples, cap_samples;
+    double sampled;  // bytes in the latest sample
     int64_t begun;
     int what;
     bool active;
@@ -90,17 +95,43 @@ const char *ms__trace_text(const char *fmt, ...)
 // ---- ranges -----------------------------------------------------------------------------------
 
 // Only the engine thread allocates, so only its ranges report memory; other threads report 0.
-static double no_memory(void) { return 0; }
-double (*ms__trace_memory)(void) = no_memory;
-static double allocated(void) { return lane == 0 ? ms__trace_memory() : 0; }
+static double no_memory(double *kinds)
+{
+    (void)kinds;
+    return 0;
+}
+double (*ms__trace_memory)(double *kinds) = no_memory;
+static double allocated(void) { return lane == 0 ? ms__trace_memory(NULL) : 0; }
 
 void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, const char *detail)
 {
     r->kind = kind;
     r->name = name;
     r->detail = detail;
+    r->collective = NULL;
     r->allocated = allocated();
     r->from = ms__now_ns();
+}
+
+// If there is no memory, the range has no collective.
+static int32_t keep_collective(recording *r, const ms_collective_range *c)
+{
+    if (!c || ms__grow(&r->trace.collectives, &r->cap_collectives, r->n_collectives, sizeof *c, "profiler",
+                       "collectives") != MS_OK)
+        return 0;
+    r->trace.collectives[r->n_collectives] = *c;
+    r->trace.collectives[r->n_collectives].unit = keep(c->unit);
+    return ++r->n_collectives;
+}
+
+static void sample(recording *r, int64_t now, double bytes)
+{
+    if (bytes == r->sampled || ms__grow(&r->trace.samples, &r->cap_samples, r->n_samples, sizeof *r->trace.samples,
+                                        "profiler", "samples") != MS_OK)
+        return;
+    ms_memory_sample *s = &r->trace.samples[r->n_samples++];
+    s->time = (double)now * 1e-9;
+    r->sampled = ms__trace_memory(s->bytes);
 }
 
 static void record(const ms_open_range *o, bool copy_name)
@@ -114,6 +145,7 @@ static void record(const ms_open_range *o, bool copy_name)
             continue;
         }
         double after = allocated();
+        if (lane == 0) sample(r, end, after);
         bool detailed = o->kind != MS_RANGE_OP || r->what & MS_TRACE_SHAPES;
         r->trace.ranges[r->n++] = (ms_range) { .name = copy_name ? keep(o->name) : o->name,
                                                .detail = detailed ? keep(o->detail) : "",
@@ -121,8 +153,9 @@ static void record(const ms_open_range *o, bool copy_name)
                                                .duration = (double)(end - o->from) * 1e-9,
                                                .allocated = after,
                                                .memory = after - o->allocated,
-                                               .kind = o->kind,
-                                               .lane = lane };
+                                               .kind = (int16_t)o->kind,
+                                               .lane = (int16_t)lane,
+                                               .collective = keep_collective(r, o->collective) };
     }
     pthread_mutex_unlock(&lock);
 }
@@ -147,7 +180,7 @@ double ms_range_open(double *before)
 
 void ms_range_close(double from, double before, int kind, const char *name, const char *detail)
 {
-    if (from != 0) record(&(ms_open_range) { (int64_t)from, before, name, detail, (ms_range_kind)kind }, true);
+    if (from != 0) record(&(ms_open_range) { (int64_t)from, before, name, detail, (ms_range_kind)kind, NULL }, true);
 }
 
 // ---- recordings -------------------------------------------------------------------------------
@@ -165,6 +198,7 @@ ms_trace *ms_trace_start(double room, int what)
     }
     r->room = (int64_t)room;
     r->what = what;
+    r->sampled = -1;
     r->active = true;
     pthread_mutex_lock(&lock);
     r->begun = ms__now_ns();
@@ -195,6 +229,8 @@ void ms_trace_stop(ms_trace *t)
     if (fitting) r->trace.ranges = fitting;
     r->trace.n = (double)r->n;
     r->trace.dropped = (double)r->dropped;
+    r->trace.n_collectives = r->n_collectives;
+    r->trace.n_samples = r->n_samples;
     r->trace.begun = (double)r->begun * 1e-9;
     r->trace.ended = (double)ms__now_ns() * 1e-9;
 }
@@ -207,7 +243,22 @@ void ms_trace_free(ms_trace *t)
     if (--n_recordings == 0) drop_texts();
     pthread_mutex_unlock(&lock);
     free(t->ranges);
+    free(t->collectives);
+    free(t->samples);
     free(t);
+}
+
+// ---- the job's clock ---------------------------------------------------------------------------
+
+ms_job_clock ms__job_clock;
+char ms__trace_key[24];
+
+int64_t ms__job_time(int64_t ns)
+{
+    const ms_job_clock *c = &ms__job_clock;
+    int64_t span = c->n == 2 ? c->at[1] - c->at[0] : 0;
+    double drift = span > 0 ? (double)(c->ahead[1] - c->ahead[0]) / (double)span : 0;
+    return c->n ? ns + c->ahead[0] + (int64_t)(drift * (double)(ns - c->at[0])) : ns;
 }
 
 // ---- Chrome's trace format ---------------------------------------------------------------------
@@ -244,47 +295,134 @@ const char *ms_range_category(int kind)
 }
 const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[k] : "?"; }
 
-ms_status ms_trace_save(const ms_trace *t, const char *path, int rank)
+static double micro(double seconds) { return (double)ms__job_time((int64_t)llround(seconds * 1e9)) * 1e-3; }
+
+// The same number on every member of the collective.
+static uint64_t flow_of(const ms_collective_range *c)
 {
-    // Without O_NONBLOCK, opening a pipe without a reader would block; with it, that is an error.
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
-    if (fd >= 0) fcntl(fd, F_SETFL, O_WRONLY);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
-    if (!f && fd >= 0) close(fd);
-    if (!f) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
+    double key[2] = { c->group, c->number };
+    return ms__hash_bytes(MS_HASH_START, key, sizeof key) >> 12;  // JSON's integers are exact to 2^53
+}
+
+static void put_arguments(FILE *f, const ms_range *r, const ms_collective_range *c)
+{
+    fputs(",\"args\":{", f);
+    if (*r->detail) {
+        fputs("\"detail\":", f);
+        put_string(f, r->detail);
+    }
+    if (c) {
+        fprintf(f, "%s\"op\":\"%s\",\"bytes\":%.0f,\"group\":%.0f,\"number\":%.0f,\"ranks\":%d", *r->detail ? "," : "",
+                r->name, c->bytes, c->group, c->number, c->members);
+        if (*c->unit) {
+            fputs(",\"unit\":", f);
+            put_string(f, c->unit);
+        }
+        if (c->last >= 0)
+            fprintf(f, ",\"last_rank\":%d,\"last_after_us\":%.3f,\"first_waited_us\":%.3f", c->last,
+                    c->last_after * 1e6, c->waited * 1e6);
+    }
+    fputc('}', f);
+}
+
+// An arrow from the rank that arrived last to the end of the collective on every other rank.
+static void put_flow(FILE *f, const ms_range *r, const ms_collective_range *c, int rank)
+{
+    if (c->last < 0) return;
+    bool begins = c->last == rank;
+    double at = begins ? micro(r->start) : fmax(micro(r->start), micro(r->start + r->duration) - 0.001);
     fprintf(f,
-            "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-            "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}",
+            ",\n{\"ph\":\"%s\",\"id\":%llu,\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"collective\",\"name\":\"%s\"%s}",
+            begins ? "s" : "f", (unsigned long long)flow_of(c), rank, (int)r->lane, at, r->name,
+            begins ? "" : ",\"bp\":\"e\"");
+}
+
+static void put_events(FILE *f, const ms_trace *t, int rank)
+{
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    char name[320];
+    snprintf(name, sizeof name, "rank %d (%s)", rank, host);
+    fprintf(f, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":", rank);
+    put_string(f, name);
+    fprintf(f, "}},\n{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}",
             rank, rank);
     for (int k = 0; k < MS_COUNT(lanes); k++)
         fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}", rank,
                 k, lanes[k]);
     for (int64_t k = 0; k < (int64_t)t->n; k++) {
         const ms_range *r = &t->ranges[k];
-        // Times are microseconds of the machine's monotonic clock, so traces of ranks on one node share a time line.
+        const ms_collective_range *c = r->collective ? &t->collectives[r->collective - 1] : NULL;
+        double from = micro(r->start);
         fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":", rank,
-                (int)r->lane, r->start * 1e6, r->duration * 1e6, ms_range_category(r->kind));
+                (int)r->lane, from, micro(r->start + r->duration) - from, ms_range_category(r->kind));
         put_string(f, r->name);
-        if (*r->detail) {
-            fputs(",\"args\":{\"detail\":", f);
-            put_string(f, r->detail);
-            fputc('}', f);
-        }
+        if (*r->detail || c) put_arguments(f, r, c);
         fputc('}', f);
-        if (r->memory != 0)
-            fprintf(
-                f,
-                ",\n{\"ph\":\"C\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"name\":\"allocated\",\"args\":{\"bytes\":%.0f}}",
-                rank, (r->start + r->duration) * 1e6, r->allocated);
+        if (c) put_flow(f, r, c, rank);
     }
-    fputs("\n]}\n", f);
+    static const char *const kinds[] = { "other", "parameters", "gradients", "optimizer", "gathered" };
+    for (int64_t k = 0; k < (int64_t)t->n_samples; k++) {
+        const ms_memory_sample *s = &t->samples[k];
+        fprintf(f, ",\n{\"ph\":\"C\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"name\":\"memory\",\"args\":{", rank,
+                micro(s->time));
+        for (int i = 0; i < MS_MEMORY_KINDS; i++) fprintf(f, "%s\"%s\":%.0f", i ? "," : "", kinds[i], s->bytes[i]);
+        fputs("}}", f);
+    }
+}
+
+// The file ends with ENDING after every save, so that a process can be added before it.
+#define HEAD "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"key\":\"%s\"},\"traceEvents\":[\n"
+#define ENDING "\n]}\n"
+
+// Whether the file is a whole one of this key. If so, its position becomes that of the ending.
+static bool continues(int fd, const char *key)
+{
+    enum { N = sizeof ENDING - 1 };
+    char head[256], begins[256], ends[N];
+    off_t size = lseek(fd, 0, SEEK_END);
+    int n = snprintf(head, sizeof head, HEAD, key);
+    return *key && size >= n + N && pread(fd, begins, (size_t)n, 0) == n && memcmp(begins, head, (size_t)n) == 0 &&
+           pread(fd, ends, N, size - N) == N && memcmp(ends, ENDING, N) == 0 && lseek(fd, size - N, SEEK_SET) > 0;
+}
+
+// Opens the file without waiting for anything: opening a pipe without a reader is an error.
+static FILE *open_file(const char *path, bool to_add)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+    struct stat st;
+    if (fd >= 0 && to_add && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
+        close(fd);
+        fd = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    }
+    if (fd < 0) return NULL;
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    while (flock(fd, LOCK_EX) != 0 && errno == EINTR) {}  // until the file is closed; some file systems have no locks
+    FILE *f = fdopen(fd, to_add ? "r+" : "w");
+    if (!f) close(fd);
+    return f;
+}
+
+ms_status ms_trace_save(const ms_trace *t, const char *path, int rank, const char *key)
+{
+    FILE *f = open_file(path, *key != 0);
+    if (!f) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
+    if (continues(fileno(f), key)) {
+        fputs(",\n", f);
+    } else {
+        rewind(f);
+        if (ftruncate(fileno(f), 0) != 0 && errno != EINVAL) errno = 0;  // pipes and devices have no size
+        fprintf(f, HEAD, key);
+    }
+    put_events(f, t, rank);
+    fputs(ENDING, f);
     bool bad = ferror(f) != 0;
     if (fclose(f) != 0 || bad) return ms__fail(MS_EIO, "profiler: cannot write '%s': %s", path, strerror(errno));
     return MS_OK;
 }
 
 static ms_trace *at_exit;
-static char exit_path[4096];
+static char exit_path[4096], exit_own[4096];
 static int exit_rank;
 
 void ms__trace_save_now(void)
@@ -293,17 +431,19 @@ void ms__trace_save_now(void)
     at_exit = NULL;
     if (!t) return;
     ms_trace_stop(t);
-    if (ms_trace_save(t, exit_path, exit_rank) != MS_OK) fprintf(stderr, "%s\n", ms_error());
+    const char *path = *ms__trace_key ? exit_path : exit_own;
+    if (ms_trace_save(t, path, exit_rank, ms__trace_key) != MS_OK) fprintf(stderr, "%s\n", ms_error());
     else if (t->dropped > 0)
-        fprintf(stderr, "profile: %s, %.0f ranges; %.0f were dropped (limit reached)\n", exit_path, t->n, t->dropped);
-    else fprintf(stderr, "profile: %s, %.0f ranges\n", exit_path, t->n);
+        fprintf(stderr, "profile: %s, %.0f ranges; %.0f were dropped (limit reached)\n", path, t->n, t->dropped);
+    else fprintf(stderr, "profile: %s, %.0f ranges\n", path, t->n);
     ms_trace_free(t);
 }
 
-void ms_trace_save_at_exit(ms_trace *t, const char *path, int rank)
+void ms_trace_save_at_exit(ms_trace *t, const char *path, const char *own, int rank)
 {
     if (!exit_path[0]) atexit(ms__trace_save_now);
     snprintf(exit_path, sizeof exit_path, "%s", path);
+    snprintf(exit_own, sizeof exit_own, "%s", own);
     exit_rank = rank;
     at_exit = t;
 }

@@ -9,8 +9,21 @@
 extern int32_t ms__trace_on;  // 1 while a recording is active: written by the engine thread, read by all threads
 static inline bool ms__tracing(void) { return MS_UNLIKELY(__atomic_load_n(&ms__trace_on, __ATOMIC_RELAXED) != 0); }
 
-// Returns the bytes allocated on all devices. device/pool.c sets it when the library is loaded.
-extern double (*ms__trace_memory)(void);
+// Returns the bytes allocated on all devices, and stores them by kind unless kinds is NULL. device/pool.c sets it when
+// the library is loaded.
+extern double (*ms__trace_memory)(double *kinds);
+
+// The job's clock is that of rank 0. By how much it is ahead of this process's clock was measured at up to two times;
+// between and after them it is a line. All values are ns.
+typedef struct {
+    int64_t at[2], ahead[2];
+    int n;
+} ms_job_clock;
+extern ms_job_clock ms__job_clock;
+int64_t ms__job_time(int64_t ns);  // the job's time at a time of this process's clock
+
+// The key of the job's common trace file; "": this process has joined no job. comm/job/start.c sets it.
+extern char ms__trace_key[24];
 
 // A range that has begun and not ended.
 typedef struct {
@@ -18,6 +31,7 @@ typedef struct {
     double allocated;
     const char *name, *detail;
     ms_range_kind kind;
+    const ms_collective_range *collective;  // NULL: none; to be set by the owner of the range
 } ms_open_range;
 
 // name is not copied: it must be a literal or an operator's name. detail (a unit's name, shapes) is copied when the

@@ -184,6 +184,8 @@ int ms_dist_debug_level(void)
     }
     return debug_level;
 }
+ms_status ms_dist_measure_clock(void) { return ms__world.nodes > 1 ? ms__clock_measure() : MS_OK; }
+void ms_dist_take_clock(void) { ms__clock_take(); }
 double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
 void ms_dist_publish_error(const char *text, double since) { ms__comm_publish_error(text, (uint64_t)since, false); }
 

@@ -180,7 +180,7 @@ static bool locate_parts(ms_coll *c, ms_slot *s)
 }
 
 // Fills this rank's slot and sets its `ready`.
-static ms_status publish(ms_coll *c)
+static ms_status publish(ms_coll *c, int64_t arrived)
 {
     ms_group *g = c->g;
     ms_slot *s = slot_of(g, g->me, c->seq);
@@ -188,6 +188,7 @@ static ms_status publish(ms_coll *c)
     s->hash = c->hash;
     s->flags = c->fingerprint.resumed.here ? SLOT_RESUMES : 0;
     s->bytes = 0;
+    s->arrived = arrived;
     atomic_store_explicit(&s->round, 0, memory_order_relaxed);
     if (c->inline_) {
         s->flags |= SLOT_INLINE;
@@ -384,9 +385,35 @@ static ms_status wait_done(ms_waiter *w, uint64_t number)
     return MS_OK;
 }
 
+// What a profile says about the collective. To be called before `done` is set, while no member reuses its slot.
+static ms_collective_range in_profile(const ms_coll *c)
+{
+    ms_group *g = c->g;
+    ms_collective_range r = { .group = g->id, .number = (double)c->number, .unit = c->fingerprint.unit, .members = g->n };
+    double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
+    r.bytes = larger * ms__dtype_size(c->reducer.dtype);
+    int64_t first = INT64_MAX, last = INT64_MIN, before = INT64_MIN;
+    for (int k = 0; k < g->n; k++) {
+        int64_t at = slot_of(g, k, c->seq)->arrived;
+        if (at < first) first = at;
+        if (at > last) {
+            before = last;
+            last = at;
+            r.last = g->ranks[k];
+        } else if (at > before) {
+            before = at;
+        }
+    }
+    r.last_after = (double)(last - before) * 1e-9;
+    r.waited = (double)(last - first) * 1e-9;
+    if (first == 0) r.last = -1;
+    return r;
+}
+
 // ---- all steps ------------------------------------------------------------------------------------
 
-static ms_status run(ms_waiter *w)
+// arrived, seen: for a profile; 0 and unused if there is none.
+static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
@@ -396,7 +423,7 @@ static ms_status run(ms_waiter *w)
     while (atomic_load_explicit(&g->finished[k], memory_order_acquire) < c->before) MS_TRY(ms__wait_poll(w));
     if (g->committed[k]) MS_TRY(wait_done(w, g->committed[k]));
 
-    MS_TRY(publish(c));
+    MS_TRY(publish(c, arrived));
     // A refused call matches no request, so the peers' calls fail, and this rank need not wait for them.
     if (c->op == OP_REFUSED) return g->far && g->me == g->leader ? ms__far_ready(c) : MS_OK;
     ms_status status = agree(w);
@@ -411,6 +438,7 @@ static ms_status run(ms_waiter *w)
     }
     w->committed = true;
     g->committed[k] = c->number;
+    if (MS_UNLIKELY(arrived != 0)) *seen = in_profile(c);
     if (MS_UNLIKELY(c->delay > 0)) pause_for(c->delay);
 
     bool direct = true;
@@ -432,14 +460,16 @@ static const char *collective_text(const ms_coll *c)
 ms_status ms__coll_run(ms_coll *c)
 {
     ms_waiter w;
+    ms_collective_range seen;
     int k = (int)(c->seq % RING);
     MS_RANGE(MS_RANGE_COLLECTIVE, ROW(c->op)->name, NULL);
     // Format the text after the range has begun, so that it belongs to that recording; texts of earlier recordings may
     // have been freed.
     if (MS_UNLIKELY(range_here.from != 0)) range_here.detail = collective_text(c);
     ms__wait_begin(&w, c);
-    ms_status status = run(&w);
+    ms_status status = run(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
     ms__wait_end(&w);
+    if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK) range_here.collective = &seen;
     uint64_t was = atomic_load(&c->g->finished[k]);
     while (was < c->number && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->number)) {}
     ms__far_end(c);

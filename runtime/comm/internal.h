@@ -86,7 +86,7 @@ typedef struct {
     uint64_t hash, in_at, out_at;
     uint32_t in_arena, out_arena;  // arenas of input and output, from 1; 0: the control memory. *_at: offsets in them
     uint32_t flags, bytes;         // SLOT_*; size of the payload
-    uint64_t pad0;
+    int64_t arrived;          // when its range in a profile began, in ns of the job's clock; 0: the member records none
     _Atomic uint64_t commit;  // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
     _Atomic uint64_t round;   // staged moves: the round that the member has reached
     uint64_t pad1[6];
@@ -151,7 +151,8 @@ typedef struct {
     _Atomic int ending;                // 1 + the rank whose failure ends the job; 0: none
     atomic_bool failing, reported;     // a rank of this node will report why the job ends; it has reported it
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
-    char pad[4096 - 32 - 8 * ERRORS];
+    int64_t clock_at, clock_ahead;     // the latest measurement of this node's clock, see ms_job_clock
+    char pad[4096 - 48 - 8 * ERRORS];
     ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
 } ms_board;
 
@@ -244,6 +245,8 @@ typedef struct {
 } ms_world;
 extern ms_world ms__world;
 
+ms_status ms__clock_measure(void);  // comm/job/clock.c
+void ms__clock_take(void);
 ms_status ms__comm_start(const char *backend, double timeout);  // timeout 0: use the environment's setting
 void ms__transport_lock(void);
 void ms__transport_unlock(void);

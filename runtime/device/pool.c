@@ -364,10 +364,19 @@ void ms__pool_stats(int device, ms_memory *out)
     ms__kinds_out(u->kinds, out);
 }
 
-static double allocated_everywhere(void)
+static double allocated_everywhere(double *kinds)
 {
-    size_t sum = pool.use.allocated;
-    for (int k = 0; k < MS_CUDA_DEVICES; k++) sum += ms__gpu_usage(k)->allocated;
+    size_t sum = 0;
+    for (int i = 0; kinds && i < MS_MEMORY_KINDS; i++) kinds[i] = 0;
+    for (int k = -1; k < MS_CUDA_DEVICES; k++) {
+        const ms_usage *u = k < 0 ? &pool.use : ms__gpu_usage(k);
+        sum += u->allocated;
+        for (int i = 1; kinds && i < MS_MEMORY_KINDS; i++) {
+            kinds[i] += (double)u->kinds[i];
+            kinds[0] -= (double)u->kinds[i];
+        }
+    }
+    if (kinds) kinds[0] += (double)sum;
     return (double)sum;
 }
 

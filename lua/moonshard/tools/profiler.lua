@@ -8,7 +8,10 @@
 ---   p:export_chrome_trace("trace.json")            -- for ui.perfetto.dev
 ---
 --- Times are CPU times: an operator on device cuda takes as long as its launch, and the time to wait for the device
---- appears where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end.
+--- appears where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end. With
+--- several ranks the file has a process for each, on the clock of rank 0, and arrows from the rank that arrived last at
+--- a collective to the others.
+local calls = require "moonshard.dist.calls"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
@@ -187,16 +190,24 @@ function Profile:stop()
 end
 
 --- All ranges in the order in which they ended: { name, category, thread, detail, start, duration (seconds), allocated,
---- memory (bytes) }.
+--- memory (bytes) }. Collectives over several ranks also have bytes, unit, ranks (their number) and, if all of them
+--- were recording, last_rank (which arrived last), last_after and first_waited (seconds after the one before it, and
+--- after the first).
 ---@return table[]
 function Profile:events()
   local trace, out = trace_of(self, "events"), {}
   for k = 0, trace.n - 1 do
     local r = trace.ranges[k]
-    out[k + 1] = { name = ffi.string(r.name), category = ffi.string(lib.ms_range_category(r.kind)),
+    local e = { name = ffi.string(r.name), category = ffi.string(lib.ms_range_category(r.kind)),
       thread = ffi.string(lib.ms_range_lane(r.lane)),
       detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated,
         memory = r.memory }
+    if r.collective > 0 then
+      local c = trace.collectives[r.collective - 1]
+      e.bytes, e.ranks, e.unit = c.bytes, c.members, c.unit[0] ~= 0 and ffi.string(c.unit) or nil
+      if c.last >= 0 then e.last_rank, e.last_after, e.first_waited = c.last, c.last_after, c.waited end
+    end
+    out[k + 1] = e
   end
   return out
 end
@@ -232,25 +243,49 @@ function Profile:key_averages(given)
   return setmetatable(rows, Averages)
 end
 
--- Returns this rank, and the path of its file.
-local function of_rank(path)
-  local rank, world = log.rank()
-  if world <= 1 then return rank, path end
-  local stem, ending = path:match "^(.*)(%.[^./]*)$"
-  return rank, ("%s.rank%d%s"):format(stem or path, rank, ending or "")
+local function check_path(path)
+  if type(path) ~= "string" or path == "" then opts.wrong(path, "a path", "export_chrome_trace: argument 1") end
+  if path:find("%z") then raise("export_chrome_trace: the path %s has a zero byte in it", ("%q"):format(path)) end
 end
 
---- Writes the profile in Chrome's trace format, for chrome://tracing and ui.perfetto.dev. With several ranks each
---- writes its own file: trace.json becomes trace.rank0.json and so on. Returns the path.
+local function save(self, path, key)
+  errors.check(lib.ms_trace_save(self._trace, path, (log.rank()), key))
+  return path
+end
+
+-- Between nodes, the clocks are measured again, which gives their drift since the start of the job.
+local save_together = calls.several(function(self, path)
+  local dist = require "moonshard.dist"
+  check_path(path)
+  local of_file = { path = path, key = ("%.0fr%d"):format(1e9 * lib.ms_time(), dist.rank()) }
+  for _, theirs in ipairs(dist.all_gather_object(of_file)) do
+    if theirs.path == path then
+      of_file = theirs                                  -- the first rank that has this path chooses the key
+      break
+    end
+  end
+  errors.check(lib.ms_dist_measure_clock())
+  dist.barrier()
+  lib.ms_dist_take_clock()
+  save(self, path, of_file.key)
+  dist.barrier()
+  return path
+end)
+
+--- Writes the profile in Chrome's trace format, for chrome://tracing and ui.perfetto.dev. With several ranks every rank
+--- makes this call, and ranks that pass the same path write one file: each is a process in it, their times are those of
+--- rank 0's clock, a collective's arguments name the rank that arrived last, and arrows lead from that rank to the
+--- others. Ranks on several nodes need a common file system for one file; otherwise each node has a file. Returns the
+--- path.
 ---@param path string  path of the file
+---@param given? { all_ranks: boolean }  all_ranks: false: this rank alone calls and writes a file of its own
 ---@return string
-function Profile:export_chrome_trace(path)
-  local trace = trace_of(self, "export_chrome_trace")
-  if type(path) ~= "string" then opts.wrong(path, "a path", "export_chrome_trace: argument 1") end
-  if path:find("%z") then raise("export_chrome_trace: the path %s has a zero byte in it", ("%q"):format(path)) end
-  local rank, own = of_rank(path)
-  errors.check(lib.ms_trace_save(trace, own, rank))
-  return own
+function Profile:export_chrome_trace(path, given)
+  trace_of(self, "export_chrome_trace")
+  local o = opts("export_chrome_trace", given, { all_ranks = true })
+  if o.all_ranks and select(2, log.rank()) > 1 then return save_together(self, path) end
+  check_path(path)
+  return save(self, path, "")
 end
 
 function Profile:__tostring()
@@ -293,16 +328,28 @@ function M.profile(given, fn)
   return finish(M.start(given), pcall(fn))
 end
 
+-- The path for a rank that ends before it has joined the job.
+local function of_rank(path)
+  local rank, world = log.rank()
+  if world <= 1 then return path end
+  local stem, ending = path:match "^(.*)(%.[^./]*)$"
+  return ("%s.rank%d%s"):format(stem or path, rank, ending or "")
+end
+
 --- Internal, MOONSHARD_PROFILE: records until the process ends.
 function M._whole_script(path)
-  local rank, own = of_rank(path)
-  local pipe = require("lfs").attributes(own, "mode") == "named pipe"       -- opening a pipe would wait for a reader
-  if pipe then error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(own), 0) end
-  local file, why = io.open(own, "a")                   -- fail now, not after a day of training
+  local own, exists = of_rank(path), require("lfs").attributes(path, "mode")
+  if exists == "named pipe" then                        -- opening a pipe would wait for a reader
+    error(("MOONSHARD_PROFILE: cannot write %s: it is a named pipe"):format(path), 0)
+  end
+  -- Fail now, not after a day of training. The file itself is left to the first rank that ends.
+  local tried = exists and path or own
+  local file, why = io.open(tried, "a")
   if not file then error("MOONSHARD_PROFILE: cannot write " .. why, 0) end
   file:close()
+  if not exists then os.remove(tried) end
   local p = M.start()
-  lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), own, rank)       -- the engine writes the file at exit
+  lib.ms_trace_save_at_exit(ffi.gc(p._trace, nil), path, own, (log.rank()))       -- the engine writes the file at exit
 end
 
 return errors.closed(M, "profiler")

@@ -13,6 +13,7 @@ enum { KIND_READY, KIND_CHAIN, KIND_RESULT, KIND_WINDOW, MESSAGE = 4 << 20 };
 typedef struct {
     double group;
     uint64_t number, hash;
+    int64_t arrived;
     uint32_t member, bytes;
     ms_fingerprint fingerprint;
     char payload[PAYLOAD];
@@ -124,6 +125,7 @@ ms_status ms__far_ready(ms_coll *c)
             m->group = g->id;
             m->number = c->number;
             m->hash = s->hash;
+            m->arrived = s->arrived;
             m->member = (uint32_t)k;
             m->bytes = s->bytes;
             m->fingerprint = s->fingerprint;
@@ -150,6 +152,7 @@ ms_status ms__far_ready(ms_coll *c)
             return lost(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
         s->hash = m->hash;
+        s->arrived = m->arrived;
         s->fingerprint = m->fingerprint;
         s->flags = s->fingerprint.resumed.here ? SLOT_RESUMES : 0;
         s->bytes = m->bytes;

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/launcher.h"
+#include "base/trace.h"
 #include "comm/internal.h"
 #include "comm/transport/self.h"
 
@@ -255,7 +256,11 @@ static ms_status join(const ms_launch *launch)
     if (status == MS_OK) {
         w->board = (ms_board *)w->ctl;
         status = map_peers(&mine, all);
+        snprintf(ms__trace_key, sizeof ms__trace_key, "%llx", (unsigned long long)all[0].nonce);
     }
+    if (status == MS_OK && w->nodes > 1) status = ms__clock_measure();
+    if (status == MS_OK && w->nodes > 1) status = exchange(&mine, all);
+    if (status == MS_OK) ms__clock_take();
     free(all);
     MS_TRY(status);
     MS_TRY(ms__node_start());

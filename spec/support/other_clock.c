@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// other_clock.c -- preloaded by specs: gives ranks from OTHER_CLOCK on a monotonic clock that is 5 s ahead and runs
+// faster by 1000 ppm, as that of another node would be, only worse.
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    static long long begun;
+    int failed = (int)syscall(SYS_clock_gettime, id, t);
+    const char *rank = getenv("PMIX_RANK"), *from = getenv("OTHER_CLOCK");
+    if (id != CLOCK_MONOTONIC || failed || !rank || !from || atoi(rank) < atoi(from)) return failed;
+    long long ns = t->tv_sec * 1000000000ll + t->tv_nsec;
+    if (!begun) begun = ns;
+    ns += 5000000000ll + (ns - begun) / 1000;
+    t->tv_sec = ns / 1000000000;
+    t->tv_nsec = ns % 1000000000;
+    return 0;
+}
