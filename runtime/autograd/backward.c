@@ -529,7 +529,8 @@ static ms_status start(ms_run *r, const root_list *l)
     return MS_OK;
 }
 
-// m = 0: a backward. m > 0: computes the gradients with respect to m inputs.
+// Starts a run: a backward if m = 0, otherwise one that computes the gradients with respect to m inputs. NULL with the
+// error set on failure.
 static ms_run *run_from(root_list *l, int m, const ms_id *inputs, bool retain_graph, bool allow_unused)
 {
     // Peers may already wait in the collectives of their backward. If this rank's backward fails before its own

@@ -13,7 +13,8 @@ void ms__module_call_release(ms_module_call *m)
 
 // ---- identity nodes ---------------------------------------------------------------------------
 
-// Inputs that require grad (at least one does) get aliases as outputs; other inputs are returned unchanged.
+// Makes an identity node over in[]. out[] receives aliases of the inputs that require grad (at least one does), and the
+// other inputs themselves, retained.
 static ms_node *identity(ms_node_kind kind, int n, ms_tensor *const *in, ms_tensor **out)
 {
     ms_node *node = ms__node_new(kind, n, in, n);

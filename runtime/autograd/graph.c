@@ -457,7 +457,7 @@ void ms__node_free_saved(ms_node *n)
     for (int k = 0; k < n->n_out; k++) ms__drop(&n->out[k]);
 }
 
-// Releasing a node may release the nodes of its inputs, and so on. Uses a list instead of recursion.
+// Drops a reference. Releasing a node may release the nodes of its inputs, and so on: uses a list instead of recursion.
 void ms__node_release(ms_node *n)
 {
     static ms_node *dying;

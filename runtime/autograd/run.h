@@ -31,7 +31,8 @@ ms_run_state ms__run_event(ms_run *run, ms_event *ev, const ms_question *q);
 int ms__run_answers(ms_run *run, ms_tensor *const **t);
 bool ms__run_is_backward(const ms_run *run);
 bool ms__run_has_units(const ms_run *run);  // whether the run reaches nodes of units
-// Called before a unit's forward. If a hook or a recomputed region runs the forward, the innermost run reaches units.
+// Marks the innermost open run, if any, as one that reaches units. Called before a unit's forward, which a hook or a
+// recomputed region may run.
 void ms__run_meets_unit(void);
 bool ms__run_recomputing(void);  // whether an open run is recomputing a checkpoint
 bool ms__run_in_backward(void);  // whether an open run is a backward

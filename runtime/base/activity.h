@@ -11,7 +11,7 @@ typedef struct {
     int32_t inside;    // nesting depth of long engine calls
     int32_t joined;    // 0: before dist.init, or it failed; 1: in dist.init; 2: joined
     uint64_t error;    // hash of the error that ended the script; 0 if none did
-    int64_t error_at;  // when the error was published (ms__now_ns)
+    int64_t error_at;  // when `error` was set (ms__now_ns)
 } ms_activity;
 extern ms_activity *ms__activity;
 

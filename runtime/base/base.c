@@ -99,8 +99,8 @@ static struct sigaction previous_sigint;
 static int catching;
 static volatile int64_t first_sigint;
 
-// If an interrupt has been pending for more than a second, no code is polling for it, so the next Ctrl-C kills the
-// process. Pressing the key twice in quick succession does not.
+// Requests an interrupt. If an earlier one has been pending for more than a second, no code is polling for interrupts:
+// then kills the process. Pressing Ctrl-C twice in quick succession does not.
 static void on_sigint(int sig)
 {
     int64_t now = ms__now_ns();

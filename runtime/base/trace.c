@@ -44,8 +44,8 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Interned texts of all recordings, freed with the last recording: a later recording includes no range that began
-// before that recording, so none that refers to these texts.
+// Interned texts of all recordings, freed with the last recording. A later one contains only ranges that began after it
+// did, and these do not refer to freed texts.
 typedef struct text {
     struct text *next;
     char s[];

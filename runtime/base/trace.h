@@ -34,14 +34,14 @@ typedef struct {
     const ms_collective_range *collective;  // NULL: none; to be set by the owner of the range
 } ms_open_range;
 
-// name is not copied: it must be a literal or an operator's name. detail (a unit's name, shapes) is copied when the
-// range ends; it may be NULL.
+// Begins a range. name is not copied: it must be a literal or an operator's name. detail (a unit's name, shapes) is
+// copied when the range ends; it may be NULL.
 void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, const char *detail);
 void ms__range_close(ms_open_range *r);
 // Formats a text that lives as long as the active recordings. For the engine thread and workers.
 const char *ms__trace_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 bool ms__trace_shapes(void);  // whether an active recording includes shapes
-// Called when the script's loop over ms.steps begins a step; -1: the loop has ended.
+// Ends the range of the previous step and begins that of `step`; -1: the loop over ms.steps has ended.
 void ms__trace_step(int64_t step);
 // Does the work of ms_trace_save_at_exit, for exits that skip atexit handlers.
 void ms__trace_save_now(void);

@@ -298,8 +298,8 @@ static ms_status resume(ms_waiter *w)
                     ROW(c->op)->name, g->ranks[ahead], cause);
 }
 
-// Some members have met an error that the others have not: it was in another group, or in the background. All members
-// run their calls again, and the others then send their places in the script, too.
+// Fails c so that all members run it again, and all send their places in the script: some members have met an error
+// that the others have not, because it was in another group or in the background.
 static ms_status ask(ms_waiter *w)
 {
     ms_coll *c = w->c;

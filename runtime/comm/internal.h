@@ -149,7 +149,7 @@ typedef struct {
     _Atomic uint64_t epoch;            // number of published errors; see comm/error.c
     _Atomic uint64_t error[ERRORS];    // the latest errors, by number: (number << 16) | rank that raised it
     _Atomic int ending;                // 1 + the rank whose failure ends the job; 0: none
-    atomic_bool failing, reported;     // a rank of this node will report why the job ends; it has reported it
+    atomic_bool failing, reported;     // failing: a rank of this node will report why the job ends; reported: it has
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     int64_t clock_at, clock_ahead;     // the latest measurement of this node's clock, see ms_job_clock
     char pad[4096 - 48 - 8 * ERRORS];
@@ -342,11 +342,11 @@ ms_status ms__wait_deadlock(ms_waiter *w);  // fails if w's wait is part of a de
 // ---- comm/error.c: errors that a script survives ----
 ms_status ms__comm_meet_error(void);  // engine thread: fails once for each published error that this rank has not met
 bool ms__comm_error_since(uint64_t epoch);  // whether an error was published that a rank in that epoch has not met
-// Engine thread: to be called when the script receives the error of a failed collective of that epoch, with this text
-// (NULL: the published text). The error counts as met.
+// Engine thread: records that the script receives the error of a failed collective of that epoch, with this text (NULL:
+// the published text). The error counts as met.
 void ms__comm_reported(uint64_t epoch, const char *text);
-// Engine thread: to be called when the script receives text as the error of a call that fails on every member, so that
-// no error is published.
+// Engine thread: records that the script receives text as the error of a call that fails on every member, so that no
+// error is published for it.
 void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
 void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
@@ -370,7 +370,8 @@ void ms__comm_backward_failed(uint64_t epoch);
 // so that the peers fail at once.
 ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
-// False: another rank published this number first. furthest: NULL unless the error is a deadlock.
+// Publishes the error of this number. Returns false if another rank has published it first. furthest: NULL unless the
+// error is a deadlock.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
 // Engine thread: whether the next published error does not make c fail: it is that of a call that failed because this
 // rank is at a later one, or a deadlock, no rank of which is at a later place in the script than c. The error then
@@ -472,7 +473,8 @@ void ms__acc_load(void *acc, const void *src, int dtype, size_t n);
 void ms__acc_add(const ms_reducer *how, void *acc, const void *src, size_t n);
 // The last step: applies mean and scale, and rounds. Changes acc.
 void ms__acc_store(const ms_reducer *how, void *dst, void *acc, size_t n);
-// Each of dst[0..n_dst) = reduction of src[0..n_ranks) over n elements. A dst may be one of the sources.
+// Reduces n elements of src[0..n_ranks) and stores the result in each of dst[0..n_dst). A dst may be one of the
+// sources.
 void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *const *dst, size_t n);
 void ms__comm_copy(void *dst, const void *src, size_t n);
 

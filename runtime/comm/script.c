@@ -44,7 +44,7 @@ static void operands_drop(operands *o)
     ms__release(o->result);
 }
 
-// A contiguous tensor to write to: t itself, or a temporary tensor that is copied back.
+// Sets o->out to a contiguous tensor to write to: t itself, or a temporary tensor that is copied back to t.
 static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, bool reads)
 {
     if (ms__is_contiguous(t)) {
@@ -105,7 +105,7 @@ static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, 
     }
 }
 
-// out and in may overlap if the smaller tensor is this rank's block of the larger one.
+// Fails if out and in overlap, unless the smaller tensor is this rank's block of the larger one.
 static ms_status check_overlap(int op, const char *name, const ms_tensor *out, const ms_tensor *in, int me)
 {
     bool block = ROW(op)->kind & IN_BLOCK;

@@ -8,8 +8,9 @@
 
 typedef struct ms_direct ms_direct;
 
-// fd: an open descriptor of the file, used for parts that are not aligned; the caller closes it. On a file system
-// without O_DIRECT, all data goes through the page cache. who: the function named in messages.
+// Start writing or reading a file. fd: an open descriptor of the file, used for parts that are not aligned; the caller
+// closes it. On a file system without O_DIRECT, all data goes through the page cache. who: the function named in
+// messages.
 ms_status ms__direct_writer(ms_direct **out, int fd, const char *path, const char *who);
 ms_status ms__direct_write(ms_direct *d, const void *data, uint64_t n);  // appends
 ms_status ms__direct_reader(ms_direct **out, int fd, const char *path, uint64_t bytes, const char *who);

@@ -82,7 +82,7 @@ void ms__place_clear(ms_place *p)
     *p = (ms_place) { .folder = -1 };
 }
 
-// File systems that cannot sync folders return EINVAL; they need no sync.
+// Syncs a folder. File systems that cannot sync folders return EINVAL; they need no sync.
 ms_status ms__folder_sync(int fd, const char *path)
 {
     return fsync(fd) && errno != EINVAL ? ms__io_failed("save", "sync folder", path) : MS_OK;

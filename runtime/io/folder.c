@@ -176,7 +176,7 @@ static bool is_same(int a, int b)
     return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-// While the descriptor is open, no other folder can get the inode number by which two looks are compared.
+// The descriptor stays open, so that no other folder can get the inode number by which two looks are compared.
 ms_status ms_folder_look(ms_folder *f, int *same)
 {
     int fd = openat(f->place.folder, f->place.name, FOLDER);

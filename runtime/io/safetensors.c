@@ -270,7 +270,7 @@ static ms_status whole_number(parser *p, uint64_t *out)
     while (p->at < p->end && *p->at >= '0' && *p->at <= '9') {
         if (__builtin_mul_overflow(v, 10u, &v) || __builtin_add_overflow(v, (uint64_t)(*p->at - '0'), &v) ||
             v > INT64_MAX)
-            return bad(p, "a number is too large");
+            return bad(p, "a number is too large, expected at most 2^63 - 1");
         p->at++;
     }
     if (p->at == first) return bad_byte(p, "expected a whole number that is not negative");

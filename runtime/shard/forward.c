@@ -150,7 +150,7 @@ static void forward_left(unit *u)
             ms__unit_shard(c->units[k]);
 }
 
-// graph: whether the pass recorded a graph for a backward.
+// Reshards u after its forward, unless it stays whole for the backward. graph: whether the pass recorded a graph.
 static ms_status reshard_after_forward(unit *u, bool graph)
 {
     if (!ms__unit_idle(u)) return MS_OK;

@@ -72,7 +72,7 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
     return ms__name(t);
 }
 
-// A contiguous tensor on memory that it does not own. NULL with the error set on failure.
+// Makes a contiguous tensor on memory that the tensor does not own. NULL with the error set on failure.
 static ms_tensor *on_memory(void *data, int device, int dtype, int ndim, const int64_t *shape)
 {
     int64_t n = 1;

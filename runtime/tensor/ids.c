@@ -251,7 +251,10 @@ static void released(ms_id id)
         snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "by release()",
                  g->scope ? g->scope : "");
     bool by_script = g && !g->scope;
-    ms__fail(MS_ERELEASED, "tensor was released%s%s", by_script ? "" : " with its scope; return it, or keep() it",
+    ms__fail(MS_ERELEASED, "tensor was released%s%s",
+             !g          ? ", by release() or with its scope; return it, or keep() it"
+             : by_script ? ""
+                         : " with its scope; return it, or keep() it",
              note);
 }
 

@@ -28,8 +28,9 @@ typedef struct ms_far {
     int *leaders, n_leaders;  // world ranks of the other nodes' leaders
 } ms_far;
 
-// A message of a failed collective that was not received must not match a later collective: the tags of an epoch are
-// reused after 4096 errors. Within an epoch at most RING collectives of a group are in flight.
+// The tag of a message: its group, epoch, number and kind. A message of a failed collective that was not received must
+// not match a later collective: the tags of an epoch are reused after 4096 errors. Within an epoch at most RING
+// collectives of a group are in flight.
 static int tag_of(const ms_coll *c, int kind)
 {
     uint32_t id = (uint32_t)(int64_t)(c->g->id < 0 ? -c->g->id * 7 + 128 : c->g->id);
@@ -273,7 +274,8 @@ static char *room_of(const ms_coll *c)
     return rooms[c->stream] ? rooms[c->stream] : (rooms[c->stream] = malloc(ROOM));
 }
 
-// After a failure MPI may still write to the buffer, so the next collective gets a new one.
+// Called when a collective has ended with `status`. After a failure MPI may still write to the buffer, so the next
+// collective gets a new one.
 static void room_back(const ms_coll *c, char *room, ms_status status)
 {
     if (status == MS_OK) return;

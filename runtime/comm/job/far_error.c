@@ -49,7 +49,8 @@ static void send_error(int node, uint64_t number, const char *text, bool backwar
     ms__message_keep(m);
 }
 
-// MPI makes progress only inside its calls, and a rank that does not lead a group may make no other calls.
+// Tests the errors in flight; returns whether all have been sent. MPI makes progress only inside its calls, and a rank
+// that does not lead a group may make no other calls.
 static bool sent_errors(void)
 {
     bool all = true;

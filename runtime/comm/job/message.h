@@ -10,7 +10,7 @@ void *ms__message_send(const void *p, size_t n, int to, int tag);  // a request;
 void *ms__message_receive(void *p, size_t n, int from, int tag);
 int ms__message_test(void **request);  // 1: complete, and *request is NULL; 0: in flight; negative: failed
 void ms__message_cancel(void *request);
-// Memory of a failed message that MPI may still access. It is never freed.
+// Keeps memory that MPI may still access after a message has failed: it is never freed.
 void ms__message_keep(void *memory);
 
 #endif

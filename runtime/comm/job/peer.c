@@ -120,10 +120,10 @@ int ms__launched_peers(int parent, int *pids, int room)
     return n;
 }
 
-// mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first two. SIGCHLD sent to its main
-// thread, which is the one that sleeps, interrupts such a sleep; its handler looks for ended children and finds none.
-// This process ignores TERM in order to interrupt the second sleep too: the SIGCHLD of its own death might be delivered
-// to another thread.
+// Interrupts a sleep of mpirun. mpirun ends ranks with CONT, TERM and KILL and sleeps a second after each of the first
+// two. SIGCHLD sent to its main thread, which is the one that sleeps, interrupts such a sleep; its handler looks for
+// ended children and finds none. This process ignores TERM in order to interrupt the second sleep too: the SIGCHLD of
+// its own death might be delivered to another thread.
 void ms__wake_launcher(void)
 {
     if (ms__launcher_pid <= 1 || getppid() != ms__launcher_pid) return;
@@ -131,7 +131,7 @@ void ms__wake_launcher(void)
     syscall(SYS_tgkill, ms__launcher_pid, ms__launcher_pid, SIGCHLD);
 }
 
-// mpirun sleeps only if it ends the job.
+// Whether mpirun is ending the job: it sleeps only then.
 bool ms__launcher_ends_job(void)
 {
     char text[64];
@@ -139,8 +139,8 @@ bool ms__launcher_ends_job(void)
     return strstr(text, "nanosleep") != NULL;
 }
 
-// If a rank dies while it connects, mpirun may wait forever for a lock held by a PMIx thread that has ended (PMIx 4.2:
-// pmix_rte_finalize). In that case all its child processes are dead and it does not reap them.
+// Whether mpirun hangs. If a rank dies while it connects, mpirun may wait forever for a lock held by a PMIx thread that
+// has ended (PMIx 4.2: pmix_rte_finalize). In that case all its child processes are dead and it does not reap them.
 static bool launcher_hangs(void)
 {
     char text[512];

@@ -147,7 +147,8 @@ static ms_status report_absence(ms_waiter *w)
     return ms__fail_job(MS_ECOMM, -1);
 }
 
-// Called every few milliseconds during a long wait.
+// Fails if a peer has left or died, if the timeout has passed, or in a deadlock. Called every few milliseconds during a
+// long wait.
 static ms_status check_peers(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -179,7 +180,7 @@ static ms_status check_peers(ms_waiter *w)
     return w->committed ? MS_OK : ms__wait_deadlock(w);
 }
 
-// Without this reset, later slices of a long collective would be polled as rarely as a collective that hangs.
+// Resets the waiter. Otherwise later slices of a long collective would be polled as rarely as a collective that hangs.
 void ms__wait_moved(ms_waiter *w)
 {
     w->begun = 0;

@@ -9,7 +9,7 @@
 struct layout {
     int kind;      // MS_LAYOUT_*, as scripts see it
     bool extends;  // all-gather extensions are supported
-    // A whole parameter gathered for the script is made on the unit's device; otherwise on the shards' device.
+    // true: a whole parameter gathered for the script is made on the unit's device; false: on the shards' device.
     bool whole_on_device;
     // Sets chunk, first, here and the *_at offsets of every parameter, the unit's sizes and its pieces.
     ms_status (*plan)(unit *u);
