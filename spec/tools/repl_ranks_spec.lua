@@ -133,6 +133,7 @@ for world = 1, 4 do
         "while true do end",
         "while true do t = t + 1 end",
         "while true do pcall(function() while true do end end) end",
+        "while true do print 'flood' end",
         world > 1 and "if ms.dist.rank() == 0 then while true do end end; ms.dist.barrier()" or nil,
         world > 1 and "if ms.dist.rank() ~= 0 then while true do end end; ms.dist.all_reduce(ms.ones(5))" or nil,
         world > 1 and "while true do ms.dist.all_reduce(ms.ones(1000)) end" or nil,
@@ -162,6 +163,33 @@ for world = 1, 4 do
     end)
   end)
 end
+
+describe("sharded training at the prompt over ranks", function()
+  it("goes on after Ctrl-C at any moment of a step", function()
+    local p = open(4)
+    finally(function() p:finish(0) end)
+    for _, line in ipairs {
+      "nn = ms.nn; m = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))",
+      "ms.fsdp.fully_shard(m[1]); ms.fsdp.fully_shard(m[3]); ms.fsdp.fully_shard(m)",
+      "opt = ms.optim.AdamW(m:parameters(), { lr = 1e-4 })",
+      "function step() local loss = m(ms.randn(8, 64)):pow(2):mean(); loss:backward(); opt:step(); opt:zero_grad(); count = (count or 0) + 1 end",
+      "step()",
+    } do assert.are.equal("", ask(p, line)) end
+    for k = 1, 15 do
+      p:type "print('it ' .. 'runs') for _ in ms.steps(1e9) do step() end\n"
+      assert(p:expect "it runs\r\n")
+      p:read(0.05)
+      process.sleep(0.1 + k * 0.0037)                   -- somewhere in a step
+      p:type "\3"
+      assert(p:expect "interrupted")
+      assert(p:expect "\n> ")
+      p.text = ""
+      assert.are.equal("", ask(p, "opt:zero_grad(); step()"))
+      assert.are.equal("", ask(p, "w = m[1].weight:full_tensor(); b = ms.zeros_like(w):copy_(w); ms.dist.broadcast(b, { src = 0 })"))
+      assert.are.equal("true", ask(p, "w:equal(b) and w:isfinite():all():item() ~= 0"))
+    end
+  end)
+end)
 
 describe("a rank of the prompt that ends", function()
   local function pid_of(p, r)
@@ -287,6 +315,44 @@ describe("mpirun scripts/repl", function()
     local text = process.read(folder .. "/out"):gsub(">+ ", "")
     assert.matches("2 ranks: the library is ms.", text)
     assert.truthy(text:find("rank 0: 0\nrank 1: 1\n2\n1\n2\n", 1, true), text)
+  end)
+end)
+
+describe("the start of a prompt over ranks", function()
+  local folder = process.temp_folder()
+  teardown(function() process.remove_folder(folder) end)
+
+  it("runs files on every rank, again after restart", function()
+    process.write(folder .. "/one.lua", "mine = 10 * ms.dist.rank(); print('hello'); return 'given'")
+    local p = prompt.open { "luajit", prompt.program, "--ranks=2", folder .. "/one.lua" }
+    finally(function() p:finish(0) end)
+    assert.are.equal("rank 0: 0\nrank 1: 10", ask(p, "mine"))
+    ask(p, "mine = nil")
+    assert.are.equal("hello\ngiven", ask(p, "restart", 60))
+    assert.are.equal("rank 0: 0\nrank 1: 10", ask(p, "mine"))
+  end)
+
+  it("says that mpirun is missing, or that a file cannot be compiled", function()
+    process.write(folder .. "/bad.lua", "x = = 1")
+    local bin = folder .. "/bin"
+    require("lfs").mkdir(bin)
+    assert.are.equal(0, os.execute(("ln -s \"$(command -v luajit)\" '%s/luajit'"):format(bin)))
+    for _, case in ipairs {
+      { { "--ranks", "2" }, { PATH = bin }, "^repl: mpirun cannot be started %(No such file or directory%); more than one rank needs" },
+      { { "--ranks", "2", folder .. "/bad.lua" }, {}, "bad.lua:1: unexpected symbol near '='" },
+    } do
+      local child = process.start({ bin .. "/luajit", prompt.program, unpack(case[1]) },
+        { stdout = folder .. "/out", stderr = folder .. "/err", env = case[2] })
+      assert.are.equal(1, child:wait(20) or child:stop())
+      assert.matches(case[3], process.read(folder .. "/err"))
+    end
+  end)
+
+  it("refuses --ranks in a process that a launcher started", function()
+    local child = process.start({ "mpirun", "-n", "1", "luajit", prompt.program, "--ranks", "2" },
+      { stdout = folder .. "/out", stderr = folder .. "/err", env = prompt.mpirun_env })
+    assert.are.equal(2, child:wait(20) or child:stop())
+    assert.matches("repl: %-%-ranks 2 starts ranks, but mpirun has started this process", process.read(folder .. "/err"))
   end)
 end)
 

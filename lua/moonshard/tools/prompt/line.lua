@@ -100,17 +100,20 @@ local function print_results(ok, ...)
 end
 
 -- Interrupts Lua code that calls no operator. Compiled code does not run hooks, so input is interpreted. A pcall in the
--- script may catch the error, so it is raised again at the script's next instruction, until the prompt is reached. In
--- the library, which may be cleaning up, it is raised only after 200000 instructions.
-local heard, thrown, steps = 0, false, 0
+-- script may catch the error, so it is raised again at the script's next instruction, until the prompt is reached. It is
+-- not raised in the library, which may be between a change of state and the pcall that undoes it; the library's next
+-- operator fails by itself. Only if the library does not return within 200000 instructions, it is raised there, too.
+local heard, steps = 0, 0
+local thrown = false
 local library = errors.library
 
 local function look_for_interrupt()
   if state.sigints == heard and state.interrupted == 0 then return end
-  if thrown then
-    steps = steps + 1
-    local info = debug.getinfo(2, "S")
-    if steps < 200000 and info and info.source:sub(1, #library) == library then return end
+  steps = steps + 1
+  local info = debug.getinfo(2, "S")
+  if steps < 200000 and info and info.source:sub(1, #library) == library then
+    if steps == 1 then debug.sethook(look_for_interrupt, "", 1) end
+    return
   end
   thrown, steps, state.interrupted = true, 0, 0
   debug.sethook(look_for_interrupt, "", 1)
@@ -120,7 +123,7 @@ end
 local function values(ok, ...)
   local broken = thrown
   heard = state.sigints                                 -- set first, because the hook may run at any time
-  thrown = false
+  thrown, steps = false, 0
   debug.sethook(look_for_interrupt, "", 10000)
   -- Printing runs operators and may itself fail or be interrupted.
   if not ok then
@@ -153,7 +156,7 @@ end
 function M.execute(chunk, to)
   destination = to or terminal
   heard = state.sigints  -- set first: the hook handles an interrupt after the check below
-  thrown = false
+  thrown, steps = false, 0
   if state.interrupted ~= 0 then
     print_results(false, "interrupted")
     tidy()

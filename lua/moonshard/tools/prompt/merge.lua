@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- What several ranks print or give, as one text: once where all ranks agree, else by rank.
 -- Copies of globals that a session may overwrite.
-local table, ipairs, pairs, setmetatable, tonumber = table, ipairs, pairs, setmetatable, tonumber
+local table, math, ipairs, pairs, setmetatable, tonumber = table, math, ipairs, pairs, setmetatable, tonumber
 
 local M = {}
 
@@ -103,6 +103,8 @@ end
 
 -- ---- output ---------------------------------------------------------------------------------------
 
+local BACKLOG = 100         -- lines that may wait to be printed after Ctrl-C
+
 ---@class Output
 local Output = {}
 Output.__index = Output
@@ -114,8 +116,10 @@ Output.__index = Output
 ---@param print fun(text: string)
 ---@return Output
 function M.output(ranks, hold, print)
-  local o = setmetatable({ ranks = ranks, hold = hold, print = print, lines = {}, parts = {}, since = {} }, Output)
-  for _, r in ipairs(ranks) do o.lines[r], o.parts[r] = {}, "" end
+  local o = setmetatable({ ranks = ranks, hold = hold, print = print, dropped = 0 }, Output)
+  -- Of each rank the lines that wait, from index `first` on, and the beginning of the next line.
+  o.lines, o.first, o.parts, o.since = {}, {}, {}, {}
+  for _, r in ipairs(ranks) do o.lines[r], o.first[r], o.parts[r] = {}, 1, "" end
   return o
 end
 
@@ -131,6 +135,20 @@ function Output:add(r, text, now)
   self.parts[r] = text:sub(at)
 end
 
+local function clear(self, r) self.lines[r], self.first[r], self.since[r] = {}, 1, nil end
+
+--- To be called after Ctrl-C: a loop that prints may have printed thousands of lines more than the terminal has shown.
+--- They are dropped, so that the prompt returns.
+function Output:hurry()
+  for _, r in ipairs(self.ranks) do
+    local waiting = #self.lines[r] - self.first[r] + 1
+    if waiting > BACKLOG then
+      self.dropped = math.max(self.dropped, waiting)
+      clear(self, r)
+    end
+  end
+end
+
 --- Prints what is due. running: the set of ranks that may print more; nil: all have ended their line.
 ---@param now number
 ---@param running? table<integer, any>
@@ -143,17 +161,21 @@ function Output:tick(now, running)
   while true do
     local heads, any, wait, due = {}, false, false, false
     for _, r in ipairs(self.ranks) do
-      heads[r] = self.lines[r][1]
+      heads[r] = self.lines[r][self.first[r]]
       any = any or heads[r] ~= nil
       wait = wait or heads[r] == nil and running ~= nil and running[r] ~= nil
       due = due or heads[r] ~= nil and now - self.since[r] > self.hold
     end
-    if not any or wait and not due then return end
+    if not any or wait and not due then break end
     for _, text in ipairs(M.lines(heads, self.ranks)) do self.print(text) end
     for r in pairs(heads) do
-      table.remove(self.lines[r], 1)
-      self.since[r] = self.lines[r][1] and now or nil
+      self.first[r], self.since[r] = self.first[r] + 1, now
+      if self.first[r] > #self.lines[r] then clear(self, r) end
     end
+  end
+  if not running and self.dropped > 0 then
+    self.print(("(%d lines that were printed before Ctrl-C are not shown)"):format(self.dropped))
+    self.dropped = 0
   end
 end
 

@@ -347,6 +347,7 @@ function Session:ask(targets, ...)
     self:take(replies, running)
     local now = lib.ms_time()
     if #self.gone > 0 then break end
+    if interrupted_at then self.out:hurry() end
     self.out:tick(now, running)
     failed_at = failed_at or failed(replies) and now or nil
     if state.interrupted ~= 0 then
@@ -365,6 +366,7 @@ function Session:ask(targets, ...)
   self.asking = false
   if #self.gone > 0 then return nil end
   self:drain()
+  if interrupted_at then self.out:hurry() end
   self.out:tick(lib.ms_time())
   return replies, interrupted_at ~= nil or followed
 end
