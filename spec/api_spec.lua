@@ -60,7 +60,8 @@ local sections = {
   { "operators", "Tensor.", [[__add __sub __mul __div __pow __unm __lt __le __tostring]] },
   { "autograd", "", [[
     grad no_grad enable_grad is_grad_enabled Function checkpoint testing.assert_close testing.gradcheck scope steps]] },
-  { "random numbers, files, memory", "", [[manual_seed save load memory_stats reset_peak_memory_stats]] },
+  { "random numbers, files, memory", "", [[manual_seed save load memory_stats reset_peak_memory_stats memory_report
+    record_memory_history]] },
   { "modules", "nn.Module:", [[
     extend parameters named_parameters named_modules named_children named_buffers modules children buffers train eval
     zero_grad to

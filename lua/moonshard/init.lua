@@ -37,7 +37,10 @@ for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 -- Names that are loaded at their first use: modules, and functions in modules.
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "testing" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
-local elsewhere = { save = "io.files", load = "io.files", doctor = "tools.doctor" }
+local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",
+  record_memory_history = "tools.memory" }
+local elsewhere = { doctor = "tools.doctor" }
+for name, from in pairs(functions) do elsewhere[name] = from end
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end
 
 setmetatable(ms, {
@@ -52,7 +55,7 @@ setmetatable(ms, {
         errors.raise("'%s' is not in this version of moonshard", name)
       end
       local module = require(path)
-      local value = from == "io.files" and module[name] or module
+      local value = functions[name] and module[name] or module
       if value == module and type(module) == "table" and getmetatable(module) == nil then errors.closed(module, name) end
       rawset(ms, name, value)
       return value

@@ -50,6 +50,14 @@ static void memory(void)
     ms_memory stats;
     CHECK(ms_memory_stats(MS_CPU, &stats) == MS_OK && stats.allocated <= stats.peak_allocated);
     ms_reset_peak_memory(MS_CPU);
+    ms_memory_history(1);
+    ms_memory now, peak;
+    ms_memory_record records[8];
+    ms_memory_site(1);
+    double n = ms_memory_snapshot(MS_CPU, &now, &peak, records, 8);
+    for (int k = 0; k < n && k < 8; k++)
+        printf("%s: %.0f bytes of %s\n", records[k].what, records[k].bytes, ms_memory_kind_name(records[k].kind));
+    ms_memory_history(0);
     ms_empty_cache();
     ms_set_memory_limit(1e9);
     ms_set_memory_limit(0);

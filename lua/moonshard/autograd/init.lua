@@ -4,6 +4,7 @@
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
 local position = require "moonshard.core.position"
 local tensor = require "moonshard.tensor"
@@ -109,6 +110,7 @@ end
 
 local function pull_events(run, event)
   while true do
+    places.mark()
     local ok, message = pcall(handle, run, event)
     if not ok then abort(run, message) end
     local s = lib.ms_run_next(run, event)
@@ -208,6 +210,7 @@ local function pull(run, ...)
     end_all(2, text)
     errors.raise_text(text)
   end
+  places.mark()
 end
 M.pull = pull
 

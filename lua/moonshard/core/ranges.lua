@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Ranges of the profiler: calls of modules, and ranges that the script makes.
+--- Ranges of the profiler: calls of modules, and ranges that the script makes. The memory history uses those of
+--- modules, too.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 
@@ -22,11 +23,12 @@ function M.user(name, fn, ...)
 end
 
 local wanted, changed
+local history, module, on_memory = false, nil, nil
 
 --- Asks the engine whether a recording needs ranges of module calls, and passes the answer to the function registered
 --- by on_change.
 function M.look()
-  wanted = bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
+  wanted = history or bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
   if changed then changed(wanted) end
 end
 
@@ -37,11 +39,32 @@ function M.on_change(fn)
   if wanted then fn(wanted) end
 end
 
+--- mark: called where a module's call begins and ends, while a memory history is recorded; nil: none is recorded.
+---@param mark fun()?
+function M.follow_modules(mark)
+  history, on_memory, module = mark ~= nil, mark, nil
+  M.look()
+end
+
+--- The name of the range of the module that runs, if a memory history is recorded.
+---@return string?
+function M.module_now() return module end
+
+local function left(outer, ...)
+  if on_memory then on_memory() end
+  module = outer
+  return ...
+end
+
 --- Runs fn(...) as the range of a module call.
 function M.module(name, fn, ...)
   local from = lib.ms_range_open(before)
   if from == 0 then M.look() end                        -- the profile was garbage-collected without a stop
-  return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...))
+  if not history then return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...)) end
+  local outer = module
+  on_memory()
+  module = name
+  return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, left(outer, pcall(fn, ...)))
 end
 
 return M

@@ -4,6 +4,7 @@
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local places = require "moonshard.core.places"
 local resume = require "moonshard.dist.resume"
 
 local ended, succeeded = resume.ended, resume.succeeded
@@ -55,6 +56,7 @@ local call_again
 
 local function finish_one(since, find, a, b, c, ok, ...)
   if ok then
+    places.mark()
     ended(true)
     succeeded()
     return ...
@@ -132,6 +134,7 @@ end
 local function finish(since, concerns, a, b, c, d, ok, ...)
   ended(false)
   if ok then
+    places.mark()
     succeeded()
     return ...
   end

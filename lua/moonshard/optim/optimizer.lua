@@ -7,6 +7,7 @@ local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
@@ -261,6 +262,7 @@ function Optimizer:step(closure)
     end
   end
   with_groups_dense(self, n, 1)
+  places.mark()
   return result
 end
 

@@ -10,6 +10,7 @@ local class = require "moonshard.core.class"
 local dtypes = require "moonshard.core.dtypes"
 local inner_tensors = require "moonshard.tensor.inner"
 local misspelt = require "moonshard.core.misspelt"
+local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
 
 local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
@@ -37,17 +38,18 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 -- note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
-local sites_always = false
+local sites_always, history = false, false
 local spent, started = 0, lib.ms_time()
 
 local function note(t)
+  if history then places.mark() end
   if sites_left > 0 or sites_always then
     local before = lib.ms_time()
     sites_left = sites_left - 1
     rawset(t, "_site", errors.user_line(3))
     spent = spent + (lib.ms_time() - before)
   end
-  if sites_left <= 0 and not sites_always then ticks = math.huge end
+  if sites_left <= 0 and not sites_always and not history then ticks = math.huge end
 end
 jit.off(note)
 
@@ -69,6 +71,12 @@ end
 function M.record_sites(always)
   sites_always = always
   ticks = 0
+end
+
+--- on: finds the place in the script of every allocation.
+function M.record_memory(on)
+  history, ticks = on, 0
+  lib.ms_memory_history(on and 1 or 0)
 end
 do
   local level = os.getenv "MOONSHARD_DEBUG"
