@@ -113,7 +113,7 @@ typedef struct {
 // allocated: exact sum of the bytes that tensors requested; reserved: bytes taken from the system or driver, including
 // free blocks; live_tensors: number of tensors alive in the engine.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
-MS_API void ms_reset_peak_memory(int device);   // sets both peaks to the current values
+MS_API void ms_reset_peak_memory(int device);  // sets both peaks to the current values
 // The memory history. on: records each allocation; 0: records no further ones, and still notes the end of those that it
 // has recorded.
 MS_API void ms_memory_history(int on);
@@ -130,9 +130,9 @@ typedef struct {
 // other fields are 0), and the first `room` records of the device. Returns their number. The pointers may be NULL.
 MS_API double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory_record *out, double room);
 MS_API const char *ms_memory_kind_name(int kind);  // "parameters" ...
-MS_API void ms_empty_cache(void);               // returns unused reserved memory to the system
-MS_API void ms_set_memory_limit(double bytes);  // allocations beyond it fail with MS_ENOMEM; 0: no limit
-MS_API void ms_set_gc_limit(double bytes);      // soft limit on unscoped bytes allocated between garbage collections
+MS_API void ms_empty_cache(void);                  // returns unused reserved memory to the system
+MS_API void ms_set_memory_limit(double bytes);     // allocations beyond it fail with MS_ENOMEM; 0: no limit
+MS_API void ms_set_gc_limit(double bytes);         // soft limit on unscoped bytes allocated between garbage collections
 
 // CPU kernels define MS_TYPES_ONLY, so that a function added below does not invalidate their ccache entries.
 #ifndef MS_TYPES_ONLY

@@ -389,7 +389,9 @@ static ms_status wait_done(ms_waiter *w, uint64_t number)
 static ms_collective_range in_profile(const ms_coll *c)
 {
     ms_group *g = c->g;
-    ms_collective_range r = { .group = g->id, .number = (double)c->number, .unit = c->fingerprint.unit, .members = g->n };
+    ms_collective_range r = {
+        .group = g->id, .number = (double)c->number, .unit = c->fingerprint.unit, .members = g->n
+    };
     double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
     r.bytes = larger * ms__dtype_size(c->reducer.dtype);
     int64_t first = INT64_MAX, last = INT64_MIN, before = INT64_MIN;
