@@ -264,7 +264,7 @@ describe("batches", function()
     assert.error_matches(function() batches.new(corpus, { context = 8, batch = 2, world = 3 }) end,
       "batches: option 'batch' is 2, expected at least one sequence for each of 3 ranks")
     assert.error_matches(function() batches.new(corpus, { context = 90, batch = 2 }) end,
-      "90 training tokens are too few for a context of 90")
+      "90 training tokens are too few for a context of 90, expected at least 91")
     batches.new(corpus, { context = 89, batch = 1 }):train(1)
   end)
 end)

@@ -293,7 +293,7 @@ describe("ZeroRedundancyOptimizer", function()
       true)
     local sharded = nn.Linear(2, 2)
     ms.fsdp.fully_shard(sharded)
-    assert.equal("ZeroRedundancyOptimizer: parameter 1 of group 1 is already sharded, and so is its state",
+    assert.equal("ZeroRedundancyOptimizer: parameter 1 of group 1 is already sharded, so an ordinary optimizer shards its state; use that instead",
       try(sharded:parameters(), SGD))
     local zero = optim.ZeroRedundancyOptimizer(m:parameters(), SGD)
     assert.matches("is in the list twice", message(zero.add_param_group, zero, { params = { m[1].weight } }), 1, true)
@@ -301,7 +301,7 @@ describe("ZeroRedundancyOptimizer", function()
       true)
     assert.equal(1, #zero.param_groups)
     assert.matches("closure is a number (1), expected a function", message(zero.step, zero, 1), 1, true)
-    assert.matches("2 groups in the state, 1 in the optimizer",
+    assert.matches("the state has 2 groups, expected the optimizer's 1",
       message(zero.load_state_dict, zero, { state = {}, param_groups = { {}, {} } }), 1, true)
     assert.matches("expected a table with state and param_groups", message(zero.load_state_dict, zero, 1), 1, true)
   end)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Autograd: backward advances a run of the engine and answers its events. Functions with their own backward and
---- checkpoints are in autograd/function.lua.
+--- Autograd: backward advances the engine's run (ms_run) and answers its events, such as calls of hooks. Functions with
+--- their own backward and checkpoints are in autograd/function.lua.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"

@@ -43,7 +43,8 @@ local function new(corpus, given)
   end
   local spare = corpus.train_count - o.context
   if spare < 1 then
-    errors.raise("batches: %d training tokens are too few for a context of %d", corpus.train_count, o.context)
+    errors.raise("batches: %d training tokens are too few for a context of %d, expected at least %d", corpus.train_count,
+      o.context, o.context + 1)
   end
   if o.batch < o.world then
     errors.raise("batches: option 'batch' is %d, expected at least one sequence for each of %d ranks", o.batch, o.world)

@@ -157,6 +157,7 @@ opts.fix(dist, { "new_group", "free_group" }, "dist.")
 
 -- ---- works --------------------------------------------------------------------------------------
 
+--- A collective that may still be running.
 ---@class Work
 local Work = {}
 Work.__index = Work

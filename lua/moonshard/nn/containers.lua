@@ -103,7 +103,7 @@ local function list_class(name)
   return cls
 end
 
--- A child's results: the first one; and all others as a list, if there are others.
+-- Returns a child's first result and, if there are others, a list of those.
 local function first_and_others(y, ...)
   local n = select("#", ...)
   if n > 0 then return y, { n = n, ... } end

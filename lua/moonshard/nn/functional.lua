@@ -358,7 +358,7 @@ function F.linear_cross_entropy(x, w, ids, given)
   local fits = ids.ndim == (soft and ndim or ndim - 1) and ids:numel() == (soft and rows * classes or rows)
   for d = 1, ndim - 1 do fits = fits and ids:size(d) == x:size(d) end
   if not fits then
-    raise("linear_cross_entropy: %s of input %s and %d classes must have shape [%s], got %s",
+    raise("linear_cross_entropy: %s for input %s and %d classes must have shape [%s], got %s",
       soft and "probabilities" or "ids", tostring(x.shape), classes,
       table.concat(first_sizes(x), ", ") .. (soft and (ndim > 1 and ", " or "") .. classes or ""), tostring(ids.shape))
   end
@@ -449,7 +449,7 @@ function F.split_heads(qkv, heads)
   opts.expect(qkv, a_tensor, "split_heads: argument 1")
   opts.expect(heads, opts.whole_from(1), "split_heads: argument 2")
   if qkv.ndim ~= 3 or qkv:size(3) % (3 * heads) ~= 0 then
-    raise("split_heads: shape %s is not [B, T, 3 C] with C a multiple of %d heads", tostring(qkv.shape), heads)
+    raise("split_heads: argument 1 has shape %s, expected [B, T, 3 C] with C a multiple of %d heads", tostring(qkv.shape), heads)
   end
   return ops.split_heads(qkv, qkv:size(1), qkv:size(2), heads, qkv:size(3) / (3 * heads))
 end
@@ -459,7 +459,7 @@ end
 ---@return Tensor
 function F.merge_heads(y)
   opts.expect(y, a_tensor, "merge_heads: argument 1")
-  if y.ndim ~= 4 then raise("merge_heads: shape %s is not [B, heads, T, D]", tostring(y.shape)) end
+  if y.ndim ~= 4 then raise("merge_heads: argument 1 has shape %s, expected [B, heads, T, D]", tostring(y.shape)) end
   return ops.join_heads(y, y:size(1), y:size(3), y:size(2) * y:size(4))
 end
 

@@ -407,7 +407,7 @@ function Optimizer:_prepare_load(sd)
   opts.need(is_plain(sd) and is_plain(sd.param_groups) and is_plain(sd.state), sd,
     "a table with state and param_groups", "%s: load_state_dict: argument 1", who)
   if #sd.param_groups ~= #self.param_groups then
-    raise("%s: load_state_dict: %d groups in the state, %d in the optimizer", who, #sd.param_groups, #self.param_groups)
+    raise("%s: load_state_dict: the state has %d groups, expected the optimizer's %d", who, #sd.param_groups, #self.param_groups)
   end
   local names, work = self._row.states, {}
   for index, group in ipairs(self.param_groups) do

@@ -52,7 +52,7 @@ local function check_params(self)
     if p.is_sparse then refuse "is sparse; only dense parameters are supported" end
     if p.id < 0 then refuse(("is a %s; tensor classes are not supported"):format(p:class_name())) end
     if tensor.info_of(p).sharded ~= 0 or rawget(p, "_unit") or rawget(p, "_flat") then
-      refuse "is already sharded, and so is its state"
+      refuse "is already sharded, so an ordinary optimizer shards its state; use that instead"
     end
     texts[#texts + 1] = ("%s %s (group %d)"):format(p.dtype, tostring(p.shape), index)
   end)

@@ -80,7 +80,7 @@ end
 
 --- A number as a label, with just enough decimals that numbers `step` apart have different labels.
 ---@param v number
----@param step? number
+---@param step? number  nil: 6 significant digits; 4 in exponent notation
 ---@return string
 function M.label(v, step)
   if v == 0 then return "0" end

@@ -14,7 +14,8 @@ local function chunk(name, data)
   return big_endian(#data) .. text .. big_endian(crc32(text))
 end
 
--- RFC 1950 and 1951: blocks of at most 65535 bytes, then Adler-32.
+-- Data in the zlib format (RFC 1950): uncompressed blocks (RFC 1951) of at most 65535 bytes, then the checksum
+-- Adler-32.
 local function zlib(data)
   local parts = { "\120\1" }
   for at = 1, math.max(#data, 1), 65535 do

@@ -27,8 +27,8 @@ Run.__index = Run
 
 function Run:__tostring() return ("Run '%s', step %d%s"):format(self.path, self.step, self.total and " of " .. self.total or "") end
 
---- Makes a record of fields that run.start sets.
----@param fields table
+--- Makes a record (Run) and starts its clock.
+---@param fields table  the fields that run.start sets
 ---@return Run
 local function new(fields)
   local self = setmetatable(fields, Run)
@@ -38,7 +38,7 @@ local function new(fields)
   self.first, self.next_memory = self.step, -math.huge
   self.began = lib.ms_time()
   self.next_report = self.began + 2
-  self.mark = self.began                                -- the end of the last call: a step's time begins here
+  self.mark = self.began                                -- the end of the last method call: a step's time begins here
   return self
 end
 

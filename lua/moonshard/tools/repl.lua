@@ -19,8 +19,8 @@ local M = {
   help = require("moonshard.tools.prompt.help").help,
 }
 
--- Waits for a line from a terminal. A terminal delivers whole lines, so Lua's buffer contains none. The flag is polled
--- ten times a second, because a signal that arrives just before a read does not interrupt it.
+-- Waits for a line from a terminal or for Ctrl-C. A terminal delivers whole lines, so Lua's buffer contains none. The
+-- flag that Ctrl-C sets is polled ten times a second, because a signal just before a read does not interrupt the read.
 M.input = ffi.new("struct { int fd; short events, revents; }", 0, 1)
 local function wait_for_line(prompt, session)
   if ffi.C.moonshard_is_terminal(0) == 0 then return end
@@ -52,7 +52,8 @@ local function plain_reader(prompt, _, session)
   return line
 end
 
--- What the loop asks of the process itself; of the ranks of a prompt over ranks, a Session (session.lua) does the same.
+-- The functions that M.run calls to complete, run and explain input in this process. In a prompt over ranks it calls
+-- those of a Session (session.lua) instead.
 local alone = {
   complete = function(_, text) return M.complete(text) end,
   has = function(_, name) return rawget(_G, name) ~= nil end,
@@ -63,8 +64,8 @@ local alone = {
   end,
 }
 
--- Recognises commands of other prompts, unless the session has a global with that name. Returns "leave", "restart" (of
--- ranks that have ended), or "help" and the name.
+-- Recognises exit, quit, restart and help, unless the session has a global with that name. Returns "leave", "restart"
+-- (of ranks), or "help" and the name to explain; nil for other input.
 local function command_of(line, session)
   local word, rest = line:match "^%s*(%a+)%s*(.-)%s*;?%s*$"
   if word ~= "exit" and word ~= "quit" and word ~= "help" and word ~= "restart" or session:has(word) then return nil end

@@ -82,7 +82,7 @@ function M.gradcheck(fn, inputs, given)
           local mine = analytic and analytic[j] or 0
           local fits = math.abs(mine - numeric) <= o.atol + o.rtol * math.abs(numeric)
           if not fits then
-            errors.raise("gradcheck: input %d %s at %s: backward gives %.9g, differences give %.9g", k, tostring(shape),
+            errors.raise("gradcheck: input %d %s at %s: backward gives %.9g, finite differences %.9g", k, tostring(shape),
               close.place(j, shape), mine, numeric)
           end
         end

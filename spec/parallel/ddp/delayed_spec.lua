@@ -166,7 +166,7 @@ describe("DDP's delayed gradients", function()
       try({ 3 }, m[1].weight))
     assert.equal("DDP: delay_all_reduce_named_params[1] is a Parameter, expected a name or a pair {name, parameter}",
       try({ m[1].bias }, m[1].weight))
-    assert.equal("DDP: delay_all_reduce_named_params[1]: '1.weight' names another parameter of the module",
+    assert.equal("DDP: delay_all_reduce_named_params[1]: the parameter given with '1.weight' is not the module's parameter of that name",
       try({ { "1.weight", m[1].bias } }, m[1].weight))
     assert.equal("DDP: delay_all_reduce_named_params[2]: '1.bias' is in the list twice",
       try({ "1.bias", "1.bias" }, m[1].weight))

@@ -57,7 +57,9 @@ function M.resolve(m, list, hook, sparse)
     if type(entry) == "table" and not is_tensor(entry) then name, p = entry[1], entry[2] end
     if type(name) ~= "string" then opts.wrong(entry, "a name or a pair {name, parameter}", "DDP: %s", option) end
     if not known[name] then raise("DDP: %s: %s", option, errors.unknown("parameter", name, names)) end
-    if p ~= nil and p ~= known[name] then raise("DDP: %s: '%s' names another parameter of the module", option, name) end
+    if p ~= nil and p ~= known[name] then
+      raise("DDP: %s: the parameter given with '%s' is not the module's parameter of that name", option, name)
+    end
     p = known[name]
     if self.has[p] then raise("DDP: %s: '%s' is in the list twice", option, name) end
     trainable(p, name, option, sparse)

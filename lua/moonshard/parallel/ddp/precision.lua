@@ -160,7 +160,7 @@ local function leave(self, around, copies, hidden, ...)
   return context.results(...)
 end
 
---- Runs fn(…) while the fields contain copies.
+--- Runs fn(…) while the modules' fields contain copies of the parameters in param_dtype.
 function Low:run(fn, ...)
   if self.inside or not self.policy.param_dtype then return fn(...) end
   local copies, hidden = lower(self)

@@ -43,7 +43,7 @@ end
 ---@return any  the results of fn
 function M.record(fn, ...)
   opts.expect(fn, opts.fn, "record: argument")
-  if recording > 0 then errors.raise "record: another recording is active" end
+  if recording > 0 then errors.raise "record: called by a function that is itself recorded; recordings do not nest" end
   recording = recording + 1
   lib.ms_unit_record(1)
   return finish(pcall(context.block, "fsdp.record", fn, ...))

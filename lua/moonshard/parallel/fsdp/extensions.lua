@@ -46,7 +46,8 @@ local function contiguous_strides(shape)
   return strides
 end
 
---- Searches a unit's local tensors for extensions: at lazy initialization, and after they were replaced.
+--- Finds those of a unit's local tensors that have all-gather extensions, and registers them in the engine. Called at
+--- lazy initialization, and after local tensors were replaced.
 function M.look(unit)
   unit.looked = true
   if not unit.positions then return end                 -- fsdp.FSDP does not support extensions

@@ -15,7 +15,7 @@ M.RESHARDS = { full_shard = true, hybrid_shard = true }
 -- Groups, made once: {ranks of this node, ranks with the same position on every node}.
 local by_node
 
--- Collective over the world.
+-- Returns by_node, which the first call makes. Collective over the world.
 local function node_groups(dist)
   if by_node then return by_node end
   local places = dist.all_gather_object { host = dist.rank() - dist.local_rank(), at = dist.local_rank() }

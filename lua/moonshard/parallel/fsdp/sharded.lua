@@ -178,8 +178,8 @@ end
 
 local base = Tensor.methods
 
--- Makes a method that changes the whole tensor while the parameter is gathered; otherwise this rank's part, if
--- `accepts` returns true for the arguments.
+-- Makes an in-place method. It changes the whole tensor while the parameter is gathered, otherwise this rank's part if
+-- `accepts` returns true for the arguments; other calls are refused, as those of all operators.
 local function in_place(name, accepts)
   methods[name] = function(t, ...)
     if is_whole(t) or not accepts(...) then return base[name](t, ...) end

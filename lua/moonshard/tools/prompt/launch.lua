@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Starts the ranks of a prompt: mpirun, in a session of its own, so that Ctrl-C reaches only the prompt.
+--- Starts the ranks of a prompt by mpirun, which runs in a session of its own, so that Ctrl-C reaches only the prompt.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 require "moonshard.tools.prompt.wire"                   -- declares moonshard_close
@@ -30,8 +30,8 @@ local C = ffi.C
 
 local PER_CORE = 16         -- more ranks than this on each core would not start within minutes
 
---- The number of ranks that the text of an option asks for; nil and a message if it cannot be had here.
----@param text string
+--- The number of ranks that option --ranks gives; nil and a message if so many cannot be started here.
+---@param text string  the option's value
 ---@return integer?
 ---@return string? message
 function M.world(text)
@@ -40,18 +40,19 @@ function M.world(text)
   local most = math.min(1024, PER_CORE * cores)
   if not world or world < 1 then return nil, ("--ranks '%s' is not a whole number from 1"):format(text) end
   if world > most then
-    return nil, ("--ranks %s: at most %d are possible here, %d for each of %d cores"):format(text, most, PER_CORE, cores)
+    return nil, ("--ranks %s: at most %d ranks are possible here, %d for each of %d cores"):format(text, most, PER_CORE, cores)
   end
   local launched = ffi.new "ms_launch"
   engine.lib.ms_launcher(launched)
   if launched.name ~= nil and launched.name[0] ~= 0 then
-    return nil, ("--ranks %s starts ranks, but %s has started this process: enter one of the two"):format(text,
+    return nil, ("--ranks %s starts ranks, but %s has started this process: leave out one of the two"):format(text,
       ffi.string(launched.name))
   end
   return world
 end
 
---- The environment of this process with changes: name -> text, or false to remove the variable.
+--- The environment of this process with changes (name -> text, or false to remove the variable), as a list of
+--- "name=text".
 local function environment(changes)
   local list, k = {}, 0
   while C.environ[k] ~= nil do
@@ -71,8 +72,9 @@ local function strings(list)
   return array
 end
 
--- As in scripts/train: mpirun may run as root and start more ranks than cores; ranks are not bound; and nothing
--- listens beyond loopback, unless a resource manager or host file names several hosts.
+-- The changes of mpirun's environment and its first arguments. As in scripts/train: mpirun may run as root and start
+-- more ranks than cores; ranks are not bound to cores; and nothing listens beyond loopback, unless a resource manager
+-- or host file may name several hosts.
 local function settings()
   local env = { OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
     OMPI_MCA_odls_base_sigkill_timeout = "0" }
@@ -81,7 +83,7 @@ local function settings()
   end
   local preload = os.getenv "LD_PRELOAD"
   local arguments = {}
-  if preload and preload ~= "" then                     -- meant for the ranks, as a sanitizer's library
+  if preload and preload ~= "" then                     -- meant for the ranks, such as a sanitizer's library
     env.LD_PRELOAD = false
     arguments = { "-x", "LD_PRELOAD=" .. preload }
   end
@@ -94,9 +96,9 @@ local function settings()
 end
 
 ---@class Launcher
----@field pid integer
----@field out integer   descriptor of what mpirun prints
----@field code integer?  exit status, once it has ended
+---@field pid integer   process id of mpirun
+---@field out integer   descriptor from which mpirun's output is read; -1: closed
+---@field code integer?  mpirun's exit status (after a signal: 128 + its number); nil: it runs
 
 local Launcher = {}
 Launcher.__index = Launcher
@@ -106,7 +108,8 @@ local apart = { group = 2, session = 0x80 }               -- POSIX_SPAWN_SETPGRO
 --- Starts a program. Returns its process id, or nil and the reason.
 ---@param words string[]
 ---@param env table<string, string|false>  changes of the environment
----@param how { input?: string, output?: string|integer, apart: "group"|"session" }  files or a descriptor; nil: inherited
+---@param how { input?: string, output?: string|integer, apart: "group"|"session" }
+---   input, output: a file's path or a descriptor (nil: inherited); apart: what the program gets of its own
 ---@return integer? pid
 ---@return string? reason
 function M.spawn(words, env, how)
@@ -127,7 +130,7 @@ function M.spawn(words, env, how)
   return pid[0]
 end
 
---- Starts `command` on so many ranks. Returns nil and a message if there is no mpirun.
+--- Starts `command` on `world` ranks. Returns nil and a message if mpirun cannot be started.
 ---@param world integer
 ---@param command string[]
 ---@return Launcher?
@@ -138,7 +141,9 @@ function M.start(world, command)
   words[#words + 1], words[#words + 2] = "-n", tostring(world)
   for _, word in ipairs(command) do words[#words + 1] = word end
   local ends = ffi.new "int[2]"
-  if C.moonshard_pipe(ends, 0x80000) ~= 0 then return nil, "no pipe: " .. ffi.string(C.strerror(ffi.errno())) end
+  if C.moonshard_pipe(ends, 0x80000) ~= 0 then
+    return nil, "a pipe for mpirun's output cannot be made: " .. ffi.string(C.strerror(ffi.errno()))
+  end
   local pid, why = M.spawn(words, env, { input = "/dev/null", output = ends[1], apart = "session" })
   C.moonshard_close(ends[1])
   if pid then return setmetatable({ pid = pid, out = ends[0] }, Launcher) end

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- A prompt over ranks that a launcher has started: `mpirun -n 4 scripts/repl`. Rank 0 starts the prompt's process, which
---- is no rank. mpirun reads the terminal, passes on what it reads to rank 0's input, a pipe, and ends the job at Ctrl-C.
---- So the prompt's process sets the terminal such that every key is read at once, and Ctrl-C is a key, not a signal.
---- mpirun cannot be kept from reading: Open MPI 4.1.4 reads as a background process, too, and is stopped by the kernel.
---- If mpirun has no terminal, lines are read from the pipe, without editing.
+--- A prompt over ranks that a launcher has started: `mpirun -n 4 scripts/repl`. Rank 0 starts the prompt's process,
+--- which is no rank. mpirun reads the terminal, passes on what it reads to rank 0's input, a pipe, and ends the job at
+--- Ctrl-C. So the prompt's process sets the terminal such that every key is read at once, and Ctrl-C is a key, not a
+--- signal. mpirun cannot be kept from reading: Open MPI 4.1.4 reads as a background process, too, and is stopped by the
+--- kernel. If mpirun has no terminal, lines are read from the pipe, without editing.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
@@ -26,7 +26,7 @@ void *moonshard_on_signal(int, void *) __asm__("signal");
 
 local M = {}
 
---- The ranks of the job of this process; nil if no launcher has started it, or a job of one rank.
+--- What the launcher of this process says of its job; nil if no launcher has started it, or the job has one rank.
 ---@return ms_launch?
 function M.job()
   local launched = ffi.new "ms_launch"
@@ -41,7 +41,8 @@ local function link(path)
   return n > 0 and ffi.string(buffer, n) or ""
 end
 
--- The fields of a process's status in /proc: its name, then parent, process group, session, terminal, foreground group.
+-- Of a process's status in /proc: its name, parent, process group, and the foreground process group of its terminal, as
+-- texts; nil if there is no such process.
 local function stat(pid)
   local file = io.open(("/proc/%s/stat"):format(pid))
   local text = file and file:read "*a" or ""
@@ -70,7 +71,7 @@ local function has_terminal()
   return true
 end
 
--- The launcher's variables, which would make the prompt's process a rank.
+-- Changes of the environment that remove the launcher's variables, which would make the prompt's process a rank.
 local function without_launcher()
   local changes, k = {}, 0
   while C.environ[k] ~= nil do
@@ -83,8 +84,9 @@ local function without_launcher()
   return changes
 end
 
---- On each rank: joins the job, and rank 0 starts `command` as the prompt's process, with a socket's name, the number of
---- ranks and "terminal" or "pipe" behind it. Returns that name once the process listens.
+--- On each rank: joins the job, and rank 0 starts `command` as the prompt's process, with a socket's name, the number
+--- of ranks and "terminal" or "pipe" behind it. Returns the socket's name once the process listens. Ends the job if it
+--- has ranks on several machines.
 ---@param command string[]
 ---@return string
 function M.begin(command)
@@ -96,7 +98,7 @@ function M.begin(command)
   for r = 2, world do
     if hosts[r] ~= hosts[1] then
       if rank == 0 then
-        io.stderr:write(("repl: the prompt is for the ranks of one machine, but rank %d is not on rank 0's\n"):format(r - 1))
+        io.stderr:write(("repl: the prompt is for ranks on one machine, but rank %d is on another than rank 0\n"):format(r - 1))
       end
       dist.barrier()                                    -- the launcher ends all ranks as soon as one has ended
       os.exit(2, true)
@@ -123,7 +125,7 @@ function M.begin(command)
     end
     C.moonshard_wait(nil, 0, 10)
   end
-  error("the prompt's process does not answer", 0)
+  error("the prompt's process does not answer within 30 s", 0)
 end
 
 local SIGTTOU, ISIG, ICANON, ECHO = 22, 1, 2, 8

@@ -141,7 +141,7 @@ end
 -- Ctrl-C may also arrive between two statements of this file.
 local function protected(chunk) return values(xpcall(chunk, report)) end
 
--- Closes scopes and runs that an error or break left open, and ignores a Ctrl-C that came too late.
+-- Closes scopes and aborts backwards that an error or break left open, and ignores a Ctrl-C that came too late.
 local function tidy()
   autograd.abort_left(true)
   scope.close_all_left()

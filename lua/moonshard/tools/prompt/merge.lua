@@ -5,7 +5,7 @@ local table, math, ipairs, pairs, setmetatable, tonumber = table, math, ipairs, 
 
 local M = {}
 
---- "rank 2", "ranks 0, 2-3".
+--- Ranks in a message: "rank 2", "ranks 0, 2-3".
 ---@param list integer[]  ascending
 ---@return string
 function M.names(list)
@@ -22,7 +22,7 @@ end
 -- Addresses differ between processes.
 local function key_of(text) return (text:gsub("0x%x+", "0x")) end
 
---- Groups texts by rank: { { ranks = { 0, 2 }, text = "…" }, … }, in the order of their lowest ranks.
+--- Groups ranks by their text: { { ranks = { 0, 2 }, text = "…" }, … }, in the order of each group's lowest rank.
 ---@param texts table<integer, string>  by rank
 ---@param ranks integer[]  ascending
 ---@return { ranks: integer[], text: string }[]
@@ -40,7 +40,8 @@ function M.group(texts, ranks)
   return groups
 end
 
---- The texts of ranks as lines: without a name if all `ranks` have the same text.
+--- The texts of ranks, each after the names of the ranks that have it, or without names if all `ranks` have the same
+--- text.
 ---@param texts table<integer, string>
 ---@param ranks integer[]
 ---@return string[]
@@ -60,16 +61,16 @@ end
 -- ---- results --------------------------------------------------------------------------------------
 
 ---@class Reply
----@field ok boolean
----@field text string
----@field trace string
----@field ended boolean?  the prompt interrupted this rank, because another one had failed
+---@field ok boolean  the line ran without error
+---@field text string  its results, or its error's message
+---@field trace string  lines of the traceback; "": none
+---@field ended boolean?  true: the prompt interrupted this rank, because another one had failed
 
 local function is_interrupt(text)
   return text:find "interrupted$" ~= nil or text:find("interrupted (Ctrl-C)", 1, true) ~= nil
 end
 
--- The rank whose error ended this one's line: a published error names it.
+-- The other rank whose error ended this one's line, from the text of a published error; nil if there is none.
 local function culprit(replies, r)
   local k = tonumber(replies[r].text:match "rank (%d+) failed: ")
   return k ~= r and k and replies[k] and not replies[k].ok and k or nil
@@ -110,7 +111,8 @@ local Output = {}
 Output.__index = Output
 
 --- Collects what ranks print, line by line. A line is given to `print` as soon as every rank that still runs has
---- printed one; lines that differ are named. A rank's line waits at most `hold` seconds for the others'.
+--- printed one; lines that differ are preceded by their ranks. A rank's line waits at most `hold` seconds for the
+--- others'.
 ---@param ranks integer[]
 ---@param hold number
 ---@param print fun(text: string)
@@ -123,7 +125,7 @@ function M.output(ranks, hold, print)
   return o
 end
 
---- Adds what a rank has printed.
+--- Adds what a rank has printed. now: lib.ms_time(), in seconds.
 function Output:add(r, text, now)
   text = self.parts[r] .. text
   local lines = self.lines[r]

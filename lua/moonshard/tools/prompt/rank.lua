@@ -23,13 +23,14 @@ int moonshard_getpid(void) __asm__("getpid");
 
 local M = {}
 
--- Output is sent as it is printed; input is the prompt's alone.
+-- Sends this process's output to the prompt as it is printed. Its input becomes empty, because only the prompt reads.
 local function redirect(name, rank)
   local output = wire.connect(name)
   if not output or not output:send("output", rank) then error("the prompt has ended", 0) end
   io.stdout:flush()
   for fd = 1, 2 do
-    ffi.C.moonshard_fcntl(fd, 1030, 3)                  -- F_DUPFD_CLOEXEC: mpirun closes rank 0's input with its output
+    -- F_DUPFD_CLOEXEC: the old output stays open, because mpirun closes rank 0's input as soon as its output is closed.
+    ffi.C.moonshard_fcntl(fd, 1030, 3)
     ffi.C.moonshard_dup2(output.fd, fd)
   end
   output:close()
@@ -39,8 +40,8 @@ local function redirect(name, rank)
   ffi.C.moonshard_close(null)
 end
 
--- The kernel sends SIGTERM when the prompt's process ends, because a rank that runs a line reads no message. On this
--- connection nothing is sent: every event of a socket sends the signal.
+-- Has the kernel send SIGTERM when the prompt's process ends, because a rank that runs a line reads no message. Nothing
+-- is sent on this connection, because every event on its socket would send the signal.
 local function end_with_prompt(name)
   local life = wire.connect(name)
   if not life then error("the prompt has ended", 0) end
@@ -50,7 +51,8 @@ local function end_with_prompt(name)
   ffi.C.moonshard_fcntl(life.fd, SETFL, bit.bor(2, ASYNC))
 end
 
--- The text of a collective that failed because a peer has ended its line. In a line for one rank all peers have.
+-- Shortens the error of a collective that failed because a peer has ended its line; returns other texts as they are. If
+-- this rank runs the line alone, all peers have ended theirs, and the text says so.
 local function explained(text, rank, alone)
   local before, call, rest = text:match "^(.-)rank %d+ failed: ([%w_]+)(: collective #.* has ended its line at the prompt)$"
   if not call then return text end
@@ -65,8 +67,8 @@ local compile = {
   help = function(text) return function() return require("moonshard.tools.prompt.help").help(text) end end,
 }
 
--- Runs a line; `ended` is the number of lines that every rank has ended. Returns whether it succeeded, the texts, and
--- the lines of the traceback.
+-- Runs a line; `ended` is the number of lines that every rank has ended. Returns whether it succeeded, its results or
+-- its error's message, and the lines of the traceback.
 local function run(rank, ended, kind, text, alone)
   -- A line that another rank runs alone is not counted, so in a line for one rank its peers are a line ahead.
   lib.ms_dist_set_lines(alone and ended - 1 or ended)
@@ -85,8 +87,8 @@ local function run(rank, ended, kind, text, alone)
   return false, explained(failure, rank, false), trace
 end
 
---- Joins the job, connects to the prompt under this name and runs its lines. Returns when the prompt ends.
----@param name string
+--- Joins the job, connects to the prompt and runs its lines. Returns when the prompt ends.
+---@param name string  of the prompt's socket
 function M.serve(name)
   dist.init()
   local rank, world = dist.rank(), dist.world_size()
@@ -116,7 +118,7 @@ function M.serve(name)
       control:send("done", ok and 1 or 0, lib.ms_dist_published(), text, trace)
     elseif kind == "settle" then
       state.interrupted = 0                                          -- a Ctrl-C for a line that had just ended
-      local number = tonumber(message[2])                            -- 0: the ranks' collectives match
+      local number = tonumber(message[2])                            -- 0: the ranks' collectives match already
       local status = number > 0 and lib.ms_dist_settle(number) or 0
       control:send("settled", lib.ms_dist_published(), status == 0 and "" or ffi.string(lib.ms_error()))
     elseif kind == "complete" then

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reads lines at the prompt with GNU readline: editing, history, completion. Only if the library is installed and the
---- input is a terminal. repl.lua loads this file and declares moonshard_wait and moonshard_is_terminal.
+--- Reads lines at the prompt with GNU readline: editing, history, completion. Used only if the library is installed and
+--- the input is a terminal or its keys. line.lua declares moonshard_wait and moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
@@ -198,7 +198,8 @@ end
 jit.off(read)
 
 --- Returns read(prompt, before), which reads one line with editing; nil if that is impossible. before: earlier lines of
---- the same statement. session: completes names, and may print while the line is read.
+--- the same statement. read returns nil at the end of the input, and "" and true after Ctrl-C. session: completes
+--- names, and may print while the line is read.
 return function(repl, session)
   if not load(session) then return nil end
   attach(repl, session)

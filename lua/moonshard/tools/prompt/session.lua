@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- A prompt over ranks, seen from the process that owns the terminal. It is no rank of the job, so it survives a rank
 --- that dies. Every line runs on all ranks; the prompt returns when all have replied. If a rank fails, the others are
---- interrupted. After that, and between lines only, the ranks settle: their next collectives match again.
+--- interrupted. After that, and only between lines, the ranks settle, so that their next collectives match again.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 local launch = require "moonshard.tools.prompt.launch"
@@ -19,17 +19,17 @@ local FOLLOW = 0.1          -- seconds after a rank's error until the others are
 local PATIENCE = 1.0        -- seconds after Ctrl-C until a rank that has not returned is named
 
 ---@class RankOfPrompt
----@field rank integer
----@field control Channel?
----@field output Channel?
----@field pid integer?
----@field exit string?      the status that it gave os.exit
+---@field rank integer      from 0
+---@field control Channel?  for lines and replies; nil: not connected yet
+---@field output Channel?   for what it prints; nil: not connected yet
+---@field pid integer?      its process id; nil: not connected yet
+---@field exit string?      the status that it gave os.exit; nil: it has not called that
 
 ---@class Session
----@field world integer
+---@field world integer  number of ranks
 ---@field ranks table<integer, RankOfPrompt>?  nil: the job has ended
----@field keys string?   what was typed during a line; nil: the terminal keeps it
----@field over boolean?  the prompt cannot go on
+---@field keys string?   what was typed while ranks ran a line; nil: the terminal keeps it
+---@field over boolean?  true: the prompt cannot go on, because its ranks have ended and it cannot start new ones
 local Session = {}
 Session.__index = Session
 
@@ -42,11 +42,12 @@ end
 
 -- ---- connections ----------------------------------------------------------------------------------
 
--- The kinds of connection by their first message; see rank.lua. A third kind has none, and stays pending.
+-- The kinds of connection by their first message. A third kind (end_with_prompt in rank.lua) sends none and stays
+-- pending.
 local connect = {
   output = function(rank, channel, session)
     rank.output = channel
-    session.out:add(rank.rank, channel.left, lib.ms_time())          -- what came with the message
+    session.out:add(rank.rank, channel.left, lib.ms_time())          -- output that arrived with the message
   end,
   hello = function(rank, channel) rank.control, rank.pid = channel, channel.pid end,
 }
@@ -72,7 +73,7 @@ end
 
 local buffer = ffi.new "char[65536]"
 
--- What mpirun prints: complaints, and the ranks' messages before they have connected.
+-- Reads what mpirun prints: its own messages, and those of ranks that have not connected yet.
 function Session:read_launcher()
   local n = tonumber(C.moonshard_read_of_prompt(self.launcher.out, buffer, 65536))
   if n <= 0 then return self.launcher:close() end
@@ -100,7 +101,7 @@ function Session:typed_key()
   return key
 end
 
---- Waits up to so many milliseconds and reads what has arrived.
+--- Waits up to ms milliseconds and reads what has arrived.
 function Session:poll(ms)
   local fds, handlers = { self.listening }, { [self.listening] = function() self:accept() end }
   local function add(fd, handler)
@@ -172,7 +173,7 @@ function Session:await()
   return true
 end
 
--- Waits until the job has ended, at most so many seconds, then ends it. Afterwards there are no ranks.
+-- Waits until the job has ended; after `seconds` ends it by signals. Afterwards there are no ranks.
 function Session:finish(seconds)
   local until_time = lib.ms_time() + seconds
   local function running()
@@ -324,7 +325,8 @@ local function sorted(set)
   return list
 end
 
--- Sends a message to some ranks and collects the replies. Returns nil if a rank has ended.
+-- Sends a message to some ranks and collects their replies (Reply for a line, otherwise the reply's fields). Returns
+-- nil if a rank has ended.
 ---@param targets integer[]
 ---@return table<integer, table>? replies
 ---@return boolean? signalled  whether a rank may have got a signal
@@ -359,7 +361,7 @@ function Session:ask(targets, ...)
       interrupt "ended"
     elseif interrupted_at and not named and now - interrupted_at > PATIENCE and next(running) then
       named = true
-      say(("%s not returned yet: a long operator, or a program that the line runs; Ctrl-C ends the ranks"):format(
+      say(("%s not returned yet from a long operator or another program; a second Ctrl-C ends the ranks"):format(
         merge.names(sorted(running)) .. (next(running, next(running)) and " have" or " has")))
     end
   end
@@ -371,7 +373,7 @@ function Session:ask(targets, ...)
   return replies, interrupted_at ~= nil or followed
 end
 
--- Makes the ranks' next collectives match again.
+-- Makes the ranks' next collectives match again. Returns false if a rank has ended.
 function Session:settle(signalled)
   for _ = 1, 5 do
     local changed = self.latest ~= self.published

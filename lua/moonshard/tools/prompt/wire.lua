@@ -33,7 +33,7 @@ local EINTR, EAGAIN = 4, 11
 
 local function address(name)
   local a = ffi.new("moonshard_address", 1)             -- AF_UNIX; a name that begins with 0 is abstract
-  if #name > 100 then error("a socket's name is too long: " .. name, 0) end
+  if #name > 100 then error(("a socket's name has %d bytes, expected at most 100: %s"):format(#name, name), 0) end
   ffi.copy(a.path + 1, name, #name)
   return a, 3 + #name
 end
@@ -46,9 +46,10 @@ local function peer(fd)
 end
 
 ---@class Channel
----@field fd integer
+---@field fd integer  descriptor; -1: closed by this end
 ---@field pid integer  the process at the other end
----@field closed boolean?
+---@field closed boolean?  true: one of the ends has closed it
+---@field left string  what has arrived and is not yet a whole message
 local Channel = {}
 Channel.__index = Channel
 
@@ -68,7 +69,7 @@ end
 ---@return integer? fd
 function M.listen(name)
   local fd = C.moonshard_socket(1, bit.bor(STREAM, CLOEXEC), 0)
-  if fd < 0 then error("socket: error " .. ffi.errno(), 0) end
+  if fd < 0 then error("a socket cannot be made: error " .. ffi.errno(), 0) end
   if C.moonshard_bind(fd, address(name)) ~= 0 or C.moonshard_listen(fd, 1024) ~= 0 then
     C.moonshard_close(fd)
     return nil
@@ -76,7 +77,7 @@ function M.listen(name)
   return fd
 end
 
---- Accepts a connection of a process of this user.
+--- Accepts a connection; nil if there is none, or one of another user.
 ---@param fd integer
 ---@return Channel?
 function M.accept(fd)
@@ -100,7 +101,8 @@ function M.connect(name)
   C.moonshard_close(fd)
 end
 
---- Waits until one of the descriptors has input or is closed. Returns a set of those; it is empty after a signal.
+--- Waits until a descriptor has input or is closed. Returns the set of such descriptors; it is empty if the time is
+--- over or a signal arrived.
 ---@param fds integer[]
 ---@param ms integer  -1: without limit
 ---@return table<integer, boolean>
