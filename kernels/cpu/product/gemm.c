@@ -486,8 +486,9 @@ static gemm_cut cut(gemm_work *w, int64_t threads)
     return c;
 }
 
-// Multiplies the current rows and columns through all depths.
-static void all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
+// Multiplies the current rows and columns through all depths. Between blocks Ctrl-C ends the product, because a large
+// one takes seconds.
+static ms_status all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
 {
     const ms_gemm *g = w->g;
     for (w->p0 = 0; w->p0 < g->k; w->p0 += w->kc) {
@@ -497,9 +498,11 @@ static void all_depths(gemm_work *w, const gemm_cut *c, int64_t threads)
         for (w->j0 = w->first_col; w->j0 < w->last_col; w->j0 += c->nc) {
             w->nc = w->last_col - w->j0 < c->nc ? w->last_col - w->j0 : c->nc;
             if (threads == 1) what_follows(w, c->nc, c->kc);
+            MS_TRY(ms__check_interrupt());
             column_block(w, threads);
         }
     }
+    return MS_OK;
 }
 
 static ms_status large(const ms_gemm *g)
@@ -523,15 +526,16 @@ static ms_status large(const ms_gemm *g)
     w.b = scratch->data;
     w.a = w.b + b_bytes;
     w.sums = s_bytes ? (float *)(w.a + a_bytes) : NULL;
-    for (w.i0 = 0; w.i0 < g->m; w.i0 += c.mb) {
+    ms_status status = MS_OK;
+    for (w.i0 = 0; w.i0 < g->m && status == MS_OK; w.i0 += c.mb) {
         w.mb = g->m - w.i0 < c.mb ? g->m - w.i0 : c.mb;
-        for (w.first_col = 0; w.first_col < g->n; w.first_col += c.jb) {
+        for (w.first_col = 0; w.first_col < g->n && status == MS_OK; w.first_col += c.jb) {
             w.last_col = g->n - w.first_col < c.jb ? g->n : w.first_col + c.jb;
-            all_depths(&w, &c, threads);
+            status = all_depths(&w, &c, threads);
         }
     }
     ms__free(scratch);
-    return MS_OK;
+    return status;
 }
 
 // ---- choice of implementation -------------------------------------------------------------------
@@ -575,6 +579,7 @@ static bool has_bf16(void)
 
 ms_status ms__gemm(const ms_gemm *g)
 {
+    MS_TRY(ms__check_interrupt());
     if (!ms__is_float(g->dtype)) return ms__gemm_integer(g);
     if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g))
         return ms__gemm_onednn(g);
