@@ -21,7 +21,7 @@ end
 for _ = 1, 300 do dist.barrier() end
 if dist.rank() == dist.world_size() - 1 then
   local from = ms.time()
-  while ms.time() - from < 0.05 do end
+  while ms.time() - from < 0.3 do end                   -- longer than other work on the machine delays a rank
 end
 dist.all_reduce(ms.ones(100))
 p:stop()
@@ -119,7 +119,8 @@ describe("a trace of all ranks", function()
       assert.are.equal(300, #list)
       io.write(("        barriers of %d ranks end within %.1f us of each other (median; least %.1f)\n"):format(world,
         list[150], list[1]))
-      assert.is_true(list[150] < 50, list[150])
+      -- Other work on the machine delays ranks, but not in every barrier; clocks would differ in every one.
+      assert.is_true(list[30] < (process.tool and 5000 or 50), list[30])
     end)
   end
 
@@ -240,7 +241,8 @@ describe("a trace of all ranks", function()
     for _, all in pairs(trace.collectives) do assert.are.equal(#all == 2, all[1].args.last_rank ~= nil) end
   end)
 
-  it("puts nodes on one clock, whose clocks differ in time and speed", function()
+  local preloads = process.tool and pending or it       -- a sanitizer's library is preloaded, too
+  preloads("puts nodes on one clock, whose clocks differ in time and speed", function()
     local folder = process.temp_folder()
     local shim = folder .. "/clock.so"
     assert.are.equal(0, os.execute(("cc -O1 -shared -fPIC -o %s %s/spec/support/other_clock.c"):format(shim, process.root)))
@@ -261,6 +263,6 @@ describe("a trace of all ranks", function()
     assert.are.equal(601, #list)
     io.write(("        barriers of two nodes end within %.1f us of each other (median; least %.1f)\n"):format(list[300],
       list[1]))
-    assert.is_true(list[300] < 100, list[300])          -- the clocks differ by 5 s and drift by 500 us in this time
+    assert.is_true(list[60] < 100, list[60])            -- the clocks differ by 5 s and drift by 500 us in this time
   end)
 end)
