@@ -87,7 +87,7 @@ double ms_module_hook_inputs(double key, int n, ms_id *ids)
     if (tensors_of("module hook", n, ids, in)) return 0;
     if (n_calls == CALLS) drop_calls(0);  // calls left over from failed forwards
     ms_module_call *m = calloc(1, sizeof *m);
-    if (!m) return ms__no_id(ms__no_memory(sizeof *m, "module hook", "a call"));
+    if (!m) return ms__no_id(ms__no_memory(sizeof *m, "module hook", "the record of a call"));
     m->refs = 1;
     m->key = key;
     m->token = next_token++;

@@ -113,7 +113,8 @@ void ms__range_open(ms_open_range *r, ms_range_kind kind, const char *name, cons
     r->from = ms__now_ns();
 }
 
-// If there is no memory, the range has no collective.
+// Copies c into the recording and returns its place in the trace's `collectives`, from 1; 0: c is NULL, or there is no
+// memory.
 static int32_t keep_collective(recording *r, const ms_collective_range *c)
 {
     if (!c || ms__grow(&r->trace.collectives, &r->cap_collectives, r->n_collectives, sizeof *c, "profiler",
@@ -297,7 +298,7 @@ const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[
 
 static double micro(double seconds) { return (double)ms__job_time((int64_t)llround(seconds * 1e9)) * 1e-3; }
 
-// The same number on every member of the collective.
+// Returns the id of the collective's arrows: the same number on every member.
 static uint64_t flow_of(const ms_collective_range *c)
 {
     double key[2] = { c->group, c->number };
@@ -325,7 +326,8 @@ static void put_arguments(FILE *f, const ms_range *r, const ms_collective_range 
     fputc('}', f);
 }
 
-// An arrow from the rank that arrived last to the end of the collective on every other rank.
+// Writes this rank's end of the arrows that lead from the rank that arrived last to the end of the collective on every
+// other rank.
 static void put_flow(FILE *f, const ms_range *r, const ms_collective_range *c, int rank)
 {
     if (c->last < 0) return;
@@ -375,7 +377,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
 #define HEAD "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"key\":\"%s\"},\"traceEvents\":[\n"
 #define ENDING "\n]}\n"
 
-// Whether the file is a whole one of this key. If so, its position becomes that of the ending.
+// Returns whether the file is a complete trace with this key. If so, sets its position to that of the ending.
 static bool continues(int fd, const char *key)
 {
     enum { N = sizeof ENDING - 1 };
@@ -386,7 +388,7 @@ static bool continues(int fd, const char *key)
            pread(fd, ends, N, size - N) == N && memcmp(ends, ENDING, N) == 0 && lseek(fd, size - N, SEEK_SET) > 0;
 }
 
-// Opens the file without waiting for anything: opening a pipe without a reader is an error.
+// Opens and locks the file; to_add: for reading too. Fails for a pipe without a reader, instead of waiting for one.
 static FILE *open_file(const char *path, bool to_add)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);

@@ -385,7 +385,7 @@ static ms_status wait_done(ms_waiter *w, uint64_t number)
     return MS_OK;
 }
 
-// What a profile says about the collective. To be called before `done` is set, while no member reuses its slot.
+// Returns what a profile says about the collective. To be called before `done` is set, while no member reuses its slot.
 static ms_collective_range in_profile(const ms_coll *c)
 {
     ms_group *g = c->g;

@@ -350,7 +350,7 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
 void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
-void ms__comm_succeeded(void);                   // engine thread: to be called when a later call has succeeded
+void ms__comm_succeeded(void);  // engine thread: forgets that record; to be called when a later call has succeeded
 // Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.
 void ms__comm_settled(uint64_t number);
 const char *ms__comm_latest(void);  // engine thread: text of the latest failure that this rank has met

@@ -11,10 +11,10 @@
 #include "device/history.h"
 #include "device/device.h"
 
-enum { BUCKETS = 4096, WAITING = 1 << 27 };  // tags with this bit: a place in the list; others: a record
+enum { BUCKETS = 4096, WAITING = 1 << 27 };  // numbers in tags: with this bit, a place in `list`; others, a record
 
 typedef struct {
-    ms_block *block;  // NULL: freed meanwhile, in epoch `died`
+    ms_block *block;  // NULL: it was freed, in epoch `died`
     const char *what;
     size_t bytes;
     uint32_t born, died;
@@ -28,7 +28,7 @@ typedef struct {
 } peak;
 
 bool ms__history_on;
-static ms_memory_record *records;  // from 1
+static ms_memory_record *records;  // records[0] is unused
 static int *chain, n_records = 1, cap_records, cap_chain, bucket[BUCKETS];
 static waiting *list;
 static int cap_list;
@@ -38,7 +38,7 @@ static peak *peak_of(int device) { return &peaks[ms__is_cuda(device) ? 1 + ms__i
 
 static void set_record(ms_block *b, uint32_t number) { b->tag = (b->tag & 15) | number << 4; }
 
-// Saves what the record had at the peak, before its bytes change.
+// To be called before a record's bytes change: saves what it had at the peak. Returns r.
 static ms_memory_record *touch(ms_memory_record *r)
 {
     uint32_t epoch = peak_of(r->device)->epoch;
@@ -49,7 +49,8 @@ static ms_memory_record *touch(ms_memory_record *r)
     return r;
 }
 
-// The number of the record of a place, purpose, kind and device; 0: no memory for one.
+// Returns the number of the record of a place, purpose, kind and device, and adds the record if there is none. 0: there
+// is no memory for it.
 static uint32_t find(double site, const waiting *w)
 {
     uint64_t key[] = { (uint64_t)site, (uint64_t)(uintptr_t)w->what, (uint64_t)w->kind << 32 | (uint32_t)w->device };
@@ -102,7 +103,7 @@ void ms__history_drop(const ms_block *b)
     r->blocks--;
 }
 
-// Counts a block that exists in record k.
+// Adds a block of that size to record k (sign 1), or takes it out (sign -1).
 static void count(uint32_t k, double bytes, int sign)
 {
     ms_memory_record *r = touch(&records[k]);
@@ -130,7 +131,7 @@ void ms_memory_site(double site)
     for (int i = 0; i < ms__state.memory_waiting; i++) {
         waiting *w = &list[i];
         uint32_t epoch = peak_of(w->device)->epoch;
-        // The peak of this epoch was reached when it began.
+        // The peak of an epoch was reached when the epoch began.
         bool at_peak = w->born < epoch && (w->block || w->died == epoch);
         if (!w->block && !at_peak) continue;
         uint32_t k = find(site, w);

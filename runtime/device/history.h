@@ -27,7 +27,7 @@ static inline void ms__add_allocated(ms_usage *u, ms_block *b, const char *what)
     if (MS_UNLIKELY(ms__history_on)) ms__history_add(b, u, what);
 }
 
-// Called for a block that is being freed.
+// Takes a block that is being freed out of the usage, and its record out of the block.
 static inline void ms__drop_allocated(ms_usage *u, ms_block *b)
 {
     u->allocated -= b->bytes;

@@ -31,7 +31,7 @@ typedef struct ms_block {
     struct ms_block *next;  // free list
 } ms_block;
 
-// On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.
+// Allocates a block of `bytes` bytes. On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
 void ms__free(ms_block *b);
 static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }

@@ -115,7 +115,7 @@ static bool origin_of(const char *text, origin *o)
            (!strcmp(o->kind, "tmp") || !strcmp(o->kind, "old"));
 }
 
-// The beginning of a file of /proc as a string; "" if it cannot be read.
+// Stores the beginning of a file of /proc in out, as a string; "" if it cannot be read.
 static void beginning(const char *path, char *out, size_t size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -146,7 +146,7 @@ static bool start_of(long pid, unsigned long long *out)
     char path[32], stat[1024], *at;
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     beginning(path, stat, sizeof stat);
-    at = strrchr(stat, ')');  // the program's name may have blanks in it
+    at = strrchr(stat, ')');  // the program's name may contain blanks
     if (!at || !at[1]) return false;
     *out = 0;
     if (strchr("ZX", at[2])) return true;

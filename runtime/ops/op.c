@@ -174,8 +174,8 @@ static ms_status device_differs(const ms_call *c, int k, const ms_tensor *first)
 
 static ms_status dispatch(ms_call *c, bool record);
 
-// MOONSHARD_CUDA_SYNC=1: waits for each operator on a GPU, so that an error of its kernels is reported by the operator
-// that caused it.
+// Whether MOONSHARD_CUDA_SYNC=1 is set: then a call waits for its operator on a GPU, so that an error of the kernels is
+// reported by the operator that caused it.
 static bool sync_each(void)
 {
     static int on = -1;

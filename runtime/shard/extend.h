@@ -5,7 +5,8 @@
 
 #include "shard/unit.h"
 
-// n extensions; `which` lists count[e] parameters of each. The unit must be sharded; it is planned again afterwards.
+// Check and set n extensions; `which` lists count[e] parameters of extension e. The unit must be sharded; setting plans
+// it again.
 ms_status ms__extensions_check(const unit *u, int n, const int32_t *count, const int32_t *which);
 ms_status ms__extensions_set(unit *u, int n, const int32_t *count, const int32_t *which);
 void ms__extensions_drop(unit *u);

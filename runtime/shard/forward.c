@@ -169,7 +169,7 @@ static ms_status reshard_after_forward(unit *u, bool graph)
     return MS_OK;
 }
 
-// Called when the forward that u opened is complete: its recorded order becomes the latest one.
+// If the forward that u opened is complete, makes its recorded order the latest one.
 static void iteration_left(unit *u)
 {
     context *c = u->context;

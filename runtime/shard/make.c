@@ -330,9 +330,10 @@ static ms_status check_replacement(const unit *u, const unit_param *p, const ms_
             "before the forward",
             name, u->name);
     if (t->unit_param)
-        return ms__fail(MS_ESTATE,
-                        "fsdp: parameter '%s' was replaced by one that unit '%s' manages, expected a plain one", name,
-                        ((unit_param *)t->unit_param)->owner->name);
+        return ms__fail(
+            MS_ESTATE,
+            "fsdp: parameter '%s' was replaced by one that unit '%s' manages, expected one that no unit manages", name,
+            ((unit_param *)t->unit_param)->owner->name);
     bool same =
         t->ndim == p->ndim && t->dtype == p->dtype && !memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape);
     if (same && !t->node && !t->sharded && !ms__is_meta(ms__device(t))) return MS_OK;

@@ -91,7 +91,7 @@ typedef struct unit_memory {
     int64_t piece_elements;  // flat: parameters begin at multiples of this; 0: not planned yet
     ms_piece *pieces;        // what the all-gather copies from the shards (or their casts) to the gather buffer
     int n_pieces;
-    struct extension *extensions;  // shard/extend.c
+    struct extension *extensions;  // all-gather extensions (shard/extend.c)
     int n_extensions;
     ms_storage *post;  // this rank's slice of the whole, between forward and backward
     size_t post_bytes;

@@ -23,7 +23,7 @@ static ms_status transfer(void *p, int peer, bool send, int64_t until)
         ms__transport_unlock();
         if (rc == 1) return MS_OK;
         if (rc < 0 || ms__now_ns() > until)
-            return ms__fail(MS_ECOMM, "dist: rank %d does not answer the question for its time", peer);
+            return ms__fail(MS_ECOMM, "dist: rank %d does not answer the request for its time", peer);
         sched_yield();
     }
 }

@@ -35,7 +35,8 @@ typedef struct {
     char path[128], why[128];
 } hello;
 
-// Ranks are on one node if they run on the same kernel and see each other's processes.
+// Returns a hash of this rank's node. Ranks are on one node if they run on the same kernel and see each other's
+// processes.
 static uint64_t node_identity(int rank, int size)
 {
     char text[128] = "";
