@@ -239,6 +239,28 @@ describe("a rank of the prompt that ends", function()
     assert.are.equal(0, (p:finish(10)))
   end)
 
+  it("is ended by a second Ctrl-C if it does not return", function()
+    local p = open(2)
+    finally(function() p:finish(0) end)
+    local pid = pid_of(p, 1)
+    process.kill(pid, 19)                               -- SIGSTOP
+    p:type "x = 5\n"
+    p:read(0.2)
+    p:type "\3"
+    assert(p:expect "rank 1 has not returned yet from a long operator or another program; a second Ctrl-C ends the ranks")
+    p:type "\3"
+    assert(p:expect(("rank 1 (process %d) died: signal 9 (Killed)"):format(pid), 20))
+    assert.matches("Enter restart", answer(p))
+    assert.are.equal("", ask(p, "restart", 60))
+    assert.are.equal("2", ask(p, "1 + 1"))
+    p:type "print('it ' .. 'runs') os.execute 'sleep 100'; x = 6\n"          -- a program that a rank runs is interrupted
+    assert(p:expect "it runs\r\n")
+    p:read(0.2)
+    p:type "\3"
+    assert(p:expect "> ")
+    assert.are.equal("6", ask(p, "x"))
+  end)
+
   it("does not stay when the prompt is killed", function()
     local p = open(2)
     finally(function() p:finish(0) end)

@@ -10,13 +10,16 @@ local merge = require "moonshard.tools.prompt.merge"
 local wire = require "moonshard.tools.prompt.wire"
 
 local lib, state, C = engine.lib, engine.state, ffi.C
-ffi.cdef "long moonshard_read_of_prompt(int, void *, size_t) __asm__(\"read\");"
+ffi.cdef [[
+long moonshard_read_of_prompt(int, void *, size_t) __asm__("read");
+int moonshard_group_of(int) __asm__("getpgid");
+]]
 local SIGINT, SIGTERM, SIGKILL = 2, 15, 9
 
 local START = 120           -- seconds that the ranks may take to start
 local HOLD = 1.0            -- seconds that a printed line waits for the other ranks' line
 local FOLLOW = 0.1          -- seconds after a rank's error until the others are interrupted
-local PATIENCE = 1.0        -- seconds after Ctrl-C until a rank that has not returned is named
+local PATIENCE = 1.0        -- seconds after an interrupt until ranks that have not returned are named
 
 ---@class RankOfPrompt
 ---@field rank integer      from 0
@@ -325,6 +328,11 @@ local function sorted(set)
   return list
 end
 
+-- Sends a signal to a rank and to the programs that it runs: mpirun makes each rank a process group.
+local function signal_rank(pid, signal)
+  C.moonshard_kill(C.moonshard_group_of(pid) == pid and -pid or pid, signal)
+end
+
 -- Sends a message to some ranks and collects their replies (Reply for a line, otherwise the reply's fields). Returns
 -- nil if a rank has ended.
 ---@param targets integer[]
@@ -332,15 +340,16 @@ end
 ---@return boolean? signalled  whether a rank may have got a signal
 function Session:ask(targets, ...)
   local running, replies = {}, {}
-  local failed_at, interrupted_at, followed, named = nil, nil, false, false
+  local failed_at, signalled_at, interrupted, named = nil, nil, false, false
   for _, r in ipairs(targets) do
     running[r] = true
     self.ranks[r].control:send(...)
   end
   self.asking = true
-  local function interrupt(mark)
+  local function interrupt(mark, signal)
+    signalled_at = signalled_at or lib.ms_time()
     for r in pairs(running) do
-      C.moonshard_kill(self.ranks[r].pid, SIGINT)
+      signal_rank(self.ranks[r].pid, signal)
       running[r] = mark
     end
   end
@@ -349,28 +358,27 @@ function Session:ask(targets, ...)
     self:take(replies, running)
     local now = lib.ms_time()
     if #self.gone > 0 then break end
-    if interrupted_at then self.out:hurry() end
+    if interrupted then self.out:hurry() end
     self.out:tick(now, running)
     failed_at = failed_at or failed(replies) and now or nil
     if state.interrupted ~= 0 then
-      state.interrupted = 0
-      interrupted_at = interrupted_at or now
-      interrupt(true)
-    elseif failed_at and not followed and not interrupted_at and now - failed_at > FOLLOW then
-      followed = true
-      interrupt "ended"
-    elseif interrupted_at and not named and now - interrupted_at > PATIENCE and next(running) then
+      state.interrupted, interrupted = 0, true
+      interrupt(true, named and SIGKILL or SIGINT)
+    elseif failed_at and not signalled_at and now - failed_at > FOLLOW then
+      interrupt("ended", SIGINT)
+    elseif signalled_at and not named and now - signalled_at > PATIENCE and next(running) then
       named = true
-      say(("%s not returned yet from a long operator or another program; a second Ctrl-C ends the ranks"):format(
-        merge.names(sorted(running)) .. (next(running, next(running)) and " have" or " has")))
+      say(("%s not returned yet from a long operator or another program; %s Ctrl-C ends the ranks"):format(
+        merge.names(sorted(running)) .. (next(running, next(running)) and " have" or " has"),
+        interrupted and "a second" or "a"))
     end
   end
   self.asking = false
   if #self.gone > 0 then return nil end
   self:drain()
-  if interrupted_at then self.out:hurry() end
+  if interrupted then self.out:hurry() end
   self.out:tick(lib.ms_time())
-  return replies, interrupted_at ~= nil or followed
+  return replies, signalled_at ~= nil
 end
 
 -- Makes the ranks' next collectives match again. Returns false if a rank has ended.
