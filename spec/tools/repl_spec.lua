@@ -188,7 +188,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     it("describes a tensor, with a histogram of its values", function()
       ask(p, "t = ms.arange(100):float()")
       assert.are.equal("Tensor float32 [100] cpu\n  placement: whole on this rank; 400 bytes\n"
-        .. "  min 0, max 99, mean 49.5, deviation 28.87, zeros 1",
+        .. "  min 0, max 99, mean 49.5, standard deviation 28.87, zeros 1",
         ask(p, "? t"):match "^[^\n]*\n[^\n]*\n[^\n]*")
       local bins = 0
       for count in ask(p, "? t"):gmatch " to [^\n]- (%d+)%f[\n%z]" do
@@ -197,7 +197,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       end
       assert.are.equal(10, bins)
       ask(p, "t = ms.tensor{1, 0/0, 1/0, -1/0, 3}")
-      assert.matches("\n  not finite: 1 nan, 2 infinite\n  min 1, max 3, mean 2, deviation 1, zeros 0\n", ask(p, "? t"))
+      assert.matches("\n  not finite: 1 nan, 2 infinite\n  min 1, max 3, mean 2, standard deviation 1, zeros 0\n", ask(p, "? t"))
       ask(p, "t = ms.zeros(3):eq(0); u = ms.full({2}, 7); v = ms.empty(0); w = ms.ones(2, { device = 'meta' })")
       assert.matches("\n  true 3, false 0$", ask(p, "? t"))
       assert.matches("\n  all 7$", ask(p, "? u"))

@@ -39,7 +39,8 @@ function M.on_change(fn)
   if wanted then fn(wanted) end
 end
 
---- mark: called where a module's call begins and ends, while a memory history is recorded; nil: none is recorded.
+--- Registers mark, which is called where a module's call begins and ends while a memory history is recorded; nil: no
+--- history is recorded from now on.
 ---@param mark fun()?
 function M.follow_modules(mark)
   history, on_memory, module = mark ~= nil, mark, nil

@@ -133,7 +133,7 @@ function M.mse_loss(a, b, reduction)
   return wrap(call_args(op_mse_loss, a, b))
 end
 
--- scale 0 means 1 / sqrt(head size).
+-- Scaled dot product attention. mask: nil or a tensor; scale: factor of the scores, 0 for 1 / sqrt(head size).
 function M.attention(q, k, v, mask, causal, dropout_p, scale)
   a_in[0], a_in[1], a_in[2] = id_of(q, "attention", "q"), id_of(k, "attention", "k"), id_of(v, "attention", "v")
   local n = 3

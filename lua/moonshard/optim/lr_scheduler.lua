@@ -140,7 +140,7 @@ function M.constant(optimizer, given)
   end)
 end
 
---- fn(step) returns the factor of the initial learning rate; steps count from 0.
+--- Multiplies the initial learning rates by fn(step); steps count from 0.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param fn fun(step: integer): number  steps count from 0
 ---@return LRScheduler

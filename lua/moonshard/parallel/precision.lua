@@ -13,7 +13,7 @@ local M = {}
 ---@return string?
 function M.floating(name, option, who)
   if name ~= nil and not dtypes.is_float(dtypes.number(name, who .. ": " .. option)) then
-    errors.raise("%s: option '%s' is '%s', expected a floating dtype", who, option, name)
+    errors.raise("%s: option '%s' is '%s', expected a floating point dtype", who, option, name)
   end
   return name
 end

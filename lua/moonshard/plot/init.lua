@@ -51,7 +51,7 @@ local function one_series(s, who)
   return { x = x, y = y, label = s.label }
 end
 
--- One series, or a list of them.
+-- A list of series from one series or a list of them.
 local function series_of(data, who)
   local list = {}
   if opts.is_plain(data) and data.y == nil and (type(data[1]) == "table" or tensor.is_tensor(data[1])) then

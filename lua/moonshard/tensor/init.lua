@@ -73,7 +73,7 @@ function M.record_sites(always)
   ticks = 0
 end
 
---- on: finds the place in the script of every allocation.
+--- Sets whether the memory history is recorded, with the place in the script of every allocation.
 function M.record_memory(on)
   history, ticks = on, 0
   lib.ms_memory_history(on and 1 or 0)

@@ -13,7 +13,7 @@ local M = {}
 function M.manual_seed(n)
   opts.expect(n, opts.whole, "manual_seed: argument")
   if n < -2 ^ 53 or n > 2 ^ 53 then
-    errors.raise("manual_seed: %g is beyond the whole numbers from -2^53 to 2^53", n)
+    errors.raise("manual_seed: argument is %g, expected a whole number from -2^53 to 2^53", n)
   end
   engine.lib.ms_manual_seed(n)
 end

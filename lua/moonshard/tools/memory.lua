@@ -21,11 +21,11 @@ local M = {}
 ---@field bytes integer       live now
 ---@field blocks integer      number of live allocations
 ---@field peak_bytes integer  live at the peak
----@field peak_blocks integer
+---@field peak_blocks integer  number of allocations that are live at the peak
 ---@field what string?        of a line: the operator or purpose that holds most of it
 
 ---@class MemoryReport
----@field device string
+---@field device string      name of the device
 ---@field allocated integer  bytes that tensors hold now
 ---@field peak integer       most bytes since the history began, or since ms.reset_peak_memory_stats
 ---@field recorded integer   bytes now of allocations whose place is known
@@ -98,7 +98,8 @@ local function rows_of(stacks, name)
     local key = name(s)
     local row = key and by_name[key]
     if key and not row then
-      row = { name = key, bytes = 0, blocks = 0, peak_bytes = 0, peak_blocks = 0, what = s.what }    -- of the largest
+      -- what: of the largest stack, which comes first
+      row = { name = key, bytes = 0, blocks = 0, peak_bytes = 0, peak_blocks = 0, what = s.what }
       by_name[key], rows[#rows + 1] = row, row
     end
     if row then
@@ -116,7 +117,8 @@ end
 
 local KINDS = { "parameters", "gradients", "optimizer", "gathered" }
 
--- A block may have become a gradient or a parameter only after the peak, at which the engine's ledger had it as other.
+-- A row for each kind. A block that became a gradient or a parameter only after the peak counts as other in the
+-- engine's totals at the peak; the records have its kind now. So the peak of a kind is the larger of the two sums.
 local function kinds_of(self)
   local rows, recorded = { { name = "other", bytes = self.allocated, peak_bytes = self.peak } }, {}
   local other, with_peak = rows[1], at_peak.allocated > 0

@@ -191,8 +191,8 @@ end
 
 --- All ranges in the order in which they ended: { name, category, thread, detail, start, duration (seconds), allocated,
 --- memory (bytes) }. Collectives over several ranks also have bytes, unit, ranks (their number) and, if all of them
---- were recording, last_rank (which arrived last), last_after and first_waited (seconds after the one before it, and
---- after the first).
+--- were recording, last_rank (which arrived last), last_after and first_waited (the seconds by which it arrived after
+--- the rank before it, and after the first rank).
 ---@return table[]
 function Profile:events()
   local trace, out = trace_of(self, "events"), {}
@@ -253,7 +253,8 @@ local function save(self, path, key)
   return path
 end
 
--- Between nodes, the clocks are measured again, which gives their drift since the start of the job.
+-- Writes one file for all ranks that pass the same path. The clocks of nodes are compared again before, which gives
+-- their drift since the start of the job.
 local save_together = calls.several(function(self, path)
   local dist = require "moonshard.dist"
   check_path(path)

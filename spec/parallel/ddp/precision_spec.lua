@@ -386,7 +386,7 @@ describe("mixed precision of DDP", function()
     local _, nn, fsdp = load()
     local function try(value) return message(nn.DDP, nn.Linear(2, 2), { mixed_precision = value }) end
     assert.equal("DDP: option 'mixed_precision' is a string ('bfloat16'), expected an fsdp.MixedPrecision or a table of its options", try "bfloat16")
-    assert.matches("MixedPrecision: option 'param_dtype' is 'int64', expected a floating dtype",
+    assert.matches("MixedPrecision: option 'param_dtype' is 'int64', expected a floating point dtype",
       try { param_dtype = "int64" }, 1, true)
     assert.matches("unknown option 'param'", try { param = "bfloat16" }, 1, true)
     assert.equal("DDP: mixed_precision: DDP does not support option 'keep_low_precision_grads', expected param_dtype, reduce_dtype or buffer_dtype",

@@ -108,7 +108,7 @@ end
 --- Whether p belongs to a flat parameter.
 function M.is_concealed(p) return rawget(p, "_hidden") == original_hidden end
 
---- Iterates over the FSDP instances among m and its descendants: name, flat parameter, unit.
+--- Iterates over the FSDP instances among m and its descendants; gives name, flat parameter and unit of each.
 function M.parameters_below(m)
   local names, values, k = {}, {}, 0
   for name, sub in m:named_modules() do

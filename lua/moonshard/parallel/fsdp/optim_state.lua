@@ -269,7 +269,8 @@ local function groups_by_name(sd)
   return by_name
 end
 
--- p: the model's parameter with that name, or nil.
+-- Checks the state of one parameter in a state dict. p: the model's parameter with that name, or nil; whole_only: the
+-- state must not be sharded.
 local function check_entry(name, entry, p, whole_only)
   if type(name) ~= "string" then
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))

@@ -21,9 +21,9 @@ end
 local remote = { nfs = true, nfs4 = true, cifs = true, smb3 = true, ["9p"] = true, lustre = true, ceph = true,
   beegfs = true }
 
---- Checks one folder.
----@param line function
----@param folder string
+--- Checks the file system of a folder: whether files can be written, how fast, and how much space is free.
+---@param line function  prints a finding
+---@param folder string  path of the folder
 function M.check(line, folder)
   local path = read.absolute(folder)
   if not path then

@@ -14,7 +14,8 @@ local BINS, WIDTH = 10, 40
 
 local function number(v) return ("%.4g"):format(v) end
 
--- The lines of a histogram of the finite values of x, a float tensor in one dimension.
+-- The lines of a histogram of x, a floating point tensor of one dimension. finite: number of its finite values, which
+-- lie from least to most; the others are below all bins, -inf.
 local function histogram(x, finite, least, most)
   if least == most then return { ("  all %s"):format(number(least)) } end
   local counts, above, largest = {}, finite, 0
@@ -51,9 +52,9 @@ local function values(part, lines)
   local most = x:masked_fill(outside, -math.huge):max():item()
   local mean = x:masked_fill(outside, 0):sum():item() / finite
   local deviation = math.sqrt(x:masked_fill(outside, mean):sub(mean):pow(2):sum():item() / finite)
-  lines[#lines + 1] = ("  min %s, max %s, mean %s, deviation %s, zeros %d"):format(number(least), number(most),
+  lines[#lines + 1] = ("  min %s, max %s, mean %s, standard deviation %s, zeros %d"):format(number(least), number(most),
     number(mean), number(deviation), x:eq(0):long():sum():item())
-  -- Below every bin, so that no comparison counts them.
+  -- Values that are not finite go below every bin, so that no comparison counts them.
   x = x:masked_fill(outside, -math.huge)
   for _, one in ipairs(histogram(x, finite, least, most)) do lines[#lines + 1] = one end
 end
@@ -66,7 +67,7 @@ local function placement(t)
     part:numel(), t:numel()), part
 end
 
---- The text for a tensor.
+--- The lines that `? t` prints.
 ---@param t Tensor
 ---@return string
 function M.tensor(t)

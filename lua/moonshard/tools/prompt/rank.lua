@@ -70,7 +70,8 @@ local compile = {
 -- Runs a line; `ended` is the number of lines that every rank has ended. Returns whether it succeeded, its results or
 -- its error's message, and the lines of the traceback.
 local function run(rank, ended, kind, text, alone)
-  -- A line that another rank runs alone is not counted, so in a line for one rank its peers are a line ahead.
+  -- A line that one rank runs alone is not counted. Meanwhile this rank counts one line less, so that its peers, which
+  -- do not run the line, count as having ended it.
   lib.ms_dist_set_lines(alone and ended - 1 or ended)
   local since = lib.ms_dist_errors()
   local chunk, message = compile[kind](text)

@@ -30,7 +30,7 @@ local function call_of(name, a)
   return ("%s(%s)"):format(name, table.concat(list, ", "))
 end
 
--- Lists of names of the library; they do not change.
+-- The result of M.entries, made once: the names do not change.
 local known
 
 -- Adds the public functions and classes of a table, and those of plain tables in it.
@@ -176,7 +176,7 @@ function M.methods(cls)
   return table.concat(parts, "\n")
 end
 
---- The public names of a module of the library; nil: the value is none.
+--- The public names of a module of the library, one per line; nil if the value is no such module.
 ---@param value table
 ---@return string?
 function M.module(value)
