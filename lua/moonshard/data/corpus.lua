@@ -49,7 +49,8 @@ local function read(path, n)
 end
 
 --- The regular files at path: the file itself, or those directly in the folder, sorted by the bytes of their names.
---- Skips links.
+--- The file at a path, or the regular files of a folder, sorted by name; nil and the reason if there is none. Skips
+--- links in a folder.
 local function regular_files(path)
   local mode = lfs.attributes(path, "mode")
   if not mode then return nil, ("there is no file or folder '%s'"):format(path) end

@@ -235,13 +235,14 @@ local function replace_inside(folder, made, path, index)
   lib.ms_folder_sync(path)
 end
 
--- Checks the folder that this save replaced. Under its temporary name, no other save can replace it.
+-- Checks the folder that this save replaced, whose temporary name is `made`: under that, no other save can replace it.
+-- If it is no checkpoint that may be replaced, moves it back to path and raises the reason.
 local function settle(folder, made, path)
   local ok, names, bytes = pcall(checkpoint_index.replaceable, made, path)
   local why = not ok and names or not names and bytes
   if not why then return check(lib.ms_folder_settle(folder, 1, bytes > LARGE and 1 or 0)) end
   if lib.ms_folder_settle(folder, 0, 0) ~= 0 then
-    why = ("%s; this folder is now at '%s', because it could not be moved back: %s"):format(why, made, errors.last())
+    why = ("%s; the folder that was there is now '%s', because it could not be moved back: %s"):format(why, made, errors.last())
   end
   return errors.raise_text(why)
 end

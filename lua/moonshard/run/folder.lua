@@ -209,7 +209,7 @@ function Folder:medium(object, names)
   append(self, self.media, M.json(object, names))
 end
 
---- Writes a file of the run as a whole.
+--- Writes a file in the folder of the run; one with that name is replaced.
 ---@param name string  name of the file, with at most one folder before it
 ---@param text string  its contents
 function Folder:put(name, text)

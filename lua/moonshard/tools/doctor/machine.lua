@@ -56,7 +56,7 @@ function M.processor(line)
       line("slow", "load", ("other processes kept %.1f of %d cores busy in the last minute"):format(load, online),
         "end other busy processes, or do not trust the rates below")
     else
-      line("good", "load", ("%.2f in the last minute"):format(load))
+      line("good", "load", ("other processes kept %.2f cores busy in the last minute"):format(load))
     end
   end
 end
