@@ -116,7 +116,7 @@ function M.cross_entropy(logits, ids, weight, reduction, ignore_index, label_smo
   return wrap(loss)
 end
 
--- o: linear_bias?, weight?, reduction, ignore_index, label_smoothing. rows: the number of rows of a chunk.
+-- F.linear_cross_entropy for matrices. o: its options; rows: the number of rows of a chunk.
 function M.linear_cross_entropy(x, w, ids, o, rows)
   local who = "linear_cross_entropy"
   a_in[0], a_in[1], a_in[2] = id_of(x, who, "input"), id_of(w, who, "linear_weight"), id_of(ids, who, "ids")
