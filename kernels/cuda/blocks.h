@@ -148,15 +148,15 @@ template <class S> static __device__ inline int64_t first_pack(const S *row)
     return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
 }
 // Copies n <= WIDE elements without conversion: at once if there are WIDE and both addresses are aligned.
+template <class S> constexpr int WORDS = WIDE * sizeof(S) / sizeof(uint4);
 template <class S> static __device__ __forceinline__ void move_pack(S *to, const S *from, int64_t n)
 {
-    constexpr int WORDS = WIDE * sizeof(S) / sizeof(uint4);
     if (n >= WIDE && is_wide(to) && is_wide(from)) {
-        uint4 v[WORDS];
+        uint4 v[WORDS<S>];
         UNROLL
-        for (int k = 0; k < WORDS; k++) v[k] = ((const uint4 *)from)[k];
+        for (int k = 0; k < WORDS<S>; k++) v[k] = ((const uint4 *)from)[k];
         UNROLL
-        for (int k = 0; k < WORDS; k++) ((uint4 *)to)[k] = v[k];
+        for (int k = 0; k < WORDS<S>; k++) put((uint4 *)to + k, v[k]);
     } else UNROLL
     for (int e = 0; e < WIDE; e++)
         if (e < n) to[e] = from[e];
@@ -233,7 +233,11 @@ static __device__ __forceinline__ void fill_tile(S *tile, const planes &z, const
     int64_t image = j / z.s, r = j - image * z.s, n = to - j;
     x += (image * z.c + channel) * z.s + r;
     tile += threadIdx.x * WIDE;
-    if (r + WIDE <= z.s) return move_pack(tile, x, n);
+    if (r + WIDE <= z.s && n >= WIDE && is_wide(x)) {
+        UNROLL
+        for (int k = 0; k < WORDS<S>; k++) ((uint4 *)tile)[k] = ((const uint4 *)x)[k];
+        return;
+    }
     for (int e = 0; e < WIDE && e < n; e++) {
         tile[e] = *x++;
         if (++r == z.s) r = 0, x += (z.c - 1) * z.s;

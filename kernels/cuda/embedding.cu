@@ -3,19 +3,208 @@
 // scatter_add_. Sums are computed in the order of the positions, without atomics, so they repeat bitwise. A position
 // out of range cannot stop the call: the kernel records the error, and the host raises it when it next waits for the
 // device.
-#include "cuda/cuda.h"
+#include "cuda/blocks.h"
 
-enum { THREADS = 256 };
-
-// Position k of ids. If it is not in [0, limit): records this error in *c and returns -1.
-static __device__ inline int64_t position(int dtype, const void *ids, int64_t k, int64_t limit, int what,
-                                          ms_complaint *c)
+// A line of positions in [0, limit). complaint: which error one out of range is.
+struct positions {
+    int64_t length, limit, step;  // step: from one to the next, in elements
+    int id_type, complaint;
+    const void *ids;
+    ms_complaint *errors;
+};
+// The k-th element of ids. If it is out of range: records the error and returns -1.
+static __device__ inline int64_t position(const positions &q, int64_t k)
 {
-    int64_t at = load<int64_t>(dtype, ids, k);
-    if (at >= 0 && at < limit) return at;
-    complain(c, what, at, limit);
+    int64_t at = load<int64_t>(q.id_type, q.ids, k);
+    if (at >= 0 && at < q.limit) return at;
+    complain(q.errors, q.complaint, at, q.limit);
     return -1;
 }
+
+enum { TAKE, PUT, ADD };  // with p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]
+// Lines along dimension d, the one that positions index.
+struct job : positions {
+    int ndim;                                                // number of dimensions of the lines: all but d
+    int64_t lines, shape[MS_MAX_DIMS];                       // their number; sizes of their dimensions
+    int64_t x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides of from, to, ids, in elements
+    int64_t xd, yd;                                          // those of from and to along d
+    int dtype;
+    const void *from;
+    void *to;
+};
+
+// ---- rows: adjacent lines with the same positions ----
+
+// A thread moves or adds WIDE lines of a group of `inner` adjacent ones; there are `outer` groups.
+struct row_sizes {
+    int64_t outer, inner, packs;
+};
+static row_sizes row_sizes_of(const job &q)
+{
+    row_sizes s = { 1, q.shape[q.ndim - 1], up(q.shape[q.ndim - 1], WIDE) };
+    for (int d = 0; d < q.ndim - 1; d++) s.outer *= q.shape[d];
+    return s;
+}
+// What a thread works on: its position's number, its first line in the group, and where the group begins.
+struct row_part {
+    int64_t k, j, x, y;
+};
+static __device__ __forceinline__ row_part row_part_of(const job &q, const row_sizes &s, int64_t i)
+{
+    int64_t row = i / s.packs, group = row / q.length;
+    return { row - group * q.length, (i - row * s.packs) * WIDE, offset_of(group, q.ndim - 1, q.shape, q.x),
+             offset_of(group, q.ndim - 1, q.shape, q.y) };
+}
+
+// The row of a position out of range is 0. S: an unsigned integer of the elements' size.
+template <class S> __global__ void take_rows_kernel(job q, row_sizes s)
+{
+    int64_t i = GLOBAL_INDEX;
+    if (i >= s.outer * q.length * s.packs) return;
+    row_part r = row_part_of(q, s, i);
+    int64_t at = position(q, r.k * q.step);
+    S *to = (S *)q.to + r.y + r.k * q.yd + r.j;
+    if (at >= 0) return move_pack(to, (const S *)q.from + r.x + at * q.xd + r.j, s.inner - r.j);
+    for (int e = 0; e < WIDE && r.j + e < s.inner; e++) to[e] = 0;
+}
+static ms_status take_rows(const char *what, int index, const job &q)
+{
+    row_sizes s = row_sizes_of(q);
+    grid n = grid_of(s.outer * q.length * s.packs);
+    int size = ms__dtype_size(q.dtype);
+    return launch(what, index,
+                  size == 2   ? take_rows_kernel<uint16_t>
+                  : size == 4 ? take_rows_kernel<uint32_t>
+                              : take_rows_kernel<uint64_t>,
+                  n.blocks, n.threads, q, s);
+}
+
+// next[k]: the next position with the same id; `length` if there is none. first[k]: whether no earlier position has
+// this id.
+struct chains {
+    int64_t *next;
+    uint8_t *first;
+};
+// Every position is compared with all others, a tile in shared memory at a time. The blocks are small, so that 8,192
+// positions occupy 128 multiprocessors.
+enum { CHAIN = 64, TILE = 256 };
+__global__ void chain_kernel(positions q, chains c)
+{
+    __shared__ int64_t tile[TILE];
+    int64_t k = GLOBAL_INDEX, n = q.length, id = k < n ? load<int64_t>(q.id_type, q.ids, k * q.step) : 0, next = n;
+    bool first = true;
+    for (int64_t from = 0; from < n; from += TILE) {
+        int here = n - from < TILE ? (int)(n - from) : TILE;
+        for (int j = threadIdx.x; j < here; j += CHAIN) tile[j] = load<int64_t>(q.id_type, q.ids, (from + j) * q.step);
+        __syncthreads();
+        for (int j = 0; j < here; j++) {
+            if (tile[j] != id) continue;
+            if (from + j < k) first = false;
+            else if (from + j > k && from + j < next) next = from + j;
+        }
+        __syncthreads();
+    }
+    if (k >= n) return;
+    c.next[k] = next;
+    c.first[k] = first;
+}
+
+// What becomes of a row of the result: the sum of the rows of its id; itself plus that sum, rounded first; or itself
+// plus each of the rows, each sum rounded.
+enum { STORE_SUM, ADD_SUM, ADD_ROWS };
+struct row_sum {
+    int how;
+    int64_t padding;  // the position whose row is left as it is
+};
+template <class S> static __device__ __forceinline__ real_of<S> rounded(real_of<S> v)
+{
+    S one;
+    store_one(&one, v);
+    return one_of(&one);
+}
+// Adds up the rows of each id along its chain, in order: the threads of the id's first position. Those of other
+// positions return.
+template <class S> __global__ void add_rows_kernel(job q, row_sizes s, chains c, row_sum f)
+{
+    typedef real_of<S> T;
+    int64_t i = GLOBAL_INDEX;
+    if (i >= s.outer * q.length * s.packs) return;
+    row_part r = row_part_of(q, s, i);
+    if (!c.first[r.k]) return;
+    int64_t at = position(q, r.k * q.step);
+    if (at < 0 || at == f.padding) return;
+    const S *from = (const S *)q.from + r.x;
+    S *to = (S *)q.to + r.y + at * q.yd;
+    T sum[WIDE] = {}, v[WIDE];
+    if (f.how == ADD_ROWS) read_pack(to, r.j, s.inner, (T)0, sum);
+    for (int64_t k = r.k; k < q.length; k = c.next[k]) {
+        read_pack(from + k * q.xd, r.j, s.inner, (T)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum[e] = f.how == ADD_ROWS ? rounded<S>(sum[e] + v[e]) : sum[e] + v[e];
+    }
+    if (f.how == ADD_SUM) {  // the sum is rounded before it is added, as a separate gradient would be
+        read_pack(to, r.j, s.inner, (T)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum[e] = v[e] + rounded<S>(sum[e]);
+    }
+    write_pack(to, r.j, s.inner, sum);
+}
+static ms_status add_rows(ms_call *c, const job &q, const row_sum &f)
+{
+    scratch room;
+    row_sizes s = row_sizes_of(q);
+    grid n = grid_of(s.outer * q.length * s.packs);
+    int index = index_of(c->out[0]);
+    if (n.blocks == 0) return MS_OK;
+    MS_TRY(room.alloc(c, ms__device(c->out[0]), q.length * 9));
+    chains chain = { (int64_t *)room.data, (uint8_t *)room.data + 8 * q.length };
+    MS_TRY(launch_blocks(c->op->name, index, chain_kernel, up(q.length, CHAIN), CHAIN, q, chain));
+    return launch(c->op->name, index, TYPED_KERNEL(q.dtype, add_rows_kernel), n.blocks, n.threads, q, s, chain, f);
+}
+
+// ---- embedding ----
+
+// ids name rows of a table [rows, width].
+static job lookup_of(const ms_tensor *table, const ms_tensor *ids)
+{
+    int64_t width = table->shape[1];
+    job q = {};
+    q.ndim = 1;
+    q.lines = q.shape[0] = width;
+    q.x[0] = q.y[0] = q.step = 1;
+    q.xd = q.yd = width;
+    q.length = ids->numel;
+    q.limit = table->shape[0];
+    q.dtype = table->dtype, q.id_type = ids->dtype, q.ids = ms__data(ids);
+    q.complaint = MS_COMPLAINT_EMBEDDING;
+    q.errors = ms__complaints(index_of(table));
+    return q;
+}
+static ms_status run_embedding(ms_call *c)
+{
+    held_inputs h;
+    int index = index_of(c->out[0]);
+    MS_TRY(h.hold(c));
+    MS_TRY(ms__cuda_use(index));
+    job q = lookup_of(h.in[0], h.in[1]);
+    q.from = ms__data(h.in[0]), q.to = ms__data(c->out[0]);
+    return take_rows(c->op->name, index, q);
+}
+// Inputs: gradient, ids, and the gradient that the table already has, if the result is to be added to it.
+static ms_status run_embedding_backward(ms_call *c)
+{
+    held_inputs h;
+    ms_tensor *o = c->out[0];
+    bool more = c->n_in == 3;
+    MS_TRY(h.hold(c, 2));
+    if (!more) MS_TRY(ms__cuda_fill_tensor(o, 0));
+    MS_TRY(ms__cuda_use(index_of(o)));
+    job q = lookup_of(o, h.in[1]);
+    q.from = ms__data(h.in[0]), q.to = ms__data(o);
+    return add_rows(c, q, { more ? ADD_SUM : STORE_SUM, c->i[0] });
+}
+
+// ---- along any dimension: elements that are not adjacent, or that each have a position of their own ----
 
 static __device__ inline void move_bytes(int size, void *to, int64_t i, const void *from, int64_t j)
 {
@@ -26,147 +215,7 @@ static __device__ inline void move_bytes(int size, void *to, int64_t i, const vo
     default: ((uint64_t *)to)[i] = ((const uint64_t *)from)[j]; break;
     }
 }
-
-// ---- embedding ----
-
-// n ids, each of a row of a table [rows, width].
-struct lookup {
-    int64_t n, rows, width;
-    int dtype, id_type;
-    const void *ids;
-    ms_complaint *complaint;
-};
-static lookup lookup_of(const ms_tensor *table, const ms_tensor *ids)
-{
-    return { ids->numel,
-             table->shape[0],
-             table->shape[1],
-             table->dtype,
-             ids->dtype,
-             ms__data(ids),
-             ms__complaints(index_of(table)) };
-}
-// The row that id k names; -1 if there is no such row.
-static __device__ inline int64_t row_of(const lookup &q, int64_t k)
-{
-    return position(q.id_type, q.ids, k, q.rows, MS_COMPLAINT_EMBEDDING, q.complaint);
-}
-
-__global__ void embedding_kernel(lookup q, const void *w, void *out)
-{
-    int64_t i = GLOBAL_INDEX;
-    if (i >= q.n * q.width) return;
-    int64_t k = i / q.width, j = i - k * q.width, row = row_of(q, k);
-    if (row >= 0) move_bytes(ms__dtype_size(q.dtype), out, i, w, row * q.width + j);
-    else store<float>(q.dtype, out, i, 0);
-}
-static ms_status run_embedding(ms_call *c)
-{
-    ms_tensor *w = NULL, *ids = NULL, *o = c->out[0];
-    int index = index_of(o);
-    ms_status st = ms__contiguous(&w, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
-    if (st == MS_OK) st = ms__cuda_use(index);
-    if (st == MS_OK)
-        st = launch(c->op->name, index, embedding_kernel, up(o->numel, THREADS), THREADS, lookup_of(w, ids),
-                    (const void *)ms__data(w), ms__data(o));
-    if (ids) ms__release(ids);
-    if (w) ms__release(w);
-    return st;
-}
-
-// next[k]: the next position with the same id; n if there is none. first[k]: whether no earlier position has this id.
-struct chains {
-    int64_t *next;
-    uint8_t *first;
-};
-// Every position is compared with all others, a tile in shared memory at a time. The blocks are small, so that 8,192
-// positions occupy 128 multiprocessors.
-enum { CHAIN = 64, TILE = 256 };
-__global__ void chain_kernel(lookup q, chains c)
-{
-    __shared__ int64_t tile[TILE];
-    int64_t k = GLOBAL_INDEX, id = k < q.n ? load<int64_t>(q.id_type, q.ids, k) : 0, next = q.n;
-    bool first = true;
-    for (int64_t from = 0; from < q.n; from += TILE) {
-        int n = q.n - from < TILE ? (int)(q.n - from) : TILE;
-        for (int j = threadIdx.x; j < n; j += CHAIN) tile[j] = load<int64_t>(q.id_type, q.ids, from + j);
-        __syncthreads();
-        for (int j = 0; j < n; j++) {
-            if (tile[j] != id) continue;
-            if (from + j < k) first = false;
-            else if (from + j > k && from + j < next) next = from + j;
-        }
-        __syncthreads();
-    }
-    if (k >= q.n) return;
-    c.next[k] = next;
-    c.first[k] = first;
-}
-// Adds up the gradients of each id along its chain: one thread per column of the id's first position; the threads of
-// other positions return. more: add the sum to the gradient in `out`, otherwise store it.
-template <class T>
-__global__ void embedding_backward_kernel(lookup q, chains c, int64_t padding, const void *g, void *out, bool more)
-{
-    int64_t i = GLOBAL_INDEX;
-    if (i >= q.n * q.width) return;
-    int64_t k = i / q.width, j = i - k * q.width;
-    if (!c.first[k]) return;
-    int64_t row = row_of(q, k);
-    if (row < 0 || row == padding) return;
-    T sum = 0;
-    for (; k < q.n; k = c.next[k]) sum += load<T>(q.dtype, g, k * q.width + j);
-    if (more) {  // the sum is rounded before it is added, as a separate gradient would be
-        T rounded = q.dtype == MS_F16    ? (T)ms_f16_to_float(ms_float_to_f16((float)sum))
-                    : q.dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)sum))
-                                         : sum;
-        sum = load<T>(q.dtype, out, row * q.width + j) + rounded;
-    }
-    store<T>(q.dtype, out, row * q.width + j, sum);
-}
-static ms_status run_embedding_backward(ms_call *c)
-{
-    ms_tensor *g = NULL, *ids = NULL, *o = c->out[0];
-    ms_block *room = NULL;
-    int index = index_of(o);
-    int64_t n = c->in[1]->numel;
-    const char *what = c->op->name;
-    ms_status st = ms__contiguous(&g, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&ids, c->in[1]);
-    bool more = c->n_in == 3;  // whether to add to a gradient that the table already has
-    if (st == MS_OK && !more) st = ms__cuda_fill_tensor(o, 0);
-    if (st == MS_OK && n && o->numel) {
-        st = ms__alloc(&room, ms__device(o), (size_t)n * 9, what);
-        if (st == MS_OK) {
-            lookup q = lookup_of(o, ids);
-            chains chain = { (int64_t *)room->data, (uint8_t *)room->data + 8 * n };
-            st = launch_blocks(what, index, chain_kernel, up(n, CHAIN), CHAIN, q, chain);
-            if (st == MS_OK)
-                st = launch(what, index, REAL_KERNEL(q.dtype, embedding_backward_kernel), up(n * q.width, THREADS),
-                            THREADS, q, chain, c->i[0], ms__data(g), ms__data(o), more);
-            ms__free(room);
-        }
-    }
-    if (ids) ms__release(ids);
-    if (g) ms__release(g);
-    return st;
-}
-
-// ---- along one dimension: a thread per line, so that values for one place are added in order ----
-
-struct job {
-    int ndim;                      // number of dimensions of the lines: all but d
-    int64_t lines, length, limit;  // positions per line; size of the indexed dimension
-    int64_t shape[MS_MAX_DIMS], x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides of from, to, ids: elements
-    int64_t xd, yd, pd;                                                          // their strides along d
-    int dtype, id_type;
-    const void *from, *ids;
-    void *to;
-    ms_complaint *complaint;
-};
-enum { TAKE, PUT, ADD };  // with p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]
-
-// TAKE uses one thread per element, PUT and ADD one thread per line.
+// TAKE uses one thread per element, PUT and ADD one thread per line, so that values for one place are added in order.
 template <class T> __global__ void index_kernel(job q, int how)
 {
     int64_t i = GLOBAL_INDEX, k0 = 0, k1 = q.length;
@@ -183,7 +232,7 @@ template <class T> __global__ void index_kernel(job q, int how)
         x += r * q.x[d], y += r * q.y[d], p += r * q.p[d];
     }
     for (int64_t k = k0; k < k1; k++) {
-        int64_t at = position(q.id_type, q.ids, p + k * q.pd, q.limit, MS_COMPLAINT_POSITION, q.complaint);
+        int64_t at = position(q, p + k * q.step);
         if (at < 0) continue;
         int64_t from = x + (how == TAKE ? at : k) * q.xd, to = y + (how == TAKE ? k : at) * q.yd;
         if (how == ADD) store<T>(q.dtype, q.to, to, load<T>(q.dtype, q.to, to) + load<T>(q.dtype, q.from, from));
@@ -191,6 +240,19 @@ template <class T> __global__ void index_kernel(job q, int how)
     }
 }
 static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
+
+// Adds a dimension of the lines; one that continues the last is joined with it.
+static void add_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
+{
+    int d = q->ndim - 1;
+    q->lines *= size;
+    if (size == 1) return;
+    if (d >= 0 && q->x[d] == x * size && q->y[d] == y * size && q->p[d] == p * size) q->shape[d] *= size;
+    else q->shape[d = q->ndim++] = size;
+    q->x[d] = x, q->y[d] = y, q->p[d] = p;
+}
+// chain_kernel takes time by the square of the number of positions; beyond this number a thread adds a line.
+constexpr int64_t MOST_COMPARED = 1 << 20;
 
 // Inputs: tensor, positions, source (except for TAKE). one: the positions are 1-d and the same for all lines; otherwise
 // they have the shape of the result, or of the used part of the source.
@@ -202,25 +264,28 @@ static ms_status run_index(ms_call *c, int how, bool one)
     job q = {};
     MS_TRY(ms__cuda_use(index));
     q.lines = 1;
-    for (int k = 0; k < over->ndim; k++) {
-        if (k == d) continue;
-        q.shape[q.ndim] = over->shape[k];
-        q.x[q.ndim] = x->stride[k], q.y[q.ndim] = y->stride[k], q.p[q.ndim] = one ? 0 : ids->stride[k];
-        q.lines *= over->shape[k];
-        q.ndim++;
-    }
+    for (int k = 0; k < over->ndim; k++)
+        if (k != d) add_dim(&q, over->shape[k], x->stride[k], y->stride[k], one ? 0 : ids->stride[k]);
     q.xd = x->ndim ? x->stride[d] : 0, q.yd = y->ndim ? y->stride[d] : 0;
-    q.pd = ids->ndim ? ids->stride[one ? 0 : d] : 0;
+    q.step = ids->ndim ? ids->stride[one ? 0 : d] : 0;
     q.length = one ? ids->numel : size_of(ids, d);
     q.limit = size_of(whole, d);
-    q.dtype = y->dtype;
-    q.id_type = ids->dtype;
+    q.dtype = y->dtype, q.id_type = ids->dtype;
     q.from = ms__data(x), q.ids = ms__data(ids), q.to = ms__data(y);
-    q.complaint = ms__complaints(index);
+    q.complaint = MS_COMPLAINT_POSITION;
+    q.errors = ms__complaints(index);
+    bool real = y->dtype <= MS_BF16;
+    int last = q.ndim - 1;
+    if (one && last >= 0 && q.shape[last] >= WIDE && q.x[last] == 1 && q.y[last] == 1) {
+        if (how == TAKE && ms__dtype_size(q.dtype) > 1) return take_rows(c->op->name, index, q);
+        if (how == ADD && real && q.length <= MOST_COMPARED) return add_rows(c, q, { ADD_ROWS, -1 });
+    }
     int64_t n = q.length == 0 ? 0 : how == TAKE ? q.lines * q.length : q.lines;
-    if (y->dtype == MS_F64) return launch(c->op->name, index, index_kernel<double>, up(n, THREADS), THREADS, q, how);
-    if (y->dtype <= MS_BF16) return launch(c->op->name, index, index_kernel<float>, up(n, THREADS), THREADS, q, how);
-    return launch(c->op->name, index, index_kernel<int64_t>, up(n, THREADS), THREADS, q, how);
+    return launch(c->op->name, index,
+                  y->dtype == MS_F64 ? index_kernel<double>
+                  : real             ? index_kernel<float>
+                                     : index_kernel<int64_t>,
+                  up(n, BLOCK), BLOCK, q, how);
 }
 static ms_status run_index_select(ms_call *c) { return run_index(c, TAKE, true); }
 static ms_status run_index_add_(ms_call *c) { return run_index(c, ADD, true); }

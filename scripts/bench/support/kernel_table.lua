@@ -119,7 +119,7 @@ end
 M.MAIN = set [[
   flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel
   elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
-  embedding:embedding_kernel embedding:chain_kernel embedding:embedding_backward_kernel
+  embedding:take_rows_kernel embedding:chain_kernel embedding:add_rows_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
   reduce:dense_columns_kernel reduce:join_kernel reduce:finish_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
@@ -128,10 +128,11 @@ M.MAIN = set [[
 ]]
 
 --- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight.
+--- embedding:index_kernel moves elements that each have a position of their own, or that are not adjacent.
 M.SMALL = set [[
   reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
-  batch_norm:bn_scale_kernel embedding:chain_kernel product:product_kernel
+  batch_norm:bn_scale_kernel embedding:chain_kernel embedding:index_kernel product:product_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they

@@ -23,9 +23,8 @@ local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["loss: cross_total_kernel"] = true }
--- Kernels whose threads touch one element of a table each, not the whole table.
-local GATHER = { ["embedding: embedding_kernel"] = true, ["embedding: embedding_backward_kernel"] = true,
-  ["embedding: index_kernel"] = true }
+-- Kernels whose threads each touch so many elements of a table, not the whole table.
+local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
 -- Latencies of a launch of kernels in which each thread compares all positions with its own: one for each tile of 256
 -- positions, and as long again for the comparisons (256 of 4 cycles).
 local COMPARES = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 128 end }
@@ -37,7 +36,7 @@ function M.bytes(l, base)
   local class = l.half >= l.float32 and l.half >= l.other and "half" or l.float32 >= l.other and "float32" or "other"
   local bytes = l.half + l.float32 + l.other
   if ROWS[base] then return l.other * 1.5, "other" end
-  if GATHER[base] then bytes = 2 * l.blocks * l.threads * (class == "half" and 2 or 4) end
+  if GATHER[base] then bytes = 2 * GATHER[base] * l.blocks * l.threads * (class == "half" and 2 or 4) end
   return bytes * (WRITTEN[base] or 1), class
 end
 
