@@ -52,18 +52,21 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     // Doubles are stepped one by one: eight of each would need too many registers.
     bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
                 (!B || is_wide(b + first)) && (!C || is_wide(c + first));
-    int64_t rest = wide ? first + (last - first) / WIDE * WIDE : first;
+    constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states a pack alone has too few bytes in flight
+    int64_t rest = wide ? first + (last - first) / N * N : first;
     if constexpr (!std::is_same_v<S, double>)
-        for (int64_t k = first + (int64_t)threadIdx.x * WIDE; k < rest; k += BLOCK * WIDE) {
-            T x[WIDE], d[WIDE], u[WIDE], v[WIDE], w[WIDE];
+        for (int64_t k = first + (int64_t)threadIdx.x * N; k < rest; k += BLOCK * N) {
+            T x[N], d[N], u[WIDE], v[WIDE], w[WIDE];
             load_wide(p + k, x);
             load_wide(g + k, d);
+            if constexpr (!KEEPS) load_wide(p + k + WIDE, x + WIDE), load_wide(g + k + WIDE, d + WIDE);
             if constexpr (A) load_wide(a + k, u);
             if constexpr (B) load_wide(b + k, v);
             if constexpr (C) load_wide(c + k, w);
-            for (int l = 0; l < WIDE; l++)
+            for (int l = 0; l < N; l++)
                 x[l] = FORMULA(x[l], d[l], A ? &u[l] : NULL, B ? &v[l] : NULL, C ? &w[l] : NULL, f);
             store_wide(p + k, x);
+            if constexpr (!KEEPS) store_wide(p + k + WIDE, x + WIDE);
             if constexpr (A) store_wide(a + k, u);
             if constexpr (B) store_wide(b + k, v);
             if constexpr (C) store_wide(c + k, w);
@@ -168,10 +171,10 @@ static __device__ __forceinline__ double norm_part(const S *g, int64_t first, in
     double sum = 0;
     int64_t rest = is_wide(g + first) ? first + (last - first) / (2 * WIDE) * (2 * WIDE) : first;
     for (int64_t k = first + (int64_t)threadIdx.x * 2 * WIDE; k < rest; k += BLOCK * 2 * WIDE) {
-        double v[2 * WIDE];
+        real_of<S> v[2 * WIDE];
         load_wide(g + k, v);
         load_wide(g + k + WIDE, v + WIDE);
-        for (int l = 0; l < 2 * WIDE; l++) sum = fold_power<SQUARES>(sum, v[l], p);
+        for (int l = 0; l < 2 * WIDE; l++) sum = fold_power<SQUARES>(sum, (double)v[l], p);
     }
     for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK)
         sum = fold_power<SQUARES>(sum, load_one<double>(g + k), p);

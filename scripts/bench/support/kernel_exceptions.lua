@@ -6,7 +6,5 @@ return {
   ["attention: attend_kernel"] = "flight float32, flight half, width float32, width half",
   ["attention: delta_kernel"] = "flight half, width float32, width half",
   ["attention: mask_grad_kernel"] = "width float32",
-  ["optim: norm_kernel"] = "flight half",
-  ["optim: optim_kernel"] = "flight half",
   ["reduce: prod_backward_kernel"] = "flight float32, flight half, width float32, width half",
 }
