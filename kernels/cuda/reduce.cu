@@ -330,8 +330,24 @@ static ms_status run_cumsum(ms_call *c)
 struct prod_job {
     int nk, nr;  // numbers of kept and of reduced dimensions; the arrays begin with the kept ones
     int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];
+    bool packed;  // the elements of an output are adjacent in x and o
 };
-__global__ void prod_backward_kernel(prod_job p, int dtype, const char *x, const char *g, char *o)
+// Where element j of an output is.
+static __device__ inline int64_t reduced_at(const prod_job &p, const int64_t *stride, int64_t j)
+{
+    return offset_of(j, p.nr, p.shape + p.nk, stride + p.nk);
+}
+// Elements j, j + 1, ... of an output; those after the last are 1.
+template <class S>
+static __device__ __forceinline__ void read_reduced(const prod_job &p, const S *x, int64_t j, real_of<S> *v)
+{
+    if (p.packed) return read_pack(x, j, p.length, (real_of<S>)1, v);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) v[e] = j + e < p.length ? one_of(x + reduced_at(p, p.x, j + e)) : 1;
+}
+template <class S>
+__global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
+    prod_backward_kernel(prod_job p, const S *x, const S *g, S *o)
 {
     int64_t m = GLOBAL_INDEX;
     if (m >= p.outputs) return;
@@ -340,16 +356,26 @@ __global__ void prod_backward_kernel(prod_job p, int dtype, const char *x, const
     o += offset_of(m, p.nk, p.shape, p.o);
     double others = 1;
     int zeros = 0;
-    for (int64_t r = 0; r < p.length; r++) {
-        double v = value<double>::load(dtype, x + offset_of(r, p.nr, p.shape + p.nk, p.x + p.nk));
-        if (v == 0) zeros++;
-        else others *= v;
+    real_of<S> v[WIDE];
+    for (int64_t j = 0; j < p.length; j += WIDE) {
+        read_reduced(p, x, j, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) {
+            if (v[e] == 0) zeros++;
+            else others *= (double)v[e];
+        }
     }
-    for (int64_t r = 0; r < p.length; r++) {
-        double v = value<double>::load(dtype, x + offset_of(r, p.nr, p.shape + p.nk, p.x + p.nk));
-        double w = value<double>::load(dtype, g + offset_of(r, p.nr, p.shape + p.nk, p.g + p.nk));
-        w *= zeros == 0 ? others / v : zeros == 1 && v == 0 ? others : 0;
-        value<double>::store(dtype, o + offset_of(r, p.nr, p.shape + p.nk, p.o + p.nk), w);
+    for (int64_t j = 0; j < p.length; j += WIDE) {
+        read_reduced(p, x, j, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) {
+            double f = zeros == 0 ? others / (double)v[e] : zeros == 1 && v[e] == 0 ? others : 0;
+            if (j + e < p.length) v[e] = (real_of<S>)((double)one_of(g + reduced_at(p, p.g, j + e)) * f);
+        }
+        if (p.packed) write_pack(o, j, p.length, v);
+        else UNROLL
+        for (int e = 0; e < WIDE; e++)
+            if (j + e < p.length) store_one(o + reduced_at(p, p.o, j + e), v[e]);
     }
 }
 static ms_status run_prod_backward(ms_call *c)
@@ -358,20 +384,26 @@ static ms_status run_prod_backward(ms_call *c)
     ms_tensor *o = c->out[0];
     unsigned dims = ms__reduced_dims(x, c->n_i - 1, c->i + 1);
     prod_job p = {};
-    int size = ms__dtype_size(x->dtype), n = 0;
     p.outputs = p.length = 1;
     for (int reduced = 0; reduced < 2; reduced++)
         for (int d = 0; d < x->ndim; d++) {
             if ((int)(dims >> d & 1) != reduced) continue;
-            p.shape[n] = x->shape[d];
-            p.x[n] = x->stride[d] * size;
-            p.g[n] = g->stride[d] * size;
-            p.o[n++] = o->stride[d] * size;
-            if (reduced) p.nr++, p.length *= x->shape[d];
-            else p.nk++, p.outputs *= x->shape[d];
+            int *n = reduced ? &p.nr : &p.nk, last = p.nk + p.nr - 1;
+            *(reduced ? &p.length : &p.outputs) *= x->shape[d];
+            if (x->shape[d] == 1) continue;
+            int64_t size = x->shape[d];
+            if (*n && p.x[last] == size * x->stride[d] && p.g[last] == size * g->stride[d] &&
+                p.o[last] == size * o->stride[d])
+                p.shape[last] *= size;
+            else p.shape[++last] = size, ++*n;
+            p.x[last] = x->stride[d], p.g[last] = g->stride[d], p.o[last] = o->stride[d];
         }
-    return launch(c->op->name, index_of(x), prod_backward_kernel, up(p.length ? p.outputs : 0, BLOCK), BLOCK, p,
-                  (int)x->dtype, (const char *)ms__data(x), (const char *)ms__data(g), (char *)ms__data(o));
+    p.packed = p.nr == 1 && p.x[p.nk] == 1 && p.o[p.nk] == 1;
+#define PROD(S, T)                                                                                                  \
+    return launch(c->op->name, index_of(x), prod_backward_kernel<S>, up(p.length ? p.outputs : 0, BLOCK), BLOCK, p, \
+                  (S *)ms__data(x), (S *)ms__data(g), (S *)ms__data(o))
+    WITH_FLOAT_TYPE(x->dtype, PROD)
+#undef PROD
 }
 
 ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)

@@ -6,5 +6,4 @@ return {
   ["attention: attend_kernel"] = "flight float32, flight half, width float32, width half",
   ["attention: delta_kernel"] = "flight half, width float32, width half",
   ["attention: mask_grad_kernel"] = "width float32",
-  ["reduce: prod_backward_kernel"] = "flight float32, flight half, width float32, width half",
 }
