@@ -17,7 +17,7 @@ local given = cli.parse("generate", "Generates text with a model trained by scri
 }, arg)
 if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
 if given.temperature and given.temperature < 0 then
-  cli.stop("generate", "--temperature %g is below 0", given.temperature)
+  cli.stop("generate", "--temperature is %g, expected 0 or more", given.temperature)
 end
 
 -- The text goes to stdout, progress to stderr.

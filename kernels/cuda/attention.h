@@ -51,14 +51,14 @@ static inline strided_part part_of(const ms_tensor *t, const heads &h)
     return x;
 }
 
-// A score to which the element `at` of a mask is applied.
+// Applies element `at` of a mask to a score.
 template <class T> static __device__ inline T masked(const strided_part &mask, int64_t at, T score)
 {
     if (mask.dtype == MS_BOOL) return ((const uint8_t *)mask.data)[at] ? score : -(T)INFINITY;
     return score + load<T>(mask.dtype, mask.data, at);
 }
 
-// Dropout of probabilities. Element `at` of [heads, queries, keys] takes word at % 4 of block at / 4 of Philox.
+// Dropout of probabilities. Element `at` of [heads, queries, keys] uses word at % 4 of Philox's block at / 4.
 struct dropped {
     double p;
     uint64_t seed, offset;

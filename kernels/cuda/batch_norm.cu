@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/batch_norm.cu -- batch_norm and its gradient. Sums are computed by one block per channel, in float64, in a fixed
-// order; outputs and dx WIDE elements a thread, in float32 or float64.
+// order; each thread computes WIDE elements of the output or of dx, in float32 or float64.
 #include "formulas/batch_norm.h"
 #include "cuda/blocks.h"
 
@@ -55,9 +55,10 @@ template <class S> __global__ void bn_stats_kernel(bn_sizes z, const S *x, void 
     store<double>(z.stats, var, c, sum / (double)count);
 }
 
-// The factors of a channel's outputs: y or dx = of_g * g + of_x * (x - mean) + alone.
+// The factors of a channel: y or dx = of_g * g + of_x * (x - mean) + alone. CENTRE: the mean. Factor f of channel c is
+// factors[f * C + c], where C is the number of channels.
 enum { OF_G, OF_X, ALONE, CENTRE, FACTORS };
-// Computes the factors of y first, so that there is one square root per channel.
+// Computes the factors of y in a kernel of their own, so that there is one square root per channel.
 __global__ void bn_scale_kernel(bn_sizes z, by_channel mean, by_channel var, by_channel w, by_channel b,
                                 double *factors)
 {
@@ -69,7 +70,7 @@ __global__ void bn_scale_kernel(bn_sizes z, by_channel mean, by_channel var, by_
     factors[CENTRE * z.c + c] = at_channel(mean, c, 0);
 }
 
-// out: y, or dx. g may be NULL.
+// Stores y (g is NULL) or dx (g is the gradient of y) in out.
 template <class S> __global__ void bn_kernel(planes z, const S *g, const S *x, const double *factors, S *out)
 {
     typedef real_of<S> T;

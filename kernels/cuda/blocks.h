@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/blocks.h -- helpers of kernels that stream through memory: accesses of 16 bytes, sums over warps and groups of
-// threads, and column sums in two levels. Kernels that sum are started by launch_blocks.
+// threads, channels in shared memory, and column sums in two levels. Kernels that sum are started by launch_blocks.
 #ifndef MS_CUDA_BLOCKS_H
 #define MS_CUDA_BLOCKS_H
 
@@ -19,7 +19,8 @@ constexpr int WIDE = 8;
 
 static __device__ inline bool is_wide(const void *p) { return ((uintptr_t)p & 15) == 0; }
 
-// p is aligned to 16 bytes. S is the stored type; values are of type T.
+// load_wide and store_wide: WIDE elements at p, which is aligned to 16 bytes. S: the stored type; T: that of values.
+// T.
 template <class T> static __device__ __forceinline__ void load_wide(const float *p, T *v)
 {
     float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
@@ -90,7 +91,7 @@ template <class T, class S> static __device__ __forceinline__ void store_one(S *
     p->bits = half_bits(p, (float)v);
 }
 
-// Calls fn(S, T) for a floating point dtype: S stores it, T computes.
+// Calls fn(S, T) for a floating-point dtype: elements are stored as S and computed as T.
 #define WITH_FLOAT_TYPE(dtype, fn)          \
     switch (dtype) {                        \
     case MS_F32: fn(float, float); break;   \
@@ -147,7 +148,7 @@ template <class S> static __device__ inline int64_t first_pack(const S *row)
 {
     return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
 }
-// Copies n <= WIDE elements without conversion: at once if there are WIDE and both addresses are aligned.
+// Copies up to WIDE of n elements without conversion: at once if n >= WIDE and both addresses are aligned.
 template <class S> constexpr int WORDS = WIDE * sizeof(S) / sizeof(uint4);
 template <class S> static __device__ __forceinline__ void move_pack(S *to, const S *from, int64_t n)
 {
@@ -213,9 +214,10 @@ template <class T> static __device__ inline T group_max(T v, int width, T *share
     __syncthreads();
     return v;
 }
-// ---- elements in turn: thread t of a block takes elements t, t + BLOCK, ... of a channel, as for a sum in that order.
-// Memory is read WIDE adjacent elements a thread, and the elements go through shared memory to the threads that take
-// them. ----
+// ---- channels in shared memory ----
+//
+// Thread t of a block processes elements t, t + BLOCK, ... of a channel, so that the order of a sum does not depend on
+// WIDE. Each thread reads WIDE adjacent elements from memory and stores them in a tile in shared memory.
 
 // A contiguous tensor of n x c x s elements; c counts the channels.
 struct planes {
@@ -223,7 +225,7 @@ struct planes {
 };
 constexpr int ROUND = BLOCK * WIDE;
 
-// Copies elements first .. first + ROUND - 1 of a channel to a tile; those from `to` on are left out.
+// Copies elements [first, first + ROUND) of a channel to a tile, except those from `to` on.
 template <class S>
 static __device__ __forceinline__ void fill_tile(S *tile, const planes &z, const S *x, int64_t channel, int64_t first,
                                                  int64_t to)

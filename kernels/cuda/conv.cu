@@ -24,8 +24,8 @@ struct images {
     bool last;
 };
 
-// Unfolds images, each to `rows` rows by L columns: K rows, and with a bias one more, of ones. A thread computes WIDE
-// columns of a row. If the stride is 1 and they are of one row of the output, they are adjacent in the image.
+// Unfolds each image to `rows` rows of L columns: K rows, and with a bias one more, of ones. A thread computes WIDE
+// columns of a row. They are adjacent in the image if the stride is 1 and they lie in one row of the output.
 template <class S>
 __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
 {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some
 }
 
 // The gradients of these images: for each element the sum over the kernel elements that read it, in order. A thread
-// computes WIDE elements of a row; with a stride of 1, adjacent columns hold what a kernel element contributes to them.
+// computes WIDE elements of a row; if the stride is 1, a kernel element's contributions to them are adjacent in cols.
 template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, S *dx)
 {
     typedef real_of<S> T;

@@ -342,7 +342,7 @@ static ms_status run_equal(ms_call *c)
     return all_true(c, F_eq, a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0,
                     a);
 }
-// f2: whether NaN equals NaN.
+// Numbers: rtol, atol, whether NaN equals NaN (1 or 0).
 static ms_status run_allclose(ms_call *c)
 {
     ms_tensor over = *c->in[0];

@@ -41,14 +41,15 @@ struct flash_part {
 };
 struct flash {
     flash_part q, k, v, o, g, dq, dk, dv;  // g: the gradient of the output o
-    float *lse, *delta;                    // one number per row of q: logsumexp, and see flash_backward.cu
+    float *lse, *delta;                    // one number per row of q; for delta, see flash_backward.cu
     const float *g_lse;                    // gradient of lse; NULL if there is none
     int heads, inner, tq, tk, d;           // heads: product of the batch dimensions; inner: size of the last one
     bool causal;
     float scale;
-    float unit;  // factor of scores before exp2: scale / ln 2; for ALTERED kernels, whose scores are scaled, 1 / ln 2
-    float keep;  // factor of the probabilities that dropout keeps
-    strided_part mask;  // stride[0]: of the batch dimension, stride[1]: of heads; data is NULL without a mask
+    float
+        unit;  // factor of scores before exp2: scale / ln 2, or 1 / ln 2 in ALTERED kernels (mask_scores applies scale)
+    float keep;         // factor of the probabilities that dropout keeps
+    strided_part mask;  // data is NULL without a mask; strides of the two batch dimensions: stride[0], stride[1]
     dropped dropout;
 };
 
@@ -56,7 +57,7 @@ bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // for accesses of 
 flash_part ms__flash_part(const ms_tensor *t, const heads &h);
 flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset);
 
-// The instance of a kernel for a dtype and a size of heads. ALTERED kernels apply a mask and dropout.
+// A kernel's instance for the dtype and the size of heads. ALTERED kernels apply a mask, dropout or both.
 #define FLASH_KERNEL_OF(kernel, type, f)                                               \
     ((f).d > 64 ? (is_altered(f) ? kernel<type, 128, true> : kernel<type, 128, false>) \
                 : (is_altered(f) ? kernel<type, 64, true> : kernel<type, 64, false>))
@@ -162,8 +163,8 @@ template <class H, int D, int N> static __device__ inline void mix(float (*o)[4]
         }
     }
 }
-// Query and key of element e of fragment n (of scores_of) of a warp's 16 rows from `row` on and the columns from
-// `column` on. TURNED: rows are keys.
+// Query i and key j of element e of the warp's fragment n (see scores_of): row and column are those of the warp's first
+// element. TURNED: rows are keys, columns queries.
 struct place {
     int i, j;
 };
@@ -188,7 +189,7 @@ static __device__ inline void mask_scores(float (*s)[4], const flash &f, int hea
         }
     }
 }
-// Which probabilities of a warp's 16 rows dropout keeps: bit 4 n + e for element e of fragment n.
+// The probabilities of a warp's 16 rows that dropout keeps: bit 4 n + e is set if element e of fragment n is kept.
 template <int N, bool TURNED> static __device__ inline uint32_t kept_bits(const flash &f, int head, int row, int column)
 {
     static_assert(N <= 64, "a bit for each of N / 2 elements");
@@ -207,8 +208,8 @@ static __device__ inline float kept_or_0(float x, uint32_t kept, int n, int e)
 {
     return kept >> (4 * n + e) & 1 ? x : 0;
 }
-// exp(s - top). Scores of ALTERED kernels are scaled; their difference is taken first, because s * unit may be infinite
-// where a mask adds the most negative number.
+// exp(s - top). ALTERED kernels subtract before they multiply, because s * unit may be infinite if a mask adds the most
+// negative number.
 template <bool ALTERED> static __device__ inline float exp_score(float s, float unit, float top)
 {
     return exp2_fast(ALTERED ? (s - top) * unit : fmaf(s, unit, -top * unit));

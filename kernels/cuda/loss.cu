@@ -391,7 +391,7 @@ static ms_status run_linear_cross_entropy(ms_call *c)
     ms_tensor *in[] = { c->in[0], c->in[1], c->in[2], c->n_in > 3 ? c->in[3] : NULL, c->n_in > 4 ? c->in[4] : NULL };
     return linear_chunks(c, in, NULL, &c->out[1]);
 }
-// Inputs: gradient, and those of the forward. Outputs: those that the mask needs.
+// Inputs: gradient, and those of the forward. Outputs: those of dx, dw, db that the mask names.
 static ms_status run_linear_cross_entropy_backward(ms_call *c)
 {
     ms_tensor *grad[] = { ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 3) };
@@ -400,7 +400,7 @@ static ms_status run_linear_cross_entropy_backward(ms_call *c)
 
 // ---- mse_loss ----
 
-// The square of every difference.
+// Stores the squares of the differences of a and b.
 template <class S> __global__ void mse_kernel(int64_t n, const S *a, const S *b, S *out)
 {
     int64_t i = GLOBAL_INDEX * WIDE;
@@ -411,7 +411,7 @@ template <class S> __global__ void mse_kernel(int64_t n, const S *a, const S *b,
     for (int e = 0; e < WIDE; e++) v[e] = (v[e] - w[e]) * (v[e] - w[e]);
     write_pack(out, i, n, v);
 }
-// A block sums PIECE squares in float64.
+// Each block adds up PIECE squares in float64.
 enum { PIECE = 16384 };
 template <class S> __global__ void mse_parts_kernel(int64_t n, const S *a, const S *b, double *parts)
 {
@@ -439,12 +439,13 @@ __global__ void mse_join_kernel(int64_t parts, const double *part, double diviso
     for (int64_t k = 0; k < parts; k++) sum += part[k];
     store<double>(dtype, out, 0, sum / divisor);
 }
-// What mse_loss subtracts, and the gradients, which may be NULL.
+// mse_loss's inputs and their gradients (NULL: not needed).
 template <class S> struct mse_gradient {
     const S *a, *b;
     S *da, *db;
 };
-// da = 2 scale g (a - b), db = -da; each: g has an element for every difference.
+// da = 2 g (a - b), db = -da. each: g has one element per difference; otherwise it has one element, to be divided by
+// the divisor.
 template <class S>
 __global__ void mse_backward_kernel(int64_t n, mse_gradient<S> q, bool each, double divisor, const S *g)
 {

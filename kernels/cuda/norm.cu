@@ -5,7 +5,7 @@
 #include "cuda/blocks.h"
 #include "rows/layout.h"
 
-// Rows of n elements, to be normalized by rms or by mean and variance. w is NULL if absent.
+// Rows of n elements, to be normalised by rms or by mean and variance. w is NULL if absent.
 struct norm_rows {
     int64_t rows, n;
     double eps;

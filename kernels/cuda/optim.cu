@@ -49,7 +49,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     S *p = (S *)j.p;
     const S *g = (const S *)j.g;
     for (int k = 0; k < MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
-    // Doubles are stepped one by one: eight of each would need too many registers.
+    // Doubles are stepped one by one: WIDE of each operand would need too many registers.
     bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
                 (!B || is_wide(b + first)) && (!C || is_wide(c + first));
     constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states a pack alone has too few bytes in flight
@@ -143,7 +143,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 
 // ---- norms ----
 
-constexpr int PIECE = 16384;  // a piece, the elements of one block, is a multiple of this
+constexpr int PIECE = 16384;  // each block processes a piece of the elements; its length is a multiple of PIECE
 
 // Adds one value to a thread's sum of |g|^p, or, for an infinite p, to its maximum of |g|. SQUARES: p is 2.
 template <bool SQUARES> static __device__ __forceinline__ double fold_power(double sum, double v, double p)
@@ -195,7 +195,7 @@ __global__ void norm_kernel(int n, const ms_norm_part *list, int64_t piece, doub
     sum = fold_block(sum, p, shared);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum, owners[blockIdx.x] = t.owner;
 }
-// One block per owner: joins its pieces.
+// One block per owner: combines the sums of its pieces.
 __global__ void norm_join_kernel(int64_t pieces, double p, const double *sums, const int *owners, double *out)
 {
     __shared__ double shared[BLOCK];
@@ -248,7 +248,7 @@ __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm n
     }
     if (out && blockIdx.x == 0 && threadIdx.x == 0) store<double>(dtype, out, 0, total);
     double f = norm.most / (total + 1e-6);
-    if (norm.most - norm.most != 0 || f >= 1) return;  // a NaN factor scales, too
+    if (norm.most - norm.most != 0 || f >= 1) return;  // a NaN factor scales the gradients, too
     const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
     int64_t first = ((int64_t)blockIdx.x - t.block) * j.piece;
     int64_t last = first + j.piece < t.numel ? first + j.piece : t.numel;

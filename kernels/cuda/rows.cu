@@ -6,13 +6,14 @@
 
 // ---- along the last dimension ----
 
-// rows of n adjacent elements, `width` threads for each.
+// Rows of n adjacent elements; `width` threads process each row.
 struct packed_rows {
     int64_t rows, n;
     int width;
     bool log;
 };
-// The row of this thread, the first element of the thread's first pack, and the distance to its next.
+// The row of this thread, the first element of the thread's first pack, and the distance from one of its packs to the
+// next.
 struct my_row {
     int64_t row, first, step;
 };

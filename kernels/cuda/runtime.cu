@@ -130,8 +130,7 @@ static ms_status device_alloc(int index, size_t bytes, void **out)
         cudaGetLastError();
         return MS_ENOMEM;
     }
-    CUDA_TRY(index, e, "cudaMalloc of %zu bytes", bytes);
-    return MS_OK;
+    return e == cudaSuccess ? MS_OK : ms__cuda_failed(e, "cudaMalloc", index, "%zu bytes", bytes);
 }
 
 // Reports on stderr that a call which releases p has failed, where the caller cannot return an error.

@@ -48,7 +48,7 @@ static strided strided_of(int n, const ms_tensor *const *x)
         for (int k = 0; k < n; k++) l.stride[k][at] = stride[k][d];
     }
     l.ndim = nd;
-    // Dense operands: WIDE elements at a time; those of 2 and 4 bytes aligned to 16 bytes.
+    // Dense operands are accessed WIDE elements at a time. Elements of 2 and 4 bytes must then be aligned to 16 bytes.
     l.dense = true;
     for (int k = 0; k < n && l.dense; k++) {
         int64_t run = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// formulas/batch_norm.h -- formulas for one channel, shared by the CPU and the GPU.
+// formulas/batch_norm.h -- the formulas of batch_norm for one channel, shared by the CPU and the GPU.
 #ifndef MS_BATCH_NORM_H
 #define MS_BATCH_NORM_H
 

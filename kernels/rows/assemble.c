@@ -197,7 +197,7 @@ static ms_status tile_grad(ms_backward_call *b)
     return st;
 }
 
-// ---- triangles: i0 = k, the last diagonal that tril keeps, the first that triu keeps ----
+// ---- triangles. Integer: the last diagonal that tril keeps, the first that triu keeps ----
 
 static ms_status check_triangle(ms_call *c)
 {

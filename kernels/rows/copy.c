@@ -82,7 +82,7 @@ static ms_status check_arange_(ms_call *c)
 }
 static ms_status check_eye_(ms_call *c)
 {
-    if (c->in[0]->ndim != 2) return ms__call_fail(c, "fills a 2-d tensor, got %s", ms__tensor_text(c->in[0]));
+    if (c->in[0]->ndim != 2) return ms__call_fail(c, "expected a 2-d tensor, got %s", ms__tensor_text(c->in[0]));
     return ms__write_in_place(c);
 }
 

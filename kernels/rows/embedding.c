@@ -19,7 +19,7 @@ static ms_status embedding_check(ms_call *c)
     return ms__call_out(c, 0, w->dtype, ms__device(w), ids->ndim + 1, shape);
 }
 
-// Inputs: gradient, ids, the table's existing gradient?. Integers: padding_idx, number of rows of the table.
+// Inputs: gradient, ids, the gradient that the table already has?. Integers: padding_idx, number of rows of the table.
 static ms_status embedding_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0];

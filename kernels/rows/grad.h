@@ -10,7 +10,7 @@ static inline ms_status ms__zeros_of(ms_tensor **out, const ms_meta *m)
 {
     return ms__zeros(out, m->dtype, m->device, m->ndim, m->shape);
 }
-// Sets the gradient of the first input to 0: the result does not depend on it (it is overwritten), or only in steps.
+// Sets the gradient of the first input to 0, for operators that overwrite it or are piecewise constant (sign).
 static inline ms_status ms__zero_gradient(ms_backward_call *b) { return ms__zeros_of(&b->gin[0], &b->in_meta[0]); }
 
 // Calls `op` on in[], with the integers and numbers of the forward, and moves its outputs to gin[]. The forward's

@@ -10,7 +10,7 @@
 // A dimension that a script gave, as an index from 0. Negative numbers count from the end.
 static inline int ms__dim_of(int64_t d, int ndim) { return (int)(d < 0 ? d + ndim : d); }
 
-// A view of the positions first .. first + len of dimension d.
+// A view of the positions [first, first + len) of dimension d.
 static inline ms_tensor *ms__part_of(const ms_tensor *t, int d, int64_t first, int64_t len)
 {
     int64_t shape[MS_MAX_DIMS];
@@ -83,7 +83,7 @@ static inline void ms__order_of_strides(const ms_tensor *t, int order[MS_MAX_DIM
         }
 }
 
-// The sizes of shape in this order.
+// Stores the sizes of `shape` in `out`, in this order of the dimensions.
 static inline void ms__in_order(int ndim, const int *order, const int64_t *shape, int64_t *out)
 {
     for (int d = 0; d < ndim; d++) out[d] = shape[order[d]];

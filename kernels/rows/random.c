@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/random.c -- rows of the random fills, all in place. i0: position of the first element in the whole tensor, so
-// that a shard gets its part of the numbers. Each call uses one offset of the generator.
+// rows/random.c -- rows of the random fills, all in place. First integer: the position of the first element in the
+// whole tensor, so that a shard gets its part of the numbers. Each call uses one offset of the generator.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 

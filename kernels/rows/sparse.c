@@ -13,7 +13,7 @@ static int by_place(const void *a, const void *b)
 {
     const column *x = a, *y = b;
     if (x->place != y->place) return x->place < y->place ? -1 : 1;
-    return x->at < y->at ? -1 : 1;  // columns of equal position keep their order, so sums repeat bitwise
+    return x->at < y->at ? -1 : 1;  // columns at one position keep their order, so sums repeat bitwise
 }
 
 static ms_status check_positions(const ms_tensor *t)

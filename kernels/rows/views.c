@@ -271,7 +271,8 @@ static ms_status check_split(ms_call *c)
     MS_TRY(check_count(c, 2));
     if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor cannot be split");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
-    // i = d, size: pieces of that size; the last one may be smaller. i = d, size1, size2 …: pieces of those sizes.
+    // Integers d, size: pieces of that size; the last one may be smaller. Integers d, size1, size2 …: pieces of those
+    // sizes.
     int64_t total = x->shape[d], n = c->n_i - 1, sum = 0;
     if (n == 1) {
         if (c->i[1] <= 0)

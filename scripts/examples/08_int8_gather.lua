@@ -14,7 +14,7 @@ local function pre(self)
   return { bytes:reshape(self.shape), scales }
 end
 
--- Dequantizes the bytes of all ranks; after the first gather, into the tensor returned then.
+-- Dequantizes the bytes of all ranks. `out` is the tensor that the first gather returned; nil in that gather.
 local function post(_, outputs, _, dtype, out)
   local bytes, scales = outputs[1], outputs[2]:float()
   local whole = ((bytes:float() - 128):reshape(-1, BLOCK) * scales:unsqueeze(2)):reshape(bytes.shape):to(dtype)

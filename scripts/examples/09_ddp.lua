@@ -10,7 +10,7 @@ dist.init()
 local rank, world = dist.rank(), dist.world_size()
 local function say(...) if rank == 0 then print(...) end end
 
-ms.manual_seed(1 + rank)                                -- other weights on each rank; DDP sends rank 0's
+ms.manual_seed(1 + rank)                                -- different weights on each rank; DDP broadcasts rank 0's
 local model = nn.DDP(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)), { gradient_as_bucket_view = true })
 local first = dist.all_gather_object(model.module[1].weight:sum():item())
 say("rank 0's weights on all:", first[1] == first[world])
@@ -36,7 +36,7 @@ end
 local sums = dist.all_gather_object(model.module[1].weight:sum():item())
 say("weights bitwise equal:", sums[1] == sums[world])
 
--- A hook in the place of the average: its result for a bucket becomes the gradients.
+-- A hook instead of the average: its result for a bucket becomes the gradients.
 local buckets = 0
 local hooked = nn.DDP(nn.Linear(4, 2))
 hooked:register_comm_hook(nil, function(_, bucket)

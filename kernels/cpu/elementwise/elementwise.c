@@ -89,7 +89,7 @@ static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
     return MS_OK;
 }
 
-// Inputs: g, x, norm. f0 = p, finite and not 0
+// Inputs: gradient, x, norm. Number: p, finite and not 0.
 ms_status ms__cpu_norm_backward(ms_call *c)
 {
     if (c->f[0] == 1) return run(c, 2, fns_bwd_norm_1);
@@ -169,7 +169,7 @@ ms_status ms__cpu_where(ms_call *c)
              fns_where[cls], NULL);
     return MS_OK;
 }
-// Inputs: condition, gradient of the output. i0: the branch whose gradient is computed.
+// Inputs: condition, gradient of the output. Integer: the branch whose gradient is computed.
 ms_status ms__cpu_where_backward(ms_call *c)
 {
     uint8_t cls = (uint8_t)ms__class_of(c->out[0]->dtype);
@@ -209,7 +209,7 @@ ms_status ms__cpu_equal(ms_call *c)
     int cls = ms__class_of(ms__promote(c->in[0]->dtype, c->in[1]->dtype));
     return all_true(c, cls, fns_eq[cls], NULL, c->in[0]->ndim, c->in[0]->shape);
 }
-// f2: whether NaN equals NaN.
+// Numbers: rtol, atol, whether NaN equals NaN (1 or 0).
 ms_status ms__cpu_allclose(ms_call *c)
 {
     int64_t shape[MS_MAX_DIMS];

@@ -13,7 +13,7 @@
 typedef enum { MS_C_F32, MS_C_F64, MS_C_I64, MS_C_BOOL, MS_CLASSES } ms_class;  // float, double, int64_t, uint8_t 0/1
 enum { MS_CHUNK = 512, MS_LOOP_MAX = 4 };
 
-// x[k] is operand k. x[0] is the output; it may also be an input.
+// x[k] is operand k. x[0] is the output; it may also be an input. p: the formula's scalar arguments, or NULL.
 typedef void (*ms_loop_fn)(int64_t n, void *const *x, const double *p);
 
 typedef struct ms_loop {

@@ -109,7 +109,8 @@ ms_status ms__cpu_index_select(ms_call *c)
 }
 
 enum { STRIP = 512 };
-// Adds one strip of every slice, in the order of the positions. No other task writes these elements.
+// Adds one strip (at most STRIP adjacent elements) of every slice, in the order of the positions. No other task writes
+// these elements.
 static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;

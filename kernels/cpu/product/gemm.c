@@ -17,10 +17,10 @@
 enum {
     SMALL = 16 << 10,  // largest number of multiply-adds at which packing costs more than it saves
     KC = 1024,  // depth of a panel in floats, half of it in doubles. Sums are split here, so it is the same on all CPUs
-    FEW = 400,  // largest number of columns at which rows of A are read in place: packing would not pay
+    FEW = 400,  // largest number of columns of C for which rows of A are read in place: packing would not pay
     ROWS = 2048,          // largest number of rows of A packed at a time
     ROWS_HALF = 1024,     // the same for half types
-    COLUMNS_HALF = 2304,  // half types deeper than KC: number of columns whose float32 sums are kept
+    COLUMNS_HALF = 2304,  // half types, if k is above KC: number of columns whose float32 sums are kept
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
     SHARE = 256,  // cache lines of B's next columns prefetched per panel of A
@@ -61,7 +61,7 @@ typedef struct gemm_work {
     int64_t then_j, then_nc, then_p,
         then_kc;             // the block computed next; then_nc is 0 if there is none or several threads share the work
     int64_t mc, cols;        // rows and columns of a task
-    int64_t across;          // number of tasks side by side
+    int64_t across;          // number of tasks that share a set of rows
     int64_t pack;            // columns that a packing task packs
     bool half, first, last;  // half: half types; first, last: the current depth is the first, the last
     bool pack_a;             // A is packed; otherwise its rows are read in place
@@ -398,7 +398,8 @@ static void row_task(void *arg, int64_t task, int64_t end, int64_t unused)
             j = task % w->across * w->cols;
     int64_t n = w->nc - j < w->cols ? w->nc - j : w->cols, step = g->a_rs == 1 ? run_rows(w) : w->high;
     bool fresh = w->pack_a && w->across == 1 && w->j0 == w->first_col;
-    // Columns are packed while the preceding panels are computed and they are in the second-level cache.
+    // If A's columns are contiguous, their next rows are packed in small parts while the preceding panels are computed:
+    // the prefetched lines are then in the second-level cache.
     bool along = g->a_rs == 1 && !w->half;
     (void)end, (void)unused;
 

@@ -82,7 +82,7 @@ static MS_KERNEL void R(rows_stats)(void *arg, int64_t from, int64_t to, int64_t
         for (int64_t c = 0; c < C; c++) spread[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
 }
 
-// Coefficients, per channel: mean, scale, shift.
+// Coefficients per channel: mean, scale, shift.
 static MS_KERNEL void R(rows)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;
@@ -116,7 +116,7 @@ static MS_KERNEL void R(rows_sums)(void *arg, int64_t from, int64_t to, int64_t 
         }
 }
 
-// Coefficients, per channel: mean, and the three factors of ms_bn_finish.
+// Coefficients per channel: mean, and the three factors of ms_bn_finish.
 static MS_KERNEL void R(rows_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;

@@ -91,7 +91,7 @@ static ms_status variance(ms_call *c, bool root)
 ms_status ms__cpu_var(ms_call *c) { return variance(c, false); }
 ms_status ms__cpu_std(ms_call *c) { return variance(c, true); }
 
-// f0 = p. Integers: keepdim, dims.
+// Number: p. Integers: keepdim, dims.
 ms_status ms__cpu_norm(ms_call *c)
 {
     double e = c->f[0];

@@ -41,7 +41,7 @@ for line in io.lines(arg[1]) do
     if part.bars == 0 then wrong("part %d has no line that begins with 'bar: '", parts + 1) end
     part, parts = nil, parts + 1
   elseif line:find "%S" and not line:find "^#" and not line:find "^rank %d+: dist: " then
-    wrong("neither case, bar nor # comment: %s", line)
+    wrong("expected `case: ...`, `bar: ...` or `# comment`, got %s", line)
   end
 end
 if part then wrong "the last line is not `N bars, N met, N missed`" end

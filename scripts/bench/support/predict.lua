@@ -91,7 +91,7 @@ function M.predict(launches, by_symbol)
 end
 
 --- Counts launches that leave the GPU idle: those that touch more than 1 MB with fewer blocks than it has SMs, and
---- those whose threads each combine more than 64 parts.
+--- those whose threads each combine more than 64 partial results.
 function M.narrow(launches, by_symbol)
   local few, alone = 0, 0
   for _, l in ipairs(launches) do
@@ -99,7 +99,8 @@ function M.narrow(launches, by_symbol)
     if row then
       local bytes = M.bytes(l, row.name:match "^[^<]*")
       if bytes > 1e6 and l.blocks < kernels.SM.processors then few = few + 1 end
-      -- The dtype of scratch memory is unknown and counts as float32; if the kernel loads no float32, it is float64.
+      -- The null device does not know the dtype of scratch memory and counts it as float32; if the kernel loads no
+      -- float32, it is float64.
       local c = row.classes.float32
       local parts = l.float32 / (PART[row.name:match "^[^<]*"] or c and c.flight > 0 and 4 or 8) + l.other / 8
       if kernels.joins(row) and parts > 64 * l.blocks * l.threads then alone = alone + 1 end

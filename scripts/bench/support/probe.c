@@ -25,7 +25,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// A sink that the compiler cannot optimize away.
+// A sink that the compiler cannot optimise away.
 static volatile float sink;
 
 enum { ROUNDS = 20000, CHAINS = 16 };  // 16 independent chains: two ports of latency 4 need 8
@@ -143,7 +143,7 @@ static double best_rate(double (*slice)(void), double seconds)
     return best;
 }
 
-// Floating-point operations per second of fused multiply-adds, one thread.
+// Floating-point operations per second of fused multiply-adds, on one thread.
 EXPORT double probe_fma_float32(double seconds)
 {
 #if defined(__x86_64__)
@@ -175,7 +175,7 @@ EXPORT double probe_amx_bfloat16(double seconds)
     return 0;
 }
 
-// Seconds of one copy of `bytes` (read and written once each). The caller repeats it, synchronizes ranks, and takes
+// Seconds of one copy of `bytes` (read and written once each). The caller repeats it, synchronises ranks, and takes
 // best and median.
 EXPORT double probe_copy(void *to, const void *from, double bytes)
 {

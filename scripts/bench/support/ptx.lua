@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Analyzes the PTX of kernels: the width of their accesses to global memory, and the bytes they load before they wait.
+--- Analyses the PTX of kernels: the width of their accesses to global memory, and the bytes they load before they wait.
 ---
 --- The second number is an estimate. A GPU issues a thread's instructions in order; a load does not stop the thread, the
 --- first instruction that needs its result does. Within a basic block ptxas moves loads upwards, but not before what

@@ -223,7 +223,7 @@ function M.files(pages)
   return files
 end
 
---- Arguments, options and fields without a meaning.
+--- Reports arguments, options and fields without a description.
 ---@param file { name: string, text: string }
 function M.check(file, fault)
   for name in file.text:gmatch "\n| `([^\n`]*)` |[^\n]*|  |%f[\n]" do
