@@ -64,6 +64,9 @@ typedef struct {
     // calls; calls that failed the argument checks of a member. -1 before dist.init.
     int32_t dist_failures;
     int32_t memory_waiting;  // number of allocations that wait for ms_memory_site
+    // Number of the module whose forward or backward runs, for the memory history; 0: none. The script sets it around
+    // forwards; operators that they record restore it in backward.
+    int32_t memory_module;
 } ms_state;
 
 MS_API int ms_version(void);               // version of this interface: MS_VERSION at the time the library was built
@@ -119,12 +122,12 @@ MS_API void ms_reset_peak_memory(int device);  // sets both peaks to the current
 MS_API void ms_memory_history(int on);
 // Attributes the allocations since the last call to a place in the script, a number that the script chooses.
 MS_API void ms_memory_site(double site);
-// Live memory of one place, purpose, kind and device, and its part of the device's peak, in bytes and blocks.
+// Live memory of one place, module, purpose, kind and device, and its part of the device's peak, in bytes and blocks.
 typedef struct {
     const char *what;  // an operator's name, or the purpose
     double site, bytes, peak_bytes;
-    int32_t blocks, peak_blocks, kind, device;  // kind: an ms_memory_kind
-    uint32_t epoch;                             // used by the engine
+    int32_t blocks, peak_blocks, kind, device, module;  // kind: an ms_memory_kind
+    uint32_t epoch;                                     // used by the engine
 } ms_memory_record;
 // What is in use on a device now, what was at the peak since the history began or ms_reset_peak_memory was called (its
 // other fields are 0), and the first `room` records of the device. Returns their number. The pointers may be NULL.

@@ -244,9 +244,12 @@ static ms_status op_backward(ms_run *r, ms_node *n)
         .run = r,
         .edges = n->edges,
     };
+    int32_t outer = ms__state.memory_module;
+    ms__state.memory_module = (int32_t)(n->use >> 1);
     ms_status st = ms__compute_again(n);
     if (st == MS_OK) st = n->op->backward(&b);
     ms__drop_again(n);
+    ms__state.memory_module = outer;
     return st == MS_OK ? st : ms__fail_prefix("backward of ");
 }
 

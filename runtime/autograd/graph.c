@@ -289,7 +289,7 @@ static ms_node *node_alloc(const char *who, node_size s)
     n->seq = next_seq++;
     n->key = 0;
     n->unit = NULL;
-    n->use = 0;
+    n->use = 2 * (int64_t)ms__state.memory_module;
     n->hooks = NULL;
     n->run = NULL;
     n->next = NULL;
@@ -414,7 +414,7 @@ static void record(ms_node *n, ms_call *c)
     for (int k = 0; save && k < n_in; k++, save >>= 1) {
         ms_tensor *t = c->in[k];
         if (!(save & 1) || !t) continue;
-        if (MS_UNLIKELY(t->node && t->node->kind == MS_NODE_OP && t->node->use) && !(inplace && k == 0)) {
+        if (MS_UNLIKELY(t->node && t->node->kind == MS_NODE_OP && (t->node->use & 1)) && !(inplace && k == 0)) {
             n->in_version[k] = MS_AGAIN;
             n->keeps = true;
             continue;

@@ -53,7 +53,7 @@ ms_status ms_recompute(ms_id id)
             "recompute: %s was made by %s, expected an operator that keeps all of its inputs for backward, has one "
             "output, and is neither in place nor random",
             ms__tensor_text(t), n->op ? ms__op_title(n->op->name) : "a function, checkpoint or module");
-    n->use = 1;
+    n->use |= 1;
     return MS_OK;
 }
 

@@ -18,7 +18,7 @@ typedef struct {
     const char *what;
     size_t bytes;
     uint32_t born, died;
-    int device;
+    int device, module;
     ms_memory_kind kind;
 } waiting;
 
@@ -53,19 +53,22 @@ static ms_memory_record *touch(ms_memory_record *r)
 // is no memory for it.
 static uint32_t find(double site, const waiting *w)
 {
-    uint64_t key[] = { (uint64_t)site, (uint64_t)(uintptr_t)w->what, (uint64_t)w->kind << 32 | (uint32_t)w->device };
+    uint64_t key[] = { (uint64_t)site, (uint64_t)(uintptr_t)w->what, (uint64_t)w->kind << 32 | (uint32_t)w->device,
+                       (uint64_t)w->module };
     int *at = &bucket[ms__hash_bytes(MS_HASH_START, key, sizeof key) % BUCKETS];
     for (int k = *at; k; k = chain[k]) {
         const ms_memory_record *r = &records[k];
-        if (r->site == site && r->what == w->what && r->kind == (int)w->kind && r->device == w->device)
+        if (r->site == site && r->what == w->what && r->kind == (int)w->kind && r->device == w->device &&
+            r->module == w->module)
             return (uint32_t)k;
     }
     if (n_records >= WAITING ||
         ms__grow(&records, &cap_records, n_records, sizeof *records, "memory history", "records") ||
         ms__grow(&chain, &cap_chain, n_records, sizeof *chain, "memory history", "records"))
         return 0;
-    records[n_records] =
-        (ms_memory_record) { .what = w->what, .site = site, .kind = (int)w->kind, .device = w->device };
+    records[n_records] = (ms_memory_record) {
+        .what = w->what, .site = site, .kind = (int)w->kind, .device = w->device, .module = w->module
+    };
     chain[n_records] = *at;
     return (uint32_t)(*at = n_records++);
 }
@@ -80,6 +83,7 @@ void ms__history_add(ms_block *b, const ms_usage *u, const char *what)
                               b->bytes,
                               .born = p->epoch,
                               .device = b->device,
+                              .module = ms__state.memory_module,
                               .kind = ms__kind_of(b) };
         set_record(b, (uint32_t)(WAITING | n));
         ms__state.memory_waiting++;
@@ -118,7 +122,7 @@ void ms__history_kind(ms_block *b, ms_memory_kind kind)
         list[k & ~WAITING].kind = kind;
         return;
     }
-    waiting w = { .what = records[k].what, .device = b->device, .kind = kind };
+    waiting w = { .what = records[k].what, .device = b->device, .module = records[k].module, .kind = kind };
     uint32_t to = find(records[k].site, &w);
     if (!to) return;
     count(k, (double)b->bytes, -1);

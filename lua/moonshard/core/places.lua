@@ -1,17 +1,16 @@
 -- SPDX-License-Identifier: MIT
---- Places in the script as numbers, for the memory history. A place is the script's lines from the one that runs to the
---- one that the program began with, and the module whose forward runs. Equal places have equal numbers.
+--- Places in the script as numbers, for the memory history: the script's lines from the one that runs to the one that
+--- the program began with. Equal places have equal numbers. Modules have numbers, too.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
-local ranges = require "moonshard.core.ranges"
 
 local lib, state = engine.lib, engine.state
 local getinfo, place_of = debug.getinfo, errors.place_of
 
 local M = {}
 
--- The tree of places: a module, then lines from the innermost on. A node has a child for each file and line.
-local modules, places = {}, {}
+-- The tree of places: lines from the innermost on. A node has a child for each file and line.
+local root, places = { callers = {} }, {}
 
 local function child(node, file, line, level)
   local of_file = node.callers[file]
@@ -31,12 +30,7 @@ end
 --- The number of the script's place.
 ---@return integer
 function M.here()
-  local name = ranges.module_now() or ""
-  local node = modules[name]
-  if not node then
-    node = { module = name, callers = {} }
-    modules[name] = node
-  end
+  local node = root
   for level = 2, 1e6 do
     local info = getinfo(level, "fl")
     if not info then break end
@@ -56,17 +50,41 @@ function M.mark()
 end
 jit.off(M.here)
 
---- A place's lines, the innermost first, and its module.
+--- A place's lines, the innermost first.
 ---@param number integer  a result of here
----@return { line: string, name: string? }[] lines
----@return string? module
+---@return { line: string, name: string? }[]
 function M.lines(number)
   local list, node = {}, places[number]
-  while node and not node.module do
+  while node and node ~= root do
     table.insert(list, 1, node)
     node = node.inner
   end
-  return list, node and node.module ~= "" and node.module or nil
+  return list
 end
+
+local modules, number_of = {}, {}
+
+--- To be called where a module's forward begins: its allocations, and those of its operators in backward, are its own
+--- until the returned function is called.
+---@param name string  the module's path and class
+---@return fun()
+function M.enter(name)
+  M.mark()
+  if not number_of[name] then
+    modules[#modules + 1] = name
+    number_of[name] = #modules
+  end
+  local outer = state.memory_module
+  state.memory_module = number_of[name]
+  return function()
+    M.mark()
+    state.memory_module = outer
+  end
+end
+
+--- The name of a module.
+---@param number integer  as in the engine's records; 0: none
+---@return string?
+function M.module(number) return modules[number] end
 
 return M

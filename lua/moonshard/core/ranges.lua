@@ -23,12 +23,12 @@ function M.user(name, fn, ...)
 end
 
 local wanted, changed
-local history, module, on_memory = false, nil, nil
+local mark                                              -- set while a memory history is recorded
 
 --- Asks the engine whether a recording needs ranges of module calls, and passes the answer to the function registered
 --- by on_change.
 function M.look()
-  wanted = history or bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
+  wanted = mark ~= nil or bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
   if changed then changed(wanted) end
 end
 
@@ -39,21 +39,16 @@ function M.on_change(fn)
   if wanted then fn(wanted) end
 end
 
---- Registers mark, which is called where a module's call begins and ends while a memory history is recorded; nil: no
---- history is recorded from now on.
----@param mark fun()?
-function M.follow_modules(mark)
-  history, on_memory, module = mark ~= nil, mark, nil
+--- Registers fn(name), called before the body of each module call, and returns a function that is called after
+--- it; nil: no memory history is recorded from now on.
+---@param fn (fun(name: string): fun())?
+function M.follow_modules(fn)
+  mark = fn
   M.look()
 end
 
---- The name of the range of the module that runs, if a memory history is recorded.
----@return string?
-function M.module_now() return module end
-
-local function left(outer, ...)
-  if on_memory then on_memory() end
-  module = outer
+local function left(leave, ...)
+  leave()
   return ...
 end
 
@@ -61,11 +56,8 @@ end
 function M.module(name, fn, ...)
   local from = lib.ms_range_open(before)
   if from == 0 then M.look() end                        -- the profile was garbage-collected without a stop
-  if not history then return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...)) end
-  local outer = module
-  on_memory()
-  module = name
-  return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, left(outer, pcall(fn, ...)))
+  if not mark then return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, pcall(fn, ...)) end
+  return close(from, before[0], ffi.C.MS_RANGE_MODULE, name, left(mark(name), pcall(fn, ...)))
 end
 
 return M

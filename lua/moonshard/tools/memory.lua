@@ -32,7 +32,7 @@ local M = {}
 ---@field peak_recorded integer  the same at the peak
 ---@field kinds MemoryRow[]    parameters, gradients, optimizer, gathered, other; without peak_bytes if there is no history
 ---@field lines MemoryRow[]    by the script's innermost line, the largest first
----@field modules MemoryRow[]  by the module whose forward made them
+---@field modules MemoryRow[]  by the module whose forward or backward made them
 ---@field stacks { lines: string[], what: string, module: string?, kind: string, bytes: integer, blocks: integer, peak_bytes: integer, peak_blocks: integer }[]
 ---   the records themselves; lines: the outermost first
 local Report = { __name = "MemoryReport" }
@@ -54,7 +54,8 @@ function M.record_memory_history(on)
   opts.expect(on, opts.boolean, "record_memory_history: argument")
   if not on then places.mark() end
   tensor.record_memory(on)
-  ranges.follow_modules(on and places.mark or nil)
+  ranges.follow_modules(on and places.enter or nil)
+  engine.state.memory_module = 0
 end
 
 -- ---- the records ---------------------------------------------------------------------------------
@@ -73,9 +74,10 @@ local function stacks_of(device)
   until n <= room
   for k = 0, n - 1 do
     local r = records[k]
-    local lines, module = places.lines(r.site)
-    local stack = { what = ffi.string(r.what), kind = ffi.string(lib.ms_memory_kind_name(r.kind)), module = module,
-      bytes = r.bytes, blocks = r.blocks, peak_bytes = r.peak_bytes, peak_blocks = r.peak_blocks, lines = {} }
+    local lines = places.lines(r.site)
+    local stack = { what = ffi.string(r.what), kind = ffi.string(lib.ms_memory_kind_name(r.kind)),
+      module = places.module(r.module), bytes = r.bytes, blocks = r.blocks, peak_bytes = r.peak_bytes,
+      peak_blocks = r.peak_blocks, lines = {} }
     for i = #lines, 1, -1 do
       local line = lines[i]
       stack.lines[#stack.lines + 1] = line.name and ("%s (%s)"):format(line.line, line.name) or line.line
