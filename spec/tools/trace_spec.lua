@@ -35,7 +35,7 @@ local function read(path)
     if e.ph == "s" or e.ph == "f" then
       out.flows[e.id] = out.flows[e.id] or {}
       table.insert(out.flows[e.id], e)
-    elseif e.ph == "X" and e.cat == "collective" then
+    elseif e.ph == "X" and e.cat == "collective" and e.args.number then      -- those that succeeded
       local key = ("%s %d %d"):format(e.name, e.args.group, e.args.number)
       out.collectives[key] = out.collectives[key] or {}
       table.insert(out.collectives[key], e)
@@ -239,6 +239,27 @@ describe("a trace of all ranks", function()
     end
     assert.are.equal(5, flows)
     for _, all in pairs(trace.collectives) do assert.are.equal(#all == 2, all[1].args.last_rank ~= nil) end
+  end)
+
+  it("has no flow of a collective that failed, and those after it", function()
+    local path = process.temp_folder() .. "/t.json"
+    local job = ranks.run(2, [[
+      local ms = require "moonshard"
+      local dist = ms.dist
+      dist.barrier()
+      local p = ms.profiler.start()
+      for _ = 1, 5 do dist.barrier() end
+      local ok, err = pcall(dist.all_reduce, dist.rank() == 1 and "none" or ms.ones(3))
+      print(dist.rank(), ok, (err:match "all_reduce: .*"))
+      for _ = 1, 5 do dist.barrier() end
+      p:stop()
+      p:export_chrome_trace(arg[1])
+    ]], { args = { path } })
+    assert.are.equal(0, job.code, job.stderr)
+    assert.matches("1\tfalse\tall_reduce: the tensor is a string", job.stdout)
+    local trace = read(path)
+    assert.are.equal(10, check_flows(trace, 2))
+    for key in pairs(trace.collectives) do assert.matches("^barrier", key) end
   end)
 
   local preloads = process.tool and pending or it       -- a sanitizer's library is preloaded, too

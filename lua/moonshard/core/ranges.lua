@@ -39,8 +39,8 @@ function M.on_change(fn)
   if wanted then fn(wanted) end
 end
 
---- Registers fn(name), called before the body of each module call, and returns a function that is called after
---- it; nil: no memory history is recorded from now on.
+--- Registers fn(name): it is called before the body of each module call, and returns a function that is called after
+--- the body. nil: no memory history is recorded from now on.
 ---@param fn (fun(name: string): fun())?
 function M.follow_modules(fn)
   mark = fn
