@@ -342,6 +342,57 @@ describe("mpirun scripts/repl", function()
   end)
 end)
 
+describe("what ranks print", function()
+  local merge = require "moonshard.tools.prompt.merge"
+  local shown, out
+  before_each(function()
+    shown = {}
+    out = merge.output({ 0, 1, 2 }, 1, function(text) shown[#shown + 1] = text end)
+  end)
+  local all = { [0] = true, true, true }
+
+  it("is shown once where the ranks' lines are equal, and held until all have one", function()
+    out:add(0, "a\nb\n", 10)
+    out:add(1, "a\nb", 10)
+    out:tick(10.5, all)
+    assert.are.same({}, shown)
+    out:add(2, "a\nc\n", 10.6)
+    out:tick(10.6, all)
+    assert.are.same({ "a" }, shown)
+    out:add(1, "\n", 10.7)
+    out:tick(10.7, all)
+    assert.are.same({ "a", "ranks 0, 1: b", "rank 2: c" }, shown)
+  end)
+
+  it("is shown with its rank after a second, at the rate at which it was printed", function()
+    for k = 1, 50 do out:add(0, ("step %d\n"):format(k), 10 + k / 10) end
+    out:tick(13.05, all)
+    assert.are.equal(20, #shown)
+    assert.are.equal("rank 0: step 20", shown[20])
+  end)
+
+  it("is shown at the end of the line, complete or not", function()
+    out:add(1, "half", 10)
+    out:tick(10, { true })
+    assert.are.same({}, shown)
+    out:tick(10)
+    assert.are.same({ "rank 1: half" }, shown)
+  end)
+
+  it("is dropped after Ctrl-C if there is much of it", function()
+    out:add(0, ("x\n"):rep(1000), 10)
+    out:add(1, "y\n", 10)
+    out:hurry()
+    out:tick(10)
+    assert.are.same({ "rank 1: y", "(1000 lines that were printed before Ctrl-C are not shown)" }, shown)
+  end)
+
+  it("is grouped by rank, without regard to addresses", function()
+    assert.are.same({ "function: 0x12" }, merge.lines({ [0] = "function: 0x12", "function: 0x34" }, { 0, 1 }))
+    assert.are.equal("ranks 0-2, 4, 5, 7", merge.names { 0, 1, 2, 4, 5, 7 })
+  end)
+end)
+
 describe("the start of a prompt over ranks", function()
   local folder = process.temp_folder()
   teardown(function() process.remove_folder(folder) end)

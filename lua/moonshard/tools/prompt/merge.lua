@@ -119,25 +119,24 @@ Output.__index = Output
 ---@return Output
 function M.output(ranks, hold, print)
   local o = setmetatable({ ranks = ranks, hold = hold, print = print, dropped = 0 }, Output)
-  -- Of each rank the lines that wait, from index `first` on, and the beginning of the next line.
-  o.lines, o.first, o.parts, o.since = {}, {}, {}, {}
-  for _, r in ipairs(ranks) do o.lines[r], o.first[r], o.parts[r] = {}, 1, "" end
+  -- Of each rank the lines that wait, from index `first` on, when they arrived, and the beginning of the next line.
+  o.lines, o.times, o.first, o.parts = {}, {}, {}, {}
+  for _, r in ipairs(ranks) do o.lines[r], o.times[r], o.first[r], o.parts[r] = {}, {}, 1, "" end
   return o
 end
 
 --- Adds what a rank has printed. now: lib.ms_time(), in seconds.
 function Output:add(r, text, now)
   text = self.parts[r] .. text
-  local lines = self.lines[r]
+  local lines, times = self.lines[r], self.times[r]
   local at = 1
   for one, after in text:gmatch "([^\n]*)\n()" do
-    lines[#lines + 1], at = one, after
-    self.since[r] = self.since[r] or now
+    lines[#lines + 1], times[#times + 1], at = one, now, after
   end
   self.parts[r] = text:sub(at)
 end
 
-local function clear(self, r) self.lines[r], self.first[r], self.since[r] = {}, 1, nil end
+local function clear(self, r) self.lines[r], self.times[r], self.first[r] = {}, {}, 1 end
 
 --- To be called after Ctrl-C: a loop that prints may have printed thousands of lines more than the terminal has shown.
 --- They are dropped, so that the prompt returns.
@@ -166,12 +165,12 @@ function Output:tick(now, running)
       heads[r] = self.lines[r][self.first[r]]
       any = any or heads[r] ~= nil
       wait = wait or heads[r] == nil and running ~= nil and running[r] ~= nil
-      due = due or heads[r] ~= nil and now - self.since[r] > self.hold
+      due = due or heads[r] ~= nil and now - self.times[r][self.first[r]] > self.hold
     end
     if not any or wait and not due then break end
     for _, text in ipairs(M.lines(heads, self.ranks)) do self.print(text) end
     for r in pairs(heads) do
-      self.first[r], self.since[r] = self.first[r] + 1, now
+      self.first[r] = self.first[r] + 1
       if self.first[r] > #self.lines[r] then clear(self, r) end
     end
   end
