@@ -463,6 +463,7 @@ ms_status ms__coll_run(ms_coll *c)
 {
     ms_waiter w;
     ms_collective_range seen;
+    seen.members = 0;  // set when the collective is committed; a refused call never is
     int k = (int)(c->seq % RING);
     MS_RANGE(MS_RANGE_COLLECTIVE, ROW(c->op)->name, NULL);
     // Format the text after the range has begun, so that it belongs to that recording; texts of earlier recordings may
@@ -471,7 +472,7 @@ ms_status ms__coll_run(ms_coll *c)
     ms__wait_begin(&w, c);
     ms_status status = run(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
     ms__wait_end(&w);
-    if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK) range_here.collective = &seen;
+    if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK && seen.members) range_here.collective = &seen;
     uint64_t was = atomic_load(&c->g->finished[k]);
     while (was < c->number && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->number)) {}
     ms__far_end(c);
