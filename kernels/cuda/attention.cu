@@ -10,115 +10,158 @@
 struct scores {
     heads h;
     strided_part mask;  // data is NULL without a mask
-    int s_type, p_type;
     dropped dropout;
+    double keep;  // factor of the probabilities that dropout keeps
 };
-
-// Score j of row i of a head, after the mask.
-template <class T> __device__ inline T masked(const scores &q, int64_t head, int64_t i, int64_t j, T s)
+static scores scores_for(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset)
 {
-    if (q.h.causal && j > i) return -(T)INFINITY;
-    if (!q.mask.data) return s;
-    int64_t at = i * q.mask.rs + j * q.mask.cs, rest = head;
-    for (int d = q.h.n - 1; d >= 0; d--) {
-        at += rest % q.h.shape[d] * q.mask.stride[d];
-        rest /= q.h.shape[d];
-    }
-    return masked(q.mask, at, s);
+    scores q = {};
+    q.h = h;
+    if (mask) q.mask = part_of(mask, h);
+    q.dropout = { h.p, seed, offset };
+    q.keep = keep_factor(h.p);
+    return q;
 }
-// The dropout factor of a probability: 0 or 1 / (1 - p).
-template <class T> __device__ inline T kept(const scores &q, int64_t head, int64_t i, int64_t j)
+// The dtype of scores and of what is summed.
+static int real_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
+
+// A block's row of scores.
+struct score_row {
+    int64_t i, mask;  // its query; the offset of its first element in the mask
+    uint64_t first;   // the position of its first element in [heads, queries, keys]
+};
+static __device__ inline score_row row_of(const scores &q)
 {
-    if (q.dropout.p <= 0) return 1;
-    uint64_t at = ((uint64_t)head * (uint64_t)q.h.tq + (uint64_t)i) * (uint64_t)q.h.tk + (uint64_t)j;
-    return is_kept(q.dropout, at) ? (T)(1 / (1 - q.dropout.p)) : 0;
+    int64_t row = blockIdx.x, i = row % q.h.tq;
+    return { i, offset_of(row / q.h.tq, q.h.n, q.h.shape, q.mask.stride) + i * q.mask.rs, (uint64_t)(row * q.h.tk) };
+}
+// Applies the mask and causality to the scores [j, j + WIDE) of a row.
+template <class T> static __device__ inline void mask_pack(const scores &q, const score_row &r, int64_t j, T *v)
+{
+    if (q.mask.data && (q.mask.dtype == MS_BOOL || q.mask.cs != 1)) {
+        UNROLL
+        for (int e = 0; e < WIDE; e++)
+            if (j + e >= 0 && j + e < q.h.tk) v[e] = masked(q.mask, r.mask + (j + e) * q.mask.cs, v[e]);
+    } else if (q.mask.data) {
+#define ADD(S, R)                                                       \
+    {                                                                   \
+        R m[WIDE];                                                      \
+        read_pack((const S *)q.mask.data + r.mask, j, q.h.tk, (R)0, m); \
+        UNROLL                                                          \
+        for (int e = 0; e < WIDE; e++) v[e] += (T)m[e];                 \
+    }
+        WITH_FLOAT_TYPE(q.mask.dtype, ADD)
+#undef ADD
+    }
+    if (q.h.causal) {
+        UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] = j + e > r.i ? -(T)INFINITY : v[e];
+    }
+}
+// Which of the probabilities [j, j + WIDE) of a row dropout keeps: a bit for each.
+static __device__ inline uint32_t kept_pack(const scores &q, const score_row &r, int64_t j)
+{
+    if (q.dropout.p <= 0) return 0xff;
+    uint32_t bits = 0;
+    ROLLED
+    for (int e = 0; e < WIDE; e++) bits |= (uint32_t)is_kept(q.dropout, r.first + (uint64_t)(j + e)) << e;
+    return bits;
 }
 
 // Turns scores into probabilities (after dropout) and computes the logsumexp of each row. A row without allowed keys
-// gets probabilities 0 and logsumexp -inf.
-template <class T> __global__ void attend_kernel(scores q, const T *s, void *p, T *lse)
+// gets probabilities 0 and logsumexp -inf. A block computes one row.
+template <class S> __global__ void attend_kernel(scores q, const real_of<S> *s, S *p, real_of<S> *lse)
 {
-    __shared__ T shared[BLOCK];
-    int64_t row = blockIdx.x, head = row / q.h.tq, i = row % q.h.tq, at = row * q.h.tk;
-    T most = -(T)INFINITY, sum = 0;
-    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) {
-        T v = masked<T>(q, head, i, j, s[at + j]);
-        most = ((v > most) | (v != v)) ? v : most;
+    typedef real_of<S> T;
+    __shared__ T shared[WARPS];
+    score_row r = row_of(q);
+    int64_t n = q.h.tk;
+    s += r.first, p += r.first;
+    int64_t first = first_pack(s) + (int64_t)threadIdx.x * WIDE;
+    T most = -(T)INFINITY, sum = 0, v[WIDE];
+    for (int64_t j = first; j < n; j += BLOCK * WIDE) {
+        read_pack(s, j, n, -(T)INFINITY, v);
+        mask_pack(q, r, j, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) most = larger(most, v[e]);
     }
-    most = block_max(most, shared);
-    bool none = most == -(T)INFINITY;
-    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK)
-        sum += none ? (T)0 : exp_of(masked<T>(q, head, i, j, s[at + j]) - most);
-    sum = block_sum(sum, shared);
-    T scale = sum > 0 || sum != sum ? 1 / sum : 0;
-    for (int64_t j = threadIdx.x; j < q.h.tk; j += BLOCK) {
-        T v = none ? (T)0 : exp_of(masked<T>(q, head, i, j, s[at + j]) - most) * scale;
-        store<T>(q.p_type, p, at + j, v * kept<T>(q, head, i, j));
+    most = group_max(most, BLOCK, shared);
+    T top = most == -(T)INFINITY ? 0 : most;
+    for (int64_t j = first; j < n; j += BLOCK * WIDE) {
+        read_pack(s, j, n, -(T)INFINITY, v);
+        mask_pack(q, r, j, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum += exp_of(v[e] - top);
     }
-    if (threadIdx.x == 0) lse[row] = none ? -(T)INFINITY : most + log_of(sum);
+    sum = group_sum(sum, BLOCK, shared);
+    T scale = sum > 0 || sum != sum ? (T)q.keep / sum : 0;
+    for (int64_t j = first; j < n; j += BLOCK * WIDE) {
+        read_pack(s, j, n, -(T)INFINITY, v);
+        mask_pack(q, r, j, v);
+        uint32_t kept = kept_pack(q, r, j);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] = kept >> e & 1 ? exp_of(v[e] - top) * scale : 0;
+        write_pack(p, j, n, v);
+    }
+    if (threadIdx.x == 0) lse[blockIdx.x] = most == -(T)INFINITY ? most : most + log_of(sum);
 }
 
 // Gradients of the scores S. P = exp(S - lse) are the probabilities before dropout, keep their dropout factors, and
-// dp = g v^T. Stores ds = P (keep dp - delta) and kept_p = P keep, both of dtype p_type. delta: per row, the dot
-// product of g and o minus the gradient of the logsumexp. wide_ds: NULL, or gets ds without rounding.
-template <class T> struct score_gradients {
-    const T *s, *dp, *lse, *delta;
-    void *kept_p, *ds;
-    T *wide_ds;
+// dp = g v^T. Stores ds = P (keep dp - delta) and kept_p = P keep. delta: per row, the dot product of g and o minus the
+// gradient of the logsumexp. wide_ds: NULL, or gets ds without rounding.
+template <class S> struct score_gradients {
+    const real_of<S> *s, *dp, *lse, *delta;
+    S *kept_p, *ds;
+    real_of<S> *wide_ds;
 };
-template <class T> __global__ void attend_backward_kernel(scores q, score_gradients<T> g)
+template <class S> __global__ void attend_backward_kernel(scores q, score_gradients<S> g)
 {
-    int64_t i = GLOBAL_INDEX;
-    if (i >= q.h.count * q.h.tq * q.h.tk) return;
-    int64_t row = i / q.h.tk, j = i % q.h.tk, head = row / q.h.tq;
-    T l = g.lse[row], v = masked<T>(q, head, row % q.h.tq, j, g.s[i]);
-    T p = l == -(T)INFINITY || v == -(T)INFINITY ? (T)0 : exp_of(v - l), keep = kept<T>(q, head, row % q.h.tq, j);
-    T d = p == 0 ? (T)0 : p * (keep * g.dp[i] - g.delta[row]);
-    store<T>(q.p_type, g.kept_p, i, p * keep);
-    store<T>(q.p_type, g.ds, i, d);
-    if (g.wide_ds) g.wide_ds[i] = d;
+    typedef real_of<S> T;
+    score_row r = row_of(q);
+    T lse = g.lse[blockIdx.x], delta = g.delta[blockIdx.x], v[WIDE], w[WIDE];
+    const T *s = g.s + r.first, *dp = g.dp + r.first;
+    for (int64_t j = first_pack(s) + (int64_t)threadIdx.x * WIDE; j < q.h.tk; j += BLOCK * WIDE) {
+        read_two(s, dp, j, q.h.tk, v, w);
+        mask_pack(q, r, j, v);
+        uint32_t kept = kept_pack(q, r, j);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) {
+            T p = lse == -(T)INFINITY || v[e] == -(T)INFINITY ? (T)0 : exp_of(v[e] - lse);
+            T keep = kept >> e & 1 ? (T)q.keep : (T)0;
+            v[e] = p * keep;
+            w[e] = p == 0 ? (T)0 : p * (keep * w[e] - delta);
+        }
+        write_pack(g.kept_p + r.first, j, q.h.tk, v);
+        write_pack(g.ds + r.first, j, q.h.tk, w);
+        if (g.wide_ds) write_pack(g.wide_ds + r.first, j, q.h.tk, w);
+    }
 }
 
-// delta of score_gradients, one thread per row. g_lse: NULL, or the gradient of the logsumexp.
-template <class T> __global__ void delta_kernel(heads h, strided_part g, strided_part o, const T *g_lse, T *delta)
+// delta of score_gradients, one warp per row. g_lse: NULL, or the gradient of the logsumexp.
+template <class S>
+__global__ void delta_kernel(heads h, strided_part g, strided_part o, const real_of<S> *g_lse, real_of<S> *delta)
 {
-    int64_t row = GLOBAL_INDEX;
+    typedef real_of<S> T;
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= h.count * h.tq) return;
-    int64_t head = row / h.tq, i = row % h.tq, a = i * g.rs, b = i * o.rs, rest = head;
-    for (int d = h.n - 1; d >= 0; d--) {
-        int64_t r = rest % h.shape[d];
-        a += r * g.stride[d], b += r * o.stride[d];
-        rest /= h.shape[d];
+    int64_t i = row % h.tq, rest = row / h.tq;
+    const S *a = (const S *)g.data + i * g.rs, *b = (const S *)o.data + i * o.rs;
+    for (int d = h.n - 1; d >= 0; rest /= h.shape[d--]) {
+        a += rest % h.shape[d] * g.stride[d];
+        b += rest % h.shape[d] * o.stride[d];
     }
-    T sum = 0;
-    for (int64_t j = 0; j < h.d; j++)
-        sum += load<T>(g.dtype, g.data, a + j * g.cs) * load<T>(o.dtype, o.data, b + j * o.cs);
-    delta[row] = g_lse ? sum - g_lse[row] : sum;
-}
-// Sums the gradients of the scores over the dimensions along which the mask was broadcast: one thread per element of
-// the mask.
-template <class T> __global__ void mask_grad_kernel(heads h, strided_part m, int64_t numel, const T *ds, void *out)
-{
-    int64_t e = GLOBAL_INDEX;
-    if (e >= numel) return;
-    double sum = 0;
-    for (int64_t head = 0; head < h.count; head++) {
-        int64_t base = 0, rest = head;
-        for (int d = h.n - 1; d >= 0; d--) {
-            base += rest % h.shape[d] * m.stride[d];
-            rest /= h.shape[d];
+    T sum = 0, v[WIDE], w[WIDE];
+    if (g.cs == 1 && o.cs == 1) {
+        for (int64_t j = first_pack(a) + lane * WIDE; j < h.d; j += 32 * WIDE) {
+            read_two(a, b, j, h.d, v, w);
+            UNROLL
+            for (int e = 0; e < WIDE; e++) sum += v[e] * w[e];
         }
-        if (e < base) continue;
-        for (int64_t i = 0; i < (m.rs ? h.tq : 1); i++) {
-            if (m.rs && (e - base) / m.rs != i) continue;
-            int64_t j0 = e - base - (m.rs ? i * m.rs : 0);
-            if (m.cs ? j0 < 0 || j0 >= h.tk : j0 != 0) continue;
-            for (int64_t r = m.rs ? i : 0; r < (m.rs ? i + 1 : h.tq); r++)
-                for (int64_t j = m.cs ? j0 : 0; j < (m.cs ? j0 + 1 : h.tk); j++)
-                    sum += (double)ds[(head * h.tq + r) * h.tk + j];
-        }
+    } else {
+        for (int64_t j = lane; j < h.d; j += 32) sum += one_of(a + j * g.cs) * one_of(b + j * o.cs);
     }
-    store<double>(m.dtype, out, e, sum);
+    sum = warp_sum(sum);
+    if (lane == 0) delta[row] = g_lse ? sum - g_lse[row] : sum;
 }
 
 // ---- launches ----
@@ -179,84 +222,69 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
     return ms__cuda_product(index_of(call->out[0]), &p);
 }
 
-template <class T> static ms_status forward(ms_call *c)
+template <class S> static ms_status forward(ms_call *c)
 {
+    typedef real_of<S> T;
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
-    scores w = {};
-    w.h = heads_of(c, q, k);
-    w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
-    w.p_type = q->dtype;
-    w.dropout = { w.h.p, c->saved_rng[0], c->saved_rng[1] };
-    if (mask) w.mask = part_of(mask, w.h);
-    int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
+    heads h = heads_of(c, q, k);
+    scores w = scores_for(h, mask, c->saved_rng[0], c->saved_rng[1]);
+    int64_t rows = h.count * h.tq, n = rows * h.tk;
     if (rows == 0) return MS_OK;
-    if (w.h.tk == 0) {
+    if (h.tk == 0) {
         MS_TRY(ms__cuda_fill_tensor(o, 0));
         return ms__cuda_fill_tensor(c->out[1], -INFINITY);
     }
     scratch s, other;
-    void *p = NULL;
     MS_TRY(s.alloc(c, ms__device(q), n * (int64_t)sizeof(T)));
-    if (w.p_type == w.s_type) p = s.data;
-    else {
-        MS_TRY(other.alloc(c, ms__device(q), n * ms__dtype_size(w.p_type)));
-        p = other.data;
-    }
-    MS_TRY(multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s.data, w.h), w.h.scale));
-    MS_TRY(launch_blocks(c->op->name, index_of(q), attend_kernel<T>, rows, BLOCK, w, (const T *)s.data, p,
+    if (sizeof(S) != sizeof(T)) MS_TRY(other.alloc(c, ms__device(q), n * (int64_t)sizeof(S)));
+    void *p = sizeof(S) != sizeof(T) ? other.data : s.data;
+    side score = of_scores(real_dtype(q->dtype), s.data, h);
+    MS_TRY(multiply(c, h, of_tensor(q, h), turned(of_tensor(k, h)), score, h.scale));
+    MS_TRY(launch_blocks(c->op->name, index_of(q), attend_kernel<S>, rows, BLOCK, w, (const T *)s.data, (S *)p,
                          (T *)ms__data(c->out[1])));
-    return multiply(c, w.h, of_scores(w.p_type, p, w.h), of_tensor(v, w.h), of_tensor(o, w.h), 1);
+    return multiply(c, h, of_scores(q->dtype, p, h), of_tensor(v, h), of_tensor(o, h), 1);
 }
 static ms_status run_attention(ms_call *c)
 {
     heads h = heads_of(c, c->in[0], c->in[1]);
     if (h.count * h.tq * h.tk > 0 && ms__flash_fits(c->in, h)) return ms__flash_attention(c, h);
-    return c->in[0]->dtype == MS_F64 ? forward<double>(c) : forward<float>(c);
+    return TYPED_KERNEL(c->in[0]->dtype, forward)(c);
 }
 
 // Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?
-template <class T> static ms_status backward(ms_call *c)
+template <class S> static ms_status backward(ms_call *c)
 {
-    ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *o = c->in[5],
-              *lse = c->in[6];
-    ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
+    typedef real_of<S> T;
+    ms_tensor *g = c->in[0], *q = c->in[1], *k = c->in[2], *v = c->in[3], *o = c->in[5];
+    ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *wide = ms__grad_out(c, 3);
     const char *what = c->op->name;
-    int index = index_of(q), device = ms__device(q);
-    scores w = {};
-    w.h = heads_of(c, q, k);
-    w.s_type = sizeof(T) == 8 ? MS_F64 : MS_F32;
-    w.p_type = q->dtype;
-    w.dropout = { w.h.p, (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2] };
-    if (mask) w.mask = part_of(mask, w.h);
-    int64_t rows = w.h.count * w.h.tq, n = rows * w.h.tk;
+    int index = index_of(q), device = ms__device(q), real = real_dtype(q->dtype);
+    heads h = heads_of(c, q, k);
+    scores w = scores_for(h, c->in[4], (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2]);
+    int64_t rows = h.count * h.tq, n = rows * h.tk;
     if (n == 0) {
         for (int i = 0; i < c->n_out; i++) MS_TRY(ms__cuda_fill_tensor(c->out[i], 0));
         return MS_OK;
     }
     held_inputs held;
-    scratch s, dp, p, ds, delta, wide;
-    int64_t size = (int64_t)sizeof(T), half = ms__dtype_size(w.p_type);
-    MS_TRY(s.alloc(c, device, n * size));
-    MS_TRY(dp.alloc(c, device, n * size));
-    MS_TRY(p.alloc(c, device, n * half));
-    MS_TRY(ds.alloc(c, device, n * half));
-    MS_TRY(delta.alloc(c, device, rows * size));
-    if (dmask) MS_TRY(wide.alloc(c, device, n * size));
+    scratch s, dp, p, ds, delta;
+    MS_TRY(s.alloc(c, device, n * (int64_t)sizeof(T)));
+    MS_TRY(dp.alloc(c, device, n * (int64_t)sizeof(T)));
+    MS_TRY(p.alloc(c, device, n * (int64_t)sizeof(S)));
+    MS_TRY(ds.alloc(c, device, n * (int64_t)sizeof(S)));
+    MS_TRY(delta.alloc(c, device, rows * (int64_t)sizeof(T)));
     if (c->n_in > 7 && c->in[7]) MS_TRY(ms__contiguous(&held.in[7], c->in[7]));
-    MS_TRY(launch(what, index, delta_kernel<T>, up(rows, BLOCK), BLOCK, w.h, part_of(g, w.h), part_of(o, w.h),
-                  (const T *)data_of(held.in[7]), (T *)delta.data));
-    MS_TRY(multiply(c, w.h, of_tensor(q, w.h), turned(of_tensor(k, w.h)), of_scores(w.s_type, s.data, w.h), w.h.scale));
-    MS_TRY(multiply(c, w.h, of_tensor(g, w.h), turned(of_tensor(v, w.h)), of_scores(w.s_type, dp.data, w.h), 1));
-    score_gradients<T> to = { (T *)s.data, (T *)dp.data, (T *)ms__data(lse), (T *)delta.data,
-                              p.data,      ds.data,      (T *)wide.data };
-    MS_TRY(launch(what, index, attend_backward_kernel<T>, up(n, BLOCK), BLOCK, w, to));
-    side kept = of_scores(w.p_type, p.data, w.h), grad = of_scores(w.p_type, ds.data, w.h);
-    if (dv) MS_TRY(multiply(c, w.h, turned(kept), of_tensor(g, w.h), of_tensor(dv, w.h), 1));
-    if (dq) MS_TRY(multiply(c, w.h, grad, of_tensor(k, w.h), of_tensor(dq, w.h), w.h.scale));
-    if (dk) MS_TRY(multiply(c, w.h, turned(grad), of_tensor(q, w.h), of_tensor(dk, w.h), w.h.scale));
-    if (!dmask) return MS_OK;
-    return launch(what, index, mask_grad_kernel<T>, up(dmask->numel, BLOCK), BLOCK, w.h, part_of(dmask, w.h),
-                  dmask->numel, (const T *)wide.data, ms__data(dmask));
+    MS_TRY(launch_blocks(what, index, delta_kernel<S>, up(rows, WARPS), BLOCK, h, part_of(g, h), part_of(o, h),
+                         (const T *)data_of(held.in[7]), (T *)delta.data));
+    MS_TRY(multiply(c, h, of_tensor(q, h), turned(of_tensor(k, h)), of_scores(real, s.data, h), h.scale));
+    MS_TRY(multiply(c, h, of_tensor(g, h), turned(of_tensor(v, h)), of_scores(real, dp.data, h), 1));
+    score_gradients<S> to = { (T *)s.data, (T *)dp.data, (T *)ms__data(c->in[6]),          (T *)delta.data,
+                              (S *)p.data, (S *)ds.data, wide ? (T *)ms__data(wide) : NULL };
+    MS_TRY(launch_blocks(what, index, attend_backward_kernel<S>, rows, BLOCK, w, to));
+    side kept = of_scores(q->dtype, p.data, h), grad = of_scores(q->dtype, ds.data, h);
+    if (dv) MS_TRY(multiply(c, h, turned(kept), of_tensor(g, h), of_tensor(dv, h), 1));
+    if (dq) MS_TRY(multiply(c, h, grad, of_tensor(k, h), of_tensor(dq, h), h.scale));
+    return dk ? multiply(c, h, turned(grad), of_tensor(q, h), of_tensor(dk, h), h.scale) : MS_OK;
 }
 static ms_status run_attention_backward(ms_call *c)
 {
@@ -264,7 +292,7 @@ static ms_status run_attention_backward(ms_call *c)
     if (h.count * h.tq * h.tk > 0 && !ms__grad_out(c, 3) && ms__flash_aligned(c->in[5], h) &&
         ms__flash_fits(c->in + 1, h))
         return ms__flash_backward(c, h);
-    return c->in[1]->dtype == MS_F64 ? backward<double>(c) : backward<float>(c);
+    return TYPED_KERNEL(c->in[1]->dtype, backward)(c);
 }
 
 extern const ms_cuda_kernel ms__cuda_attention[];

@@ -63,6 +63,8 @@ struct dropped {
     double p;
     uint64_t seed, offset;
 };
+// The factor of the probabilities that dropout keeps.
+static inline double keep_factor(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 // Whether element `at` is kept.
 static __device__ inline bool is_kept(const dropped &d, uint64_t at)
 {

@@ -13,8 +13,10 @@ constexpr int WIDE = 8;
 // Written before a loop over an array in registers: without it nvcc may keep the array in local memory.
 #ifdef MS_EMULATED
 #define UNROLL
+#define ROLLED
 #else
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 #endif
 
 static __device__ inline bool is_wide(const void *p) { return ((uintptr_t)p & 15) == 0; }

@@ -107,7 +107,7 @@ flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint6
 {
     flash f = {};
     f.dropout = { h.p, seed, offset };
-    f.keep = h.p > 0 ? (h.p < 1 ? (float)(1 / (1 - h.p)) : 0) : 1;
+    f.keep = (float)keep_factor(h.p);
     if (mask) {
         f.mask = part_of(mask, h);
         f.mask.stride[1] = h.n > 0 ? f.mask.stride[h.n - 1] : 0;

@@ -8,20 +8,13 @@
 #define MS_FLASH_H
 
 #include "cuda/attention.h"
+#include "cuda/blocks.h"
 #include "cuda/tensor_core.h"
 
 // Whether flash.cu and flash_backward.cu can compute a call with these tensors.
 bool ms__flash_fits(const ms_tensor *const *qkv, const heads &h);
 ms_status ms__flash_attention(ms_call *c, const heads &h);
 ms_status ms__flash_backward(ms_call *c, const heads &h);
-
-#ifdef MS_EMULATED
-#define UNROLL
-#define ROLLED
-#else
-#define UNROLL _Pragma("unroll")
-#define ROLLED _Pragma("unroll 1")
-#endif
 
 enum { FLASH_THREADS = 128, FLASH_ROWS = 64 };
 // N: rows of the tiles over which a block iterates. With 128 columns, 64 rows would need too many registers.

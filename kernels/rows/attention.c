@@ -89,7 +89,7 @@ static ms_status outs_joined(ms_call *c, int d)
 }
 
 // Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?. The last integers: seed, offset, mask of needed
-// gradients. Outputs: dq, dk, dv, dmask.
+// gradients. Outputs: dq, dk, dv, and for the mask the gradient of the scores [..., t, s], float32 or float64.
 static ms_status attention_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];
@@ -103,7 +103,13 @@ static ms_status attention_backward_check(ms_call *c)
             MS_TRY(out_laid_out_like(c, k, c->in[in + 1], c->in[in + 1]->shape[c->in[in + 1]->ndim - 1]));
             k++;
         }
-    return mask & 8 ? ms__call_out_like(c, k, c->in[4]) : MS_OK;
+    if (!(mask & 8)) return MS_OK;
+    const ms_tensor *q = c->in[1];
+    int n = q->ndim;
+    int64_t shape[MS_MAX_DIMS] = { 0 };
+    memcpy(shape, q->shape, (size_t)n * sizeof *shape);
+    shape[n - 1] = c->in[2]->shape[n - 2];
+    return ms__call_out(c, k, q->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(q), n, shape);
 }
 
 static const ms_op op_attention_backward = MS_ROW("attention_backward", 7, 8, .check = attention_backward_check,
@@ -121,6 +127,11 @@ static ms_status attention_backward(ms_backward_call *b)
     ms_status st = ms__grad_op(b, &op_attention_backward, 8, in, true);
     if (none) b->gout[0] = NULL;
     ms__release(none);
+    if (st == MS_OK && b->n_in > 3 && b->gin[3]) {
+        ms_tensor *scores = b->gin[3];
+        b->gin[3] = NULL;
+        st = ms__grad_to(&b->gin[3], scores, &b->in_meta[3]);
+    }
     return st;
 }
 

@@ -125,27 +125,6 @@ static void run_heads(const attend *w, ms_range_fn fn)
     else ms__parallel_tasks(w->heads, fn, (void *)w);
 }
 
-// Sums the gradients of the scores over the dimensions along which the mask was broadcast. m: the mask's gradient.
-static ms_status sum_mask(const attend *w, const part *m, int64_t numel)
-{
-    ms_block *sums;
-    MS_TRY(ms__alloc(&sums, MS_CPU, (size_t)numel * sizeof(double), "attention_backward"));
-    double *s = sums->data;
-    memset(s, 0, (size_t)numel * sizeof *s);
-    for (int64_t h = 0, k = 0; h < w->heads; h++)
-        for (int64_t i = 0; i < w->tq; i++)
-            for (int64_t j = 0; j < w->tk; j++, k++)
-                s[head_start(m, h) + i * m->rs + j * m->cs] +=
-                    w->q.dtype == MS_F64 ? ((double *)w->dmask)[k] : ((float *)w->dmask)[k];
-    for (int64_t k = 0; k < numel; k++) {
-        if (m->dtype == MS_F64) ((double *)m->data)[k] = s[k];
-        else if (m->dtype == MS_F32) ((float *)m->data)[k] = (float)s[k];
-        else ms__row_out(m->dtype, m->data, k, 1, 1, &(float) { (float)s[k] });
-    }
-    ms__free(sums);
-    return MS_OK;
-}
-
 ms_status ms__cpu_attention(ms_call *c)
 {
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
@@ -174,7 +153,7 @@ ms_status ms__cpu_attention_backward(ms_call *c)
 {
     ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;
     ms_tensor *dq = ms__grad_out(c, 0), *dk = ms__grad_out(c, 1), *dv = ms__grad_out(c, 2), *dmask = ms__grad_out(c, 3);
-    ms_block *room = NULL, *scores = NULL;
+    ms_block *room = NULL;
     attend w = { .seed = (uint64_t)c->i[c->n_i - 3], .offset = (uint64_t)c->i[c->n_i - 2] };
     ms_status st = MS_OK;
     sizes(&w, c, q, k);
@@ -198,23 +177,15 @@ ms_status ms__cpu_attention_backward(ms_call *c)
         MS_TRY(ms__contiguous(&g_lse, c->in[7]));
         w.g_lse = ms__data(g_lse);
     }
-    if (dmask) {  // the mask itself is quadratic in T, so a buffer of that size is acceptable
-        st = ms__alloc(&scores, MS_CPU, (size_t)(w.heads * w.tq * w.tk) * size, "attention_backward");
-        if (st == MS_OK) w.dmask = scores->data;
-    }
+    if (dmask) w.dmask = ms__data(dmask);
     w.room_bytes = (size_t)(2 * w.d * w.keys + 3 * w.tk * w.wide + 3 * ROWS * w.wide + 2 * ROWS * CHUNK + CHUNK) * size;
     w.room_bytes = (w.room_bytes + 63) / 64 * 64;
     if (st == MS_OK) st = ms__alloc(&room, MS_CPU, w.room_bytes * (size_t)ms_num_threads(), "attention_backward");
     if (st == MS_OK) {
         w.room = room->data;
         run_heads(&w, backward_head);
-        if (dmask) {
-            part m = part_of(dmask, q);
-            st = sum_mask(&w, &m, dmask->numel);
-        }
     }
     if (room) ms__free(room);
-    if (scores) ms__free(scores);
     ms__release(g_lse);
     return st;
 }
