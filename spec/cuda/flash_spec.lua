@@ -61,35 +61,35 @@ describe("attention in tiles", function()
     end)
   end
 
-  local function visible(T, S)                   -- each query sees its own key, and about half of the others
-    return ms.rand({ T, S }):gt(0.5):logical_or(ms.eye(T, S):to "bool")
+  local function some(n)                   -- each query sees its own key, and about half of the others
+    return ms.rand({ n.T, n.S }):gt(0.5):logical_or(ms.eye(n.T, n.S):to "bool")
   end
   local altered = {
-    { "a bool mask", 1, 2, 70, 131, 64, function(B, H, T, S) return { attn_mask = visible(T, S) } end },
-    { "a mask of padded keys", 2, 2, 66, 70, 128, function(B, H, T, S)
-      local keys = ms.ones({ B, 1, 1, S }, { dtype = "bool" })
-      keys:narrow(1, 2, 1):narrow(4, 41, S - 40):fill_(false)
+    { "a bool mask", 1, 2, 70, 131, 64, function(n) return { attn_mask = some(n) } end },
+    { "a mask of padded keys", 2, 2, 66, 70, 128, function(n)
+      local keys = ms.ones({ n.B, 1, 1, n.S }, { dtype = "bool" })
+      keys:narrow(1, 2, 1):narrow(4, 41, n.S - 40):fill_(false)
       return { attn_mask = keys, is_causal = true }
     end },
-    { "distances added to the scores of each head", 1, 3, 67, 67, 32, function(B, H, T, S)
-      local i, j = ms.arange(0, T):reshape(T, 1), ms.arange(0, S):reshape(1, S)
-      local slope = ms.tensor { 0.5, 0.25, 0.125 }:reshape(H, 1, 1)
-      return { attn_mask = (j - i):to "float32":reshape(1, T, S) * slope, is_causal = true, scale = 0.3 }
+    { "distances added to the scores of each head", 1, 3, 67, 67, 32, function(n)
+      local i, j = ms.arange(0, n.T):reshape(n.T, 1), ms.arange(0, n.S):reshape(1, n.S)
+      local slope = ms.tensor { 0.5, 0.25, 0.125 }:reshape(n.H, 1, 1)
+      return { attn_mask = (j - i):to "float32":reshape(1, n.T, n.S) * slope, is_causal = true, scale = 0.3 }
     end },
-    { "the most negative number for whole rows", 1, 1, 65, 70, 64, function(B, H, T, S)
-      local mask = ms.zeros { T, S }
+    { "the most negative number for whole rows", 1, 1, 65, 70, 64, function(n)
+      local mask = ms.zeros { n.T, n.S }
       mask:narrow(1, 10, 3):fill_(-3.4028234663852886e38)
       return { attn_mask = mask }
     end, true },
-    { "rows without an allowed key", 1, 1, 65, 70, 64, function(B, H, T, S)
-      local mask = ms.ones({ T, S }, { dtype = "bool" })
+    { "rows without an allowed key", 1, 1, 65, 70, 64, function(n)
+      local mask = ms.ones({ n.T, n.S }, { dtype = "bool" })
       mask:narrow(1, 10, 3):fill_(false)
       return { attn_mask = mask }
     end },
     { "dropout", 1, 2, 70, 131, 64, function() return { dropout_p = 0.3 } end },
     { "dropout of all", 1, 1, 70, 70, 64, function() return { dropout_p = 1 } end },
-    { "dropout, a mask and causality", 2, 1, 130, 130, 96, function(B, H, T, S)
-      return { dropout_p = 0.1, attn_mask = visible(T, S), is_causal = true }
+    { "dropout, a mask and causality", 2, 1, 130, 130, 96, function(n)
+      return { dropout_p = 0.1, attn_mask = some(n), is_causal = true }
     end },
   }
   for _, case in ipairs(altered) do
@@ -98,7 +98,7 @@ describe("attention in tiles", function()
       on_gpu(("is right with %s, %s"):format(what, dtype), function()
         ms.manual_seed(3)
         local x = random(B, H, T, S, D, dtype)
-        local given = options(B, H, T, S)
+        local given = options { B = B, H = H, T = T, S = S }
         local got, expected = attend(x, "cuda", dtype, given), attend(x, "cpu", "float64", given)
         for k, name in ipairs { "the output", "dq", "dk", "dv" } do
           if k == 1 or not forward_only then
