@@ -137,7 +137,7 @@ describe("memory of a GPU", function()
     assert.are.equal(20000, held())
     process.write(folder .. "/go", "go")
     assert.are.equal(0, child:wait(60), process.read(folder .. "/err"))
-    assert.matches("^[1-9]%d*\ncuda_share: [^\n]* lies in memory of another process, which has to share it\n12497500\n$",
+    assert.matches("^[1-9]%d*\ncuda_share: [^\n]* is in memory of another process; only that process can share it\n12497500\n$",
       process.read(folder .. "/out"))
     process.remove_folder(folder)
   end)
@@ -147,7 +147,7 @@ describe("memory of a GPU", function()
     local handle, offset = ffi.new "uint8_t[64]", ffi.new "double[1]"
     for _, t in ipairs { ms.ones(3), ms.ones(3, 4, { device = "cuda" }):t() } do
       assert.are_not.equal(0, tonumber(lib.ms_cuda_share(tensor.id_of(t), handle, offset)))
-      assert.matches("is not a contiguous tensor with memory on cuda", ffi.string(lib.ms_error()))
+      assert.matches("expected a contiguous tensor with memory on cuda", ffi.string(lib.ms_error()))
     end
   end)
 end)

@@ -32,7 +32,7 @@ return {
     file = "runtime/shard/reduce.c", old = [[all = ms_work_wait(r->work);]], new = [[all = MS_OK;]] },
   { name = "wait-peers", what = "a collective is complete while peers still read its input",
     specs = "spec/dist/collectives_spec.lua",
-    file = "runtime/comm/exchange.c", old = [[if (moved == MS_OK && !c->inline_) moved = wait_done(w, c->word);]],
+    file = "runtime/comm/exchange.c", old = [[if (moved == MS_OK && !c->inline_) moved = wait_done(w, c->number);]],
     new = [[(void)wait_done;]] },
   { name = "shared-gradient", what = "a gradient that leaves share is kept, or summed into, as if it were one's own",
     specs = "spec/runtime/graph_spec.lua",

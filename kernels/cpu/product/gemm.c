@@ -456,8 +456,9 @@ typedef struct gemm_cut {
     int64_t kc, mb, jb, nc;
 } gemm_cut;
 
-// B's panels get half of the second-level cache. With several threads, each thread gets about two tasks: rows are
-// divided first, into tasks of at least 128 rows, which amortise loading B's panels, then columns.
+// B's panels get half of the second-level cache. With several threads, each thread gets about two tasks: first the rows
+// are divided, into tasks of at least 128 rows, which amortise loading B's panels; then the columns. If these are too
+// few tasks, they get fewer rows, at least four panels of A, and then fewer columns.
 static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;

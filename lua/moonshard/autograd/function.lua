@@ -80,7 +80,8 @@ local function record(def, ctx, args, outs)
     errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n)
   end
   for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
-  local m, looks_of = 0, { n = outs.n }         -- looks_of[k]: shape and options of the zeros for result k
+  -- looks_of[k]: shape and options of result k, for the zeros that backward gets if that result receives no gradient
+  local m, looks_of = 0, { n = outs.n }
   for k = 1, outs.n do
     local t = outs[k]
     if is_tensor(t) then

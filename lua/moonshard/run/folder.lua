@@ -11,7 +11,7 @@ local json = require "moonshard.run.json"
 local lfs = require "lfs"
 local log = require "moonshard.core.log"
 
-ffi.cdef "int truncate(const char *, long);"
+ffi.cdef "int truncate(const char *, long); char *strerror(int);"
 
 local M = { json = json }
 
@@ -145,7 +145,9 @@ local function cut(self, name, step)
   file:close()
   if rest == "" then return last end
   assert(write(self.path .. "/superseded.jsonl", rest:match "^(.*\n)" or "", "a"))
-  if ffi.C.truncate(path, keep) ~= 0 then error(("cannot shorten '%s'"):format(path), 0) end
+  if ffi.C.truncate(path, keep) ~= 0 then
+    error(("cannot truncate '%s': %s"):format(path, ffi.string(ffi.C.strerror(ffi.errno()))), 0)
+  end
   return last
 end
 

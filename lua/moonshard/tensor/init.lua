@@ -435,7 +435,7 @@ end
 --- end).
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
-    opts.wrong(d, "a whole number from 1, or from -1 backwards", "%s: dimension", who)
+    opts.wrong(d, "a whole number other than 0 (negative ones count from the end)", "%s: dimension", who)
   end
   return d > 0 and d - 1 or d
 end

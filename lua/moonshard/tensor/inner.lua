@@ -31,7 +31,8 @@ function M.new_id()
   return last_id
 end
 
---- The instance with a negative id.
+--- Returns the instance of a tensor class with this id, which is negative. A result that M.hand_over stored is removed
+--- from the pending ones.
 function M.take(id)
   local t = pending[id]
   if t ~= nil then

@@ -91,7 +91,7 @@ char *ms__comm_resolve(int rank, uint32_t arena, uint64_t at)
     return base + at;
 }
 
-// Whether this rank can map the first arena of `rank`, which must be on the board.
+// Whether this rank can map the first arena of `rank`; false if that rank has none on the board.
 bool ms__comm_can_map(int rank)
 {
     return ms__world.board->rank[rank].n_arenas > 0 && ms__comm_resolve(rank, 1, 0) != NULL;

@@ -60,20 +60,20 @@ static void describe_rank(int rank, char *out, size_t n)
         ms_waiting b = r->wait[k];
         ms_group *g = ms__group_listed(b.group);
         ms__fingerprint_text(&b.fingerprint, what, sizeof what);
-        snprintf(out, n, "waiting for %.1f s in %s (#%u of %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
+        snprintf(out, n, "waiting for %.1f s in %s (#%u %s)", (double)(ms__now_ns() - b.since) * 1e-9, what,
                  (unsigned)b.number,
-                 !g || b.group < 0 ? "its pair"
-                 : b.group == 0    ? "the world"
-                                   : "another group");
+                 !g || b.group < 0 ? "between these two ranks"
+                 : b.group == 0    ? "of the world"
+                                   : "of a group other than the world");
         return;
     }
     if (r->last.number == 0) snprintf(out, n, "in no collective so far");
     else {
         ms__fingerprint_text(&r->last.fingerprint, what, sizeof what);
-        snprintf(out, n, "in no collective; its last one was %s (#%u of %s)", what, (unsigned)r->last.number,
-                 r->last.group < 0    ? "a pair"
-                 : r->last.group == 0 ? "the world"
-                                      : "another group");
+        snprintf(out, n, "in no collective; its last one was %s (#%u %s)", what, (unsigned)r->last.number,
+                 r->last.group < 0    ? "between these two ranks"
+                 : r->last.group == 0 ? "of the world"
+                                      : "of a group other than the world");
     }
 }
 

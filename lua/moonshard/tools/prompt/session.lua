@@ -503,11 +503,12 @@ function M.start(world, command, files)
   return session
 end
 
---- Listens under a name for ranks that a launcher has started.
+--- Starts a session with ranks that a launcher has started: listens under a name, waits until they have connected, and
+--- runs the files.
 ---@param name string
 ---@param world integer
 ---@param files string[]  files to run first
----@param keys boolean  whether this process's input is the keys of a terminal, read by the launcher
+---@param keys boolean  whether standard input is single keystrokes, which the launcher reads from a terminal
 ---@return Session?
 ---@return string? message
 function M.attach(name, world, files, keys)
