@@ -414,7 +414,8 @@ static ms_collective_range in_profile(const ms_coll *c)
 
 // ---- all steps ------------------------------------------------------------------------------------
 
-// arrived, seen: for a profile; 0 and unused if there is none.
+// Runs all steps of the collective. In a profile, arrived is the time at which this rank arrived, and *seen receives
+// the record of the collective; otherwise arrived is 0 and seen is not used.
 static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
 {
     ms_coll *c = w->c;

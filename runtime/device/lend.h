@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-// Lends b's memory under the name of its handle and offset; repeated calls change nothing.
+// Offers b's memory to other processes: listens on a socket whose name is a hash of the memory's handle and of offset.
+// Further calls with the same handle and offset do nothing.
 ms_status ms__lend(const ms_block *b, const uint8_t handle[MS_CUDA_HANDLE], double offset);
 // Number of blocks that are offered to other processes, or that other processes have mapped.
 extern int ms__lent_blocks;

@@ -70,10 +70,10 @@ static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
     return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape, at);
 }
 
-// The slot whose grad contains p's part of the flat gradient.
+// The parameter whose grad contains p's part of the flat gradient: p itself, or the unit's one flat parameter.
 static unit_param *slot_of(unit *u, unit_param *p) { return u->slots == u->params ? p : u->slots; }
 
-// Calls fn for each slot whose grad is a part of the flat gradient, and passes that part.
+// Calls fn for each parameter whose grad is a part of the flat gradient, and passes that part.
 static ms_status each_part(unit *u, ms_tensor *flat, ms_status (*fn)(unit_param *p, ms_tensor *part))
 {
     if (u->slots != u->params) return fn(u->slots, flat);

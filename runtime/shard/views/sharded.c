@@ -295,8 +295,8 @@ static ms_status add_partial(unit *u, reduction *r)
     return MS_OK;
 }
 
-// Packs the gradients that are present and starts their reduce-scatter. Values are summed in rank order; the mean is
-// one multiplication before the only rounding, so it cannot overflow and needs no division before the sum.
+// Packs the gradients that are present and starts their reduce-scatter. Values are summed in rank order. Half types are
+// summed in float32 and rounded once, so the gradients need no division before the sum.
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
     // On a mesh each of the two steps computes its own mean; a divide factor set by the script applies to the first

@@ -41,8 +41,8 @@ local function link(path)
   return n > 0 and ffi.string(buffer, n) or ""
 end
 
--- Of a process's status in /proc: its name, parent, process group, and the foreground process group of its terminal, as
--- texts; nil if there is no such process.
+-- Reads /proc/PID/stat. Returns the process's name, parent, process group and its terminal's foreground process group,
+-- as strings; nil if there is no such process.
 local function stat(pid)
   local file = io.open(("/proc/%s/stat"):format(pid))
   local text = file and file:read "*a" or ""
