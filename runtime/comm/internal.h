@@ -448,7 +448,7 @@ ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_
 // Receives the windows of the members on other nodes into mirror, `bytes` bytes each, one after the other.
 ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_t bytes);
 // For a group with one member on every node: sends `in` to all other members and receives theirs; the bytes[k] bytes of
-// member k are stored at out + k * stride.
+// member k, this rank's own included, are stored at out + k * stride. `in` may be this rank's place in `out`.
 ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes);
 // A reduction of two members. Member k reduces bytes[k] bytes; this rank stores its part in `mine`. Each member sends
 // the other its values for the other's part, and both add in rank order. The peer's result is stored at `theirs` unless

@@ -336,7 +336,6 @@ static bool single(ms_waiter *w, ms_status *status)
     for (int i = 0; i < c->n_pieces && *status == MS_OK; i++) {
         const ms_piece *p = &c->pieces[i];
         for (int k = 0; k < g->n; k++) bytes[k] = ms__piece_bytes(p, k);
-        put_piece(c->out.data, p, g->me, 0, c->in.data + p->in_offset, bytes[g->me]);
         *status = ms__far_exchange(w, c->in.data + p->in_offset, c->out.data + p->out_offset, p->out_stride, bytes);
     }
     return true;

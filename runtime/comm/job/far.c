@@ -267,6 +267,7 @@ static ms_status chain(ms_waiter *w, char *const *windows, char *acc, char *resu
 
 // Buffers for data from other nodes, one for each stream, whose collectives run one after the other.
 enum { ROOM = 4 * WINDOW };
+enum { SLICE = 512 << 10 };
 static char *rooms[MS_STREAMS];
 
 static char *room_of(const ms_coll *c)
@@ -362,6 +363,32 @@ static size_t left(size_t bytes, size_t at, size_t part)
 
 // ---- one member on every node: tensors are sent and received in place -------------------------------
 
+// Removes the oldest message from the ring if it is complete; does not wait.
+static ms_status land_complete(ms_waiter *w, flight *f)
+{
+    int rc = f->n > 0 ? ms__message_test(&f->req[f->first]) : 0;
+    if (rc == 0) return MS_OK;
+    if (rc < 0) {
+        drop(f);
+        return lost(w->c, "MPI failed to transfer data between nodes");
+    }
+    f->first = (f->first + 1) % FLIGHT;
+    f->n--;
+    return MS_OK;
+}
+
+// Copies this rank's own part of the result while messages are in flight. Tests a message after each slice, because MPI
+// makes progress only inside its calls.
+static ms_status copy_own(ms_waiter *w, flight *f, char *to, const char *from, size_t bytes)
+{
+    enum { SLICE = 512 << 10 };
+    for (size_t at = 0; at < bytes && to != from; at += SLICE) {
+        memcpy(to + at, from + at, left(bytes, at, SLICE));
+        MS_TRY(land_complete(w, f));
+    }
+    return MS_OK;
+}
+
 ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes)
 {
     ms_group *g = w->c->g;
@@ -380,6 +407,7 @@ ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t strid
                               true));
             if (ours) MS_TRY(launch(w, &f, ms__message_send(in + at, ours, g->ranks[to], tag), false));
         }
+    MS_TRY(copy_own(w, &f, out + (size_t)g->me * stride, in, bytes[g->me]));
     return land_all(w, &f);
 }
 
