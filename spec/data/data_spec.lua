@@ -95,7 +95,7 @@ describe("a corpus", function()
     for _, d in ipairs(corpus.documents) do assert.are.equal("file", lfs.symlinkattributes(d.path, "mode")) end
   end)
 
-  it("of llm.c's shards reads their tokens; names say which validate", function()
+  it("of llm.c's shards reads their tokens; file names select those for validation", function()
     write("x_train_000.bin", shard { 5, 50256, 7, 8 })
     write("x_val_000.bin", shard { 1, 2, 3 })
     local corpus = ms.data.corpus(folder)
@@ -120,7 +120,7 @@ describe("a corpus", function()
     os.remove(folder .. "/a.bin")
     write("b.bin", shard { 1, 2, 3 })
     write("c", "text text text")
-    assert.matches("'.*c' is text with a vocabulary of 256, but the files before it are tokens with 50257", err(folder))
+    assert.matches("'.*c' contains text with a vocabulary of 256, but the files before it contain tokens with 50257", err(folder))
   end)
 end)
 
@@ -159,7 +159,7 @@ describe("batches", function()
     end
   end)
 
-  it("follow from seed and step alone", function()
+  it("depend on the seed and the step only", function()
     local corpus = corpus_of(numbered(2000))
     local a = batches.new(corpus, { context = 8, batch = 3, seed = 1 })
     local b = batches.new(corpus, { context = 8, batch = 3, seed = 1 })

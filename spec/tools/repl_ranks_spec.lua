@@ -73,7 +73,7 @@ for world = 1, 4 do
       end)
     end
 
-    it("prints an error that all ranks have once, and goes on", function()
+    it("prints an error that all ranks have once, and continues", function()
       process.within(1, function()                      -- a rank that is slow to start is interrupted instead
         local text = ask(p, "nothing.x")
         return text == "prompt:1: attempt to index global 'nothing' (a nil value)" and 0 or math.huge, text
@@ -118,7 +118,7 @@ for world = 1, 4 do
 
       it("runs a line on one rank and refuses collectives there", function()
         local r = world - 1
-        assert.matches("on rank " .. r .. " alone: a collective would hang", ask(p, "@" .. r .. " only = 5"))
+        assert.matches("on rank " .. r .. " alone: collectives are refused", ask(p, "@" .. r .. " only = 5"))
         assert.are.equal("5", ask(p, "@" .. r .. " only"))
         assert.are.equal("nil", ask(p, "@0 only"))
         assert.matches("^prompt:1: barrier: this line runs on rank 0 alone", ask(p, "@0 ms.dist.barrier()"))
@@ -170,7 +170,7 @@ for world = 1, 4 do
 end
 
 describe("sharded training at the prompt over ranks", function()
-  it("goes on after Ctrl-C at any moment of a step", function()
+  it("continues after Ctrl-C at any moment of a step", function()
     local p = open(4)
     finally(function() p:finish(0) end)
     for _, line in ipairs {
@@ -264,7 +264,7 @@ describe("a rank of the prompt that ends", function()
     assert.are.equal("6", ask(p, "x"))
   end)
 
-  it("does not stay when the prompt is killed", function()
+  it("ends when the prompt is killed", function()
     local p = open(2)
     finally(function() p:finish(0) end)
     local pids = { pid_of(p, 0), pid_of(p, 1) }
@@ -327,7 +327,7 @@ describe("mpirun scripts/repl", function()
     p:type "if ms.dist.rank() == 1 then require 'ffi'.cdef 'int raise(int);'; require 'ffi'.C.raise(9) end\n"
     assert(p:expect("rank 1 (process", 20))
     assert(p:expect "died. The job has ended with it")
-    assert(p:expect "scripts/repl --ranks 2, where the prompt goes on.")
+    assert(p:expect "scripts/repl --ranks 2, whose prompt outlives its ranks.")
     p:type "echo still $((40 + 3))\n"
     assert(p:expect "still 43")
   end)
@@ -410,7 +410,7 @@ describe("the start of a prompt over ranks", function()
     assert.are.equal("rank 0: 0\nrank 1: 10", ask(p, "mine"))
   end)
 
-  it("says that mpirun is missing, or that a file cannot be compiled", function()
+  it("reports that mpirun is missing, or that a file cannot be compiled", function()
     process.write(folder .. "/bad.lua", "x = = 1")
     local bin = folder .. "/bin"
     require("lfs").mkdir(bin)

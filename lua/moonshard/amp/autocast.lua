@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- amp.autocast: the dtypes of operations inside its function. There are two lists, equal on all devices, which are
---- PyTorch's for CUDA:
+--- amp.autocast: chooses the dtypes in which operations compute. Its two lists of operations are PyTorch's for CUDA;
+--- they hold on all devices:
 ---
 ---   half dtype  linear, matmul, conv2d, scaled_dot_product_attention
 ---   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, log, pow (also t ^ p and p ^ t),

@@ -27,7 +27,7 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 ---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale
 ---   after a skipped step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false:
 ---   scale and unscale_ change nothing
----@field scale_tensor Tensor?  nil until the first `scale`, then one element on that tensor's device
+---@field scale_tensor Tensor?  nil until the first `scale`, then one element on the device of the first scaled tensor
 local GradScaler = class.new "GradScaler"
 
 -- Whether float16 gradients can be unscaled. Only sharded training needs it, because its parameters may be float16.
@@ -296,7 +296,7 @@ local function record_of(self, optimizer)
     self._optimizers[optimizer] = record
   end
   if record.stage == "failed" then
-    raise("unscale_() has failed for these gradients, which may be unscaled in part: call zero_grad() before the next backward")
+    raise("unscale_() has failed, so some of these gradients may already be unscaled: call zero_grad() before the next backward")
   end
   if record.versions > 0 and record.versions ~= sum_of_versions(optimizer) then
     raise("step() has failed after it had unscaled these gradients, and they have changed since: call zero_grad() before the next backward")

@@ -14,7 +14,7 @@ local tolerances = {
   float32 = { 1.3e-6, 1e-5 }, float64 = { 1e-7, 1e-7 }, float16 = { 1e-3, 1e-5 }, bfloat16 = { 1.6e-2, 1e-5 },
 }
 
--- The tolerances for tensors of two dtypes: the larger of both.
+-- Tolerances for a comparison of two dtypes: of each tolerance, the larger one.
 local function tolerance(a, b)
   local ta, tb = tolerances[a] or { 0, 0 }, tolerances[b] or { 0, 0 }
   return math.max(ta[1], tb[1]), math.max(ta[2], tb[2])
@@ -32,8 +32,8 @@ end
 
 local function value(v) return v ~= v and "nan" or ("%.9g"):format(v) end
 
--- Returns the number of elements that differ and the number of all elements; of the pair that differs most its index
--- (from 0), distance and both values.
+-- Returns how many elements differ and how many there are, and of the pair that differs most: its index (from 0), the
+-- difference, and both values.
 local function compare(a, b, rtol, atol, equal_nan)
   local x, n = tensor.read(a)
   local y = tensor.read(b)
@@ -53,10 +53,10 @@ local function compare(a, b, rtol, atol, equal_nan)
   return wrong, n, at, worst, x[at], y[at]
 end
 
---- Raises at the first place where a and b are not close: |a - b| <= atol + rtol * |b|. Tolerances that are not given
---- depend on the dtype. Errors: different shapes or, with check_dtype, different dtypes.
+--- Raises an error unless a and b are close: |a - b| <= atol + rtol * |b|. Tolerances that are not given depend on the
+--- dtype. Errors: different shapes or, with check_dtype, different dtypes.
 ---@param a any  tensors, numbers, nil, tables of them
----@param b any  what a should be
+---@param b any  the expected values
 ---@param given? { rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean }
 ---   rtol: relative tolerance (default: by dtype); atol: absolute tolerance (default: by dtype); check_dtype: dtypes
 ---   must be equal; equal_nan: two nan are close

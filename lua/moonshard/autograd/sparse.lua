@@ -342,7 +342,8 @@ local function restore(changed, ...)
   return context.results(...)
 end
 
---- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones: the engine reads no others.
+--- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones, because the engine reads only
+--- those.
 ---@param leaves Tensor[]  dense leaves, whose gradients may be sparse
 ---@param fn function  called with the arguments that follow
 function M.with_dense_grads(leaves, fn, ...)

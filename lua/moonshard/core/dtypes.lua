@@ -52,7 +52,7 @@ function M.cuda_device()
   return cuda_current
 end
 
---- The name of a device, as t.device gives it: "cpu", "cuda:1".
+--- The name of a device, as in t.device: "cpu", "cuda:1".
 function M.device_name(device)
   local kind = bit.band(device, 255)
   if kind == C.MS_CPU then return "cpu" end

@@ -192,7 +192,7 @@ function M.closed(module, what)
     local names = {}
     for known in pairs(module) do
       known = tostring(known)
-      if known:sub(1, 1) ~= "_" then names[#names + 1] = known end                -- scripts must not use names with _
+      if known:sub(1, 1) ~= "_" then names[#names + 1] = known end                -- internal names are not suggested
     end
     table.sort(names)
     M.raise_text(M.unknown_in(what, name, names))

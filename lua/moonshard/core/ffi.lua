@@ -26,7 +26,7 @@ end
 
 local path, folder = find()
 
--- Adds to the reason why the library cannot be used that MOONSHARD_LIB chose it, if so.
+-- If MOONSHARD_LIB chose the library, adds this to the reason why the library cannot be used.
 local function because(text)
   return os.getenv "MOONSHARD_LIB" ~= path and text
     or ("MOONSHARD_LIB is '%s', expected the path of libmoonshard.so, with moonshard_cdef.h beside it: %s"):format(path, text)

@@ -28,7 +28,7 @@ local instead = {
   LinearLR = "use optim.lr_scheduler.linear",
   ConstantLR = "use optim.lr_scheduler.constant",
   device = "devices are strings: 'cpu', 'cuda', 'meta'",
-  from_numpy = "read a file with ms.load, or take memory with ms.from_pointer",
+  from_numpy = "read a file with ms.load, or wrap memory with ms.from_pointer",
 }
 for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" } do
   instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)

@@ -6,7 +6,7 @@ local string_of = engine.ffi.string
 ---@class Launch
 ---@field name string  "mpirun", "srun", "PMIx", "mpiexec", "torchrun"; "": none
 ---@field rank integer  0 without a launcher
----@field world integer  1 without a launcher; rank + 1 if the launcher does not say
+---@field world integer  1 without a launcher; rank + 1 if the launcher does not give the number
 ---@field reason string  why the launcher's variables are invalid; "" if they are valid
 
 local out = engine.ffi.new "ms_launch"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Places in the script as numbers, for the memory history: the script's lines from the one that runs to the one that
---- the program began with. Equal places have equal numbers. Modules have numbers, too.
+--- Numbers the places in a script, for the memory history. A place is the call stack's lines of the script, from the
+--- running line out to the program's outermost one. Equal places have equal numbers. Modules are numbered, too.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 
@@ -44,7 +44,8 @@ function M.here()
   return node.number
 end
 
---- Attributes the allocations since the last call to the script's place. Cheap while no history is recorded.
+--- Attributes the allocations made since the last call of `mark` to the script's current place. Cheap while no history
+--- is recorded.
 function M.mark()
   if state.memory_waiting ~= 0 then lib.ms_memory_site(M.here()) end
 end
@@ -64,8 +65,8 @@ end
 
 local modules, number_of = {}, {}
 
---- To be called where a module's forward begins: its allocations, and those of its operators in backward, are its own
---- until the returned function is called.
+--- To be called where a module's forward begins. Until the returned function is called, allocations are attributed to
+--- the module; those that the backward of its operators makes are attributed to it later.
 ---@param name string  the module's path and class
 ---@return fun()
 function M.enter(name)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Where the script is: for each of its running functions the loops that it is in, their iterations, and its line.
---- Every rank runs the same script, so positions of ranks can be compared: an earlier iteration or line comes first.
+--- The script's position: for each running function its line, the loops around that line, and their iterations. Every
+--- rank runs the same script, so positions of ranks can be compared: an earlier iteration or line comes first.
 local context = require "moonshard.core.context"
 local errors = require "moonshard.core.errors"
 local bytecode, line_info = require "jit.util".funcbc, require "jit.util".funcinfo
@@ -18,8 +18,8 @@ function M.counts(generator) counted[generator] = "steps" end
 function M.counts_in(fn) counting[fn] = true end
 
 local once = { [pcall] = true, [xpcall] = true, [context.block] = true }
---- Declares a function of the library that calls a function of the script once, before it returns. The lines of that
---- function run in their order.
+--- Declares a function of the library that calls a function of the script once, before it returns. The lines of the
+--- script's function then run in order.
 ---@param fn function
 ---@return function fn
 function M.calls_once(fn)
@@ -47,7 +47,7 @@ end
 
 local known = setmetatable({}, { __mode = "k" })
 
--- Adds an `if` with two parts, of which one runs: the `then` part, from `first` to `last`, and the instructions behind
+-- Adds an `if` with two parts, of which one runs: the `then` part, from `first` to `last`, and the instructions after
 -- it that it skips. These are the `else` part or, if the `then` part returns or breaks, what follows it. n: the
 -- function's last instruction.
 local function add_branch(list, fn, first, last, n)
@@ -59,8 +59,8 @@ end
 
 -- The loops of a function, and its `if` statements with two parts, by their first instruction. slot: the local that
 -- holds the index or the generator, from 0; nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set
--- the index. from, to: first and last line of the loop or `then` part; second, other: of the instructions behind it
--- that it skips.
+-- the index. from, to: first and last line of the loop or `then` part; second, other: first and last line of the
+-- instructions after it that it skips.
 local function loops_of(fn)
   if known[fn] then return known[fn] end
   local list, entries, setters, lines, forward = {}, {}, {}, {}, {}
@@ -107,7 +107,7 @@ local function start_of(loop, fn, level)
 end
 
 -- Appends to path the loops and parts of `if` statements that the function at this level is in, the innermost first. Of
--- several loops in one line, the first one counts.
+-- several loops on one line that use the same local, only the first is appended.
 local function add_loops(path, fn, level, line)
   local names, values, found = {}, {}, {}
   for k = 0, 1e6 do

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Reports how far a long operation of the library is (saving, loading, reading text), to the progress line of the
---- script, if it has one. Nothing is printed without one.
+--- Reports the progress of long operations of the library (saving, loading, reading text) to the script's progress
+--- line. Without a progress line, nothing is printed.
 local M = {}
 
 local shown

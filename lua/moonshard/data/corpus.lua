@@ -48,9 +48,8 @@ local function read(path, n)
   return text
 end
 
---- The regular files at path: the file itself, or those directly in the folder, sorted by the bytes of their names.
---- The file at a path, or the regular files of a folder, sorted by name; nil and the reason if there is none. Skips
---- links in a folder.
+--- The regular files at a path: the file itself, or those directly in the folder, without links, sorted by the bytes of
+--- their names. Returns nil and the reason if the path is neither a file nor a folder.
 local function regular_files(path)
   local mode = lfs.attributes(path, "mode")
   if not mode then return nil, ("there is no file or folder '%s'"):format(path) end
@@ -150,7 +149,7 @@ local function open(paths, given)
     if not d then return nil, vocab end
     local kind = d.bytes == 1 and "text" or "tokens"
     if self.kind and (self.kind ~= kind or self.vocab ~= vocab) then
-      return nil, ("'%s' is %s with a vocabulary of %d, but the files before it are %s with %d"):format(d.path, kind, vocab, self.kind,
+      return nil, ("'%s' contains %s with a vocabulary of %d, but the files before it contain %s with %d"):format(d.path, kind, vocab, self.kind,
         self.vocab)
     end
     self.kind, self.vocab = kind, vocab

@@ -115,7 +115,7 @@ function M.one(fn, find)
   find = find or intended
   return standing_for(function(a, b, c)
     ensure()
-    -- Before pcall, because LuaJIT cannot compile code after debug.getinfo that returns through pcall.
+    -- Done before the pcall: LuaJIT cannot compile a function that calls debug.getinfo and then returns through pcall.
     M.site = call_site()
     calling = fn
     return finish_one(begin_one(find, a, b, c), find, a, b, c, pcall(fn, a, b, c))

@@ -57,8 +57,8 @@ end
 --- Joins the job. Idempotent; the first call of any other dist function joins the job, too. Under mpirun, srun or PMIx
 --- the world consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
----   backend: "auto" (chosen by the launcher), "mpi", "nccl" or "self"; timeout: seconds to wait for a missing rank
----   (default: 60; math.huge: no limit)
+---   backend: "auto" (chosen by the launcher), "mpi", "self", or "nccl", which this version lacks; timeout: seconds to
+---   wait for a missing rank (default: 60; math.huge: no limit)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
@@ -146,7 +146,7 @@ end
 ---@param group Group  a result of dist.new_group
 function dist.free_group(group)
   if group == nil then
-    errors.raise "dist.free_group: group is nil, expected a group of dist.new_group; dist.finalize leaves the job"
+    errors.raise "dist.free_group: group is nil, expected a group made by dist.new_group; dist.finalize leaves the job"
   end
   local id = id_of_group(group, "dist.free_group")
   if lib.ms_dist_free_group(id, user_line(2)) ~= 0 then fail() end

@@ -37,9 +37,9 @@ local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, ch
 
 -- ---- positions of tensors in a checkpoint -------------------------------------------------------
 
--- The position of this rank's part in the whole tensor t: `dim`, along which t is sharded (from 1; 0: a range of
--- elements in row-major order), `first` (from 0) and `here`, the first position along dim (or element) and their
--- number, and `row`, the number of elements per row if dim is 1.
+-- The position of this rank's part in the whole tensor t. dim: the dimension along which t is sharded, from 1; 0: the
+-- part is a range of elements in row-major order. first: the first position along dim, or the first element, from 0.
+-- here: their number. row: the number of elements per row if dim is 1.
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)
@@ -235,8 +235,8 @@ local function replace_inside(folder, made, path, index)
   lib.ms_folder_sync(path)
 end
 
--- Checks the folder that this save replaced, whose temporary name is `made`: under that, no other save can replace it.
--- If it is no checkpoint that may be replaced, moves it back to path and raises the reason.
+-- Checks the folder that this save replaced, whose temporary name is `made`: under that name, no other save can replace
+-- it. If it is no checkpoint that may be replaced, moves it back to path and raises the reason.
 local function settle(folder, made, path)
   local ok, names, bytes = pcall(checkpoint_index.replaceable, made, path)
   local why = not ok and names or not names and bytes
@@ -292,7 +292,7 @@ end
 ---@param dir string  a new or empty folder, or a checkpoint to replace
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is saved, too
----@param given? {extra: table}  extra: stored with them
+---@param given? {extra: table}  extra: stored with the tensors
 function M.save(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
   local o = opts("save", given, { extra = opts.table })
@@ -326,7 +326,7 @@ end
 local agreed
 local signalled = ffi.new "double[1]"
 -- A signal to the whole job reaches ranks at different times. A rank that agreed to a signal before it received its own
--- copy ignores this copy until owed_until, which is GRACE seconds later.
+-- copy ignores this copy if it arrives before owed_until, within GRACE seconds.
 local owed_until, GRACE = 0, 2
 
 --- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are
@@ -383,8 +383,8 @@ end
 
 -- ---- loading -------------------------------------------------------------------------------------
 
--- Requests the parts of an entry's pieces that this rank needs in `target` (contiguous, of the entry's dtype), which is
--- the range [first, first + n) of elements of the whole tensor.
+-- Requests the parts of an entry's pieces that this rank needs in `target` (contiguous, of the entry's dtype), which
+-- receives the range [first, first + n) of elements of the whole tensor.
 local function want_range(readers, name, entry, target, first, n)
   local row = 1
   for d = 2, #entry.shape do row = row * entry.shape[d] end

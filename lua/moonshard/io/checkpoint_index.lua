@@ -346,7 +346,7 @@ function M.replaceable(path, at)
   local there, moving
   there, why = M.entries_in(path)
   if not there then return nil, why end
-  -- Look for running saves before reading the index, which then lists the files of saves that have completed by now.
+  -- Look for running saves before reading the index. A save that ends in between is then in the index.
   for _, name in ipairs(there) do
     if name:match(BESIDE) then moving = moving or moves_beside(at) end
   end

@@ -45,7 +45,7 @@ local function with_path(self, e)
     if not found then return e end              -- not registered below self: keep the path found so far
     path = path .. "." .. found
   end
-  -- Without a path the message has the name already: "linear: linear: …" would repeat it.
+  -- If the path is the operator's own name, the message keeps it once: not "linear: linear: …".
   local named = failing.inner == self and failing.rest:match "^([%w_]+): "
   if named and named:gsub("_", "") == path then
     failing.text = failing.head .. failing.rest

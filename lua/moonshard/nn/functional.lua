@@ -330,11 +330,11 @@ local function chunk_rows(x, rows, classes)
   return math.ceil(rows / math.max(chunks, 1) / 64) * 64
 end
 
---- cross_entropy of linear(x, w), but the logits of all rows never exist: they are computed in chunks of rows, and the
---- gradients of x, w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or bfloat16, also
---- its gradient in float32. The bits depend on the size of the chunks, not on the number of threads; rows that fit one
---- chunk are given to linear and cross_entropy. Backward computes the logits again with reduction "none", and in
---- float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
+--- cross_entropy of linear(x, w), but the logits of all rows never exist at once: they are computed in chunks of rows,
+--- and the gradients of x, w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or
+--- bfloat16, also its gradient in float32. The bits depend on the size of the chunks, not on the number of threads;
+--- rows that fit one chunk are given to linear and cross_entropy. Backward computes the logits again with reduction
+--- "none", and in float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
 --- Errors: a class outside of w's rows.
 ---@param x Tensor  […, in]
 ---@param w Tensor  [C, in]: a row for each class

@@ -54,7 +54,7 @@ end
 local function linear_ticks(low, high, count)
   local raw = (high - low) / count
   local power = 10 ^ math.floor(math.log10(raw))
-  local part = raw / power * (1 - 1e-9)                 -- a range of 0.002 may be a little longer by rounding
+  local part = raw / power * (1 - 1e-9)                 -- rounding may make a range such as 0.002 a little longer
   local step = (part <= 1 and 1 or part <= 2 and 2 or part <= 5 and 5 or 10) * power
   local ticks = {}
   for k = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) do ticks[#ticks + 1] = k * step end

@@ -138,7 +138,8 @@ end
 
 -- ---- kinds ------------------------------------------------------------------------------------------------
 
---- Lines through points. Values that are not finite make gaps, and on a logarithmic axis those that are not positive.
+--- Lines through points. Values that are not finite make gaps, and so do values on a logarithmic axis that are not
+--- positive.
 ---@param data number[]|Tensor|table|table[]  numbers, a series { x = ..., y = ..., label = ... }, or a list of either
 ---@param given? {title: string, x_label: string, y_label: string, x_scale: string, y_scale: string, width: integer, height: integer}
 ---   title: text above the plot; x_label: label of the x axis; y_label: label of the y axis; x_scale: "linear" or

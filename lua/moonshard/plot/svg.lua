@@ -90,7 +90,7 @@ local draw = {}
 function draw.line(out, series, class, x_axis, y_axis, box)
   local path = {}
   trace(series, x_axis, y_axis, box, function(pen, x, y) path[#path + 1] = ("%s%.1f %.1f"):format(pen, x, y) end)
-  -- A point between gaps is a line of no length; a round cap shows it.
+  -- A point between gaps is a line of length 0; the round cap makes it visible.
   element(out, '<path class="line %s" stroke-linecap="round" data-points="%d" d="%s"/>', class, #series.y,
     (table.concat(path):gsub("(M(%S+ [%d.-]+))%f[M%z]", "%1L%2")))
 end

@@ -85,7 +85,7 @@ local function put(row, at, text)                       -- row: a list of charac
   for k = 1, #text do row[at + k - 1] = text:sub(k, k) end
 end
 
---- A plot with two axes. Several series are drawn with a mark for each.
+--- A plot with two axes. Of several series, each has its own mark.
 ---@param plot Plot
 ---@param columns integer
 ---@param rows integer

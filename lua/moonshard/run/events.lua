@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- TensorBoard's event files: scalars, texts, images, histograms. A file is a sequence of TFRecords, each with a masked
---- CRC32C; a record is an Event in the encoding of protocol buffers. Numbers of fields are those of tensorflow's
---- event.proto, summary.proto, tensor.proto.
+--- CRC32C; a record is an Event in the encoding of protocol buffers. Field numbers are those of TensorFlow's
+--- event.proto, summary.proto and tensor.proto.
 local bit, ffi, lfs = require "bit", require "ffi", require "lfs"
 local crc32c = require "moonshard.run.crc" (0x82f63b78)
 

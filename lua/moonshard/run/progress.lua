@@ -117,7 +117,7 @@ function Progress:step(step, now, text)
   end
 end
 
---- Shows how far an operation is, once it has taken over a second.
+--- Shows the progress of an operation that has taken over a second.
 ---@param what string  the operation, such as "saving"
 ---@param done integer  from 0
 ---@param total integer

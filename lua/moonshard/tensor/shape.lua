@@ -127,7 +127,7 @@ function methods.permute(t, ...)
 end
 
 -- Converts a position along a dimension of the given size (from 1, negative from the end) to one from 0. last: 1 also
--- allows the position behind the last element.
+-- allows the position after the last element.
 local function index(i, size, who, last)
   whole(i, who, "position")
   local at = i > 0 and i - 1 or i + size
@@ -141,7 +141,7 @@ end
 ---@param d integer  from 1; negative from the end
 ---@param start integer   position of the first one, from 1; negative from the end
 ---@param length integer  may be 0
----@return Tensor  shares t's storage; size length at d
+---@return Tensor  shares t's storage; its size along d is length
 function methods.narrow(t, d, start, length)
   id_of(t, "narrow")
   local at = dimension(t, d, "narrow")
@@ -350,7 +350,7 @@ local INDEX_SELECT, GATHER, SCATTER_, SCATTER_ADD = op "index_select", op "gathe
 --- The elements of t along d at the positions in idx, in that order, copied. Errors: an id outside of 0 to size - 1.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64 [n]; ids from 0
----@return Tensor  size n at d
+---@return Tensor  its size along d is n
 function methods.index_select(t, d, idx)
   if id_of(t, "index_select") >= 0 and info_of(t).ndim == 0 then
     return methods.reshape(methods.index_select(methods.reshape(t, 1), d, idx), {})

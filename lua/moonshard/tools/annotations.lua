@@ -31,7 +31,7 @@ function M.lines_of(path)
   return lines
 end
 
--- A type ends at the first blank outside brackets that no bar, comma or colon precedes or follows.
+-- A type ends at the first space outside brackets that no bar, comma or colon precedes or follows.
 local function split_type(text)
   local depth, k = 0, 1
   while k <= #text do
@@ -60,8 +60,8 @@ function M.fields_of(text)
   return list
 end
 
---- The meanings in a text such as "low: the least; high: the largest", by name; of names that are not keys of `names`
---- nothing is returned.
+--- The meanings in a text such as "low: the least; high: the largest", by name. Only names that are keys of `names`
+--- count.
 ---@param text string  the text to split
 ---@param names table<string, any>  its keys are the names to look for
 ---@return table<string, string> meanings

@@ -46,8 +46,8 @@ local function bytes_text(n)
   return ("%d B"):format(n)
 end
 
---- Records from now on the place in the script of every allocation, for ms.memory_report, and the peak. Costs some
---- microseconds an allocation; while it is off, nothing.
+--- From now on records where the script makes each allocation, and the peak, for ms.memory_report. Costs some
+--- microseconds per allocation, and nothing while it is off.
 ---@param on? boolean  false: ends it; what it recorded stays (default: true)
 function M.record_memory_history(on)
   if on == nil then on = true end
@@ -62,8 +62,8 @@ end
 
 local now, at_peak = ffi.new "ms_memory", ffi.new "ms_memory"
 
--- Takes a snapshot of a device, in one call, because the collector may free memory between two. Returns the engine's
--- records with their places.
+-- Takes a snapshot of a device, in one call, because the collector may free memory between two calls. Returns the
+-- engine's records with their places.
 local function stacks_of(device)
   local room, list = 64, {}
   local n, records
@@ -93,7 +93,7 @@ local function stacks_of(device)
   return list
 end
 
--- Sums of the stacks by a name, the largest at the peak first. name(stack): nil: the stack does not count.
+-- Sums of the stacks by name, the largest at the peak first. name(stack) returns nil for a stack that does not count.
 local function rows_of(stacks, name)
   local rows, by_name = {}, {}
   for _, s in ipairs(stacks) do
@@ -244,7 +244,7 @@ function M.memory_report(given)
   local rank, world = log.rank()
   local self = setmetatable({ device = dtypes.device_name(number), rank = rank, stacks = stacks_of(number),
     recorded = 0, peak_recorded = 0 }, Report)
-  -- Without a history the engine has no peak of it. After the end of one, memory may have grown beyond its peak.
+  -- at_peak is 0 without a history. After a history has ended, memory may have grown beyond the history's peak.
   self.allocated = now.allocated
   self.peak = math.max(at_peak.allocated > 0 and at_peak.allocated or now.peak_allocated, now.allocated)
   for _, s in ipairs(self.stacks) do

@@ -179,8 +179,8 @@ local introduction = [[
 # Reference
 
 Every public name of `require "moonshard"`. Examples are lines as typed at the prompt (`scripts/repl`), with `ms` the
-library and `nn`, `F`, `dist`, `fsdp`, `optim` short for `ms.nn`, `ms.nn.F` and so on; `--> text` is what an expression
-gives. All of them are run by `scripts/docs --check`.
+library and `nn`, `F`, `dist`, `fsdp`, `optim` short for `ms.nn`, `ms.nn.F` and so on; `--> text` is the value of an
+expression. All of them are run by `scripts/docs --check`.
 
 A wrong argument is an error at the caller's line that names the argument, its value and what was expected; entries
 name only the errors beyond that.

@@ -94,7 +94,7 @@ end
 
 -- ---- averagers -----------------------------------------------------------------------------------
 
--- Makes an averaging that fails on one rank fail on all ranks.
+-- If averaging fails on one rank, it fails on all ranks.
 local function together(average_parameters)
   return calls.several(average_parameters, function(self)
     return self.levels ~= nil or dist.world_size(self.process_group) > 1

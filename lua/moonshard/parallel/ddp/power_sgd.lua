@@ -141,8 +141,8 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
--- Stores a run's factors and errors for the next run; drops them if the iteration was given up, because gradients of a
--- failed step must not be part of the error.
+-- Stores a run's factors and approximation errors for the next run; drops them if the iteration was given up, because
+-- the errors must not contain gradients of a failed step.
 local function settle(state, run, ok)
   local memory = run.memory
   local fresh = { error = run.error, q = state.warm_start and run.q or nil }

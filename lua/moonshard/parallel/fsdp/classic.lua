@@ -302,7 +302,7 @@ function FSDP:_assign(name, value)
 end
 
 -- Initialises a root before its first forward. If a rank has no memory for it, the error is published, because the
--- peers wait in the forward. All other errors are raised by every rank by itself.
+-- peers wait in the forward. Every rank raises all other errors by itself.
 local function start(unit)
   local since = lib.ms_dist_errors()
   check_alike(unit)

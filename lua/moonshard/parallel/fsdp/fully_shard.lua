@@ -163,7 +163,7 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 
 --- Shards a module's parameters over the ranks along their first dimension, except those that a nested call has already
 --- sharded. They are gathered before forward and backward, and gradients are reduced after backward. mesh: a mesh of
---- one dimension, or { replicate, shard }. reshard_after_forward: whether parameters are released after forward
+--- one dimension, or { replicate, shard }. reshard_after_forward: whether parameters are resharded after forward
 --- (default: true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the
 --- same call. Errors: containers without forward; models that differ between ranks (raised on every rank).
 ---@param target Module|Module[]  a list becomes one unit

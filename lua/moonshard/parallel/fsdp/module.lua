@@ -423,7 +423,7 @@ function FSDPModule:set_all_reduce_hook(fn)
   errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0))
 end
 
---- Sets whether parameters are released after forward and gathered again for backward (true saves memory, false saves
+--- Sets whether parameters are resharded after forward and gathered again for backward (true saves memory, false saves
 --- an all-gather).
 ---@param on boolean  replaces fully_shard's option
 ---@param given? { recurse: boolean }  recurse: applies to the units of descendants, too (default: true)
@@ -432,8 +432,8 @@ function FSDPModule:set_reshard_after_forward(on, given)
   set_all(self, "set_reshard_after_forward", C.MS_UNIT_RESHARD_AFTER_FORWARD, on, given)
 end
 
---- Sets whether parameters are released after backward. While false, the next forward gathers nothing and computes with
---- the old values even after an optimizer's step, until a reshard.
+--- Sets whether parameters are resharded after backward. While false, the next forward gathers nothing and computes
+--- with the old values even after an optimizer's step, until a reshard.
 ---@param on boolean  initially true
 ---@param given? { recurse: boolean }  recurse: applies to the units of descendants, too (default: true)
 function FSDPModule:set_reshard_after_backward(on, given)

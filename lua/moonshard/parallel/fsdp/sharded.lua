@@ -120,11 +120,11 @@ function own_getters.placements(t)
   if mesh_of(unit).ndim == 2 then return { policies.Replicate(), shard } end
   return { M.is_replicated(unit) and policies.Replicate() or shard }
 end
--- The device of the values: offloaded shards are on the CPU, on whichever device their module computes.
+-- The device of the values: offloaded shards are on the CPU, whatever the compute device.
 function own_getters.device(t) return is_whole(t) and getters.device(t) or methods.to_local(t).device end
 function own_getters.device_mesh(t) return mesh_of(rawget(parameter_of(t), "_unit")) end
 
--- Releases the tensor that showed a gradient which no longer exists: the innermost scope releases it; outside of
+-- Gives away the tensor that stood for a gradient that no longer exists: the innermost scope releases it; outside of
 -- scopes, the garbage collector does.
 local function forget_grad(t)
   local seen = rawget(t, "_grad")
@@ -179,7 +179,7 @@ end
 local base = Tensor.methods
 
 -- Makes an in-place method. It changes the whole tensor while the parameter is gathered, otherwise this rank's part if
--- `accepts` returns true for the arguments; other calls are refused, as those of all operators.
+-- `accepts` returns true for the arguments. Other calls raise the error that operators raise for sharded tensors.
 local function in_place(name, accepts)
   methods[name] = function(t, ...)
     if is_whole(t) or not accepts(...) then return base[name](t, ...) end
@@ -216,7 +216,7 @@ local function with_alike(name, gives_self)
       return base[name](t, u, ...)
     end
     if not alike(t, u) then
-      errors.raise("%s: the tensor, shape %s, is sharded; use to_local() for this rank's part or full_tensor() for the whole, or pass a tensor that is sharded alike, not %s",
+      errors.raise("%s: the tensor, shape %s, is sharded; use to_local() for this rank's part or full_tensor() for the whole, or pass a tensor with the same sharding, not %s",
         name, tostring(t.shape), errors.kind(u))
     end
     local result = base[name](methods.to_local(t), methods.to_local(u), ...)

@@ -26,7 +26,7 @@ function M.file(path)
   return text
 end
 
---- The first capture of a pattern in a file, without blanks around it.
+--- The first capture of a pattern in a file, without the whitespace around it.
 ---@param path string
 ---@param pattern? string  default: the first line
 ---@return string?
@@ -89,7 +89,7 @@ function M.absolute(path)
   return text
 end
 
---- The size of a file system in bytes, and how much of it users can still fill.
+--- The free space that users may fill in a file system, and its size, in bytes.
 ---@param path string  a file or folder in it
 ---@return number? free
 ---@return number? size

@@ -15,7 +15,7 @@ local BINS, WIDTH = 10, 40
 local function number(v) return ("%.4g"):format(v) end
 
 -- The lines of a histogram of x, a floating point tensor of one dimension. finite: number of its finite values, which
--- lie from least to most; the others are below all bins, -inf.
+-- lie from least to most; the others have been replaced by -inf, below all bins.
 local function histogram(x, finite, least, most)
   if least == most then return { ("  all %s"):format(number(least)) } end
   local counts, above, largest = {}, finite, 0
@@ -46,7 +46,7 @@ local function values(part, lines)
   local other = x:numel() - finite
   if other > 0 then lines[#lines + 1] = ("  not finite: %d nan, %d infinite"):format(nan, other - nan) end
   if finite == 0 then return end
-  -- Values that are not finite must not count: in the smallest and largest they are replaced by the other bound.
+  -- Values that are not finite must not count: infinity replaces them for the minimum, -infinity for the maximum.
   local outside = is_finite:logical_not()
   local least = x:masked_fill(outside, math.huge):min():item()
   local most = x:masked_fill(outside, -math.huge):max():item()

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Starts the ranks of a prompt by mpirun, which runs in a session of its own, so that Ctrl-C reaches only the prompt.
+--- Starts the ranks of a prompt with mpirun, which runs in a session of its own, so that Ctrl-C reaches only the
+--- prompt.
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
 require "moonshard.tools.prompt.wire"                   -- declares moonshard_close

@@ -85,8 +85,8 @@ local function without_launcher()
 end
 
 --- On each rank: joins the job, and rank 0 starts `command` as the prompt's process, with a socket's name, the number
---- of ranks and "terminal" or "pipe" behind it. Returns the socket's name once the process listens. Ends the job if it
---- has ranks on several machines.
+--- of ranks, and "terminal" or "pipe" as further arguments. Returns the socket's name once the process listens. Ends
+--- the job if it has ranks on several machines.
 ---@param command string[]
 ---@return string
 function M.begin(command)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- What several ranks print or give, as one text: once where all ranks agree, else by rank.
+--- Merges what several ranks print, and their results, into one text: once where all ranks agree, else by rank.
 -- Copies of globals that a session may overwrite.
 local table, math, ipairs, pairs, setmetatable, tonumber = table, math, ipairs, pairs, setmetatable, tonumber
 
@@ -76,7 +76,7 @@ local function culprit(replies, r)
   return k ~= r and k and replies[k] and not replies[k].ok and k or nil
 end
 
---- What to print of the replies of a line.
+--- The lines to print for the ranks' replies to a line.
 ---@param replies table<integer, Reply>  by rank
 ---@param ranks integer[]  ascending
 ---@return string[] lines
@@ -119,7 +119,7 @@ Output.__index = Output
 ---@return Output
 function M.output(ranks, hold, print)
   local o = setmetatable({ ranks = ranks, hold = hold, print = print, dropped = 0 }, Output)
-  -- Of each rank the lines that wait, from index `first` on, when they arrived, and the beginning of the next line.
+  -- By rank: the lines that wait, from index `first` on; when they arrived; and the beginning of the next line.
   o.lines, o.times, o.first, o.parts = {}, {}, {}, {}
   for _, r in ipairs(ranks) do o.lines[r], o.times[r], o.first[r], o.parts[r] = {}, {}, 1, "" end
   return o

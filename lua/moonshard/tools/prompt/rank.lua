@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A rank of a prompt over ranks: runs the lines that the prompt's process (session.lua) sends, and sends back what
---- they give. What a line prints goes to the prompt through a socket of its own. This process ends with the prompt's.
+--- A rank of a prompt over ranks: runs the lines that the prompt's process (session.lua) sends, and sends back their
+--- results. What a line prints goes to the prompt through a socket of its own. This process ends with the prompt's.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"
@@ -57,7 +57,7 @@ local function explained(text, rank, alone)
   local before, call, rest = text:match "^(.-)rank %d+ failed: ([%w_]+)(: collective #.* has ended its line at the prompt)$"
   if not call then return text end
   if not alone then return before .. call .. rest end
-  return ("%s%s: this line runs on rank %d alone, where a collective would wait for the other ranks for ever; enter it without @%d")
+  return ("%s%s: this line runs on rank %d alone, where a collective would wait for the other ranks forever; enter it without @%d")
     :format(before, call, rank, rank)
 end
 

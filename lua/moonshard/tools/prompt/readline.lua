@@ -127,8 +127,8 @@ local function attach(repl, session)
         library.rl_forced_update_display()
       end
       if engine.state.interrupted ~= 0 then
-        -- readline asks whether to show all completions, and shows them by page: the key "n" ends both; the next key is
-        -- the newline.
+        -- readline asks whether to show all completions, and shows them page by page: the key "n" ends both; the next
+        -- key is the newline.
         if bit.band(tonumber(library.rl_readline_state), COMPLETING) ~= 0 then return ("n"):byte() end
         repl.settle()
         library.rl_replace_line("", 0)

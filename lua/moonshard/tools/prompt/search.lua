@@ -101,7 +101,7 @@ local function columns(entries)
   return lines
 end
 
---- The names that match a pattern with `*`, then those whose text does, regardless of upper and lower case.
+--- The names that match a pattern with `*`, then those whose text matches it, regardless of upper and lower case.
 ---@param pattern string  such as "*pool*"
 ---@return string
 function M.find(pattern)

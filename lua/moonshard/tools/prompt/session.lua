@@ -32,7 +32,7 @@ local PATIENCE = 1.0        -- seconds after an interrupt until ranks that have 
 ---@field world integer  number of ranks
 ---@field ranks table<integer, RankOfPrompt>?  nil: the job has ended
 ---@field keys string?   what was typed while ranks ran a line; nil: the terminal keeps it
----@field over boolean?  true: the prompt cannot go on, because its ranks have ended and it cannot start new ones
+---@field over boolean?  true: the prompt cannot continue, because its ranks have ended and it cannot start new ones
 local Session = {}
 Session.__index = Session
 
@@ -220,7 +220,7 @@ function Session:leave()
   self:finish(5)
 end
 
--- How a rank ended, from what it and mpirun have said.
+-- How a rank ended, from its messages and mpirun's.
 local function manner(rank, text)
   if rank.exit then return ("called os.exit (status %s)"):format(rank.exit) end
   local signal, name = text:match "exited on signal (%d+) %((.-)%)"
@@ -254,7 +254,7 @@ function Session:bury()
   if self.command then
     say(("Enter restart to start %d new ranks, or exit to leave."):format(self.world))
   else
-    say(("The launcher ends with its ranks: enter its command again, or scripts/repl --ranks %d, where the prompt goes on.")
+    say(("The launcher ends with its ranks: enter its command again, or scripts/repl --ranks %d, whose prompt outlives its ranks.")
       :format(self.world))
     self.over = true
   end
@@ -394,7 +394,7 @@ function Session:settle(signalled)
   return true
 end
 
---- Runs a line on all ranks, or on one, and prints what it gives.
+--- Runs a line on all ranks, or on one, and prints its results.
 ---@param kind "line"|"file"|"help"
 ---@param text string
 ---@param only? integer  the only rank that runs it
@@ -475,7 +475,7 @@ function Session:target(text)
     return nil, nil
   end
   if not self.warned then
-    say(("(on rank %s alone: a collective would hang, because the other ranks do not run the line, and is refused)"):format(rank))
+    say(("(on rank %s alone: collectives are refused, because the other ranks do not run the line)"):format(rank))
     self.warned = true
   end
   return tonumber(rank), rest
@@ -489,7 +489,7 @@ function Session:restart()
   if not ok then say("restart: " .. why) end
 end
 
---- Starts a prompt over new ranks: runs `command` with a socket's name behind it on each.
+--- Starts a prompt over new ranks: runs `command` on each, with a socket's name appended.
 ---@param world integer
 ---@param command string[]
 ---@param files string[]  files to run first

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- How the prompt and its ranks reach each other: local sockets with abstract names, so no file is left behind. Each
+--- How the prompt and its ranks communicate: over local sockets with abstract names, so no file is left behind. Each
 --- end accepts only processes of the same user. MPI is not used: a rank must also be reached in a collective.
 local bit = require "bit"
 local ffi = require "ffi"
@@ -32,7 +32,7 @@ local STREAM, CLOEXEC = 1, 0x80000
 local EINTR, EAGAIN = 4, 11
 
 local function address(name)
-  local a = ffi.new("moonshard_address", 1)             -- AF_UNIX; a name that begins with 0 is abstract
+  local a = ffi.new("moonshard_address", 1)             -- AF_UNIX; a name that begins with byte 0 is abstract
   if #name > 100 then error(("a socket's name has %d bytes, expected at most 100: %s"):format(#name, name), 0) end
   ffi.copy(a.path + 1, name, #name)
   return a, 3 + #name
