@@ -9,7 +9,7 @@ local cli = require "moonshard.run.cli"
 local given = cli.parse("generate", "Generates text with a model trained by scripts/train.", {
   { "from", "path", nil, "folder of a run, or a checkpoint" },
   { "prompt", "text", nil,
-  "beginning of the text (default: a newline); for a model of token files, ids separated by blanks" },
+  "beginning of the text (default: a newline); for a model of token files, ids separated by spaces" },
   { "length", "count", 500, "tokens to generate" },
   { "temperature", "number", 0.8, "0: always the most likely token" },
   { "seed", "whole", 1, "seed of the sampling" },

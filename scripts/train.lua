@@ -36,7 +36,7 @@ local OPTIONS = {
   { "device", "text", "cpu", "device to compute on" },
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
   { "out", "path", nil, "folder of the run (a new one in runs/; with --resume that of the checkpoint)" },
-  { "save", "path", nil, "a number K: a checkpoint every K steps; a path: the last checkpoint goes there" },
+  { "save", "path", nil, "a number K: a checkpoint every K steps; a path: where the last checkpoint is written" },
   { "resume", "path", nil, "continue from a checkpoint, or from the latest one in a run's folder" },
   { "from", "path", nil,
   "fine-tune the weights of a checkpoint, or of the latest one in a run's folder, in a new run on other --data" },
@@ -154,14 +154,14 @@ if resumed then                         -- a resumed run must continue on the sa
   local had = resumed.config
   local other = had.vocab ~= corpus.vocab or had["train-tokens"] ~= corpus.train_count
     or had["data-fingerprint"] and had["data-fingerprint"] ~= config["data-fingerprint"]
-  local function told(list, tokens)
+  local function described(list, tokens)
     return ("'%s' (%d training tokens)"):format(table.concat(type(list) == "table" and list or { tostring(list) },
       "', '"), tokens)
   end
   if other then
     stop("--resume: '%s' was trained on %s, but --data is %s%s; use --from to train its weights on other data",
       resumed.path,
-      told(had.data, had["train-tokens"]), told(config.data, corpus.train_count), given.data and ""
+      described(had.data, had["train-tokens"]), described(config.data, corpus.train_count), given.data and ""
         or ", which has changed since")
   end
 end
@@ -247,7 +247,7 @@ say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%
 say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
   s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch),
     config.context)
-if run.note then say("%s: the run goes to your home folder", run.note) end
+if run.note then say("%s: the run's folder is in your home folder", run.note) end
 say("run: %s%s", run.path, resumed and (", from step %d of %s"):format(first, resumed.path)
   or tuned and (", with the weights of %s"):format(tuned.path) or "")
 

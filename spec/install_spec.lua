@@ -71,7 +71,7 @@ describe("cmake --install", function()
   end)
 
   -- Runs the generated script with a plugin that does not exist, whatever is built here.
-  it("installs what was built where the CUDA plugin was not", function()
+  it("installs the rest if the CUDA plugin was not built", function()
     local script = process.read(build .. "/cmake_install.cmake"):gsub("/libmoonshard_cuda%.so", "/not-built%0")
     process.write(folder .. "/install.cmake", script)
     sh(("cmake -D CMAKE_INSTALL_PREFIX=%s/engine -P %s/install.cmake"):format(folder, folder))
@@ -176,10 +176,10 @@ describe("a built source tree that cannot be written", function()
   local options = " --steps 2 --dim 16 --heads 2 --layers 1 --context 16 --batch 4 --sample 20 --warmup 1 --data "
     .. "%s/text"
 
-  it("trains, and says that the run goes to the home folder", function()
+  it("trains, and prints that the run is in the home folder", function()
     local code, out, err = run(("cd %s && scripts/train" .. options):format(tree, home))
     assert.are.equal(0, code, out .. err)
-    assert.matches("cannot make the folder 'runs': [^\n]*: the run goes to your home folder\nrun: "
+    assert.matches("cannot make the folder 'runs': [^\n]*: the run's folder is in your home folder\nrun: "
       .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-", out)
     assert.matches("checkpoint: " .. home:gsub("%p", "%%%0") .. "/moonshard%-runs/001%-[^\n]*%.safetensors", out)
     assert.are.equal("", err)
@@ -210,7 +210,7 @@ describe("a built source tree that cannot be written", function()
     assert.matches("^cmake [^\n]*MS_WERROR=OFF", called())
   end)
 
-  it("says what is missing where it was not built", function()
+  it("reports what is missing if it was not built", function()
     os.execute(("chmod u+w %s/build && mv %s/build/libmoonshard.so %s/build/kept && chmod a-w %s/build"):format(tree,
       tree, tree, tree))
     finally(function() os.execute(("chmod u+w %s/build && mv %s/build/kept %s/build/libmoonshard.so"):format(tree, tree,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""scripts/bench/gpt2's step in PyTorch on one GPU, as well as it does it: bfloat16 parameters, fused attention, fused
+"""scripts/bench/gpt2's step in PyTorch on one GPU, with its fastest parts: bfloat16 parameters, fused attention, fused
 AdamW, clipping in foreach form. --mode compiled compiles the model with torch.compile. Prints `step SECONDS` for each
 step, `peak BYTES` of allocated memory, and `version TEXT`; `unavailable REASON` without a GPU."""
 import argparse

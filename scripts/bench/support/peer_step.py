@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""scripts/bench/step's model in PyTorch, as well as it does on CPUs: GPT-2's shape, tied head, fused attention, foreach AdamW;
-several ranks as DistributedDataParallel over gloo (its FSDP has no reduce-scatter there). bfloat16 is autocast:
-parameters,
-gradients and optimizer state stay float32, as in our run. Prints `step SECONDS` for each step, on the slowest rank, and with --adamw 1 `adamw SECONDS`."""
+"""scripts/bench/step's model in PyTorch, with its fastest parts for CPUs: GPT-2's shape, tied head, fused attention,
+foreach AdamW; several ranks as DistributedDataParallel over gloo (its FSDP has no reduce-scatter there). bfloat16 is
+autocast: parameters, gradients and optimizer state stay float32, as in our run. Prints `step SECONDS` for each step,
+on the slowest rank, and with --adamw 1 `adamw SECONDS`."""
 import argparse
 import os
 import socket

@@ -23,10 +23,10 @@ local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["loss: cross_total_kernel"] = true }
--- Kernels whose threads each touch so many elements of a table, not the whole table.
+-- Elements of a table that each thread of a kernel touches; the size of the table does not count.
 local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
--- Latencies of a launch of kernels in which each thread compares all positions with its own: one for each tile of 256
--- positions, and as long again for the comparisons (256 of 4 cycles).
+-- Number of latencies that a launch waits if each thread compares all positions with its own: one for each tile of 256
+-- positions, and as long again for its comparisons (256 of 4 cycles).
 local COMPARES = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 128 end }
 -- Bytes of a partial result that is not one number: here a double and the number of its owner.
 local PART = { ["optim: norm_join_kernel"] = 12 }

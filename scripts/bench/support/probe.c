@@ -154,7 +154,7 @@ EXPORT double probe_fma_float32(double seconds)
     return best_rate(slice_any, seconds);
 }
 
-// The same for bfloat16 products summed in float32, with vectors; 0 if the processor has no such instruction.
+// The same for bfloat16 products summed in float32, by vector instructions; 0 if the processor has none of these.
 EXPORT double probe_fma_bfloat16(double seconds)
 {
 #if defined(__x86_64__)

@@ -1,8 +1,7 @@
-// SPDX-License-Identifier: MIT
-// launch.c -- starts a program of the bundle, wherever the bundle lies (scripts/bundle). Linked statically, because the
-// machine may have another C library, or none. bin/NAME is a link to it; it runs libexec/NAME under the bundle's own
-// loader, which finds the bundle's libraries. Nothing is exported that changes which libraries other programs load.
-// MOONSHARD_LIBC=host: with the machine's loader and C library instead.
+// SPDX-License-Identifier: MIT launch.c -- starts a program of the bundle, wherever the bundle is (scripts/bundle).
+// Linked statically, because the machine may have another C library, or none. bin/NAME is a link to it; it runs
+// libexec/NAME under the bundle's own loader, which finds the bundle's libraries. It exports no variable that changes
+// which libraries other programs load. MOONSHARD_LIBC=host: with the machine's loader and C library instead.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
