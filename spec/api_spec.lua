@@ -128,7 +128,7 @@ describe("the contract's names", function()
     end)
   end
 
-  it("are taken off the list of those to come when they are there", function()
+  it("are not in the list `soon` once they exist", function()
     local there = {}
     for _, path in ipairs(soon) do
       if look(path) ~= nil then there[#there + 1] = path end
@@ -136,7 +136,7 @@ describe("the contract's names", function()
     assert.are.equal("", table.concat(there, " "))
   end)
 
-  it("are all on some section's list before they are excused", function()
+  it("are on a section's list if the list `soon` has them", function()
     local known, strange = {}, {}
     for _, section in ipairs(sections) do
       for _, name in ipairs(words(section[3])) do

@@ -42,7 +42,7 @@ describe("the bundle", function()
     assert.is_true(lfs.attributes(folder .. "/b.tar.gz", "size") <= 25 * 2 ^ 20)
   end)
 
-  it_possible("trains on two ranks in a root that holds nothing else, in the C library it brings along", function()
+  it_possible("trains on two ranks in a root that holds nothing else, with its own C library", function()
     process.write(folder .. "/root/two.lua", [[
       local ms = require "moonshard"
       local nn = ms.nn

@@ -103,7 +103,7 @@ describe("documents", function()
     assert.is_true(n > 30)
   end)
 
-  it("are all in the repository: nothing cites or opens a file beside it", function()
+  it("are all in the repository: nothing cites or opens a file outside it", function()
     local outside = {}
     local names = { "behaviour" .. ".md", "design" .. ".md", "style" .. ".md", "field" .. ".md", "coverage" .. ".md",
       "api" .. "%.md", "%.%./" .. "shared" }

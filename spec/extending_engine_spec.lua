@@ -85,7 +85,7 @@ describe("docs/extending.md, where it changes the engine,", function()
   end)
 
   for _, recipe in ipairs(recipes) do
-    it(("has a program for '%s' that prints what it says"):format(recipe.heading), function()
+    it(("has a program for '%s' that prints the documented output"):format(recipe.heading), function()
       assert.is_truthy(lfs.attributes(folder .. "/libmoonshard.so"))
       process.write(folder .. "/program.lua", recipe.program)
       local command = ("LUA_PATH='%s/lua/?.lua;%s/lua/?/init.lua' MOONSHARD_LIB=%s/libmoonshard.so luajit program.lua")

@@ -146,7 +146,7 @@ describe("ranks.describe", function()
     assert.matches("3 successes / 0 failures / 0 errors / 1 pending", out)
   end)
 
-  it("fails the last test when the gang does not end well", function()
+  it("fails the last test when the gang ends with an error", function()
     local said = results_of [[
       local ranks = require "spec.support.ranks"
       ranks.describe(2, "end", function()
@@ -187,7 +187,7 @@ end)
 describe("ranks.run", function()
   local ranks = require "spec.support.ranks"
 
-  it("runs a script on n ranks and hands back status, output and time", function()
+  it("runs a script on n ranks and returns status, output and time", function()
     local r = ranks.run(2, [[
       io.stdout:write("rank ", os.getenv "OMPI_COMM_WORLD_RANK", " ", arg[1], "\n")
       io.stderr:write("to stderr\n")
@@ -199,7 +199,7 @@ describe("ranks.run", function()
     assert.is_true(r.seconds > 0 and not r.timed_out)
   end)
 
-  it("hands back the status of a rank that fails", function()
+  it("returns the status of a rank that fails", function()
     assert.are.equal(3, ranks.run(2, function() os.exit(os.getenv "OMPI_COMM_WORLD_RANK" == "1" and 3 or 0) end).code)
   end)
 

@@ -61,7 +61,7 @@ describe("numbers that do not fit", function()
     assert.same({ -2 ^ 31, 2 ^ 31 - 1 }, ms.tensor({ -2 ^ 31, 2 ^ 31 - 1 }, { dtype = "int32" }):tolist())
   end)
 
-  it("and so are ranges without an end, and missing devices", function()
+  it("and so are endless ranges, and missing devices", function()
     fails("arange: from 0 to inf", function() local t = ms.arange(0, math.huge) return t end)
     fails("arange: from 0 to", function() local t = ms.arange(0, 0 / 0) return t end)
     fails("'cuda:9' is not available", function() local t = ms.zeros(2, { device = "cuda:9" }) return t end)
@@ -141,7 +141,7 @@ describe("what a script hands to autograd and scopes", function()
     fails("ctx:save: argument 2 is a number (3)", function() local z = saves(x) return z end)
   end)
 
-  it("is whole: steps", function()
+  it("is a whole number: steps", function()
     fails("steps: argument 1 is a number (2.5)", function() for _ in ms.steps(2.5) do error "ran" end end)
     fails("steps: argument 1 is", function() for _ in ms.steps(0 / 0) do error "ran" end end)
     fails("the last argument is a number (3), expected a function", function() ms.steps(2, {}, 3) return end)
@@ -162,7 +162,7 @@ describe("names and arguments of dist and fsdp", function()
 end)
 
 ranks.describe(2, "operators on sharded parameters", function()
-  it("go by the names that scripts know", function()
+  it("have the names that scripts use", function()
     local m = ms.fsdp.fully_shard(ms.nn.Linear(4, 4))
     local ok, message = pcall(function() local y = m.weight * 2 return y end)
     assert.is_false(ok)
@@ -189,7 +189,7 @@ describe("a tensor on device meta as the source of a copy", function()
 end)
 
 describe("an operator called from C without one of its tensors", function()
-  it("is an error: what a failed call gave is 0", function()
+  it("is an error: a failed call returns 0", function()
     local engine = require "moonshard.core.ffi"
     for _, name in ipairs { "sum", "add", "linear", "cat", "copy_" } do
       local args = engine.ffi.new "ms_args"

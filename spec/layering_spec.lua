@@ -143,7 +143,7 @@ describe("layering", function()
   end)
 end)
 
-describe("what reads the layering", function()
+describe("the reader of the layers", function()
   local root
 
   -- Writes the files to a temporary folder, compiles those in C, and returns the symbols of the objects.

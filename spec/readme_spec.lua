@@ -15,7 +15,7 @@ describe("the README", function()
   end)
 
   for _, world in ipairs { 0, 2 } do
-    it("has a program that prints what it says, " .. (world == 0 and "alone" or "over two ranks"), function()
+    it("has a program that prints the documented output, " .. (world == 0 and "alone" or "over two ranks"), function()
       local program, printed = readme:match "```lua\n(.-)```\n.-```text\n(.-)```"
       assert.is_string(program)
       local _, lines = program:gsub("\n", "")

@@ -12,7 +12,7 @@ local TINY, train, metrics = training.TINY, training.train, training.metrics
 local checkpoint, ok = training.checkpoint, training.ok
 local folder
 
-describe("scripts/train.lua, where it cannot go on,", function()
+describe("scripts/train.lua, when it cannot continue,", function()
   setup(function()
     folder = training.begin()
     ok(train(0, "alone", { "--steps", 20 }))
@@ -41,7 +41,7 @@ describe("scripts/train.lua, where it cannot go on,", function()
     { { "--context", 100000 }, "training tokens are too few for a context of 100000" },
   }
   for _, case in ipairs(wrong) do
-    it(("says what is wrong with %s %s, once, and ends with status 2"):format(unpack(case[1])), function()
+    it(("reports what is wrong with %s %s, once, and ends with status 2"):format(unpack(case[1])), function()
       local job = train(0, "wrong", case[1])
       assert.are.equal(2, job.code)
       assert.matches("^train: [^\n]*" .. case[2] .. "[^\n]*\n$", job.stderr)
@@ -68,7 +68,7 @@ describe("scripts/train.lua, where it cannot go on,", function()
     assert.matches("nothing is left to do", job.stderr)
   end)
 
-  it("says an error of the command line once over two ranks", function()
+  it("prints an error of the command line once over two ranks", function()
     local job = train(2, "wrong", { "--stpes", 3 })
     assert.are.equal(2, job.code)
     local _, n = job.stderr:gsub("unknown option", "")
@@ -110,7 +110,7 @@ describe("scripts/train.lua, where it cannot go on,", function()
     end)
   end
 
-  it("goes on with losses that are not finite where it is asked to, to an end without a checkpoint", function()
+  it("continues if asked to with losses that are not finite, to an end without a checkpoint", function()
     local job = ok(train(0, "lost-on", { "--steps", 9, "--lr", 1e30, "--warmup", 0, "--sample", 10, "--nan",
       "continue" }))
     assert.are.equal(9, #metrics "lost-on")
@@ -170,7 +170,7 @@ describe("scripts/train.lua, where it cannot go on,", function()
   end) end)
 
   for _, n in ipairs { 0, 2 } do
-    it(("writes a checkpoint on SIGUSR1 and goes on, on SIGUSR2 and ends with status 75, over %d ranks"):format(
+    it(("writes a checkpoint on SIGUSR1 and continues, on SIGUSR2 and ends with status 75, over %d ranks"):format(
       math.max(n, 1)), function()
       local name = "signalled" .. n
       local out = folder .. "/" .. name .. ".out"

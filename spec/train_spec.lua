@@ -47,7 +47,7 @@ describe("scripts/train.lua", function()
     assert.is_true(tonumber(list[20]) < tonumber(list[1]) - 0.5)
   end)
 
-  it("prints lines without escape codes where there is no terminal, and a bar where there is", function()
+  it("prints lines without escape codes if there is no terminal, and a bar if there is one", function()
     local job = ok(train(0, "lines", { "--steps", 3, "--eval-every", 1 }))
     assert.is_nil(job.stdout:find "[\27\r]")
     assert.matches("\nstep 1/3  loss %d", job.stdout)
@@ -90,14 +90,14 @@ describe("scripts/train.lua", function()
     end
   end)
 
-  it("resumes to the bit with dropout, whose random numbers go on", function()
+  it("resumes to the bit with dropout, whose random numbers continue", function()
     ok(train(0, "drop", { "--steps", 10, "--dropout", 0.2, "--save", 4 }))
     ok(train(0, "drop-resumed", { "--resume", folder .. "/drop/step-000004.safetensors" }))
     assert.is_true(checkpoint("drop", 10) == checkpoint("drop-resumed", 10))
     assert.are_not.same(losses "alone", losses "drop")
   end)
 
-  it("gives the same losses whatever the parts a batch is worked through in", function()
+  it("gives the same losses for any number of micro-batches", function()
     ok(train(0, "parts", { "--steps", 20, "--accumulate", 3 }))
     local whole, parts = losses "alone", losses "parts"
     for k = 1, 20 do assert.is_near(tonumber(whole[k]), tonumber(parts[k]), 1e-5 * tonumber(whole[k])) end
@@ -153,7 +153,7 @@ describe("scripts/train.lua", function()
     assert.is_true(checkpoint("two", 20) == checkpoint("two-resumed", 20))
   end)
 
-  it("goes on in another world from where it was", function()
+  it("continues with another number of ranks from where it was", function()
     ok(train(1, "saved-by-one", { "--steps", 20, "--save", 10 }))
     ok(train(3, "resumed-by-three", { "--resume", folder .. "/saved-by-one/step-000010.safetensors" }))
     local one, three = losses "alone", losses "resumed-by-three"
@@ -161,7 +161,7 @@ describe("scripts/train.lua", function()
   end)
 
   for _, n in ipairs { 0, 2 } do
-    it(("continues in the run's own folder where --out names no other, over %d ranks"):format(math.max(n, 1)), function()
+    it(("continues in the run's own folder if --out names no other, over %d ranks"):format(math.max(n, 1)), function()
       local name = "own" .. n
       ok(train(0, name, { "--steps", 20, "--stop", 13, "--save", 8 }))
       local own = folder .. "/" .. name
@@ -178,7 +178,7 @@ describe("scripts/train.lua", function()
     end)
   end
 
-  it("prints nothing with --quiet, and writes tables and event files where it is asked to", function()
+  it("prints nothing with --quiet, and writes tables and event files if asked to", function()
     for _, style in ipairs { "lines", "bar" } do
       local job = ok(train(0, "quiet-" .. style, { "--steps", 3, "--eval-every", 1, "--sample", 5, "--quiet", "--csv",
         "--tensorboard" }, { env = { MOONSHARD_PROGRESS = style } }))
@@ -275,7 +275,7 @@ describe("scripts/train.lua", function()
       ok(train(0, "tuned-on", { "--resume", folder .. "/tuned-well", "--data", folder .. "/other", "--steps", 22 }))
     end)
 
-    it("does not go on with a run: it names the data that the run had and what is given", function()
+    it("refuses to resume a run: it names the run's data and those given", function()
       ok(train(0, "half-way", { "--steps", 20, "--stop", 5 }))
       for _, other in ipairs { "other", "same-size" } do
         local job = train(0, "refused", { "--resume", folder .. "/half-way", "--data", folder .. "/" .. other })
@@ -338,7 +338,7 @@ describe("scripts/train.lua", function()
 end)
 
 describe("scripts/generate.lua", function()
-  it("goes on from a prompt with a trained model, the same way each time", function()
+  it("continues a prompt with a trained model, the same way each time", function()
     folder = training.begin()
     finally(function() process.remove_folder(folder) end)
     ok(train(0, "run", { "--steps", 5 }))

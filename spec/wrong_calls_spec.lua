@@ -413,7 +413,7 @@ ranks.describe(2, "a wrong call on two ranks", function(rank)
     { "nn.Linear(3, 2)(r)", "tensor was released with its scope; return it, or keep() it (made " },
   }
   for _, case in ipairs(wrong) do
-    it(case[1] .. " is an error on each, and they go on together", function()
+    it(case[1] .. " is an error on each, and they continue together", function()
       local env = surroundings()
       env.rank = rank
       local expected, least = case[2]:format(rank), math.huge

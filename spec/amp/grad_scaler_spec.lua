@@ -75,7 +75,7 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
         failure(scaler.step, scaler, o, function() end))
     end)
 
-    it("leaves a step out where a gradient is not finite, and lowers the scale", function()
+    it("skips a step if a gradient is not finite, and lowers the scale", function()
       for _, bad in ipairs { math.huge, -math.huge, 0 / 0 } do
         local scaler = Scaler { init_scale = 4 }
         local p, o = with_grad(ms.tensor { 1, bad })
@@ -90,7 +90,7 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       end
     end)
 
-    it("raises the scale after so many good steps in a row", function()
+    it("raises the scale after growth_interval good steps in a row", function()
       local scaler = Scaler { init_scale = 8, growth_interval = 3, growth_factor = 4, backoff_factor = 0.25 }
       local p, o = with_grad(ms.tensor { 1 })
       scaler:scale(one(1))
@@ -157,7 +157,7 @@ for _, name in ipairs { "GradScaler", "ShardedGradScaler" } do
       assert.are.same({}, scaler:state_dict())
     end)
 
-    it("checks what it is made with", function()
+    it("checks its options", function()
       assert.are.equal("The growth factor must be > 1.0.", failure(Scaler, { growth_factor = 1 }))
       assert.are.equal("The backoff factor must be < 1.0.", failure(Scaler, { backoff_factor = 1 }))
       assert.matches("unknown option 'init_scal'; did you mean 'init_scale'", failure(Scaler, { init_scal = 1 }))
@@ -270,7 +270,7 @@ describe("ShardedGradScaler", function()
     assert.are.same({ 4, 8 }, { a.grad:item(), c.grad:item() })
   end)
 
-  it("gives a found_inf where there are no gradients", function()
+  it("gives a found_inf without gradients, too", function()
     local p, o = with_grad(one(1))
     p.grad = nil
     assert.are.equal(0, amp.ShardedGradScaler():unscale_grads_(o, one(0.5), one(0)).cpu:item())
@@ -289,7 +289,7 @@ end)
 
 for _, world in ipairs { 2, 3 } do
   ranks.describe(world, ("a scaler over %d ranks #mpi"):format(world), function()
-    it("of the sharded kind leaves a step out on every rank when one found an infinity", function(rank)
+    it("of the sharded kind skips a step on every rank if one found an infinity", function(rank)
       local scaler = amp.ShardedGradScaler { init_scale = 2 }
       for step = 1, 4 do
         local p, o = with_grad(ms.tensor { 2, 4 })
@@ -323,7 +323,7 @@ for _, world in ipairs { 2, 3 } do
       assert.are.equal(1, scaler:get_scale())
     end)
 
-    it("of the sharded kind keeps to its group", function(rank)
+    it("of the sharded kind reduces over its group only", function(rank)
       local scaler = amp.ShardedGradScaler { init_scale = 2, process_group = ms.dist.self_group() }
       local _, o = with_grad(ms.tensor { rank == 0 and math.huge or 2 })
       scaler:scale(one(1))
@@ -365,7 +365,7 @@ for _, world in ipairs { 2, 3 } do
       end)
     end
 
-    it("of the plain kind asks who shares its parameters, over a mesh too, and ranks without gradients", function(rank)
+    it("of the plain kind asks the ranks that share its parameters, over a mesh, too, and without gradients", function(rank)
       local mesh = ms.dist.init_device_mesh("cpu", { world, 1 }, { names = { "replicate", "shard" } })
       for _, options in ipairs { {}, { mesh = mesh } } do
         ms.manual_seed(2)
@@ -510,7 +510,7 @@ for _, world in ipairs { 2, 3 } do
     }
     for way, make in ms.sorted_pairs(WAYS) do
       for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
-        it(("of class %s takes no gradients of which some wait to be reduced, and all of them later: %s"):format(kind,
+        it(("of class %s refuses gradients of which some are not reduced yet, and accepts all of them later: %s"):format(kind,
           way), function(rank)
           ms.manual_seed(3)
           local reference = nn.Linear(5, 4)

@@ -195,7 +195,7 @@ describe("hooks", function()
     assert.are.same({ 3, 3 }, w.grad:tolist())
   end)
 
-  it("are given tensors that end with the call, unless kept", function()
+  it("get tensors that are released after the call, unless kept", function()
     local w = leaf { 1 }
     local loose, kept
     w:register_hook(function(g)
@@ -206,7 +206,7 @@ describe("hooks", function()
     assert.are.equal(3, kept:item())
   end)
 
-  it("left in the middle by a coroutine that is gone are aborted, with a warning", function()
+  it("left in the middle by a coroutine that was collected are aborted, with a warning", function()
     local w = leaf { 1, 2 }
     do
       local co = coroutine.create(function()
@@ -298,7 +298,7 @@ describe("ms.Function", function()
     end
   end)
 
-  it("is no part of a graph where none is recorded", function()
+  it("is not in a graph if none is recorded", function()
     local before = ms.memory_stats("cpu").live_tensors
     ms.scope(function()
       assert.is_false(scaled(ms.tensor { 1 }, 2).requires_grad)
@@ -529,7 +529,7 @@ describe("assert_close", function()
     close(ms.tensor({ 1 }, { dtype = "bfloat16" }), ms.tensor({ 1.0078 }, { dtype = "bfloat16" }))
   end)
 
-  it("finds an infinity close to itself only", function()
+  it("accepts an infinity only if the same one is expected", function()
     local inf = math.huge
     close(ms.tensor { inf, -inf }, ms.tensor { inf, -inf })
     close(inf, inf)

@@ -70,7 +70,7 @@ describe("a result that backward computes again", function()
     assert.is_true(y:equal(F.gelu(ms.ones(3))))
   end)
 
-  it("leaves the losses of a GPT as they are", function()
+  it("does not change the losses of a GPT", function()
     local function losses(recompute)
       ms.manual_seed(4)
       local gpt = require "moonshard.models.gpt" { vocab = 20, context = 8, layers = 2, heads = 2, dim = 16,

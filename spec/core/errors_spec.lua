@@ -29,11 +29,11 @@ describe("an error", function()
     end
   end)
 
-  it("is bare where Lua knows no line", function()
+  it("has no position if Lua knows no line", function()
     assert.are.equal("zeros: size -1 is negative", message(ms.zeros, -1))
   end)
 
-  it("of the block goes through with-blocks unchanged", function()
+  it("of the block passes with-blocks unchanged", function()
     local e = {}
     for _, block in ipairs { ms.no_grad, ms.enable_grad, ms.scope, ms.catch_warnings,
       function(fn) return ms.with_device("cpu", fn) end } do
@@ -79,7 +79,7 @@ describe("options", function()
       given { mode = "men", params = 1 })
     assert.are.equal("test: options are a number (3), expected a table", message(opts.check, "test", 3, spec))
   end)
-  it("are told from other arguments", function()
+  it("are distinguished from other arguments", function()
     assert.is_true(opts.is {})
     assert.is_true(opts.is { lr = 1 })
     assert.is_false(opts.is { 1, 2 })
@@ -126,7 +126,7 @@ describe("a misspelt method of a tensor", function()
     assert.is_false(ok)
     assert.matches("did you mean 'softmax'?", text, 1, true)
   end)
-  it("is of the class's own methods too", function()
+  it("suggests the class's own methods, too", function()
     local Two = ms.Tensor:extend "MisspeltTwo"
     function Two:init(a) self.a = a end
     function Two:inner_tensors() return { self.a } end
@@ -144,7 +144,7 @@ describe("a misspelt method of a tensor", function()
     if not t[name] then asked = asked + 1 end
     assert.are.equal(2, asked)
   end)
-  it("is Lua's own error where no name is near", function()
+  it("is Lua's own error if no name is similar", function()
     local ok, text = pcall(function() return t:zqxwvkjzq() end)
     assert.is_false(ok)
     assert.matches("attempt to call method 'zqxwvkjzq' (a nil value)", text, 1, true)

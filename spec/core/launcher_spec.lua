@@ -107,13 +107,13 @@ describe("The environment of a process", function()
     end)
   end
 
-  it("makes dist.init say why the variables make no sense", function()
+  it("makes dist.init report why the variables are invalid", function()
     local job = ranks.run(0, 'require("moonshard").dist.init()', { env = mpirun("4", "4") })
     assert.are.equal(1, job.code)
     assert.matches("script%.lua:1: dist%.init: OMPI_COMM_WORLD_RANK is '4', expected a rank from 0 to 3", job.stderr)
   end)
 
-  it("of torchrun is an error that names the way out, for none of its ranks would meet another", function()
+  it("of torchrun is an error that names the remedy, because its ranks would not meet", function()
     local job = ranks.run(0, [[
       local dist = require("moonshard").dist
       print(pcall(dist.init))

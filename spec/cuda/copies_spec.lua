@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Copies, fills, random fills and elementwise loops on the (emulated) GPU against the CPU, to the bit: transposes of
---- whole and partial tiles, rows of odd lengths, and views that begin where no access of 16 bytes may.
+--- whole and partial tiles, rows of odd lengths, and views that are not aligned to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
 local F = ms.nn.F

@@ -170,7 +170,7 @@ describe("the stand-in for cuBLASLt", function()
     end)
   end
 
-  it_built("takes a matrix, or a bias, that is as aligned as asked for", function()
+  it_built("accepts a matrix, or a bias, with the requested alignment", function()
     assert.same({ OK, OK, OK }, { unpack({ multiply { off = { 4, 0, 0, 0 }, align = { 4, 16, 16, 16 } } }, 1, 3) })
     assert.same({ OK, OK, OK, 9 }, { multiply { bias = 4, align = { 16, 16, 16, 4 } } })
   end)
@@ -217,7 +217,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
   end)
 
   -- In float64 the stand-in, unlike cuBLASLt, cannot compute the bias gradient in the product; a kernel computes it.
-  it_built("give linear's gradients, with the bias's in the product that makes the weight's", function()
+  it_built("give linear's gradients, with the bias's in the product that computes the weight's", function()
     local out, err = script [[
       local bound = { float32 = 1e-5, float64 = 1e-12, float16 = 4e-3, bfloat16 = 4e-2 }
       ms.manual_seed(5)
@@ -259,7 +259,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
     { "the product as not supported", "standin.ms_standin_plant(0, 15)", "cublasLtMatmul", 15 },
     { "the product as of another architecture", "standin.ms_standin_plant(0, 8)", "cublasLtMatmul", 8 },
   } do
-    it_built("run our own kernel when cuBLASLt refuses " .. case[1] .. ", said once", function()
+    it_built("run our own kernel when cuBLASLt refuses " .. case[1] .. ", and warn once", function()
       local out, err = script(once .. case[2] .. [[
         print(product(), product())
         print(ms.ones(3, 5, { device = "cuda" }):matmul(ms.ones(5, 2, { device = "cuda" })):sum():item())

@@ -77,7 +77,7 @@ describe("ms.cuda", function()
       job.stdout)
   end)
 
-  it("spreads the ranks of a node over its GPUs where no index is given", function()
+  it("spreads the ranks of a node over its GPUs if no index is given", function()
     local where = [[
       local ms = require "moonshard"
       print(ms.cuda.current_device(), ms.zeros(1, { device = "cuda" }).device, ms.zeros(1):cuda().device,
@@ -110,7 +110,7 @@ describe("ms.cuda", function()
     assert.is_nil(job.stdout:find "emulated")
   end)
 
-  on_gpu("checks gradients there", function()
+  on_gpu("runs gradcheck on a GPU", function()
     local x = ms.randn(7, { dtype = "float64", device = "cuda", requires_grad = true })
     assert.is_true(ms.testing.gradcheck(function(a) return a:tanh() end, x))
   end)
@@ -144,7 +144,7 @@ describe("ms.cuda", function()
 end)
 
 describe("tensors on cuda", function()
-  on_gpu("come and go with their values, in every dtype and with strides", function()
+  on_gpu("keep their values when moved there and back, in every dtype and with strides", function()
     for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" } do
       local x = ms.arange(0, 24, { dtype = dtype == "bool" and "int64" or dtype }):to(dtype):reshape(4, 6)
       for _, view in ipairs { x, x:t(), x:narrow(2, 2, 3), x:select(1, 2) } do
@@ -162,7 +162,7 @@ describe("tensors on cuda", function()
     end
   end)
 
-  on_gpu("print, give items and are assigned to", function()
+  on_gpu("can be printed, read and assigned", function()
     local t = ms.tensor({ { 1, 2 }, { 3, 4.5 } }, { device = "cuda" })
     assert.are.equal("Tensor float32 [2, 2] cuda:0\n[[1.0000, 2.0000],\n [3.0000, 4.5000]]", tostring(t))
     assert.are.equal(4.5, t[2][2]:item())
@@ -218,7 +218,7 @@ describe("tensors on cuda", function()
   end)
 
   for _, dtype in ipairs { "float64", "float32", "bfloat16", "float16" } do
-    on_gpu("add a table's rows to the gradient it has as the last product's weight, bit for bit, " .. dtype, function()
+    on_gpu("add a table's rows to the gradient of a tied weight from the last product, bit for bit, " .. dtype, function()
       ms.manual_seed(3)
       local ids = ms.tensor({ 4, 1, 4, 2, 4 }, { dtype = "int64", device = "cuda" })
       local w, h = ms.randn(6, 70):to(dtype):to("cuda"), ms.randn(5, 70):to(dtype):to("cuda")
@@ -235,7 +235,7 @@ describe("tensors on cuda", function()
   end
 
   for _, kernel in ipairs { 1, 3 } do
-    on_gpu(("convolve more images than fit the room for their matrices as if they all did, kernel %d x %d"):format(
+    on_gpu(("convolve more images than fit the buffer for their matrices with the same results, kernel %d x %d"):format(
       kernel, kernel), function()
       ms.manual_seed(4)
       local f64 = { dtype = "float64" }
@@ -280,7 +280,7 @@ describe("tensors on cuda", function()
     assert.is_true(losses.cuda[4] < losses.cuda[1])
   end)
 
-  on_gpu("tell of an id out of range when the host waits next", function()
+  on_gpu("report an id out of range when the host next waits", function()
     local w = ms.zeros(5, 2, { device = "cuda" })
     local ids = ms.tensor({ 0, 7 }, { dtype = "int64", device = "cuda" })
     local y = nn.F.embedding(ids, w)
@@ -361,7 +361,7 @@ describe("tensors on cuda", function()
       "%(more than the free memory of the device; 400000 bytes allocated, %d+ reserved%)\n100000\n$", job.stdout)
   end)
 
-  it("are out of reach for the CPU's operators", function()
+  it("cannot be read by the CPU's operators", function()
     if not there or not emulated then return pending "needs the emulated GPU" end
     local job = script([[
       local ms, ffi = require "moonshard", require "ffi"

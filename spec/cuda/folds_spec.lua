@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Folds and scans on the (emulated) GPU against float64 on the CPU: along rows, columns and both, in one segment and
---- in several, over lengths that fill no access of 16 bytes and views that begin where no such access may.
+--- in several, with lengths that are no multiple of 16 bytes, and views that are not aligned to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
 

@@ -31,7 +31,7 @@ describe("scripts/bench/gpt2", function()
     assert.not_matches("PyTorch", out)
   end)
 
-  it("compares with PyTorch eager and compiled, and says why one of them was not measured", function()
+  it("compares with PyTorch eager and compiled, and reports why one of them was not measured", function()
     local out = measured [[
       case "$*" in
         "-c import torch") exit 0 ;;

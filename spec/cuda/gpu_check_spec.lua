@@ -47,7 +47,7 @@ local function it_built(name, fn)
 end
 
 describe("gpu_check", function()
-  it_built("goes on after spec files that hang, crash and fail", function()
+  it_built("continues after spec files that hang, crash and fail", function()
     local code, text, _, parts = check { "--part-limit", "3",
       spec("hang", ([[
         require("ffi").cdef "int spec_signal(int, void *) __asm__(\"signal\");"
@@ -111,7 +111,7 @@ describe("gpu_check", function()
     assert.is_true(operators.linear >= 4 and operators["AdamW.step"] == 1, text)
   end)
 
-  it_built("stops where there is no device, and says what it did not run", function()
+  it_built("stops if there is no device, and lists what it did not run", function()
     local code, text, list, parts = check({ "--only", "^[mr]" }, { MOONSHARD_EMULATOR = "fail:cudaGetDeviceCount:1:100" })
     assert.are.equal(1, code, text)
     assert.are.equal("failed", parts.machine.status)
@@ -148,7 +148,7 @@ CSV
     assert.are_not.equal(0, os.execute(line .. " 2>/dev/null"))
   end)
 
-  it_built("refuses what it does not know", function()
+  it_built("refuses unknown options and values", function()
     for _, case in ipairs { { "--device", "gpu", "%-%-device is 'gpu', expected real, emulated or null" },
       { "--fast", nil, "unknown option '%-%-fast'" }, { "--limit", nil, "%-%-limit needs a value" } } do
       local code, text = check { case[1], case[2] }
@@ -157,7 +157,7 @@ CSV
     end
   end)
 
-  it("puts predictions, PyTorch's times and bars beside what was measured, and says what was not", function()
+  it("shows predictions, PyTorch's times and bars beside the measurements, and lists what was not measured", function()
     local path = package.path
     package.path = process.root .. "/scripts/support/gpu_check/?.lua;" .. path
     local summary = require "summary"

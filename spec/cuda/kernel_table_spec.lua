@@ -67,7 +67,7 @@ describe("the PTX of a kernel", function()
     end)
   end
 
-  it("shows its matrix instructions, and its threads where it says them", function()
+  it("shows its matrix instructions, and its threads if it declares them", function()
     assert.equal(2, analyse(("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};\n"):rep(2)).mma)
     local text = ".visible .entry k(\n\t.param .u64 p\n)\n.maxntid 128, 1, 1\n{\nret;\n}\n"
     assert.equal(128, ptx.analyse(ptx.kernels(text).k).threads)
@@ -105,7 +105,7 @@ describe("the static table", function()
     assert.same({ "rows: softmax_rows_kernel: stack" }, gone)
   end)
 
-  it("holds all kernels to their limits, but for the known exceptions", function()
+  it("holds all kernels to their limits, except the known exceptions", function()
     if process.tool then return pending "is not run under sanitizers or valgrind" end
     local rows, why = kernels.rows(process.root .. "/", build)
     if not rows then return pending("not measured: " .. why) end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Batch norm, convolution, losses, products and reads by position on the (emulated) GPU against the CPU: sizes that
---- fill no access of 16 bytes, channels whose elements are not adjacent, and views that begin where no such access may.
+--- are no multiple of 16 bytes, channels whose elements are not adjacent, and views that are not aligned to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
 local F = ms.nn.F

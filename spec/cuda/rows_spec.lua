@@ -16,7 +16,7 @@ local function draw(dtype, shape, skip, requires)
   return there, twin
 end
 
---- Whether got is as near to want as its dtype allows, relative to want's norm.
+--- Whether got is as close to want as its dtype allows, relative to want's norm.
 local function check(got, want, dtype, name)
   local g = got:detach():to "cpu":to "float64"
   local off = (g - want:detach()):norm():item() / math.max(want:detach():norm():item(), 1e-3)

@@ -121,7 +121,7 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end)
 
-    it("brings state to the CPU when asked, and takes rank 0's from there", function(rank)
+    it("copies state to the CPU on request, and loads rank 0's from there", function(rank)
       local ms, nn, _, fsdp = load()
       if not ms.cuda.is_available() then return end
       local function make(seed)
@@ -162,7 +162,7 @@ for _, world in ipairs { 1, 2, 4 } do
       end
     end)
 
-    it("keeps its shards where they were, and moves them", function()
+    it("keeps its shards on the module's device, and moves them", function()
       local ms, nn, _, fsdp = load()
       if not ms.cuda.is_available() then return end
       local model = fsdp.fully_shard(nn.Linear(8, 8))

@@ -108,7 +108,7 @@ describe("large blocks on a GPU", function()
       { MOONSHARD_CUDA_MEMORY = "20000000" }))
   end)
 
-  on_gpu("never overlap, and merge again whatever the order of their ends", function()
+  on_gpu("never overlap, and merge again in whatever order they are freed", function()
     assert.are.equal("true\n", run [[
       math.randomseed(7)
       local live, right = {}, true

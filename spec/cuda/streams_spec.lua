@@ -18,7 +18,7 @@ for _, device in ipairs { "cpu", "cuda" } do
       end)
     end
 
-    it_there("bring what was queued before them, and nothing that comes after", function()
+    it_there("copy the results of work queued before them, and not of later work", function()
       for round = 1, 20 do
         local x = ms.full({ 40000 }, round, { device = device })
         local host = ms.zeros(40000)
@@ -41,7 +41,7 @@ for _, device in ipairs { "cpu", "cuda" } do
       end
     end)
 
-    it_there("hold what they move, though its names are gone", function()
+    it_there("keep what they move alive after its last reference", function()
       local host = ms.zeros(40000)
       for round = 1, 20 do
         local x = ms.full({ 40000 }, round, { device = device })
@@ -53,7 +53,7 @@ for _, device in ipairs { "cpu", "cuda" } do
       end
     end)
 
-    it_there("go through a chain in order", function()
+    it_there("run in order in a chain", function()
       local a, b, c = ms.full({ 30000 }, 3), ms.zeros(30000, { device = device }), ms.zeros(30000)
       copy(b, a)
       copy(c, b)
@@ -61,7 +61,7 @@ for _, device in ipairs { "cpu", "cuda" } do
       assert.are.equal(90000, a:sum():item())
     end)
 
-    it_there("refuse what they cannot do in one piece", function()
+    it_there("refuse another size, dtype, layout or device meta", function()
       local x = ms.zeros(4, 6, { device = device })
       for _, src in ipairs { ms.zeros(5), ms.zeros(4, 6, { dtype = "float64" }), ms.zeros(6, 4):t(),
         ms.zeros(4, 6, { device = "meta" }) } do

@@ -224,7 +224,7 @@ for _, case in ipairs {
       end
     end)
 
-    it("works in place on the own block", function()
+    it("works in place on this rank's block", function()
       local n = 5
       local all = ms.zeros(n * world)
       local mine = all:narrow(1, rank * n + 1, n)
@@ -269,7 +269,7 @@ for _, case in ipairs {
       assert.has_error(function() z:backward() end)
     end)
 
-    it("carries Lua values of any shape", function()
+    it("transfers Lua values, also nested, shared and cyclic tables", function()
       local shared = { 1, 2 }
       local v = { rank = rank, list = { true, false, "text\0with zero", math.huge }, a = shared, b = shared,
         t = ms.tensor { rank, 1 } }

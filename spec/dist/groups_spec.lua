@@ -342,7 +342,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.are.equal(world, of:size())
   end)
 
-  it("unknown names and options have a nearest one", function()
+  it("unknown names and options are errors with the nearest one", function()
     local ok, why = pcall(function() return dist.all_reduse end)
     assert.is_false(ok)
     assert.matches("all_reduce", why)
@@ -354,7 +354,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
     assert.matches("the group is a number", why)
   end)
 
-  it("tensors made before dist.init, foreign memory and views of both are right", function()
+  it("tensors made before dist.init, foreign memory and views of both give correct results", function()
     local ffi = require "ffi"
     local n = 300001
     local memory = ffi.new("float[?]", n)

@@ -101,7 +101,7 @@ describe("a job #mpi", function()
     return since(job, "exit")
   end) end)
 
-  it("names a killed rank and is gone within 1 s", function()
+  it("names a killed rank and ends within 1 s", function()
     for _, peers in ipairs { "dist.all_reduce(t)", "while true do end", "pcall(dist.all_reduce, t) while true do end",
                              "if dist.rank() == 0 then dist.all_reduce(t) end while true do end" } do
                                within(1, function()
@@ -125,7 +125,7 @@ describe("a job #mpi", function()
     end) end
   end)
 
-  it("reports a rank that never comes, at the limit, and is gone 2 s later", function()
+  it("reports a rank that never arrives, at the limit, and ends within 2 s", function()
     local script = marks .. [[
       local t = ms.ones(10)
       dist.barrier()
@@ -176,7 +176,7 @@ describe("a job #mpi", function()
     return since(job, "wait")
   end) end)
 
-  it("does not take a job that was stopped for one with an absent rank", function()
+  it("does not mistake a stopped job for one with an absent rank", function()
     local job = ranks.run(2, [[
       local ms = require "moonshard"
       local dist = ms.dist
@@ -198,7 +198,7 @@ describe("a job #mpi", function()
     assert.are.equal("through\n", job.stdout)
   end)
 
-  it("says so at once when a rank is at the end of its script", function() within(2, function()
+  it("reports at once that a rank is at the end of its script", function() within(2, function()
     local job = ranks.run(2, marks .. [[
       dist.barrier()
       if dist.rank() == 1 then mark "end" end
@@ -356,7 +356,7 @@ describe("a job #mpi", function()
     assert.are.equal("0\t1\t0\tself\t2\ttrue\n", job.stdout)
   end)
 
-  it("says so when fewer ranks met than the launcher started", function()
+  it("reports that fewer ranks met than the launcher started", function()
     local job = ranks.run(0, [[
       local ms = require "moonshard"
       print(pcall(ms.dist.init, { backend = "mpi" }))
@@ -388,7 +388,7 @@ describe("a disturbed job #mpi", function()
     end
   end
 
-  it("waits at the end of the script for a rank that computes, reads or writes, and says so", function()
+  it("waits at the end of the script for a rank that computes, reads or writes, with a message", function()
     for _, work in ipairs {
       "local a = ms.ones(100, 100) while ms.time() - begun < 1.3 do a:matmul(a) end",
       "local a = ms.ones(4600, 4600) a:matmul(a)",                        -- a single call, longer than the limit
@@ -433,7 +433,7 @@ describe("a disturbed job #mpi", function()
     assert.are.equal("", job.stderr)
   end)
 
-  it("names a rank that ended before the others came to dist.init", function() within(1.5, function()
+  it("names a rank that ended before the others reached dist.init", function() within(1.5, function()
     local job = ranks.run(2, [[
       local ms = require "moonshard"
       if os.getenv "PMIX_RANK" == "1" then
@@ -495,7 +495,7 @@ describe("a disturbed job #mpi", function()
     assert.are.equal(1, select(2, job.stderr:gsub("boom", "")), job.stderr)
   end)
 
-  it("prints each collective where MOONSHARD_DEBUG says so", function()
+  it("prints each collective if MOONSHARD_DEBUG asks for it", function()
     for level, printed in pairs { off = 0, info = 2, detail = 2 } do
       local job = ranks.run(2, [[ local ms = require "moonshard" ms.dist.all_reduce(ms.ones(3)) ]],
         { env = { MOONSHARD_DEBUG = level } })
@@ -505,7 +505,7 @@ describe("a disturbed job #mpi", function()
     end
   end)
 
-  it("refuses settings that mean nothing, by name", function()
+  it("refuses invalid settings by name", function()
     for name, rule in pairs {
       MOONSHARD_TIMEOUT = { "a number of seconds above 0", "abc", "-1", "nan", "0", "1x", " " },
       MOONSHARD_THREADS = { "a whole number from 1 to 1e9", "abc", "-1", "nan", "0", "1.5" },

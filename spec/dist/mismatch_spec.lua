@@ -214,7 +214,7 @@ for world = 2, 4 do
           end
         end
 
-        it(size .. name .. " in another group is a circle of waiting ranks", function()
+        it(size .. name .. " in another group is a deadlock", function()
           local list = {}
           for r = 0, world - 1 do list[r + 1] = r end
           local a, b = dist.new_group(list), dist.new_group(list)
@@ -289,7 +289,7 @@ for world = 2, 4 do
       dist.barrier()
     end)
 
-    it("more refused calls of one rank than are kept fail as many on the others", function()
+    it("more refused calls of one rank than are stored fail equally many on the others", function()
       for _ = 1, 40 do
         assert.is_false((pcall(dist.all_reduce, odd and "x" or ms.ones(2))))
       end
@@ -322,7 +322,7 @@ for world = 2, 4 do
       assert.are.equal(world, t[1]:item())
     end)
 
-    it("a call refused in one group leaves the groups that its rank is not in alone, and a wrong call of no member all",
+    it("a refused call does not affect groups without its rank, and a wrong call of a non-member affects no group",
       function()
       if world < 3 then return end
       local inner, outer = dist.new_group { 0, 1 }, dist.new_group { 1, 2 }
@@ -388,7 +388,7 @@ for world = 2, 4 do
       fails(function() dist.new_group(odd and { 0 } or { 0, 1 }) end, "unit 'new_group 0, 1'")
     end)
 
-    it("sends that face each other are a circle, and sizes of send and recv are compared", function()
+    it("sends that face each other are a deadlock, and sizes of send and recv are compared", function()
       if world == 2 then
         fails(function() dist.send(ms.ones(4), 1 - rank) end, "deadlock: rank %d waits for rank %d")
         fails(function()

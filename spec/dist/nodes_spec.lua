@@ -82,7 +82,7 @@ describe("two nodes that share a network only", function()
     end)
   end
 
-  on_nodes("hear of an error on a rank, whichever node it is on, without waiting for the limit", function()
+  on_nodes("get an error of a rank, whichever node it is on, without waiting for the limit", function()
     for culprit = 0, 3 do
       local found = lines(2, ([[
         local ms = require "moonshard"

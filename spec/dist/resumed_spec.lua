@@ -324,7 +324,7 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end)
       end
 
-      it("two loops of equal bounds in one step are told apart", function()
+      it("two loops of equal bounds in one step are distinguished", function()
         ms.manual_seed(1)
         local m = nn.DDP(nn.Linear(4, 4))
         local function sum(id)

@@ -65,7 +65,7 @@ for world = 2, 4 do
 
     for name, wrap in ms.sorted_pairs(fronts) do
       for _, failures in ipairs { 1, 3 } do
-        it(("%s: %d failed tries of one rank are %d on the others, and the good steps meet"):format(name, failures,
+        it(("%s: %d failed tries of one rank are %d on the others, and the other steps match"):format(name, failures,
           failures), function()
           for bad = 0, world - 1, world - 1 do
             for _, why in ipairs(train(wrap, bad, failures)) do
@@ -76,7 +76,7 @@ for world = 2, 4 do
         end)
       end
 
-      it(name .. ": all ranks fail three times by themselves, and the good steps meet", function()
+      it(name .. ": all ranks fail three times by themselves, and the other steps match", function()
         for _, why in ipairs(train(wrap, rank, 3)) do assert.matches("this rank's forward failed", why) end
       end)
     end
@@ -181,7 +181,7 @@ for world = 2, 4 do
 
     it("leave nothing behind", function() process.remove_folder(folder) end)
 
-    it("no memory for what a call receives is an error with a reason on all ranks", function()
+    it("a call without memory for what it receives fails on all ranks with the reason", function()
       local lib = require("moonshard.core.ffi").lib
       local calls = {
         function() return dist.all_gather_object { ms.ones(3), ms.ones(2) } end,
@@ -269,7 +269,7 @@ for world = 2, 4 do
       assert.are.equal(before, require("moonshard.core.ffi").lib.ms_dist_errors())
     end)
 
-    it("thousands of failures, ahead of the others or while they meet them, are as many failures", function()
+    it("thousands of failures, before or while the others meet them, count as that many", function()
       local lib = require "moonshard.core.ffi".lib
       dist.barrier()
       if rank == 0 then
@@ -296,7 +296,7 @@ for world = 2, 4 do
       assert.are.equal(world, t[5]:item())
     end)
 
-    it("work within work that dies of one error fails once", function()
+    it("nested work that one error ends fails once", function()
       ms.manual_seed(2)
       local weak = Weak()
       local m = fsdp.fully_shard(weak)

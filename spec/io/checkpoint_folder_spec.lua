@@ -50,7 +50,7 @@ describe("the folder of a sharded checkpoint", function()
     path = work .. "/checkpoint"
   end)
 
-  it("is found through a link, which stays", function()
+  it("is found through a link, which is kept", function()
     lfs.mkdir(work .. "/store")
     save(work .. "/store/real", 1)
     lfs.link("store/real", work .. "/latest", true)
@@ -176,7 +176,7 @@ describe("the folder of a sharded checkpoint", function()
     return ok, message
   end
 
-  it("keeps what appears in it while a save is under way", function()
+  it("keeps what appears in it during a save", function()
     save(path, 1)
     local ok, message = save_while(2, function() process.write(path .. "/notes.txt", "mine") end)
     assert.is_false(ok)
@@ -186,7 +186,7 @@ describe("the folder of a sharded checkpoint", function()
     for name in lfs.dir(work) do assert.is_nil(name:find("%.tmp%-") or name:find "%.old%-", name) end
   end)
 
-  it("is the last one saved when another has got its name since the save began", function()
+  it("is the last one saved if another one gets its name during the save", function()
     save(path, 1)
     save(path .. "-other", 5)
     local ok, message = save_while(2, function()
@@ -253,7 +253,7 @@ describe("the folder of a sharded checkpoint", function()
     assert.equal(before, contents())
   end)
 
-  it("is refused at once by all ranks with a pipe for a file of it", function()
+  it("is refused at once by all ranks if one of its files is a pipe", function()
     for _, name in ipairs { "index.json", "rank-00000.safetensors" } do
       save(path, 1)
       os.remove(path .. "/" .. name)

@@ -58,7 +58,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
 
     for _, from in ipairs(KINDS) do
       for _, to in ipairs(KINDS) do
-        it(("goes from %s to %s, to the bit"):format(from[1], to[1]), function()
+        it(("is saved from %s and loaded into %s, to the bit"):format(from[1], to[1]), function()
           local ms = load()
           local model, optim = make(from[2]())
           train(model, optim, 1, 3)
@@ -84,7 +84,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
     end
 
     for _, kind in ipairs(CLASSIC) do
-      it(("goes from FSDP's %s to rows and back, to the bit"):format(kind[1]), function()
+      it(("is loaded from FSDP's %s into rows and back, to the bit"):format(kind[1]), function()
         local ms = load()
         local model, optim = make_classic(kind[2])
         train(model, optim, 1, 2)
@@ -100,7 +100,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       end)
     end
 
-    it("keeps a gradient scaler's state beside them, which goes on from there", function()
+    it("keeps a gradient scaler's state beside them, from which the scaler continues", function()
       local ms = load()
       for _, class in ipairs { "GradScaler", "ShardedGradScaler" } do
         local function step(scaler, model, optim, factor)
@@ -133,7 +133,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       end
     end)
 
-    it("takes the place of the one before, and of nothing else", function()
+    it("replaces the previous checkpoint, and nothing else", function()
       local ms = load()
       local model = make {}
       ms.fsdp.save(path, model)
@@ -153,7 +153,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       assert.matches("cannot open '/nowhere/x/index.json'", failure(ms.fsdp.load, "/nowhere/x", model))
     end)
 
-    it("says what is missing, unexpected, of another shape", function()
+    it("reports what is missing, unexpected or of another shape", function()
       local ms = load()
       local model = make {}
       ms.fsdp.save(path, model)
@@ -381,7 +381,7 @@ describe("a sharded checkpoint", function()
     assert.is_true(before:equal(model.a.weight:full_tensor()))
   end)
 
-  it("is refused with one bit turned in the data", function()
+  it("is refused with one bit flipped in the data", function()
     local message = broken(function(path)
       local text = process.read(path .. "/" .. FILE)
       local at = #text - 5
@@ -393,7 +393,7 @@ describe("a sharded checkpoint", function()
     ms.fsdp.load(work .. "/broken", model, nil, { verify = false })
   end)
 
-  it("of the version before, without sums, is read; a hash of its files is compared", function()
+  it("of the previous version, without checksums, is read; a hash of its files is compared", function()
     local path = work .. "/before"
     lfs.mkdir(path)
     local function copy(name, change)

@@ -53,7 +53,7 @@ describe("a save that is disturbed", function()
       assert.is_true(old > 1 and new > 0 and killed > 6, ("%d old, %d new, %d killed"):format(old, new, killed))
     end)
 
-    it("says what failed when any call gives EIO, and keeps the old checkpoint: " .. kind, function()
+    it("reports what failed if any call returns EIO, and keeps the old checkpoint: " .. kind, function()
       if not disturbed.works() then return pending "strace cannot trace here" end
       local path = ("%s/failed-%s"):format(work, kind)
       save_once.save(kind, path, OLD)()
@@ -81,7 +81,7 @@ describe("a save that is disturbed", function()
     end)
   end
 
-  it("makes temporary names that no link can stand for, and removes nothing through a link", function()
+  it("creates temporary files through no link, and removes nothing through a link", function()
     if not disturbed.works() then return pending "strace cannot trace here" end
     for _, kind in ipairs { "file", "folder", "inside" } do
       local path = ("%s/names-%s"):format(work, kind)
@@ -169,7 +169,7 @@ describe("a save that is disturbed", function()
 
   for _, case in ipairs { { "file", 1 }, { "folder", 1 }, { "inside", 1 }, { "large", 1 }, { "folder", 2 } } do
     local kind, world = case[1], case[2]
-    it(("is on the disk before its name means it, and before the old one goes: %s over %d rank%s"):format(kind, world,
+    it(("is on the disk before its name refers to it, and before the old one is removed: %s over %d rank%s"):format(kind, world,
       world > 1 and "s" or ""), function()
       if not disturbed.works() then return pending "strace cannot trace here" end
       local path, trace = ("%s/power-%s%d"):format(work, kind, world), work .. "/trace"

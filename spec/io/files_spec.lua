@@ -56,7 +56,7 @@ describe("safetensors files", function()
     lfs.rmdir(folder)
   end)
 
-  it("give back every dtype, shape and metadata that went in", function()
+  it("return every dtype, shape and metadata that was saved", function()
     local tensors = {
       scalar = ms.tensor(2.5),
       empty = ms.tensor({}, { dtype = "float32" }),
@@ -84,7 +84,7 @@ describe("safetensors files", function()
     assert.are.same({ "all" }, names_in(folder))
   end)
 
-  it("are what other programs write", function()
+  it("of other programs are read", function()
     local header = '{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     header = header .. (" "):rep(-#header % 8)
     write("theirs", file(header) .. ffi.string(ffi.new("float[2]", 1.5, -2), 8))
@@ -93,7 +93,7 @@ describe("safetensors files", function()
     assert.are.same({ a = "b" }, metadata)
   end)
 
-  it("are what other programs read: the format's header and data, the sums as one more metadata text", function()
+  it("are read by other programs: the format's header and data, the checksums as one more metadata text", function()
     ms.save(path "ours", { x = ms.tensor { 1.5, -2 } }, { metadata = { a = "b" } })
     local text = read "ours"
     local length = text:byte(1) + 256 * text:byte(2)
@@ -106,14 +106,14 @@ describe("safetensors files", function()
     assert.are.same({ a = "b" }, select(2, ms.load(path "ours")))
   end)
 
-  it("of the version before, without sums, are read", function()
+  it("of the previous version, without checksums, are read", function()
     local got, metadata = ms.load(process.root .. "/spec/golden/data/before_sums/file.safetensors")
     assert.are.same({ 1.5, -2 }, got.x:tolist())
     assert.are.same({ true }, got.y:tolist())
     assert.are.same({ a = "b" }, metadata)
   end)
 
-  it("have sums that another program does not take over when it keeps the metadata", function()
+  it("have checksums that do not count in another program's copy of the metadata", function()
     ms.save(path "ours", { x = ms.tensor { 1.5, -2 } }, { metadata = { a = "b" } })
     local header = read("ours"):match("^........(.-)%s*$"):match "^{.*}"
     header = header:gsub("%s", ""):gsub("xxh641048576", "xxh64 1048576 ")
@@ -168,7 +168,7 @@ describe("safetensors files", function()
     reader:close()
   end)
 
-  it("take the place of what a link leads to; the link stays", function()
+  it("replace the target of a link; the link stays", function()
     ms.save(path "target", { x = ms.tensor { 1 } })
     lfs.mkdir(path "sub")
     assert.is_true(lfs.link("../target", path "sub/link", true))
@@ -184,7 +184,7 @@ describe("safetensors files", function()
     lfs.rmdir(path "sub")
   end)
 
-  it("take the place of files only, not of a device or a pipe", function()
+  it("replace only files, not a device or a pipe", function()
     ms.save(path "tensors", { x = ms.tensor { 1 } })
     ms.save(path "tensors", { x = ms.tensor { 2 } })
     assert.are.equal(0, os.execute("mkfifo '" .. path "pipe" .. "'"))
@@ -268,7 +268,7 @@ describe("safetensors files", function()
     assert.are.equal(1, ms.load(path "short").x:item())
   end)
 
-  it("leave the old file alone when writing fails", function()
+  it("do not change the old file if writing fails", function()
     ms.save(path "f", { x = ms.tensor { 1 } })
     local before = read "f"
     assert.has_error(function() ms.save(path "f", { x = ms.empty(2, { device = "meta" }) }) end)
@@ -285,7 +285,7 @@ describe("safetensors files", function()
     assert.matches("save: cannot create '.*': No such file or directory", err)
   end)
 
-  it("refuse tensors that differ from their declaration, and names twice", function()
+  it("refuse tensors that differ from their declaration, and duplicate names", function()
     local saver = state.saver(path "f", { { name = "x", dtype = "float32", shape = { 2 } } })
     assert.error_matches(function() saver:write("x", ms.tensor { 1 }) end, "but was declared as float32 %[2%]")
     assert.error_matches(function() saver:write("z", ms.tensor { 1 }) end, "tensor 'z' was not declared")
@@ -420,7 +420,7 @@ describe("safetensors files", function()
     end
   end)
 
-  it("that are missing or folders say so", function()
+  it("that are missing, or folders, are named as such", function()
     assert.error_matches(function() ms.load(path "none") end, "load: cannot open '.*none': No such file or directory")
     assert.error_matches(function() ms.load(folder) end, "is not a regular file")
   end)

@@ -360,7 +360,7 @@ for _, op in ipairs(operators) do
     end)
 
     if not no_meta[op.name] then
-      it("knows its shapes on meta", each_sample(op, function(sample, values)
+      it("gives its shapes on meta", each_sample(op, function(sample, values)
         local real = evaluate(op, sample, { values = values })
         local result = evaluate(op, sample, { values = values, device = E.MS_META })
         assert.are.equal(#real.info, #result.info)

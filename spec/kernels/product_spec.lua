@@ -176,7 +176,7 @@ describe("attention:", function()
     assert.is_true(long < 4096 * 4096 * 4, ("%d bytes: the scores alone have %d"):format(long, 4096 * 4096 * 4))
   end)
 
-  it("a query that may look at nothing gets zeros", function()
+  it("a query that may attend to no key gets zeros", function()
     local q = ms.randn(2, 3, 4)
     local mask = ms.ones(3, 3, { dtype = "bool" })
     mask:narrow(1, 2, 1):fill_(0)
@@ -306,7 +306,7 @@ describe("dropout:", function()
 end)
 
 describe("cross_entropy:", function()
-  it("keeps one number a row; its gradient is the only large thing backward makes", function()
+  it("keeps one number per row; its gradient is the only large tensor that backward makes", function()
     local logits = ms.randn(512, 1000, { requires_grad = true })
     local ids = ms.randint(0, 1000, { 512 }, { dtype = "int64" })
     local whole = 512 * 1000 * 4

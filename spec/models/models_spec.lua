@@ -161,7 +161,7 @@ ranks.describe(2, "the model zoo over ranks", function()
     nested_model = 6, dummy_model = 7, linear_mixed_precision = 2,
   }
   for _, name in ipairs(zoo) do
-    it(("wraps %s where it says, for the same loss and the mean of the gradients"):format(name), function(_, world)
+    it(("wraps %s as documented, for the same loss and the mean of the gradients"):format(name), function(_, world)
       local given = { deterministic = true }
       if name == "mixture_of_experts" then given.fsdp = { use_orig_params = true } end
       ms.catch_warnings(function()                    -- the expert's group has one rank: FSDP warns

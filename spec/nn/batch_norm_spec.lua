@@ -93,7 +93,7 @@ describe("batch norm", function()
     end
   end)
 
-  it("averages over all batches where momentum is false", function()
+  it("averages over all batches if momentum is false", function()
     local m = nn.BatchNorm1d(2, { momentum = false, dtype = "float64" })
     local sum = ms.zeros(2, f64)
     for step = 1, 4 do
@@ -105,7 +105,7 @@ describe("batch norm", function()
     assert.are.equal(4, m.num_batches_tracked:item())
   end)
 
-  it("uses the batch in eval too where nothing is tracked", function()
+  it("uses the batch's statistics in eval, too, if none are tracked", function()
     local m = nn.BatchNorm1d(2, { track_running_stats = false, dtype = "float64" }):eval()
     local x = ms.randn(5, 2, f64) + 3
     close(m(x):mean(1), ms.zeros(2, f64), { rtol = 0, atol = 1e-12 })

@@ -11,7 +11,7 @@ end
 local message = require "spec.support.message"
 
 describe("a module call", function()
-  it("passes every argument and result, nils too", function()
+  it("passes every argument and result, also nil", function()
     local seen
     local m = module(function(_, ...)
       seen = select("#", ...)
@@ -38,7 +38,7 @@ describe("a module call", function()
       "tensor was released with its scope; return it, or keep() it", 1, true))
   end)
 
-  it("gives its results to the scope around", function()
+  it("gives its results to the enclosing scope", function()
     local m = module(function(_, x) return x + 1 end)
     local outer = module(function(_, x)
       local a = m(x)
@@ -51,7 +51,7 @@ describe("a module call", function()
     assert.are.equal(2, a:item())
   end)
 
-  it("leaves what a field owns, until the field lets go", function()
+  it("keeps what a field owns, until the field is cleared", function()
     local m = module(function(self, x)
       self.last = x * 2
       return x + 1
@@ -186,7 +186,7 @@ describe("forward hooks", function()
     assert.are.same({ 4, 5 }, { m() })
   end)
 
-  it("may take themselves away while they run", function()
+  it("may remove themselves while they run", function()
     local m, calls, handle = nn.Identity(), 0, nil
     handle = m:register_forward_pre_hook(function()
       calls = calls + 1

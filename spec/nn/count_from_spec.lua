@@ -67,7 +67,7 @@ describe("a state dict that counts from 0", function()
     process.remove_folder(folder)
   end)
 
-  it("may lack and have more, which is said in this model's names", function()
+  it("may lack names or have further ones, which are reported as this model's names", function()
     local model, sd = build(1), from_0(build(2))
     sd["net.2.1.bias"], sd["net.3.weight"], sd.other = nil, sd["net.0.weight"], sd["head.bias"]
     local missing, unexpected = model:load_state_dict(sd, { count_from = 0, strict = false })
@@ -77,7 +77,7 @@ describe("a state dict that counts from 0", function()
     assert.truthy(text:find('Unexpected key(s) in state_dict: "net.4.weight", "other". ', 1, true), text)
   end)
 
-  it("is not thought of where other names differ, nor where the count is the model's own", function()
+  it("is not suggested if other names differ too, or the model itself counts so", function()
     local ms = load()
     local model, sd = build(1), build(2):state_dict()
     sd["net.7.weight"] = sd["net.1.weight"]

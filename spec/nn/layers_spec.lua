@@ -41,7 +41,7 @@ describe("initialisation", function()
     assert.are.same(a, nn.Linear(5, 5).weight:tolist())
   end)
 
-  it("of meta modules draws the numbers of the others", function()
+  it("of meta modules draws the same numbers as of others", function()
     local a = nn.Linear(5, 5).weight:tolist()
     ms.manual_seed(7)
     local m = nn.Linear(5, 5, { device = "meta" })
@@ -124,7 +124,7 @@ describe("layers", function()
   end)
 
   for _, dtype in ipairs { "float64", "float32", "bfloat16", "float16" } do
-    it("add a table's rows to the gradient it has as the last product's weight, bit for bit, " .. dtype, function()
+    it("add a table's rows to the gradient of a tied weight from the last product, bit for bit, " .. dtype, function()
       ms.manual_seed(3)
       local ids, wide = ms.tensor({ 4, 1, 4, 2, 4 }, { dtype = "int64" }), 1030
       local w, h = ms.randn(6, wide):to(dtype), ms.randn(5, wide):to(dtype)
@@ -142,7 +142,7 @@ describe("layers", function()
     end)
   end
 
-  it("make no table of zeros for the gradient of one that is the last product's weight as well", function()
+  it("allocate no table of zeros for the gradient of a tied weight", function()
     local w = ms.randn(4096, 64, { requires_grad = true })
     local ids = ms.tensor({ 1, 2, 3 }, { dtype = "int64" })
     local function peak(head)
@@ -159,7 +159,7 @@ describe("layers", function()
     assert.is_true(peak(w) < 1.5 * table)
   end)
 
-  it("drop while training only", function()
+  it("drop only in training", function()
     local d = nn.Dropout(0.5)
     local x = ms.ones(1000)
     local y = d(x)
@@ -219,7 +219,7 @@ describe("the GPT", function()
     for name, p in gpt:named_parameters() do assert.is_not_nil(p.grad, name) end
   end)
 
-  it("is drawn the same after meta", function()
+  it("has the same initial weights after meta", function()
     ms.manual_seed(3)
     local a = small()
     local b = GPT { vocab = 11, context = 8, layers = 2, heads = 2, dim = 8, device = "meta" }
@@ -231,7 +231,7 @@ describe("the GPT", function()
     for name, p in a:named_parameters() do assert.is_true(p:equal(b:get_parameter(name)), name) end
   end)
 
-  it("knows distances by ALiBi, after meta too", function()
+  it("distinguishes distances by ALiBi, after meta, too", function()
     local o = { vocab = 11, context = 8, layers = 2, heads = 2, dim = 8, position = "alibi" }
     ms.manual_seed(9)
     local a = GPT(o)

@@ -125,7 +125,7 @@ describe("linear_cross_entropy", function()
     end
   end)
 
-  it("computes what it is asked for: one gradient, again, under no_grad and in a checkpoint", function()
+  it("computes only what is requested: one gradient, again, under no_grad and in a checkpoint", function()
     local x, w, _, ids = leaves(33, "float32", "cpu")
     local given = { batch_chunk_size = 8 }
     local function loss() return F.linear_cross_entropy(x, w, ids, given) end
@@ -159,7 +159,7 @@ describe("linear_cross_entropy", function()
     assert.is_true(peak(256) <= 8)                      -- logits and their gradient: 2 MiB each
   end)
 
-  it("leaves nothing behind outside of scopes, as cross_entropy", function()
+  it("keeps no memory outside of scopes, like cross_entropy", function()
     local x, w, _, ids = leaves(33, "float32", "cpu")
     local live = ms.memory_stats "cpu".live_tensors
     F.linear_cross_entropy(x, w, ids, { batch_chunk_size = 8 }):release()

@@ -82,7 +82,7 @@ describe("cross_entropy", function()
     assert.near(1.1287524183710222, F.cross_entropy(x:reshape(1, 3, 2), p:reshape(1, 3, 2)):item(), 1e-12)
   end)
 
-  it("of nothing but ignored classes is no number as a mean, 0 as a sum", function()
+  it("of ignored classes alone is NaN as a mean, 0 as a sum", function()
     local x, y = ms.randn(2, 3), ids { 1, 1 }
     local mean = F.cross_entropy(x, y, { ignore_index = 1 }):item()
     assert.is_true(mean ~= mean)

@@ -34,7 +34,7 @@ describe("a field that parameters() does not see", function()
       warnings(function(self) self.gains = { nn.Parameter(ms.ones(2)) } end))
   end)
 
-  it("is no matter where the modules are registered too, or nothing is to be trained", function()
+  it("is no warning if the modules are also registered, or nothing is to be trained", function()
     assert.are.same({}, warnings(function(self)
       self.a = nn.Linear(1, 1)
       self.again = { self.a, self.a.weight }
@@ -106,7 +106,7 @@ describe("max pooling by reshape", function()
 end)
 
 describe("cuda and cpu of a module", function()
-  it("move it as to does", function()
+  it("move the module as m:to does", function()
     local m = nn.Linear(2, 2)
     assert.are.equal(m, m:cuda())
     assert.are.equal("cuda:0", m.weight.device)
@@ -118,7 +118,7 @@ end)
 describe("what Lua does with a tensor without asking it", function()
   local t, u = ms.tensor { 1, 3 }, ms.tensor { 1, 3 }
 
-  it("is what docs/guide.md's table says, and what stands there instead works", function()
+  it("is what the table of docs/guide.md says, and the line it gives instead works", function()
     assert.are.equal(0, #t)
     assert.are.equal(2, t:size(1))
     for _ in ipairs(t) do error "entered" end

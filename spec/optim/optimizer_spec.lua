@@ -51,7 +51,7 @@ describe("an optimizer", function()
     assert.are.equal(1, c:item())
   end)
 
-  it("leaves parameters without gradient alone, and their state unmade", function()
+  it("does not step parameters without gradient, and makes no state for them", function()
     local a, b = leaf { 1 }, leaf { 2 }
     local opt = optim.AdamW({ a, b }, { lr = 0.1, weight_decay = 0.5 })
     set_grad(a, { 1 })
@@ -185,7 +185,7 @@ describe("an optimizer", function()
     assert.is_true(failures >= 4, failures)                             -- one for each allocation of state
   end)
 
-  it("steps half types by float32 state, and empty parameters without work", function()
+  it("steps half types with float32 state, and empty parameters", function()
     for _, dtype in ipairs { "bfloat16", "float16" } do
       local p, e = leaf({ 1, -2 }, dtype), nn.Parameter(ms.zeros(0, 3, { dtype = dtype }))
       local opt = optim.AdamW({ p, e }, { lr = 0.25, weight_decay = 0 })
@@ -317,7 +317,7 @@ describe("an optimizer", function()
     assert.near(2, p:tolist()[1], 1e-5)
   end)
 
-  it("takes a group's leaves after it has refused the group", function()
+  it("accepts a group's leaves after it has refused the group", function()
     local p, q = leaf { 1 }, leaf { 2 }
     local opt = optim.Adam { p }
     assert.truthy(message(opt.add_param_group, opt, { params = { q }, lr = -1 }):find("lr is a number (-1)", 1, true))
@@ -355,7 +355,7 @@ describe("an optimizer", function()
 end)
 
 describe("clip_grad_norm_", function()
-  it("only measures with math.huge, and leaves small gradients alone", function()
+  it("only measures with math.huge, and does not change small gradients", function()
     local p = leaf { 0, 0 }
     set_grad(p, { 3, 4 })
     assert.are.equal(5, nn.utils.clip_grad_norm_({ p }, math.huge):item())

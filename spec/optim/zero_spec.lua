@@ -198,7 +198,7 @@ for world = 1, 4 do
       end)
     end
 
-    it("runs a closure, leaves alone what has no gradient, and forgets gradients", function()
+    it("runs a closure, skips parameters without gradient, and clears gradients", function()
       local ms, _, _, optim = load()
       local m = make()
       local zero = zero_of(m, KINDS[1])

@@ -125,7 +125,7 @@ describe("ms.plot", function()
     end
   end)
 
-  it("writes a file, and says why it cannot", function()
+  it("writes a file, or returns the reason why it cannot", function()
     local path, p = os.tmpname(), plot.line { 1, 2 }
     assert.is_true(p:save(path))
     local file = assert(io.open(path))

@@ -139,7 +139,7 @@ describe("event files", function()
     assert.are.equal(16, message(values.digits[4][1])[1][1])
   end)
 
-  it("of a run that continues tell from which step on earlier ones do not count", function()
+  it("of a continued run give the step from which earlier files do not count", function()
     for _, first in ipairs { 0, 2 } do
       local run = ms.run.start { out = folder .. "/more", sinks = { "tensorboard" }, quiet = true, resume = true,
         first = first }

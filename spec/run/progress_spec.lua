@@ -51,13 +51,13 @@ describe("a progress line", function()
     assert.are.equal("", ranks.run(0, script, { args = { "silent" } }).stdout)
   end)
 
-  it("says durations as people do", function()
+  it("formats durations for people", function()
     local texts = {}
     for k, s in ipairs { 0.4, 119, 120, 3725, 7200, 86400, 1 / 0 } do texts[k] = progress.duration(s) end
     assert.are.same({ "0 s", "119 s", "2 min 0 s", "62 min 5 s", "2 h 0 min", "24 h 0 min", "?" }, texts)
   end)
 
-  it("goes without a total", function()
+  it("works without a total", function()
     local out = {}
     local bar = progress.new { style = "bar", write = function(s) out[#out + 1] = s end }
     bar:step(3, 100, "loss 1")

@@ -58,7 +58,7 @@ describe("report.html", function()
     run:finish()
   end)
 
-  it("is written while the run goes on, at a checkpoint and when it is due, on rank 0", function()
+  it("is written during the run, at a checkpoint and when it is due, on rank 0", function()
     local model = ms.nn.Linear(2, 1)
     local run = ms.run.start { out = path "during", model = model, optimizer = ms.optim.AdamW(model:parameters()),
       quiet = true }
@@ -76,7 +76,7 @@ describe("report.html", function()
     run:finish()
   end)
 
-  it("does not end a run whose folder cannot take it", function()
+  it("does not end a run if it cannot be written", function()
     local run = record("gone", 3)
     assert(require("lfs").mkdir(path "gone/report.html"))
     local warnings = ms.catch_warnings(function() run:finish() end)

@@ -241,7 +241,7 @@ describe("a run", function()
     assert.are.same(losses "whole", losses "none")
   end)
 
-  it("drops an incomplete last line, and passes over damaged ones", function()
+  it("drops an incomplete last line, and skips damaged ones", function()
     train("torn", { to = 6, checkpoint = 4 })
     local text = read "torn/metrics.jsonl"
     process.write(path "torn/metrics.jsonl", (text:gsub("\n", "\nnot json\n", 1)) .. '{"step": 7, "lo')
@@ -258,7 +258,7 @@ describe("a run", function()
     assert.is_truthy(lfs.attributes(path "branch/step-000008.safetensors.superseded"))
   end)
 
-  it("goes on with one warning where the disk is full", function()
+  it("continues with one warning if the disk is full", function()
     local run = start { out = path "full" }
     run.folder.metrics:close()
     run.folder.metrics = assert(io.open("/dev/full", "w"))

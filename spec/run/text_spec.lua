@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Output of the training script: samples and their words, run folders and their numbers, progress.
+--- Output of the training script: samples and their known words, run folders and their numbers, progress.
 local cjson = require "cjson"
 local lfs = require "lfs"
 local ms = require "moonshard"
@@ -11,7 +11,7 @@ local text = require "moonshard.run.text"
 describe("known words", function()
   local words = text.words_of { { text = "The moon, the sea.\n(quiet)" } }
 
-  it("are longest runs of letters that a text has, as they are spelled", function()
+  it("are longest runs of letters that a text contains in the same spelling", function()
     local known, total = text.known_words(" the moon 12 Sea quiet; thesea ", words)
     assert.are.same({ 3, 5 }, { known, total })
   end)
@@ -69,7 +69,7 @@ describe("generate", function()
 end)
 
 describe("a run's folder", function()
-  it("writes numbers with 9 digits, or all of them, and what JSON has no word for as null", function()
+  it("writes numbers with 9 digits, or all of them, and what JSON cannot express as null", function()
     local o = { a = 1 / 3, b = 12, c = 0 / 0, d = math.huge, e = 'q"\n\\', f = true, g = { "x", "y" }, h = 2 ^ 52,
       i = {} }
     local line = run_folder.json(o)
@@ -134,7 +134,7 @@ describe("progress", function()
     assert.is_true(lines >= 20 and lines <= 22)
   end)
 
-  it("is one line drawn again on a terminal, which gives way to lines that stay", function()
+  it("is one line drawn again on a terminal, cleared before other lines", function()
     assert.are.equal("\r[#######.............] 1/3  loss 1\27[K\r[#############.......] 2/3  loss 1\27[K\r\27[Kvalidation\n"
       .. "\r[####################] 3/3  loss 1\27[K\n", run("bar", 3))
   end)

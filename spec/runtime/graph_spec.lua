@@ -242,7 +242,7 @@ describe("hooks", function()
     end)
   end)
 
-  it("that use the graph up make the outer backward say so", function()
+  it("that use up the graph make the outer backward raise an error", function()
     ms.scope(function()
       local x = leaf { 2, 3 }
       local y = x * x

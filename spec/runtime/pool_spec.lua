@@ -37,7 +37,7 @@ describe("the allocator", function()
     end)
   end)
 
-  it("hands freed blocks out again, and gives cached ones back on demand", function()
+  it("reuses freed blocks, and releases cached ones on demand", function()
     local first, again
     ms.scope(function() first = ms.empty(3000000):data_ptr() end)
     ms.scope(function() again = ms.empty(3000000):data_ptr() end)
@@ -86,7 +86,7 @@ describe("the allocator", function()
     assert.are.equal(before, ms.memory_stats("cpu").peak_allocated)
   end)
 
-  it("refuses beyond a limit, naming who asked and the sizes, and works on", function()
+  it("refuses allocations beyond a limit, names the operator and the sizes, and continues", function()
     -- Leftovers of other specs are freed now, not during the test.
     collected()
     local before = allocated()

@@ -67,7 +67,7 @@ describe("loops over threads", function()
     assert.are.equal("180000\n" .. ("180000\t27000000\n"):rep(20), text)
   end)
 
-  it("give the same with any number of threads, changed at any time, and in a forked process", function()
+  it("give the same results with any number of threads, changed at any time, and in a forked process", function()
     local before = ms.num_threads()
     finally(function() ms.set_num_threads(before) end)
     ms.set_num_threads(1)

@@ -2,7 +2,7 @@
 --- Equal numbers on the CPU and on the (emulated) GPU, in views that may begin at any element.
 local M = {}
 
---- A tensor on the CPU and on the GPU with the same numbers, each from `skip` elements into its storage on.
+--- A tensor on the CPU and on the GPU with the same numbers, each starting `skip` elements into its storage.
 ---@param host Tensor      numbers of the storage, [numel + skip]
 ---@param shape integer[]
 ---@param skip integer

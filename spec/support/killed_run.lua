@@ -33,7 +33,7 @@ run:checkpoint()
 run:finish()
 ]]
 
--- The steps and losses of metrics.jsonl; raises where a whole line is no object or a step is missing or repeated.
+-- The steps and losses of metrics.jsonl; raises if a complete line is not an object, or a step is missing or repeated.
 local function losses(out)
   local list = {}
   for line in process.read(out .. "/metrics.jsonl"):gmatch "([^\n]*)\n" do

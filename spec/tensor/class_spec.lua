@@ -98,10 +98,10 @@ describe("an instance of a tensor class", function()
     ["t[i] = v"] = function(t) t = t:clone(); t[1] = 4; return t end,
   }
   for name, fn in ms.sorted_pairs(functions) do
-    it("runs by inner tensors: " .. name, function() same(fn, pair()) end)
+    it("runs on its inner tensors: " .. name, function() same(fn, pair()) end)
   end
 
-  it("gives itself back where there is nothing to do, and after changes in place", function()
+  it("returns itself if there is nothing to do, and after changes in place", function()
     local t = TwoTensor(pair())
     assert.is_true(rawequal(t, t:to "float32"))
     assert.is_true(rawequal(t, t:contiguous()))
@@ -215,7 +215,7 @@ describe("a class with dispatch", function()
     end
   end)
 
-  it("runs operations itself, with names that scripts know", function()
+  it("runs operations itself, under the names that scripts use", function()
     local p = Packed(ms.tensor { 1, 2, 3 })
     assert.are.equal("bfloat16", p.dtype)
     local out = p + 1
@@ -237,7 +237,7 @@ describe("a class with dispatch", function()
     assert.matches("dispatch of add returned a number", failure(function() return Packed(ms.ones(1)) + 1 end))
   end)
 
-  it("may use the inner tensors' way", function()
+  it("may run the operation on the inner tensors", function()
     local Counted, n = TwoTensor:extend "Counted", 0
     function Counted.dispatch(op, ...)
       n = n + 1
@@ -404,7 +404,7 @@ describe("parameters of tensor classes", function()
 end)
 
 describe("collectives", function()
-  it("take instances by inner tensors", function()
+  it("run on the inner tensors of instances", function()
     local t = TwoTensor(ms.ones(2), ms.zeros(2))
     local _, entries = nil, dist.record(function()
       dist.all_reduce(t)

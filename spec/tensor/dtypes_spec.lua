@@ -97,7 +97,7 @@ describe("two tensors", function()
     end)
   end
 
-  it("compare by the dtype they have together", function()
+  it("compare in their promoted dtype", function()
     local x = ms.tensor({ 0.1 })
     assert.is_false(x:eq(ms.tensor({ 0.1 }, { dtype = "float64" })):item())     -- two tensors: compared in float64
     -- A 0-dim tensor does not promote: compared in float32.

@@ -127,7 +127,7 @@ describe("comparing whole tensors", function()
 end)
 
 describe("casts", function()
-  it("give the dtype asked for, and the tensor itself when it has it", function()
+  it("give the requested dtype, and the tensor itself if it has that dtype", function()
     local t = T { 1.5, -2.5, 0 }
     for name, dtype in pairs { double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64",
       float = "float32" } do
@@ -187,7 +187,7 @@ describe("reductions", function()
     ms.testing.assert_close(t:var { correction = 0 }, 35 / 12, { rtol = 1e-6 })
     ms.testing.assert_close(t:var(2, { correction = 0 }), T { 2 / 3, 2 / 3 })
   end)
-  it("give 0-based places", function()
+  it("give positions from 0", function()
     local values, places = t:max(1)
     assert.are.same({ 4, 5, 6 }, values:tolist())
     assert.are.same({ 1, 1, 1 }, places:tolist())

@@ -24,14 +24,14 @@ describe("a scope", function()
     assert.are.same({ 1, 1 }, list.deep[1]:tolist())
   end)
 
-  it("passes all results through, nil ones too", function()
+  it("returns all results, also nil", function()
     local n = select("#", ms.scope(function() return nil, 1, nil end))
     assert.are.equal(3, n)
     assert.are.equal(0, select("#", ms.scope(function() end)))
     assert.are.equal(7, ms.scope(function(x) return x end, 7))
   end)
 
-  it("takes its results into the scope around", function()
+  it("takes its results into the enclosing scope", function()
     local a
     ms.scope(function()
       a = ms.scope(function() return ms.ones(2) end)
@@ -125,7 +125,7 @@ describe("use after release", function()
     assert.are.equal("Tensor (released)", tostring(a))
   end)
 
-  it("always names the operator that made the tensor and the scope that it went with, however long ago it began",
+  it("always names the operator that made the tensor and the scope that released it, however long ago that began",
     function()
     local Twice = ms.nn.Module:extend "Twice"
     function Twice:forward(x)
@@ -202,7 +202,7 @@ describe("ms.steps", function()
     for _ in ms.steps(1) do assert.is_true(a:is_released()) end
   end)
 
-  it("closes a step left by break when a scope around ends", function()
+  it("closes a step left by break when an enclosing scope ends", function()
     local a
     ms.scope(function()
       for _ in ms.steps(3) do
@@ -227,7 +227,7 @@ describe("ms.steps", function()
     for _ in ms.steps(1) do assert.is_true(a:is_released()) end
   end)
 
-  it("leaves loops around it alone", function()
+  it("does not end enclosing loops", function()
     for _ in ms.steps(2) do
       local outer = ms.ones(1)
       for _ in ms.steps(2) do
@@ -280,7 +280,7 @@ describe("coroutines", function()
     assert.is_false(b:is_released())
   end)
 
-  it("release what their scopes hold when they die or are dropped", function()
+  it("release what their scopes hold when they end or are collected", function()
     local a, b
     local co = coroutine.create(function()
       ms.scope(function()
@@ -447,7 +447,7 @@ describe("memory", function()
     assert.is_true(ms.memory_stats("cpu").peak_allocated < before * 2 + 200 * MiB)
   end)
 
-  it("that dead tensors hold is taken back when memory is short", function()
+  it("that dead tensors hold is reclaimed when memory is short", function()
     collected()
     lib.ms_empty_cache()
     local used = ms.memory_stats("cpu").allocated

@@ -134,7 +134,7 @@ describe("memory in any order", function()
     end)
   end
 
-  it("keeps gradients of pieces of a transposed tensor in its order of memory, whatever some of them are", function()
+  it("keeps gradients of pieces of a transposed tensor in its order of memory, whichever of them exist", function()
     for present = 1, 7 do
       local x = ms.randn(2, 5, 9, 4, { dtype = "float64", requires_grad = true })
       local parts = x:transpose(2, 3):split(3, 2)

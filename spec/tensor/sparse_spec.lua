@@ -15,7 +15,7 @@ local function example(given)
 end
 
 describe("a sparse tensor", function()
-  it("is its positions and values in a whole", function()
+  it("consists of positions, values and a shape", function()
     local s = example()
     assert.is_true(ms.is_tensor(s) and s:isa(ms.Tensor) and s.is_sparse)
     assert.is_false(ms.ones(1).is_sparse)
@@ -123,7 +123,7 @@ describe("a sparse tensor", function()
     assert.matches("^Tensor float32 %[2, 3%] cpu, sparse, 3 values\n", tostring(example():coalesce()))
   end)
 
-  it("lives and dies with scopes", function()
+  it("is released with scopes", function()
     local out, inside = ms.scope(function()
       local s = example()
       return s * 2, { gone = function() return s end }

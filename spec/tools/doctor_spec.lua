@@ -155,7 +155,7 @@ describe("scripts/doctor", function()
     assert.matches("^MOONSHARD_LIB is", cjson.decode(out).lines[1].text)
   end)
 
-  it("refuses what it does not know", function()
+  it("refuses an unknown option", function()
     local code, out = sh(("'%s/scripts/doctor' --jsn"):format(root))
     assert.are.equal(2, code)
     assert.matches("unexpected argument '%-%-jsn'", out)

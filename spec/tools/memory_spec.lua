@@ -153,7 +153,7 @@ describe("memory_report", function()
     w:release()
   end)
 
-  it("records nothing while it is off, and says so", function()
+  it("records nothing while it is off, and reports that", function()
     ms.record_memory_history(false)
     local kept, at = ms.zeros(3000), line()
     local report = ms.memory_report { device = "cpu" }
@@ -163,7 +163,7 @@ describe("memory_report", function()
     kept:release()
   end)
 
-  it("says in a script without a history how to record one, and leaves peaks by kind out", function()
+  it("tells a script without a history how to record one, and shows no peaks by kind", function()
     local job = ranks.run(0, "local ms = require 'moonshard' x = ms.zeros(1000) print(ms.memory_report())")
     assert.are.equal(0, job.code, job.stderr)
     assert.matches("^MemoryReport of cpu: 3.91 KiB now, 3.91 KiB at the peak\n", job.stdout)

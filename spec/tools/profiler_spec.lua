@@ -70,8 +70,7 @@ describe("the profiler", function()
     assert.is_true(within > 0)
   end)
 
-  it("calls modules by their paths from the one that is called, and says nothing of them where that is not wanted",
-    function()
+  it("names modules by their paths from the one that is called, unless told not to", function()
     local Net = nn.Module:extend "Net"
     function Net:init() self.body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))) end
     function Net:forward(x) return self.body(x) end
@@ -217,7 +216,7 @@ describe("the profiler", function()
     assert.are.equal("exp", names(profiler.profile(function() ms.ones(2):exp() end), "operator")[2])
   end)
 
-  it("holds no room that a profile did not need", function()
+  it("releases memory that a profile did not need", function()
     local function mapped() return tonumber(process.read "/proc/self/status":match "VmSize:%s*(%d+)") end
     profiler.profile(function() ms.ones(2):exp() end)
     local kept, before = {}, mapped()
@@ -226,7 +225,7 @@ describe("the profiler", function()
     assert.are.equal(2, #kept[20]:events())
   end)
 
-  it("counts the bytes that an operator's results take, and what a scope's end gives back", function()
+  it("counts the bytes that an operator's results take, and what the end of a scope releases", function()
     local p = profiler.profile(function() ms.scope(function() ms.ones(1000):exp() end) end)
     assert.are.equal(4000, find(p, "exp").memory)
     -- A range counts all devices, including tensors of earlier specs that wait for garbage collection, also on a GPU.
@@ -405,7 +404,7 @@ describe("MOONSHARD_PROFILE", function()
     return list, #events
   end
 
-  it("writes one of all ranks, and replaces that of an earlier job", function()
+  it("writes one for all ranks, and replaces that of an earlier job", function()
     local path = process.temp_folder() .. "/t.json"
     for _ = 1, 2 do
       local job = ranks.run(2, script:format "", { env = { MOONSHARD_PROFILE = path } })
@@ -416,7 +415,7 @@ describe("MOONSHARD_PROFILE", function()
     assert.is_nil(lfs.attributes((path:gsub("json$", "rank0.json"))))
   end)
 
-  it("writes one of each rank that never joins the job", function()
+  it("writes one for each rank that never joins the job", function()
     local path = process.temp_folder() .. "/t.json"
     local job = ranks.run(2, "require('moonshard').ones(3):exp()", { env = { MOONSHARD_PROFILE = path } })
     assert.are.equal(0, job.code, job.stderr)

@@ -141,7 +141,7 @@ describe("annotations", function()
     assert.are.same({ "a=number", "b?=fun(x: T, y: U): V", "c={ d: integer, e: string }" }, names)
   end)
 
-  it("of a wrapped function are those of the function behind it", function()
+  it("of a wrapped function are those of the inner function", function()
     local wrapped = require "moonshard".cat
     assert.is_not_nil(opts.original[wrapped])
     assert.matches("Concatenates tensors along d", annotations.of(wrapped).text, 1, true)

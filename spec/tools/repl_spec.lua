@@ -36,7 +36,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     before_each(function() p = open(command) end)
     after_each(function() p:finish(0) end)
 
-    it("prints what expressions give", function()
+    it("prints the values of expressions", function()
       assert.are.equal("3", ask(p, "1 + 2"))
       ask(p, "t = ms.tensor{{1, 2}, {3, 4}}")
       assert.are.equal("Tensor float32 [2, 2] cpu\n[[1., 2.],\n [3., 4.]]", ask(p, "t"))
@@ -99,7 +99,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         end
       end
     end]]
-    it("hears Ctrl-C between Enter and the line's first step", function()
+    it("reacts to Ctrl-C between Enter and the line's first step", function()
       ask(p, "require 'ffi'.cdef 'int raise(int);'")
       for _, point in ipairs { "compile", "execute", "off" } do
         process.within(0.2, function()
@@ -128,7 +128,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       assert.are.equal("7", ask(p, "3 + 4"))
     end) end
 
-    it("is not kept away by a pcall around what Ctrl-C ends, nor ended by keys pressed in impatience", function()
+    it("returns although a pcall surrounds what Ctrl-C ends, and survives repeated Ctrl-C", function()
       for _, line in ipairs {
         "while true do pcall(function() while true do end end) end",
         "while true do pcall(function() local x = ms.ones(64, 64) return x:matmul(x) end) end",
@@ -321,7 +321,7 @@ describe("showing values at the prompt", function()
     _, _, more = repl.compile "m.weight ="
     assert.is_true(more)
   end)
-  it("takes statements with an expression behind them", function()
+  it("accepts statements followed by an expression", function()
     assert.are.equal(7, repl.compile "repl_spec_x = 3; repl_spec_x + 4"())
     rawset(_G, "repl_spec_x", nil)
   end)

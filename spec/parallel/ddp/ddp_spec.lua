@@ -216,7 +216,7 @@ for world = 1, 4 do
       end)
     end)
 
-    it("leaves what no rank used alone, and averages what some did", function(rank)
+    it("skips parameters that no rank used, and averages those that some used", function(rank)
       local ms, nn = load()
       local Part = nn.Module:extend "Part"
       function Part:init()
@@ -244,7 +244,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("runs where one rank used no parameter at all, and where an output is not used", function(rank)
+    it("runs if one rank used no parameter at all, and if an output is not used", function(rank)
       local ms, nn = load()
       local double = require("spec.support.models.double_linear").DoubleLinear(3)
       local ddp = nn.DDP(double, { find_unused_parameters = true })

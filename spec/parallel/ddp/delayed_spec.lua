@@ -150,7 +150,7 @@ for world = 1, 4 do
 end
 
 describe("DDP's delayed gradients", function()
-  it("come with a parameter to hook, and of known, trained parameters", function()
+  it("require a parameter to hook, and known, trained parameters", function()
     local ms, nn = load()
     local m = make()
     local function try(list, hook)

@@ -20,7 +20,7 @@ for world = 2, 3 do
       return x
     end
 
-    it("leaves a parameter alone that only the failed step used", function()
+    it("does not reduce a parameter that only the failed step used", function()
       local _, nn, dist = load()
       local Net = nn.Module:extend "Net"
       function Net:init() self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4) end

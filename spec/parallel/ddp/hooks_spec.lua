@@ -224,7 +224,7 @@ for _, world in ipairs { 3, 4 } do
         batch(rank, 1)) end))
     end)
 
-    it("averagers give all ranks the mean, at their period from warmup_steps on; the optimizer around them asks every step", function(rank)
+    it("averagers give all ranks the mean, at their period from warmup_steps on; the optimizer around them calls them in every step", function(rank)
       local ms, nn, dist, hooks = load()
       local function steps(averager)
         local model = nn.Linear(1, 1, { bias = false, dtype = "float64" })
@@ -286,7 +286,7 @@ for _, world in ipairs { 3, 4 } do
     end)
 
     for _, view in ipairs { false, true } do
-      it("an optimizer behind the hook does what its step after backward does, gradient_as_bucket_view = "
+      it("an optimizer step inside the hook equals one after backward, gradient_as_bucket_view = "
         .. tostring(view), function(rank)
         local ms, nn, _, hooks = load()
         local function make(params) return ms.optim.SGD(params, { lr = 0.05, momentum = 0.9 }) end

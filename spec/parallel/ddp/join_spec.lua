@@ -168,7 +168,7 @@ for world = 1, 3 do
 end
 
 ranks.describe(3, "the end of a join", function()
-  it("is an error on every rank where the script wants that", function(rank)
+  it("is an error on every rank if the script asks for it", function(rank)
     local _, nn = load()
     local ddp, done = nn.DDP(build()), 0
     local text = message(ddp.join, ddp, { throw_on_early_termination = true }, function()
@@ -202,7 +202,7 @@ end)
 
 -- A gang of its own, because the ranks do nothing more after such an error.
 ranks.describe(3, "an error inside a join", function()
-  it("is one on every rank", function(rank)
+  it("is raised on every rank", function(rank)
     local _, nn = load()
     local ddp = nn.DDP(build())
     local text = message(ddp.join, ddp, function()
@@ -232,7 +232,7 @@ ranks.describe(2, "options of DDP", function()
     assert.matches("expected a device mesh", message(nn.DDP, build(), { device_mesh = 3 }))
   end)
 
-  it("sends nothing at construction where init_sync is false", function(rank)
+  it("sends nothing at construction if init_sync is false", function(rank)
     local _, nn, dist = load()
     local ddp
     local told = dist.record(function() ddp = nn.DDP(build(rank + 1), { init_sync = false }) end)
@@ -240,7 +240,7 @@ ranks.describe(2, "options of DDP", function()
     assert.is_true(ddp.module.a.weight:equal(build(rank + 1).a.weight))
   end)
 
-  it("leaves out buckets that no rank used with skip_all_reduce_unused_params", function(rank)
+  it("does not reduce buckets that no rank used with skip_all_reduce_unused_params", function(rank)
     local _, nn, dist = load()
     for _, skip in ipairs { false, true } do
       local ddp = nn.DDP(build(), { bucket_cap_mb = 1e-6, find_unused_parameters = true,

@@ -127,7 +127,7 @@ for world = 1, 4 do
     end)
 
     for _, reduce in ipairs { "bfloat16", "float32", "float16" } do
-      it("has FSDP's numbers without sharding, reducing in " .. reduce, function(rank)
+      it("gives the results of FSDP without sharding, reducing in " .. reduce, function(rank)
         local ms, nn, fsdp, _, quietly = load()
         local policy = fsdp.MixedPrecision { param_dtype = "bfloat16", reduce_dtype = reduce }
         local sharded = quietly(fsdp.FSDP, tied "float32", { sharding_strategy = "no_shard", mixed_precision = policy,
@@ -164,7 +164,7 @@ for world = 1, 4 do
       end)
     end
 
-    it("has the numbers of one process that computes in half and averages", function(rank)
+    it("gives the results of one process that computes in a half dtype and averages", function(rank)
       local ms, nn = load()
       local m = tied "float32"
       local ddp = nn.DDP(m, { mixed_precision = { param_dtype = "bfloat16", reduce_dtype = "float32" } })
@@ -261,7 +261,7 @@ for world = 1, 4 do
       end
     end
 
-    it("gives communication hooks buckets in the dtype to reduce in, and an optimizer behind them full gradients",
+    it("gives communication hooks buckets in the dtype to reduce in, and an optimizer after them full gradients",
       function(rank)
       local ms, nn = load()
       local hooks, policy = nn.ddp_hooks, { param_dtype = "bfloat16", reduce_dtype = "float16" }
@@ -298,7 +298,7 @@ for world = 1, 4 do
       for r = 2, world do assert.same(all[1], all[r]) end
     end)
 
-    it("leaves ignored parameters and buffers as they are", function()
+    it("does not cast ignored parameters and buffers", function()
       local ms, nn = load()
       local probe = probe_class()("float32")
       probe._ddp_params_and_buffers_to_ignore = { "shift", "scale" }
@@ -333,7 +333,7 @@ describe("mixed precision of DDP", function()
     assert.equal(3, #ddp:parameters())
   end)
 
-  it("has a gradient for what forward first reads without one", function()
+  it("gives a gradient to a parameter that forward reads first under no_grad", function()
     local ms = load()
     local ddp = wrap(function(self, x)
       local size = ms.no_grad(function() return self.weight:abs():sum():item() end)

@@ -71,7 +71,7 @@ for world = 1, 4 do
       end
     end
 
-    it("leaves sharded parameters alone: low precision, broadcasts, join", function()
+    it("leaves out sharded parameters in low precision, broadcasts and join", function()
       local ms, nn, fsdp = load()
       local inner = net()
       fsdp.fully_shard(inner.b)

@@ -188,7 +188,7 @@ describe("hooks of DDP that step ZeRO", function()
 end)
 
 ranks.describe(2, "hooks of DDP that step ZeRO on 2 ranks #mpi", function()
-  it("want the optimizer on DDP's ranks", function(rank)
+  it("require the optimizer on DDP's ranks", function(rank)
     local _, nn, dist, optim, hooks = load()
     local groups = { dist.new_group { 0 }, dist.new_group { 1 } }
     local ddp = nn.DDP(make())

@@ -56,7 +56,7 @@ ranks.describe(4, "a model that differs between ranks", function(rank, world)
     assert.matches("rank 0 has parameter 1 .*, rank 2 has parameter 1", why)
   end)
 
-  it("costs one small collective, where equal", function()
+  it("costs one small collective if the models are equal", function()
     for _, who in ipairs { "fully_shard", "FSDP" } do
       local m = nn.Linear(4, 4)
       local ledger = dist.record(function() fsdp[who](m) end)

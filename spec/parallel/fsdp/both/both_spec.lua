@@ -16,7 +16,7 @@ local ADVICE = "Use one of the two for the whole model: fully_shard for the oute
 
 for world = 1, 3 do
   ranks.describe(world, ("fully_shard and FSDP together on %d ranks"):format(world), function()
-    it("are refused where FSDP is outside, before anything is wrapped", function()
+    it("are refused if FSDP is the outer one, before anything is wrapped", function()
       local _, nn, fsdp, _, quietly = load()
       local model = net()
       fsdp.fully_shard(model[2][1])
@@ -54,7 +54,7 @@ for world = 1, 3 do
     end)
 
     for _, pieces in ipairs { false, true } do
-      it(("train where fully_shard is outside, use_orig_params = %s, with gradients that wait and clipped ones"):format(
+      it(("train if fully_shard is the outer one, use_orig_params = %s, with accumulated and clipped gradients"):format(
         tostring(pieces)), function(rank)
         local ms, nn, fsdp, _, quietly = load()
         local plain, model = net(), net()

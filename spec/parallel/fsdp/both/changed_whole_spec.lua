@@ -92,7 +92,7 @@ for _, world in ipairs { 1, 2, 3 } do
       end)
     end
 
-    it("are kept where columns are cut, and where few ranks keep the whole", function()
+    it("are kept if columns are sharded, and if few ranks keep the whole", function()
       local ms, _, fsdp = load()
       for _, options in ipairs { { shard_placement_fn = function(_, p) return fsdp.Shard(p.ndim) end },
         { reshard_after_forward = world } } do
@@ -190,7 +190,7 @@ for _, world in ipairs { 1, 2, 3 } do
     end)
 
     for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
-      it("go where summon_full_params writes nothing back, on all ranks alike: " .. strategy, function()
+      it("are dropped if summon_full_params writes nothing back, on all ranks alike: " .. strategy, function()
         local ms, _, fsdp, _, quietly = load()
         if world == 1 then return end
         for _, options in ipairs { { writeback = false }, { writeback = false, rank0_only = true } } do

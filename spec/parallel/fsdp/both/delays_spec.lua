@@ -8,7 +8,7 @@ local function zoo(name) return require("spec.support.models." .. name) end
 local CASES = {
   { "before the step and the reduction", "module_with_delay",
   given = { delay_after_loss_ms = 20, delay_before_reduction_ms = 20 } },
-  { "before an expert is freed", "mixture_of_experts", given = { delay_before_free_ms = 20 }, save_model = false,
+  { "before an expert is vacated", "mixture_of_experts", given = { delay_before_free_ms = 20 }, save_model = false,
     reference = function(m) return zoo "dummy_ddp".DummyDDP(m) end },
 }
 

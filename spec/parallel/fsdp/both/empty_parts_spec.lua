@@ -35,7 +35,7 @@ for world = 2, 4 do
   ranks.describe(world, ("empty parts on %d ranks"):format(world), function(rank)
     for _, kind in ipairs { "fully_shard", "full_shard", "shard_grad_op" } do
       for _, class in ipairs { "SGD", "Adam" } do
-        it(("a forward whose backward never comes, and then %s's step: %s"):format(class, kind), function()
+        it(("a forward whose backward never runs, and then %s's step: %s"):format(class, kind), function()
           local ms, _, fsdp = load()
           local plain, model = make(), wrapped(kind)
           local a, b = ms.optim[class](plain:parameters(), { lr = 0.1 }),

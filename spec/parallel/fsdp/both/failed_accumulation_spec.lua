@@ -103,7 +103,7 @@ for _, world in ipairs { 2, 4 } do
         end)
       end
 
-      it("is an error again where the script goes on without clearing them: " .. name, function()
+      it("is an error again if the script continues without clearing them: " .. name, function()
         local m, unreduced = build(front)
         unreduced(function() m(input()):sum():backward() end)
         -- The replicas of a mesh share no collective here, and an error also ends calls of ranks that have not got so

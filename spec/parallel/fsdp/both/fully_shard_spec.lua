@@ -112,14 +112,14 @@ describe("fully_shard", function()
       .. "use fully_shard([module_a, module_b]) to place them in the same FSDP group.", failure(fsdp.fully_shard, m))
   end)
 
-  it("does not copy deeply", function()
+  it("refuses a deep copy", function()
     local m = fsdp.fully_shard(nn.Linear(2, 2))
     assert.equal("FSDP does not support deepcopy. Please use state dict for serialization.", failure(ms.deepcopy, m))
     assert.equal("FSDP does not support deepcopy. Please use state dict for serialization.",
       failure(ms.deepcopy, nn.Sequential(m)))
   end)
 
-  it("wants the root's forward first", function()
+  it("requires the root's forward first", function()
     local m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     fsdp.fully_shard(m[1])
     fsdp.fully_shard(m)

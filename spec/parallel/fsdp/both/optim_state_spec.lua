@@ -172,7 +172,7 @@ for world = 1, 4 do
     end)
 
     if world > 1 then
-      it("is refused on every rank where one lacks the state of a parameter", function(rank)
+      it("is refused on every rank if one lacks the state of a parameter", function(rank)
         local ms, nn, fsdp, dist = load()
         for _, case in ipairs {
           { lacks = 1, text = "FSDP currently requires each rank to have at least the optimizer states needed by rank 0's optimizer but some ranks are "

@@ -33,7 +33,7 @@ ranks.describe(2, "overlap", function()
     end
   end
 
-  it("is the prefetching's doing: without it every gather shows", function()
+  it("is due to prefetching: without it every gather's time shows", function()
     local ms = require "moonshard"
     local layers, naps = overlap.layers()
     local options = { forward_prefetch = false, backward_prefetch = "none" }

@@ -64,7 +64,7 @@ end
 for world = 1, 4 do
   ranks.describe(world, ("pieces between forward and backward on %d ranks"):format(world), function()
     for _, case in ipairs { { "full_shard", false }, { "shard_grad_op", true }, { "no_shard", true } } do
-      it(("are shown by the root as by what is nested, or not: %s"):format(case[1]), function()
+      it(("are shown by the root as by nested instances, or not: %s"):format(case[1]), function()
         local ms = load()
         local model = wrapped { sharding_strategy = case[1] }
         local resting = sizes(model)
@@ -142,7 +142,7 @@ for world = 1, 4 do
       end)
     end)
 
-    it("train where several outputs go backward one by one, and an inner result that never was an output",
+    it("train with separate backwards of several outputs, and of an inner result that never was an output",
       function(rank)
       local _, nn, fsdp, _, quietly = load()
       local kept
@@ -188,7 +188,7 @@ for world = 1, 4 do
       for _, p in ipairs(model:parameters()) do assert.equal("float32", p.grad.dtype) end
     end)
 
-    it("are not for computing with: their gradient would be a piece of one", function()
+    it("cannot be computed with, because their gradient would be a piece", function()
       local ms = load()
       if world == 1 then return end
       local model = wrapped()
@@ -203,7 +203,7 @@ for world = 1, 4 do
 
     for _, what in ipairs { "FSDP", "FSDP, use_orig_params", "FSDP, shard_grad_op", "fully_shard",
       "fully_shard, reshard_after_forward = false" } do
-      it("changed after a forward without a backward are what the next forward computes with: " .. what, function()
+      it("changed after a forward without a backward are used by the next forward: " .. what, function()
         local ms, _, fsdp, _, quietly = load()
         local model, plain = net(), net()
         if what:find "fully" then

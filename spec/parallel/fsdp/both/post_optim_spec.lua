@@ -27,7 +27,7 @@ ranks.describe(2, "the event after the optimizer's step", function()
     overlap.check(model, layers, naps, 0, 0, function() unit:set_post_optim_event() end)
   end)
 
-  it("is what does it: without it the gather shows", function()
+  it("is the cause: without it the gather's time shows", function()
     local overlap, model, layers, naps = make()
     local forward = overlap.exposed(model, layers, naps, { 1, 0 })
     assert.is_true(forward >= 0.5, ("%.2f delays of a collective show, 1 is expected"):format(forward))
@@ -104,7 +104,7 @@ for world = 1, 3 do
         assert.is_false(events[1].prefetched)
       end)
 
-      it("sees parameters that were changed after it all the same: " .. name, function(rank)
+      it("does not hide changes of parameters after it: " .. name, function(rank)
         local plain, ms = make(quiet)
         local model = make(quiet)
         local function change(m)

@@ -199,7 +199,7 @@ ranks.describe(2, "the order of a step", function()
     end
   end)
 
-  it("repeats the backward sequence for two forwards, the root's post at the end", function()
+  it("repeats the backward sequence for two forwards, the root's post_backward at the end", function()
     local model, ms = chain(2)
     local events = ms.fsdp.record(function()
       local loss = model(ms.ones(2, 4)):sum() + model(ms.ones(2, 4) * 2):sum()
@@ -322,7 +322,7 @@ ranks.describe(2, "backwards of other kinds", function()
     check(model, want, 1)
   end)
 
-  it("that never come do no harm", function()
+  it("that never run do no harm", function()
     local want, ms = reference()
     local model = chain(3)
     for _ = 1, 3 do
@@ -344,7 +344,7 @@ ranks.describe(2, "backwards of other kinds", function()
 end)
 
 ranks.describe(2, "parameters", function()
-  it("are sharded before, whole inside forward, and what the rule says after", function()
+  it("are sharded before, whole inside forward, and afterwards as reshard_after_forward says", function()
     local model, ms = chain(1)
     local layer, inside = model.layers[1], {}
     layer:register_forward_hook(function(m) inside[#inside + 1] = m.weight:sum():item() end)
@@ -362,7 +362,7 @@ ranks.describe(2, "parameters", function()
     assert.matches("rows %d%-%d of 6", tostring(layer.weight))
   end)
 
-  it("of the root go after a forward without gradients, so that none is stale after a step", function()
+  it("of the root are vacated after a forward without gradients, so that none is stale after a step", function()
     local model, ms = chain(1)
     local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
     local x = ms.ones(2, 4)
@@ -379,7 +379,7 @@ ranks.describe(2, "parameters", function()
     ms.scope(function() model(x):sum():backward() end)
   end)
 
-  it("gather and go by hand, before the first forward too", function()
+  it("can be gathered and vacated by hand, before the first forward, too", function()
     local model, ms = chain(1)
     local layer = model.layers[1]
     local full = layer.weight:full_tensor()
@@ -394,7 +394,7 @@ ranks.describe(2, "parameters", function()
     model(ms.ones(2, 4)):sum():backward()
   end)
 
-  it("change in place with numbers, and copy from their equals", function()
+  it("can be changed in place by numbers, and copied from tensors sharded alike", function()
     local model = chain(1)
     local ms = require "moonshard"
     local w = model.layers[1].weight

@@ -64,7 +64,7 @@ for _, world in ipairs { 1, 2, 3, 4 } do
       m(ms.ones(2, 3, { dtype = "float64" })):sum():backward()
     end)
 
-    it("moves gradients with them, so that a step after the move is the step before it", function()
+    it("moves gradients with them, so that a step after the move equals one before it", function()
       ms.manual_seed(4)
       local m = shard(make())
       m(ms.randn(2, 3)):sum():backward()

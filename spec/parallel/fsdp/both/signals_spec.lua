@@ -33,7 +33,7 @@ ranks.describe(2, "requests for checkpoints", function()
     assert.are.equal("stop", fsdp.checkpoint_wanted())
   end)
 
-  it("are one where a signal to all ranks reaches one of them after the step", function()
+  it("are one request if a signal to all ranks reaches one of them after the step", function()
     send(0, SIGUSR1)
     assert.are.equal("go_on", fsdp.checkpoint_wanted())
     send(1, SIGUSR1)
@@ -42,7 +42,7 @@ ranks.describe(2, "requests for checkpoints", function()
     assert.are.equal("go_on", fsdp.checkpoint_wanted())
   end)
 
-  it("end the job where both have come, in either order", function()
+  it("end the job if both have arrived, in either order", function()
     for _, order in ipairs { { SIGUSR1, SIGUSR2 }, { SIGUSR2, SIGUSR1 } } do
       for _, signal in ipairs(order) do send(0, signal) end
       assert.are.equal("stop", fsdp.checkpoint_wanted())

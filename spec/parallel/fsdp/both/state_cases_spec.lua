@@ -210,7 +210,7 @@ for world = 1, 4 do
 end
 
 ranks.describe(4, "local state of 4 ranks", function(rank)
-  it("is cut again by hand for 2", function()
+  it("can be divided by hand for 2", function()
     local ms, _, fsdp, dist, quietly = load()
     local model = quietly(fsdp.FSDP, net(1))
     local want, mine = fsdp.state_dict(model), fsdp.state_dict(model, { type = "local" })

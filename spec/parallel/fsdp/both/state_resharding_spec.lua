@@ -9,7 +9,7 @@ for world = 1, 4 do
   ranks.describe(world, ("state on %d ranks"):format(world), function()
     for k, from in ipairs(kinds.kinds(world)) do
       for _, kind in ipairs { "full", "sharded" } do
-        it(("goes to other wrappings, %s: %s"):format(kind, from[1]), function()
+        it(("is loaded into other wrappings, %s: %s"):format(kind, from[1]), function()
           local ms = require "moonshard"
           local model, optim = kinds.make(from, 1)
           kinds.train(model, optim, 1, 2)

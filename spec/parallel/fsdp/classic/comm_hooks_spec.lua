@@ -159,7 +159,7 @@ for world = 1, 4 do
         end
       end)
 
-      it("see gradients in the reduce dtype, and what they fill in lands in the parameters': " .. strategy,
+      it("get gradients in the reduce dtype, and their results become gradients in the parameters' dtype: " .. strategy,
         function(rank)
         local _, _, fsdp = load()
         for _, case in ipairs { { "float16", nil, "float16" }, { "float16", "float32", "float32" },

@@ -38,7 +38,7 @@ for world = 1, 4 do
       assert.equal(before, ms.memory_stats("cpu").live_tensors)
     end)
 
-    it("lists one flat parameter a unit, outside of forward, without the wrappers' names", function()
+    it("lists one flat parameter per unit, outside of forward, without the wrappers' names", function()
       local ms, nn, fsdp, _, quietly = load()
       local seen
       local Net = nn.Module:extend "Net"

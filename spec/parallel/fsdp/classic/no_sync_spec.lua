@@ -212,7 +212,7 @@ local function specs(world, strategy, pieces, options_of)
     for _, p in ipairs(model:parameters()) do assert.equal("float32", p.grad.dtype) end
   end)
 
-  it("go along when the module is moved to another dtype: " .. what, function(rank)
+  it("are converted when the module is moved to another dtype: " .. what, function(rank)
     local ms = load()
     local model, want = model_of(options_of()), reference(world, { 1, 2 })
     loss_of(model, rank, 1):backward()
@@ -278,7 +278,7 @@ ranks.describe(4, "gradients of no_sync under hybrid strategies", function()
 end)
 
 describe("gradients of no_sync", function()
-  it("raise nothing where nothing was computed", function()
+  it("are no error if nothing was computed", function()
     local ms, _, _, _, quietly = load()
     local model = quietly(model_of, {})
     model:no_sync(function() end)

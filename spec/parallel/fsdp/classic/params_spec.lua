@@ -169,7 +169,7 @@ for _, world in ipairs { 1, 2, 3 } do
       end)
     end
 
-    it("one that a script replaced after fully_shard is taken before the first forward, and is an error later",
+    it("one that a script replaced after fully_shard is accepted before the first forward, and is an error later",
       function(rank)
       local ms, nn, fsdp = load()
       local model, want = net(), net()
@@ -200,7 +200,7 @@ for _, world in ipairs { 1, 2, 3 } do
       model(ms.ones(2, 5)):sum():backward()
     end)
 
-    it("one that a script replaced is taken where it was on meta, shared, or gathered by hand, and is an error where it does not fit", function()
+    it("one that a script replaced is accepted if it was on meta, shared, or gathered by hand, and is an error if it does not fit", function()
       local ms, nn, fsdp = load()
       local Net = nn.Module:extend "Net"
       function Net:init() self.l, self.w = nn.Linear(3, 3), nn.Parameter(ms.ones(3)) end

@@ -41,7 +41,7 @@ end
 for world = 2, 4 do
   ranks.describe(world, ("the schedule of FSDP on %d ranks"):format(world), function()
     for _, pieces in ipairs { false, true } do
-      it(("gathers and reduces as often as said, use_orig_params = %s"):format(tostring(pieces)), function(rank)
+      it(("gathers and reduces as often as documented, use_orig_params = %s"):format(tostring(pieces)), function(rank)
         local expected = { full_shard = { 4, 3, 4, 0 }, shard_grad_op = { 4, 0, 4, 0 }, no_shard = { 0, 0, 0, 4 } }
         for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
           local want = expected[strategy]

@@ -63,7 +63,7 @@ for world = 1, 4 do
           equal_states(plain:state_dict(), model:state_dict())
         end)
 
-        it("come and go: " .. what, function(rank)
+        it("are saved and loaded: " .. what, function(rank)
           local ms, _, fsdp = load()
           for _, kind in ipairs { "full", "sharded", "local" } do
             local model = model_of(options)
@@ -92,7 +92,7 @@ for world = 1, 4 do
           equal_states(plain:state_dict(), other:state_dict())
         end)
 
-        it("are rank 0's alone when asked, and go from it to all: " .. what, function(rank)
+        it("are on rank 0 only on request, and are loaded from it by all: " .. what, function(rank)
           local _, _, fsdp = load()
           local model, plain = model_of(options, 4), plain_model(4)
           local sd = fsdp.state_dict(model, { rank0_only = true, offload_to_cpu = true })

@@ -116,7 +116,7 @@ for world = 2, 3 do
 
   ranks.describe(world, ("fake collectives of FSDP on %d ranks"):format(world),
     { env = { FSDP_USE_FAKE_ALL_GATHER = "1", FSDP_USE_FAKE_REDUCE = "1" } }, function()
-      it("are not issued, and steps run on", function(rank)
+      it("are not issued, and steps continue", function(rank)
         local ms, nn, fsdp, dist, quietly = load()
         local told = ms.catch_warnings(function() fsdp.FSDP(nn.Linear(2, 2)) end)
         assert.matches("^Since FSDP_USE_FAKE_ALL_GATHER=1, FSDP will not execute all%-gather ops", told[1])
@@ -139,7 +139,7 @@ for world = 2, 3 do
 
   ranks.describe(world, ("gradients kept in low precision on %d ranks"):format(world), function()
     for _, pieces in ipairs { false, true } do
-      it("go into a step as what they are in the parameter's dtype, use_orig_params = " .. tostring(pieces),
+      it("are cast to the parameter's dtype for a step, use_orig_params = " .. tostring(pieces),
         function(rank)
         local ms, _, fsdp = load()
         for _, kind in ipairs { "SGD", "Adam", "AdamW" } do

@@ -117,7 +117,7 @@ describe("policies by class and by function", function()
     end
   end)
 
-  it("refuses what has FSDP already", function()
+  it("refuses modules that are wrapped already", function()
     local model = nested()
     model[2] = FSDP(model[2])
     raises("FSDP auto wrapping requires modules to not already have FSDP applied but found 2 in\n" .. tostring(model),
@@ -178,7 +178,7 @@ describe("frozen parameters", function()
 end)
 
 describe("enable_wrap", function()
-  it("gives wrap its options; wrap's own win; outside it does nothing", function()
+  it("gives wrap its options; wrap's own options override them; outside, wrap does nothing", function()
     local layer = five()
     assert.equal(layer, wrap.wrap(layer))
     local a, b = quietly(wrap.enable_wrap, { backward_prefetch = "post" }, function()

@@ -76,7 +76,7 @@ for world = 2, 4 do
       goes_on(model, 2, 40)
     end)
 
-    it("again and again: each error costs every rank one backward, and no good one", function()
+    it("repeatedly: each error fails one backward on every rank, and no correct one", function()
       local model = fsdp.fully_shard(make(3, 3))
       for _ = 1, 4 do
         assert.is_false(pcall(function() model(input(3, rank), rank == 0 and { 1 }

@@ -36,7 +36,7 @@ local function input(r) return load().ones(2, 6, { requires_grad = true }) * (r 
 for _, world in ipairs { 2, 3, 4 } do
   ranks.describe(world, ("frozen parameters over %d ranks"):format(world), function(rank)
     for _, reshard in ipairs { true, false } do
-      it(("are not reduced: only biases travel, reshard_after_forward = %s"):format(tostring(reshard)), function()
+      it(("are not reduced: only biases are sent, reshard_after_forward = %s"):format(tostring(reshard)), function()
         local ms = load()
         local function freeze(m)
           for name, p in m:named_parameters() do p.requires_grad = name:find "bias" ~= nil end
@@ -104,7 +104,7 @@ for _, world in ipairs { 2, 3, 4 } do
     for _, to_none in ipairs { true, false } do
       ranks.describe(world, ("zero_grad of the %s over %d ranks, set_to_none = %s"):format(by, world,
         tostring(to_none)), function(rank)
-        it("clears what was reduced, and not what waits for a backward that reduces it", function()
+        it("clears reduced gradients, not those that a later backward reduces", function()
           local ms = load()
           local want, model = chain(3), chain(3, {})
           local optim = ms.optim.SGD(model:parameters(), { lr = 0.1 })
@@ -205,7 +205,7 @@ for _, world in ipairs { 2, 3, 4 } do
   end)
 
   ranks.describe(world, ("an optimizer inside backward over %d ranks"):format(world), function(rank)
-    it("steps as one behind it does, to the bit", function()
+    it("steps as one after it does, to the bit", function()
       local ms = load()
       local after, inside = chain(3, {}), chain(3, {})
       local optim = ms.optim.AdamW(after:parameters(), { lr = 0.01 })

@@ -199,7 +199,7 @@ for world = 1, 4 do
 end
 
 ranks.describe(2, "all-gather extensions", function()
-  it("halve the bytes on the wire", function()
+  it("halve the bytes sent", function()
     local ms = load()
     local function gathered(extended)
       local model = ms.fsdp.fully_shard(ms.nn.Linear(32, 64, { bias = false }))
@@ -214,7 +214,7 @@ ranks.describe(2, "all-gather extensions", function()
     assert.equal(64 * 32 * 2, gathered(true))
   end)
 
-  it("of several inputs, of mixed dtypes and of any shape, travel in one collective with the rest", function()
+  it("of several inputs, of mixed dtypes and of any shape, are gathered in one collective with the rest", function()
     local ms = load()
     local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 8))
     local part = model.weight:to_local()
@@ -237,7 +237,7 @@ ranks.describe(2, "all-gather extensions", function()
     assert.equal("uint8", ledger[1].dtype)
   end)
 
-  it("say when a tensor that they return will not be freed: others hold its memory", function()
+  it("warn of a returned tensor that will not be freed, because others hold its memory", function()
     local ms = load()
     local kept = {}
     for _, case in ipairs {

@@ -46,7 +46,7 @@ describe("the log of units", function()
     assert.are.same(both, phases(job.stderr, ""))
   end)
 
-  it("has the rank in front over several", function()
+  it("begins with the rank if there are several", function()
     local job = ranks.run(2, script, { env = { MOONSHARD_LOG = "fsdp" } })
     assert.are.equal(0, job.code, job.stderr)
     for rank = 0, 1 do assert.are.same(both, phases(job.stderr, ("[rank %d] "):format(rank))) end

@@ -111,7 +111,7 @@ ranks.describe(2, "memory", function()
       most, B, N))
   end)
 
-  it("is all given back when the model dies", function()
+  it("is all released when the model is collected", function()
     local ms = require "moonshard"
     collected()
     local before = ms.memory_stats()

@@ -262,7 +262,7 @@ ranks.describe(3, "state dicts", function()
       pcall(model.load_state_dict, model, { ["1.weight"] = ms.ones(9, 6) }, { strict = false }))))
   end)
 
-  it("are taken over with assign too, which leaves parameters what they are; on meta there is nothing to load into",
+  it("load with assign, too, which keeps the parameters; on meta there is no memory to load into",
     function()
     local model, ms, _, steps = trained()
     local sd, before = {}, model:parameters()

@@ -212,7 +212,7 @@ ranks.describe(2, "a unit of several modules", function(rank)
     end
   end)
 
-  it("may have a module inside another one of it, and be around the rest of the model", function()
+  it("may contain a module inside another of its modules, and enclose the rest of the model", function()
     local ms = require "moonshard"
     local nn, fsdp = ms.nn, ms.fsdp
     local Net = nn.Module:extend "Net"
