@@ -148,7 +148,7 @@ local function check_pieces(dir, name, entry, world)
       bad(dir, "piece %d of tensor '%s' is in file %d, but there are %d files", k, name, piece[1], world)
     end
     if piece[2] ~= dim or dim > math.max(#entry.shape, 0) then
-      bad(dir, "piece %d of tensor '%s' is cut along dimension %d, expected that of piece 1, and at most %d", k, name,
+      bad(dir, "piece %d of tensor '%s' is cut along dimension %d, expected the dimension of piece 1, at most %d", k, name,
         piece[2], #entry.shape)
     end
     if piece[3] ~= at then

@@ -159,8 +159,8 @@ return {
   },
   {
     file = "init", title = "nn.init",
-    intro = "Functions that fill a tensor in place and return it; no graph is recorded. A sharded parameter gets the "
-      .. "same numbers as this part of the whole parameter would.",
+    intro = "Functions that fill a tensor in place and return it; no graph is recorded. A shard gets the numbers "
+      .. "of its part of the whole parameter.",
     sections = { section("Functions", "nn.init.", nn.init) },
   },
   {
