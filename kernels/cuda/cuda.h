@@ -50,7 +50,14 @@ extern const ms_cuda_engine *ms__engine;  // set when the plugin starts
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 cudaStream_t ms__cuda_stream(int index, int kind);
-ms_status ms__cuda_use(int index);  // makes device `index` current
+ms_status ms__cuda_use(int index);          // makes device `index` current
+extern thread_local int ms__launch_stream;  // the stream of this thread's launches: an ms_stream_kind
+// In its scope, this thread's launches go to another stream than the compute stream.
+struct on_stream {
+    int before = ms__launch_stream;
+    explicit on_stream(int kind) { ms__launch_stream = kind; }
+    ~on_stream() { ms__launch_stream = before; }
+};
 
 // Makes a CUDA call. If it fails, returns from the enclosing function with an error that names the call, the device and
 // the purpose of the call.
@@ -125,7 +132,7 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
         return ms__fail(MS_EUNSUPPORTED, "%s: needs %lld blocks of threads, but cuda:%d launches at most 2147483647",
                         what, (long long)blocks, index);
     MS_TRY(ms__cuda_use(index));
-    cudaStream_t stream = ms__cuda_stream(index, MS_STREAM_COMPUTE);
+    cudaStream_t stream = ms__cuda_stream(index, ms__launch_stream);
     unsigned threads = (unsigned)block.threads;
     size_t shared = (size_t)block.shared;
 #ifdef MS_EMULATED

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
-// formulas/optim), the norm of gradients, and scaling by it.
+// formulas/optim), the norm of gradients, and scaling by it. And what a sum of gradients over ranks needs before and
+// after a library (NCCL) has added them.
 #include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS
@@ -304,4 +305,47 @@ ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, do
     clip_norm norm = { total ? NULL : r.sums, total ? *total : 0, max_norm };
     return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j,
                   (const ms_norm_part *)r.list, norm, dtype, out);
+}
+
+// ---- around a library's sum: half types become float32 and are rounded once at the end; means and scales, in the
+// CPU's arithmetic (comm/reduce.c) ----
+
+template <class S, class D>
+__global__ void finish_kernel(D *dst, const S *src, int64_t n, real_of<S> divisor, real_of<S> scale)
+{
+    real_of<S> v[WIDE];
+    int64_t j = GLOBAL_INDEX * WIDE;
+    if (j >= n) return;
+    read_pack(src, j, n, (real_of<S>)0, v);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) {
+        if (divisor != 1) v[e] /= divisor;
+        if (scale != 1) v[e] *= scale;
+    }
+    write_pack(dst, j, n, v);
+}
+
+template <class S, class D> static ms_status finish(int index, const ms_cuda_finish *f)
+{
+    grid g = grid_of(up(f->n, WIDE));
+    return launch("finish", index, finish_kernel<S, D>, g.blocks, g.threads, (D *)f->dst, (const S *)f->src, f->n,
+                  (real_of<S>)f->divisor, (real_of<S>)f->scale);
+}
+
+ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
+ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f)
+{
+    on_stream here(stream);
+    if (f->src_dtype == MS_F16) {
+        if (f->dst_dtype == MS_F16) return finish<ms_f16, ms_f16>(index, f);
+        return finish<ms_f16, float>(index, f);
+    }
+    if (f->src_dtype == MS_BF16) {
+        if (f->dst_dtype == MS_BF16) return finish<ms_bf16, ms_bf16>(index, f);
+        return finish<ms_bf16, float>(index, f);
+    }
+    if (f->src_dtype == MS_F64) return finish<double, double>(index, f);
+    return f->dst_dtype == MS_F16    ? finish<float, ms_f16>(index, f)
+           : f->dst_dtype == MS_BF16 ? finish<float, ms_bf16>(index, f)
+                                     : finish<float, float>(index, f);
 }

@@ -85,6 +85,11 @@ ms_status ms__cuda_use(int index)
 }
 
 cudaStream_t ms__cuda_stream(int index, int kind) { return gpus[index].stream[kind]; }
+thread_local int ms__launch_stream = MS_STREAM_COMPUTE;
+static void *native_stream(int index, int kind)
+{
+    return ms__cuda_use(index) == MS_OK ? gpus[index].stream[kind] : NULL;
+}
 ms_complaint *ms__complaints(int index) { return gpus[index].complaint_there; }
 
 static int start(const ms_cuda_engine *engine, char *text, size_t n)
@@ -302,6 +307,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
+ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
 
 #define FAMILIES(X) \
     X(elementwise)  \
@@ -345,6 +351,8 @@ static ms_cuda_table table()
     t.scale = ms__cuda_scale;
     t.norms = ms__cuda_norms;
     t.clip = ms__cuda_clip;
+    t.native_stream = native_stream;
+    t.finish = ms__cuda_finish;
     return t;
 }
 extern "C" __attribute__((visibility("default"))) const ms_cuda_table ms_cuda_table_v1 = table();

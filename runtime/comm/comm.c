@@ -130,7 +130,9 @@ ms_status ms_dist_init(const char *backend, double timeout)
     bool was = ms__world.up;
     MS_TRY(ms__comm_start(backend, timeout));
     if (timeout > 0) ms__world.timeout = timeout;
-    return was ? MS_OK : make_groups();
+    if (was) return MS_OK;
+    MS_TRY(make_groups());
+    return ms__native_start(world_group);
 }
 
 int ms_dist_is_initialized(void) { return ms__world.up; }
@@ -270,7 +272,8 @@ ms_coll *ms__coll_new(int op)
 
 void ms__coll_drop(ms_coll *c)
 {
-    if (c->stage) ms__coll_stage_drop(c);
+    if (c->gpu.stage) ms__coll_stage_drop(c);
+    if (c->gpu.native) ms__native_drop(c);
     ms__release(c->keep[0]);
     ms__release(c->keep[1]);
     if (c->in.storage) ms__storage_release(c->in.storage);
@@ -290,7 +293,7 @@ void ms__coll_drop(ms_coll *c)
 static ms_status run(ms_coll *c)
 {
     ms_status status = ms__coll_run(c);
-    return status == MS_OK && c->stage ? ms__coll_unstage(c) : status;
+    return status == MS_OK && c->gpu.stage ? ms__coll_unstage(c) : status;
 }
 static ms_status run_record(void *arg) { return run(*(ms_coll **)arg); }
 static void retire_record(void *arg, ms_status result)
@@ -356,6 +359,7 @@ static void take_number(ms_coll *c)
     last->group = g->id;
     last->number = c->number;
     last->fingerprint = c->fingerprint;
+    if (c->gpu.native) ms__native_line_up(c);
 }
 
 // Called when a collective that has a number cannot be run: publishes the error for peers that wait in it, and frees
@@ -405,7 +409,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;
     if (ms__coll_on_device(c)) {
         status = sync_storages(c);
-        if (status == MS_OK) status = ms__coll_stage(c, &marked);
+        if (status == MS_OK) status = c->gpu.native ? ms__native_issue(c) : ms__coll_stage(c, &marked);
         if (status != MS_OK) goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
@@ -540,7 +544,7 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     }
     // All ranks must pass the same list; otherwise all get an error. From here on nothing may fail on one rank alone,
     // because groups must have the same places in the control memory on all ranks.
-    if (agree_on_group(hash ^ g->place, site, text) != MS_OK) {
+    if (agree_on_group(hash ^ g->place, site, text) != MS_OK || ms__native_split(g) != MS_OK) {
         ms__group_unplace(g, false);
         group_drop(g);
         return -1;
@@ -582,6 +586,7 @@ ms_status ms_dist_free_group(double id, const char *site)
     ms__append(text, sizeof text, ")");
     if (g->n > 1) MS_TRY(finish_group(g));
     MS_TRY(agree_on_group((uint64_t)id ^ g->place << 20, site, text));
+    MS_TRY(ms__native_leave(g));
     int k = place_of(id);
     memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
     ms__group_unplace(g, true);

@@ -31,7 +31,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     struct ms_stage *s = calloc(1, sizeof *s);
     ms_status st = MS_OK;
     if (!s) return ms__no_memory(sizeof *s, ROW(c->op)->name, "a copy in CPU memory");
-    c->stage = s;
+    c->gpu.stage = s;
     char *in = c->in.data, *out = c->out.data;
     size_t in_bytes = c->in.bytes, out_bytes = c->out.bytes;
     if (c->n_pieces) {  // pieces are placed relative to the beginning of their storages
@@ -42,7 +42,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
     } else if (c->op == OP_BROADCAST || c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
         in_bytes = out_bytes = c->count * (size_t)ms__dtype_size(c->reducer.dtype);
     }
-    bool same = in == out && c->in.storage && c->out.storage;
+    bool same = in == out && c->in.storage && c->in.storage == c->out.storage;  // empty tensors have no address
     if (there(c->in.storage)) {
         if ((st = host_storage(&s->host_in, in_bytes, c)) != MS_OK) return st;
         if ((st = ms__move(MS_CPU, s->host_in->data, c->in.storage->device, in, in_bytes)) != MS_OK) return st;
@@ -74,7 +74,7 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **kept)
 
 ms_status ms__coll_unstage(ms_coll *c)
 {
-    struct ms_stage *s = c->stage;
+    struct ms_stage *s = c->gpu.stage;
     if (!s || !s->out) return MS_OK;
     int index = ms__index(s->device), stream = c->stream;
     const ms_cuda_table *t = ms__cuda();
@@ -98,13 +98,13 @@ ms_status ms__coll_unstage(ms_coll *c)
 
 void ms__coll_stage_drop(ms_coll *c)
 {
-    struct ms_stage *s = c->stage;
+    struct ms_stage *s = c->gpu.stage;
     if (!s) return;
     if (s->out) ms__storage_release(s->out);
     if (s->host_in) ms__storage_release(s->host_in);
     if (s->host_out) ms__storage_release(s->host_out);
     free(s);
-    c->stage = NULL;
+    c->gpu.stage = NULL;
 }
 
 // A collective in a group of one rank: copies on the device.

@@ -24,6 +24,7 @@ void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
     if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
     if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
     else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);
+    if (p->native) ms__append(out, n, ", between GPUs");
     if (p->unit[0]) ms__append(out, n, ", unit '%s'", p->unit);
     if (p->part_of[0]) ms__append(out, n, ", %s", p->part_of);
     if (p->step >= 0) ms__append(out, n, ", step %lld", (long long)p->step);
@@ -194,7 +195,7 @@ static ms_status publish(ms_coll *c, int64_t arrived)
         s->flags |= SLOT_INLINE;
         s->bytes = (uint32_t)c->in.bytes;
         if (c->in.bytes) memcpy(s->payload, c->in.data, c->in.bytes);  // empty tensors have no address
-    } else {
+    } else if (!c->gpu.native) {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
         bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == g->me);
@@ -446,9 +447,13 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
 
     bool direct = true;
     for (int m = 0; m < g->n && !c->inline_; m++) direct = direct && (slot_of(g, m, c->seq)->flags & SLOT_DIRECT);
-    ms_status moved = c->inline_ ? ms__move_inline(c) : direct ? ms__move_direct(c) : ms__move_staged(w);
-    atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
-    if (moved == MS_OK && !c->inline_) moved = wait_done(w, c->number);
+    ms_status moved = c->gpu.native ? ms__native_move(w)
+                      : c->inline_  ? ms__move_inline(c)
+                      : direct      ? ms__move_direct(c)
+                                    : ms__move_staged(w);
+    if (!c->gpu.native || moved == MS_OK)
+        atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
+    if (moved == MS_OK && !c->inline_ && !c->gpu.native) moved = wait_done(w, c->number);
     return status != MS_OK ? status : moved;
 }
 
@@ -473,6 +478,7 @@ ms_status ms__coll_run(ms_coll *c)
     ms__wait_begin(&w, c);
     ms_status status = run(&w, range_here.from ? ms__job_time(range_here.from) : 0, &seen);
     ms__wait_end(&w);
+    if (c->gpu.native) ms__native_step_out(c);
     if (MS_UNLIKELY(range_here.from != 0) && status == MS_OK && seen.members) range_here.collective = &seen;
     uint64_t was = atomic_load(&c->g->finished[k]);
     while (was < c->number && !atomic_compare_exchange_weak(&c->g->finished[k], &was, c->number)) {}

@@ -77,6 +77,7 @@ typedef struct {
     bool askable;                      // the call can be repeated with the script's place in `resumed`
     uint32_t model;                    // distinguishes models whose units have equal names
     char part_of[PART_OF];             // description of the part
+    uint8_t native;                    // moved between GPUs by the transport's library; used in texts
     uint8_t shaped;                    // number of dimensions + 1 of the script's tensor; 0: no shape
     uint32_t shape[MS_MAX_DIMS];       // used in texts
 } ms_fingerprint;
@@ -181,6 +182,7 @@ struct ms_group {
     _Atomic uint64_t finished[RING];
     // For each ring entry: number of the latest collective that was committed; written before `finished`.
     uint64_t committed[RING];
+    ms_gpu_group *gpu;  // its communicator; NULL: none
     ms_group *next;
 };
 
@@ -198,6 +200,12 @@ typedef struct {
     size_t bytes;
     double numel;  // number of elements, for the ledger
 } ms_operand;
+
+typedef struct ms_native ms_native;
+typedef struct {             // tensors on a GPU
+    struct ms_stage *stage;  // set if they are copied to CPU memory
+    ms_native *native;       // set if the transport's library moves them
+} ms_coll_gpu;
 
 typedef struct ms_coll {
     ms_group *g;
@@ -219,14 +227,14 @@ typedef struct ms_coll {
     ms_fingerprint fingerprint;
     ms_resumption place;  // of a send or receive in the background: read only by checks for deadlocks
     uint64_t hash;
-    bool inline_;            // the input fits into the payload
-    ms_tensor *keep[2];      // the request's input and output, retained
-    atomic_bool raised;      // failed because of a published error
-    bool mismatched;         // the calls differ: the collective fails on every member, so no error is published
-    bool again;              // the peer's call has failed: run again, to match the peer's next call
-    bool asking;             // only some members sent their places in the script: all run again
-    struct ms_far *far;      // set on the leader: messages that exchange ready slots with other nodes
-    struct ms_stage *stage;  // CPU copies of tensors on a GPU
+    bool inline_;        // the input fits into the payload
+    ms_tensor *keep[2];  // the request's input and output, retained
+    atomic_bool raised;  // failed because of a published error
+    bool mismatched;     // the calls differ: the collective fails on every member, so no error is published
+    bool again;          // the peer's call has failed: run again, to match the peer's next call
+    bool asking;         // only some members sent their places in the script: all run again
+    struct ms_far *far;  // set on the leader: messages that exchange ready slots with other nodes
+    ms_coll_gpu gpu;
 } ms_coll;
 
 // ---- comm/job/start.c ----
@@ -441,6 +449,21 @@ ms_status ms__coll_stage(ms_coll *c, ms_storage **marked);
 ms_status ms__coll_unstage(ms_coll *c);  // copies the output back; called on the thread that ran c
 void ms__coll_stage_drop(ms_coll *c);
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
+
+// ---- comm/native.c: tensors on GPUs that the transport's library moves ----
+ms_status ms__native_open(const ms_launch *launch);  // before the ranks meet: is there a GPU?
+// Collective, waits: makes the communicator of all ranks; that of a new group; leaves that of a group.
+ms_status ms__native_start(ms_group *world);
+ms_status ms__native_split(ms_group *g);
+ms_status ms__native_leave(ms_group *g);
+bool ms__native_serves(const ms_request *r);
+// narrow: half types are added in their own dtype. c's tensors must be set.
+ms_status ms__native_make(ms_coll *c, bool narrow);
+ms_status ms__native_issue(ms_coll *c);   // engine thread: everything that its tensors wait for has been queued
+void ms__native_line_up(ms_coll *c);      // engine thread: c has a number
+void ms__native_step_out(ms_coll *c);     // c has been queued, or has failed
+ms_status ms__native_move(ms_waiter *w);  // queues it, and waits until the GPU has completed it
+void ms__native_drop(ms_coll *c);
 
 // ---- comm/job/far.c: members on other nodes ----
 ms_status ms__far_ready(ms_coll *c);  // on the leader: sends and receives the ready slots that have become available

@@ -105,8 +105,8 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
     c->in.data = r->in ? ms__data(r->in) : r->from->data;
     c->out.data = r->in ? ms__data(r->out) : r->to->data;
     const ms_piece *p = c->pieces;
-    if (c->n_pieces == 1 && !p->line && p->total == (uint64_t)members * p->bytes && p->out_stride == p->bytes &&
-        p->bytes <= PAYLOAD) {
+    if (!c->fingerprint.native && c->n_pieces == 1 && !p->line && p->total == (uint64_t)members * p->bytes &&
+        p->out_stride == p->bytes && p->bytes <= PAYLOAD) {
         c->inline_ = true;
         c->in.data += p->in_offset;
         c->out.data += p->out_offset;
@@ -166,7 +166,7 @@ static ms_status take_tensors(ms_coll *c, const ms_request *r)
     c->out.numel = r->out ? (double)r->out->numel : 0;
     c->count = (size_t)(c->op == OP_ALL_TO_ALL ? counted->numel / n : counted->numel);
     c->fingerprint.count = (uint64_t)(r->by_script ? counted : sent)->numel;
-    c->inline_ = (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
+    c->inline_ = !c->fingerprint.native && (row->kind & IN_PAYLOAD) && ms__nbytes(sent) <= PAYLOAD;
     return MS_OK;
 }
 
@@ -219,7 +219,12 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
     memcpy(&scale, &c->reducer.scale, sizeof scale);
     if (row->kind & REDUCES) agree_on(c, scale);
     label(c, &r->label);
+    if (ms__native_serves(r)) {
+        c->fingerprint.native = 1;
+        agree_on(c, 1);
+    }
     ms_status status = take(c, r);
+    if (status == MS_OK && c->fingerprint.native) status = ms__native_make(c, r->narrow);
     if (status != MS_OK) {
         ms__coll_drop(c);
         return status;

@@ -62,6 +62,7 @@ typedef struct {
     // MS_PARTS.
     int n_parts;
     const ms_part *parts;
+    bool narrow;          // reduction: a library may add half types in their own dtype, which the script has chosen
     bool by_script;       // set for calls of scripts: the ranks also compare shapes
     uint64_t agreed;      // a value that must be equal on all ranks
     const char *refusal;  // set for a call whose argument checks failed: the text of the error

@@ -52,6 +52,16 @@ typedef struct ms_norm_job {
     ms_block *room;         // on the device; the caller frees it
 } ms_norm_job;
 
+// dst[i] = src[i] / divisor * scale, with one rounding to dst's dtype: of two floating-point dtypes, one is float32
+// unless they are equal. dst may be src.
+typedef struct ms_cuda_finish {
+    void *dst;
+    const void *src;
+    int dst_dtype, src_dtype;
+    int64_t n;
+    double divisor, scale;
+} ms_cuda_finish;
+
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
@@ -100,6 +110,10 @@ typedef struct ms_cuda_table {
     // NULL: it is computed from this device's sums.
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
+    // For libraries that queue work themselves (NCCL): makes the device current in this thread and returns the stream,
+    // a cudaStream_t; NULL with the error set.
+    void *(*native_stream)(int index, int stream);
+    ms_status (*finish)(int index, int stream, const ms_cuda_finish *f);
 } ms_cuda_table;
 
 // The engine's functions for the plugin: its table, and registration of kernels. ops/cuda.c sets it when the library is

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Every collective on 1 to 4 ranks, in place, staged, and over several simulated nodes: odd and empty sizes, every
---- dtype, both ways of waiting, compared with sums in Lua.
+--- Every collective on 1 to 4 ranks, in place, staged, over several simulated nodes, and by NCCL's stand-in on the
+--- emulated GPU: odd and empty sizes, every dtype, both ways of waiting, compared with sums in Lua.
 local ranks = require "spec.support.ranks"
 
 local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
@@ -50,14 +50,19 @@ for _, case in ipairs {
   { 3, " of two nodes in turn", MOONSHARD_COMM_NODES = "0,1,0" },
   { 4, " of two nodes", MOONSHARD_COMM_NODES = "2" },
   { 4, " of three nodes, out of order", MOONSHARD_COMM_NODES = "2,0,1,0" },
+  { 2, " over NCCL #cuda", device = "cuda" },
+  { 3, " over NCCL #cuda", device = "cuda" },
+  { 4, " of two nodes over NCCL #cuda", MOONSHARD_COMM_NODES = "2", device = "cuda" },
 } do
   local world, env = case[1], { MOONSHARD_COMM_MAP = case.MOONSHARD_COMM_MAP,
-    MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES }
+    MOONSHARD_COMM_NODES = case.MOONSHARD_COMM_NODES, MOONSHARD_CUDA = case.device and "emulated",
+    MOONSHARD_BACKEND = case.device and "nccl" }
   ranks.describe(world, ("collectives on %d ranks%s"):format(world, case[2] or ""), { env = env }, function(rank)
     local ms, dist
     if rank then
       ms = require "moonshard"
       dist = ms.dist
+      if case.device and ms.cuda.is_available() then ms.set_default_device(case.device) end
     end
     local sizes, dtypes = { 0, 1, world - 1, world, 3 * world + 1, 999 }, DTYPES
     if case[2] then sizes, dtypes = { 0, 1, 3 * world + 1, 999 }, { "float32", "bfloat16", "int64", "bool" } end
@@ -248,7 +253,9 @@ for _, case in ipairs {
         assert.is_false(ok)
         assert.matches(pattern, why)
       end
-      refuses("all_gather: out must have a block of in's size per rank: out is float32 %[7%] cpu, in is float32 %[4%] cpu, for " .. world
+      local where = x.device
+      refuses(("all_gather: out must have a block of in's size per rank: out is float32 %%[7%%] %s, in is float32 %%[4%%] %s, for ")
+        :format(where, where) .. world
         .. " rank", dist.all_gather,
         ms.ones(7), x)
       refuses("reduce_scatter: dtypes differ: out is float64", dist.reduce_scatter,
@@ -272,7 +279,7 @@ for _, case in ipairs {
     it("transfers Lua values, also nested, shared and cyclic tables", function()
       local shared = { 1, 2 }
       local v = { rank = rank, list = { true, false, "text\0with zero", math.huge }, a = shared, b = shared,
-        t = ms.tensor { rank, 1 } }
+        t = ms.tensor({ rank, 1 }, { device = "cpu" }) }
       v.self = v
       local all = dist.all_gather_object(v)
       assert.are.equal(world, #all)

@@ -57,8 +57,8 @@ end
 --- Joins the job. Idempotent; the first call of any other dist function joins the job, too. Under mpirun, srun or PMIx
 --- the world consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
----   backend: "auto" (chosen by the launcher), "mpi", "self", or "nccl", which this version lacks; timeout: seconds to
----   wait for a missing rank (default: 60; math.huge: no limit)
+---   backend: "auto" (chosen by the launcher, or by MOONSHARD_BACKEND), "mpi", "nccl" (collectives of tensors on GPUs
+---   by NCCL) or "self"; timeout: seconds to wait for a missing rank (default: 60; math.huge: no limit)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })

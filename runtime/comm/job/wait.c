@@ -134,7 +134,7 @@ static ms_status report_absence(ms_waiter *w)
     int named = 0, n_others = ms__world.nodes > 1 ? ask_others(w, others, ASKED) : 0;
     pthread_mutex_lock(&ms__groups_lock);
     for (int k = 0; k < w->c->g->n; k++) {
-        if (!is_missing(w, k)) continue;
+        if (k == w->c->g->me || !is_missing(w, k)) continue;
         int rank = w->c->g->ranks[k];
         describe_rank(rank, where, sizeof where);
         for (int j = 0; j < n_others; j++)
@@ -143,6 +143,7 @@ static ms_status report_absence(ms_waiter *w)
                    w->committed ? "has not finished its part" : "has not arrived", where);
     }
     pthread_mutex_unlock(&ms__groups_lock);
+    if (!named) ms__append(text, sizeof text, "this rank's GPU has not finished its part");
     ms__coll_fail(w->c, text);
     return ms__fail_job(MS_ECOMM, -1);
 }
@@ -204,7 +205,7 @@ ms_status ms__wait_poll(ms_waiter *w)
     }
     ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
     // Between nodes peers access only windows, so even a committed collective may be abandoned.
-    if (!w->committed || c->g->far) {
+    if (!w->committed || (c->g->far && !c->gpu.native)) {
         if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
         if (c->stream == MS_STREAM_COMPUTE && !w->committed) {
             ms_status status = ms__check_interrupt();

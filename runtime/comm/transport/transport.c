@@ -11,11 +11,11 @@
 static const struct row {
     const char *name, *launchers;
     const ms_transport *table;           // NULL: the plugin has the table
-    const char *plugin, *title, *needs;  // plugin: its file; NULL: not in this build. title: its
+    const char *plugin, *title, *needs;  // plugin: its file. title: its
                                          // library; needs: the program that must be installed to build it
 } transports[] = {
     { "mpi", " mpirun srun PMIx mpiexec ", NULL, "libmoonshard_mpi.so", "MPI", "mpicc" },
-    { "nccl", " torchrun ", NULL, NULL, NULL, NULL },
+    { "nccl", " ", NULL, "libmoonshard_nccl.so", "NCCL", "mpicc" },
     { "self", " ", &ms__transport_self, NULL, NULL, NULL },
 };
 
@@ -60,6 +60,11 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
     if (name && strcmp(name, "auto") == 0) name = NULL;
     const struct row *row = row_of(name, launch->name);
     if (!row) {
+        if (!name)
+            return ms__fail(MS_EUNSUPPORTED,
+                            "dist.init: %s started this process as rank %d of %d, but ranks meet over MPI; use mpirun "
+                            "or srun",
+                            launch->name, (int)launch->rank, (int)launch->world);
         char names[200] = "'auto'";
         for (int k = 0; k < MS_COUNT(transports); k++) ms__append(names, sizeof names, ", '%s'", transports[k].name);
         return ms__fail(MS_EINVAL, "dist.init: backend '%s' is unknown, expected one of %s", name, names);
@@ -69,10 +74,5 @@ ms_status ms__transport_choose(const ms_transport **out, const char *name, const
         return MS_OK;
     }
     if (*launch->reason) return ms__fail(MS_ECOMM, "dist.init: %s", launch->reason);
-    if (row->plugin) return load(out, row, launch->name);
-    if (name) return ms__fail(MS_EUNSUPPORTED, "dist.init: backend '%s' is not in this build; use 'auto'", name);
-    return ms__fail(MS_EUNSUPPORTED,
-                    "dist.init: %s started this process as rank %d of %d; its ranks need backend '%s', which is not in "
-                    "this build; use mpirun or srun",
-                    launch->name, (int)launch->rank, (int)launch->world, row->name);
+    return load(out, row, launch->name);
 }

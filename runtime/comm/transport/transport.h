@@ -11,7 +11,46 @@
 #include <stdint.h>
 #include "moonshard.h"
 
-enum { MS_TRANSPORT_VERSION = 3 };
+enum { MS_TRANSPORT_VERSION = 4 };
+
+// ---- collectives that a library moves between GPUs itself (NCCL) ----
+//
+// No call blocks, except abort. A call returns MS_GPU_DONE; or MS_GPU_BUSY, and `poll` then returns MS_GPU_BUSY until
+// the call has been carried out; or a failure, with the reason in text. Collectives that have been queued may fail
+// later, which `poll` reports. The calls of one communicator are made one at a time, except poll and abort.
+enum { MS_GPU_ID = 128 };  // bytes of an id
+typedef enum {
+    MS_GPU_DONE,
+    MS_GPU_BUSY,
+    MS_GPU_FAILED,
+    MS_GPU_PEER,  // another rank has failed, or cannot be reached
+} ms_gpu_result;
+typedef struct ms_gpu_group ms_gpu_group;  // a communicator
+typedef struct {
+    int op;                // MS_DIST_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BROADCAST, _REDUCE or _ALL_TO_ALL
+    int dtype, reduction;  // reduction: of ms_reduction
+    int root;              // a member number
+    size_t count;          // elements of a block: what a member sends to one other member
+    const void *in;        // NULL on a member that sends nothing; may be `out`
+    void *out;             // NULL on a member that receives nothing
+} ms_gpu_call;
+typedef struct {
+    // Makes an id on one rank. All ranks then join with it; the caller has made the rank's GPU current in this thread.
+    ms_gpu_result (*make_id)(char id[MS_GPU_ID], char *text, size_t n);
+    ms_gpu_result (*join)(ms_gpu_group **out, const char id[MS_GPU_ID], int rank, int size, char *text, size_t n);
+    // All ranks of a communicator that joined by an id call split. member: this rank's number in the new one, -1: it is
+    // not a member.
+    ms_gpu_result (*split)(ms_gpu_group **out, ms_gpu_group *whole, int member, char *text, size_t n);
+    // Queues the calls as one operation on a stream of the CUDA plugin (ms_cuda_table.native_stream).
+    ms_gpu_result (*queue)(ms_gpu_group *g, int n_calls, const ms_gpu_call *calls, void *stream, char *text, size_t n);
+    ms_gpu_result (*poll)(ms_gpu_group *g, char *text, size_t n);
+    void (*abort)(ms_gpu_group *g);  // ends what is queued, on this rank; only `drop` may follow
+    ms_gpu_result (*leave)(ms_gpu_group *g, char *text,
+                           size_t n);  // all members call it; only poll and drop may follow
+    void (*drop)(ms_gpu_group *g);
+} ms_transport_gpu;
+
+// ---- how ranks connect ----
 
 // All functions are called under one lock. Only init, all_gather and finalize may block.
 typedef struct {
@@ -32,6 +71,7 @@ typedef struct {
     // The library's own collectives on float32, for comparison in benchmarks. op: 0 all-gather, 1 reduce-scatter, 2
     // all-reduce. May be NULL.
     int (*own)(int op, void *out, const void *in, size_t count);
+    const ms_transport_gpu *gpu;  // NULL: the engine moves tensors of GPUs
 } ms_transport;
 
 // The name under which a plugin exports its table.

@@ -191,15 +191,20 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
     } else if (st == MS_OK) {
         ms_label label = ms__unit_label(u, ms__unit_reduced_name(u));
         label.text_only = u->settings.checked;
+        bool narrow = h->kind == MS_COMM_LOW || u->settings.reduce_dtype >= 0;  // the script has chosen the dtype
         ms_request blocks = { .group = scatter,
                               .op = MS_DIST_REDUCE_SCATTER,
                               .stream = MS_STREAM_REDUCE,
                               .in = r.in,
                               .out = r.out,
+                              .narrow = narrow,
                               .label = label };
-        ms_request wholes = {
-            .group = replicas, .op = MS_DIST_ALL_REDUCE, .stream = MS_STREAM_REDUCE, .out = r.out, .label = label
-        };
+        ms_request wholes = { .group = replicas,
+                              .op = MS_DIST_ALL_REDUCE,
+                              .stream = MS_STREAM_REDUCE,
+                              .out = r.out,
+                              .narrow = narrow,
+                              .label = label };
         st = ms__divide(r.in, summed ? h->before : u->options.before);
         if (st == MS_OK && scatter) st = ms__collective(&blocks, &r.scattered);
         if (st == MS_OK && replicas) st = ms__collective(&wholes, &r.work);

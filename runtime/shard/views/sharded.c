@@ -324,6 +324,7 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
                            .op = MS_DIST_REDUCE_SCATTER,
                            .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
                            .scale = scale,
+                           .narrow = u->settings.reduce_dtype >= 0,
                            .stream = MS_STREAM_REDUCE,
                            .in = r.in,
                            .out = r.out,

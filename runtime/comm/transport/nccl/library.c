@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// comm/transport/nccl/library.c -- finds and loads NCCL.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "comm/transport/nccl/library.h"
+
+nccl_library nccl;
+
+#define NAME "libnccl.so.2"
+
+// Where NCCL may be besides the loader's path: in folders below the one that a variable names; with variable NULL, in
+// these. An entry whose variable is not set is skipped.
+static const struct {
+    const char *variable, *folders;
+} places[] = {
+    { "CUDA_HOME", "/{lib64,lib,targets/*/lib}" },
+    { "CUDA_PATH", "/{lib64,lib,targets/*/lib}" },
+    { "VIRTUAL_ENV", "/lib*/python3*/site-packages/nvidia/*/lib" },
+    { "CONDA_PREFIX", "/{lib,targets/*/lib,lib/python3*/site-packages/nvidia/*/lib}" },
+    { NULL, "/usr/local/{cuda,cuda-*}/{lib64,lib,targets/*/lib}" },
+    { "HOME", "/.local/lib/python3*/site-packages/nvidia/*/lib" },
+    { NULL, "/usr/{lib,local/lib}/python3*/{dist,site}-packages/nvidia/*/lib" },
+};
+
+static void *search(void)
+{
+    void *lib = dlopen(NAME, RTLD_NOW | RTLD_LOCAL);
+    for (size_t k = 0; k < sizeof places / sizeof *places && !lib; k++) {
+        char pattern[4096];
+        const char *root = places[k].variable ? getenv(places[k].variable) : "";
+        if (!root || (places[k].variable && !*root)) continue;
+        snprintf(pattern, sizeof pattern, "%s%s/" NAME, root, places[k].folders);
+        glob_t found;
+        if (glob(pattern, GLOB_BRACE, NULL, &found) != 0) continue;
+        for (size_t i = 0; i < found.gl_pathc && !lib; i++) lib = dlopen(found.gl_pathv[i], RTLD_NOW | RTLD_LOCAL);
+        globfree(&found);
+    }
+    return lib;
+}
+
+// The specs' stand-in for NCCL, which alone works with the emulated GPU.
+static void *standin(char *text, size_t n)
+{
+    Dl_info here;
+    char path[4096] = "";
+    if (dladdr((void *)standin, &here) && here.dli_fname) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        if (slash)
+            snprintf(path, sizeof path, "%.*s/standin/libnccl_standin.so.2", (int)(slash - here.dli_fname),
+                     here.dli_fname);
+    }
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) snprintf(text, n, "the emulated GPU needs the specs' stand-in for NCCL: %s", dlerror());
+    return lib;
+}
+
+static void *load(char *text, size_t n)
+{
+    const char *mode = getenv("MOONSHARD_CUDA"), *path = getenv("MOONSHARD_NCCL");
+    if (mode && strcmp(mode, "emulated") == 0) return standin(text, n);
+    if (mode && strcmp(mode, "null") == 0) {
+        snprintf(text, n, "NCCL cannot use the null device (MOONSHARD_CUDA)");
+        return NULL;
+    }
+    void *lib = path && *path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : search();
+    if (!lib && path && *path) snprintf(text, n, "NCCL cannot be loaded (MOONSHARD_NCCL): %s", dlerror());
+    else if (!lib)
+        snprintf(text, n,
+                 "NCCL (" NAME ") is neither in the loader's path nor in the folders of CUDA toolkits and Python "
+                 "packages; install it, or set MOONSHARD_NCCL to the path of the file");
+    return lib;
+}
+
+static int take(void *lib, char *text, size_t n)
+{
+    int version = 0;
+    *(void **)&nccl.GetVersion = dlsym(lib, "ncclGetVersion");
+    if (!nccl.GetVersion || nccl.GetVersion(&version) != NCCL_Success || version < NCCL_OLDEST) {
+        Dl_info from;
+        const char *path = nccl.GetVersion && dladdr(*(void **)&nccl.GetVersion, &from) ? from.dli_fname : NAME;
+        snprintf(text, n, "%s is NCCL %d.%d.%d, expected 2.28 or newer", path, version / 10000, version / 100 % 100,
+                 version % 100);
+        return -1;
+    }
+#define FIND(result, name, parameters)                                          \
+    if (!(*(void **)&nccl.name = dlsym(lib, "nccl" #name))) {                   \
+        snprintf(text, n, "NCCL %d has no function %s", version, "nccl" #name); \
+        return -1;                                                              \
+    }
+    NCCL_FUNCTIONS(FIND)
+    return 0;
+}
+
+int nccl_load(char *text, size_t n)
+{
+    static int loaded;
+    if (loaded) return 0;
+    // Operations of several communicators run on a GPU in the order in which the host queues them, which is the same on
+    // all ranks. Otherwise they may wait for each other.
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    void *lib = load(text, n);
+    if (!lib || take(lib, text, n) != 0) return -1;
+    loaded = 1;
+    return 0;
+}

@@ -1,0 +1,680 @@
+// SPDX-License-Identifier: MIT
+// nccl.cpp -- a stand-in for NCCL, for the emulated GPU: libnccl_standin.so.2. Its ranks are processes of one machine;
+// each copies what it sends to memory that all of them map, in the order of its stream, and reads there what it gets.
+//
+// It refuses what the library refuses, with the same result, and knows only non-blocking communicators. It is stricter
+// in these points: tensors must be memory of the emulated GPU; the process ends if ranks queue operations that do not
+// match, where the library would hang. Operations of one communicator, and all of a process if
+// NCCL_LAUNCH_ORDER_IMPLICIT is 1, run one after the other.
+//
+// Faults (MOONSHARD_NCCL_STANDIN, separated by commas; RANK is the rank that has the fault):
+//   fail:CALL:N:RANK:RESULT    call number N of this function returns the result, and does nothing
+//   async:CALL:N:RANK:RESULT   what it starts does not happen; ncclCommGetAsyncError returns the result
+//   hang:CALL:N:RANK           what it starts does not end
+//   die:CALL:N:RANK            the process is killed while what it starts is in progress
+//   version:CODE               the version that ncclGetVersion returns
+//   duplicates                 ranks may not share a GPU
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <map>
+#include <sched.h>
+#include "cuda/cuda.h"
+extern "C" {
+#include "comm/transport/nccl/library.h"
+}
+
+namespace
+{
+
+// ---- faults ----
+
+enum what { NONE, FAIL, ASYNC, HANG, DIE };
+struct fault {
+    what kind;
+    std::string call;
+    long number;
+    int rank, result;
+};
+struct settings {
+    std::vector<fault> faults;
+    int version = 22809;
+    bool duplicates = false;
+};
+
+int number_of(const char *variable)
+{
+    const char *s = getenv(variable);
+    return s ? atoi(s) : 0;
+}
+int world_rank() { return number_of("OMPI_COMM_WORLD_RANK"); }
+
+settings read_settings()
+{
+    settings s;
+    const char *text = getenv("MOONSHARD_NCCL_STANDIN");
+    std::string all = text ? text : "";
+    for (size_t at = 0; !all.empty() && at <= all.size();) {
+        size_t end = std::min(all.find(',', at), all.size());
+        std::string word = all.substr(at, end - at);
+        at = end + 1;
+        char kind[16] = "", call[64] = "";
+        fault f = {};
+        int n = sscanf(word.c_str(), "%15[a-z]:%63[A-Za-z]:%ld:%d:%d", kind, call, &f.number, &f.rank, &f.result);
+        f.kind = !strcmp(kind, "fail") ? FAIL : !strcmp(kind, "async") ? ASYNC : !strcmp(kind, "hang") ? HANG : DIE;
+        f.call = call;
+        if (word == "duplicates") s.duplicates = true;
+        else if (sscanf(word.c_str(), "version:%d", &s.version) == 1) continue;
+        else if (n >= 4 && (f.kind != DIE || !strcmp(kind, "die")) && n == (f.kind <= ASYNC ? 5 : 4))
+            s.faults.push_back(f);
+        else {
+            fprintf(stderr, "libnccl_standin: MOONSHARD_NCCL_STANDIN has '%s', which is no fault\n", word.c_str());
+            _exit(2);
+        }
+    }
+    return s;
+}
+const settings set = read_settings();
+
+std::mutex counts_lock;
+std::map<std::string, long> counts;
+
+// Counts the call. Returns the fault that it has.
+fault next_call(const char *call)
+{
+    std::lock_guard<std::mutex> hold(counts_lock);
+    long n = ++counts[call];
+    for (const fault &f : set.faults)
+        if (f.call == call && f.number == n && f.rank == world_rank()) return f;
+    return {};
+}
+
+thread_local std::string last_error;
+nccl_result refuse(nccl_result r, const char *why)
+{
+    last_error = why;
+    return r;
+}
+
+// ---- the memory of a communicator ----
+
+enum { RANKS = 64 };
+constexpr size_t ROOM = 1 << 20;  // bytes in flight of a rank
+
+struct member {
+    std::atomic<int> joined, aborted;
+    std::atomic<uint64_t> step;  // barriers that the rank has reached
+    int device;
+    uint64_t operation;                       // fingerprint of the operation in progress
+    std::atomic<uint64_t> split, split_read;  // number of splits that the rank takes part in, and is done with
+    int color, key;
+    std::atomic<uint64_t> offered;  // number of the split for which the rank made the memory of a communicator
+    int pid, fd;
+};
+struct memory {
+    member of[RANKS];
+    char pad[4096];
+};
+struct unique_id {
+    char magic[8];
+    int pid, fd;
+};
+const char MAGIC[8] = "standin";
+
+size_t memory_bytes() { return sizeof(memory) + RANKS * ROOM; }
+
+int make_memory()
+{
+    int fd = memfd_create("moonshard_nccl_standin", MFD_CLOEXEC);
+    return fd >= 0 && ftruncate(fd, (off_t)memory_bytes()) == 0 ? fd : -1;
+}
+memory *map_memory(int pid, int fd)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    int own = open(path, O_RDWR | O_CLOEXEC);
+    if (own < 0) return nullptr;
+    void *p = mmap(nullptr, memory_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, own, 0);
+    close(own);
+    return p == MAP_FAILED ? nullptr : (memory *)p;
+}
+
+}  // namespace
+
+enum : uint32_t { LIVE = 0x6e63636c, GONE };
+struct ncclComm {
+    std::atomic<uint32_t> is = LIVE;
+    int rank = 0, size = 0;
+    memory *mem = nullptr;
+    std::atomic<int> state = NCCL_InProgress;
+    std::atomic<bool> stop = false, finalized = false;
+    std::string error;   // written before `state`
+    uint64_t steps = 0;  // used in the order of the operations
+    uint64_t splits = 0;
+    long operations = 0;
+    ms_shim::flag last = std::make_shared<std::atomic<int>>(1);  // done when the latest operation is
+
+    member &me() { return mem->of[rank]; }
+    char *room(int k) { return (char *)(mem + 1) + (size_t)k * ROOM; }
+    void end(int result, const char *why = "")
+    {
+        error = why;
+        state = result;
+    }
+};
+
+namespace
+{
+
+void doze(int &turns)
+{
+    if (turns++ < 200) sched_yield();
+    else usleep(50);
+}
+
+// Waits until the condition holds. False if the communicator was aborted here, or by a peer.
+template <class F> bool wait_until(ncclComm *c, const F &holds)
+{
+    for (int turns = 0; !holds(); doze(turns)) {
+        if (c->stop) return false;
+        for (int k = 0; k < c->size; k++)
+            if (c->mem->of[k].aborted) {
+                c->end(NCCL_RemoteError, "a peer has aborted the communicator");
+                return false;
+            }
+    }
+    return true;
+}
+void wait_for_abort(ncclComm *c)
+{
+    while (!c->stop) usleep(100);
+}
+
+// All ranks of the communicator meet.
+bool meet(ncclComm *c)
+{
+    uint64_t to = ++c->steps;
+    c->me().step = to;
+    return wait_until(c, [=] {
+        for (int k = 0; k < c->size; k++)
+            if (c->mem->of[k].step < to) return false;
+        return true;
+    });
+}
+
+template <class F> void in_thread(const F &body)
+{
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    std::thread(body).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// Carries out the fault of something in progress. True if it ends here.
+bool meet_fault(ncclComm *c, const fault &f)
+{
+    if (f.kind == DIE) raise(SIGKILL);
+    if (f.kind == ASYNC) c->end(f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == ASYNC || f.kind == HANG) wait_for_abort(c);
+    return f.kind != NONE;
+}
+
+// ---- joining ----
+
+void join(ncclComm *c, const fault &f)
+{
+    member &me = c->me();
+    me.device = number_of("OMPI_COMM_WORLD_LOCAL_RANK") % ms_shim::device_count();
+    if (f.kind != NONE) {
+        usleep(20000);
+        if (meet_fault(c, f)) return;
+    }
+    if (me.joined.exchange(1)) return c->end(NCCL_InvalidUsage, "two processes joined as the same rank");
+    bool there = wait_until(c, [=] {
+        for (int k = 0; k < c->size; k++)
+            if (!c->mem->of[k].joined) return false;
+        return true;
+    });
+    if (!there) return;
+    for (int k = 0; k < c->size && set.duplicates; k++)
+        if (k != c->rank && c->mem->of[k].device == me.device)
+            return c->end(NCCL_InvalidUsage, "Duplicate GPU detected: two ranks on one CUDA device");
+    c->end(NCCL_Success);
+}
+
+ncclComm *comm_new(memory *mem, int rank, int size)
+{
+    ncclComm *c = new ncclComm;
+    c->mem = mem;
+    c->rank = rank;
+    c->size = size;
+    return c;
+}
+
+// Whether the communicator may be used.
+nccl_result usable(ncclComm *c)
+{
+    if (!c || c->is != LIVE || c->finalized) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    int state = c->state;
+    if (state == NCCL_Success) return NCCL_Success;
+    return refuse(state == NCCL_InProgress ? NCCL_InvalidArgument : (nccl_result)state,
+                  "Attempt to use communicator before the previous operation returned ncclSuccess");
+}
+
+// ---- operations ----
+
+struct operation {
+    int kind, root;  // kind: an index of `kinds`
+    nccl_type type;
+    nccl_reduction how;
+    size_t count;
+    const char *in;
+    char *out;
+};
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL };
+struct {
+    const char *call;
+    bool adds, rooted, cut;  // cut: the input has a block for each rank
+} const kinds[] = {
+    { "ncclAllReduce", true, false, false },    { "ncclAllGather", false, false, false },
+    { "ncclReduceScatter", true, false, true }, { "ncclBroadcast", false, true, false },
+    { "ncclReduce", true, true, false },        { "ncclAlltoAll", false, false, true },
+};
+bool sends(const operation &o, int rank) { return o.kind != BROADCAST || rank == o.root; }
+bool receives(const operation &o, int rank) { return o.kind != REDUCE || rank == o.root; }
+
+int dtype_of(nccl_type t)
+{
+    switch (t) {
+    case NCCL_Float64: return MS_F64;
+    case NCCL_Float16: return MS_F16;
+    case NCCL_Bfloat16: return MS_BF16;
+    case NCCL_Int64: return MS_I64;
+    case NCCL_Int32: return MS_I32;
+    case NCCL_Uint8: return MS_U8;
+    default: return MS_F32;
+    }
+}
+
+// Adds in the order of a ring that begins at rank `begin`, and rounds after every step, as the library does.
+template <class T> void combine(const operation &o, ncclComm *c, size_t skip, size_t n, int begin, char *out)
+{
+    int dtype = dtype_of(o.type);
+    double part = o.how == NCCL_Avg ? 1.0 / c->size : 1;
+    for (size_t i = 0; i < n; i++)
+        for (int j = 0; j < c->size; j++) {
+            int k = (begin + j) % c->size;
+            T x = (T)(load<T>(dtype, c->room(k) + skip, (int64_t)i) * (T)part);
+            if (j > 0) {
+                T sum = load<T>(dtype, out, (int64_t)i);
+                x = o.how == NCCL_Prod  ? sum * x
+                    : o.how == NCCL_Max ? std::max(sum, x)
+                    : o.how == NCCL_Min ? std::min(sum, x)
+                                        : sum + x;
+            }
+            store<T>(dtype, out, (int64_t)i, x);
+        }
+}
+
+// One slice of every block: elements [at, at + n).
+void receive(const operation &o, ncclComm *c, size_t at, size_t n, size_t number)
+{
+    size_t size = (size_t)ms__dtype_size(dtype_of(o.type)), skip = kinds[o.kind].cut ? (size_t)c->rank * n * size : 0;
+    if (kinds[o.kind].adds) {
+        int begin = o.kind == REDUCE_SCATTER ? c->rank + 1 : (int)(number + 1);
+        char *out = o.out + at * size;
+        if (o.type == NCCL_Float64) combine<double>(o, c, skip, n, begin, out);
+        else if (o.type == NCCL_Int64 || o.type == NCCL_Int32 || o.type == NCCL_Uint8)
+            combine<int64_t>(o, c, skip, n, begin, out);
+        else combine<float>(o, c, skip, n, begin, out);
+        return;
+    }
+    bool one = o.kind == BROADCAST;
+    for (int k = 0; k < c->size; k++)
+        if (!one || k == o.root)
+            memcpy(o.out + ((one ? 0 : (size_t)k * o.count) + at) * size, c->room(k) + skip, n * size);
+}
+
+bool run(ncclComm *c, const operation &o, const fault &f)
+{
+    size_t size = (size_t)ms__dtype_size(dtype_of(o.type)), blocks = kinds[o.kind].cut ? (size_t)c->size : 1;
+    uint64_t print = 1469598103934665603ull;
+    for (uint64_t v : { (uint64_t)o.kind, (uint64_t)o.type, (uint64_t)(kinds[o.kind].adds ? o.how : 0),
+                        (uint64_t)(kinds[o.kind].rooted ? o.root : 0), (uint64_t)o.count })
+        print = (print ^ v) * 1099511628211ull;
+    c->me().operation = print;
+    if (f.kind == ASYNC || f.kind == HANG) meet_fault(c, f);
+    if (!meet(c)) return false;
+    for (int k = 0; k < c->size; k++)
+        if (c->mem->of[k].operation != print) {
+            fprintf(stderr, "libnccl_standin: ranks %d and %d queued operations that do not match (%s here)\n", c->rank,
+                    k, kinds[o.kind].call);
+            abort();
+        }
+    size_t room = ROOM / blocks / size, number = 0;
+    for (size_t at = 0; at < o.count; at += room, number++) {
+        size_t n = std::min(room, o.count - at);
+        for (size_t b = 0; b < blocks && sends(o, c->rank); b++)
+            memcpy(c->room(c->rank) + b * n * size, o.in + (b * o.count + at) * size, n * size);
+        if (f.kind == DIE) raise(SIGKILL);
+        if (!meet(c)) return false;
+        if (receives(o, c->rank)) receive(o, c, at, n, number);
+        if (!meet(c)) return false;
+    }
+    return true;
+}
+
+// ---- queues ----
+
+struct queued {
+    ncclComm *comm;
+    cudaStream_t stream;
+    operation what;
+    fault with;
+};
+thread_local int groups;  // ncclGroupStart without ncclGroupEnd
+thread_local std::vector<queued> waiting;
+ms_shim::flag process_last = std::make_shared<std::atomic<int>>(1);
+std::mutex order_lock;
+
+void push(const queued &q)
+{
+    const char *implicit = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    std::lock_guard<std::mutex> hold(order_lock);
+    auto done = std::make_shared<std::atomic<int>>(0);
+    ms_shim::push_item(q.stream, { nullptr, q.comm->last });
+    if (implicit && !strcmp(implicit, "1")) {
+        ms_shim::push_item(q.stream, { nullptr, process_last });
+        process_last = done;
+    }
+    q.comm->last = done;
+    ms_shim::push(q.stream, [=] {
+        ncclComm *c = q.comm;
+        if (c->is == LIVE && !c->stop) run(c, q.what, q.with);
+        *done = 1;
+    });
+}
+
+// Queues the operations of a group. Now and then, and at the first time, in a thread: the library connects ranks then.
+nccl_result launch(const std::vector<queued> &list)
+{
+    nccl_result result = NCCL_Success;
+    for (size_t from = 0, to; from < list.size(); from = to) {
+        ncclComm *c = list[from].comm;
+        for (to = from; to < list.size() && list[to].comm == c; to++) {}
+        std::vector<queued> part(list.begin() + (long)from, list.begin() + (long)to);
+        if (c->operations++ % 7 != 0) {
+            for (const queued &q : part) push(q);
+            continue;
+        }
+        result = NCCL_InProgress;
+        c->state = NCCL_InProgress;
+        in_thread([=] {
+            usleep(1000);
+            for (const queued &q : part) push(q);
+            int was = NCCL_InProgress;
+            c->state.compare_exchange_strong(was, NCCL_Success);
+        });
+    }
+    return result;
+}
+
+// Whether p is memory of the emulated GPU.
+bool is_device(const void *p)
+{
+    static std::mutex lock;
+    static std::vector<std::pair<uintptr_t, uintptr_t>> known;
+    std::lock_guard<std::mutex> hold(lock);
+    for (int turn = 0; turn < 2; turn++) {
+        for (auto &r : known)
+            if ((uintptr_t)p >= r.first && (uintptr_t)p < r.second) return true;
+        known.clear();
+        FILE *f = fopen("/proc/self/maps", "re");
+        char line[512];
+        unsigned long a, b;
+        while (f && fgets(line, sizeof line, f))
+            if (strstr(line, "moonshard_emulated_gpu") && sscanf(line, "%lx-%lx", &a, &b) == 2)
+                known.push_back({ a, b });
+        if (f) fclose(f);
+    }
+    return false;
+}
+
+nccl_result call(ncclComm *c, void *stream, const operation &o)
+{
+    fault f = next_call(kinds[o.kind].call);
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    nccl_result r = usable(c);
+    // Several calls of one group may follow each other; their communicator is then still ready.
+    if (r != NCCL_Success) return r;
+    bool known = false;
+#define KNOWN(name, value) known = known || o.type == NCCL_##name;
+    NCCL_TYPES(KNOWN)
+    if (!known) return refuse(NCCL_InvalidArgument, "the type is unknown");
+    if (kinds[o.kind].adds && (o.how < NCCL_Sum || o.how > NCCL_Avg))
+        return refuse(NCCL_InvalidArgument, "the reduction is unknown");
+    if (kinds[o.kind].rooted && (o.root < 0 || o.root >= c->size))
+        return refuse(NCCL_InvalidArgument, "the root is not a rank of the communicator");
+    if (o.count > ((size_t)1 << 48)) return refuse(NCCL_InvalidArgument, "the count is too large");
+    if (!stream) return refuse(NCCL_InvalidArgument, "the stream is the default stream");
+    if (o.count == 0) return NCCL_Success;
+    if ((sends(o, c->rank) && !is_device(o.in)) || (receives(o, c->rank) && !is_device(o.out)))
+        return refuse(NCCL_InvalidArgument, "a buffer is not memory of the GPU");
+    queued q = { c, (cudaStream_t)stream, o, f };
+    if (groups > 0) {
+        waiting.push_back(q);
+        return NCCL_Success;
+    }
+    return launch({ q });
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// ---- the library ----
+
+API nccl_result ncclGetVersion(int *version)
+{
+    *version = set.version;
+    return NCCL_Success;
+}
+API const char *ncclGetErrorString(nccl_result r)
+{
+    switch (r) {
+    case NCCL_Success: return "no error";
+    case NCCL_UnhandledCudaError: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case NCCL_SystemError: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case NCCL_InternalError: return "internal error - please report this issue to the NCCL developers";
+    case NCCL_InvalidArgument: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case NCCL_InvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case NCCL_RemoteError: return "remote process exited or there was a network error";
+    case NCCL_InProgress: return "NCCL operation in progress";
+    default: return "unknown result code";
+    }
+}
+API const char *ncclGetLastError(nccl_comm c)
+{
+    return c && c->is == LIVE && !c->error.empty() ? c->error.c_str() : last_error.c_str();
+}
+
+API nccl_result ncclGetUniqueId(nccl_id *out)
+{
+    fault f = next_call("ncclGetUniqueId");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    unique_id id = { "", getpid(), make_memory() };
+    if (!out || id.fd < 0) return refuse(NCCL_SystemError, "the memory of a communicator");
+    memcpy(id.magic, MAGIC, sizeof MAGIC);
+    memset(out, 0, sizeof *out);
+    memcpy(out, &id, sizeof id);
+    return NCCL_Success;
+}
+
+API nccl_result ncclCommInitRankConfig(nccl_comm *out, int size, nccl_id given, int rank, nccl_config *config)
+{
+    fault f = next_call("ncclCommInitRankConfig");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (!out || size < 1 || size > RANKS || rank < 0 || rank >= size)
+        return refuse(NCCL_InvalidArgument, "Invalid rank requested");
+    nccl_config mine = NCCL_CONFIG;
+    if (!config || config->size < offsetof(nccl_config, blocking) + sizeof(int))
+        return refuse(NCCL_InvalidArgument, "config");
+    memcpy(&mine, config, std::min(config->size, sizeof mine));
+    if (mine.magic != 0xcafebeef)
+        return refuse(NCCL_InvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+    if (mine.version < 20000 || mine.blocking != 0)
+        return refuse(NCCL_InvalidArgument, "the stand-in knows only non-blocking communicators");
+    unique_id id;
+    memcpy(&id, &given, sizeof id);
+    if (memcmp(id.magic, MAGIC, sizeof MAGIC))
+        return refuse(NCCL_InvalidArgument, "the id is not one of ncclGetUniqueId");
+    memory *mem = map_memory(id.pid, id.fd);
+    if (!mem) return refuse(NCCL_SystemError, "the rank that made the id cannot be reached");
+    ncclComm *c = *out = comm_new(mem, rank, size);
+    in_thread([=] { join(c, f); });
+    return NCCL_InProgress;
+}
+
+API nccl_result ncclCommSplit(nccl_comm parent, int color, int key, nccl_comm *out, nccl_config *config)
+{
+    fault f = next_call("ncclCommSplit");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    nccl_result r = usable(parent);
+    if (r != NCCL_Success) return r;
+    if (!out || (color < 0 && color != NCCL_NOCOLOR) || config)
+        return refuse(NCCL_InvalidArgument, "color, newcomm or config");
+    parent->state = NCCL_InProgress;
+    uint64_t number = ++parent->splits;
+    *out = nullptr;
+    in_thread([=] {
+        ncclComm *c = parent;
+        member &me = c->me();
+        if (f.kind != NONE) {
+            usleep(20000);
+            if (meet_fault(c, f)) return;
+        }
+        me.color = color;
+        me.key = key;
+        me.split = number;
+        auto all = [=](std::atomic<uint64_t> member::*field) {
+            return wait_until(c, [=] {
+                for (int k = 0; k < c->size; k++)
+                    if (c->mem->of[k].*field < number) return false;
+                return true;
+            });
+        };
+        if (!all(&member::split)) return;
+        std::vector<std::pair<int, int>> members;  // key, rank
+        for (int k = 0; k < c->size; k++)
+            if (c->mem->of[k].color == color) members.push_back({ c->mem->of[k].key, k });
+        std::sort(members.begin(), members.end());
+        ncclComm *child = nullptr;
+        if (color != NCCL_NOCOLOR) {
+            int place = 0;
+            while (members[(size_t)place].second != c->rank) place++;
+            member &leader = c->mem->of[members[0].second];
+            if (place == 0) {
+                me.pid = getpid();
+                me.fd = make_memory();
+                me.offered = number;
+            }
+            if (!wait_until(c, [&] { return leader.offered >= number; })) return;
+            memory *mem = map_memory(leader.pid, leader.fd);
+            if (!mem) return c->end(NCCL_SystemError, "the memory of a communicator");
+            child = comm_new(mem, place, (int)members.size());
+        }
+        me.split_read = number;
+        if (!all(&member::split_read)) return;
+        *out = child;
+        c->end(NCCL_Success);
+        if (child) join(child, {});
+    });
+    return NCCL_InProgress;
+}
+
+API nccl_result ncclCommFinalize(nccl_comm c)
+{
+    fault f = next_call("ncclCommFinalize");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    nccl_result r = usable(c);
+    if (r != NCCL_Success) return r;
+    c->finalized = true;
+    c->state = NCCL_InProgress;
+    in_thread([=] {
+        if (meet_fault(c, f)) return;
+        while (!*c->last) usleep(100);
+        c->end(NCCL_Success);
+    });
+    return NCCL_InProgress;
+}
+API nccl_result ncclCommDestroy(nccl_comm c)
+{
+    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    if (!c->finalized || c->state != NCCL_Success)
+        return refuse(NCCL_InvalidUsage, "the communicator has not been finalized");
+    c->is = GONE;  // the memory is kept, so that a later use is found
+    return NCCL_Success;
+}
+API nccl_result ncclCommAbort(nccl_comm c)
+{
+    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    c->stop = true;
+    c->me().aborted = 1;
+    c->is = GONE;
+    return NCCL_Success;
+}
+API nccl_result ncclCommGetAsyncError(nccl_comm c, nccl_result *state)
+{
+    fault f = next_call("ncclCommGetAsyncError");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (!c || c->is != LIVE || !state) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    *state = (nccl_result)c->state.load();
+    return NCCL_Success;
+}
+
+API nccl_result ncclGroupStart()
+{
+    fault f = next_call("ncclGroupStart");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    groups++;
+    return NCCL_Success;
+}
+API nccl_result ncclGroupEnd()
+{
+    fault f = next_call("ncclGroupEnd");
+    if (groups == 0) return refuse(NCCL_InvalidUsage, "ncclGroupEnd: not in a group call");
+    if (--groups > 0) return NCCL_Success;
+    std::vector<queued> list = std::move(waiting);
+    waiting.clear();
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    return launch(list);
+}
+
+API nccl_result ncclAllReduce(const void *in, void *out, size_t n, nccl_type t, nccl_reduction how, nccl_comm c,
+                              void *s)
+{
+    return call(c, s, { ALL_REDUCE, 0, t, how, n, (const char *)in, (char *)out });
+}
+API nccl_result ncclAllGather(const void *in, void *out, size_t n, nccl_type t, nccl_comm c, void *s)
+{
+    return call(c, s, { ALL_GATHER, 0, t, NCCL_Sum, n, (const char *)in, (char *)out });
+}
+API nccl_result ncclReduceScatter(const void *in, void *out, size_t n, nccl_type t, nccl_reduction how, nccl_comm c,
+                                  void *s)
+{
+    return call(c, s, { REDUCE_SCATTER, 0, t, how, n, (const char *)in, (char *)out });
+}
+API nccl_result ncclBroadcast(const void *in, void *out, size_t n, nccl_type t, int root, nccl_comm c, void *s)
+{
+    return call(c, s, { BROADCAST, root, t, NCCL_Sum, n, (const char *)in, (char *)out });
+}
+API nccl_result ncclReduce(const void *in, void *out, size_t n, nccl_type t, nccl_reduction how, int root, nccl_comm c,
+                           void *s)
+{
+    return call(c, s, { REDUCE, root, t, how, n, (const char *)in, (char *)out });
+}
+API nccl_result ncclAlltoAll(const void *in, void *out, size_t n, nccl_type t, nccl_comm c, void *s)
+{
+    return call(c, s, { ALL_TO_ALL, 0, t, NCCL_Sum, n, (const char *)in, (char *)out });
+}
