@@ -306,18 +306,23 @@ describe("scripts/train.lua", function()
       collectgarbage "stop"
       arg = { [0] = "%s/scripts/train.lua", %s }
       package.path = "%s/lua/?.lua;" .. package.path
-      local folder = require "moonshard.run.folder"
-      local json = folder.json
+      local runs = require "moonshard.run"
       -- The report's text is garbage of the moments when one is due, not of the steps.
       require "moonshard.run.report".update = function() return math.huge end
-      folder.json = function(object, ...)                 -- written once per step
-        if object.loss and (object.step == 60 or object.step == 300) then
-          for line in io.lines "/proc/self/status" do
-            local kib = line:match "^VmRSS:%%s*(%%d+)"
-            if kib then print("resident " .. kib) end
+      local start = runs.start
+      runs.start = function(given)
+        local run = start(given)
+        local log = run.log
+        run.log = function(self, values)                  -- called once per step
+          log(self, values)
+          if values.loss and (values.step == 60 or values.step == 300) then
+            for line in io.lines "/proc/self/status" do
+              local kib = line:match "^VmRSS:%%s*(%%d+)"
+              if kib then print("resident " .. kib) end
+            end
           end
         end
-        return json(object, ...)
+        return run
       end
       dofile(arg[0])
     ]]):format(root, "@", root)

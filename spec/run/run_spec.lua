@@ -262,13 +262,32 @@ describe("a run", function()
     local run = start { out = path "full" }
     run.folder.metrics:close()
     run.folder.metrics = assert(io.open("/dev/full", "w"))
-    run.folder.metrics:setvbuf("full", 4096)
     local warnings = ms.catch_warnings(function() run:log { loss = 1 } end)
     assert.matches("run: cannot write to '.*full': No space left on device", warnings[1])
     run.folder.metrics = assert(io.open(path "full/metrics.jsonl", "w"))
     run:log { loss = 2 }
     run:finish()
-    assert.are.equal(2, ms.run.metrics(path "full")[1].loss)
+    local list = ms.run.metrics(path "full")
+    assert.are.same({ 1, 2 }, { list[1].loss, list[2].loss })            -- the first line has waited
+  end)
+
+  it("goes on without its CSV and event files where these cannot be written", function()
+    local run = start { out = path "sinks", sinks = { "csv", "tensorboard" } }
+    run:log { loss = 1 }
+    for _, sink in ipairs { run.csv, run.events } do
+      sink.file:close()
+      sink.file, sink.written = assert(io.open("/dev/full", "w")), 0     -- the next row is written at once
+      sink.buffer:text(("x"):rep(2 ^ 20))
+    end
+    local warnings = ms.catch_warnings(function() run:log { loss = 2 } end)
+    assert.are.equal(2, #warnings)
+    assert.matches("run: metrics.csv of '.*sinks' ends: No space left on device", warnings[1])
+    assert.matches("run: the event file '.*' ends: No space left on device", warnings[2])
+    run:log { loss = 3, other = 1 }
+    run:finish()
+    assert.are.equal(3, #ms.run.metrics(path "sinks"))
+    start({ out = path "sinks", resume = true, first = 3, sinks = { "csv" } }):finish()
+    assert.are.equal(4, select(2, read "sinks/metrics.csv":gsub("\n", "")))            -- with a line of names
   end)
 
   for _, world in ipairs { 2, 3 } do

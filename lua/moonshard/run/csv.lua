@@ -1,35 +1,35 @@
 -- SPDX-License-Identifier: MIT
 --- metrics.csv: a row for each line of metrics.jsonl, a column for each name. A new name adds a column, for which the
 --- file is written again from metrics.jsonl; other rows are appended.
+local buffers = require "moonshard.run.buffer"
 local folders = require "moonshard.run.folder"
 local lib = require("moonshard.core.ffi").lib
+local log = require "moonshard.core.log"
 
 local M = {}
 
 local INTERVAL = 1                                      -- seconds between writes to the disk
+local PART = 65536                                      -- bytes per write of a whole file
 
 ---@class CsvFile
 local Csv = {}
 Csv.__index = Csv
 
-local function cell(value)
-  if type(value) == "number" then return ("%.9g"):format(value) end
-  return ""                                             -- absent, or null: not a finite number
-end
-
-local cells = {}
-local function write_row(file, object, columns)
-  for k = 1, #columns do cells[k] = cell(object[columns[k]]) end
-  return file:write(table.concat(cells, ",", 1, #columns), "\n")
+-- A value that is not a finite number is null in metrics.jsonl, and empty here.
+local function put_row(buffer, object, columns)
+  for k = 1, #columns do
+    local value = object[columns[k]]
+    if k > 1 then buffer:text "," end
+    if type(value) == "number" and value - value == 0 then buffer:number(value) end
+  end
+  buffer:text "\n"
 end
 
 local function quoted(name) return name:find '[",\n]' and '"' .. name:gsub('"', '""') .. '"' or name end
 
--- Writes the whole file, and keeps it open for more rows.
-local function rebuild(self)
-  if self.file then self.file:close() end
+local function columns_of(folder)
   local columns, known = { "step" }, { step = true }
-  for object in folders.lines(self.folder .. "/metrics.jsonl") do
+  for object in folders.lines(folder .. "/metrics.jsonl") do
     local names = {}
     for name in pairs(object) do
       if not known[name] then
@@ -40,45 +40,83 @@ local function rebuild(self)
     table.sort(names)
     for _, name in ipairs(names) do columns[#columns + 1] = name end
   end
-  self.columns, self.known = columns, known
-  local path = self.folder .. "/metrics.csv"
-  local file = assert(io.open(path .. ".tmp", "w"))
-  file:setvbuf("full", 65536)
-  local header = {}
-  for k, name in ipairs(columns) do header[k] = quoted(name) end
-  file:write(table.concat(header, ","), "\n")
-  for object in folders.lines(self.folder .. "/metrics.jsonl") do write_row(file, object, columns) end
-  file:flush()
+  return columns, known
+end
+
+-- Writes the whole file. Returns it, open for more rows; or nil and the reason.
+local function write_all(self, path)
+  local file, err = io.open(path .. ".tmp", "w")
+  if not file then return nil, err end
+  local buffer, header, ok = self.buffer, {}, true
+  for k, name in ipairs(self.columns) do header[k] = quoted(name) end
+  buffer.n = 0
+  buffer:text(table.concat(header, ",") .. "\n")
+  for object in folders.lines(self.folder .. "/metrics.jsonl") do
+    put_row(buffer, object, self.columns)
+    if ok and buffer.n >= PART then ok, err = buffer:write(file) end
+  end
+  if ok then ok, err = buffer:write(file) end
+  if ok then ok, err = os.rename(path .. ".tmp", path) end
+  if ok then return file end
+  file:close()
+  os.remove(path .. ".tmp")
+  return nil, err
+end
+
+-- Ends the file, for example because the disk is full: the run goes on, and writes the file again when it continues.
+local function give_up(self, err)
+  if self.file then self.file:close() end
+  self.file = nil
+  log.warn_once(("run: metrics.csv of '%s' ends: %s"):format(self.folder, err))
+end
+
+-- Writes the whole file, and keeps it open for more rows.
+local function rebuild(self)
+  if self.file then self.file:close() end
+  self.columns, self.known = columns_of(self.folder)
   self.written = lib.ms_time()
-  assert(os.rename(path .. ".tmp", path))
-  self.file = file
+  local err
+  self.file, err = write_all(self, self.folder .. "/metrics.csv")
+  if not self.file then give_up(self, err) end
 end
 
 --- Opens metrics.csv of a run's folder.
 ---@param folder string
 ---@return CsvFile
 function M.open(folder)
-  local self = setmetatable({ folder = folder }, Csv)
+  local self = setmetatable({ folder = folder, buffer = buffers.new() }, Csv)
   rebuild(self)
   return self
+end
+
+-- If the process is killed, rows not yet written are restored from metrics.jsonl when the run continues.
+local function flush(self)
+  local ok, err, lost = self.buffer:write(self.file)
+  if lost then give_up(self, err) end
+  return ok, err
 end
 
 --- Adds a row, after its line was written to metrics.jsonl.
 ---@param object table<string, any>
 ---@param names string[]  the names of the line
-function Csv:row(object, names)
+---@param now number  seconds (ms_time)
+function Csv:row(object, names, now)
+  if not self.file then return end
   for k = 1, #names do
     if not self.known[names[k]] then return rebuild(self) end
   end
-  write_row(self.file, object, self.columns)
-  -- If the process is killed, rows not yet written are restored from metrics.jsonl when the run continues.
-  local now = lib.ms_time()
+  put_row(self.buffer, object, self.columns)
   if now - self.written >= INTERVAL then
-    self.file:flush()
     self.written = now
+    flush(self)
   end
 end
 
-function Csv:close() self.file:close() end
+function Csv:close()
+  if not self.file then return end
+  local ok, err = flush(self)
+  if self.file and not ok then return give_up(self, err) end
+  if self.file then self.file:close() end
+end
 
 return M

@@ -3,24 +3,41 @@
 --- CRC32C; a record is an Event in the encoding of protocol buffers. Field numbers are those of TensorFlow's
 --- event.proto, summary.proto and tensor.proto.
 local bit, ffi, lfs = require "bit", require "ffi", require "lfs"
+local buffers = require "moonshard.run.buffer"
+local log = require "moonshard.core.log"
 local crc32c = require "moonshard.run.crc" (0x82f63b78)
 
-local rshift, lshift, bor = bit.rshift, bit.lshift, bit.bor
+local rshift, lshift, bor, floor = bit.rshift, bit.lshift, bit.bor, math.floor
 
 -- ---- TFRecord ------------------------------------------------------------------------------------
 
-local word = ffi.new "int32_t[1]"
-local function masked_crc(text)
-  local c = crc32c(text)
-  word[0] = bit.tobit(bor(rshift(c, 15), lshift(c, 17)) + 0xa282ead8)
-  return ffi.string(word, 4)
+-- The checksum of n bytes, or of a string, as the format stores it.
+local function masked_crc(data, n)
+  local c = crc32c(data, n)
+  return bit.tobit(bor(rshift(c, 15), lshift(c, 17)) + 0xa282ead8)
 end
 
-local length = ffi.new "uint64_t[1]"
-local function record(data)
-  length[0] = #data
-  local head = ffi.string(length, 8)
-  return head .. masked_crc(head) .. data .. masked_crc(data)
+local int32, uint64, float32, float64 = ffi.typeof "int32_t *", ffi.typeof "uint64_t *", ffi.typeof "float *",
+  ffi.typeof "double *"
+
+local HEAD, FOOT = 12, 4                                -- length and its checksum; the checksum of the data
+
+-- Ends the record whose data begin HEAD bytes after `at` and reach to the end of the buffer.
+local function close_record(buffer, at)
+  buffer:reserve(FOOT)
+  local start, n = buffer.bytes + at, buffer.n - at - HEAD
+  ffi.cast(uint64, start)[0] = n
+  ffi.cast(int32, start + 8)[0] = masked_crc(start, 8)
+  ffi.cast(int32, start + HEAD + n)[0] = masked_crc(start + HEAD, n)
+  buffer.n = buffer.n + FOOT
+end
+
+local function record(buffer, data)
+  local at = buffer.n
+  buffer:reserve(HEAD)
+  buffer.n = at + HEAD
+  buffer:text(data)
+  close_record(buffer, at)
 end
 
 -- ---- protocol buffers ------------------------------------------------------------------------------
@@ -40,7 +57,7 @@ end
 local function whole(field, n) return varint(field * 8) .. varint(n) end
 local function bytes(field, text) return varint(field * 8 + 2) .. varint(#text) .. text end
 
-local double1, float1 = ffi.new "double[1]", ffi.new "float[1]"
+local double1 = ffi.new "double[1]"
 local function raw_double(x)
   double1[0] = x
   return ffi.string(double1, 8)
@@ -58,7 +75,16 @@ end
 local Events = {}
 Events.__index = Events
 
-local M = { record = record }
+local M = {}
+
+--- One record with these data, as it stands in a file.
+---@param data string
+---@return string
+function M.record(data)
+  local buffer = buffers.new()
+  record(buffer, data)
+  return ffi.string(buffer.bytes, buffer.n)
+end
 
 -- Seconds since 1970 with a fraction: os.time has only whole seconds.
 local clock = ffi.typeof "struct { long sec, nsec; }"
@@ -71,13 +97,29 @@ end
 
 local INTERVAL = 1                                      -- seconds between writes to the disk
 
-local function put(self, fields)
-  local seconds = wall_time()
-  self.file:write(record(double(1, seconds) .. fields))
-  if seconds - self.written >= INTERVAL or seconds < self.written then
-    self.file:flush()
-    self.written = seconds
+-- Ends the file, for example because the disk is full: a record of which a part is missing would end it for readers.
+local function flush(self)
+  local ok, err, lost = self.buffer:write(self.file)
+  if lost then
+    self.file:close()
+    self.file = nil
+    log.warn_once(("run: the event file '%s' ends: %s"):format(self.path, err))
   end
+  return ok
+end
+
+local function flush_if_due(self, seconds)
+  if seconds - self.written >= INTERVAL or seconds < self.written then
+    self.written = seconds
+    flush(self)
+  end
+end
+
+local function put(self, fields)
+  if not self.file then return end
+  local seconds = wall_time()
+  record(self.buffer, double(1, seconds) .. fields)
+  flush_if_due(self, seconds)
 end
 
 --- Opens a new event file in a folder. TensorBoard reads all files of a folder as one run, in the order of their names;
@@ -94,8 +136,7 @@ function M.open(folder, first)
   end
   local file, err = io.open(path, "wbx")
   if not file then return nil, err end
-  file:setvbuf("full", 65536)
-  local self = setmetatable({ file = file, path = path, written = 0, heads = {} }, Events)
+  local self = setmetatable({ file = file, path = path, written = 0, heads = {}, buffer = buffers.new() }, Events)
   put(self, bytes(3, "brain.Event:2"))
   put(self, whole(2, first) .. bytes(7, whole(1, 1)))    -- session_log { status: START }
   return self
@@ -103,27 +144,63 @@ end
 
 local function summary(self, step, values) put(self, whole(2, step) .. bytes(5, values)) end
 
---- Writes the numbers of a step.
+-- What comes before the four bytes of a number: Value { tag, simple_value }.
+local function head_of(self, name)
+  local head = self.heads[name]
+  if not head then
+    local tag = bytes(1, name) .. varint(2 * 8 + 5)
+    head = varint(1 * 8 + 2) .. varint(#tag + 4) .. tag
+    self.heads[name] = head
+  end
+  return head
+end
+
+local function put_varint(buffer, n)
+  while n >= 128 do
+    buffer.bytes[buffer.n], buffer.n = n % 128 + 128, buffer.n + 1
+    n = floor(n / 128)
+  end
+  buffer.bytes[buffer.n], buffer.n = n, buffer.n + 1
+end
+
+-- The bytes of the values of a line. The list of names stays the same as long as a run logs the same names.
+local function size_of(self, names)
+  if self.names ~= names then
+    local size = 0
+    for k = 1, #names do
+      if names[k] ~= "step" and names[k] ~= "time" then size = size + #head_of(self, names[k]) + 4 end
+    end
+    self.names, self.size = names, size
+  end
+  return self.size
+end
+
+--- Writes the numbers of a step. Without making strings: this is the only record that is written at every step.
 ---@param step integer
----@param object table<string, any>  values that are not numbers are left out
+---@param object table<string, number>
 ---@param names string[]  names of the values to write
 function Events:scalars(step, object, names)
-  local parts, n = self.parts or {}, 0
-  self.parts = parts
+  local size, buffer, seconds = size_of(self, names), self.buffer, wall_time()
+  if size == 0 or not self.file then return end
+  local at = buffer.n
+  buffer:reserve(HEAD + size + 64 + FOOT)
+  buffer.n = at + HEAD + 9
+  buffer.bytes[at + HEAD] = 1 * 8 + 1                   -- Event { wall_time, step, summary { value ... } }
+  ffi.cast(float64, buffer.bytes + at + HEAD + 1)[0] = seconds
+  put_varint(buffer, 2 * 8)
+  put_varint(buffer, step)
+  put_varint(buffer, 5 * 8 + 2)
+  put_varint(buffer, size)
   for k = 1, #names do
-    local name, value = names[k], object[names[k]]
-    if type(value) == "number" and name ~= "step" and name ~= "time" then
-      local head = self.heads[name]
-      if not head then                                  -- Value { tag, simple_value } without the 4 bytes of its float
-        local tag = bytes(1, name) .. varint(2 * 8 + 5)
-        head = varint(1 * 8 + 2) .. varint(#tag + 4) .. tag
-        self.heads[name] = head
-      end
-      float1[0] = value
-      parts[n + 1], parts[n + 2], n = head, ffi.string(float1, 4), n + 2
+    local name = names[k]
+    if name ~= "step" and name ~= "time" then
+      buffer:text(self.heads[name])
+      ffi.cast(float32, buffer.bytes + buffer.n)[0] = object[name]
+      buffer.n = buffer.n + 4
     end
   end
-  if n > 0 then summary(self, step, table.concat(parts, "", 1, n)) end
+  close_record(buffer, at)
+  flush_if_due(self, seconds)
 end
 
 --- Writes an image.
@@ -148,8 +225,15 @@ function Events:histogram(step, name, h)
   summary(self, step, bytes(1, bytes(1, name) .. bytes(5, histogram)))
 end
 
-function Events:flush() self.file:flush() end
+--- Writes what has not been written yet.
+function Events:flush()
+  if self.file then flush(self) end
+end
 
-function Events:close() self.file:close() end
+function Events:close()
+  if not self.file then return end
+  if not flush(self) then log.warn_once(("run: the end of the event file '%s' was not written"):format(self.path)) end
+  if self.file then self.file:close() end
+end
 
 return M

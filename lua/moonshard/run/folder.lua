@@ -5,6 +5,7 @@
 --- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
 --- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which
 --- it repeats, to `superseded.jsonl`.
+local buffers = require "moonshard.run.buffer"
 local cjson = require "cjson"
 local ffi = require "ffi"
 local json = require "moonshard.run.json"
@@ -64,12 +65,11 @@ local function numbered(top, name)
   return nil, ("cannot make the folder '%s': %s"):format(path, err)
 end
 
--- Full buffering and a flush per line: with line buffering, a line longer than the buffer takes several writes.
 local function open_metrics(self, mode)
   local err
   self.metrics, err = io.open(self.path .. "/metrics.jsonl", mode)
   if not self.metrics then return nil, err end
-  self.metrics:setvbuf("full", 65536)
+  self.line = buffers.new()
   return self
 end
 
@@ -182,21 +182,38 @@ function M.continue(path, step, config, facts)
   return assert(open_metrics(self, "a"))
 end
 
--- Writes a line. If the write before it failed because the disk was full, first ends that incomplete line.
-local function append(self, file, text)
-  local ok, err = file:write(self.broken and "\n" or "", text, "\n")
-  if ok then ok, err = file:flush() end
-  self.broken = not ok
+-- What comes before the value of each name in a line, for the first name of a line and for later ones.
+local firsts, nexts = {}, {}
+setmetatable(firsts, { __index = function(t, name)
+  t[name] = "{" .. M.json({ [name] = 0 }):match '^{(.*)0}$'
+  return t[name]
+end })
+setmetatable(nexts, { __index = function(t, name)
+  t[name] = ", " .. firsts[name]:sub(2)
+  return t[name]
+end })
+
+-- Writes the lines in a buffer. While the disk is full they wait there, up to 1 MiB of them.
+local function append(self, buffer, file)
+  local ok, err, lost = buffer:write(file)
+  if lost then buffer:text "\n" end                     -- ends a line of which only a part was written
   if not ok then log.warn_once(("run: cannot write to '%s': %s"):format(self.path, err)) end
 end
 
--- A compiled write or flush that fails is repeated by the interpreter, which loses its error.
-jit.off(append)
-
 --- Appends a line to metrics.jsonl.
----@param object table  values by name
----@param names string[]  the names to write, in order
-function Folder:metric(object, names) append(self, self.metrics, M.json(object, names)) end
+---@param object table<string, number>  values by name; those that are not finite become null
+---@param names string[]  the names to write, in order; each has a value
+function Folder:metric(object, names)
+  local line = self.line
+  for k = 1, #names do
+    local name = names[k]
+    local value = object[name]
+    line:text(k == 1 and firsts[name] or nexts[name])
+    if value - value == 0 then line:number(value) else line:text "null" end
+  end
+  line:text "}\n"
+  append(self, line, self.metrics)
+end
 
 --- Appends a line to media.jsonl.
 ---@param object table  step, kind, name, and the values of this kind
@@ -206,9 +223,10 @@ function Folder:medium(object, names)
     local err
     self.media, err = io.open(self.path .. "/media.jsonl", "a")
     if not self.media then error(err, 0) end
-    self.media:setvbuf("full", 65536)
+    self.medium_line = buffers.new()
   end
-  append(self, self.media, M.json(object, names))
+  self.medium_line:text(M.json(object, names) .. "\n")
+  append(self, self.medium_line, self.media)
 end
 
 --- Writes a file in the folder of the run; one with that name is replaced.
@@ -229,6 +247,7 @@ function Folder:sample(step, text, name)
 end
 
 function Folder:close()
+  if self.metrics and self.line.n > 0 then append(self, self.line, self.metrics) end
   for _, name in ipairs { "metrics", "media" } do
     if self[name] then self[name]:close() end
     self[name] = nil

@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The record of a run: what a script calls while it trains. Only rank 0 writes; on other ranks the calls check their
 --- arguments and count steps.
-local autograd = require "moonshard.autograd"
 local checkpoints = require "moonshard.run.checkpoint"
 local errors = require "moonshard.core.errors"
 local folders = require "moonshard.run.folder"
@@ -84,8 +83,9 @@ local function check_value(name, value)
 end
 
 local function number_of(value)
+  if type(value) ~= "boolean" then value = value:item() end
   if type(value) == "boolean" then return value and 1 or 0 end
-  return autograd.no_grad(function() return value:item() end)
+  return value
 end
 
 -- The text printed for a line, if run.start was given no `line` function.
@@ -136,7 +136,7 @@ function Run:log(values)
   end
   local names = names_of(self, values, object)
   self.folder:metric(object, names)
-  if self.csv then self.csv:row(object, names) end
+  if self.csv then self.csv:row(object, names, now) end
   if self.events then self.events:scalars(step, object, names) end
   if is_new and self.bar:wants(step, now) then
     local left = self.total and (now - self.began) / (step - self.first) * math.max(0, self.total - step)
