@@ -342,13 +342,19 @@ end
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
+-- One of the first steps, and those that are validated, show in the report where their time goes.
+local function profiled(step)
+  return step == first + 5 or config["eval-every"] > 0 and step % config["eval-every"] == 0
+end
+
 -- SIGUSR1: save a checkpoint and continue; SIGUSR2: save a checkpoint and exit with status 75
 fsdp.catch_checkpoint_signals()
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do
     step_now = step
     trained_from = trained_from or ms.time()
-    local loss, norm, lr = train(step)
+    local loss, norm, lr
+    if profiled(step) then loss, norm, lr = run:profile(train, step) else loss, norm, lr = train(step) end
     nan_steps = is_finite(loss) and 0 or nan_steps + 1
     if nan_steps == 1 and not nan_announced then
       nan_announced = true

@@ -223,7 +223,8 @@ static ms_status op_backward(ms_run *r, ms_node *n)
         r->at.gin[k] = NULL;
     }
     if (!some) return MS_OK;
-    MS_RANGE(MS_RANGE_BACKWARD, ms__trace_text("backward of %s", n->op->name), NULL);
+    MS_RANGE(MS_RANGE_BACKWARD, ms__trace_text("backward of %s", n->op->name),
+             n->use >> 1 ? ms__trace_text("module %lld", (long long)(n->use >> 1)) : NULL);
     ms_backward_call b = {
         .op = n->op,
         .n_in = n->n_in,

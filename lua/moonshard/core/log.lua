@@ -34,6 +34,21 @@ end
 
 local now = context.now
 
+-- Warnings before anyone follows them, such as those of dist.init, are kept for the first who does.
+local kept, follower = {}, nil
+local KEPT = 100
+
+--- Registers fn(message), called with each warning that is written to stderr, first with earlier ones that nobody has
+--- followed. nil: nobody follows from now on.
+---@param fn? fun(message: string)
+function M.follow(fn)
+  follower = fn
+  if not fn then return end
+  local earlier = kept
+  kept = {}
+  for _, message in ipairs(earlier) do fn(message) end
+end
+
 --- Writes a warning to stderr, prefixed with the rank if there are several. Inside catch_warnings it is appended to the
 --- list instead.
 ---@param message string  without a newline
@@ -45,6 +60,11 @@ function M.warn(message)
   end
   -- A single write, because the lines of several ranks must not interleave.
   io.stderr:write(rank_prefix() .. "warning: " .. message .. "\n")
+  if follower then
+    follower(message)
+  elseif #kept < KEPT then
+    kept[#kept + 1] = message
+  end
 end
 
 local reported = {}

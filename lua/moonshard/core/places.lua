@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Numbers the places in a script, for the memory history. A place is the call stack's lines of the script, from the
---- running line out to the program's outermost one. Equal places have equal numbers. Modules are numbered, too.
+--- running line out to the program's outermost one. Equal places have equal numbers. Modules are numbered, too,
+--- also for the profile of a run.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 
@@ -84,8 +85,8 @@ function M.enter(name)
 end
 
 --- The name of a module.
----@param number integer  as in the engine's records; 0: none
+---@param number integer?  as in the engine's records; 0, nil: none
 ---@return string?
-function M.module(number) return modules[number] end
+function M.module(number) return number and modules[number] end
 
 return M

@@ -23,7 +23,7 @@ function M.user(name, fn, ...)
 end
 
 local wanted, changed
-local mark                                              -- set while a memory history is recorded
+local mark                                              -- set while a memory history or a run's profile is recorded
 
 --- Asks the engine whether a recording needs ranges of module calls, and passes the answer to the function registered
 --- by on_change.
@@ -40,11 +40,14 @@ function M.on_change(fn)
 end
 
 --- Registers fn(name): it is called before the body of each module call, and returns a function that is called after
---- the body. nil: no memory history is recorded from now on.
+--- the body. nil: nothing is called from now on. Returns the function that was registered before.
 ---@param fn (fun(name: string): fun())?
+---@return (fun(name: string): fun())?
 function M.follow_modules(fn)
+  local earlier = mark
   mark = fn
   M.look()
+  return earlier
 end
 
 local function left(leave, ...)

@@ -10,6 +10,7 @@ local memory = require "moonshard.run.memory"
 local opts = require "moonshard.core.opts"
 local pictures = require "moonshard.run.pictures"
 local png = require "moonshard.run.png"
+local profiles = require "moonshard.run.profile"
 local progress = require "moonshard.run.progress"
 local reports = require "moonshard.run.report"
 local task = require "moonshard.core.task"
@@ -26,6 +27,13 @@ Run.__index = Run
 
 function Run:__tostring() return ("Run '%s', step %d%s"):format(self.path, self.step, self.total and " of " .. self.total or "") end
 
+local WARNING = { "step", "kind", "text" }
+
+-- Records a warning of the library or of the script (ms.warn).
+local function warned(self, message)
+  self.folder:medium({ step = self.step, kind = "warning", text = utf8(message) }, WARNING)
+end
+
 --- Makes a record (Run) and starts its clock.
 ---@param fields table  the fields that run.start sets
 ---@return Run
@@ -38,6 +46,7 @@ local function new(fields)
   self.began = lib.ms_time()
   self.next_report = self.began + 2
   self.mark = self.began                                -- the end of the last method call: a step's time begins here
+  if self.writes then log.follow(function(message) warned(self, message) end) end
   return self
 end
 
@@ -174,6 +183,29 @@ function Run:image(name, t)
   self.mark = lib.ms_time()
 end
 
+local PROFILE = { "step", "kind", "ranks", "layers", "waits" }
+
+local function record_profile(self, summary, ...)
+  local dist = select(2, log.rank()) > 1 and require "moonshard.dist" or nil
+  local summaries = dist and dist.all_gather_object(summary) or { summary }
+  if self.writes then
+    local ranks, layers, waits = profiles.join(summaries)
+    self.folder:medium({ step = self.step + 1, kind = "profile", ranks = ranks, layers = layers, waits = waits }, PROFILE)
+  end
+  return ...
+end
+
+--- Runs fn(...), usually one training step, and records where its time went on every rank: forward, backward, optimizer
+--- and communication that the script waited for; by layer, and by unit of sharding. Collective. Recording makes a step
+--- slower by some percent, so profile single steps, after the first ones: they allocate and tune.
+---@param fn function  called with the arguments that follow
+---@param ... any  arguments of fn
+---@return any  the results of fn
+function Run:profile(fn, ...)
+  opts.expect(fn, opts.callable, "run:profile: argument 1")
+  return record_profile(self, profiles.measure(fn, ...))
+end
+
 local TEXT = { "step", "kind", "name", "text" }
 
 --- Records a text, also in a file `NAME.txt`.
@@ -260,6 +292,7 @@ function Run:finish()
   self.bar:finish()
   if self.writes then
     task.shown_by(nil)
+    log.follow(nil)
     self.folder:close()
     if self.csv then self.csv:close() end
     if self.events then self.events:close() end

@@ -16,6 +16,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
+local places = require "moonshard.core.places"
 local ranges = require "moonshard.core.ranges"
 
 local lib, ffi = engine.lib, engine.ffi
@@ -190,7 +191,8 @@ function Profile:stop()
 end
 
 --- All ranges in the order in which they ended: { name, category, thread, detail, start, duration (seconds), allocated,
---- memory (bytes) }. Collectives over several ranks also have bytes, unit, ranks (their number) and, if all of them
+--- memory (bytes) }. While ms.record_memory_history records, the detail of an operator's backward is the module that
+--- ran the operator. Collectives over several ranks also have bytes, unit, ranks (their number) and, if all of them
 --- were recording, last_rank (which arrived last), last_after and first_waited (the seconds by which it arrived after
 --- the rank before it, and after the first rank).
 ---@return table[]
@@ -202,6 +204,9 @@ function Profile:events()
       thread = ffi.string(lib.ms_range_lane(r.lane)),
       detail = ffi.string(r.detail), start = r.start, duration = r.duration, allocated = r.allocated,
         memory = r.memory }
+    if e.category == "backward" then                    -- the engine knows the module's number, if it was noted
+      e.detail = places.module(tonumber(e.detail:match "^module (%d+)$")) or e.detail
+    end
     if r.collective > 0 then
       local c = trace.collectives[r.collective - 1]
       e.bytes, e.ranks, e.unit = c.bytes, c.members, c.unit[0] ~= 0 and ffi.string(c.unit) or nil
