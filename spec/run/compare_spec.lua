@@ -64,8 +64,7 @@ describe("scripts/compare", function()
   end)
 
   local check = browser.is_there and it or pending
-  check("writes a page with every point, which Chromium shows without an error" .. (browser.is_there and ""
-    or ": there is no chromium; scripts/setup --with chromium"), function()
+  check("writes a page with every point, which Chromium shows without an error" .. browser.missing, function()
     local page = path "page.html"
     local _, status = compare(("--html '%s' "):format(page) .. runs())
     assert.are.equal(0, status)

@@ -237,8 +237,7 @@ describe("memory_report", function()
   end)
 
   local check = browser.is_there and it or pending
-  check("writes a page that Chromium shows without an error" .. (browser.is_there and ""
-    or ": there is no chromium; scripts/setup --with chromium"), function()
+  check("writes a page that Chromium shows without an error" .. browser.missing, function()
     local path = process.temp_folder() .. "/m.html"
     local odd = assert(load("local f = ... return (f(1000000))", "@</script><script>console.error('name')</script>.lua"))
     local kept = { odd(ms.zeros) }

@@ -1,15 +1,18 @@
 -- SPDX-License-Identifier: MIT
 --- report.html: the run's metrics, media and configuration in one file. The page (report.html beside this file) reads
---- the lines of metrics.jsonl and media.jsonl, which it contains as they are.
+--- the lines of metrics.jsonl and media.jsonl, which it contains as they are; of a very long run, every k-th line.
 local base64 = require "moonshard.run.base64"
 local cjson = require "cjson"
-local folders = require "moonshard.run.folder"
+local environment = require "moonshard.run.environment"
+local lfs = require "lfs"
 local lib = require("moonshard.core.ffi").lib
+local page = require "moonshard.run.page"
 
 local M = {}
 
 local PAGE = debug.getinfo(1, "S").source:match "^@(.*)%.lua$" .. ".html"
 local IMAGES = 32                                       -- the page contains at most this many images, the latest
+local METRICS, MEDIA = 32 * 2 ^ 20, 8 * 2 ^ 20          -- and about this many bytes of lines
 
 local function read(path)
   local file = io.open(path, "rb")
@@ -18,14 +21,44 @@ local function read(path)
   return text
 end
 
--- JSON contains "<" only in strings. With "<" escaped, no text can end the script element.
-local function safe(json) return (json:gsub("<", "\\u003c")) end
+local function size_of(path) return lfs.attributes(path, "size") or 0 end
 
-local function images_of(path)
+-- The lines of metrics.jsonl. If they are too many, every k-th one, and those that repeat the step of the line before:
+-- a script logs its validation loss so, at few steps. Returns k, too.
+local function metrics_of(path)
+  local name = path .. "/metrics.jsonl"
+  local every = math.ceil(size_of(name) / METRICS)
+  if every <= 1 then return read(name), 1 end
+  local list, at, before = {}, 0, nil
+  for line in io.lines(name) do
+    local step = line:match '^{"step": (%d+)'
+    at = at + 1
+    if at % every == 0 or step == before then list[#list + 1] = line end
+    before = step
+  end
+  return table.concat(list, "\n"), every
+end
+
+-- The lines of media.jsonl; of a long file, its end.
+local function media_of(path)
+  local file = io.open(path .. "/media.jsonl", "rb")
+  if not file then return "" end
+  local skip = size_of(path .. "/media.jsonl") - MEDIA
+  if skip > 0 then
+    file:seek("set", skip)
+    file:read "*l"
+  end
+  local text = file:read "*a"
+  file:close()
+  return text or ""
+end
+
+local function images_of(path, media)
   local list, images = {}, {}
-  if read(path .. "/media.jsonl") ~= "" then
-    for m in folders.lines(path .. "/media.jsonl") do
-      if m.kind == "image" and type(m.file) == "string" then list[#list + 1] = m.file end
+  for line in media:gmatch "[^\n]+" do
+    if line:find('"kind": "image"', 1, true) then
+      local ok, m = pcall(cjson.decode, line)
+      if ok and type(m.file) == "string" then list[#list + 1] = m.file end
     end
   end
   for k = math.max(1, #list - IMAGES + 1), #list do
@@ -42,28 +75,15 @@ end
 function M.write(path)
   local ok, config = pcall(cjson.decode, read(path .. "/config.json"))
   if not ok or type(config) ~= "table" then config = {} end
-  config.report_name = path:match "([^/]+)/*$" or path
-  local parts = {
-    config = safe(cjson.encode(config)), images = cjson.encode(images_of(path)),
-    media = safe(read(path .. "/media.jsonl")), metrics = safe(read(path .. "/metrics.jsonl")),
-  }
-  local page = read(PAGE)
-  if page == "" then return nil, ("cannot read '%s'"):format(PAGE) end
-  local name = path .. "/report.html"
-  local file, err = io.open(name .. ".tmp", "wb")
-  if not file then return nil, err end
-  local at, written = 1, true
-  for from, key, after in page:gmatch "()@(%l+)@()" do
-    if parts[key] then
-      written = written and file:write(page:sub(at, from - 1), parts[key])
-      at = after
-    end
-  end
-  written = written and file:write(page:sub(at))
-  if not (file:close() and written) then return nil, ("cannot write '%s'"):format(name) end
-  ok, err = os.rename(name .. ".tmp", name)
-  if not ok then return nil, err end
-  return name
+  local media = media_of(path)
+  local metrics, every = metrics_of(path)
+  local own = { name = path:match "([^/]+)/*$" or path, facts = { "sessions", unpack(environment.names) }, every = every }
+  local written, err = page.write(path .. "/report.html", PAGE, {
+    config = page.safe(cjson.encode { config = config, own = own }), images = cjson.encode(images_of(path, media)),
+    media = page.safe(media), metrics = page.safe(metrics),
+  })
+  if not written then return nil, err end
+  return path .. "/report.html"
 end
 
 local INTERVAL, SHARE = 15, 1 / 200    -- seconds between reports; the part of a run's time that they may take

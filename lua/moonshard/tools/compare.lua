@@ -4,6 +4,7 @@ local cjson = require "cjson"
 local environment = require "moonshard.run.environment"
 local escape = require("moonshard.plot.svg").escape
 local folders = require "moonshard.run.folder"
+local page = require "moonshard.run.page"
 local plot = require "moonshard.plot"
 
 local M = {}
@@ -144,27 +145,13 @@ function M.text(c)
   return table.concat(out)
 end
 
-local PAGE = [[<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,"><title>Runs</title><style>
-:root { color-scheme: light dark; --ink: #1f2328; --faint: #59636e; --edge: #dde1e6; --ground: #ffffff }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --faint: #9198a1; --edge: #2c333c; --ground: #0f1319 } }
-body { max-width: 1240px; margin: 0 auto; padding: 28px 20px; font: 14px/1.5 system-ui, sans-serif; color: var(--ink);
-  background: var(--ground) }
-h1 { font-size: 24px; margin: 0 0 16px } .scroll { overflow-x: auto; margin-bottom: 24px }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap }
-th, td { text-align: left; padding: 6px 20px 6px 0; border-bottom: 1px solid var(--edge) }
-thead th { color: var(--faint); font-weight: 500 } tbody th { font-weight: 600 }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 16px }
-svg { width: 100%; height: auto }
-</style></head><body><main><h1>Runs</h1>
-]]
+local PAGE = debug.getinfo(1, "S").source:match "^@(.*)%.lua$" .. ".html"
 
 --- The comparison as a page that needs no network.
 ---@param c table  made by M.read
 ---@return string
 function M.html(c)
-  local out = { PAGE, '<div class="scroll" tabindex="0"><table>' }
+  local out = {}
   for k, row in ipairs(rows_of(c)) do
     local cells = {}
     for j, cell in ipairs(row) do
@@ -179,10 +166,9 @@ function M.html(c)
     local before, after = k == 1 and "<thead>" or "", k == 1 and "</thead><tbody>" or ""
     out[#out + 1] = ("%s<tr>%s</tr>%s"):format(before, table.concat(cells), after)
   end
-  out[#out + 1] = '</tbody></table></div><div class="plots">'
-  for _, p in ipairs(plots_of(c)) do out[#out + 1] = p:svg() end
-  out[#out + 1] = "</div></main></body></html>\n"
-  return table.concat(out, "\n")
+  local plots = {}
+  for k, p in ipairs(plots_of(c)) do plots[k] = p:svg() end
+  return page.text(PAGE, { rows = table.concat(out, "\n"), plots = table.concat(plots, "\n") })
 end
 
 return M

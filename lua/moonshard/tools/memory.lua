@@ -8,6 +8,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
+local page = require "moonshard.run.page"
 local places = require "moonshard.core.places"
 local ranges = require "moonshard.core.ranges"
 local tensor = require "moonshard.tensor"
@@ -171,25 +172,11 @@ local function tree_of(self, field, total, recorded)
 end
 
 local function write_page(self, path)
-  local page = assert(io.open(PAGE, "rb"))
-  local text = page:read "*a"
-  page:close()
   local data = { device = self.device, rank = self.rank, text = tostring(self), kinds = self.kinds, graphs = {
     { title = "Now", root = tree_of(self, "bytes", self.allocated, self.recorded) },
     { title = "At the peak", root = tree_of(self, "peak_bytes", self.peak, self.peak_recorded) } } }
-  -- JSON contains "<" only in strings. With "<" escaped, no text can end the script element.
-  local json = cjson.encode(data):gsub("<", "\\u003c")
-  local file, why = io.open(path .. ".tmp", "wb")
-  if not file then errors.raise("memory_report: cannot write '%s': %s", path, why) end
-  local from, to = text:find("@data@", 1, true)
-  local written = file:write(text:sub(1, from - 1), json, text:sub(to + 1))
-  local closed, ok
-  closed, why = file:close()
-  if written and closed then ok, why = os.rename(path .. ".tmp", path) end
-  if not ok then
-    os.remove(path .. ".tmp")
-    errors.raise("memory_report: cannot write '%s': %s", path, why or "no space")
-  end
+  local ok, why = page.write(path, PAGE, { data = page.safe(cjson.encode(data)) })
+  if not ok then errors.raise("memory_report: cannot write '%s': %s", path, why) end
 end
 
 -- ---- the report ----------------------------------------------------------------------------------
