@@ -3,6 +3,7 @@
 --- and scripts/bench/run.
 local process = require "spec.support.process"
 local cjson = require "cjson"
+local run = require("moonshard").run
 
 local M = {}
 
@@ -45,6 +46,13 @@ local function losses(out)
   return list
 end
 
+-- report.html is replaced at once, so that it is whole at any moment; it can be written anew for a killed run.
+local function check_report(out)
+  local text = process.read(out .. "/report.html")
+  if text ~= "" and text:sub(-8) ~= "</html>\n" then error("report.html is not whole", 0) end
+  assert(run.report(out))
+end
+
 local function start(file, out)
   return process.start({ "luajit", file }, { stdout = out .. ".out", stderr = out .. ".err",
     env = { LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root), OMP_NUM_THREADS = "1" } })
@@ -52,7 +60,8 @@ end
 
 --- Trains STEPS steps without disturbance, then again with kills. Returns the number of kills that found the job
 --- running, and the number of lines that were superseded. Raises at the first fault.
----@param given {folder: string, steps: integer, kills: integer, random: function}  random: a number from 0 to 1
+---@param given {folder: string, steps: integer, kills: integer, random: function, after: function}
+---   random: a number from 0 to 1; after: called with the run's folder and the number of kills after each kill
 ---@return integer kills
 ---@return integer superseded
 function M.run(given)
@@ -90,6 +99,8 @@ function M.run(given)
       error(("status %s after %d kills: %s"):format(tostring(code), kills, process.read(out .. ".err")), 0)
     end
     local there = process.read(out .. "/metrics.jsonl") ~= "" and losses(out) or {}
+    if there[1] then check_report(out) end
+    if there[1] and code ~= 0 and given.after then given.after(out, kills) end
     local noted = tonumber(process.read(out .. ".note")) or 0
     if #there < noted then error(("step %d was logged, but metrics.jsonl ends with %d"):format(noted, #there), 0) end
     for k, loss in ipairs(there) do
