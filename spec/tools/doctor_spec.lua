@@ -31,6 +31,10 @@ local function check_in(where, module, name, env)
   return sh(where:format(luajit(script)), env)
 end
 
+local function read_cores()
+  return require("moonshard.tools.doctor.read").count(process.read "/proc/self/status":match "Cpus_allowed_list:%s*(%S+)")
+end
+
 local mounts = os.execute "unshare -m true 2>/dev/null" == 0
 
 -- Runs a command in which a file system of 1 MiB is mounted on a folder.
@@ -135,6 +139,32 @@ describe("scripts/doctor", function()
     assert.are.equal(1, code)
     assert.matches("broken%s+LuaJIT%s+there is no luajit in the PATH\n%s+%-> scripts/setup", out)
     process.remove_folder(bin)
+  end)
+
+  it("names in one run what a container lacks: /dev/shm, room on the disk, cores", function()
+    if not mounts then return pending "this user may not make mount namespaces" end
+    lfs.mkdir(folder .. "/small")
+    process.write(folder .. "/container", ([[
+      set -e
+      mount -t tmpfs -o size=1m none '%s/small'
+      mount -t tmpfs none /dev                          # without /dev/shm
+      for node in "null 1 3" "zero 1 5" "random 1 8" "urandom 1 9" "tty 5 0"; do
+        set -- $node
+        mknod -m 666 /dev/$1 c $2 $3
+      done
+      ln -s /proc/self/fd /dev/fd
+      mkdir /dev/pts
+      mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts
+      ln -s pts/ptmx /dev/ptmx
+      MOONSHARD_THREADS=1 exec '%s/scripts/doctor' '%s/small'
+    ]]):format(folder, root, folder))
+    local code, out = sh(("unshare -m sh '%s/container'"):format(folder))
+    assert.are.equal(1, code, out)
+    assert.matches("slow%s+/dev/shm%s+cannot be written; MPI's shared memory is put into /%S+\n%s+%-> mount a tmpfs", out)
+    assert.matches("good%s+MPI%s+[^\n]*2 ranks: ", out)  -- all the same
+    assert.matches("broken%s+disk%s.*No space%s+left.*\n%s+%-> free some space", out)
+    if read_cores() > 1 then assert.matches("slow%s+threads%s+1 of %d+ cores\n%s+%-> unset MOONSHARD_THREADS", out) end
+    assert.matches("checks: .* 1 broken\n$", out)
   end)
 
   it("prints a JSON object on request", function()

@@ -177,20 +177,29 @@ function M.clock(line)
   end
 end
 
+local LOOP = [[
+  local n, sum = ..., 0
+  local function half(x) return 0.5 * x end
+  for k = 1, n do sum = sum + half(k) end
+  return sum
+]]
 local needed = { cjson = "lua-cjson", lfs = "lua-filesystem", argparse = "lua-argparse" }
 
 function M.luajit(line)
   local text = ("%s %s, %s"):format(jit.version, jit.arch, ffi.abi "gc64" and "GC64" or "Lua memory limited to 2 GB")
-  local sum, n = 0, 2e7
-  local seconds = read.best(function() for k = 1, n do sum = sum + k % 7 end end, 0.05)
+  local compiled, interpreted = loadstring(LOOP), loadstring(LOOP)
+  jit.off(interpreted, true)
+  local n = 2e6
+  local seconds = read.best(function() compiled(10 * n) end, 0.05) / (10 * n)
+  local slowly = read.best(function() interpreted(n) end, 0.05) / n
+  text = ("%s; %.1f ns per iteration of a simple loop, %.1f ns interpreted"):format(text, seconds * 1e9, slowly * 1e9)
   if not jit.status() then
     line("slow", "LuaJIT", text .. "; its compiler is off", "remove -joff or jit.off() from the command and script")
-  elseif seconds / n > 1e-8 then                        -- compiled: 1 to 2 ns; interpreted: more than 20
-    line("slow", "LuaJIT", ("%s; %.0f ns per iteration of a simple loop: it is not compiled"):format(text,
-      seconds / n * 1e9),
+  elseif seconds > 0.5 * slowly then                    -- compiled: about a tenth
+    line("slow", "LuaJIT", text .. ": it is not compiled",
       "a security policy may forbid memory that is written and executed (SELinux: execmem)")
   else
-    line("good", "LuaJIT", ("%s, compiles: %.1f ns per iteration of a simple loop"):format(text, seconds / n * 1e9))
+    line("good", "LuaJIT", text)
   end
   local names = {}
   for name in pairs(needed) do names[#names + 1] = name end
