@@ -5,14 +5,17 @@
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
+local classic = require "moonshard.parallel.fsdp.classic"
 local create = require "moonshard.tensor.create"
 local generator = require "moonshard.tensor.random"
+local optim_states = require "moonshard.parallel.fsdp.optim_state"
 local scope = require "moonshard.tensor.scope".scope
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 local dist = require "moonshard.dist"
 local run_folder = require "moonshard.run.folder"
 local state = require "moonshard.io.files"
+local states = require "moonshard.parallel.fsdp.state"
 local task = require "moonshard.core.task"
 
 local M = {}
@@ -41,9 +44,51 @@ local function whole(part, shape, sharded)
   return gathered:narrow(1, 1, shape[1])
 end
 
+-- Whether a model has instances of the class FSDP. Their parameters are flat: only whole state dicts have the names and
+-- shapes that other ranks, or other ways to shard, can load.
+local function is_flat(model)
+  for _, m in ipairs(model:modules()) do
+    if classic.is_fsdp(m) then return true end
+  end
+  return false
+end
+
+-- The persistent buffers of a model: a list of names and tensors.
+local function buffers_of(model)
+  local parameters, list = {}, {}
+  for _, p in model:named_parameters() do parameters[p] = true end
+  local names, values = model:_state()
+  for k, t in ipairs(values) do
+    if not parameters[t] then list[#list + 1] = { name = names[k], tensor = t } end
+  end
+  return list
+end
+
+-- The contents for a model with instances of FSDP: whole tensors, on rank 0 alone.
+local function flat_contents(model, optimizer)
+  local whole_there = { type = "full", rank0_only = true, offload_to_cpu = true }
+  local list, steps = {}, {}
+  local function add(name, t) list[#list + 1] = { name = name, part = t:detach(), shape = t.shape, sharded = false } end
+  for name, t in util.sorted_pairs(states.state_dict(model, whole_there)) do add("model." .. name, t) end
+  for name, entry in util.sorted_pairs(optim_states.optim_state_dict(model, optimizer, whole_there).state or {}) do
+    for key, value in util.sorted_pairs(entry) do
+      if not tensor.is_tensor(value) then
+        steps[key .. " of " .. name] = value
+      elseif value.ndim == 0 then
+        steps[key .. " of " .. name] = value:item()
+      else
+        add(("optim.%s.%s"):format(name, key), value)
+      end
+    end
+  end
+  state.sort(list, function(e) return e.part.dtype end)
+  return list, steps
+end
+
 --- Returns the tensors of a checkpoint, in the same order on every rank (name, this rank's part, shape of the whole),
 --- and the numbers of the optimizer's state.
 local function contents(model, optimizer)
+  if is_flat(model) then return flat_contents(model, optimizer) end
   local list, steps, position = {}, {}, {}
   for _, group in ipairs(optimizer.param_groups) do
     for _, p in ipairs(group.params) do position[#position + 1] = p end
@@ -63,6 +108,9 @@ local function contents(model, optimizer)
         list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), part = value, shape = p.shape, sharded = sharded }
       end
     end
+  end
+  for _, b in ipairs(buffers_of(model)) do
+    list[#list + 1] = { name = "model." .. b.name, part = b.tensor:detach(), shape = b.tensor.shape, sharded = false }
   end
   state.sort(list, function(e) return e.part.dtype end)
   return list, steps
@@ -159,9 +207,42 @@ local function read_into(reader, name, target, shape, sharded)
   if here > 0 then target:copy_(reader:read(name, first + 1, here)) end
 end
 
---- Sets a model's parameters, whether they are sharded or whole.
+-- The state of a model with instances of FSDP, read by rank 0: tensors by name.
+local function read_flat_model(self)
+  local sd = {}
+  for _, entry in ipairs(dist.rank() == 0 and self.reader.names or {}) do
+    local name = entry:match "^model%.(.+)$"
+    if name then sd[name] = self.reader:read(entry) end
+  end
+  return sd
+end
+
+-- The same of its optimizer.
+local function read_flat_optimizer(self, numbers)
+  local by_name = {}
+  local function set(name, key, value)
+    by_name[name] = by_name[name] or {}
+    by_name[name][key] = value
+  end
+  for _, entry in ipairs(dist.rank() == 0 and self.reader.names or {}) do
+    local name, key = entry:match "^optim%.(.+)%.([^.]+)$"
+    if name then set(name, key, self.reader:read(entry)) end
+  end
+  for key, value in pairs(dist.rank() == 0 and numbers or {}) do      -- any order: every key is stored separately
+    local field, name = key:match "^(.-) of (.*)$"
+    set(name, field, value)
+  end
+  return dist.rank() == 0 and { state = by_name } or {}
+end
+
+--- Sets a model's parameters and persistent buffers, whether it is sharded or whole. Collective.
 ---@param model Module  with the shapes of the checkpoint
 function Checkpoint:load_model(model)
+  if is_flat(model) then
+    return autograd.no_grad(function()
+      scope(function() states.load_state_dict(model, read_flat_model(self), { broadcast_from_rank0 = true }) end)
+    end)
+  end
   autograd.no_grad(function()
     local done, total = 0, #model:parameters()
     for name, p in model:named_parameters() do
@@ -169,6 +250,13 @@ function Checkpoint:load_model(model)
       scope(function() read_into(self.reader, "model." .. name, local_part(p):detach(), p.shape,
         p.placements ~= nil) end)
       done = done + 1
+    end
+    for _, b in ipairs(buffers_of(model)) do
+      local name = "model." .. b.name
+      -- Checkpoints of version 1.0 have no buffers.
+      if self.reader:has(name) then
+        scope(function() read_into(self.reader, name, b.tensor:detach(), b.tensor.shape, false) end)
+      end
     end
     task.report("loading", total, total)
   end)
@@ -180,6 +268,15 @@ end
 function Checkpoint:load_training(model, optimizer)
   local numbers = cjson.decode(self.reader.metadata.optimizer)
   local random = cjson.decode(self.reader.metadata.random)
+  generator.set_rng_state { random.seed, random.offset }
+  if is_flat(model) then
+    return autograd.no_grad(function()
+      scope(function()
+        optim_states.load_optim_state_dict(model, optimizer, read_flat_optimizer(self, numbers),
+          { broadcast_from_rank0 = true })
+      end)
+    end)
+  end
   local names = {}
   for name, p in model:named_parameters() do names[p] = name end
   autograd.no_grad(function()
@@ -209,7 +306,6 @@ function Checkpoint:load_training(model, optimizer)
       optimizer:load_state_dict(sd)
     end)
   end)
-  generator.set_rng_state { random.seed, random.offset }
 end
 
 function Checkpoint:close() self.reader:close() end
