@@ -122,7 +122,9 @@ ms_status ms__native_start(ms_group *world)
     ms__transport_unlock();
     ms_status st = rc ? ms__fail(MS_ECOMM, "dist.init: MPI_Allgather failed") : MS_OK;
     if (st == MS_OK && all[0].failed)
-        st = ms__fail_job(ms__fail(MS_ECOMM, "dist.init: rank 0 failed: %s", all[0].why), -1);
+        st = ms__fail_job(ms__fail(MS_ECOMM, "dist.init: %s%s",
+                                   ms__world.rank == 0 ? "" : "rank 0 failed: ", all[0].why),
+                          -1);
     if (st == MS_OK && !ms__cuda()->native_stream(ms__index(device), MS_STREAM_GATHER)) st = ms__failure();
     if (st == MS_OK) {
         char text[1000] = "";

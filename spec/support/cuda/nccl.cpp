@@ -344,7 +344,7 @@ bool run(ncclComm *c, const operation &o, const fault &f)
                         (uint64_t)(kinds[o.kind].rooted ? o.root : 0), (uint64_t)o.count })
         print = (print ^ v) * 1099511628211ull;
     c->me().operation = print;
-    if (f.kind == ASYNC || f.kind == HANG) meet_fault(c, f);
+    if ((f.kind == ASYNC || f.kind == HANG) && meet_fault(c, f)) return false;
     if (!meet(c)) return false;
     for (int k = 0; k < c->size; k++)
         if (c->mem->of[k].operation != print) {
