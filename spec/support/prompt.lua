@@ -52,4 +52,35 @@ function M.ask(p, line, seconds)
   return M.answer(p, seconds, line)
 end
 
+--- Types a statement of several lines, and returns what is printed before the next prompt.
+---@param lines string[]
+function M.ask_lines(p, lines)
+  for k = 1, #lines - 1 do
+    p:type(lines[k] .. "\n")
+    assert(p:expect ">> ")
+  end
+  return M.ask(p, lines[#lines])
+end
+
+--- Types a line, and waits until it runs: what is printed is not what is typed.
+function M.run(p, line)
+  p:type("print('it ' .. 'runs') " .. line .. "\n")
+  assert(p:expect "it runs\r\n", line)
+end
+
+--- Runs a line and types Ctrl-C. Returns the seconds until the prompt reads again.
+---@param seconds? number  how long the line runs before
+---@return number
+function M.interrupt(p, line, seconds)
+  M.run(p, line)
+  if seconds then process.sleep(seconds) else p:read(0.2) end
+  local before = process.now()
+  p:type "\3"
+  assert(p:expect "interrupted", line)
+  assert(p:expect "\n> ", line)
+  local took = process.now() - before
+  p.text = ""
+  return took
+end
+
 return M

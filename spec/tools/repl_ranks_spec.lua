@@ -42,14 +42,8 @@ for world = 1, 4 do
     end)
 
     it("takes statements of several lines", function()
-      p:type "for k = 1, 2 do\n"
-      assert(p:expect ">> ")
-      p:type "print(k * 10)\n"
-      assert(p:expect ">> ")
-      assert.are.equal("10\n20", ask(p, "end"))
-      p:type "s = 0; for k = 1, 3 do\n"
-      assert(p:expect ">> ")
-      assert.are.equal("", ask(p, "s = s + k end"))
+      assert.are.equal("10\n20", prompt.ask_lines(p, { "for k = 1, 2 do", "print(k * 10)", "end" }))
+      assert.are.equal("", prompt.ask_lines(p, { "s = 0; for k = 1, 3 do", "s = s + k end" }))
       assert.are.equal("6", ask(p, "s"))
     end)
 
@@ -124,9 +118,7 @@ for world = 1, 4 do
         assert.matches("^prompt:1: barrier: this line runs on rank 0 alone", ask(p, "@0 ms.dist.barrier()"))
         assert.matches("^prompt:1: all_reduce: this line runs on rank 0 alone", ask(p, "@0 ms.dist.all_reduce(ms.ones(3))"))
         assert.are.equal("", ask(p, "ms.dist.barrier()"))
-        p:type "@0 for k = 1, 2 do\n"
-        assert(p:expect ">> ")
-        assert.are.equal("1\n2", ask(p, "print(k) end"))
+        assert.are.equal("1\n2", prompt.ask_lines(p, { "@0 for k = 1, 2 do", "print(k) end" }))
         assert.matches("expected a rank from 0 to " .. r, ask(p, "@" .. world .. " x"))
       end)
     end
@@ -144,18 +136,7 @@ for world = 1, 4 do
         world > 1 and "while true do ms.dist.all_reduce(ms.ones(1000)) end" or nil,
         world > 1 and "if ms.dist.rank() == 0 then while true do end end; w = ms.dist.all_reduce(ms.ones(5), { async = true }); w:wait()" or nil,
       } do
-        process.within(0.2, function()
-          p:type("print('it ' .. 'runs') " .. line .. "\n")
-          assert(p:expect "it runs\r\n")
-          p:read(0.2)
-          local before = process.now()
-          p:type "\3"
-          assert(p:expect "interrupted")
-          assert(p:expect "\n> ")
-          local seconds = process.now() - before
-          p.text = ""
-          return seconds
-        end)
+        process.within(0.2, function() return prompt.interrupt(p, line) end)
         assert.are.equal("7", ask(p, "3 + 4"))
         assert.matches("^Tensor float32 %[1%] cpu\n%[7%.%]$", ask(p, "kept"))
         assert.are.equal(("Tensor float32 [1] cpu\n[%d.]"):format(world), ask(p, "one = ms.ones(1); ms.dist.all_reduce(one); one"))
@@ -181,14 +162,7 @@ describe("sharded training at the prompt over ranks", function()
       "step()",
     } do assert.are.equal("", ask(p, line)) end
     for k = 1, 15 do
-      p:type "print('it ' .. 'runs') for _ in ms.steps(1e9) do step() end\n"
-      assert(p:expect "it runs\r\n")
-      p:read(0.05)
-      process.sleep(0.1 + k * 0.0037)                   -- somewhere in a step
-      p:type "\3"
-      assert(p:expect "interrupted")
-      assert(p:expect "\n> ")
-      p.text = ""
+      prompt.interrupt(p, "for _ in ms.steps(1e9) do step() end", 0.15 + k * 0.0037)       -- somewhere in a step
       assert.are.equal("", ask(p, "opt:zero_grad(); step()"))
       assert.are.equal("", ask(p, "w = m[1].weight:full_tensor(); b = ms.zeros_like(w):copy_(w); ms.dist.broadcast(b, { src = 0 })"))
       assert.are.equal("true", ask(p, "w:equal(b) and w:isfinite():all():item() ~= 0"))
@@ -224,8 +198,7 @@ describe("a rank of the prompt that ends", function()
     local p = open(2)
     finally(function() p:finish(0) end)
     local pid = pid_of(p, 1)
-    p:type "print('it ' .. 'runs') while true do ms.dist.barrier() end\n"
-    assert(p:expect "it runs\r\n")
+    prompt.run(p, "while true do ms.dist.barrier() end")
     process.kill(pid, process.SIGKILL)
     assert(p:expect(("rank 1 (process %d) died: signal 9 (Killed)"):format(pid), 20))
     assert.matches("Enter restart", answer(p))
@@ -256,8 +229,7 @@ describe("a rank of the prompt that ends", function()
     assert.matches("Enter restart", answer(p))
     assert.are.equal("", ask(p, "restart", 60))
     assert.are.equal("2", ask(p, "1 + 1"))
-    p:type "print('it ' .. 'runs') os.execute 'sleep 100'; x = 6\n"          -- a program that a rank runs is interrupted
-    assert(p:expect "it runs\r\n")
+    prompt.run(p, "os.execute 'sleep 100'; x = 6")      -- a program that a rank runs is interrupted
     p:read(0.2)
     p:type "\3"
     assert(p:expect "> ")
@@ -268,8 +240,7 @@ describe("a rank of the prompt that ends", function()
     local p = open(2)
     finally(function() p:finish(0) end)
     local pids = { pid_of(p, 0), pid_of(p, 1) }
-    p:type "print('it ' .. 'runs') while true do end\n"
-    assert(p:expect "it runs\r\n")
+    prompt.run(p, "while true do end")
     process.kill(p.pid, process.SIGKILL)
     local limit = process.now() + 10 * process.patience
     while (process.runs(pids[1]) or process.runs(pids[2])) and process.now() < limit do process.sleep(0.02) end
@@ -288,18 +259,7 @@ describe("mpirun scripts/repl", function()
     assert.are.equal("3", ask(p, "some_ten\t:nume\t()"))
     for _, line in ipairs { "while true do end", "while true do ms.dist.barrier() end",
       "if ms.dist.rank() == 0 then while true do end end; ms.dist.barrier()" } do
-      process.within(0.2, function()
-        p:type("print('it ' .. 'runs') " .. line .. "\n")
-        assert(p:expect "it runs\r\n")
-        p:read(0.2)
-        local before = process.now()
-        p:type "\3"
-        assert(p:expect "interrupted")
-        assert(p:expect "\n> ")
-        local seconds = process.now() - before
-        p.text = ""
-        return seconds
-      end)
+      process.within(0.2, function() return prompt.interrupt(p, line) end)
       assert.are.equal("", ask(p, "ms.dist.barrier()"))
       assert.are.equal("3", ask(p, "some_tensor:numel()"))
     end

@@ -45,12 +45,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
     end)
 
     it("takes statements of several lines", function()
-      p:type "for k = 1, 2 do\n"
-      assert(p:expect ">> ")
-      p:type "print(k * 10)\n"
-      assert(p:expect ">> ")
-      local text = ask(p, "end")
-      assert.are.equal("10\n20", text)
+      assert.are.equal("10\n20", prompt.ask_lines(p, { "for k = 1, 2 do", "print(k * 10)", "end" }))
     end)
 
     it("keeps the session and its tensors after an error", function()
@@ -70,16 +65,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         "while true do t = t + 1 end",
         "while true do end",                            -- no operator checks for the interrupt
       } do
-        process.within(0.2, function()
-          p:type("print('it ' .. 'runs') " .. line .. "\n")
-          assert(p:expect "it runs")
-          p:read(0.2)
-          local before = process.now()
-          p:type "\3"
-          assert(p:expect "interrupted")
-          assert(p:expect "> ")
-          return process.now() - before
-        end)
+        process.within(0.2, function() return prompt.interrupt(p, line) end)
         assert.are.equal("7", ask(p, "3 + 4"))
       end
       p:type "x = 'half a li\3"                         -- at the prompt it discards the line
@@ -134,8 +120,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
         "while true do pcall(function() local x = ms.ones(64, 64) return x:matmul(x) end) end",
         "for _ in ms.steps(1e9) do pcall(ms.no_grad, function() while true do end end) end",
       } do
-        p:type("print('it ' .. 'runs') " .. line .. "\n")
-        assert(p:expect "it runs", line)
+        prompt.run(p, line)
         p:read(0.1)
         p:type "\3\3\3"
         assert(p:expect "interrupted", line)
@@ -265,13 +250,7 @@ describe("the history of the prompt", function()
     local history = own_folder .. "/history"
     local p = open(ways["scripts/repl"], history)
     assert.are.equal("5", ask(p, "2 + 3"))
-    p:type "for k = 1, 2 do -- twice\n"
-    assert(p:expect ">> ")
-    p:type "\n"
-    assert(p:expect ">> ")
-    p:type "print(k * 10)\n"
-    assert(p:expect ">> ")
-    assert.are.equal("10\n20", ask(p, "end"))
+    assert.are.equal("10\n20", prompt.ask_lines(p, { "for k = 1, 2 do -- twice", "", "print(k * 10)", "end" }))
     assert.are.equal("6", ask(p, "3 + 3"))
     p:type(up .. up)
     assert(p:expect "for k = 1, 2 do -- twice\r\n")
