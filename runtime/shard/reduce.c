@@ -70,7 +70,9 @@ ms_status ms__reduction_push(ms_run *run, const reduction *r, ms_run_state (*ste
 
 ms_status ms__unit_land(ms_run *run, reduction *reducing)
 {
-    return reducing->owner ? reducing->owner->views->land(run, reducing) : MS_OK;
+    if (!reducing->owner) return MS_OK;
+    UNIT_RANGE(reducing->owner, "post_backward_rs_wait");
+    return reducing->owner->views->land(run, reducing);
 }
 
 ms_status ms__add_to(ms_tensor *sum, ms_tensor *t)

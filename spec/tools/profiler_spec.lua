@@ -484,7 +484,7 @@ ranks.describe(2, "the profiler over ranks", function()
       assert.are.equal(again, seen["FSDP::all_gather" .. unit], unit)
       assert.are.equal(again, seen["FSDP::all_gather_copy_out" .. unit], unit)
       for _, phase in ipairs { "pre_forward", "post_forward", "pre_backward", "post_backward_accumulate",
-        "post_backward_reshard", "post_backward_reduce" } do
+        "post_backward_reshard", "post_backward_reduce", "post_backward_rs_wait" } do
         assert.are.equal(1, seen["FSDP::" .. phase .. unit], phase .. unit)
       end
     end

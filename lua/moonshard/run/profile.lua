@@ -12,6 +12,7 @@ local M = {}
 
 local LIMIT = 200000                                    -- ranges of one step
 local LAYERS, UNITS = 60, 100                           -- the rows that are kept, the longest first
+local LEAST = 1e-6                                      -- seconds; a shorter wait had nothing to wait for
 
 -- What a range is part of, by its category. Ranges of other categories (units, steps, ranges of the script) count as
 -- what is inside them.
@@ -138,14 +139,14 @@ function M.measure(fn, ...)
   return finish(trace, before, pcall(fn, ...))
 end
 
-local function longest(rows, limit)
+local function longest(rows, limit, least)
   table.sort(rows, function(a, b)
     if a.sum ~= b.sum then return a.sum > b.sum end
     return a.name < b.name
   end)
   for k, row in ipairs(rows) do
+    if k > limit or row.sum < least then rows[k] = nil end
     row.sum = nil
-    if k > limit then rows[k] = nil end
   end
   return rows
 end
@@ -181,7 +182,7 @@ function M.join(summaries)
       row.sum = row.sum + seconds
     end
   end
-  return of_ranks, longest(layers, LAYERS), longest(waits, UNITS)
+  return of_ranks, longest(layers, LAYERS, 0), longest(waits, UNITS, LEAST)
 end
 
 return M
