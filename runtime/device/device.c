@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/activity.h"
+#include "base/plugin.h"
 #include "device/device.h"
 
 ms_cuda_client ms__cuda_client;
@@ -31,15 +32,6 @@ static __attribute__((format(printf, 1, 2))) const ms_cuda_table *none(const cha
     return NULL;
 }
 
-static void beside(char *path, size_t n, const char *name)
-{
-    Dl_info here;
-    snprintf(path, n, "%s", name);
-    if (!dladdr((void *)beside, &here) || !here.dli_fname) return;
-    const char *slash = strrchr(here.dli_fname, '/');
-    if (slash) snprintf(path, n, "%.*s/%s", (int)(slash - here.dli_fname), here.dli_fname, name);
-}
-
 static const ms_cuda_table *plugin(void)
 {
     char path[4096];
@@ -49,7 +41,7 @@ static const ms_cuda_table *plugin(void)
     const char *name = emulated ? "libmoonshard_cuda_emulated.so"
                        : null   ? "libmoonshard_cuda_null.so"
                                 : "libmoonshard_cuda.so";
-    beside(path, sizeof path, name);
+    ms__plugin_path(path, sizeof path, name);
     if (access(path, R_OK) != 0)
         return none(
             "this build has no CUDA plugin (%s): scripts/setup builds it if %s is installed and --engine is not given",

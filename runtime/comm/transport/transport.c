@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include "base/base.h"
+#include "base/plugin.h"
 #include "comm/transport/self.h"
 #include "comm/transport/transport.h"
 
@@ -22,12 +23,7 @@ static const struct row {
 static ms_status load(const ms_transport **out, const struct row *row, const char *launcher)
 {
     char path[4096];
-    Dl_info here;
-    snprintf(path, sizeof path, "%s", row->plugin);
-    if (dladdr((void *)load, &here) && here.dli_fname) {
-        const char *slash = strrchr(here.dli_fname, '/');
-        if (slash) snprintf(path, sizeof path, "%.*s/%s", (int)(slash - here.dli_fname), here.dli_fname, row->plugin);
-    }
+    ms__plugin_path(path, sizeof path, row->plugin);
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!lib)
         return ms__fail(
