@@ -2,7 +2,6 @@
 --- Command lines of scripts: options from one table; errors that rank 0 prints, with the most similar name; and Ctrl-C,
 --- which ends a script with a one-line message.
 local argparse = require "argparse"
-local launcher = require "moonshard.core.launcher"
 
 local M = {}
 
@@ -10,7 +9,7 @@ local M = {}
 ---@return integer rank
 ---@return integer world
 function M.launched()
-  local launch = launcher()
+  local launch = require "moonshard.core.launcher"()          -- required here: --help works before the engine is built
   return launch.rank, launch.world
 end
 
@@ -45,15 +44,21 @@ M.kinds = {
   list = function(text) return text end,
 }
 
+-- The word for an option's value in --help, by its kind.
+local value_of = { text = "TEXT", path = "PATH", list = "PATH...", number = "X", positive = "X", share = "X",
+  whole = "N", count = "N" }
+
 --- An enumeration: accepts one of the given words.
 function M.one_of(...)
   local names = { ... }
-  return function(text)
+  local function kind(text)
     for _, name in ipairs(names) do
       if name == text then return text end
     end
     return nil, ("'%s' is unknown, expected one of %s"):format(text, table.concat(names, ", "))
   end
+  value_of[kind] = table.concat(names, "|")
+  return kind
 end
 
 ---@class CliOption
@@ -76,6 +81,28 @@ local function with_negatives(words)
   return out
 end
 
+local WIDTH, COLUMN = 110, 28           -- of --help, and where its descriptions begin
+
+-- The text of --help. lua/moonshard/tools/usage.lua reads it for completion and the manual page.
+local function help(about, options)
+  local lines = { ("usage: scripts/%s [OPTION]..."):format(arg[0]:match "[^/]*$"), about }
+  for _, option in ipairs(options) do
+    local name, kind, default, text = unpack(option, 1, 4)
+    if default ~= nil and kind ~= "flag" then text = ("%s (%s)"):format(text, tostring(default)) end
+    local line = kind == "flag" and "  --" .. name or ("  --%s %s"):format(name, value_of[kind])
+    line = line .. (" "):rep(COLUMN - 1 - #line)
+    for word in text:gmatch "%S+" do
+      if #line + 1 + #word > WIDTH then
+        lines[#lines + 1] = line
+        line = (" "):rep(COLUMN - 1)
+      end
+      line = line .. " " .. word
+    end
+    lines[#lines + 1] = line
+  end
+  return table.concat(lines, "\n") .. "\n"
+end
+
 --- Reads a command line. Options that were not given are absent from the result.
 ---@param script string  the script's name in --help and messages
 ---@param about string  one sentence for --help
@@ -87,18 +114,18 @@ function M.parse(script, about, options, words)
   function parser.error(_, message)
     M.stop(script, "%s (%s --help lists the options)", message:gsub("\n", ". "):gsub("^%u", string.lower), script)
   end
-  parser:flag("-h --help", "Show this help."):action(function()
-    if M.launched() == 0 then io.stdout:write(parser:get_help(), "\n") end
+  parser:flag("-h --help"):action(function()
+    local built, rank = pcall(M.launched)
+    if not built or rank == 0 then io.stdout:write(help(about, options)) end
     os.exit(0, true)
   end)
   for _, option in ipairs(options) do
-    local name, kind, default, about_it = option[1], option[2], option[3], option[4]
-    if default ~= nil and kind ~= "flag" then about_it = ("%s (%s)"):format(about_it, tostring(default)) end
+    local name, kind = option[1], option[2]
     if kind == "flag" then
-      parser:flag("--" .. name, about_it):target(name)
+      parser:flag("--" .. name):target(name)
     else
       local convert = type(kind) == "function" and kind or M.kinds[kind]
-      local o = parser:option("--" .. name, about_it):target(name)
+      local o = parser:option("--" .. name):target(name)
       o:convert(function(text)
         local value, why = convert(text)
         return value, why and ("--%s: %s"):format(name, why)

@@ -83,7 +83,7 @@ end
 function M.options(argv, more)
   local out, names, i = {}, {}, 1
   for name, default in pairs(more or {}) do
-    out[name], names[#names + 1] = default, ("--%s X (%s)"):format(name, default)
+    out[name], names[#names + 1] = default, "--" .. name .. " X"
   end
   table.sort(names)
   local known = table.concat({ "--quick, --check, --runs N", unpack(names) }, ", ")
@@ -92,10 +92,13 @@ function M.options(argv, more)
     local name = word:match "^%-%-(.*)$"
     if name == "quick" or name == "check" then out[name] = true
     elseif name == "help" then
+      print(("usage: scripts/bench/%s [OPTION]..."):format(argv[0]:match "[^/]*$"))
       for line in io.lines(argv[0]) do
         if line:find "^%-%-" and not line:find "SPDX" then print((line:gsub("^%-+ ?", ""))) elseif not line:find "^%-%-" and not line:find "^#!" then break end
       end
-      print("\nOptions: " .. known)
+      print "  --quick   about a second, for the format of the output\n  --check   end with status 1 if a bar is missed"
+      print "  --runs N  how often a case is measured"
+      for _, text in ipairs(names) do print(("  %s  (%s)"):format(text, more[text:match "%-%-(%S+)"])) end
       os.exit(0)
     elseif argv[i + 1] and (name == "runs" and tonumber(argv[i + 1]) or name and more and more[name] ~= nil) then
       i = i + 1
