@@ -88,11 +88,15 @@ local function settings()
     env.LD_PRELOAD = false
     arguments = { "-x", "LD_PRELOAD=" .. preload }
   end
-  local loopback = engine.path:match "^(.*/)" .. "libmoonshard_loopback.so"
+  local folder, loopback = engine.path:match "^(.*/)", nil
+  for _, place in ipairs { "moonshard/", "" } do         -- installed; in a build folder
+    local path = folder .. place .. "libmoonshard_loopback.so"
+    if not loopback and C.moonshard_file_exists(path, 4) == 0 then loopback = path end
+  end
   for name in ("SLURM_JOB_ID PBS_NODEFILE LSB_HOSTS PE_HOSTFILE OMPI_MCA_orte_default_hostfile"):gmatch "%S+" do
     if os.getenv(name) then loopback = nil end
   end
-  if loopback and #arguments == 0 and C.moonshard_file_exists(loopback, 4) == 0 then env.LD_PRELOAD = loopback end
+  if loopback and #arguments == 0 then env.LD_PRELOAD = loopback end
   return env, arguments
 end
 
