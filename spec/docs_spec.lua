@@ -22,7 +22,7 @@ end
 
 local sources = { "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CMakeLists.txt" }
 local tops = {}
-for _, folder in ipairs { "runtime", "kernels", "lua", "scripts", "spec", "docs" } do
+for _, folder in ipairs { "cmake", "runtime", "kernels", "lua", "scripts", "spec", "docs" } do
   tops[folder] = true
   files_under(folder, sources)
 end

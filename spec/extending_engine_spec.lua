@@ -51,7 +51,7 @@ describe("docs/extending.md, where it changes the engine,", function()
   teardown(function() process.remove_folder(folder) end)
 
   it("has changes that apply and compile", function()
-    run(("cd %s && cp -r runtime kernels lua scripts CMakeLists.txt %s"):format(process.root, folder))
+    run(("cd %s && cp -r cmake runtime kernels lua scripts CMakeLists.txt %s"):format(process.root, folder))
     for _, recipe in ipairs(recipes) do
       for _, diff in ipairs(recipe.diffs) do
         process.write(folder .. "/change.diff", diff)

@@ -84,7 +84,7 @@ describe("cmake --install", function()
     lfs.mkdir(there)
     lfs.mkdir(there .. "/include")                      -- not made by the installation, and empty after uninstalling
     local install = ("cmake --install %s --prefix %s"):format(build, there)
-    local uninstall = ("cmake -D BUILD=%s -P %s/scripts/uninstall.cmake"):format(build, root)
+    local uninstall = ("cmake -D BUILD=%s -P %s/cmake/uninstall.cmake"):format(build, root)
     assert.matches(uninstall:gsub("%p", "%%%0") .. "\n",
       sh(("cd %s && ninja -t commands uninstall"):format(build)):gsub("/usr/bin/", ""))
     sh(install)
@@ -103,7 +103,7 @@ describe("cmake --install", function()
       sh(("find %s -type f | sort"):format(there)))
   end)
 
-  it("has one version, CMakeLists.txt's, in Lua, in pkg-config and in the library's name", function()
+  it("has one version, CMakeLists.txt's, in Lua, pkg-config, the library's name, the command, its manual page and the rock", function()
     local version = process.read(root .. "/CMakeLists.txt"):match "project%(moonshard VERSION (%d+%.%d+%.%d+)"
     local release = sh [[luajit -e 'print(require("moonshard").version)']]
     assert.is_true(release == version .. "\n" or release == version .. "-dev\n", release)
@@ -111,6 +111,12 @@ describe("cmake --install", function()
     local lib = sh "pkg-config --variable=libdir moonshard":sub(1, -2)
     assert.are.equal("libmoonshard.so." .. version .. "\n", sh(("readlink %s/libmoonshard.so.%s"):format(lib,
       version:match "^%d+")))
+    local rockspec = process.read(("%s/scripts/packaging/moonshard-%s-1.rockspec"):format(root, version))
+    assert.is_truthy(rockspec:find(('\nversion = "%s-1"\n'):format(version), 1, true), rockspec)
+    assert.are.equal(release, sh(prefix .. "/bin/moonshard version"))
+    assert.are.equal(1, select(2, sh(("zcat %s/share/man/man1/moonshard.1.gz"):format(prefix)):gsub('"Moonshard '
+      .. release:sub(1, -2):gsub("%p", "%%%0") .. '"', "")))
+    assert.is_truthy(process.read(root .. "/README.md"):find("\nVersion " .. version:match "^%d+%.%d+", 1, true))
     local changes = process.read(root .. "/CHANGELOG.md"):match "\n## ([^\n]*)"
     assert.are.equal(1, changes:find(version, 1, true), "the changelog's newest section is '" .. changes .. "'")
   end)
@@ -151,7 +157,7 @@ describe("a built source tree that cannot be written", function()
     tree, home = folder .. "/tree", folder .. "/home"
     for _, path in ipairs { tree, tree .. "/build", home, home .. "/text" } do lfs.mkdir(path) end
     process.write(home .. "/text/a", ("the moon shard turns slowly over a quiet sea "):rep(100))
-    local copy = ("cd %s && cp -a CMakeLists.txt lua moonshard.lua runtime scripts %s && cp -a %s/libmoonshard*.so* %s/moonshard_cdef.h %s/build"):format(
+    local copy = ("cd %s && cp -a CMakeLists.txt cmake lua moonshard.lua runtime scripts %s && cp -a %s/libmoonshard*.so* %s/moonshard_cdef.h %s/build"):format(
       root, tree, build, build, tree)
     assert.are.equal(0, os.execute(copy .. (" && touch %s/build/setup.engine && chmod -R a+rX,a-w %s"):format(tree,
       tree)))

@@ -17,8 +17,8 @@ foreach(file IN LISTS files)
     endif()
     math(EXPR count "${count} + 1")
   endif()
-  # The folder of Moonshard's Lua modules and those inside it.
-  if(file MATCHES "^(.*/lua/5\\.1/moonshard(/.*)?)/[^/]*$")
+  # The folders of Moonshard's Lua modules and documents, and those inside them.
+  if(file MATCHES "^(.*/(lua/5\\.1|doc)/moonshard(/.*)?)/[^/]*$")
     list(APPEND folders ${CMAKE_MATCH_1})
   endif()
 endforeach()
