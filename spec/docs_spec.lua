@@ -74,7 +74,8 @@ describe("documents", function()
           if not any then look(file, path) end
         end
         if file:find "%.md$" then
-          for path, anchor in text:gmatch "%]%(([%w_/.-]*)#?([%w_-]*)%)" do
+          local prose = text:gsub("\n```.-\n```", "")             -- in code, model[1](x) is no link
+          for path, anchor in prose:gmatch "%]%(([%w_/.-]*)#?([%w_-]*)%)" do
             look(file, path == "" and file or resolved(file, path), anchor ~= "" and anchor or nil)
           end
         end

@@ -118,7 +118,7 @@ end)
 describe("what Lua does with a tensor without asking it", function()
   local t, u = ms.tensor { 1, 3 }, ms.tensor { 1, 3 }
 
-  it("is what the table of docs/guide.md says, and the line it gives instead works", function()
+  it("is what the table of docs/lua.md says, and the line it gives instead works", function()
     assert.are.equal(0, #t)
     assert.are.equal(2, t:size(1))
     for _ in ipairs(t) do error "entered" end

@@ -24,7 +24,7 @@ local ranks = {
 }
 
 -- Settings that only mpirun accepts; the engine handles all others.
-local mpirun_env = {
+ranks.mpirun_env = {
   OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
   OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
 }
@@ -32,7 +32,7 @@ local mpirun_env = {
 -- Arguments and environment for n ranks of `command`. A preloaded sanitizer is meant for the ranks, not for mpirun.
 local function launch(n, command, opts)
   local argv, env = { "mpirun", "-n", tostring(n) }, {}
-  for k, v in pairs(mpirun_env) do env[k] = v end
+  for k, v in pairs(ranks.mpirun_env) do env[k] = v end
   local preload = os.getenv "LD_PRELOAD"
   if preload then
     env.LD_PRELOAD = false
