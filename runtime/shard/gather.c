@@ -14,7 +14,7 @@
 
 uint64_t ms__unit_shard_versions(const unit *u)
 {
-    uint64_t sum = u->slots == u->params ? 0 : u->slots->local->version->count;
+    uint64_t sum = u->leaves == u->params ? 0 : u->leaves->local->version->count;
     for (int j = 0; j < u->n; j++) sum += u->params[j].local->version->count;
     return sum;
 }
@@ -24,8 +24,8 @@ uint64_t ms__unit_versions(const unit *u)
     return ms__unit_shard_versions(u) + (u->views->written ? u->views->written(u) : 0);
 }
 
-// Copies to p's local tensor those elements of part that still differ after both are rounded to the gathered dtype. All
-// other elements keep the precision of the stored dtype.
+// Copies those elements of part to p's local tensor that differ from the local elements rounded to the gathered dtype.
+// All other elements keep the precision of the stored dtype.
 static ms_status merge(unit_param *p, ms_tensor *part)
 {
     int ndim = p->local->ndim, home = p->owner->memory.home;

@@ -32,11 +32,11 @@ static void release_params(unit *u)
         if (p->param) p->param->unit_param = NULL;
         ms__release(p->param);
     }
-    if (u->slots == u->params) return;
-    ms__release(u->slots->saved);
-    u->slots->local->unit_param = NULL;
-    ms__disown(u->slots->local);
-    ms__release(u->slots->local);
+    if (u->leaves == u->params) return;
+    ms__release(u->leaves->saved);
+    u->leaves->local->unit_param = NULL;
+    ms__disown(u->leaves->local);
+    ms__release(u->leaves->local);
 }
 
 static void unit_delete(unit *u)
@@ -97,7 +97,8 @@ static void choose_dtypes(unit *u)
 
 // Decides where a unit computes and where its shards are, given that its module is on `device`. Offloaded shards are
 // moved to the CPU when the unit is made, and the unit always computes on the module's first device. A script may move
-// the shards with the module, but shards can only be gathered from the CPU. made: the unit is being made, not moved.
+// the shards with the module, but offloaded shards can only be gathered from the CPU. made: the unit is being made, not
+// moved.
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
@@ -248,7 +249,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     }
     ms_comm_division(u->world * (u->replicate ? ms__group_size(u->replicate) : 1), &u->options.before,
                      &u->options.after);
-    u->params = u->slots = calloc((size_t)n + 1, sizeof *u->params);
+    u->params = u->leaves = calloc((size_t)n + 1, sizeof *u->params);
     u->memory.pieces = calloc((size_t)n + 1, sizeof *u->memory.pieces);
     if (!u->params || !u->memory.pieces) {
         ms__no_memory(((size_t)n + 1) * (sizeof *u->params + sizeof *u->memory.pieces), "fsdp",
@@ -271,7 +272,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
         p->ndim = t->ndim;
         memcpy(p->shape, t->shape, sizeof p->shape);
         p->numel = t->numel;
-        u->n = u->n_slots = j + 1;
+        u->n = u->n_leaves = j + 1;
     }
     choose_dtypes(u);
     u->memory.computes = o->device;
@@ -412,8 +413,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
     if (!u) return ms__failure();
     if (device < 0) device = u->memory.home;
     if (!ms__unit_idle(u))
-        return ms__fail(MS_ESTATE, "to: unit '%s' is between its forward and its backward phases; wait for them to end",
-                        u->name);
+        return ms__fail(MS_ESTATE, "to: a forward or backward of unit '%s' has not ended; move it afterwards", u->name);
     if (keep_values && ms__is_meta(u->memory.device) && !ms__is_meta(device))
         return ms__fail(MS_EINVAL, "to: unit '%s' is on meta and has no values to copy; use to_empty(device)", u->name);
     ms__unit_shard(u);
@@ -456,7 +456,7 @@ ms_status ms_unit_to(double handle, int device, int dtype, int keep_values)
         }
         ms__release(old[j]);
     }
-    if (st == MS_OK && u->slots != u->params) st = move_grads(u->slots, keep_values && !ms__is_meta(device));
+    if (st == MS_OK && u->leaves != u->params) st = move_grads(u->leaves, keep_values && !ms__is_meta(device));
     free(old);
     if (u->memory.shard != shard) {
         ms__storage_release(shard);

@@ -23,12 +23,12 @@ typedef struct unit_param {
     ms_tensor *whole, *resting;  // the tensors that param shows while gathered, and while sharded (in the stored dtype)
     ms_tensor *fresh;            // the whole gradient computed by `run`, the current backward
     ms_run *run;
-    ms_tensor *pending;  // the whole gradient to be reduced; `fresh` is added to it at post-backward
-    ms_tensor *saved;    // the landed gradient, while grad holds an unreduced one (views/classic.c)
-    int dim;             // the dimension that is divided; only layout `rows` can divide another than the first
+    ms_tensor *pending;              // the whole gradient to be reduced; `fresh` is added to it at post-backward
+    ms_tensor *saved;                // the landed gradient, while grad holds an unreduced one (views/classic.c)
+    int dim;                         // the dimension that is divided; always the first with layout `flat`
     int64_t outer, rows, row_numel;  // products of the sizes before dim, of dim and after dim (flat: 1, numel, 1)
     int64_t chunk;                   // rows per rank, ceil(rows / W)
-    int64_t first, here;             // this rank's rows
+    int64_t first, here;             // this rank's first row and number of rows
     // Byte offsets: in the shard (stored dtype), in its cast and in the gather buffer (both in gather_dtype).
     size_t shard_at, cast_at, whole_at;
     int dtype, gather_dtype;  // stored dtype, gathered dtype
@@ -59,7 +59,7 @@ typedef struct unit_options {
 // Settings that the script may change between the unit's passes (ms_unit_set and others in script.c). The schedule only
 // reads them; lazy initialisation replaces -1 in reshard_after_forward.
 typedef struct unit_settings {
-    int param_dtype, reduce_dtype;  // those of the options, or -1 after MS_UNIT_FULL_PRECISION
+    int param_dtype, reduce_dtype;  // as in the options; -1 after MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
     int reshard_after_forward;  // as in ms_unit_options
     bool by_rule;               // stays whole after forward because it is the root, not because of a script's option
@@ -135,7 +135,7 @@ typedef struct unit_gradients {
     bool partly;         // this backward has run some but not all modules of a pass
     int behind;          // passes that have had no backward yet, not counting the one whose gradients are reduced
     bool accumulated;    // the gradients waiting to be reduced include some of earlier backwards
-    int32_t failures;    // ms_state.dist_failures when the first of these arrived
+    int32_t failures;    // ms_state.dist_failures when the first of the accumulated gradients arrived
     bool lost;           // accumulated gradients were dropped after an error, and the script has not cleared the others
     ms_tensor *partial;  // reduced over the shard group, but not yet all-reduced over `replicate`
     unit_param **partial_of;
@@ -153,8 +153,8 @@ struct unit {
     ms_group *replicate;  // the ranks with the same shard, over which reduced gradients are all-reduced; NULL: none
     int rank, world, n;
     unit_param *params;
-    unit_param *slots;  // the optimizer's leaves, where gradients land: params, or the flat parameter
-    int n_slots;
+    unit_param *leaves;  // the optimizer's leaves, where gradients land: params, or the flat parameter
+    int n_leaves;
     unit_param flat;          // used by views/flat.c; its param and local are the same tensor
     struct context *context;  // shared with the other units of the root; NULL before lazy initialisation
     // The root's serial number: the same on every rank if all ranks make their models in the same order.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // shard/views/classic.c -- the rules of fsdp.FSDP (docs/semantics.md#comm-hooks, #summon, #classic). The gradients of a
 // unit form one flat gradient, which is divided before and after it is summed (by the unit or by a communication hook).
-// It lands in the unit's slots: in the flat parameter, or in the pieces of the parameters.
+// It lands in the unit's leaves: in the flat parameter, or in the pieces of the parameters.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -70,13 +70,13 @@ static ms_tensor *piece_of(const unit_param *p, ms_tensor *flat)
     return ms__tensor_on(flat->storage, flat->dtype, p->local->ndim, p->local->shape, at);
 }
 
-// The parameter whose grad contains p's part of the flat gradient: p itself, or the unit's one flat parameter.
-static unit_param *slot_of(unit *u, unit_param *p) { return u->slots == u->params ? p : u->slots; }
+// The leaf whose grad contains p's part of the flat gradient: p itself, or the unit's one flat parameter.
+static unit_param *leaf_for(unit *u, unit_param *p) { return u->leaves == u->params ? p : u->leaves; }
 
-// Calls fn for each parameter whose grad is a part of the flat gradient, and passes that part.
+// Calls fn for each leaf whose grad is a part of the flat gradient, and passes that part.
 static ms_status each_part(unit *u, ms_tensor *flat, ms_status (*fn)(unit_param *p, ms_tensor *part))
 {
-    if (u->slots != u->params) return fn(u->slots, flat);
+    if (u->leaves != u->params) return fn(u->leaves, flat);
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         if (!p->param->requires_grad) continue;
@@ -109,9 +109,9 @@ static ms_status land_flat(ms_run *run, reduction *r)
     unit *u = r->owner;
     MS_TRY(ms__unit_bring(u->memory.home, r->dtype, &r->out));
     MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
-    bool one = u->slots != u->params;
-    for (int j = u->n_slots - 1; j >= 0; j--)  // tasks form a stack: the hooks of the first parameter run first
-        if (one || u->slots[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->slots[j].param));
+    bool one = u->leaves != u->params;
+    for (int j = u->n_leaves - 1; j >= 0; j--)  // tasks form a stack: the hooks of the first parameter run first
+        if (one || u->leaves[j].param->requires_grad) MS_TRY(ms__leaf_hooks(run, u->leaves[j].param));
     return MS_OK;
 }
 
@@ -216,7 +216,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing)
 
 // ---- gradients that are not reduced -----------------------------------------------------------
 //
-// After a backward inside no_sync gradients are kept in the slots' grads, so that scripts can read, scale and clear
+// After a backward inside no_sync gradients are kept in the leaves' grads, so that scripts can read, scale and clear
 // them: whole, in the dtype they were computed in, as views of one flat tensor. Gradients that landed before wait in
 // `saved` for the backward that reduces. In a world of one both have the same shape and are added up.
 
@@ -225,8 +225,8 @@ static bool waits(const unit_param *q) { return ms__landed(q) && ms__landed(q)->
 // p's part of the unreduced gradients.
 static ms_tensor *waiting_part(unit *u, unit_param *p)
 {
-    const ms_tensor *g = ms__landed(slot_of(u, p));
-    int64_t at = u->slots != u->params ? ms__whole_index(p) : 0;
+    const ms_tensor *g = ms__landed(leaf_for(u, p));
+    int64_t at = u->leaves != u->params ? ms__whole_index(p) : 0;
     return ms__tensor_on(g->storage, g->dtype, p->ndim, p->shape, g->offset + at);
 }
 
@@ -240,8 +240,8 @@ static ms_status add_part(ms_tensor *to, ms_tensor **g)
 // tensor.
 static ms_status look_at(unit *u)
 {
-    for (int j = 0; j < u->n_slots; j++) {
-        unit_param *q = &u->slots[j];
+    for (int j = 0; j < u->n_leaves; j++) {
+        unit_param *q = &u->leaves[j];
         if (!waits(q)) ms__drop(&q->saved);
         else if (!ms__is_contiguous(ms__landed(q))) {
             ms_tensor *c;
@@ -253,17 +253,17 @@ static ms_status look_at(unit *u)
     return MS_OK;
 }
 
-// Makes a tensor for the unreduced gradient of every slot that has none. filled[j] is false if that tensor has no
+// Makes a tensor for the unreduced gradient of every leaf that has none. filled[j] is false if that tensor has no
 // values yet.
 static ms_status make_places(unit *u, int dtype, bool *filled)
 {
     const unit_param *last = &u->params[u->n - 1];
     int64_t n = ms__whole_index(last) + last->numel;
     ms_tensor *flat = NULL;
-    for (int j = 0; j < u->n_slots; j++)  // only the allocation after this loop can fail
-        if (!ms__leaf_of(u->slots[j].local)) return ms__failure();
+    for (int j = 0; j < u->n_leaves; j++)  // only the allocation after this loop can fail
+        if (!ms__leaf_of(u->leaves[j].local)) return ms__failure();
     for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j], *q = slot_of(u, p);
+        unit_param *p = &u->params[j], *q = leaf_for(u, p);
         filled[j] = q != p && j > 0 ? filled[0] : true;
         if (waits(q) || (q == p && !p->param->requires_grad)) continue;
         ms_leaf *l = q->local->leaf;
@@ -285,7 +285,7 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
     return MS_OK;
 }
 
-// Adds fresh gradients to the unreduced ones in the slots' grads.
+// Adds fresh gradients to the unreduced ones in the leaves' grads.
 static ms_status keep_whole(unit *u)
 {
     int k = 0;
@@ -299,7 +299,7 @@ static ms_status keep_whole(unit *u)
     for (int j = 0; st == MS_OK && j < u->n; j++) {
         unit_param *p = &u->params[j];
         p->run = NULL;
-        if (!waits(slot_of(u, p))) {  // the parameter no longer requires grad
+        if (!waits(leaf_for(u, p))) {  // the parameter no longer requires grad
             ms__drop(&p->fresh);
             continue;
         }
@@ -308,13 +308,13 @@ static ms_status keep_whole(unit *u)
         else if (!filled[j]) st = ms__zero(to);
         ms__release(to);
         ms__drop(&p->fresh);
-        ms__landed(slot_of(u, p))->version->count++;
+        ms__landed(leaf_for(u, p))->version->count++;
     }
     free(filled);
     return st;
 }
 
-// Moves fresh gradients and the slots' unreduced gradients to `pending`.
+// Moves fresh gradients and the leaves' unreduced gradients to `pending`.
 static ms_status take_to_reduce(unit *u)
 {
     MS_TRY(look_at(u));
@@ -323,7 +323,7 @@ static ms_status take_to_reduce(unit *u)
         ms_tensor *g = p->fresh;
         p->fresh = NULL;
         p->run = NULL;
-        if (waits(slot_of(u, p))) {
+        if (waits(leaf_for(u, p))) {
             ms_tensor *to = waiting_part(u, p);
             ms_status st = g ? add_part(to, &g) : MS_OK;
             ms__release(g);
@@ -334,8 +334,8 @@ static ms_status take_to_reduce(unit *u)
         if (p->pending && g) MS_TRY(ms__accumulate(&p->pending, g));
         else if (g) p->pending = g;
     }
-    for (int j = 0; j < u->n_slots; j++) {
-        unit_param *q = &u->slots[j];
+    for (int j = 0; j < u->n_leaves; j++) {
+        unit_param *q = &u->leaves[j];
         if (!waits(q)) continue;
         ms__landed(q)->unreduced = false;  // the script may still hold this tensor
         ms__leaf_set_grad(q->local->leaf, q->saved);
@@ -349,8 +349,8 @@ ms_status ms__classic_take(unit *u) { return u->settings.sync ? take_to_reduce(u
 void ms__classic_drop_waiting(unit *u)
 {
     if (u->world == 1 && !u->replicate) return;
-    for (int j = 0; j < u->n_slots; j++) {
-        unit_param *q = &u->slots[j];
+    for (int j = 0; j < u->n_leaves; j++) {
+        unit_param *q = &u->leaves[j];
         if (waits(q)) {
             ms__leaf_set_grad(q->local->leaf, q->saved);
             q->saved = NULL;

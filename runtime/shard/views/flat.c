@@ -25,8 +25,8 @@ static void place(unit *u)
     f->param = f->local = t;
     t->unit_param = f;
     ms__own(t);
-    u->slots = f;
-    u->n_slots = 1;
+    u->leaves = f;
+    u->n_leaves = 1;
 }
 
 static void shown(unit *u)
