@@ -120,8 +120,9 @@ enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 
 static std::mutex lt_lock;  // for `lt`, `per_device` and `cache`
 
-// Where cuBLASLt may be besides the loader's path: in folders below the one that a variable names; with variable NULL,
-// in these. %d: the major version. An entry whose variable is not set is skipped.
+// Where cuBLASLt may be besides the loader's path: in `folders` below the folder that the environment's `variable`
+// names; if variable is NULL, in `folders` themselves. %d: the major version. An entry whose variable is not set is
+// skipped.
 static const struct {
     const char *variable, *folders;
 } places[] = {
@@ -186,7 +187,7 @@ static bool lt_load(void)
     return lt.there = true;
 }
 
-// Reports on stderr, once per process, that cuBLASLt does not support a product. s may be CUBLAS_STATUS_SUCCESS: it has
+// Reports on stderr, once per process, that cuBLASLt does not support a product. If s is CUBLAS_STATUS_SUCCESS, it has
 // found no algorithm.
 static void refused(int index, const product *p, const char *call, cublasStatus_t s)
 {
@@ -195,7 +196,7 @@ static void refused(int index, const product *p, const char *call, cublasStatus_
     said = true;
     fprintf(stderr,
             "moonshard: %s: cuda:%d: %s does not support the product (status %d; m %lld, n %lld, k %lld): Moonshard's "
-            "own kernel computes it. Later ones are not reported\n",
+            "own kernel computes it. Later products are not reported\n",
             p->what, index, call, (int)s, (long long)p->m, (long long)p->n, (long long)p->k);
 }
 

@@ -74,8 +74,8 @@ static ms_status check_like_second(ms_call *c) { return ms__call_out_like(c, 0, 
 
 // PyTorch's category of a dtype: 0 bool, 1 integer, 2 floating-point.
 static int category(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
-// Makes in[0] the output of an in-place call. b must broadcast to in[0], and the category of in[0] must hold results of
-// `dtype`.
+// Makes in[0] the output of an in-place call. b must broadcast to in[0], and the category of `dtype`, the result's,
+// must not be above that of in[0].
 static ms_status in_place(ms_call *c, const ms_tensor *b, int dtype)
 {
     const ms_tensor *a = c->in[0];
@@ -154,7 +154,7 @@ static ms_status check_power(const ms_call *c)
 {
     MS_TRY(need_number(c));
     if (!ms__is_float(c->in[0]->dtype) && c->f[0] < 0)
-        return ms__call_fail(c, "an integer tensor to the negative power %g is not an integer; cast %s first", c->f[0],
+        return ms__call_fail(c, "an integer tensor cannot be raised to the negative power %g; cast %s first", c->f[0],
                              ms__tensor_text(c->in[0]));
     return MS_OK;
 }

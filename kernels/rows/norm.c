@@ -63,8 +63,9 @@ static ms_status norm_check(ms_call *c, int dims)
     MS_TRY(floats_only(c));
     if (c->n_f < 1) return ms__call_fail(c, "needs eps");
     if (dims < 1 || dims > x->ndim)
-        return ms__call_fail(c, "the number of normalised dimensions must be from 1 to those of the input %s, got %d",
-                             ms__tensor_text(x), dims);
+        return ms__call_fail(
+            c, "the number of normalised dimensions must be 1 or more, and at most that of the input %s, got %d",
+            ms__tensor_text(x), dims);
     for (int k = 1; k < c->n_in; k++) {
         const ms_tensor *w = c->in[k];
         if (w && (w->ndim != dims || memcmp(w->shape, x->shape + x->ndim - dims, (size_t)dims * sizeof *w->shape) != 0))
@@ -83,7 +84,7 @@ static ms_status layer_norm_check(ms_call *c)
 static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
 
 // Inputs: gradient, x, w?, the gradient that x already has?. The last integer is the mask (rows/grad.h). Outputs: those
-// of dx, dw, db that the mask names; dw and db have the shape of the normalised dimensions.
+// of dx, dw, db that the mask selects; dw and db have the shape of the normalised dimensions.
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];

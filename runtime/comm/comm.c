@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/comm.c -- groups, issuing of collectives, works, the ledger. comm/request.c makes the collectives.
+// comm/comm.c -- groups, issuing of collectives, works, recordings. comm/request.c makes the collectives.
 //
 // A collective gets its number when it is issued. Synchronous collectives run on the calling thread, others on the
 // workers of the gather, reduce and copy streams; these poll independently, so none delays another. Only the engine
@@ -202,7 +202,7 @@ ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
     return rc == 0 ? MS_OK : ms__fail(MS_ECOMM, "ms_dist_mpi_own: MPI failed (%d)", rc);
 }
 
-// ---- ledger ---------------------------------------------------------------------------------------
+// ---- recordings -----------------------------------------------------------------------------------
 
 static ms_ledger_entry *ledger;
 static int n_ledger, cap_ledger, recording;
@@ -403,7 +403,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         goto drop;
     }
     if (ms__comm_stopped()) {
-        status = ms__fail(MS_ESTATE, "%s: dist.finalize was called before", ROW(c->op)->name);
+        status = ms__fail(MS_ESTATE, "%s: dist.finalize has already been called", ROW(c->op)->name);
         goto drop;
     }
     if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;

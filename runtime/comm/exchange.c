@@ -159,7 +159,8 @@ static ms_status mismatch(ms_waiter *w)
     bool taken = atomic_load(&b->written) == c->number;
     memcpy(text, b->text, sizeof text);
     atomic_thread_fence(memory_order_acquire);
-    // Either the peers have already advanced, or the rank that held the claim was killed.
+    // The copy is not this collective's text if the rank that holds the claim was killed, or if a later mismatch has
+    // replaced the text.
     if (!taken || atomic_load(&b->claimed) != c->number) describe_requests(c, text, sizeof text);
     return ms__fail(MS_ECOMM, "%s", text);
 }
@@ -279,7 +280,7 @@ static ms_status resume(ms_waiter *w)
         for (int j = 0; j < k && !apart; j++)
             apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, &p->resumed);
     }
-    // If ranks make the same call in different lines, comparing lines makes a different member the one ahead at every
+    // If ranks make the same call in different lines, comparing lines would put a different member ahead at every
     // attempt. After MAX_TURNS attempts lines are no longer compared.
     bool by_line = turns < MAX_TURNS && c->op != OP_SEND_RECV;
     for (int k = 0; k < g->n; k++)
@@ -294,7 +295,7 @@ static ms_status resume(ms_waiter *w)
     c->again = !is_behind(c, g->me, by_line);
     c->mismatched = !c->again;
     return ms__fail(MS_ECOMM,
-                    "%s: " LATER "%d is at a later call, so this one fails here, too, until the ranks' "
+                    "%s: " LATER "%d is at a later call, so this call fails too, until the ranks' "
                     "calls match again; " CAUSE "%s",
                     ROW(c->op)->name, g->ranks[ahead], cause);
 }
@@ -327,7 +328,7 @@ static ms_status agree(ms_waiter *w)
         while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->number) {
             if (leads) MS_TRY(ms__far_ready(c));
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->number) continue;
-            // A rank whose call was refused does not wait, so its leader may never copy this slot.
+            // If the leader's own call was refused, it does not wait, so it may never copy this slot.
             if (refused_by(c) >= 0) return mismatch(w);
             last = k;
             ms_status polled = ms__wait_poll(w);

@@ -18,7 +18,7 @@ ms_cuda_client ms__cuda_client;
 static const ms_cuda_table *table;
 static int devices;
 static bool tried;
-static char why[1024] = "no GPU was requested yet";
+static char why[1024] = "no GPU has been requested yet";
 
 const ms_cuda_table *ms__cuda(void) { return table; }
 

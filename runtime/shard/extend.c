@@ -273,7 +273,7 @@ ms_status ms__extensions_refill(unit *u)
 {
     for (int e = 0; e < u->memory.n_extensions; e++)
         for (int k = 0; k < u->memory.extensions[e].n_freed; k++)
-            MS_TRY(ms__storage_refill(u->memory.extensions[e].freed[k], "fsdp: whole made by an all-gather extension"));
+            MS_TRY(ms__storage_refill(u->memory.extensions[e].freed[k], "fsdp: output of an all-gather extension"));
     return MS_OK;
 }
 

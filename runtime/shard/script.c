@@ -218,8 +218,7 @@ ms_status ms_unit_reshard(double handle)
     unit *u = ms__unit(handle);
     if (!u) return ms__failure();
     if (!ms__unit_idle(u))
-        return ms__fail(MS_ESTATE,
-                        "reshard: unit '%s' is between its forward and its backward phases; wait for them to end",
+        return ms__fail(MS_ESTATE, "reshard: a forward or backward of unit '%s' has not ended; call reshard() after it",
                         u->name);
     ms__unit_shard(u);
     return MS_OK;
@@ -228,9 +227,9 @@ ms_status ms_unit_reshard(double handle)
 static ms_status set_full_precision(unit *u, bool on)
 {
     if (!ms__unit_idle(u))
-        return ms__fail(MS_ESTATE,
-                        "fsdp: unit '%s' is between its forward and its backward phases; its precision cannot change",
-                        u->name);
+        return ms__fail(
+            MS_ESTATE,
+            "fsdp: a forward or backward of unit '%s' has not ended; its precision cannot change before then", u->name);
     ms__unit_shard(u);
     u->settings.param_dtype = on ? -1 : u->options.param_dtype;
     u->settings.reduce_dtype = on ? -1 : u->options.reduce_dtype;

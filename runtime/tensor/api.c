@@ -62,7 +62,7 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
             bool whole = v == floor(v) && !isinf(v);
             ms__fail(MS_EINVAL,
                      whole ? "tensor: %.17g at position %lld is out of range for %s"
-                           : "tensor: %.17g at position %lld is not a whole number, dtype is %s",
+                           : "tensor: %.17g at position %lld is not a whole number, but the dtype is %s",
                      v, (long long)k + 1, ms__dtype_name(dtype));
             ms__release(t);
             return 0;
@@ -189,7 +189,7 @@ ms_id ms_view_alike(ms_id id, ms_id copy)
     if (c->storage->bytes != t->storage->bytes || ms__device(c) != ms__device(t))
         return ms__no_id(
             ms__fail(MS_EINVAL,
-                     "view_alike: %s given, expected a copy of the storage of %s: of its size and on its device",
+                     "view_alike: %s given, expected a copy of the storage of %s, with its size and on its device",
                      ms__tensor_text(c), ms__tensor_text(t)));
     ms_tensor *v = ms__tensor_view(c, t->ndim, t->shape, t->stride, t->offset);
     v->dtype = t->dtype;

@@ -266,7 +266,7 @@ describe("products on the emulated GPU through cuBLASLt", function()
         print(standin.ms_standin_counts().refused)]])
       assert.are.equal("true\ttrue\n30\n2\n", out)
       assert.are.equal(("moonshard: matmul: cuda:0: %s does not support the product (status %d; m 4, n 8, k 16): "
-        .. "Moonshard's own kernel computes it. Later ones are not reported\n"):format(case[3], case[4]), err)
+        .. "Moonshard's own kernel computes it. Later products are not reported\n"):format(case[3], case[4]), err)
     end)
   end
 

@@ -57,7 +57,7 @@ describe("the emulated GPU, in its mode", function()
     { "warps", "width", "finds a width that is no power of two",
       "sum_of_warp, block 0, thread 0: __shfl_xor_sync: width 12, expected a power of two up to 32" },
     { "warps", "lane_stays_away", "finds a lane that a mask names and that does not come",
-      "two_halves, block 0, thread 0: waits with mask ffffffff for lane 16, which does not take part: it would hang" },
+      "two_halves, block 0, thread 0: waits with mask ffffffff for lane 16, which does not take part: a GPU would hang" },
     { "shared", "old_shared", "finds a block that reads another block's shared memory" },
     { "shared", "static_50k", "finds static shared memory above 48 KiB", "takes_shared, block 0, thread %d+: " ..
       "%d+ bytes of static shared memory, the limit is 49152" },

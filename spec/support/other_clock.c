@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// other_clock.c -- preloaded by specs: gives ranks from OTHER_CLOCK on a monotonic clock that is 5 s ahead and runs
-// faster by 1000 ppm, as that of another node would be, only worse.
+// other_clock.c -- preloaded by specs: gives rank OTHER_CLOCK and those above it a monotonic clock that is 5 s ahead
+// and 1000 ppm fast, a worse case than the clock of another node.
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

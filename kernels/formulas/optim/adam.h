@@ -51,11 +51,11 @@ static void adamw_factors(const ms_optim_options *o, double step, double *f)
 ADAM_ROW(Adam, adam_factors,
          "Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). "
          "weight_decay adds weight_decay p to the gradient.",
-         0, "p times this is added to the gradient")
+         0, "this times p is added to the gradient")
 ADAM_ROW(AdamW, adamw_factors,
          "Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): lr weight_decay p is subtracted "
          "from p, too.",
-         0.01, "p times lr times this is subtracted from p")
+         0.01, "lr times this times p is subtracted from p")
 #undef ADAM_ROW
 #endif
 #endif

@@ -32,7 +32,7 @@ static void sgd_factors(const ms_optim_options *o, double step, double *f)
 
 static const optimizer ms__optim_SGD = {
     .row = { .name = "SGD",
-             .doc = "Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): "
+             .doc = "Stochastic gradient descent with momentum (Sutskever et al. 2013, in PyTorch's form): "
                     "v = momentum v + (1 - dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). "
                     "weight_decay adds weight_decay p to g. Errors: nesterov without momentum or with dampening.",
              .states = { "momentum_buffer" },
@@ -41,7 +41,7 @@ static const optimizer ms__optim_SGD = {
                           MS_OPTION(dampening, dampening, 0, -INFINITY,
                                     "share of the gradient that is left out of the momentum"),
                           MS_OPTION_FLAG(nesterov, nesterov, "looks ahead by one step of momentum"),
-                          MS_OPTION(weight_decay, weight_decay, 0, 0, "p times this is added to the gradient") } },
+                          MS_OPTION(weight_decay, weight_decay, 0, 0, "this times p is added to the gradient") } },
     .range = "SGD.step",
     .check = sgd_check,
     .keeps = sgd_keeps,

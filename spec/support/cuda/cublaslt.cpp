@@ -13,7 +13,7 @@ namespace
 {
 
 enum : uint32_t { HANDLE = 0x6c744801, DESC, LAYOUT, PREF, ALGO };
-enum { ROOM = 1 << 16 };  // bytes of workspace that an algorithm asks for, where it may
+enum { ROOM = 1 << 16 };  // bytes of workspace that an algorithm requests, if its preference allows that many
 
 struct desc_state {
     uint32_t is;

@@ -22,7 +22,7 @@ inline const char *cudaGetErrorName(cudaError_t e)
                                             : "cudaError";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-// A GPU that the specs cannot use (MOONSHARD_CUDA_PRETEND).
+// For specs: what MOONSHARD_CUDA_PRETEND makes this GPU or its driver look like, so that the engine refuses it.
 namespace ms_shim
 {
 inline bool pretends(const char *what)

@@ -9,7 +9,7 @@ namespace ms_shim
 struct place {
     dim3 thread, block, block_dim, grid_dim;
 };
-inline thread_local place one_thread;  // the thread that runs, in a kernel without barriers
+inline thread_local place one_thread;  // the running thread of a kernel without barriers
 inline constinit thread_local place *now = nullptr;
 inline constinit thread_local const char *kernel_name = nullptr;  // nullptr: no kernel runs in this thread
 

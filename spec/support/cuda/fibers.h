@@ -30,7 +30,7 @@ struct fiber {
     char *stack = nullptr;
     bool finished = false;
     int waits = 0;                     // 0: runs, 1: waits at the block's barrier, 2: at its warp's barrier
-    unsigned mask = 0, met = 0;        // at its warp's barrier: the lanes it waits for; after it: those that came
+    unsigned mask = 0, met = 0;        // the lanes that it waits for at its warp's barrier; the lanes that came
     int source = 0;                    // in a shuffle: the lane from which it reads
     uint64_t given = 0, received = 0;  // in a shuffle: the lane's value, and the value it reads
     int exchanges = 0;                 // number of products and loads of fragments so far (tensor.h)
@@ -173,7 +173,8 @@ inline bool release_warp(block_state &b, int first, int end)
     return moved;
 }
 
-// Names a lane that others wait for, and the barrier at which it is.
+// Ends the process with a message that names a lane for which others wait, or says that threads wait at different
+// barriers.
 [[noreturn]] inline void would_hang(block_state &b)
 {
     for (int k = 0; k < b.n; k++) {
@@ -184,11 +185,11 @@ inline bool release_warp(block_state &b, int first, int end)
             if (!mode.warps || other.finished || !(f.mask >> j % 32 & 1)) continue;
             if (other.waits == 2 && other.mask == f.mask) continue;
             now = &f.at;
-            fault("waits with mask %08x for lane %d, which does not take part: it would hang", f.mask, j % 32);
+            fault("waits with mask %08x for lane %d, which does not take part: a GPU would hang", f.mask, j % 32);
         }
     }
     now = &b.fibers[0].at;
-    fault("the block's threads wait at different barriers: it would hang");
+    fault("the block's threads wait at different barriers: a GPU would hang");
 }
 
 // Waiting threads continue when all unfinished threads of their block (or warp) wait there, too.

@@ -124,7 +124,7 @@ inline cudaError_t cudaFree(void *p)
 namespace ms_shim
 {
 
-// Pinned memory by its start. Copies from it are not staged.
+// The sizes of pinned memory, by its start. In the mode `late` copies from it are not staged.
 inline std::map<const char *, size_t> pinned;
 
 inline cudaError_t pin(void **p, size_t n)

@@ -92,10 +92,11 @@ inline modes read_modes()
             for (const char *name : calls) known = known || m.failing == name;
         } else known = false;
         if (known) continue;
-        fprintf(stderr,
-                "emulated GPU: MOONSHARD_EMULATOR is '%s': '%s' is none of seed:N, late, chunks, warps, shared, align "
-                "and fail:CALL:N:ERROR (a CUDA function, the number of the call, an error code)\n",
-                all.c_str(), word.c_str());
+        fprintf(
+            stderr,
+            "emulated GPU: MOONSHARD_EMULATOR is '%s': '%s' is not one of seed:N, late, chunks, warps, shared, align "
+            "and fail:CALL:N:ERROR (a CUDA function, the number of the call, an error code)\n",
+            all.c_str(), word.c_str());
         _exit(2);
     }
     return m;
@@ -139,7 +140,7 @@ struct order {
 inline std::atomic<long> counted { 0 };
 inline std::atomic<int> sticky { 0 };  // as in CUDA: after a fault of a kernel every call fails
 
-// The error that a call returns before it does anything. Errors from 700 on stay.
+// The error that a call returns before it does anything. An error from 700 on persists: all later calls return it, too.
 inline cudaError_t injected(const char *call)
 {
     if (mode.failing.empty()) return cudaSuccess;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/planted.cpp -- programs for the emulated GPU, each with one fault of a kind that its modes have to find
+// cuda/planted.cpp -- programs for the emulated GPU, each with one fault of a kind that the emulator's modes must find
 // (spec/cuda/emulator_spec.lua), and programs without a fault that check the emulated tensor cores.
 #include "cuda/shim.h"
 #include <cmath>
@@ -76,7 +76,7 @@ __global__ void without_barrier(int *out)
     __shared__ int all[THREADS];
     int k = (int)threadIdx.x;
     all[k] = k;
-    out[k] = k ? all[k - 1] + 1 : 0;  // a barrier is missing before
+    out[k] = k ? all[k - 1] + 1 : 0;  // the barrier before this line is missing
     __syncthreads();
 }
 bool barrier()

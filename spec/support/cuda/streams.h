@@ -108,7 +108,7 @@ inline void work_for_all(stream_state *)
         while (!all.queued || !all.wanted()) all.work.wait(hold);
         stream_state *s = ready_stream();
         if (!s) {
-            fputs("emulated GPU: streams wait for events that do not come: it would hang\n", stderr);
+            fputs("emulated GPU: streams wait for events that cannot complete: a GPU would hang\n", stderr);
             abort();
         }
         item next = std::move(s->queue.front());
@@ -134,7 +134,7 @@ inline void run_until(const std::function<bool()> &done)
     std::erase(all.awaited, &done);
 }
 
-inline void step()  // so that a loop over cudaEventQuery ends
+inline void step()  // waits until an item has run, so that a loop over cudaEventQuery ends
 {
     std::unique_lock<std::mutex> hold(all.lock);
     uint64_t before = all.steps;
@@ -144,7 +144,8 @@ inline void step()  // so that a loop over cudaEventQuery ends
 
 // ---- both ----
 
-// A stand-in for another library of CUDA may call this for a stream of the plugin: each has its own `all`.
+// A stand-in for another library of CUDA may call this for a stream of the plugin. Each of the two libraries has its
+// own `all`.
 inline void push_item(stream_state *s, item &&next)
 {
     std::unique_lock<std::mutex> hold(s->lazy ? s->lazy->lock : s->lock);

@@ -49,7 +49,7 @@ namespace ms_shim
 inline void check_aligned(const void *p, size_t bytes);
 }
 
-// Vectors check the address at every copy.
+// Vector types check that their address is aligned at every copy.
 #define MS_VECTOR2(name, T)                         \
     struct alignas(2 * sizeof(T)) name {            \
         T x, y;                                     \

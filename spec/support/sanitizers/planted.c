@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// planted.c -- faults with which scripts/test checks that a sanitizer or valgrind detects faults: built with the
-// sanitizer's flags, called one at a time by planted.lua, in a process that ends with a report if the fault was
-// detected.
+// planted.c -- faults by which scripts/test checks that a sanitizer or valgrind works. The file is built with the
+// sanitizer's flags. planted.lua calls one fault per process, which must end with a report.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

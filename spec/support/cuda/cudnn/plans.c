@@ -216,7 +216,7 @@ static void plan(desc device)
     need(cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 8, &n,
                                   configurations),
          "engines");
-    char text[512] = "no engine takes it";
+    char text[512] = "the heuristics list no engine";
     for (int64_t k = 0; k < n; k++) {
         desc p = make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR), engine = make(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
         set_desc(p, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configurations[k]);
@@ -229,9 +229,9 @@ static void plan(desc device)
                                       &got, &engine),
              "an engine");
         need(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &got, &index),
-             "its index");
+             "the engine's index");
         need(cudnnBackendGetAttribute(p, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &got, &bytes),
-             "its workspace");
+             "the size of the workspace");
         printf("plan %lld %lld\n", (long long)index, (long long)bytes);
         return;
     }

@@ -3,14 +3,14 @@
 // the CUDA runtime into libmoonshard_cuda_null.so (MOONSHARD_CUDA=null): launches, products by cuBLASLt, copies,
 // allocations and waits are counted, and nothing runs.
 //
-// Device memory is reserved address space that cannot be touched. What the host reads back is zeros. So control flow
-// that depends on results follows zeros: a norm is 0, and clipping scales nothing.
+// Device memory is reserved address space that cannot be touched. The host reads back zeros, so a norm is 0 and
+// clipping scales nothing.
 //
-// Bytes of a launch, for predictions: the plugin's table is wrapped (table.c), so that every tensor that an operator
-// gets is known; so are operands of products (product.c) and filled or copied memory (calls.c). A launch touches those
-// whose addresses occur in its arguments, or in a small table that was copied to an address among its arguments
-// (places.c). It needs the arguments' sizes, which a caller reads off the PTX (ms_null_parameters). Each occurrence
-// counts once, read or written.
+// The bytes of a launch, for predictions: all tensors of operators are recorded (table.c wraps the plugin's table), all
+// operands of products (product.c), and all filled or copied memory (calls.c). A launch touches those whose addresses
+// occur in its arguments, or in a small table that was copied to an address among its arguments (places.c). Finding
+// them takes the sizes of the arguments, which a caller reads off the PTX (ms_null_parameters). Each occurrence counts
+// once, read or written.
 #ifndef MS_NULL_H
 #define MS_NULL_H
 
@@ -26,7 +26,7 @@
 typedef struct {
     double launches, products, flops, to_device, to_host, on_device, copies, fills, allocations, frees, waits, events;
 } ms_null_totals;
-// A launch or a product. bytes: of halves, of float32 and unknown data, of other data. A product has the kernel
+// A launch or a product. bytes: of half types, of float32 and unknown data, of other data. A product has the kernel
 // "product" and no grid.
 typedef struct {
     const char *op, *kernel;

@@ -86,7 +86,7 @@ static void touch(ms_null_launch *l, const void *p)
 {
     static const ms_null_launch *latest;
     static const void *whole;              // the place that this launch touched last
-    static const char *lowest, *room_end;  // the part of a room that it has touched
+    static const char *lowest, *room_end;  // the part of a temporary buffer that it has touched
     if (l != latest) whole = lowest = room_end = NULL;
     latest = l;
     int at = place_of(p);

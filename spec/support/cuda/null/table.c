@@ -90,7 +90,7 @@ static ms_status optim(int index, int n, const ms_optim_job *jobs, int64_t block
     ms__null_op = "optimizer";
     for (int k = 0; k < n && ms__null_watching; k++) {
         const ms_optim_job *j = &jobs[k];
-        int size = (int)ms__dtype_size(j->dtype), wide = size == 2 ? 4 : size;  // states of halves are float32
+        int size = (int)ms__dtype_size(j->dtype), wide = size == 2 ? 4 : size;  // states of half types are float32
         ms__null_note(j->p, (size_t)j->numel * (size_t)size, size);
         ms__null_note(j->g, (size_t)j->numel * (size_t)size, size);
         for (int s = 0; s < MS_OPTIM_STATES; s++) ms__null_note(j->state[s], (size_t)j->numel * (size_t)wide, wide);
