@@ -48,7 +48,8 @@ enum { MS_VERSION = 1, MS_MAX_DIMS = 8, MS_MAX_IN = 64, MS_MAX_OUT = 64, MS_MAX_
 
 // ---- engine -----------------------------------------------------------------------------------
 
-// State that Lua reads without a call. There is one struct per process; the engine writes the fields.
+// State that Lua reads without a call. One struct per process. Lua may write interrupted, gc_wanted and memory_module;
+// the engine writes the other fields.
 typedef struct {
     int32_t scope;        // innermost open scope; 0: none (tensors made now are unscoped)
     int32_t grad_mode;    // 1: operators record the graph; use ms_set_grad_mode
@@ -65,7 +66,7 @@ typedef struct {
     int32_t dist_failures;
     int32_t memory_waiting;  // number of allocations that wait for ms_memory_site
     // Number of the module whose forward or backward runs, for the memory history; 0: none. The script sets it around
-    // forwards; operators that they record restore it in backward.
+    // each forward; in backward, each operator runs with the number under which it was recorded.
     int32_t memory_module;
 } ms_state;
 
@@ -85,8 +86,8 @@ MS_API void ms_catch_checkpoint_signals(int on);
 // (ms_time) of the latest.
 MS_API int ms_checkpoint_signal(double *at);
 MS_API int ms_num_threads(void);               // number of threads for operators on the CPU
-MS_API void ms_set_num_threads(int n);         // limited to 1 to 1024
-MS_API double ms_time(void);                   // seconds of a monotonic clock
+MS_API void ms_set_num_threads(int n);         // values below 1 count as 1, above 1024 as 1024
+MS_API double ms_time(void);                   // time of a monotonic clock, in seconds
 MS_API const char *ms_cpu_isa(void);           // x86-64 level of the kernels in use: "v1", "v3", "v4"
 MS_API int ms_set_grad_mode(int on);           // returns the previous mode
 MS_API int ms_set_autocast(int dtype_plus_1);  // returns the previous value
@@ -117,8 +118,8 @@ typedef struct {
 // free blocks; live_tensors: number of tensors alive in the engine.
 MS_API ms_status ms_memory_stats(int device, ms_memory *out);
 MS_API void ms_reset_peak_memory(int device);  // sets both peaks to the current values
-// The memory history. on: records each allocation; 0: records no further ones, and still notes the end of those that it
-// has recorded.
+// The memory history. on 1: records each allocation from now on. 0: records no more allocations, but still notes when
+// the recorded ones are freed.
 MS_API void ms_memory_history(int on);
 // Attributes the allocations since the last call to a place in the script, a number that the script chooses.
 MS_API void ms_memory_site(double site);
@@ -129,8 +130,9 @@ typedef struct {
     int32_t blocks, peak_blocks, kind, device, module;  // kind: an ms_memory_kind
     uint32_t epoch;                                     // used by the engine
 } ms_memory_record;
-// What is in use on a device now, what was at the peak since the history began or ms_reset_peak_memory was called (its
-// other fields are 0), and the first `room` records of the device. Returns their number. The pointers may be NULL.
+// Reads what is in use on a device now, what was in use at the peak since the history began or ms_reset_peak_memory was
+// called (only `allocated` and its parts are set), and the first `room` records of the device. Returns the number of
+// all its records. The pointers may be NULL.
 MS_API double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms_memory_record *out, double room);
 MS_API const char *ms_memory_kind_name(int kind);  // "parameters" ...
 MS_API void ms_empty_cache(void);                  // returns unused reserved memory to the system
@@ -143,7 +145,7 @@ MS_API void ms_set_gc_limit(double bytes);         // soft limit on unscoped byt
 // ---- the GPU ----------------------------------------------------------------------------------
 
 MS_API int ms_cuda_count(void);                   // number of devices
-MS_API const char *ms_cuda_why(void);             // the reason if there are none; otherwise ""
+MS_API const char *ms_cuda_why(void);             // the reason why there is no device; "" if there is one
 MS_API const char *ms_cuda_name(int index);       // NULL if there is no such device (see ms_error)
 MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued on the device
 // Copies src to dst on the copy stream, between the CPU and a GPU or within one device. Returns at once; the next
@@ -263,7 +265,7 @@ typedef struct {
 //   cat stack index_select gather scatter_ scatter_add_  i: dim
 //   tile                                        i: times...
 //   tril triu                                   i: diagonal?
-//   layer_norm                                  i: dimensions (the number of last ones); f: eps
+//   layer_norm                                  i: number of last dimensions; f: eps
 //   rms_norm                                    f: eps
 //   batch_norm                                  i: training; f: eps
 //   conv2d                                      i: stride, stride, top, left, bottom, right, dilation, dilation, groups
@@ -352,11 +354,11 @@ MS_API ms_run *ms_backward(int n, const ms_id *roots, const ms_id *grads, int re
 // Does not change the grads of leaves.
 MS_API ms_run *ms_grad(int n, const ms_id *roots, const ms_id *grads, int m, const ms_id *inputs, int retain_graph,
                        int allow_unused);
-MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);  // to be called until it does not return MS_RUN_EVENT
+MS_API ms_run_state ms_run_next(ms_run *r, ms_event *ev);  // to be called again while it returns MS_RUN_EVENT
 // Answers the last event; to be called before ms_run_next.
 MS_API ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n);
 MS_API ms_id ms_run_result(ms_run *r, int k);  // the gradient of input k of ms_grad; 0: none
-MS_API void ms_run_free(ms_run *r);            // to be called after MS_RUN_DONE; after MS_RUN_FAILED, ms_run_abort
+MS_API void ms_run_free(ms_run *r);            // to be called after MS_RUN_DONE; after MS_RUN_FAILED, call ms_run_abort
 MS_API void ms_run_abort(ms_run *r);           // ends and frees r and the runs that began after it
 // As ms_run_abort, after an error of the script: peers that wait in r's collectives raise text.
 MS_API void ms_run_fail(ms_run *r, const char *text);
@@ -418,8 +420,8 @@ typedef struct {
     int32_t replicates, reshards_to;                  // 1: replicate_group is given; 1: reshard_group is given
     double replicate_group;  // ranks that hold the same shards and all-reduce their reduced gradients
     double reshard_group;    // ranks (consecutive members of group) that keep slices of the parameters after forward
-    // For each parameter, the dimension that is sharded (layout rows only; must divide evenly); NULL: the first
-    // dimension.
+    // For each parameter, the dimension that is sharded (layout rows only); NULL: the first. The size of a later
+    // dimension must be divisible by the number of ranks.
     const int32_t *dims;
 } ms_unit_options;
 
@@ -450,8 +452,9 @@ MS_API ms_status ms_unit_post_forward(double unit, int n, ms_id *io);
 MS_API void ms_unit_forward_failed(double unit);
 // A unit of several modules has a pass that contains the forwards of modules that run together: the unit is gathered,
 // resharded and reduced once for all of them. Call ms_unit_begin_pass before each module's pre-forward; it returns 1 if
-// it began a pass, 0 inside a pass, -1 if no pass is needed (a checkpoint recomputes). Call ms_unit_end_pass after the
-// last module's post-forward, at the end of the root's forward if some modules did not run, or after an error.
+// it began a pass, 0 inside a pass, -1 if no pass is needed, because a checkpoint is being recomputed. Call
+// ms_unit_end_pass after the last module's post-forward, at the end of the root's forward if some modules did not run,
+// or after an error.
 MS_API int ms_unit_begin_pass(double unit);
 MS_API ms_status ms_unit_end_pass(double unit, int failed);
 MS_API ms_status ms_unit_unshard(double unit, int async);  // collective; async: ms_unit_wait must follow
@@ -550,7 +553,8 @@ MS_API ms_run *ms_unit_gather_run(double unit, int early, int prefetched);
 // Lists the units with extensions that should be gathered early when this unit's forward begins; returns their number.
 MS_API int ms_unit_prefetches(double unit, double *units, int capacity);
 MS_API ms_status ms_unit_extension_inputs(double unit, int e, int n, const ms_id *in);
-// Writes the gathered outputs of extension e to out. Returns their number, which is that of its inputs; -1: failed.
+// Writes the gathered outputs of extension e to out. Returns their number, which equals the number of its inputs; -1:
+// failed.
 MS_API int ms_unit_extension_outputs(double unit, int e, ms_id *out, int capacity);
 MS_API ms_status ms_unit_extension_whole(double unit, int e, int n_whole, const ms_id *whole, int n_free,
                                          const ms_id *freed);
@@ -684,7 +688,7 @@ MS_API ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, 
 // every rank, borrowed until the next call.
 MS_API ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, const char **bytes, double *n);
 
-// The ledger of collectives issued by this rank. Recordings may be nested; entries are kept until the outermost one
+// Recordings of the collectives that this rank issues. They may be nested; entries are kept until the outermost one
 // ends.
 typedef struct {
     int32_t op, dtype;
@@ -715,11 +719,11 @@ MS_API void ms_dist_publish_error(const char *text, double since);
 MS_API void ms_dist_refused(double group, const char *text, const char *site, double since);
 // The place in the script of the first collective after an error. here: the line of that call. failed: the line of the
 // latest failed call; "" if that was not a single collective. caught: the line at which the script caught the error; ""
-// if unknown. times: the number of errors in succession that it caught there. line[k], count[k]: the n functions, loops
-// and `if`s that enclose the call, the outermost first. A loop that counts its iterations: 2 * line + 1 and the count;
-// another loop: 2 * line and -1; a branch of an `if`: 2 * line and -2 or -4; a function call: 2 * line and 2 * callee +
-// unordered, where callee is the line at which the function is defined, and unordered is 1 if its lines need not run in
-// their order.
+// if unknown. times: the number of errors in succession that the script caught there. line[k], count[k]: the n
+// functions, loops and `if`s that enclose the call, the outermost first. A loop that counts its iterations: 2 * line +
+// 1 and the count; another loop: 2 * line and -1; a branch of an `if`: 2 * line and -2 or -4; a function call: 2 * line
+// and 2 * callee + unordered, where callee is the line at which the function is defined, and unordered is 1 if its
+// lines need not run in their order.
 enum { MS_MAX_NESTED = 12 };
 typedef struct {
     const char *failed, *caught, *here;
@@ -730,8 +734,8 @@ typedef struct {
 // place, or if the same collective failed on a peer that caught the error elsewhere. Such failures let this rank catch
 // up, until the ranks make the same calls again.
 MS_API void ms_dist_resume(const ms_dist_position *position);
-// To be called when the call ends for which ms_dist_resume set a position with this value of `single`: later calls then
-// do not send it.
+// To be called at the end of the call for which ms_dist_resume set a position with this value of `single`; later calls
+// do not send that position.
 MS_API void ms_dist_resumed(int single);
 // 1 if no collective of the group has succeeded since this rank's latest error; collectives in the background do not
 // count. All members return the same.
@@ -748,8 +752,8 @@ MS_API ms_status ms_dist_realign(double group, const char *site);
 
 // For a prompt over ranks, where every rank runs each line, and no rank makes a collective between lines.
 //
-// To be called when a line begins or ends: how many lines this rank has ended. Collectives of a line fail as soon as a
-// peer that they wait for has ended more lines than this rank had when it issued them.
+// To be called when a line begins or ends. ended: the number of lines that this rank has ended. Collectives of a line
+// fail as soon as a peer that they wait for has ended more lines than this rank had when it issued them.
 MS_API void ms_dist_set_lines(double ended);
 MS_API double ms_dist_published(void);  // number of published errors, including those that this rank has not met
 // After a line that failed on some ranks, makes every group's collectives match again. All ranks call it between two
@@ -884,17 +888,17 @@ typedef struct {
     // allocated: bytes on all devices at the end; memory: their change since the start; 0 for ranges on queues.
     double allocated, memory;
     int16_t kind, lane;  // lane: 0: the script's thread; 1 and up: the queues
-    int32_t collective;  // place in the trace's `collectives`, from 1; 0: none
+    int32_t collective;  // 1 + its index in the trace's `collectives`; 0: none
 } ms_range;
 
-// A collective that succeeded, beside its range. Between nodes times are compared by clocks that were measured when the
-// job began (ms_dist_measure_clock).
+// A collective that succeeded; its range refers to it. Between nodes times are compared by clocks that were measured
+// when the job began (ms_dist_measure_clock).
 typedef struct {
     double group, number;       // the same on every member
     double bytes;               // size of the larger of input and output
     const char *unit;           // its unit; "": none
-    int32_t members, last;      // last: the rank of the world that arrived last; -1: not every member was recording
-    double last_after, waited;  // by how many seconds it arrived after the one before it, and after the first
+    int32_t members, last;      // last: the world rank that arrived last; -1: not every member was recording
+    double last_after, waited;  // by how many seconds `last` arrived after the last but one, and after the first
 } ms_collective_range;
 
 // Bytes on all devices at one time, by kind.
@@ -908,7 +912,7 @@ typedef struct {
     double n, dropped;    // dropped: number of ranges that did not fit
     double begun, ended;  // in seconds
     ms_collective_range *collectives;
-    ms_memory_sample *samples;  // one for each range at whose end the bytes had changed
+    ms_memory_sample *samples;  // taken at the end of a range if the bytes have changed since the previous sample
     double n_collectives, n_samples;
 } ms_trace;
 
@@ -924,8 +928,8 @@ MS_API int ms_trace_wanted(void);  // the optional content that at least one act
 // to it, so that ranks that pass the same key and path, in any order, make one file; otherwise replaces it. key:
 // letters and digits; "": always replaces.
 MS_API ms_status ms_trace_save(const ms_trace *t, const char *path, int rank, const char *key);
-// When the process ends: stops, saves and frees the trace, and prints a line about it to stderr. A rank that has joined
-// a job adds its process to the file `path` of the job; another one writes `own`.
+// When the process ends: stops, saves and frees the trace, and prints a line about it to stderr. A process that has
+// joined a job adds itself to the job's file `path`; any other process writes `own`.
 MS_API void ms_trace_save_at_exit(ms_trace *t, const char *path, const char *own, int rank);
 // A range of the script: ms_range_open returns the start time (0: nothing is recorded) and sets the bytes allocated;
 // pass both to ms_range_close, which copies the texts.
@@ -937,8 +941,8 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 // ---- for tests and benchmarks only ------------------------------------------------------------
 
 MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
-// Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of
-// allocations that were left until the previous request takes effect; 0: it has taken effect, or there was none.
+// Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of allocations
+// that were left until the previous request would have taken effect; 0: it had taken effect, or there was none.
 MS_API double ms_fail_allocation(double nth);
 // Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);

@@ -21,8 +21,8 @@ constexpr int WIDE = 8;
 
 static __device__ inline bool is_wide(const void *p) { return ((uintptr_t)p & 15) == 0; }
 
-// load_wide and store_wide: WIDE elements at p, which is aligned to 16 bytes. S: the stored type; T: that of values.
-// T.
+// load_wide and store_wide: WIDE elements at p, which is aligned to 16 bytes. S: the stored type; T: the type of the
+// values.
 template <class T> static __device__ __forceinline__ void load_wide(const float *p, T *v)
 {
     float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
@@ -125,7 +125,8 @@ static __device__ __forceinline__ void read_pack(const S *row, int64_t j, int64_
     else
         for (int e = 0; e < WIDE; e++) v[e] = j + e >= 0 && j + e < n ? one_of(row + j + e) : rest;
 }
-// read_pack of two rows, elements outside as 0. Where all are inside and aligned, both loads are in flight together.
+// As read_pack, for two rows; elements outside read as 0. Where all are inside and aligned, both loads are in flight
+// together.
 template <class S>
 static __device__ __forceinline__ void read_two(const S *a, const S *b, int64_t j, int64_t n, real_of<S> *v,
                                                 real_of<S> *w)
@@ -178,8 +179,7 @@ static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shap
     return at;
 }
 
-// ---- sums over a warp, and over a group of `width` threads: 32, or the whole block. Every thread gets the result.
-// ----
+// ---- sums over a warp or a group of `width` threads (32, or the whole block); every thread gets the result ----
 
 enum { WARPS = BLOCK / 32 };
 template <class T> static __device__ inline T warp_sum(T v)

@@ -317,7 +317,8 @@ static ms_status backward(ms_call *c, conv_job *j, const held_inputs &h)
     return dx ? input_gradient(j, ms__data(g), ms__data(w), cols.data, dx) : MS_OK;
 }
 
-// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask names.
+// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
+// selects.
 static ms_status run_conv2d_backward(ms_call *c)
 {
     held_inputs h;

@@ -279,7 +279,7 @@ static __device__ __forceinline__ bool is_same(const comparison &by, int code, d
 {
     return formula<double>::apply(code, a, b, 0, by.s, by.t) != 0;
 }
-// Dense operands of float32 and halves, compared by formula CODE.
+// Dense operands of float32 and half types, compared by formula CODE.
 template <int CODE> __global__ void dense_all_kernel(strided l, comparison by, int *same)
 {
     int64_t i = GLOBAL_INDEX * WIDE;

@@ -5,7 +5,7 @@
 // device.
 #include "cuda/blocks.h"
 
-// A line of positions in [0, limit). complaint: which error one out of range is.
+// A line of positions in [0, limit). complaint: the error (MS_COMPLAINT_*) recorded for a position out of range.
 struct positions {
     int64_t length, limit, step;  // step: from one to the next, in elements
     int id_type, complaint;
@@ -27,7 +27,7 @@ struct job : positions {
     int ndim;                                                // number of dimensions of the lines: all but d
     int64_t lines, shape[MS_MAX_DIMS];                       // their number; sizes of their dimensions
     int64_t x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides of from, to, ids, in elements
-    int64_t xd, yd;                                          // those of from and to along d
+    int64_t xd, yd;                                          // strides of from and to along d
     int dtype;
     const void *from;
     void *to;
@@ -109,8 +109,8 @@ __global__ void chain_kernel(positions q, chains c)
     c.first[k] = first;
 }
 
-// What becomes of a row of the result: the sum of the rows of its id; itself plus that sum, rounded first; or itself
-// plus each of the rows, each sum rounded.
+// What a row of the result becomes: the sum of the rows of its id; itself plus that sum, which is rounded first; or
+// itself plus each of these rows in turn, rounded after each.
 enum { STORE_SUM, ADD_SUM, ADD_ROWS };
 struct row_sum {
     int how;
@@ -122,8 +122,8 @@ template <class S> static __device__ __forceinline__ real_of<S> rounded(real_of<
     store_one(&one, v);
     return one_of(&one);
 }
-// Adds up the rows of each id along its chain, in order: the threads of the id's first position. Those of other
-// positions return.
+// Adds up the rows of each id along its chain, in order, in the threads of the id's first position; the threads of
+// other positions return.
 template <class S> __global__ void add_rows_kernel(job q, row_sizes s, chains c, row_sum f)
 {
     typedef real_of<S> T;
@@ -251,7 +251,8 @@ static void add_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
     else q->shape[d = q->ndim++] = size;
     q->x[d] = x, q->y[d] = y, q->p[d] = p;
 }
-// chain_kernel takes time by the square of the number of positions; beyond this number a thread adds a line.
+// The time of chain_kernel grows with the square of the number of positions; beyond this number each line is added by
+// one thread instead.
 constexpr int64_t MOST_COMPARED = 1 << 20;
 
 // Inputs: tensor, positions, source (except for TAKE). one: the positions are 1-d and the same for all lines; otherwise

@@ -12,7 +12,8 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
     enum { N = passed<D>::N, TILE = N * D };
     uint16_t *q = (uint16_t *)dynamic_shared(), *kv = q + FLASH_ROWS * D;  // two pairs of keys and values
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
-    // In causal attention the last queries attend to the most keys, so the first blocks compute them.
+    // In causal attention the last queries attend to more keys than earlier ones, so the first blocks compute the last
+    // queries.
     int head = (int)blockIdx.x % f.heads, tile = ((int)gridDim.x - 1 - (int)blockIdx.x) / f.heads;
     int i0 = tile * FLASH_ROWS, end = f.causal && i0 + FLASH_ROWS < f.tk ? i0 + FLASH_ROWS : f.tk;
     const uint16_t *keys = head_of(f.k, f, head), *values = head_of(f.v, f, head);

@@ -46,7 +46,7 @@ struct flash {
     dropped dropout;
 };
 
-bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // for accesses of 16 bytes
+bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // whether accesses of 16 bytes are aligned
 flash_part ms__flash_part(const ms_tensor *t, const heads &h);
 flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset);
 
@@ -213,8 +213,8 @@ struct tile_rows {
     int64_t stride;
     int first, end, d;
 };
-// Writes a warp's 16 rows of results to `to`, through its own rows of a tile in shared memory. factor: what a lane
-// multiplies its part of row lane / 4 (factor[0]) and of row lane / 4 + 8 (factor[1]) by.
+// Writes a warp's 16 rows of results to `to`, through its own rows of a tile in shared memory. factor[0], factor[1]:
+// the factors of a lane's parts of rows lane / 4 and lane / 4 + 8.
 template <class H, int D>
 static __device__ inline void store_rows(const float (*o)[4], const float *factor, uint16_t *tile, int row,
                                          tile_rows to)

@@ -31,9 +31,9 @@ struct fold_plan {
     int dtype, nk, nr;
     // Shapes, and strides in bytes, of the nk kept and of the nr reduced dimensions.
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];
-    int64_t outputs, length, segments, segment;  // segment: elements of the length in each segment but the last
+    int64_t outputs, length, segments, segment;  // segment: elements in each segment but the last
     bool columns;                                // neighbouring threads fold different outputs, not parts of one
-    bool dense;                                  // of floating-point numbers, and 16 bytes can be read at a time
+    bool dense;                                  // floating-point elements that can be read 16 bytes at a time
 };
 
 // Divides the length into segments of about `part` elements; larger ones, if these would be more than MOST_SEGMENTS.

@@ -391,7 +391,7 @@ static ms_status run_linear_cross_entropy(ms_call *c)
     ms_tensor *in[] = { c->in[0], c->in[1], c->in[2], c->n_in > 3 ? c->in[3] : NULL, c->n_in > 4 ? c->in[4] : NULL };
     return linear_chunks(c, in, NULL, &c->out[1]);
 }
-// Inputs: gradient, and those of the forward. Outputs: those of dx, dw, db that the mask names.
+// Inputs: gradient, then the inputs of the forward. Outputs: those of dx, dw, db that the mask selects.
 static ms_status run_linear_cross_entropy_backward(ms_call *c)
 {
     ms_tensor *grad[] = { ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 3) };

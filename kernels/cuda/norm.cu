@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
     typedef real_of<S> T;
     constexpr int N = WIDE;
     __shared__ T shared[WARPS][BLOCK];
-    static_assert(BLOCK == 32 * N, "a thread adds the sums of a column of a pack of each lane");
+    static_assert(BLOCK == 32 * N, "the block has one thread for each element of each lane's pack");
     int64_t n = r.n, first = r.rows * blockIdx.x / gridDim.x, last = r.rows * (blockIdx.x + 1) / gridDim.x;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bool wide = n % N == 0 && is_wide(g_) && is_wide(r.x);
@@ -256,7 +256,7 @@ static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
 // A call of the backward. Inputs: gradient, x, w?, and the gradient that x already has? (dx then holds it: add).
-// Outputs: those of dx, dw, db that the mask (rows/grad.h) names; the others are NULL.
+// Outputs: those of dx, dw, db that the mask (rows/grad.h) selects; the others are NULL.
 struct norm_gradients {
     const ms_call *c;
     norm_rows q;

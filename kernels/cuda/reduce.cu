@@ -6,8 +6,8 @@
 
 // ---- formulas on the results ----
 
-// What is done with the result of a fold. number: what MEAN and STD divide by, what ALL compares with, the exponent
-// whose inverse INVERSE_POWER raises to. more: per output, what PLUS_LOG adds to the logarithm.
+// What is done with the result of a fold. number: the divisor of MEAN and STD; the number that ALL compares with; the p
+// of INVERSE_POWER, which raises to 1 / p. more: per output, the number that PLUS_LOG adds to the logarithm.
 enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
 struct ending {
     int how;
@@ -332,12 +332,12 @@ struct prod_job {
     int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];
     bool packed;  // the elements of an output are adjacent in x and o
 };
-// Where element j of an output is.
+// The offset of element j of an output.
 static __device__ inline int64_t reduced_at(const prod_job &p, const int64_t *stride, int64_t j)
 {
     return offset_of(j, p.nr, p.shape + p.nk, stride + p.nk);
 }
-// Elements j, j + 1, ... of an output; those after the last are 1.
+// Elements j, j + 1, ... of an output; elements after the last are 1.
 template <class S>
 static __device__ __forceinline__ void read_reduced(const prod_job &p, const S *x, int64_t j, real_of<S> *v)
 {

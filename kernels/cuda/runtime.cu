@@ -15,7 +15,7 @@ typedef struct {
     ms_complaint *complaint_there;  // its address on the device
 } gpu;
 static gpu gpus[MS_CUDA_DEVICES];
-// Index of the device that is current in this thread (the engine thread, or a thread that finishes collectives); -1: of
+// Index of the device that is current in this thread (the engine thread, or a thread that finishes collectives); -1:
 // none.
 static thread_local int current = -1;
 

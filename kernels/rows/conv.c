@@ -58,7 +58,8 @@ static ms_status conv_check(ms_call *c)
     return ms__call_out(c, 0, x->dtype, ms__device(x), 4, (int64_t[]) { v.n, v.out, v.oh, v.ow });
 }
 
-// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask names.
+// Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
+// selects.
 static ms_status conv_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

@@ -107,7 +107,7 @@ static ms_status into_zeros(ms_backward_call *b, const ms_op *row)
 static ms_status index_select_grad(ms_backward_call *b) { return into_zeros(b, &index_add_row); }
 static ms_status gather_grad(ms_backward_call *b) { return into_zeros(b, &ms__op_scatter_add_); }
 
-// The gradient of the source: that of the result at the positions, and 0 outside of the positions' shape.
+// The gradient of the source: the result's gradient at the positions; 0 for elements beyond the positions' shape.
 static ms_status source_grad(ms_backward_call *b)
 {
     const ms_meta *m = &b->in_meta[2];

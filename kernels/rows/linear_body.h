@@ -24,7 +24,7 @@ static ms_status run_linear(ms_call *c)
 }
 
 // Inputs: gradient, x, w. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw = g^T x, db = sum of g's rows
-// that the mask names.
+// that the mask selects.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),

@@ -116,8 +116,8 @@ static ms_status linear_cross_entropy_check(ms_call *c)
     return MS_OK;
 }
 
-// Inputs: gradient, and those of linear_cross_entropy. The last integer is the mask (rows/grad.h). Outputs: those of
-// dx, dw, dbias that the mask names.
+// Inputs: gradient, then the inputs of linear_cross_entropy. The last integer is the mask (rows/grad.h). Outputs: those
+// of dx, dw, dbias that the mask selects.
 static ms_status linear_cross_entropy_backward_check(ms_call *c)
 {
     for (int k = 0, n = 0; k < MS_COUNT(differentiable); k++)

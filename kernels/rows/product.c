@@ -52,7 +52,7 @@ static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tenso
 #include "rows/linear_body.h"
 
 // Inputs: gradient, x, w. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw = g^T x, db = sum of g's rows
-// that the mask names.
+// that the mask selects.
 static ms_status linear_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0], *x = c->in[1], *w = c->in[2];

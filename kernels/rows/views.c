@@ -142,8 +142,8 @@ static ms_status check_narrow(ms_call *c)
                              (long long)len, (long long)c->i[1], d + 1, ms__tensor_text(x));
     return ms__call_view(c, 0, ms__part_of(x, d, first, len));
 }
-// Sets gin[0] to zeros of the input's shape, with g, as a tensor of part_shape, from position `first` of dimension d
-// on.
+// Sets gin[0] to a tensor of the input's shape: g, which has part_shape, from position `first` of dimension d on, and 0
+// elsewhere.
 static ms_status put_back(ms_backward_call *b, int d, int64_t first, ms_tensor *g, const int64_t *part_shape)
 {
     const ms_meta *m = &b->in_meta[0];

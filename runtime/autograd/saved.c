@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/saved.c -- what nodes have saved: checks before backward reads it, and inputs that are computed again then
-// instead of being kept.
+// autograd/saved.c -- what nodes have saved: checks before backward reads it, and inputs that backward computes again
+// because the node did not keep them.
 #include "autograd/graph.h"
 
 ms_status ms__used_up(const ms_node *n)

@@ -99,8 +99,8 @@ static struct sigaction previous_sigint;
 static int catching;
 static volatile int64_t first_sigint;
 
-// Requests an interrupt. If an earlier one has been pending for more than a second, no code is polling for interrupts:
-// then kills the process. Pressing Ctrl-C twice in quick succession does not.
+// Requests an interrupt. Kills the process if an earlier request has been pending for more than a second, because then
+// no code is polling for interrupts. Pressing Ctrl-C twice in quick succession does not kill it.
 static void on_sigint(int sig)
 {
     int64_t now = ms__now_ns();

@@ -44,8 +44,8 @@ int ms_trace_wanted(void) { return wanted; }
 
 // ---- texts ------------------------------------------------------------------------------------
 
-// Interned texts of all recordings, freed with the last recording. A later one contains only ranges that began after it
-// did, and these do not refer to freed texts.
+// Interned texts of all recordings, freed with the last recording. A later recording contains only ranges that began
+// after its start, and these do not refer to freed texts.
 typedef struct text {
     struct text *next;
     char s[];
@@ -399,7 +399,8 @@ static FILE *open_file(const char *path, bool to_add)
     }
     if (fd < 0) return NULL;
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-    while (flock(fd, LOCK_EX) != 0 && errno == EINTR) {}  // until the file is closed; some file systems have no locks
+    // Held until the file is closed. On file systems that have no locks, the file is written without one.
+    while (flock(fd, LOCK_EX) != 0 && errno == EINTR) {}
     FILE *f = fdopen(fd, to_add ? "r+" : "w");
     if (!f) close(fd);
     return f;

@@ -13,14 +13,14 @@ static inline bool ms__tracing(void) { return MS_UNLIKELY(__atomic_load_n(&ms__t
 // the library is loaded.
 extern double (*ms__trace_memory)(double *kinds);
 
-// The job's clock is that of rank 0. By how much it is ahead of this process's clock was measured at up to two times;
-// between and after them it is a line. All values are ns.
+// The job's clock is rank 0's clock. ahead[k]: by how much it was ahead of this process's clock at time at[k]. n:
+// number of measurements; two of them also give the drift. In ns.
 typedef struct {
     int64_t at[2], ahead[2];
     int n;
 } ms_job_clock;
 extern ms_job_clock ms__job_clock;
-int64_t ms__job_time(int64_t ns);  // the job's time at a time of this process's clock
+int64_t ms__job_time(int64_t ns);  // converts a time of this process's clock to the job's clock
 
 // The key of the job's common trace file; "": this process has joined no job. comm/job/start.c sets it.
 extern char ms__trace_key[24];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // comm/comm.h -- process groups, for use inside the engine. Scripts use the `dist` section of moonshard.h, which also
-// has the functions of works.
+// has the functions of ms_work.
 #ifndef MS_COMM_H
 #define MS_COMM_H
 

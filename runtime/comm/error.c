@@ -17,7 +17,7 @@
 
 // Engine thread only.
 static char met_text[TEXT];  // message of the latest published error that this rank has met
-// Message of the latest call that failed on every member, up to where their texts differ; "": none.
+// Message of the latest call that failed on every member, up to the point where the members' texts differ; "": none.
 static char raised[TEXT];
 // next: the place in the script of its next collective, until a collective sends it. enclosing: the place of the
 // library call in progress, which may issue several collectives.
@@ -87,8 +87,8 @@ void ms__comm_raised_by_peer(const char *text)
     if (end) end[sizeof MISMATCH - 1] = 0;
 }
 
-// Where the latest call's message (`raised`) stands in text; NULL: it does not. The messages of calls that wait for a
-// member at a later call may begin and end differently.
+// Returns where the latest failed call's message (`raised`) begins in text; NULL: it does not occur. Of messages with
+// LATER, only the part up to CAUSE is compared: members' messages may begin and end differently.
 static const char *find_raised(const char *text)
 {
     if (!raised[0]) return NULL;
@@ -194,7 +194,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
     if (!ms__world.up || ms__world.size == 1) return;
     uint64_t now = ms__comm_epoch();
     // Work that failed because of a published error is not published again. If the work was a backward, that is
-    // recorded below: on the rank that published the error it may have been other work.
+    // recorded below: the rank that published the error may have been in other work.
     if (now == since || !strstr(text, met_text)) {
         const char *known = find_raised(text);  // the peers' own text
         char whole[TEXT];

@@ -2,10 +2,10 @@
 // comm/internal.h -- definitions shared by the files of comm: the control memory of a node, groups, collectives.
 //
 // The ranks of a node share a *control memory*: a board (the state of every rank), staging windows, and for every group
-// a ring of slots per member. The collectives of a group are counted by `seq`, from 0 in each epoch; one uses entry seq
-// % RING of every member. Only the member itself writes its slot: a fingerprint, the places of its input and output, a
-// small payload, and finally `ready`. The group's leader on this node copies the slots of members on other nodes into
-// their slots here, so waiting ranks read local slots only.
+// a ring of slots per member. The collectives of a group are counted by `seq`, from 0 in each epoch; each uses entry
+// seq % RING of every member's ring. Only the member itself writes its slot: a fingerprint, the places of its input and
+// output, a small payload, and finally `ready`. The group's leader on this node copies the slots of members on other
+// nodes into their slots here, so waiting ranks read local slots only.
 //
 // A collective's `number` is (epoch << 32) + seq + 1: it increases with every collective of the group, also across
 // epochs. Messages show the lower 32 bits.
@@ -83,7 +83,7 @@ typedef struct {
 } ms_fingerprint;
 
 typedef struct {
-    _Atomic uint64_t ready, done;  // number of the collective that the member is ready for, and has completed
+    _Atomic uint64_t ready, done;  // numbers of the collectives that the member is ready for and has completed
     uint64_t hash, in_at, out_at;
     uint32_t in_arena, out_arena;  // arenas of input and output, from 1; 0: the control memory. *_at: offsets in them
     uint32_t flags, bytes;         // SLOT_*; size of the payload
@@ -191,14 +191,14 @@ typedef struct {
     int dtype;
     ms_reduction reduction;
     int n_ranks;
-    double scale;  // multiplied with the result before rounding
+    double scale;  // multiplies the result before it is rounded
 } ms_reducer;
 
 typedef struct {
     ms_storage *storage;  // NULL: this rank does not access the tensor; retained by the issuer
     char *data;
     size_t bytes;
-    double numel;  // number of elements, for the ledger
+    double numel;  // number of elements, for recordings
 } ms_operand;
 
 typedef struct ms_native ms_native;
@@ -210,7 +210,7 @@ typedef struct {             // tensors on a GPU
 typedef struct ms_coll {
     ms_group *g;
     uint8_t op;
-    ms_reducer reducer;  // its dtype is that of the collective, for every operation
+    ms_reducer reducer;  // reducer.dtype: the collective's dtype, also if it reduces nothing
     ms_stream_kind stream;
     int root;  // member number, or -1
     uint64_t seq, number, epoch;
@@ -317,7 +317,7 @@ char *ms__window(int world_rank, ms_stream_kind stream);  // WINDOW bytes for in
 ms_status ms__group_place(ms_group *g);                   // allocates the group's slots in the control memory
 void ms__group_unplace(ms_group *g, bool used);           // frees the slots for other groups; used: zero them first
 extern pthread_mutex_t ms__groups_lock;                   // protects the list of groups, which other threads read, too
-ms_group *ms__group_listed(double id);                    // also a group without this rank; NULL: none has this id
+ms_group *ms__group_listed(double id);                    // also finds groups without this rank; NULL: no such group
 ms_group *ms__pair(int from, int to);                     // the two-member group used by send and recv
 ms_group *ms__pair_by_id(double id);
 void ms__each_group(void (*fn)(ms_group *));  // for all groups and pairs with this rank; engine thread
@@ -358,7 +358,7 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
 void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
-void ms__comm_succeeded(void);  // engine thread: forgets that record; to be called when a later call has succeeded
+void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
 // Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.
 void ms__comm_settled(uint64_t number);
 const char *ms__comm_latest(void);  // engine thread: text of the latest failure that this rank has met
@@ -381,9 +381,9 @@ ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next publ
 // Publishes the error of this number. Returns false if another rank has published it first. furthest: NULL unless the
 // error is a deadlock.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether the next published error does not make c fail: it is that of a call that failed because this
-// rank is at a later one, or a deadlock, no rank of which is at a later place in the script than c. The error then
-// counts as met, and c is to be run again.
+// Engine thread: whether c survives the next published error: that of a call that failed because this rank is at a
+// later call, or a deadlock in which no rank is at a later place in the script than c. If so, the error counts as met,
+// and c must be run again.
 bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----
@@ -486,7 +486,7 @@ void ms__far_error(uint64_t number, const char *text, bool backward);
 void ms__far_poll(void);
 // Asks a rank on another node what it waits for. That rank answers only while it waits in a collective.
 void ms__far_ask(int rank);
-int ms__far_answered(char *out, size_t n);  // writes an answer to out, returns its rank; -1: none has come
+int ms__far_answered(char *out, size_t n);  // writes an answer to out, returns its sender; -1: none has arrived
 
 // ---- comm/reduce.c ----
 // Accumulators: float32 for half types, otherwise the type itself. ms__acc_load starts one, ms__acc_add combines it

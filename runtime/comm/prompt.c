@@ -44,7 +44,7 @@ ms_status ms_dist_settle(double number)
                             in_flight);
     }
     ms__comm_settled((uint64_t)number);
-    ms_dist_set_step(-1);  // the line may have ended in different steps of ms.steps
+    ms_dist_set_step(-1);  // ranks may have ended the line in different steps of ms.steps
     ms__each_group(begin_anew);
     return MS_OK;
 }

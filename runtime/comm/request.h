@@ -35,7 +35,7 @@ typedef struct {
     uint64_t stride, bytes, total;  // in bytes
 } ms_part;
 
-// How errors, reports and the ledger describe a collective. The ranks compare all fields except site and part_of.
+// How errors, reports and recordings describe a collective. The ranks compare all fields except site and part_of.
 typedef struct {
     const char *unit;     // NULL: none
     const char *site;     // the script's line; NULL: unknown
@@ -50,7 +50,7 @@ typedef struct {
     ms_group *group;
     int op;  // MS_DIST_*
     ms_reduction reduction;
-    double scale;  // multiplied with the result of a reduction before rounding; 0: no scale
+    double scale;  // multiplies the result of a reduction before it is rounded; 0: no scale
     ms_stream_kind stream;
     int root;             // world rank
     ms_tensor *in, *out;  // contiguous, of one dtype; all-reduce, broadcast and reduce use only out

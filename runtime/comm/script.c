@@ -91,7 +91,7 @@ static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_g
     return MS_OK;
 }
 
-// Returns the rule that the sizes of out and in break; NULL if they fit. out is NULL on a rank that receives nothing.
+// Returns the rule that the sizes of out and in violate; NULL if they fit. out is NULL on a rank that receives nothing.
 static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, int64_t n)
 {
     switch (op) {

@@ -13,7 +13,7 @@ enum {
 
 typedef struct {
     size_t allocated, peak, reserved, peak_reserved;
-    size_t kinds[MS_MEMORY_KINDS];  // of MS_MEMORY_OTHER: 0; it is the rest of `allocated`
+    size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: it is the rest of `allocated`
 } ms_usage;
 
 static inline void ms__kinds_out(const size_t *kinds, ms_memory *out)

@@ -39,7 +39,7 @@ typedef struct ms_optim_job {
     int device;
 } ms_optim_job;
 
-// A gradient of clip_grad_norm_ (train/clip.c), and what is computed of those on one device.
+// ms_norm_part: one gradient of clip_grad_norm_ (train/clip.c). ms_norm_job: the norms of the gradients on one device.
 typedef struct ms_norm_part {
     void *g;
     int dtype, owner;      // owner: index of the sum to which the gradient contributes
@@ -124,7 +124,7 @@ typedef struct {
 } ms_cuda_client;
 extern ms_cuda_client ms__cuda_client;
 
-// The loaded table. NULL if no GPU was requested so far or there is none.
+// The loaded table. NULL if no GPU has been requested yet or there is none.
 const ms_cuda_table *ms__cuda(void);
 // Loads the plugin. MS_EUNSUPPORTED with the reason if that fails, MS_EINVAL if the device does not exist.
 ms_status ms__cuda_need(int device, const char *what);

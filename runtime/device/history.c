@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // device/history.c -- the memory history: live bytes by place in the script, now and at the peak.
 //
-// C never calls Lua, so an allocation waits in a list until the script says where it is, which it does when the call
-// that allocated returns (ms_memory_site). The allocation then belongs to a record: one per place, purpose, kind and
-// device.
+// C never calls Lua, so an allocation waits in a list until the script reports its place (ms_memory_site), after the
+// call that allocated has returned. The allocation then belongs to a record: one per place, purpose, kind and device.
 //
 // A record keeps its bytes at the peak without a copy of all records at each new peak. Every new peak of a device
 // begins an epoch, and a record saves its bytes when they change for the first time in an epoch. Invariant: at the peak
@@ -11,7 +10,8 @@
 #include "device/history.h"
 #include "device/device.h"
 
-enum { BUCKETS = 4096, WAITING = 1 << 27 };  // numbers in tags: with this bit, a place in `list`; others, a record
+// A number in a tag is an index into `list` if it has the bit WAITING, otherwise into `records`.
+enum { BUCKETS = 4096, WAITING = 1 << 27 };
 
 typedef struct {
     ms_block *block;  // NULL: it was freed, in epoch `died`
@@ -107,7 +107,7 @@ void ms__history_drop(const ms_block *b)
     r->blocks--;
 }
 
-// Adds a block of that size to record k (sign 1), or takes it out (sign -1).
+// Adds a block of `bytes` bytes to record k (sign 1), or subtracts it (sign -1).
 static void count(uint32_t k, double bytes, int sign)
 {
     ms_memory_record *r = touch(&records[k]);

@@ -27,7 +27,7 @@ static inline void ms__add_allocated(ms_usage *u, ms_block *b, const char *what)
     if (MS_UNLIKELY(ms__history_on)) ms__history_add(b, u, what);
 }
 
-// Takes a block that is being freed out of the usage, and its record out of the block.
+// Subtracts a block that is being freed from the usage, and from its record in the history.
 static inline void ms__drop_allocated(ms_usage *u, ms_block *b)
 {
     u->allocated -= b->bytes;

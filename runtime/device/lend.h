@@ -2,8 +2,8 @@
 // device/lend.h -- the lifetime of GPU memory that another process has mapped.
 //
 // The owner of a block listens on an abstract socket whose name contains a hash of the memory's handle; a process that
-// maps the memory stays connected until it has unmapped it, or ends. A block that is freed while a connection is open
-// is not used again before the last one is closed. The kernel closes the connections of a killed process, and no file
+// maps the memory stays connected until it has unmapped it, or ends. A block that is freed while connections are open
+// is not used again before all of them are closed. The kernel closes the connections of a killed process, and no file
 // is left.
 #ifndef MS_LEND_H
 #define MS_LEND_H

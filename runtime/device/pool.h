@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // device/pool.h -- the caching allocator: one pool per device. Freed blocks are reused without a system call: kept by
-// size class, or, large ones of a GPU, merged with their neighbours (slab.h). If there are peers on the node, CPU
-// segments are memfds, so that peers can map them and read any tensor in place.
+// size class, or, large ones of a GPU, merged with their neighbours (slab.h). If there are peers on the node, the CPU's
+// arenas are memfds, so that peers can map them and read any tensor in place.
 //
 // The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks, `kinds` their sums by what
 // the blocks hold.
@@ -24,7 +24,7 @@ typedef struct ms_segment ms_segment;
 typedef struct ms_block {
     void *data;    // 64-byte aligned; NULL for 0 bytes
     size_t bytes;  // the requested size
-    size_t size;   // the size of the class, or of a GPU's range; 0: not from a pool
+    size_t size;   // the size of its class, or of its range on a GPU; 0: not from a pool
     int device;
     uint32_t tag;           // the kind in the low 4 bits, above it the record of history.c; 0: neither
     ms_segment *segment;    // NULL for foreign memory and for GPU memory
@@ -35,14 +35,14 @@ typedef struct ms_block {
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
 void ms__free(ms_block *b);
 static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }
-void ms__set_kind(ms_block *b, ms_memory_kind kind);  // says what b holds; blocks begin as MS_MEMORY_OTHER
+void ms__set_kind(ms_block *b, ms_memory_kind kind);  // records what b holds; a new block is MS_MEMORY_OTHER
 
-// Finds what peers need to map b: the segment's descriptor in this process, and b's offset. False if peers cannot map
-// it.
+// Finds what peers need to map b: its arena's descriptor in this process, id and size, and b's offset. False if peers
+// cannot map it.
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes);
 // Maps fd (-1: anonymous memory) at a multiple of the huge page size. NULL with errno on failure.
 void *ms__map_aligned(int fd, size_t bytes);
-// Makes CPU segments allocated from now on shareable. dist calls it at start-up if the node has peers.
+// Makes the CPU's arenas from now on shareable. dist calls it at start-up if the node has peers.
 void ms__pool_share(void);
 void ms__pool_stats(int device, ms_memory *out);
 // Number of tensor objects alive: counted by tensor/tensor.c, reported by ms__pool_stats.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // device/slab.h -- large blocks of a GPU's memory, cut from slabs (allocations of the driver). A block is cut from the
-// smallest free range that fits, and a freed block merges with its free neighbours, so that steps whose sizes differ
-// share their memory. Blocks that outlive a step have slabs of their own: among a step's blocks they would split ranges
-// that the next step uses whole. The caller allocates slabs from the driver and frees them.
+// smallest free range that fits, and a freed block merges with its free neighbours, so that steps with different sizes
+// reuse the same memory. Blocks that outlive a step have slabs of their own: among a step's blocks they would split
+// ranges that the next step uses whole. The caller allocates slabs from the driver and frees them.
 #ifndef MS_SLAB_H
 #define MS_SLAB_H
 

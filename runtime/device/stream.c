@@ -22,8 +22,8 @@ struct ms_pending {
     ms_stream_kind kind;
     ms_status status;  // written before `done`
     char *text;        // message of a failure; allocated by the worker
-    // The observer's epoch when the record was launched. If the record failed only because one that it waited for had
-    // failed: the epoch of that one.
+    // The observer's epoch when the record was launched. If the record failed only because a record that it waited for
+    // had failed: the epoch of that record.
     uint64_t epoch;
 };
 
@@ -58,7 +58,7 @@ static atomic_int n_finished,
 static atomic_bool cancelled;
 static ms_record *spare;  // free list; used by the engine thread only
 
-// comm sets it to a field of the board, where peers read whether this rank is blocked or busy.
+// comm makes ms__engine_waits a field of the board, where peers read whether this rank is blocked or busy.
 static atomic_int private_waits;
 atomic_int *ms__engine_waits = &private_waits;
 static uint64_t no_epoch(void) { return 0; }

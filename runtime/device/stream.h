@@ -3,7 +3,7 @@
 // the gather, reduce and copy streams are queues, each with a worker thread.
 //
 // Only the engine thread changes reference counts: it drops a record's references when it reaps the record
-// (ms__stream_reap, which waits call).
+// (ms__stream_reap, which every wait calls).
 #ifndef MS_STREAM_H
 #define MS_STREAM_H
 
@@ -16,7 +16,7 @@ extern "C" {
 typedef enum { MS_STREAM_COMPUTE, MS_STREAM_GATHER, MS_STREAM_REDUCE, MS_STREAM_COPY, MS_STREAMS } ms_stream_kind;
 typedef struct ms_stream ms_stream;
 
-// An event, reference-counted: pending until its record has run. It may carry a failure, which waiting for it returns.
+// An event, reference-counted: pending until its record has run. It may carry a failure, which ms__event_wait returns.
 // NULL is an event that is complete: the compute stream returns NULL, and every function here accepts it.
 typedef struct ms_pending ms_pending;
 

@@ -124,7 +124,8 @@ static void beginning(const char *path, char *out, size_t size)
     out[n > 0 ? n : 0] = 0;
 }
 
-// Writes a hash of the boot and the PID namespace, 16 digits: PIDs are comparable only where these are equal.
+// Writes a hash of the boot and the PID namespace, 16 digits: PIDs are comparable only between processes with equal
+// hashes.
 static void host_of_this_process(char *out)
 {
     char boot[64], namespace[64];

@@ -278,7 +278,7 @@ static ms_status exchange(ms_folder *f, int *how)
     if (rename_to(f, RENAME_EXCHANGE)) {
         int error = errno;
         if (rename_kind(f, "tmp")) return rename_failed(f, errno);
-        if (error == ENOENT) return MS_OK;  // another process has removed the folder with the name
+        if (error == ENOENT) return MS_OK;  // another process has removed the folder that had the name
         *how = MS_COMMIT_INSIDE;
         return no_flags(error) ? MS_OK
                                : ms__fail(MS_EIO, "save: cannot exchange '%s' and '%s': %s", f->made, f->place.path,
@@ -291,8 +291,8 @@ static ms_status exchange(ms_folder *f, int *how)
     return st;
 }
 
-// Saves that replace files inside a folder take turns, until the folder is freed. Where the file system has no locks,
-// or the process that holds the lock is stopped, a save continues without the lock.
+// Saves that replace files inside a folder exclude each other, by a lock that ms_folder_free releases. A save continues
+// without the lock where the file system has none, and after 10 s, because the process that holds it may be stopped.
 static ms_status take_turn(ms_folder *f)
 {
     struct timespec pause = { .tv_nsec = 10 * 1000 * 1000 };

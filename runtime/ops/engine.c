@@ -14,9 +14,9 @@
 static int threads = 1;
 static bool ready;
 
-// MOONSHARD_THREADS or OMP_NUM_THREADS, if set. Otherwise the number of CPUs in the process's affinity mask; if the
-// mask has all CPUs, an equal share of them per rank of the node (mpirun binds ranks to cores only on request or if
-// there are few ranks).
+// The number of threads: MOONSHARD_THREADS or OMP_NUM_THREADS, if set. Otherwise the number of CPUs in the process's
+// affinity mask; if the mask has all CPUs, an equal share of them per rank of the node (mpirun binds ranks to cores
+// only on request or if there are few ranks).
 static int default_threads(void)
 {
     double given = 0;
@@ -124,7 +124,7 @@ int ms_set_default_dtype(int dtype)
 
 // ---- random numbers ---------------------------------------------------------------------------
 
-// a fixed default: runs are reproducible unless the script sets another seed
+// A fixed default, so that runs are reproducible without ms.manual_seed.
 static uint64_t rng_seed = 20231, rng_offset;
 
 void ms_manual_seed(double seed)

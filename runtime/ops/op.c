@@ -233,8 +233,8 @@ static ms_status sharded_input(const ms_call *c, const ms_tensor *t)
     return ms__fail(MS_ESTATE, "%s", ms_error());
 }
 
-// Fails if the gradient of a view would be wrong: the tape represents a view as a function of its base's values when
-// the view was made, so after a recorded change of the base the view's gradient would be that of the old values.
+// Fails because the gradient of a view would be wrong: the tape represents a view as a function of its base's values
+// when the view was made, so after a recorded change of the base the view's gradient would be that of the old values.
 static ms_status stale_view(const ms_call *c, int k)
 {
     return ms__call_fail(c,
@@ -420,7 +420,7 @@ ms_status ms__op3(ms_tensor **out, const ms_op *op, ms_tensor *a, ms_tensor *b, 
 
 static ms_status bad_op(int op) { return ms__fail(MS_EINVAL, "operator is %d, expected 0 to %d", op, n_ops - 1); }
 
-// Allocates what must not fail after an operator has run: ids for n outputs, headers of views.
+// Allocates what is needed after an operator has run, when nothing may fail: ids for n outputs, headers of views.
 static ms_status reserve(const ms_op *op, int n)
 {
     MS_TRY(ms__names_reserve(n, op->name));

@@ -5,8 +5,8 @@
 
 #include "shard/unit.h"
 
-// Check and set n extensions; `which` lists count[e] parameters of extension e. The unit must be sharded; setting plans
-// it again.
+// Check and set n extensions; `which` lists count[e] parameters of extension e. The unit must be sharded; after
+// ms__extensions_set, call ms__unit_replan.
 ms_status ms__extensions_check(const unit *u, int n, const int32_t *count, const int32_t *which);
 ms_status ms__extensions_set(unit *u, int n, const int32_t *count, const int32_t *which);
 void ms__extensions_drop(unit *u);

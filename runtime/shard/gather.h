@@ -21,7 +21,7 @@ void ms__unit_keep(unit *u);  // copies the script's changes of whole parameters
 // Gathers one piece of every rank and waits; for whole tensors outside the gather buffer.
 ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to, int dtype, const ms_piece *piece);
 
-uint64_t ms__unit_versions(const unit *u);        // sum over its parameters: increases by one with each change
+uint64_t ms__unit_versions(const unit *u);        // sum of its parameters' versions: increases by one with each change
 uint64_t ms__unit_shard_versions(const unit *u);  // as ms__unit_versions, but counts only changes of the shard
 ms_status ms__unit_check_home(const unit *u);     // fails if offloaded shards are not on the CPU
 

@@ -19,7 +19,7 @@ void ms__unit_deactivate(unit *u, int k);
 
 // Appends an order_entry.
 ms_status ms__order_push(context *c, unit *u, int64_t use, int64_t pass, bool regional);
-// Whether some modules of that entry's pass have had no backward yet.
+// Whether some modules of the pass of entry `at` have had no backward yet.
 bool ms__order_pass_waits(const context *c, int at);
 int ms__order_find(const context *c, int64_t use);  // index of the use in c->order; -1: none
 void ms__order_entered(context *c, unit *u);

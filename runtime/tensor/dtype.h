@@ -68,7 +68,8 @@ MS_FN ms_f16 ms_float_to_f16(float x)
     return h;
 }
 
-// The sizes are the hexadecimal digits of one constant, a digit per dtype: every operator call reads several.
+// The sizes are the hexadecimal digits of one constant, a digit per dtype. Every operator call reads several sizes;
+// this needs no load from memory.
 MS_FN int ms__dtype_size(int dtype) { return 0x11482284 >> (4 * dtype) & 15; }
 #ifdef __cplusplus
 extern "C" {
@@ -92,7 +93,7 @@ MS_FN int ms__holds(int dtype, double v)
                                     : 256;
     return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));
 }
-// Runs the statement given for a floating-point dtype.
+// Runs the statement that is given for the dtype; none if it is not floating-point.
 #define MS_CASE_FLOAT(dtype, F32, F64, F16, BF16) \
     switch (dtype) {                              \
     case MS_F32: F32; break;                      \

@@ -50,8 +50,8 @@ static uint32_t n_scopes = 1, free_scope;
 static uint32_t chain_top[CHAINS];
 static uint8_t chain_used[CHAINS];
 static int chain;
-// In bytes: the soft limit, unscoped tensors made since the last collection (and 256 each), unscoped tensors alive, and
-// all tensors alive after the last collection.
+// In bytes: the soft limit, unscoped tensors made since the last collection (plus 256 for each), unscoped tensors
+// alive, and all tensors alive after the last collection.
 static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
 static bool gc_asked;
 static grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it

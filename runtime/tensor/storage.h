@@ -30,7 +30,7 @@ ms_storage *ms__storage_retain(ms_storage *s);
 void ms__storage_release(ms_storage *s);
 void ms__storage_vacate(ms_storage *s);                         // frees the bytes; views remain
 ms_status ms__storage_refill(ms_storage *s, const char *what);  // allocates the bytes again, uninitialised
-void ms__storage_hold(ms_storage *s, ms_memory_kind kind);      // says what its bytes hold, now and after a refill
+void ms__storage_hold(ms_storage *s, ms_memory_kind kind);      // records what its bytes hold, now and after a refill
 ms_status ms__storage_sync(ms_storage *s, bool write);          // waits for its events; fails if the storage is vacated
 
 #ifdef __cplusplus

@@ -170,7 +170,7 @@ static ms_counter *version_must(void)
 ms_status ms__tensor_reserve(int n, const char *what)
 {
     bool there = fill_reserve();
-    for (int k = RESERVE; there && k < n; k++) {  // those beyond the reserve go to the free lists
+    for (int k = RESERVE; there && k < n; k++) {  // headers beyond the reserve go to the free lists
         ms_tensor *t = malloc(sizeof *t);
         ms_counter *v = malloc(sizeof(ms_counter) + sizeof(void *));
         there = t && v;

@@ -23,7 +23,7 @@ typedef struct ms_leaf ms_leaf;
 
 typedef struct ms_counter {
     int refs;
-    uint32_t count, tape;  // count: changes in place; tape: those of them that the tape recorded
+    uint32_t count, tape;  // count: number of changes in place; tape: how many of them the tape recorded
 } ms_counter;
 
 #define MS_OFF_TAPE UINT32_MAX  // value of `tape` for a view without gradients: from detach(), or made under no_grad

@@ -110,7 +110,7 @@ typedef struct {
 } job_list;
 
 // Makes subnormal numbers count as 0, only during the step: squares of small gradients are often subnormal, and
-// arithmetic with these takes a hundred times longer.
+// arithmetic with subnormals takes a hundred times longer.
 static unsigned flush_tiny(void)
 {
 #if defined(__x86_64__)
@@ -157,8 +157,8 @@ typedef struct {
     int n_jobs, n_stepped, n_made, n_copies;
     int64_t blocks;
     job *jobs;
-    double **steps;       // the step counts of the leaves that are stepped
-    ms_tensor **stepped;  // these leaves
+    double **steps;       // the step counts of the stepped leaves
+    ms_tensor **stepped;  // the stepped leaves
     ms_id *made;          // states that this step made
     ms_tensor **copies;   // gradients that were copied to be contiguous
 } step;

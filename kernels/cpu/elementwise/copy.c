@@ -40,8 +40,8 @@ static MS_KERNEL void move_row(int64_t n, int size, char *dst, int64_t td, const
     }
 }
 
-// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Within a column of tiles, rows
-// advance first: several cache lines of one source column are read in turn, and its page is visited once.
+// Transposes a block of rows x cols: dst is contiguous along cols, src along rows. Tiles are processed down a column
+// first, so that several cache lines of one source column are read in turn and its page is visited once.
 #define TURN(T, B)                                                                                               \
     {                                                                                                            \
         for (int64_t c0 = 0; c0 < cols; c0 += B)                                                                 \
@@ -91,7 +91,8 @@ static void bytes_range(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     const bytes_job *j = arg;
     int inner = j->ndim - 1;
-    // first and last are elements at the ends of rows. Rows are numbered in row-major order of the outer dimensions.
+    // first and last are multiples of n, the length of a row. Rows are numbered in row-major order of the outer
+    // dimensions.
     int64_t n = j->shape[inner], index[MS_MAX_DIMS], rest = first / n;
     char *d = j->dst;
     const char *s = j->src;

@@ -171,8 +171,8 @@ static void R(attend_head)(const attend *w, int64_t head, REAL *room)
     }
 }
 
-// One row of scores: s is S and ds is dP; sets s to keep P and ds to P (keep dP - delta), where P = exp(S - lse). keep
-// is NULL without dropout; then up to 15 numbers beyond `valid` are overwritten, too.
+// One row of scores: s is S and ds is dP. Sets s = keep * P and ds = P * (keep * dP - delta), where P = exp(S - lse).
+// keep is NULL without dropout; then up to 15 numbers beyond `valid` are overwritten, too.
 static MS_KERNEL void R(grad_row)(REAL *s, REAL *ds, const REAL *keep, REAL lse, REAL delta, int64_t valid)
 {
     int64_t used = (valid + 15) / 16 * 16;

@@ -16,10 +16,10 @@
 
 enum {
     SMALL = 16 << 10,  // largest number of multiply-adds at which packing costs more than it saves
-    KC = 1024,  // depth of a panel in floats, half of it in doubles. Sums are split here, so it is the same on all CPUs
-    FEW = 400,  // largest number of columns of C for which rows of A are read in place: packing would not pay
-    ROWS = 2048,          // largest number of rows of A packed at a time
-    ROWS_HALF = 1024,     // the same for half types
+    KC = 1024,         // depth of a panel in floats (doubles: half). It splits the sums, so it is the same on all CPUs
+    FEW = 400,         // largest number of columns of C for which rows of A are read in place: packing would not pay
+    ROWS = 2048,       // largest number of rows of A packed at a time
+    ROWS_HALF = 1024,  // the same for half types
     COLUMNS_HALF = 2304,  // half types, if k is above KC: number of columns whose float32 sums are kept
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair
@@ -57,7 +57,7 @@ typedef struct gemm_work {
     int64_t wide, high;           // columns in a panel of B, rows in a panel of A
     int64_t i0, mb;               // first of the current rows; their number
     int64_t first_col, last_col;  // columns whose sums are kept
-    int64_t j0, nc, p0, kc;       // first and number of the packed columns of B; of the current depth
+    int64_t j0, nc, p0, kc;       // packed columns of B: first and number; current depth: first and length
     int64_t then_j, then_nc, then_p,
         then_kc;             // the block computed next; then_nc is 0 if there is none or several threads share the work
     int64_t mc, cols;        // rows and columns of a task
@@ -227,7 +227,7 @@ static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k,
     enum { LONG = RUN / 2, ROUND = 8 * KC / LONG };
     float t[8 * KC] __attribute__((aligned(64)));
     int64_t whole = m / high * high;
-    if (a->rs == 1) {  // LONG numbers of each column pass through a buffer
+    if (a->rs == 1) {  // columns are contiguous: convert them in t, at most LONG numbers of each
         if (whole < m) memset(out + whole * k, 0, (size_t)(high * k) * sizeof(float));
         for (int64_t p = 0; p < k; p += ROUND) {
             int64_t columns = k - p < ROUND ? k - p : ROUND;
@@ -457,8 +457,8 @@ typedef struct gemm_cut {
 } gemm_cut;
 
 // B's panels get half of the second-level cache. With several threads, each thread gets about two tasks: first the rows
-// are divided, into tasks of at least 128 rows, which amortise loading B's panels; then the columns. If these are too
-// few tasks, they get fewer rows, at least four panels of A, and then fewer columns.
+// are divided, into tasks of at least 128 rows, which amortise loading B's panels; then the columns. If that gives too
+// few tasks, a task gets fewer rows, at least four panels of A, and then fewer columns.
 static gemm_cut cut(gemm_work *w, int64_t threads)
 {
     const ms_gemm *g = w->g;

@@ -202,7 +202,7 @@ ms_status ms__cpu_batch_norm(ms_call *c)
 }
 
 // Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Outputs: those of dx, dw, db, dmean,
-// dvar that the mask (rows/grad.h) names.
+// dvar that the mask (rows/grad.h) selects.
 ms_status ms__cpu_batch_norm_backward(ms_call *c)
 {
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };

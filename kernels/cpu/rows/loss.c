@@ -13,7 +13,7 @@ enum { PIECE = 512, BLOCK = 16384 };
 
 typedef struct cross {
     int dtype, g_dtype;
-    bool g_rows;           // g has one element per row; otherwise one in all
+    bool g_rows;           // g has one element per row; otherwise a single one
     int64_t n, ignore;     // number of classes; the target of rows that do not count
     double smooth, scale;  // label smoothing; backward: the gradient of each loss, or a factor of g's elements
     const void *x, *w, *g, *g_lse;
@@ -110,7 +110,7 @@ static double total_weight(const cross *q, int64_t rows)
     return total;
 }
 
-// Writes the losses of all rows, or their sum divided by `divisor`, as the reduction says.
+// Writes the losses of all rows, or their sum divided by `divisor`, depending on the reduction.
 static void put_losses(ms_call *c, const cross *q, int64_t rows, double divisor)
 {
     ms_tensor *out = c->out[0];
@@ -304,7 +304,7 @@ ms_status ms__cpu_linear_cross_entropy(ms_call *c)
     return chunks(c, c->in, c->n_in, NULL, &c->out[1]);
 }
 
-// Inputs: gradient, and those of the forward.
+// Inputs: gradient, then the inputs of the forward.
 ms_status ms__cpu_linear_cross_entropy_backward(ms_call *c)
 {
     ms_tensor *grad[] = { ms__grad_out(c, 0), ms__grad_out(c, 1), ms__grad_out(c, 3) };

@@ -7,8 +7,8 @@
 // threads.
 //
 // There are two ways to traverse a tensor. By rows: the elements of one fold are read one after another. By columns:
-// the elements along the last kept dimension, each of another fold, are read together and added to a row of
-// accumulators.
+// the elements along the last kept dimension, each of which belongs to a different fold, are read together and added to
+// a row of accumulators.
 #include "cpu/cpu.h"
 #include "cpu/rows/fold.h"
 #include "formulas/math32.h"

@@ -12,7 +12,7 @@ static inline ms_status ms__as_dtype(ms_tensor **out, ms_tensor *t, int dtype)
     return ms__run_op(&ms__op_cast, &(ms_op_args) { 1, &t, .n_i = 1, .i = (int64_t[]) { dtype } }, 1, out);
 }
 
-// *work: the tensor that the kernel writes: `out` itself (retained), or, if `out` has another dtype than the kernel, a
+// *work: the tensor that the kernel writes: `out` itself (retained), or, if the kernel's dtype is not that of `out`, a
 // tensor that ms__put_back copies to `out` later.
 static inline ms_status ms__work_on(ms_tensor **work, ms_tensor *out, int dtype, const char *what)
 {

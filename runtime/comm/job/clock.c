@@ -2,8 +2,8 @@
 // comm/job/clock.c -- the clocks of nodes, compared with rank 0's.
 //
 // The processes of a node share CLOCK_MONOTONIC. Between nodes the first rank of a node asks rank 0 for its time,
-// several times, and keeps the answer with the shortest round trip: it was sent halfway, to within half of that trip.
-// Two measurements give the drift as well (ms__job_time).
+// several times, and keeps the answer with the shortest round trip: rank 0 sent it in the middle of that trip, to
+// within half of the trip. Two measurements give the drift as well (ms__job_time).
 #include <sched.h>
 #include "base/trace.h"
 #include "comm/internal.h"

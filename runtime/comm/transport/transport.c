@@ -8,12 +8,12 @@
 #include "comm/transport/self.h"
 #include "comm/transport/transport.h"
 
-// In alphabetical order, in which the error for an unknown name lists them.
+// In alphabetical order, in which the error for an unknown name lists them. Either `table` is set or a plugin has
+// the table. plugin: the plugin's file. title: its library. needs: the program that must be installed to build it.
 static const struct row {
     const char *name, *launchers;
-    const ms_transport *table;           // NULL: the plugin has the table
-    const char *plugin, *title, *needs;  // plugin: its file. title: its
-                                         // library; needs: the program that must be installed to build it
+    const ms_transport *table;
+    const char *plugin, *title, *needs;
 } transports[] = {
     { "mpi", " mpirun srun PMIx mpiexec ", NULL, "libmoonshard_mpi.so", "MPI", "mpicc" },
     { "nccl", " ", NULL, "libmoonshard_nccl.so", "NCCL", "mpicc" },

@@ -46,7 +46,7 @@ static ms_status off_home(const unit *u, const char *device)
                     names);
 }
 
-// A change is not an error if the forward's whole parameters still exist, because backward then uses these.
+// A change is not an error if the forward's whole parameters still exist: backward then uses them.
 static ms_status changed(const unit *u, bool stayed)
 {
     if (stayed) return MS_OK;
@@ -300,7 +300,7 @@ static ms_status add_partial(unit *u, reduction *r)
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
     // On a mesh each of the two steps computes its own mean; a divide factor set by the script applies to the first
-    // step. The mean is the sum divided once, as in DDP: the same bits for any number of ranks.
+    // step. The mean is the sum divided once, as in DDP, so that both give the same bits.
     double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
     if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r;

@@ -48,10 +48,10 @@ struct views {
     void (*clear_waiting)(unit_param *p);
 
     // ---- errors ----
-    // Raises the error that an offloaded shard is on `device`.
+    // Fails because an offloaded shard is on `device`.
     ms_status (*off_home)(const unit *u, const char *device);
-    // Raises the error that the parameters have changed between forward and backward. stayed: the whole parameters of
-    // the forward still exist.
+    // Fails because the parameters have changed between forward and backward. stayed: the whole parameters of the
+    // forward still exist.
     ms_status (*changed)(const unit *u, bool stayed);
 };
 
