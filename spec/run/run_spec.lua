@@ -118,6 +118,28 @@ describe("a run", function()
     assert.is_true(rate() > 1e6)
   end)
 
+  it("forgets a rate that the run exceeds, and says so in the report", function()
+    lfs.mkdir(path "busy")
+    local job = ranks.run(0, ([[
+      local ms = require "moonshard"
+      local run = ms.run.start { out = %q, samples = 1, flops = 1, quiet = true }
+      local file = os.getenv "XDG_CACHE_HOME" .. "/moonshard/rates.json"
+      local key = io.open(file):read "*a":match '"(.-)": '
+      run:finish()
+      local rates = io.open(file, "w")
+      rates:write('{"other": 5, "' .. key .. '": 0.001}')
+      rates:close()
+      run = ms.run.start { out = %q, samples = 1, flops = 1, quiet = true }
+      run:log { loss = 1 }
+      run:finish()
+      io.write(io.open(file):read "*a")
+    ]]):format(path "busy/one", path "busy/two"), { env = { XDG_CACHE_HOME = path "busy" } })
+    assert.are.equal(0, job.code, job.stderr)
+    assert.are.same({ other = 5 }, cjson.decode(job.stdout))
+    assert.matches('"kind": "warning", "text": "the MFU is above 1: this machine was busy when the rate of its products was '
+      .. "measured %(0.001 FLOP/s%)", read "busy/two/media.jsonl")
+  end)
+
   it("writes values that are not finite as null, and reads them as nan", function()
     local run = start { out = path "nan" }
     run:log { loss = 0 / 0, flag = true }

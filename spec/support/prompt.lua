@@ -12,8 +12,13 @@ local own_folder = process.temp_folder()
 local inputrc = own_folder .. "/inputrc"
 process.write(inputrc, "set enable-bracketed-paste off\n")
 
---- Removes the files of this module.
-function M.remove() process.remove_folder(own_folder) end
+local typed = 0                                         -- lines and Ctrl-C, at all prompts
+
+--- Removes the files of this module, and prints how many exchanges there were.
+function M.remove()
+  process.remove_folder(own_folder)
+  io.write(("        counted: %d lines and Ctrl-C typed at prompts\n"):format(typed))
+end
 
 --- Starts a prompt and waits until it reads. history: a file.
 ---@param command string[]
@@ -26,6 +31,10 @@ function M.open(command, history, env)
   }
   for k, v in pairs(env or {}) do all[k] = v end
   local p = Pty.start(command, all)
+  function p:type(text)
+    typed = typed + select(2, text:gsub("[\n\3]", ""))
+    return Pty.type(self, text)
+  end
   assert(p:expect("Ctrl-D to leave.", 60))
   assert(p:expect "> ")
   return p

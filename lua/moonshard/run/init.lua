@@ -132,6 +132,7 @@ function M.start(given)
   local flops = o.flops or items and o.model and 6 * elements(o.model)
   if items and flops and flops > 0 then
     fields.flops, fields.peak = items * flops, rates.of(facts, o.dtype, dist)
+    fields.forget_peak = function() rates.forget(facts, o.dtype) end
   end
   if rank == 0 and wanted.csv then fields.csv = csv.open(fields.path) end
   if rank == 0 and wanted.tensorboard then fields.events = assert(events.open(fields.path, fields.step + 1)) end

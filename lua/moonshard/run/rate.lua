@@ -2,7 +2,8 @@
 --- The rate of this machine, for the model FLOPs utilization (MFU): the best of several products of two square matrices
 --- of the run's dtype on its device, on all ranks at once, summed over the ranks. The size of the matrices is doubled
 --- until a product takes 5 ms. It is measured once for each host, processor, device, dtype, number of ranks and of
---- threads, and kept in ~/.cache/moonshard/rates.json (XDG_CACHE_HOME); remove the file to measure again.
+--- threads, and kept in ~/.cache/moonshard/rates.json (XDG_CACHE_HOME); remove the file to measure again. A rate that a
+--- run exceeds is forgotten: other processes were busy when it was measured.
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
@@ -74,6 +75,21 @@ local function write_cache(path, rates)
   if file:close() and ok then os.rename(temporary, path) else os.remove(temporary) end
 end
 
+local function key_of(facts, dtype)
+  return ("%s, %s, %s, %s, %d ranks, %d threads"):format(facts.host or "?", facts.processor or "?",
+    table.concat(facts.devices, "+"), dtype, facts.ranks, facts.threads)
+end
+
+--- Forgets a rate, so that the next run measures it.
+---@param facts table  the facts of environment.lua
+---@param dtype string
+function M.forget(facts, dtype)
+  local path = cache_file()
+  local rates = read_cache(path)
+  rates[key_of(facts, dtype)] = nil
+  write_cache(path, rates)
+end
+
 --- Operations per second of all ranks together. Collective.
 ---@param facts table  the facts of environment.lua
 ---@param dtype string
@@ -82,8 +98,7 @@ end
 function M.of(facts, dtype, dist)
   local rank = dist and dist.rank() or 0
   local path = cache_file()
-  local key = ("%s, %s, %s, %s, %d ranks, %d threads"):format(facts.host or "?", facts.processor or "?",
-    table.concat(facts.devices, "+"), dtype, facts.ranks, facts.threads)
+  local key = key_of(facts, dtype)
   local known = rank == 0 and read_cache(path)[key] or nil
   if dist then known = dist.broadcast_object(known, { src = 0 }) end
   if type(known) == "number" and known > 0 then return known end

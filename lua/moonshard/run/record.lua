@@ -287,10 +287,20 @@ end
 ---@param ... any  arguments of format
 function Run:say(format, ...) self.bar:say(select("#", ...) > 0 and format:format(...) or format) end
 
+-- The mean MFU of a run cannot exceed 1.
+local function check_peak(self)
+  local steps, seconds = self.step - self.first, lib.ms_time() - self.began
+  if not self.peak or self.flops * steps / seconds <= self.peak then return end
+  warned(self, ("the MFU is above 1: this machine was busy when the rate of its products was measured (%.3g FLOP/s); "
+    .. "the next run measures it again"):format(self.peak))
+  self.forget_peak()
+end
+
 --- Ends the run: closes its files and the progress line, and writes its `report.html`.
 function Run:finish()
   self.bar:finish()
   if self.writes then
+    check_peak(self)
     task.shown_by(nil)
     log.follow(nil)
     self.folder:close()
