@@ -15,6 +15,15 @@ local shard = {
   fully_shard = function(m) fsdp.fully_shard(m[1]) return fsdp.fully_shard(m) or m end,
   FSDP = function(m) m[1] = fsdp.FSDP(m[1]) return fsdp.FSDP(m) end,
   original = function(m) return fsdp.FSDP(m, { use_orig_params = true }) end,
+  columns = function(m)
+    return fsdp.fully_shard(m, { shard_placement_fn = function(_, p)
+      return p.ndim == 2 and p.shape[2] % ms.dist.world_size() == 0 and fsdp.Shard(2) or nil
+    end })
+  end,
+  mesh = function(m)
+    local mesh = ms.dist.init_device_mesh("cpu", { 2, ms.dist.world_size() / 2 }, { names = { "replicate", "shard" } })
+    return fsdp.fully_shard(m, { mesh = mesh })
+  end,
   DDP = function(m) return nn.DDP(m) end,
 }
 local function train(name, resume, steps)
@@ -42,9 +51,9 @@ train("parts", true, 6)
 local function last(folder) return (ms.load(folder .. "/step-000006.safetensors")) end
 
 describe("run:checkpoint", function()
-  for world = 1, 3 do
-    for _, kind in ipairs { "whole", "fully_shard", "FSDP", "original", "DDP" } do
-      if kind ~= "whole" or world == 1 then
+  for world = 1, 4 do
+    for _, kind in ipairs { "whole", "fully_shard", "columns", "mesh", "FSDP", "original", "DDP" } do
+      if world == 4 and kind == "mesh" or world < 4 and kind ~= "mesh" and (kind ~= "whole" or world == 1) then
         it(("of %s over %d ranks continues the run"):format(kind, world), function()
           local folder = process.temp_folder()
           finally(function() process.remove_folder(folder) end)

@@ -44,13 +44,19 @@ local function whole(part, shape, sharded)
   return gathered:narrow(1, 1, shape[1])
 end
 
--- Whether a model has instances of the class FSDP. Their parameters are flat: only whole state dicts have the names and
--- shapes that other ranks, or other ways to shard, can load.
-local function is_flat(model)
+-- Whether the rows of each sharded parameter are distributed over all ranks: only then a rank's rows can be read and
+-- written alone. Models with instances of the class FSDP (flat parameters), over meshes, or sharded along another
+-- dimension are saved and loaded as whole state dicts, which rank 0 holds in memory.
+local function is_by_rows(model)
   for _, m in ipairs(model:modules()) do
-    if classic.is_fsdp(m) then return true end
+    if classic.is_fsdp(m) then return false end
   end
-  return false
+  for _, p in model:named_parameters() do
+    local placements = p.placements
+    if placements and (#placements > 1 or tostring(placements[1]) ~= "Shard(1)"
+      or p.device_mesh:size() ~= dist.world_size()) then return false end
+  end
+  return true
 end
 
 -- The persistent buffers of a model: a list of names and tensors.
@@ -64,8 +70,8 @@ local function buffers_of(model)
   return list
 end
 
--- The contents for a model with instances of FSDP: whole tensors, on rank 0 alone.
-local function flat_contents(model, optimizer)
+-- The contents as whole tensors, on rank 0 alone.
+local function whole_contents(model, optimizer)
   local whole_there = { type = "full", rank0_only = true, offload_to_cpu = true }
   local list, steps = {}, {}
   local function add(name, t) list[#list + 1] = { name = name, part = t:detach(), shape = t.shape, sharded = false } end
@@ -88,7 +94,7 @@ end
 --- Returns the tensors of a checkpoint, in the same order on every rank (name, this rank's part, shape of the whole),
 --- and the numbers of the optimizer's state.
 local function contents(model, optimizer)
-  if is_flat(model) then return flat_contents(model, optimizer) end
+  if not is_by_rows(model) then return whole_contents(model, optimizer) end
   local list, steps, position = {}, {}, {}
   for _, group in ipairs(optimizer.param_groups) do
     for _, p in ipairs(group.params) do position[#position + 1] = p end
@@ -207,8 +213,8 @@ local function read_into(reader, name, target, shape, sharded)
   if here > 0 then target:copy_(reader:read(name, first + 1, here)) end
 end
 
--- The state of a model with instances of FSDP, read by rank 0: tensors by name.
-local function read_flat_model(self)
+-- The whole state of a model, read by rank 0: tensors by name.
+local function read_model(self)
   local sd = {}
   for _, entry in ipairs(dist.rank() == 0 and self.reader.names or {}) do
     local name = entry:match "^model%.(.+)$"
@@ -218,7 +224,7 @@ local function read_flat_model(self)
 end
 
 -- The same of its optimizer.
-local function read_flat_optimizer(self, numbers)
+local function read_optimizer(self, numbers)
   local by_name = {}
   local function set(name, key, value)
     by_name[name] = by_name[name] or {}
@@ -238,9 +244,9 @@ end
 --- Sets a model's parameters and persistent buffers, whether it is sharded or whole. Collective.
 ---@param model Module  with the shapes of the checkpoint
 function Checkpoint:load_model(model)
-  if is_flat(model) then
+  if not is_by_rows(model) then
     return autograd.no_grad(function()
-      scope(function() states.load_state_dict(model, read_flat_model(self), { broadcast_from_rank0 = true }) end)
+      scope(function() states.load_state_dict(model, read_model(self), { broadcast_from_rank0 = true }) end)
     end)
   end
   autograd.no_grad(function()
@@ -269,10 +275,10 @@ function Checkpoint:load_training(model, optimizer)
   local numbers = cjson.decode(self.reader.metadata.optimizer)
   local random = cjson.decode(self.reader.metadata.random)
   generator.set_rng_state { random.seed, random.offset }
-  if is_flat(model) then
+  if not is_by_rows(model) then
     return autograd.no_grad(function()
       scope(function()
-        optim_states.load_optim_state_dict(model, optimizer, read_flat_optimizer(self, numbers),
+        optim_states.load_optim_state_dict(model, optimizer, read_optimizer(self, numbers),
           { broadcast_from_rank0 = true })
       end)
     end)
