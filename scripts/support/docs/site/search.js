@@ -15,19 +15,30 @@
     document.head.append(script);
   });
 
+  // Words that say nothing about the subject, and the part of the others that inflection leaves.
+  const empty = new Set("a an and are at by can do does for from how i in is it me my of on or that the this to use what when with".split(" "));
+  const stem = (word) => word.length > 5 ? word.replace(/(ing|ed|es|s|e)$/, "") : word.replace(/s$/, "");
+
   // How well a section answers a word: a heading counts more than the page's title, and this more than the text.
-  const score = ({ low: [heading, title, text] }, word) =>
-    heading === word ? 100 : heading.split(/[^\w]+/).includes(word) ? 40 : heading.includes(word) ? 20 :
-      title.includes(word) ? 8 : text.includes(word) ? 1 : 0;
+  const score = ({ low: [heading, title, text] }, word) => {
+    const words = heading.split(/[^\w]+/);
+    return words.includes(word) ? 40 : words.some((w) => w.startsWith(word)) ? 30 : heading.includes(word) ? 20 :
+      title.includes(word) ? 6 : text.includes(word) ? 3 : 0;
+  };
 
   async function search() {
-    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    if (!words.length) return void (found.hidden = true);
+    const asked = input.value.toLowerCase().split(/[\s?!,]+/).filter(Boolean);
+    if (!asked.length) return void (found.hidden = true);
+    const kept = asked.filter((word) => !empty.has(word)).map(stem), words = kept.length ? kept : asked;
     const sections = await load();
     const hits = [];
     for (const section of sections) {
-      const scores = words.map((word) => score(section, word));
-      if (Math.min(...scores) > 0) hits.push({ section, total: scores.reduce((a, b) => a + b) });
+      const scores = words.map((word) => score(section, word)), share = scores.filter((s) => s > 0).length / words.length;
+      // Sections with every word come first; half of the words are enough to be listed.
+      const exact = section.low[0].trim() === words.join(" ") || section.low[0].trim().endsWith("." + words.join(" "));
+      // Recipes and chapters answer tasks, so of equal hits they come first.
+      const task = /^(cookbook|tutorial)\/(?!index)/.test(section.url) ? 1.5 : 1;
+      if (share >= 0.5) hits.push({ section, total: task * scores.reduce((a, b) => a + b) * share ** 3 + (exact ? 100 : 0) });
     }
     hits.sort((a, b) => b.total - a.total);
     found.replaceChildren(...hits.slice(0, 20).map(({ section }) => {
