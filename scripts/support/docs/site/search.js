@@ -16,7 +16,8 @@
   });
 
   // Words that say nothing about the subject, and the part of the others that inflection leaves.
-  const empty = new Set("a an and are at by can do does for from how i in is it me my of on or that the this to use what when with".split(" "));
+  const empty = new Set(("a an and are at by can do does for from how i in is it me my of on or that the this to use "
+    + "what when with").split(" "));
   const stem = (word) => word.length > 5 ? word.replace(/(ing|ed|es|s|e)$/, "") : word.replace(/s$/, "");
 
   // How well a section answers a word: a heading counts more than the page's title, and this more than the text.
@@ -38,7 +39,8 @@
       const exact = section.low[0].trim() === words.join(" ") || section.low[0].trim().endsWith("." + words.join(" "));
       // Recipes and chapters answer tasks, so of equal hits they come first.
       const task = /^(cookbook|tutorial)\/(?!index)/.test(section.url) ? 1.5 : 1;
-      if (share >= 0.5) hits.push({ section, total: task * scores.reduce((a, b) => a + b) * share ** 3 + (exact ? 100 : 0) });
+      const total = task * scores.reduce((a, b) => a + b) * share ** 3 + (exact ? 100 : 0);
+      if (share >= 0.5) hits.push({ section, total });
     }
     hits.sort((a, b) => b.total - a.total);
     found.replaceChildren(...hits.slice(0, 20).map(({ section }) => {
