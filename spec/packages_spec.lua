@@ -102,6 +102,7 @@ describe("packages", function()
     assert.are.equal("", err)
     out = root:run("moonshard generate --from runs/001* --length 5 --quiet", user)
     assert.is_true(#out > 0)
+    assert.matches("\n> 2\n", (root:run("echo \"ms.dist.world_size()\" | moonshard repl --ranks 2", user)))
     assert.matches("LuaJIT", (root:run("moonshard doctor || true", user)))
     root:run("rm -r runs two.lua", user)
   end
@@ -156,6 +157,15 @@ describe("packages", function()
     end
     assert.are.same({ "moonshard", "/home/moonshard" }, { user, at })
     trains "/usr/share/lua/5%.1/%S+/libmoonshard%.so%.1"
+    -- The GPU's plugin is found; a machine without a driver cannot use it.
+    if lfs.attributes(process.root .. "/build/libmoonshard_cuda.so") then
+      local ask = [[luajit -e "print(pcall(require(\"moonshard\").ones, 1, { device = \"cuda\" }))"]]
+      assert.matches("no CUDA plugin", (root:run(ask)))
+      sh(("cp %s/moonshard-cuda_*.deb '%s/tmp/'"):format(packages, root.path))
+      root:run "dpkg -i /tmp/moonshard-cuda_*.deb && rm /tmp/moonshard-cuda_*.deb"
+      assert.is_nil(root:run(ask):find "no CUDA plugin")
+      root:run "dpkg --purge moonshard-cuda"
+    end
     root:run "dpkg --purge moonshard"
     is_clean()
   end)
