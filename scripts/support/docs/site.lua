@@ -5,7 +5,7 @@ local lfs = require "lfs"
 
 local M = {}
 
--- The navigation: a group and its pages, from the tree's root. The pages of `folder` that are not listed follow, sorted.
+-- The navigation: a group and its pages, from the tree's root. Pages of `folder` that are in no group's list follow.
 local GROUPS = {
   { "Start", { "docs/guide.md", "README.md", "docs/lua.md", "docs/sharding.md" } },
   { "Tutorial", {}, folder = "docs/tutorial" },
@@ -13,7 +13,8 @@ local GROUPS = {
   { "Use", { "docs/launching.md", "docs/tools.md", "docs/troubleshooting.md", "docs/performance.md" } },
   { "Reference", { "docs/api/README.md", "docs/api/ms.md", "docs/api/tensor.md", "docs/api/nn.md" },
     folder = "docs/api" },
-  { "Inside", { "docs/semantics.md", "docs/architecture.md", "docs/extending.md", "docs/glossary.md" } },
+  { "Inside", { "docs/semantics.md", "docs/architecture.md", "docs/extending.md", "docs/glossary.md" },
+    folder = "docs" },
   { "Project", { "CONTRIBUTING.md", "CHANGELOG.md", "docs/notices.md" } },
 }
 
@@ -52,26 +53,22 @@ end
 local function up(target) return ("../"):rep(select(2, target:gsub("/", ""))) end
 
 -- The pages in the order of the navigation: { path, target, title, group }.
-local function pages_of(root, fault)
-  local list, seen = {}, {}
+local function pages_of(root)
+  local list, listed = {}, {}
+  for _, group in ipairs(GROUPS) do
+    for _, path in ipairs(group[2]) do listed[path] = true end
+  end
   for _, group in ipairs(GROUPS) do
     local paths, more = { unpack(group[2]) }, {}
-    for _, path in ipairs(paths) do seen[path] = true end
-    for name in lfs.dir(group.folder and root .. "/" .. group.folder or root .. "/docs/images") do
+    for name in lfs.dir(root .. "/" .. (group.folder or "docs/images")) do
       local path = (group.folder or "") .. "/" .. name
-      if name:find "%.md$" and not seen[path] then more[#more + 1] = path end
+      if name:find "%.md$" and not listed[path] then more[#more + 1] = path end
     end
     table.sort(more)
     for _, path in ipairs(more) do paths[#paths + 1] = path end
     for _, path in ipairs(paths) do
-      seen[path] = true
       list[#list + 1] = { path = path, target = target_of(path), group = group[1],
         title = read(root .. "/" .. path):match "\n?# ([^\n]*)" }
-    end
-  end
-  for name in lfs.dir(root .. "/docs") do
-    if name:find "%.md$" and not seen["docs/" .. name] then
-      fault("docs/%s is in no group of the site's navigation", name)
     end
   end
   return list
@@ -157,7 +154,7 @@ function M.write(root, folder, fault)
     return fault "--site needs pandoc (apt-get install pandoc)"
   end
   os.execute("mkdir -p " .. quoted(folder))
-  local pages, targets, copied, index = pages_of(root, fault), {}, {}, {}
+  local pages, targets, copied, index = pages_of(root), {}, {}, {}
   for _, page in ipairs(pages) do targets[page.path] = page.target end
   if not convert(root, pages, folder) then return fault "pandoc failed" end
   local own = root .. "/scripts/support/docs/site/"
