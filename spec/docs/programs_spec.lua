@@ -14,7 +14,7 @@ local function pages(folder)
 end
 
 local chapters, recipes = pages "docs/tutorial", pages "docs/cookbook"
-local checked = { "docs/lua.md", "docs/sharding.md", "docs/tools.md", "docs/extending.md" }
+local checked = { "docs/lua.md", "docs/sharding.md", "docs/tools.md", "docs/data.md", "docs/extending.md" }
 for _, list in ipairs { chapters, recipes } do
   for _, path in ipairs(list) do checked[#checked + 1] = path end
 end

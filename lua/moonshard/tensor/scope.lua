@@ -198,6 +198,26 @@ end
 
 position.counts_in(M.steps)
 
+--- An iterator whose iterations are scopes, as those of M.steps: each begins with begin(), whose results are the loop's
+--- values. The first nil ends the loop.
+---@param begin fun(): any
+---@return fun(): any
+---@return table
+function M.each(begin)
+  local step, loop, n = M.steps(math.huge)
+  local function values(first, ...)
+    if first == nil then
+      loop.last = n
+      step(loop, n)
+    end
+    return first, ...
+  end
+  return function()
+    n = step(loop, n)
+    return values(begin())
+  end, loop
+end
+
 --- For the prompt: closes the step loops that a line left open, with the scopes inside them.
 function M.close_all_left()
   local list = loops[current_chain]

@@ -28,6 +28,9 @@ end
 -- ones).
 local function section(title, prefix, of, names) return { title = title, prefix = prefix, of = of, names = names } end
 
+-- A class that only defines methods that its base class describes.
+local function unlisted(class) return section("", "", class, "") end
+
 -- Methods of a class of the library, by one of its instances.
 local function methods_of(object)
   local class = getmetatable(object)
@@ -188,9 +191,23 @@ return {
   },
   {
     file = "data", title = "data",
-    intro = "Token files and batches for language models, sharded by rank, seeded and resumable.",
+    intro = "Datasets, samplers and loaders, and token files and batches for language models: sharded by rank, seeded and "
+      .. "resumable. Positions in datasets count from 1, epochs from 0.",
     sections = {
-      section("Functions", "data.", ms.data),
+      section("Datasets", "data.", ms.data, [[Dataset TensorDataset IterableDataset ConcatDataset Subset random_split]]),
+      section("Methods of Dataset", "Dataset:", ms.data.Dataset),
+      section("Methods of IterableDataset", "IterableDataset:", ms.data.IterableDataset),
+      section("Methods of TensorDataset", "TensorDataset:", ms.data.TensorDataset, "batch"),
+      unlisted(ms.data.ConcatDataset), unlisted(ms.data.Subset),
+      section("Loaders", "data.", ms.data, "DataLoader default_collate"),
+      section("Methods of DataLoader", "DataLoader:", ms.data.DataLoader),
+      section("Samplers", "data.", ms.data, [[SequentialSampler RandomSampler WeightedRandomSampler DistributedSampler
+        BatchSampler BucketBatchSampler Sampler]]),
+      section("Methods of Sampler", "Sampler:", ms.data.Sampler),
+      section("Methods of DistributedSampler", "DistributedSampler:", ms.data.DistributedSampler, "set_epoch"),
+      unlisted(ms.data.SequentialSampler), unlisted(ms.data.RandomSampler), unlisted(ms.data.WeightedRandomSampler),
+      unlisted(ms.data.BatchSampler), unlisted(ms.data.BucketBatchSampler),
+      section("More", "data.", ms.data),
       section("Methods of Corpus", "Corpus:", methods_of(corpus)),
       section("Methods of Batches", "Batches:", methods_of(batches)),
     },

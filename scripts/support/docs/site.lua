@@ -10,7 +10,7 @@ local GROUPS = {
   { "Start", { "docs/guide.md", "README.md", "docs/lua.md", "docs/sharding.md" } },
   { "Tutorial", {}, folder = "docs/tutorial" },
   { "Cookbook", { "docs/cookbook/README.md" }, folder = "docs/cookbook" },
-  { "Use", { "docs/launching.md", "docs/tools.md", "docs/troubleshooting.md", "docs/performance.md" } },
+  { "Use", { "docs/launching.md", "docs/tools.md", "docs/data.md", "docs/troubleshooting.md", "docs/performance.md" } },
   { "Reference", { "docs/api/README.md", "docs/api/ms.md", "docs/api/tensor.md", "docs/api/nn.md" },
     folder = "docs/api" },
   { "Inside", { "docs/semantics.md", "docs/architecture.md", "docs/extending.md", "docs/glossary.md" },

@@ -1,0 +1,226 @@
+-- SPDX-License-Identifier: MIT
+--- Batches of a dataset, epoch by epoch. The items of a batch depend on the seed, the epoch and the batch's number only
+--- (samplers.lua), so the state of a loader is a few numbers, and any number of ranks continues it.
+local class = require "moonshard.core.class"
+local dataset = require "moonshard.data.dataset"
+local errors = require "moonshard.core.errors"
+local makers = require "moonshard.data.maker"
+local opts = require "moonshard.core.opts"
+local samplers = require "moonshard.data.samplers"
+local scope = require "moonshard.tensor.scope"
+local tensor = require "moonshard.tensor"
+local dtypes = require "moonshard.core.dtypes"
+
+--- Batches of a dataset.
+---@class DataLoader
+---@field dataset Dataset|IterableDataset  where items come from
+---@field epochs integer  number of the current epoch, from 0
+---@field done integer  batches of the current epoch that have been returned
+local DataLoader = class "DataLoader"
+
+local count = opts.whole_from(1)
+local OPTIONS = { batch_size = opts.option(count, 1), shuffle = false, sampler = opts.any, batch_sampler = opts.any,
+  collate = opts.callable, drop_last = false, seed = opts.whole, rank = opts.option(opts.whole_from(0), 0),
+  world = opts.option(count, 1), device = opts.string }
+
+local function check(source, o)
+  local function both(a, b) errors.raise("DataLoader: options '%s' and '%s' exclude each other", a, b) end
+  if o.sampler and o.shuffle then both("sampler", "shuffle") end
+  if o.batch_sampler then
+    for _, name in ipairs { "sampler", "shuffle", "drop_last" } do
+      if o[name] then both("batch_sampler", name) end
+    end
+    if o.batch_size ~= 1 then both("batch_sampler", "batch_size") end
+  end
+  if (o.sampler or o.batch_sampler) and o.world > 1 then
+    errors.raise("DataLoader: option 'world' is %d beside a sampler; the sampler decides which rank gets an item",
+      o.world)
+  end
+  if o.rank >= o.world then
+    errors.raise("DataLoader: option 'rank' is %d, expected less than option 'world', %d", o.rank, o.world)
+  end
+  if makers.is_stream(source) then
+    for _, name in ipairs { "sampler", "batch_sampler", "shuffle" } do
+      if o[name] then errors.raise("DataLoader: an IterableDataset has its own order; leave out option '%s'", name) end
+    end
+  end
+end
+
+local function order_of(source, o)
+  if o.sampler then return samplers.expect(o.sampler, "DataLoader: option 'sampler'") end
+  if o.world > 1 then
+    return samplers.DistributedSampler(source, { rank = o.rank, num_replicas = o.world, shuffle = o.shuffle,
+      seed = o.seed, drop_last = o.drop_last })
+  end
+  if o.shuffle then return samplers.RandomSampler(source, { seed = o.seed }) end
+  return samplers.SequentialSampler(source)
+end
+
+--- Batches of a dataset. An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
+--- ms.steps is.
+---@param source Dataset|IterableDataset|any[]  the dataset, or a list of items
+---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string}
+---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
+---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
+---   data.default_collate); drop_last: leave out the last batch if it is not full; seed: the seed of the order and of
+---   random transforms (default: that of ms.manual_seed); rank: this rank, from 0; world: number of ranks that share
+---   each epoch, as DistributedSampler does; device: where batches are moved (default: the default device)
+function DataLoader:init(source, given)
+  local o = opts("DataLoader", given, OPTIONS)
+  if not makers.is_stream(source) then source = dataset.expect(source, "DataLoader: argument 1") end
+  check(source, o)
+  self.dataset, self.batch_size, self.drop_last, self.device = source, o.batch_size, o.drop_last, o.device
+  o.seed = o.seed or dataset.default_seed()
+  if not makers.is_stream(source) then
+    self.batch_sampler = o.batch_sampler and samplers.expect(o.batch_sampler, "DataLoader: option 'batch_sampler'")
+      or samplers.BatchSampler(order_of(source, o), o.batch_size, o.drop_last)
+  end
+  self.maker = makers.new { dataset = source, collate = o.collate, seed = o.seed, batch_size = o.batch_size,
+    rank = o.rank, world = o.world, drop_last = o.drop_last }
+  self.epochs, self.done = 0, 0
+end
+
+function DataLoader:__tostring()
+  local n = self:size()
+  return ("DataLoader(%s%s)"):format(tostring(self.dataset), n and (", %d batches"):format(n) or "")
+end
+
+function DataLoader.__call()
+  errors.raise "DataLoader: write `for x, y in loader:epoch() do`"
+end
+
+--- The number of batches in an epoch; nil for an IterableDataset.
+---@return integer?
+function DataLoader:size() return self.batch_sampler and self.batch_sampler:size() end
+
+-- The positions of batch k of the current epoch, from 1; nil if there is none.
+local function positions_of(self, k)
+  if k > self.batch_sampler:size() then return nil end
+  local order = self.current
+  if not order or order.epoch ~= self.epochs then
+    order = { epoch = self.epochs, at = self.batch_sampler:order(self.epochs) }
+    self.current = order
+  end
+  local list = order.at(k)
+  opts.need(dataset.is_list(list), list, "a list of positions", "DataLoader: batch %d of the sampler", k)
+  local n = self.dataset:size()
+  for _, i in ipairs(list) do
+    if type(i) ~= "number" or i % 1 ~= 0 or i < 1 or i > n then
+      errors.raise("DataLoader: the sampler gave item %s, expected a position from 1 to %d", errors.show(i), n)
+    end
+  end
+  return list
+end
+
+-- Batch k of the current epoch, from 1: its values and their number; nil if there is none.
+local function make(self, k)
+  if not self.batch_sampler then return self.maker:block(self.epochs, k - 1) end
+  local positions = positions_of(self, k)
+  return positions and self.maker:batch(self.epochs, positions)
+end
+
+local function moved(value, device)
+  if tensor.is_tensor(value) then
+    local there = value:to(device)
+    if there ~= value then value:release() end
+    return there
+  end
+  if not opts.is_plain(value) then return value end
+  for key, v in pairs(value) do value[key] = moved(v, device) end      -- any order: no field is added
+  return value
+end
+
+-- The next batch of the current epoch; at its end nil, and the next epoch becomes the current one.
+local function following(self)
+  local batch = make(self, self.done + 1)
+  if not batch then
+    self.epochs, self.done = self.epochs + 1, 0
+    return nil
+  end
+  self.done = self.done + 1
+  local device = self.device or dtypes.default_device()
+  if device ~= "cpu" and device ~= "meta" then
+    for k = 1, batch.n do batch[k] = moved(batch[k], device) end
+  end
+  return unpack(batch, 1, batch.n)
+end
+
+--- The batches of an epoch. After load_state_dict it continues the epoch of that state; after a `break` the next call
+--- begins another epoch. Errors: an item that cannot be made, by its position.
+---@return fun(): any  an iterator of the batches' values
+function DataLoader:epoch()
+  if self.done > 0 and not self.resumed then self.epochs, self.done = self.epochs + 1, 0 end
+  self.resumed = nil
+  return scope.each(function() return following(self) end)
+end
+
+local function present(self, first, ...)
+  if first == nil then errors.raise("DataLoader: epoch %d has no batches", self.epochs - 1) end
+  return first, ...
+end
+
+local function or_next(self, first, ...)
+  if first ~= nil then return first, ... end
+  return present(self, following(self))
+end
+
+--- The next batch, without end: after the last batch of an epoch comes the first of the next. The batch belongs to the
+--- scope around, such as a step of ms.steps.
+---@return any  the batch's values
+function DataLoader:next()
+  self.resumed = nil
+  return or_next(self, following(self))
+end
+
+--- Chooses the epoch that the next call of `epoch` begins.
+---@param epoch integer  from 0
+function DataLoader:set_epoch(epoch)
+  self.epochs, self.done, self.resumed = opts.expect(epoch, opts.whole_from(0), "set_epoch: argument"), 0, nil
+end
+
+-- ---- state ---------------------------------------------------------------------------------------------
+
+local function with_seed(sampler)
+  while sampler and sampler.seed == nil do sampler = sampler.sampler end
+  return sampler
+end
+
+-- Items of a whole batch, over all ranks.
+local function items_of(self)
+  local s = self.batch_sampler
+  if not s then return self.batch_size * self.maker.world end
+  local ranks = s.num_replicas or s.sampler and s.sampler.num_replicas or 1
+  return (s.batch_size or 1) * ranks
+end
+
+--- The state for a checkpoint: after load_state_dict, a loader of the same dataset continues with the batch after the
+--- last one that was returned. The number of ranks may differ if a batch has the same number of items over all ranks.
+---@return {epoch: integer, batches: integer, items: integer, seed: integer, size: integer?}  epoch: from 0; batches: returned of this epoch; items: of a whole batch, over all ranks; size: number of items
+function DataLoader:state_dict()
+  local random = with_seed(self.batch_sampler)
+  return { epoch = self.epochs, batches = self.done, items = items_of(self),
+    seed = random and random.seed or self.maker.seed, size = self.batch_sampler and self.dataset:size() or nil }
+end
+
+--- Continues from a state dict: with the next `epoch` or `next`. Errors: the dataset or the batches have another size.
+---@param sd table  from state_dict
+function DataLoader:load_state_dict(sd)
+  local who = "DataLoader: load_state_dict: "
+  opts.expect(sd, opts.table, who .. "argument 1")
+  for _, name in ipairs { "epoch", "batches", "items" } do opts.expect(sd[name], opts.whole_from(0), "%s%s", who, name) end
+  opts.expect(sd.seed, opts.whole, "%sseed", who)
+  local n = self.batch_sampler and self.dataset:size()
+  if sd.size ~= n and sd.size and n then
+    errors.raise("%sthe state is of a dataset of %d items, but this one has %d", who, sd.size, n)
+  end
+  if sd.items ~= items_of(self) then
+    errors.raise("%sthe state is of batches of %d items over all ranks, but this loader's have %d", who, sd.items,
+      items_of(self))
+  end
+  local random = with_seed(self.batch_sampler)
+  if random then random.seed = sd.seed end
+  self.maker.seed, self.current = sd.seed, nil
+  self.epochs, self.done, self.resumed = sd.epoch, sd.batches, true
+end
+
+return DataLoader

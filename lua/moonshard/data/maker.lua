@@ -1,0 +1,130 @@
+-- SPDX-License-Identifier: MIT
+--- Makes batches of a dataset: in the script's process, or in a worker. While an item is made, the generator has a seed
+--- of its own, which depends on the loader's seed, the epoch and the item, so random transforms do not depend on who
+--- makes the item; afterwards the script's generator continues where it was.
+local class = require "moonshard.core.class"
+local default_collate = require "moonshard.data.collate"
+local datasets = require "moonshard.data.dataset"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local scope = require "moonshard.tensor.scope"
+
+local lib = engine.lib
+
+---@class Maker
+---@field dataset Dataset|IterableDataset
+---@field collate? function
+---@field seed integer
+---@field rank integer
+---@field world integer
+---@field drop_last boolean
+local Maker = {}
+Maker.__index = Maker
+
+local M = {}
+
+--- given: dataset, collate, seed; for iterable datasets also batch_size, rank, world and drop_last.
+function M.new(given) return setmetatable(given, Maker) end
+
+-- The item that fn returns, or why it failed. Several values become a list.
+local function packed(ok, ...)
+  if select("#", ...) <= 1 then return ok, (...) end
+  return ok, { ... }
+end
+
+local state = engine.ffi.new "double[2]"
+local ITEM = 14                                           -- a stream of ms_hash_below
+
+local function seeded(self, epoch, item, fn, ...)
+  lib.ms_rng_get(state, state + 1)
+  local seed, offset = state[0], state[1]
+  lib.ms_manual_seed(lib.ms_hash_below(lib.ms_hash_below(self.seed, epoch, ITEM, 2 ^ 52), item, ITEM, 2 ^ 52))
+  local ok, value = packed(pcall(fn, ...))
+  lib.ms_rng_set(seed, offset)
+  return ok, value
+end
+
+local function failed(item, why)
+  -- Ctrl-C is not the item's fault, and a script may compare its text.
+  if type(why) == "string" and why:find "interrupted" then error(why, 0) end
+  errors.raise("DataLoader: item %d: %s", item, tostring(why))
+end
+
+-- Collates items. Returns the batch as a table with its number of values, `n`.
+local function collated(self, items, positions)
+  local results = self.collate and { n = 0, self.collate(items) } or { n = 0, default_collate(items) }
+  if results[1] == nil then
+    errors.raise("DataLoader: the function 'collate' returned nil for %d items from item %d on, expected a batch", #items,
+      positions[1])
+  end
+  for k in pairs(results) do
+    if type(k) == "number" and k > results.n then results.n = k end
+  end
+  return results
+end
+
+local function batch_of(self, epoch, positions)
+  local dataset = self.dataset
+  local rows = not self.collate and dataset.batch and dataset:batch(positions)
+  if rows then
+    rows.n = #rows
+    return rows
+  end
+  local items = {}
+  for k, i in ipairs(positions) do
+    local ok, item = seeded(self, epoch, i, dataset.get, dataset, i)
+    if not ok then failed(i, item) end
+    if item == nil then errors.raise("DataLoader: item %d is nil, expected a value", i) end
+    items[k] = item
+  end
+  return collated(self, items, positions)
+end
+
+--- The batch of the items at positions. The items are released.
+---@param epoch integer  from 0
+---@param positions integer[]  from 1
+---@return table  the batch's values, and their number in `n`
+function Maker:batch(epoch, positions) return scope.run("DataLoader", batch_of, self, epoch, positions) end
+
+-- ---- iterable datasets -----------------------------------------------------------------------------------
+
+-- The items of block k, over all ranks, with their numbers in the stream, from 1.
+local function block(self, epoch, k)
+  local size, stream = self.batch_size * self.world, self.stream
+  if not stream or stream.epoch ~= epoch or stream.count > k * size then
+    stream = { epoch = epoch, count = 0, next = self.dataset:iterate(epoch) }
+    self.stream = stream
+  end
+  local items = {}
+  while not stream.ended and stream.count < (k + 1) * size do
+    local ok, item = seeded(self, epoch, stream.count + 1, stream.next)
+    if not ok then failed(stream.count + 1, item) end
+    if item == nil then
+      stream.ended = true
+    else
+      stream.count = stream.count + 1
+      if stream.count > k * size then items[#items + 1] = item end
+    end
+  end
+  return items
+end
+
+local function batch_of_block(self, epoch, k)
+  local items, size, world = block(self, epoch, k), self.batch_size * self.world, self.world
+  local n = #items
+  if n == 0 or self.drop_last and n < size then return nil end
+  local own, positions = {}, {}
+  for j = self.rank, math.ceil(n / world) * world - 1, world do
+    own[#own + 1], positions[#positions + 1] = items[j % n + 1], k * size + j % n + 1
+  end
+  return collated(self, own, positions)
+end
+
+--- Batch k of a stream, from 0. If the last block does not divide among the ranks, items repeat.
+---@return table?  nil: the stream has no such batch
+function Maker:block(epoch, k) return scope.run("DataLoader", batch_of_block, self, epoch, k) end
+
+--- Whether a dataset is a stream.
+function M.is_stream(dataset) return class.isa(dataset, datasets.IterableDataset) end
+
+return M
