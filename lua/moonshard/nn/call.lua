@@ -96,7 +96,9 @@ local function range_name(self)
     paths[self] = false
     for path, m in outermost:named_modules() do paths[m] = path end
   end
-  return paths[self] and ("%s (%s)"):format(paths[self], self:class_name()) or self:class_name()
+  -- The path of a module inside a wrapper is that of the wrapper, which may be the outermost module.
+  local path = paths[self] or ""
+  return path ~= "" and ("%s (%s)"):format(path, self:class_name()) or self:class_name()
 end
 
 local function left_module(is_outermost, ...)

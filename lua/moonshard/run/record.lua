@@ -197,7 +197,8 @@ end
 
 --- Runs fn(...), usually one training step, and records where its time went on every rank: forward, backward, optimizer
 --- and communication that the script waited for; by layer, and by unit of sharding. Collective. Recording makes a step
---- slower by some percent, so profile single steps, after the first ones: they allocate and tune.
+--- slower by some percent, so profile single steps, after the first ones: they allocate and tune. On device cuda an
+--- operator takes as long as its launch.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
