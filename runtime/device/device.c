@@ -43,9 +43,10 @@ static const ms_cuda_table *plugin(void)
                                 : "libmoonshard_cuda.so";
     ms__plugin_path(path, sizeof path, name);
     if (access(path, R_OK) != 0)
-        return none(
-            "this build has no CUDA plugin (%s): scripts/setup builds it if %s is installed and --engine is not given",
-            name, emulated ? "g++" : "nvcc");
+        return none("this build has no CUDA plugin (%s): scripts/setup builds it if %s is installed and --engine is "
+                    "not given%s",
+                    name, emulated ? "g++" : "nvcc",
+                    emulated || null ? "" : "; the Debian package moonshard-cuda has it");
     // Check the driver before the plugin: a missing driver is common and has its own message.
     if (!emulated && !null && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
         return none("no NVIDIA driver is installed (libcuda.so.1 is not found)");
