@@ -132,7 +132,7 @@ end
 -- Sections of a page for the search: each heading with the text up to the next.
 local function sections(page, list)
   for id, heading, text in (page.body:gsub("<h%d", "\1%0") .. "\1"):gmatch '<h%d id="([^"]*)"[^>]*>(.-)</h%d>([^\1]*)' do
-    list[#list + 1] = { page.target .. "#" .. id, page.title, plain(heading), plain(text):sub(1, 600) }
+    list[#list + 1] = { page.target .. "#" .. id, page.title, plain(heading), plain(text):sub(1, 1000) }
   end
 end
 
