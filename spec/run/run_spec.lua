@@ -189,6 +189,28 @@ describe("a run", function()
     run:finish()
   end)
 
+  it("records warnings, also those before it began, and none after it has ended", function()
+    local job = ranks.run(2, ([[
+      local ms = require "moonshard"
+      ms.dist.init()
+      ms.warn("early on rank " .. ms.dist.rank())
+      local run = ms.run.start { out = %q, quiet = true }
+      run:log { loss = 1 }
+      ms.warn("during on rank " .. ms.dist.rank())
+      ms.catch_warnings(ms.warn, "caught")
+      run:finish()
+      ms.warn "late"
+    ]]):format(path "warned"))
+    assert.are.equal(0, job.code, job.stderr)
+    local texts = {}
+    for line in io.lines(path "warned/media.jsonl") do
+      local m = cjson.decode(line)
+      texts[#texts + 1] = ("%s %d %s"):format(m.kind, m.step, m.text)
+    end
+    assert.are.same({ "warning 0 early on rank 0", "warning 1 during on rank 0" }, texts)
+    assert.matches("warning: late", job.stderr)
+  end)
+
   it("records images, texts, counts and distributions", function()
     local run = start { out = path "media" }
     run:log { step = 7, loss = 1 }
