@@ -33,5 +33,8 @@ local M = {
   default_collate = require "moonshard.data.collate",
   DataLoader = require "moonshard.data.loader",
 }
+for _, name in ipairs { "arrays", "images", "tables" } do
+  for key, fn in pairs(require("moonshard.data." .. name)) do M[key] = fn end      -- any order: names differ
+end
 
 return errors.closed(M, "data")

@@ -207,7 +207,9 @@ return {
       section("Methods of DistributedSampler", "DistributedSampler:", ms.data.DistributedSampler, "set_epoch"),
       unlisted(ms.data.SequentialSampler), unlisted(ms.data.RandomSampler), unlisted(ms.data.WeightedRandomSampler),
       unlisted(ms.data.BatchSampler), unlisted(ms.data.BucketBatchSampler),
-      section("More", "data.", ms.data),
+      section("Files", "data.", ms.data, [[read_image write_png make_grid read_npy write_npy read_npz read_idx read_csv
+        read_json_lines read_lines read_wav]]),
+      section("Token files", "data.", ms.data),
       section("Methods of Corpus", "Corpus:", methods_of(corpus)),
       section("Methods of Batches", "Batches:", methods_of(batches)),
     },

@@ -1,0 +1,99 @@
+-- SPDX-License-Identifier: MIT
+--- What the readers of files share: whole files as text, tensors of bytes, and libraries that are loaded on first use.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local dtypes = require "moonshard.core.dtypes"
+local tensor = require "moonshard.tensor"
+local autograd = require "moonshard.autograd"
+local lfs = require "lfs"
+local ffi, lib = engine.ffi, engine.lib
+
+local M = {}
+
+--- The contents of a file. Errors: it cannot be read.
+---@param path string
+---@param who string  the function that errors name
+---@return string
+function M.read(path, who)
+  opts.expect(path, opts.string, "%s: path", who)
+  local file, why = io.open(path, "rb")
+  if not file then errors.raise("%s: cannot read %s", who, why) end
+  local text, failure = file:read "*a"
+  file:close()
+  if not text then errors.raise("%s: cannot read '%s': %s", who, path, failure) end    -- such as a folder
+  return text
+end
+
+--- Writes a file. Errors: it cannot be written; then nothing is left of it.
+---@param path string
+---@param who string
+---@param parts string[]  the contents
+function M.write(path, who, parts)
+  local file, why = io.open(path, "wb")
+  if not file then errors.raise("%s: cannot write %s", who, why) end
+  local ok, failure = true, nil
+  for _, part in ipairs(parts) do
+    if ok then ok, failure = file:write(part) end
+  end
+  local closed, at_close = file:close()
+  if ok and closed then return end
+  if lfs.attributes(path, "mode") == "file" then os.remove(path) end       -- not a device
+  errors.raise("%s: cannot write '%s': %s", who, path, failure or at_close)
+end
+
+local sizes = ffi.new("int64_t[?]", engine.MAX_DIMS)
+
+--- A tensor on the CPU of bytes in row-major order, copied.
+---@param dtype string
+---@param shape integer[]
+---@param pointer ffi.cdata*  may be nil: then the tensor is not filled
+---@return Tensor
+---@return ffi.cdata* data  the tensor's memory
+function M.tensor(dtype, shape, pointer)
+  local number, n = dtypes.number(dtype, "read"), 1
+  for d, size in ipairs(shape) do
+    sizes[d - 1] = size
+    n = n * size
+  end
+  local t = tensor.wrap_new(lib.ms_empty(number, ffi.C.MS_CPU, #shape, sizes))
+  local data = lib.ms_data_ptr(t.id)
+  if pointer ~= nil and n > 0 then ffi.copy(data, pointer, n * lib.ms_dtype_size(number)) end
+  return t, data
+end
+
+--- A contiguous tensor on the CPU with t's values, and its memory.
+---@param t Tensor
+---@return Tensor
+---@return ffi.cdata* data
+function M.contiguous(t)
+  local there = autograd.no_grad(function() return t:detach():to("cpu"):contiguous() end)
+  return there, lib.ms_data_ptr(there.id)
+end
+
+--- Checks that t is a plain tensor.
+function M.expect_tensor(t, label)
+  opts.expect(t, tensor.a_tensor, "%s", label)
+  if t.placements then errors.raise("%s is sharded; give t:full_tensor()", label) end
+  return t
+end
+
+local loaded = {}
+--- A library that is loaded on first use. Errors: it is missing; the message names its Debian package.
+---@param names string[]  file names of the library
+---@param package string  its Debian package
+---@param who string
+---@return table
+function M.library(names, package, who)
+  if loaded[package] then return loaded[package] end
+  for _, name in ipairs(names) do
+    local ok, found = pcall(ffi.load, name)
+    if ok then
+      loaded[package] = found
+      return found
+    end
+  end
+  errors.raise("%s needs the library %s, which is missing: install Debian's package %s", who, names[1], package)
+end
+
+return M

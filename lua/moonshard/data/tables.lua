@@ -1,0 +1,196 @@
+-- SPDX-License-Identifier: MIT
+--- Tables and texts in files: CSV (RFC 4180), JSON lines, lines; and sound as WAV.
+local engine = require "moonshard.core.ffi"
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local raw = require "moonshard.data.raw"
+local zlib = require "moonshard.data.zlib"
+local ffi = engine.ffi
+
+local M = {}
+
+-- ---- CSV -------------------------------------------------------------------------------------------------
+
+-- The field that begins at `at`, and where its separator or line end is. quoted fields double their quotes.
+local function field(text, at, stop, path, line)
+  if text:byte(at) ~= 34 then
+    local finish = text:find(stop, at) or #text + 1
+    return text:sub(at, finish - 1), finish
+  end
+  local from = at + 1
+  while true do
+    local quote = text:find('"', from, true)
+    if not quote then errors.raise("read_csv: '%s', line %d: a quoted field does not end", path, line) end
+    if text:byte(quote + 1) ~= 34 then
+      return text:sub(at + 1, quote - 1):gsub('""', '"'), quote + 1
+    end
+    from = quote + 2
+  end
+end
+
+local function rows_of(text, separator, path)
+  local rows, at, line = {}, 1, 1
+  local stop, comma = "[" .. (separator:gsub("%p", "%%%0")) .. "\r\n]", separator:byte()
+  if text:sub(1, 3) == "\239\187\191" then at = 4 end                  -- the byte order mark of UTF-8
+  while at <= #text do
+    local row, here = { line = line }, at
+    repeat
+      row[#row + 1], here = field(text, here, stop, path, line)
+      local c = text:byte(here)
+      if c and c ~= comma and c ~= 10 and c ~= 13 then
+        errors.raise("read_csv: '%s', line %d: text after a quoted field", path, line)
+      end
+      local more = c == comma
+      if more then here = here + 1 end
+    until not more
+    if text:byte(here) == 13 then here = here + 1 end
+    if text:byte(here) == 10 then here = here + 1 end
+    for _ in text:sub(at, here - 1):gmatch "\n" do line = line + 1 end
+    if #row > 1 or row[1] ~= "" then rows[#rows + 1] = row end          -- empty lines are skipped
+    at = math.max(here, at + 1)
+  end
+  return rows
+end
+
+local function number_of(text)
+  if text == "" then return 0 / 0 end
+  local lower = text:lower():match "^%s*(.-)%s*$"
+  if lower == "nan" then return 0 / 0 end
+  return not lower:find "^[+-]?0x" and tonumber(lower) or nil
+end
+
+-- A column as a tensor, if all its fields are numbers (an empty one is NaN), else as strings.
+local function column_of(rows, k, first, dtype)
+  local numbers, any = {}, false
+  for j = first, #rows do
+    local v = number_of(rows[j][k])
+    if not v then
+      local texts = {}
+      for i = first, #rows do texts[i - first + 1] = rows[i][k] end
+      return texts
+    end
+    numbers[j - first + 1], any = v, any or v == v
+  end
+  if not any then
+    local texts = {}
+    for j = first, #rows do texts[j - first + 1] = rows[j][k] end
+    return texts
+  end
+  return create.tensor(numbers, { dtype = dtype })
+end
+
+--- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
+--- NaN. Errors: rows of different lengths, by line.
+---@param path string  the file, also compressed by gzip
+---@param given? {header: boolean, separator: string, dtype: string}
+---   header: the first row has the columns' names; separator: one character; dtype: of numbers (default: the default
+---   dtype)
+---@return table<string|integer, Tensor|string[]> columns  by name; by position, from 1, if there is no header
+---@return string[] names  of the columns, in order; empty without header
+function M.read_csv(path, given)
+  local o = opts("read_csv", given, { header = true, separator = ",", dtype = opts.string })
+  if #o.separator ~= 1 or o.separator:find '["\r\n]' then
+    opts.wrong(o.separator, "one character, not a quote or a line end", "read_csv: option 'separator'")
+  end
+  local rows = rows_of(zlib.read(path, "read_csv"), o.separator, path)
+  if #rows == 0 then errors.raise("read_csv: '%s' has no rows", path) end
+  for _, row in ipairs(rows) do
+    if #row ~= #rows[1] then
+      errors.raise("read_csv: '%s', line %d: %d fields, but line %d has %d", path, row.line, #row, rows[1].line, #rows[1])
+    end
+  end
+  local columns, names, first = {}, {}, o.header and 2 or 1
+  for k = 1, #rows[1] do
+    local key = o.header and rows[1][k] or k
+    if columns[key] then errors.raise("read_csv: '%s': two columns have the name '%s'", path, key) end
+    names[#names + 1] = o.header and key or nil
+    columns[key] = column_of(rows, k, first, o.dtype)
+  end
+  return columns, names
+end
+
+-- ---- lines -----------------------------------------------------------------------------------------------
+
+--- The lines of a text file, without their ends.
+---@param path string  the file, also compressed by gzip
+---@return string[]
+function M.read_lines(path)
+  local list, text = {}, zlib.read(path, "read_lines")
+  if text ~= "" and text:sub(-1) ~= "\n" then text = text .. "\n" end
+  for line in text:gmatch "([^\n]*)\n" do list[#list + 1] = line:gsub("\r$", "") end
+  return list
+end
+
+--- The values of a file with one JSON value in each line; empty lines are skipped. Errors: invalid JSON, by line.
+---@param path string  the file, also compressed by gzip
+---@return any[]  JSON's null is cjson.null
+function M.read_json_lines(path)
+  local cjson = require "cjson"
+  local list = {}
+  for k, line in ipairs(M.read_lines(path)) do
+    if line:find "%S" then
+      local ok, value = pcall(cjson.decode, line)
+      if not ok then errors.raise("read_json_lines: '%s', line %d: %s", path, k, value) end
+      list[#list + 1] = value
+    end
+  end
+  return list
+end
+
+-- ---- WAV -------------------------------------------------------------------------------------------------
+
+local function little(text, at, bytes)
+  local n = 0
+  for k = bytes, 1, -1 do n = n * 256 + (text:byte(at + k - 1) or 0) end
+  return n
+end
+
+-- Reads one sample of PCM with some number of bytes as a number from -1 to below 1.
+local function sample(data, bytes)
+  if bytes == 1 then return (data[0] - 128) / 128 end
+  local n = 0
+  for k = bytes - 1, 0, -1 do n = n * 256 + data[k] end
+  if n >= 2 ^ (8 * bytes - 1) then n = n - 2 ^ (8 * bytes) end
+  return n / 2 ^ (8 * bytes - 1)
+end
+
+--- Reads a WAV file of PCM (8, 16, 24 or 32 bits) or floating point (32 or 64 bits).
+---@param path string  the file
+---@return Tensor  float32 [channels, samples], from -1 to 1
+---@return integer rate  samples per second
+function M.read_wav(path)
+  local text = raw.read(path, "read_wav")
+  local function bad(what) errors.raise("read_wav: '%s' %s", path, what) end
+  if text:sub(1, 4) ~= "RIFF" or text:sub(9, 12) ~= "WAVE" then bad "is not a WAV file" end
+  local at, format, channels, rate, bits = 13, nil, nil, nil, nil
+  while at + 7 <= #text do
+    local name, size = text:sub(at, at + 3), little(text, at + 4, 4)
+    if name == "fmt " then
+      format, channels, rate, bits = little(text, at + 8, 2), little(text, at + 10, 2), little(text, at + 12, 4),
+        little(text, at + 22, 2)
+      if format == 0xfffe then format = little(text, at + 32, 2) end       -- extensible: the format is further on
+    elseif name == "data" then
+      if not format or channels < 1 then bad "has no format before its samples" end
+      local real = format == 3
+      if not (real and (bits == 32 or bits == 64) or format == 1 and bits % 8 == 0 and bits >= 8 and bits <= 32) then
+        bad(("has format %d with %d bits, expected PCM of 8 to 32 bits or floating point"):format(format, bits))
+      end
+      local bytes = bits / 8
+      local available = math.min(size, #text - at - 7)
+      local n = math.floor(available / (bytes * channels))
+      local t, out = raw.tensor("float32", { channels, n })
+      local from, to = ffi.cast("const uint8_t *", text) + at + 7, ffi.cast("float *", out)
+      local reals = ffi.cast(bits == 64 and "const double *" or "const float *", from)
+      for k = 0, n * channels - 1 do
+        local v = real and reals[k] or sample(from + k * bytes, bytes)
+        to[k % channels * n + math.floor(k / channels)] = v
+      end
+      return t, rate
+    end
+    at = at + 8 + size + size % 2
+  end
+  bad "has no samples"
+end
+
+return M

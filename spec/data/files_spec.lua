@@ -1,0 +1,236 @@
+-- SPDX-License-Identifier: MIT
+--- Readers and writers of files: arrays, images, tables, sound.
+local ms = require "moonshard"
+local data = ms.data
+local ffi = require "ffi"
+local message = require "spec.support.message"
+local png = require "moonshard.run.png"
+local process = require "spec.support.process"
+local raises = require "spec.support.raises"
+
+-- io.BytesIO of numpy.savez_compressed(f, x = numpy.zeros(1000) + 1.5, n = numpy.int64(7)), by NumPy 2.
+local SAVEZ =
+  "504b03042d0000000800000021000cd55f72ffffffffffffffff05001400782e6e707901001000c01f0000000000007600000000000000ed" ..
+  "c8b10e82301845e1baf214dd7e493ad48d18133636090b839369a084c10869898be1297c5947d04760e5dce5cb3d9fb2be56b7837aa9b7b4" ..
+  "3e3641ce5a2e5d26464b378429b8e77d08adfff5c23da25f7becdde8d77f3c596b4d6af4acb72e51ff7d7344444444444444444444444444" ..
+  "44c43dbb00504b03042d00000008000000210023b8f06cffffffffffffffff050014006e2e6e707901001000880000000000000046000000" ..
+  "000000009bec17ea1b10c9c850c650ad9e925a9c5ca46ea5a06e9369a1aea3a09e965f54529498179f5f94920a12774bcc294e058a176724" ..
+  "16a402f91a9a3a0ab50a14012e7606080000504b01022d032d0000000800000021000cd55f7276000000c01f000005000000000000000000" ..
+  "0000800100000000782e6e7079504b01022d032d00000008000000210023b8f06c46000000880000000500000000000000000000008001ad" ..
+  "0000006e2e6e7079504b05060000000002000200660000002a0100000000"
+
+ffi.cdef [[
+void *spec_jpeg_new(void) __asm__("tjInitCompress");
+int spec_jpeg_write(void *, const void *, int, int, int, int, unsigned char **, unsigned long *, int, int, int)
+  __asm__("tjCompress2");
+]]
+
+local folder
+
+local function write(name, text)
+  process.write(folder .. "/" .. name, text)
+  return folder .. "/" .. name
+end
+
+before_each(function() folder = process.temp_folder() end)
+after_each(function() process.remove_folder(folder) end)
+
+-- fn(...) must fail with a message that begins so.
+local function begins(text, fn, ...) assert.are.equal(text, message(fn, ...):sub(1, #text)) end
+
+local function npy(header, elements)
+  header = header .. (" "):rep(63 - (#header + 10) % 64) .. "\n"
+  return "\147NUMPY\1\0" .. string.char(#header, 0) .. header .. elements
+end
+
+describe("npy files", function()
+  for _, dtype in ipairs { "float64", "float32", "float16", "int64", "int32", "uint8", "bool" } do
+    it("keep " .. dtype .. " of every shape", function()
+      for _, shape in ipairs { {}, { 3 }, { 0, 2 }, { 2, 3, 4 } } do
+        local t = (ms.rand(shape) * 3):to(dtype)
+        data.write_npy(folder .. "/t.npy", t)
+        local back = data.read_npy(folder .. "/t.npy")
+        assert.are.equal(dtype, back.dtype)
+        assert.are.equal(tostring(t.shape), tostring(back.shape))
+        assert.is_true(back:equal(t))
+      end
+    end)
+  end
+
+  it("of NumPy are read in either byte order, by rows or columns, with widened types", function()
+    local path = write("a.npy", npy("{'descr': '>i2', 'fortran_order': False, 'shape': (2, 3), }", "\255\253\255\254\255\255\0\0\0\1\0\2"))
+    local t = data.read_npy(path)
+    assert.are.equal("int32", t.dtype)
+    assert.are.same({ { -3, -2, -1 }, { 0, 1, 2 } }, t:tolist())
+    path = write("b.npy", npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }",
+      "\0\0\0\0\0\0@@\0\0\128?\0\0\128@\0\0\0@\0\0\160@"))
+    assert.are.same({ { 0, 1, 2 }, { 3, 4, 5 } }, data.read_npy(path):tolist())
+  end)
+
+  it("of savez_compressed are read by name", function()
+    local path = write("z.npz", (SAVEZ:gsub("%x%x", function(h) return string.char(tonumber(h, 16)) end)))
+    local arrays = data.read_npz(path)
+    assert.are.equal(7, arrays.n:item())
+    assert.are.equal("[1000]", tostring(arrays.x.shape))
+    assert.are.equal(1500, arrays.x:sum():item())
+    local text = process.read(path)
+    path = write("cut.npz", text:sub(1, 60) .. "\0\0\0\0" .. text:sub(65))
+    assert.is_false(pcall(data.read_npz, path))
+  end)
+
+  it("that are damaged, of another kind or not writable are errors with their path", function()
+    local path = write("c.npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", "1234"))
+    raises(("read_npy: '%s' has 4 bytes of elements, but its header gives 24"):format(path), data.read_npy, path)
+    path = write("d.npy", npy("{'descr': '<c8', 'fortran_order': False, 'shape': (1,), }", "12345678"))
+    raises(("read_npy: '%s' has elements of type '<c8', expected bool, integers up to 64 bits or floating point of 16 to 64")
+      :format(path), data.read_npy, path)
+    raises(("read_npy: cannot read %s/none: No such file or directory"):format(folder), data.read_npy, folder .. "/none")
+    raises("write_npy: cannot write '/dev/full': No space left on device", data.write_npy, "/dev/full", ms.ones(2))
+    assert.are.equal("char device", require("lfs").attributes("/dev/full", "mode"))
+  end)
+end)
+
+describe("idx files", function()
+  it("are read, also compressed", function()
+    local text = "\0\0\8\2\0\0\0\2\0\0\0\3" .. "\1\2\3\4\5\255"
+    local expected = { { 1, 2, 3 }, { 4, 5, 255 } }
+    local path = write("images", text)
+    assert.are.same(expected, data.read_idx(path):tolist())
+    assert.are.equal(0, os.execute(("gzip -k '%s'"):format(path)))
+    assert.are.same(expected, data.read_idx(path .. ".gz"):tolist())
+    assert.are.same({ 258, -2 }, data.read_idx(write("int", "\0\0\12\1\0\0\0\2\0\0\1\2\255\255\255\254")):tolist())
+    path = write("short", text:sub(1, -2))
+    raises(("read_idx: '%s' has 5 bytes of elements, but its header gives 6"):format(path), data.read_idx, path)
+  end)
+end)
+
+describe("images", function()
+  for channels = 1, 4 do
+    it(("of %d channels are the same after PNG"):format(channels), function()
+      local t = ms.randint(0, 256, { channels, 5, 7 }):to "uint8"
+      data.write_png(folder .. "/a.png", t)
+      assert.is_true(data.read_image(folder .. "/a.png"):equal(t))
+    end)
+  end
+
+  it("of another encoder are read, as colours too", function()
+    local path = write("b.png", png(2, 1, 1, "\10\200"))
+    assert.are.same({ { { 10, 200 } } }, data.read_image(path):tolist())
+    local row = { { 10, 200 } }
+    assert.are.same({ row, row, row }, data.read_image(path, { mode = "rgb" }):tolist())
+  end)
+
+  it("of floating point are written from 0 to 1", function()
+    data.write_png(folder .. "/c.png", ms.tensor { { -1, 0, 0.5 }, { 1, 2, 0.25 } })
+    assert.are.same({ { { 0, 0, 128 }, { 255, 255, 64 } } }, data.read_image(folder .. "/c.png"):tolist())
+  end)
+
+  it("in JPEG are read in colours and grey", function()
+    local found, jpeg = pcall(ffi.load, "libturbojpeg.so.0")
+    if not found then return pending "this system has no TurboJPEG" end
+    local width, height = 16, 8
+    local pixels = ffi.new("unsigned char[?]", 3 * width * height)
+    for k = 0, width * height - 1 do pixels[3 * k], pixels[3 * k + 1], pixels[3 * k + 2] = 200, 100, 50 end
+    local out, size = ffi.new "unsigned char *[1]", ffi.new "unsigned long[1]"
+    assert.are.equal(0, jpeg.spec_jpeg_write(jpeg.spec_jpeg_new(), pixels, width, 0, height, 0, out, size, 0, 95, 0))
+    local text = ffi.string(out[0], size[0])
+    local path = write("d.jpg", text)
+    local t = data.read_image(path)
+    assert.are.equal("[3, 8, 16]", tostring(t.shape))
+    for c, expected in ipairs { 200, 100, 50 } do
+      assert.is_true((t:select(1, c):float() - expected):abs():max():item() <= 3, c)
+    end
+    assert.are.equal("[1, 8, 16]", tostring(data.read_image(path, { mode = "gray" }).shape))
+    local cut = write("e.jpg", text:sub(1, -40))
+    begins(("read_image: '%s': "):format(cut), data.read_image, cut)
+  end)
+
+  it("that are damaged, of another kind or not writable are errors with their path", function()
+    local path = write("f.png", png(2, 1, 1, "\10\200"):sub(1, 50))
+    begins(("read_image: '%s': "):format(path), data.read_image, path)
+    path = write("g.bmp", "BM")
+    raises(("read_image: '%s' is neither a PNG nor a JPEG"):format(path), data.read_image, path)
+    raises("write_png: cannot write '/dev/full': No space left on device", data.write_png, "/dev/full", ms.ones(2, 2))
+    raises("write_png: argument 2 has shape [5, 2, 2], expected [H, W] or [channels, H, W] with 1 to 4 channels",
+      data.write_png, folder .. "/h.png", ms.ones(5, 2, 2))
+  end)
+
+  it("make a grid", function()
+    local one = ms.ones(1, 1, 2)
+    local grid = data.make_grid({ one, one * 2, one * 3 }, { nrow = 2, padding = 1 })
+    assert.are.equal("[3, 5, 7]", tostring(grid.shape))
+    local border = { 0, 0, 0, 0, 0, 0, 0 }
+    assert.are.same({ border, { 0, 1, 1, 0, 2, 2, 0 }, border, { 0, 3, 3, 0, 0, 0, 0 }, border },
+      grid:select(1, 2):tolist())
+  end)
+
+  it("name the Debian package of a library that is missing", function()
+    local raw = require "moonshard.data.raw"
+    raises("read_image needs the library libnone.so.7, which is missing: install Debian's package libnone7", raw.library,
+      { "libnone.so.7" }, "libnone7", "read_image")
+  end)
+end)
+
+describe("CSV files", function()
+  it("give columns by name: numbers as tensors, texts as lists", function()
+    local columns, names = data.read_csv(write("a.csv", '\239\187\191x,name,y\r\n1,"a, ""b""",\r\n-2.5,c,3e2\r\n\r\n'))
+    assert.are.same({ "x", "name", "y" }, names)
+    assert.are.same({ 1, -2.5 }, columns.x:tolist())
+    assert.are.same({ 'a, "b"', "c" }, columns.name)
+    assert.is_true(columns.y[1]:item() ~= columns.y[1]:item())
+    assert.are.equal(300, columns.y[2]:item())
+  end)
+
+  it("without header give columns by position", function()
+    local columns = data.read_csv(write("b.csv", "1;2\n3;4"), { header = false, separator = ";", dtype = "int64" })
+    assert.are.same({ 1, 3 }, columns[1]:tolist())
+    assert.are.equal("int64", columns[2].dtype)
+  end)
+
+  it("with a fault are errors with the line", function()
+    local path = write("c.csv", 'a,b\n"1\n2",3\n4\n')
+    raises(("read_csv: '%s', line 4: 1 fields, but line 1 has 2"):format(path), data.read_csv, path)
+    path = write("d.csv", 'a\n"1')
+    raises(("read_csv: '%s', line 2: a quoted field does not end"):format(path), data.read_csv, path)
+    path = write("e.csv", 'a\n"1"2')
+    raises(("read_csv: '%s', line 2: text after a quoted field"):format(path), data.read_csv, path)
+  end)
+end)
+
+describe("lines", function()
+  it("of text and of JSON are read, with the line of a fault", function()
+    assert.are.same({ "a", "", "b" }, data.read_lines(write("a.txt", "a\r\n\nb")))
+    local list = data.read_json_lines(write("b.jsonl", '{"x": [1, 2]}\n\n"y"\n'))
+    assert.are.same({ { x = { 1, 2 } }, "y" }, list)
+    local path = write("c.jsonl", '1\n{"x": }\n')
+    begins(("read_json_lines: '%s', line 2: "):format(path), data.read_json_lines, path)
+  end)
+end)
+
+describe("WAV files", function()
+  local function wav(format, channels, bits, samples)
+    local function le(n, bytes)
+      local s = ""
+      for _ = 1, bytes do
+        s = s .. string.char(n % 256)
+        n = math.floor(n / 256)
+      end
+      return s
+    end
+    return "RIFF" .. le(36 + #samples, 4) .. "WAVEfmt " .. le(16, 4) .. le(format, 2) .. le(channels, 2) .. le(8000, 4)
+      .. le(8000 * channels * bits / 8, 4) .. le(channels * bits / 8, 2) .. le(bits, 2) .. "data" .. le(#samples, 4) .. samples
+  end
+
+  it("give samples from -1 to 1 and their rate", function()
+    local t, rate = data.read_wav(write("a.wav", wav(1, 2, 16, "\0\0\0\128\255\127\0\64")))
+    assert.are.equal(8000, rate)
+    assert.are.same({ { 0, 32767 / 32768 }, { -1, 0.5 } }, t:tolist())
+    assert.are.same({ { -1, 0, 0.5 } }, data.read_wav(write("b.wav", wav(1, 1, 8, "\0\128\192"))):tolist())
+    assert.are.same({ { -1, 0.5 } }, data.read_wav(write("c.wav", wav(1, 1, 24, "\0\0\128\0\0\64"))):tolist())
+    local floats = ffi.string(ffi.new("float[2]", 0.25, -3), 8)
+    assert.are.same({ { 0.25, -3 } }, data.read_wav(write("d.wav", wav(3, 1, 32, floats))):tolist())
+    local path = write("e.wav", wav(2, 1, 4, "\0"))
+    raises(("read_wav: '%s' has format 2 with 4 bits, expected PCM of 8 to 32 bits or floating point"):format(path),
+      data.read_wav, path)
+  end)
+end)
