@@ -339,7 +339,6 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "nn.utils.clip_grad_norm_(m, 1)",
     "clip_grad_norm_: argument 1 is a Linear, expected a list of tensors; write model:parameters()" },
   { "dist.get_rank()", "unknown name in moonshard.dist: 'get_rank'; use dist.rank()" },
-  { "x % 2", "mod: tensors have no operator %; for values that are not negative write t - (t / n):long() * n" },
   { "'loss ' .. x", "concat: the tensor has 6 elements, shape [2, 3]; expected 1 (tostring(t) gives the text of a larger one)" },
   { "ms.ones(1) .. {}", "concat: operand is a table, expected a string, a number or a tensor" },
 } }

@@ -28,17 +28,20 @@ template <class T> struct formula;
 #define R(name) name##_f32
 #define FOR_FLOATS CASE
 #define FOR_DOUBLE OMIT
+#define FOR_WHOLE OMIT
 #include "cuda/elementwise_body.h"
 #define REAL double
 #define R(name) name##_f64
 #define FOR_FLOATS CASE
 #define FOR_DOUBLE CASE
+#define FOR_WHOLE OMIT
 #include "cuda/elementwise_body.h"
 #define MS_INTEGER
 #define REAL int64_t
 #define R(name) name##_i64
 #define FOR_FLOATS OMIT
 #define FOR_DOUBLE OMIT
+#define FOR_WHOLE CASE
 #include "cuda/elementwise_body.h"
 
 // ---- kernels ----
@@ -167,13 +170,16 @@ static ms_status run(ms_call *c, int n, const chosen &f)
         x[k + 1] = c->in[k];
         if (c->in[k]->dtype == MS_F64 && cls == MS_F32 && c->in[k]->ndim) cls = MS_F64;
     }
-    ms_tensor *apart = NULL;
-    if (n == 2 && c->in[1]->storage == c->out[0]->storage) {
-        MS_TRY(ms__apart(&apart, c->out[0], c->in[1]));
-        x[2] = apart;
-    }
-    ms_status st = run_loop(c->op->name, n + 1, x, cls, f);
-    if (apart) ms__release(apart);
+    ms_status st = MS_OK;
+    ms_tensor *apart[MAX_OPERANDS] = {};
+    for (int k = 1; k < n && st == MS_OK; k++)
+        if (c->in[k]->storage == c->out[0]->storage) {
+            st = ms__apart(&apart[k], c->out[0], c->in[k]);
+            x[k + 1] = apart[k];
+        }
+    if (st == MS_OK) st = run_loop(c->op->name, n + 1, x, cls, f);
+    for (int k = 1; k < n; k++)
+        if (apart[k]) ms__release(apart[k]);
     return st;
 }
 static double f_of(const ms_call *c, int k) { return c->n_f > k ? c->f[k] : 0; }

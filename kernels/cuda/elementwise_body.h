@@ -27,6 +27,7 @@ template <> struct formula<REAL> {
 #undef MASK_B
 #undef FOR_FLOATS
 #undef FOR_DOUBLE
+#undef FOR_WHOLE
 #undef MS_INTEGER
 #undef REAL
 #undef R

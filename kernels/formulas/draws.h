@@ -43,29 +43,6 @@ MS_FN int64_t ms_draw_integer(uint32_t high, uint32_t low_word, int64_t low, uin
     return low + (int64_t)((unsigned __int128)u * width >> 64);
 }
 
-// M. Giles, "Approximating the erfinv function", single precision.
-MS_FN float ms_erfinv_f32(float x)
-{
-    float w = -ms_log_f32((1.0f - x) * (1.0f + x)), a = w - 2.5f, b = ms_sqrt_f32(w) - 3.0f;
-    float p = 2.81022636e-08f, q = -0.000200214257f;
-    p = 3.43273939e-07f + p * a;
-    q = 0.000100950558f + q * b;
-    p = -3.5233877e-06f + p * a;
-    q = 0.00134934322f + q * b;
-    p = -4.39150654e-06f + p * a;
-    q = -0.00367342844f + q * b;
-    p = 0.00021858087f + p * a;
-    q = 0.00573950773f + q * b;
-    p = -0.00125372503f + p * a;
-    q = -0.0076224613f + q * b;
-    p = -0.00417768164f + p * a;
-    q = 0.00943887047f + q * b;
-    p = 0.246640727f + p * a;
-    q = 1.00167406f + q * b;
-    p = 1.50140941f + p * a;
-    q = 2.83297682f + q * b;
-    return (w < 5.0f ? p : q) * x;
-}
 // A normal distribution restricted to [a, b]. low, high: erf at the bounds.
 typedef struct ms_truncated {
     double mean, std, a, b, low, high;

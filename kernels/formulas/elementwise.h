@@ -12,6 +12,9 @@
 #define MS_SQRT_HALF 0.70710678118654752440
 #define MS_SQRT_2_OVER_PI 0.79788456080286535588
 #define MS_1_OVER_SQRT_2PI 0.39894228040143267794
+#define MS_2_OVER_SQRT_PI 1.12837916709551257390
+#define MS_LN_2 0.69314718055994530942
+#define MS_LN_10 2.30258509299404568402
 #endif
 
 // ---- all types ----
@@ -33,6 +36,22 @@ MS_FN REAL R(ms_fwd_pow)(REAL a, REAL b)
         if (b & 1) r *= f;
     return (REAL)r;
 }
+MS_FN REAL R(ms_fwd_floor)(REAL x) { return x; }
+MS_FN REAL R(ms_fwd_ceil)(REAL x) { return x; }
+MS_FN REAL R(ms_fwd_trunc)(REAL x) { return x; }
+MS_FN REAL R(ms_fwd_round)(REAL x) { return x; }
+// Division by 0 gives 0: an error cannot be raised for one element. The quotient of the lowest integer and -1 wraps.
+MS_FN REAL R(ms_fwd_fmod)(REAL a, REAL b) { return b == 0 || b == -1 ? 0 : a % b; }
+MS_FN REAL R(ms_fwd_remainder)(REAL a, REAL b)
+{
+    REAL m = R(ms_fwd_fmod)(a, b);
+    return m != 0 && (m < 0) != (b < 0) ? m + b : m;
+}
+MS_FN REAL R(ms_fwd_floor_divide)(REAL a, REAL b)
+{
+    if (b == 0 || b == -1) return b == 0 ? 0 : R(ms_fwd_neg)(a);
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
 #else
 MS_FN REAL R(ms_fwd_add)(REAL a, REAL b) { return a + b; }
 MS_FN REAL R(ms_fwd_sub)(REAL a, REAL b) { return a - b; }
@@ -40,6 +59,24 @@ MS_FN REAL R(ms_fwd_mul)(REAL a, REAL b) { return a * b; }
 MS_FN REAL R(ms_fwd_neg)(REAL x) { return -x; }
 MS_FN REAL R(ms_fwd_abs)(REAL x) { return R(ms_abs)(x); }
 MS_FN REAL R(ms_fwd_pow)(REAL a, REAL b) { return R(ms_pow)(a, b); }
+MS_FN REAL R(ms_fwd_floor)(REAL x) { return R(ms_floor)(x); }
+MS_FN REAL R(ms_fwd_ceil)(REAL x) { return R(ms_ceil)(x); }
+MS_FN REAL R(ms_fwd_trunc)(REAL x) { return R(ms_trunc)(x); }
+MS_FN REAL R(ms_fwd_round)(REAL x) { return R(ms_rint)(x); }
+MS_FN REAL R(ms_fwd_fmod)(REAL a, REAL b) { return R(ms_fmod)(a, b); }
+MS_FN REAL R(ms_fwd_remainder)(REAL a, REAL b)
+{
+    REAL m = R(ms_fmod)(a, b);
+    return (m != 0) & ((m < 0) != (b < 0)) ? m + b : m;
+}
+// Exact where a / b rounds up to a whole number that a does not reach.
+MS_FN REAL R(ms_fwd_floor_divide)(REAL a, REAL b)
+{
+    if (b == 0) return a / b;
+    REAL m = R(ms_fmod)(a, b), q = (a - m) / b;
+    if ((m != 0) & ((m < 0) != (b < 0))) q -= 1;
+    return q == 0 ? R(ms_copysign)(0, a / b) : R(ms_rint)(q);
+}
 MS_FN REAL R(ms_fwd_maximum)(REAL a, REAL b) { return ((a != a) | (a > b)) ? a : b; }
 MS_FN REAL R(ms_fwd_minimum)(REAL a, REAL b) { return ((a != a) | (a < b)) ? a : b; }
 #endif
@@ -70,6 +107,48 @@ MS_FN REAL R(ms_fwd_tanh)(REAL x) { return R(ms_tanh)(x); }
 MS_FN REAL R(ms_fwd_sigmoid)(REAL x) { return 1 / (1 + R(ms_exp)(-x)); }
 MS_FN REAL R(ms_fwd_silu)(REAL x) { return x / (1 + R(ms_exp)(-x)); }
 MS_FN REAL R(ms_fwd_reciprocal)(REAL x) { return 1 / x; }
+MS_FN REAL R(ms_fwd_exp2)(REAL x) { return R(ms_exp2)(x); }
+MS_FN REAL R(ms_fwd_expm1)(REAL x) { return R(ms_expm1)(x); }
+MS_FN REAL R(ms_fwd_log2)(REAL x) { return R(ms_log2)(x); }
+MS_FN REAL R(ms_fwd_log10)(REAL x) { return R(ms_log10)(x); }
+MS_FN REAL R(ms_fwd_log1p)(REAL x) { return R(ms_log1p)(x); }
+MS_FN REAL R(ms_fwd_erf)(REAL x) { return R(ms_erf)(x); }
+MS_FN REAL R(ms_fwd_erfc)(REAL x) { return R(ms_erfc)(x); }
+MS_FN REAL R(ms_fwd_erfinv)(REAL x)
+{
+    return R(ms_abs)(x) < 1 ? R(ms_erfinv)(x) : R(ms_abs)(x) == 1 ? x / (x - x) : (x - x) / (x - x);
+}
+MS_FN REAL R(ms_fwd_tan)(REAL x) { return R(ms_tan)(x); }
+MS_FN REAL R(ms_fwd_asin)(REAL x) { return R(ms_asin)(x); }
+MS_FN REAL R(ms_fwd_acos)(REAL x) { return R(ms_acos)(x); }
+MS_FN REAL R(ms_fwd_atan)(REAL x) { return R(ms_atan)(x); }
+MS_FN REAL R(ms_fwd_sinh)(REAL x) { return R(ms_sinh)(x); }
+MS_FN REAL R(ms_fwd_cosh)(REAL x) { return R(ms_cosh)(x); }
+MS_FN REAL R(ms_fwd_asinh)(REAL x) { return R(ms_asinh)(x); }
+MS_FN REAL R(ms_fwd_acosh)(REAL x) { return R(ms_acosh)(x); }
+MS_FN REAL R(ms_fwd_atanh)(REAL x) { return R(ms_atanh)(x); }
+MS_FN REAL R(ms_fwd_frac)(REAL x) { return x - R(ms_trunc)(x); }
+MS_FN REAL R(ms_fwd_atan2)(REAL a, REAL b) { return R(ms_atan2)(a, b); }
+MS_FN REAL R(ms_fwd_hypot)(REAL a, REAL b) { return R(ms_hypot)(a, b); }
+MS_FN REAL R(ms_fwd_copysign)(REAL a, REAL b) { return R(ms_copysign)(a, b); }
+MS_FN REAL R(ms_fwd_xlogy)(REAL a, REAL b) { return (a == 0) & (b == b) ? 0 : a * R(ms_log)(b); }
+// Equal infinities add up to themselves.
+MS_FN REAL R(ms_fwd_logaddexp)(REAL a, REAL b)
+{
+    REAL high = R(ms_fwd_maximum)(a, b);
+    return a == b && a - a != 0 ? a : high + R(ms_log1p)(R(ms_exp)(-R(ms_abs)(a - b)));
+}
+// Exact at both ends.
+MS_FN REAL R(ms_fwd_lerp)(REAL a, REAL b, REAL w) { return w < (REAL)0.5 ? a + w * (b - a) : b - (b - a) * (1 - w); }
+// Activations with parameters s and t.
+MS_FN REAL R(ms_fwd_elu)(REAL x, REAL s, REAL t) { return t * (x > 0 ? x : s * R(ms_expm1)(x)); }
+MS_FN REAL R(ms_fwd_celu)(REAL x, REAL s) { return x > 0 ? x : s * R(ms_expm1)(x / s); }
+MS_FN REAL R(ms_fwd_softplus)(REAL x, REAL s, REAL t) { return x * s > t ? x : R(ms_log1p)(R(ms_exp)(x * s)) / s; }
+MS_FN REAL R(ms_fwd_mish)(REAL x) { return x * R(ms_tanh)(R(ms_fwd_softplus)(x, 1, 20)); }
+MS_FN REAL R(ms_fwd_hardsigmoid)(REAL x) { return R(ms_fwd_clamp)(x + 3, 0, 6) / 6; }
+MS_FN REAL R(ms_fwd_hardswish)(REAL x) { return x * R(ms_fwd_clamp)(x + 3, 0, 6) / 6; }
+MS_FN REAL R(ms_fwd_softsign)(REAL x) { return x / (1 + R(ms_abs)(x)); }
+MS_FN REAL R(ms_fwd_logsigmoid)(REAL x) { return R(ms_fwd_minimum)(x, 0) - R(ms_log1p)(R(ms_exp)(-R(ms_abs)(x))); }
 MS_FN REAL R(ms_fwd_gelu)(REAL x) { return (REAL)0.5 * x * (1 + R(ms_erf)(x * (REAL)MS_SQRT_HALF)); }
 // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)): one exp and one division.
 MS_FN REAL R(ms_fwd_gelu_tanh)(REAL x)
@@ -92,6 +171,40 @@ MS_FN REAL R(ms_bwd_silu)(REAL g, REAL x)
     return g * s * (1 + x * (1 - s));
 }
 MS_FN REAL R(ms_bwd_reciprocal)(REAL g, REAL y) { return -g * y * y; }
+MS_FN REAL R(ms_bwd_exp2)(REAL g, REAL y) { return g * y * (REAL)MS_LN_2; }
+MS_FN REAL R(ms_bwd_expm1)(REAL g, REAL y) { return g * (y + 1); }
+MS_FN REAL R(ms_bwd_log2)(REAL g, REAL x) { return g / (x * (REAL)MS_LN_2); }
+MS_FN REAL R(ms_bwd_log10)(REAL g, REAL x) { return g / (x * (REAL)MS_LN_10); }
+MS_FN REAL R(ms_bwd_log1p)(REAL g, REAL x) { return g / (1 + x); }
+MS_FN REAL R(ms_bwd_erf)(REAL g, REAL x) { return g * (REAL)MS_2_OVER_SQRT_PI * R(ms_exp)(-x * x); }
+MS_FN REAL R(ms_bwd_erfc)(REAL g, REAL x) { return -R(ms_bwd_erf)(g, x); }
+MS_FN REAL R(ms_bwd_erfinv)(REAL g, REAL y) { return g / (REAL)MS_2_OVER_SQRT_PI * R(ms_exp)(y * y); }
+MS_FN REAL R(ms_bwd_tan)(REAL g, REAL y) { return g * (1 + y * y); }
+MS_FN REAL R(ms_bwd_asin)(REAL g, REAL x) { return g / R(ms_sqrt)((1 - x) * (1 + x)); }
+MS_FN REAL R(ms_bwd_acos)(REAL g, REAL x) { return -R(ms_bwd_asin)(g, x); }
+MS_FN REAL R(ms_bwd_atan)(REAL g, REAL x) { return g / (1 + x * x); }
+MS_FN REAL R(ms_bwd_sinh)(REAL g, REAL x) { return g * R(ms_cosh)(x); }
+MS_FN REAL R(ms_bwd_cosh)(REAL g, REAL x) { return g * R(ms_sinh)(x); }
+MS_FN REAL R(ms_bwd_asinh)(REAL g, REAL x) { return g / R(ms_sqrt)(1 + x * x); }
+MS_FN REAL R(ms_bwd_acosh)(REAL g, REAL x) { return g / R(ms_sqrt)((x - 1) * (x + 1)); }
+MS_FN REAL R(ms_bwd_atanh)(REAL g, REAL x) { return g / ((1 - x) * (1 + x)); }
+MS_FN REAL R(ms_bwd_leaky_relu)(REAL g, REAL x, REAL s) { return x > 0 ? g : s * g; }
+MS_FN REAL R(ms_bwd_elu)(REAL g, REAL x, REAL s, REAL t) { return g * t * (x > 0 ? 1 : s * R(ms_exp)(x)); }
+MS_FN REAL R(ms_bwd_celu)(REAL g, REAL x, REAL s) { return x > 0 ? g : g * R(ms_exp)(x / s); }
+MS_FN REAL R(ms_bwd_softplus)(REAL g, REAL x, REAL s, REAL t) { return x * s > t ? g : g / (1 + R(ms_exp)(-x * s)); }
+MS_FN REAL R(ms_bwd_mish)(REAL g, REAL x)
+{
+    REAL y = R(ms_tanh)(R(ms_fwd_softplus)(x, 1, 20));
+    return g * (y + x * (1 - y * y) / (1 + R(ms_exp)(-x)));
+}
+MS_FN REAL R(ms_bwd_hardsigmoid)(REAL g, REAL x) { return ((x > -3) & (x < 3)) ? g / 6 : 0; }
+MS_FN REAL R(ms_bwd_hardswish)(REAL g, REAL x) { return x <= -3 ? 0 : x < 3 ? g * (x / 3 + (REAL)0.5) : g; }
+MS_FN REAL R(ms_bwd_softsign)(REAL g, REAL x)
+{
+    REAL d = 1 + R(ms_abs)(x);
+    return g / (d * d);
+}
+MS_FN REAL R(ms_bwd_logsigmoid)(REAL g, REAL x) { return g / (1 + R(ms_exp)(x)); }
 MS_FN REAL R(ms_bwd_gelu)(REAL g, REAL x)
 {
     REAL cdf = (REAL)0.5 * (1 + R(ms_erf)(x * (REAL)MS_SQRT_HALF));
@@ -107,10 +220,11 @@ MS_FN REAL R(ms_bwd_gelu_tanh)(REAL g, REAL x)
 }
 // d/dx x^p; the constant x^0 has gradient 0 everywhere, also at 0
 MS_FN REAL R(ms_bwd_pow_scalar)(REAL g, REAL x, REAL p) { return p == 0 ? 0 : g * p * R(ms_pow)(x, p - 1); }
-MS_FN REAL R(ms_bwd_pow_exponent)(REAL g, REAL a, REAL b)
+MS_FN REAL R(ms_bwd_second_pow)(REAL g, REAL a, REAL b)
 {
     return ((a == 0) & (b >= 0)) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a);
 }
+MS_FN REAL R(ms_bwd_first_pow)(REAL g, REAL a, REAL b) { return R(ms_bwd_pow_scalar)(g, a, b); }
 MS_FN REAL R(ms_bwd_rdiv_scalar)(REAL g, REAL x, REAL s) { return -g * s / (x * x); }
 MS_FN REAL R(ms_bwd_rpow_scalar)(REAL g, REAL y, REAL s) { return g * y * R(ms_log)(s); }
 MS_FN REAL R(ms_bwd_div_other)(REAL g, REAL a, REAL b) { return -g * a / (b * b); }
@@ -127,7 +241,26 @@ MS_FN REAL R(ms_bwd_norm_p)(REAL g, REAL x, REAL n, REAL p)
     return n == 0 || x == 0 ? 0 : g * R(ms_fwd_sign)(x) * R(ms_pow)(R(ms_abs)(x) / n, p - 1);
 }
 // Equal inputs share the gradient.
-MS_FN REAL R(ms_bwd_maximum)(REAL g, REAL a, REAL b) { return a > b ? g : a == b ? (REAL)0.5 * g : 0; }
-MS_FN REAL R(ms_bwd_minimum)(REAL g, REAL a, REAL b) { return a < b ? g : a == b ? (REAL)0.5 * g : 0; }
+MS_FN REAL R(ms_bwd_first_maximum)(REAL g, REAL a, REAL b) { return a > b ? g : a == b ? (REAL)0.5 * g : 0; }
+MS_FN REAL R(ms_bwd_first_minimum)(REAL g, REAL a, REAL b) { return a < b ? g : a == b ? (REAL)0.5 * g : 0; }
+MS_FN REAL R(ms_bwd_second_maximum)(REAL g, REAL a, REAL b) { return R(ms_bwd_first_maximum)(g, b, a); }
+MS_FN REAL R(ms_bwd_second_minimum)(REAL g, REAL a, REAL b) { return R(ms_bwd_first_minimum)(g, b, a); }
+MS_FN REAL R(ms_bwd_first_fmod)(REAL g, REAL a, REAL b) { return (void)a, (void)b, g; }
+MS_FN REAL R(ms_bwd_second_fmod)(REAL g, REAL a, REAL b) { return -g * R(ms_trunc)(a / b); }
+MS_FN REAL R(ms_bwd_first_remainder)(REAL g, REAL a, REAL b) { return (void)a, (void)b, g; }
+MS_FN REAL R(ms_bwd_second_remainder)(REAL g, REAL a, REAL b) { return -g * R(ms_fwd_floor_divide)(a, b); }
+MS_FN REAL R(ms_bwd_first_atan2)(REAL g, REAL a, REAL b) { return g * b / (a * a + b * b); }
+MS_FN REAL R(ms_bwd_second_atan2)(REAL g, REAL a, REAL b) { return -g * a / (a * a + b * b); }
+MS_FN REAL R(ms_bwd_first_hypot)(REAL g, REAL a, REAL b) { return g * a / R(ms_hypot)(a, b); }
+MS_FN REAL R(ms_bwd_second_hypot)(REAL g, REAL a, REAL b) { return g * b / R(ms_hypot)(a, b); }
+MS_FN REAL R(ms_bwd_first_copysign)(REAL g, REAL a, REAL b)
+{
+    return a == 0 ? 0 : g * R(ms_fwd_sign)(a) * R(ms_copysign)(1, b);
+}
+MS_FN REAL R(ms_bwd_second_copysign)(REAL g, REAL a, REAL b) { return (void)g, (void)a, (void)b, 0; }
+MS_FN REAL R(ms_bwd_first_xlogy)(REAL g, REAL a, REAL b) { return (a == 0) & (b <= 0) ? 0 : g * R(ms_log)(b); }
+MS_FN REAL R(ms_bwd_second_xlogy)(REAL g, REAL a, REAL b) { return g * a / b; }
+MS_FN REAL R(ms_bwd_first_logaddexp)(REAL g, REAL a, REAL b) { return g / (1 + R(ms_exp)(b - a)); }
+MS_FN REAL R(ms_bwd_second_logaddexp)(REAL g, REAL a, REAL b) { return g / (1 + R(ms_exp)(a - b)); }
 MS_FN REAL R(ms_bwd_clamp)(REAL g, REAL x, REAL low, REAL high) { return ((x >= low) & (x <= high)) ? g : 0; }
 #endif

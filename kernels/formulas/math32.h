@@ -161,7 +161,57 @@ MS_FN float ms_cos_f32(float x)
 MS_FN float ms_sqrt_f32(float x) { return __builtin_sqrtf(x); }
 MS_FN float ms_pow_f32(float x, float y) { return __builtin_powf(x, y); }
 
-// double is used for gradient checks, where speed does not matter: use libm.
+// log(1 + x) and e^x - 1 by Kahan's method: the rounding error of 1 + x, or of e^x, cancels in the quotient.
+MS_FN float ms_log1p_f32(float x)
+{
+    float u = 1.0f + x, d = u - 1.0f, y = ms_log_f32(u);
+    return d == 0.0f || u - u != 0.0f ? (d == 0.0f ? x : u) : y * (x / d);
+}
+MS_FN float ms_expm1_f32(float x)
+{
+    float u = ms_exp_f32(x), d = u - 1.0f;
+    float y = d * (x / ms_log_f32(u));
+    return u == 1.0f ? x : u - u != 0.0f || d == -1.0f ? d : y;
+}
+MS_FN float ms_tan_f32(float x)
+{
+    float s, c;
+    ms_sincos_f32(x, &s, &c);
+    return s / c;
+}
+// M. Giles, "Approximating the erfinv function" (2010), single precision; for |x| < 1.
+MS_FN float ms_erfinv_f32(float x)
+{
+    float w = -ms_log_f32((1.0f - x) * (1.0f + x)), a = w - 2.5f, b = __builtin_sqrtf(w) - 3.0f;
+    float p = 2.81022636e-08f, q = -0.000200214257f;
+    p = 3.43273939e-07f + p * a;
+    q = 0.000100950558f + q * b;
+    p = -3.5233877e-06f + p * a;
+    q = 0.00134934322f + q * b;
+    p = -4.39150654e-06f + p * a;
+    q = -0.00367342844f + q * b;
+    p = 0.00021858087f + p * a;
+    q = 0.00573950773f + q * b;
+    p = -0.00125372503f + p * a;
+    q = -0.0076224613f + q * b;
+    p = -0.00417768164f + p * a;
+    q = 0.00943887047f + q * b;
+    p = 0.246640727f + p * a;
+    q = 1.00167406f + q * b;
+    p = 1.50140941f + p * a;
+    q = 2.83297682f + q * b;
+    return (w < 5.0f ? p : q) * x;
+}
+// Newton's method from the float result, or from the other side of the root where x rounds to 1 in float.
+MS_FN double ms_erfinv_f64(double x)
+{
+    float near = (float)x;
+    double y = near > -1.0f && near < 1.0f ? (double)ms_erfinv_f32(near) : x < 0 ? -4.0 : 4.0;
+    for (int k = 0; k < 3; k++) y -= (__builtin_erf(y) - x) / (1.12837916709551257390 * __builtin_exp(-y * y));
+    return y;
+}
+
+// double is used for gradient checks, where speed does not matter: use libm. So do functions that training seldom uses.
 MS_FN double ms_exp_f64(double x) { return __builtin_exp(x); }
 MS_FN double ms_log_f64(double x) { return __builtin_log(x); }
 MS_FN double ms_tanh_f64(double x) { return __builtin_tanh(x); }
@@ -171,5 +221,34 @@ MS_FN double ms_cos_f64(double x) { return __builtin_cos(x); }
 MS_FN double ms_sqrt_f64(double x) { return __builtin_sqrt(x); }
 MS_FN double ms_pow_f64(double x, double y) { return __builtin_pow(x, y); }
 MS_FN double ms_abs_f64(double x) { return __builtin_fabs(x); }
+MS_FN double ms_log1p_f64(double x) { return __builtin_log1p(x); }
+MS_FN double ms_expm1_f64(double x) { return __builtin_expm1(x); }
+MS_FN double ms_tan_f64(double x) { return __builtin_tan(x); }
+MS_FN double ms_copysign_f64(double x, double s) { return __builtin_copysign(x, s); }
+#define MS_LIBM(name)                                                       \
+    MS_FN float ms_##name##_f32(float x) { return __builtin_##name##f(x); } \
+    MS_FN double ms_##name##_f64(double x) { return __builtin_##name(x); }
+#define MS_LIBM2(name)                                                                  \
+    MS_FN float ms_##name##_f32(float x, float y) { return __builtin_##name##f(x, y); } \
+    MS_FN double ms_##name##_f64(double x, double y) { return __builtin_##name(x, y); }
+MS_LIBM(floor)
+MS_LIBM(ceil)
+MS_LIBM(trunc)
+MS_LIBM(rint)
+MS_LIBM(exp2)
+MS_LIBM(log2)
+MS_LIBM(log10)
+MS_LIBM(erfc)
+MS_LIBM(sinh)
+MS_LIBM(cosh)
+MS_LIBM(asin)
+MS_LIBM(acos)
+MS_LIBM(atan)
+MS_LIBM(asinh)
+MS_LIBM(acosh)
+MS_LIBM(atanh)
+MS_LIBM2(fmod)
+MS_LIBM2(atan2)
+MS_LIBM2(hypot)
 
 #endif

@@ -66,6 +66,31 @@ static ms_status check_div(ms_call *c)
     if (!ms__is_float(dtype)) dtype = ms__state.default_dtype;
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
+// remainder and the like: the dtype of both, which is not bool.
+static ms_status check_modulo(ms_call *c)
+{
+    int dtype = ms__result_dtype(c->in[0], c->in[1]);
+    if (dtype == MS_BOOL) return no_bool(c, c->in[0]);
+    return binary_out(c, c->in[0], c->in[1], dtype);
+}
+static ms_status whole(const ms_call *c, const ms_tensor *t)
+{
+    if (!ms__is_float(t->dtype)) return MS_OK;
+    return ms__call_fail(c, "integer or bool tensors are expected, got %s; cast it first", ms__tensor_text(t));
+}
+static ms_status check_bits(ms_call *c)
+{
+    for (int k = 0; k < 2; k++) MS_TRY(whole(c, c->in[k]));
+    return check_binary(c);
+}
+// Sets the number that tells the kernel whether the tensor is bool.
+static ms_status check_bits_of_one(ms_call *c)
+{
+    MS_TRY(whole(c, c->in[0]));
+    c->f[0] = c->in[0]->dtype == MS_BOOL;
+    c->n_f = 1;
+    return ms__call_out_like(c, 0, c->in[0]);
+}
 static ms_status check_compare(ms_call *c) { return binary_out(c, c->in[0], c->in[1], MS_BOOL); }
 // For operators that compute gradients: the output has the shape and dtype of g, which is the first or the second
 // input.
@@ -216,17 +241,66 @@ static ms_status check_allclose(ms_call *c)
     MS_TRY(ms__broadcast(c, c->in[0], c->in[1], &ndim, shape));
     return check_equal(c);
 }
+// The shape to which three inputs broadcast.
+static ms_status broadcast_three(const ms_call *c, int *ndim, int64_t *shape)
+{
+    MS_TRY(ms__broadcast(c, c->in[1], c->in[2], ndim, shape));
+    ms_tensor both = { .ndim = (uint8_t)*ndim };
+    memcpy(both.shape, shape, sizeof both.shape);
+    return ms__broadcast(c, c->in[0], &both, ndim, shape);
+}
 static ms_status check_where(ms_call *c)
 {
     const ms_tensor *m = c->in[0], *a = c->in[1], *b = c->in[2];
     if (m->dtype != MS_BOOL) return ms__call_fail(c, "the condition must be a bool tensor, got %s", ms__tensor_text(m));
     int64_t shape[MS_MAX_DIMS];
     int ndim;
-    MS_TRY(ms__broadcast(c, a, b, &ndim, shape));
-    ms_tensor both = { .ndim = (uint8_t)ndim };
-    memcpy(both.shape, shape, sizeof shape);
-    MS_TRY(ms__broadcast(c, m, &both, &ndim, shape));
+    MS_TRY(broadcast_three(c, &ndim, shape));
     return ms__call_out(c, 0, ms__result_dtype(a, b), ms__device(a), ndim, shape);
+}
+// lerp, addcmul and addcdiv: tensors of one dtype.
+static ms_status one_dtype(const ms_call *c)
+{
+    bool wholes = strncmp(c->op->name, "addcmul", 7) == 0;  // defined for integers too
+    for (int k = 0; k < c->n_in; k++)
+        if (c->in[k]->dtype != c->in[0]->dtype || c->in[k]->dtype == MS_BOOL ||
+            !(wholes || ms__is_float(c->in[k]->dtype)))
+            return ms__call_fail(c, "%s tensors of one dtype are expected, got %s and %s",
+                                 wholes ? "floating-point or integer" : "floating-point", ms__tensor_text(c->in[0]),
+                                 ms__tensor_text(c->in[k]));
+    if (!ms__is_float(c->in[0]->dtype) && c->n_f && c->f[0] != (double)(int64_t)c->f[0])
+        return ms__call_fail(c, "value %g is a fraction, but the tensors are %s", c->f[0], ms__tensor_text(c->in[0]));
+    return MS_OK;
+}
+static ms_status check_lerp(ms_call *c)
+{
+    MS_TRY(need_number(c));
+    MS_TRY(one_dtype(c));
+    return binary_out(c, c->in[0], c->in[1], c->in[0]->dtype);
+}
+static ms_status check_lerp_(ms_call *c)
+{
+    MS_TRY(need_number(c));
+    MS_TRY(one_dtype(c));
+    return in_place(c, c->in[1], c->in[0]->dtype);
+}
+static ms_status check_three(ms_call *c)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim;
+    MS_TRY(one_dtype(c));
+    MS_TRY(broadcast_three(c, &ndim, shape));
+    return ms__call_out(c, 0, c->in[0]->dtype, ms__device(c->in[0]), ndim, shape);
+}
+static ms_status check_three_(ms_call *c)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int ndim;
+    MS_TRY(one_dtype(c));
+    MS_TRY(ms__broadcast(c, c->in[1], c->in[2], &ndim, shape));
+    ms_tensor both = { .ndim = (uint8_t)ndim, .dtype = c->in[0]->dtype };
+    memcpy(both.shape, shape, sizeof both.shape);
+    return in_place(c, &both, c->in[0]->dtype);
 }
 static ms_status check_mask(const ms_call *c)
 {
@@ -310,6 +384,19 @@ static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor 
     {                                                                   \
         return kept_backward(b, &ms__op_##NAME##_backward, b->KEPT[0]); \
     }
+// The gradients of an operator with two inputs: each row is called with g and both inputs.
+static ms_status both_backward(ms_backward_call *b, const ms_op *first, const ms_op *second)
+{
+    ms_tensor *g;
+    if (b->need[0]) MS_TRY(give(b, 0, ms__op3(&g, first, b->gout[0], b->in[0], b->in[1]), &g));
+    if (b->need[1]) MS_TRY(give(b, 1, ms__op3(&g, second, b->gout[0], b->in[0], b->in[1]), &g));
+    return MS_OK;
+}
+#define GRADIENTS(NAME)                                                                             \
+    static ms_status NAME##_grad(ms_backward_call *b)                                               \
+    {                                                                                               \
+        return both_backward(b, &ms__op_##NAME##_first_backward, &ms__op_##NAME##_second_backward); \
+    }
 #include "rows/elementwise.def"
 
 static ms_status div_backward(ms_backward_call *b)
@@ -319,26 +406,13 @@ static ms_status div_backward(ms_backward_call *b)
     if (b->need[1]) MS_TRY(give(b, 1, ms__op3(&g, &ms__op_div_other_backward, b->gout[0], b->in[0], b->in[1]), &g));
     return MS_OK;
 }
-static ms_status pow_backward(ms_backward_call *b)
-{
-    ms_tensor *g;
-    if (b->need[0]) MS_TRY(give(b, 0, ms__op3(&g, &ms__op_pow_base_backward, b->gout[0], b->in[0], b->in[1]), &g));
-    if (b->need[1]) MS_TRY(give(b, 1, ms__op3(&g, &ms__op_pow_exponent_backward, b->gout[0], b->in[0], b->in[1]), &g));
-    return MS_OK;
-}
-static ms_status order_backward(ms_backward_call *b, const ms_op *row)
-{
-    ms_tensor *g;
-    for (int k = 0; k < 2; k++)
-        if (b->need[k]) MS_TRY(give(b, k, ms__op3(&g, row, b->gout[0], b->in[k], b->in[1 - k]), &g));
-    return MS_OK;
-}
-static ms_status maximum_backward(ms_backward_call *b) { return order_backward(b, &ms__op_maximum_backward); }
-static ms_status minimum_backward(ms_backward_call *b) { return order_backward(b, &ms__op_minimum_backward); }
-
 static ms_status exp_grad(ms_backward_call *b) { return ms__op2(&b->gin[0], &ms__op_mul, b->gout[0], b->out[0]); }
 static ms_status log_grad(ms_backward_call *b) { return ms__op2(&b->gin[0], &ms__op_div, b->gout[0], b->in[0]); }
 static ms_status sign_grad(ms_backward_call *b) { return ms__zero_gradient(b); }
+static ms_status floor_grad(ms_backward_call *b) { return ms__zero_gradient(b); }
+static ms_status ceil_grad(ms_backward_call *b) { return ms__zero_gradient(b); }
+static ms_status trunc_grad(ms_backward_call *b) { return ms__zero_gradient(b); }
+static ms_status frac_grad(ms_backward_call *b) { return same_backward(b); }
 static ms_status div_scalar_backward(ms_backward_call *b)
 {
     return ms__op1f(&b->gin[0], &ms__op_div_scalar, b->gout[0], b->f[0]);
@@ -347,6 +421,49 @@ static ms_status mul_scalar_backward(ms_backward_call *b)
 {
     return ms__op1f(&b->gin[0], &ms__op_mul_scalar, b->gout[0], b->f[0]);
 }
+// gin[k] is g times a number.
+static ms_status give_scaled(ms_backward_call *b, int k, double by)
+{
+    ms_tensor *g;
+    return b->need[k] ? give(b, k, ms__op1f(&g, &ms__op_mul_scalar, b->gout[0], by), &g) : MS_OK;
+}
+static ms_status lerp_grad(ms_backward_call *b)
+{
+    MS_TRY(give_scaled(b, 0, 1 - b->f[0]));
+    return give_scaled(b, 1, b->f[0]);
+}
+static ms_status lerp_tensor_grad(ms_backward_call *b)
+{
+    ms_tensor *g, *part;
+    if (b->need[0]) {
+        MS_TRY(ms__op2(&part, &ms__op_mul, b->gout[0], b->in[2]));
+        ms_status st = ms__op2(&g, &ms__op_sub, b->gout[0], part);
+        ms__release(part);
+        MS_TRY(give(b, 0, st, &g));
+    }
+    if (b->need[1]) MS_TRY(give(b, 1, ms__op2(&g, &ms__op_mul, b->gout[0], b->in[2]), &g));
+    if (!b->need[2]) return MS_OK;
+    MS_TRY(ms__op2(&part, &ms__op_sub, b->in[1], b->in[0]));
+    ms_status st = ms__op2(&g, &ms__op_mul, b->gout[0], part);
+    ms__release(part);
+    return give(b, 2, st, &g);
+}
+// The gradients of addcmul and addcdiv are those of mul and div, times the number.
+static ms_status addc_grad(ms_backward_call *b, const ms_op *first, const ms_op *second)
+{
+    MS_TRY(same_backward(b));
+    if (!b->need[1] && !b->need[2]) return MS_OK;
+    ms_tensor *scaled, *g;
+    MS_TRY(ms__op1f(&scaled, &ms__op_mul_scalar, b->gout[0], b->n_f ? b->f[0] : 1));
+    ms_status st = MS_OK;
+    if (b->need[1]) st = give(b, 1, ms__op2(&g, first, scaled, b->in[2]), &g);
+    if (b->need[2] && st == MS_OK && second) st = give(b, 2, ms__op3(&g, second, scaled, b->in[1], b->in[2]), &g);
+    else if (b->need[2] && st == MS_OK) st = give(b, 2, ms__op2(&g, first, scaled, b->in[1]), &g);
+    ms__release(scaled);
+    return st;
+}
+static ms_status addcmul_grad(ms_backward_call *b) { return addc_grad(b, &ms__op_mul, NULL); }
+static ms_status addcdiv_grad(ms_backward_call *b) { return addc_grad(b, &ms__op_div, &ms__op_div_other_backward); }
 static ms_status masked_fill_grad(ms_backward_call *b)
 {
     ms_tensor *g;
@@ -375,7 +492,7 @@ static ms_status where_grad(ms_backward_call *b)
 
 // ---- rows -------------------------------------------------------------------------------------
 
-enum { A = 1, B = 2, NONE = 0 };  // bits for save_in and save_out
+enum { A = 1, B = 2, C = 4, NONE = 0 };  // bits for save_in and save_out
 enum {
     METHOD = MS_OP_METHOD,
     ACTIVATION = MS_OP_ACTIVATION,

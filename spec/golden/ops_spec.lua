@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Single operators, forward and backward, compared with PyTorch's results.
 local ms = require "moonshard"
-local golden = require "spec.support.golden"
+local golden_cases = require "spec.support.golden_cases"
 local F = ms.nn.F
 
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
@@ -36,40 +36,6 @@ local cases = {
   std = function(x) return x:std(-1) end,
   prod_broadcast = function(a, b) return a * b:narrow(1, 1, 1) + a / (b + 2) end,
 }
-local same_as = { attention_masked = "attention_causal" }
-
 describe("golden operators", function()
-  if not golden.folder then
-    pending("needs reference data, which is missing (MOONSHARD_GOLDEN names its folder)")
-    return
-  end
-  local reference = golden.load "ops"
-
-  it("are all known here", function()
-    local unknown = {}
-    for name in ms.sorted_pairs(reference.cases) do
-      if not cases[name] then unknown[#unknown + 1] = name end
-    end
-    assert.are.equal("", table.concat(unknown, " "))
-  end)
-
-  for name, fn in ms.sorted_pairs(cases) do
-    local case = reference.cases[same_as[name] or name]
-    for _, kind in ipairs { { "float64", 1e-10, 1e-12 }, { "float32", 2e-5, 2e-6 } } do
-      local dtype, rtol, atol = kind[1], kind[2], kind[3]
-      it(("give PyTorch's output and gradients: %s in %s"):format(name, dtype), function()
-        local inputs = {}
-        for i, list in ipairs(case.inputs) do
-          inputs[i] = ms.tensor(list, { dtype = dtype }):reshape(case.input_shapes[i]):requires_grad_(true)
-        end
-        local out = fn(unpack(inputs))
-        assert.are.equal(table.concat(case.output_shape, ","), table.concat(out.shape, ","))
-        golden.close_list("output", case.output, out, rtol, atol)
-        out:backward(ms.tensor(case.grad_output, { dtype = dtype }):reshape(case.output_shape))
-        for i, list in ipairs(case.input_grads) do
-          golden.close_list("gradient " .. i, list, inputs[i].grad, rtol, atol * 10)
-        end
-      end)
-    end
-  end
+  for _, test in ipairs(golden_cases("ops", cases, { attention_masked = "attention_causal" })) do it(unpack(test)) end
 end)

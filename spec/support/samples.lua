@@ -21,7 +21,7 @@ end
 local function parse(text)
   local sample = { text = text, inputs = {}, i = {}, f = {} }
   for word in text:gmatch "%S+" do
-    local shape, kind, high = word:match "^%[([%d,]*)%]([+uib]?)(%d*)$"
+    local shape, kind, high = word:match "^%[([%d,]*)%]([+auib]?)(%d*)$"
     if word == "-" then
       table.insert(sample.inputs, { absent = true })
     elseif word:find "^i=" then
@@ -112,6 +112,7 @@ function samples.values(sample, salt)
         local tries = 0
         repeat
           x = short(input.kind == "+" and 0.2 + 2 * uniform() or input.kind == "u" and 1.8 * uniform() - 0.9
+            or input.kind == "a" and 1.1 + 2 * uniform()
             or normal())
           tries = tries + 1
         until clear(x) or tries > 1000
@@ -235,7 +236,7 @@ end
 -- ---- whole evaluations --------------------------------------------------------------------------
 
 local function is_float(input)
-  return not input.absent and (input.kind == "" or input.kind == "+" or input.kind == "u")
+  return not input.absent and (input.kind == "" or input.kind == "+" or input.kind == "u" or input.kind == "a")
 end
 samples.is_float = is_float
 

@@ -57,6 +57,7 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 #define TABLE_ALL(name) { BOTH(name), [MS_C_I64] = loop_##name##_i64 };
 #define TABLE_FOUR(name) { BOTH(name), [MS_C_I64] = loop_##name##_i64, [MS_C_BOOL] = loop_##name##_u8 };
 #define TABLE_DOUBLE(name) { [MS_C_F64] = loop_##name##_f64 };
+#define TABLE_WHOLE(name) { [MS_C_I64] = loop_##name##_i64 };
 #define TABLE_BOOL(name) { [MS_C_BOOL] = loop_##name##_u8 };
 #define FORMULA(name, types, expression) static const ms_loop_fn fns_##name[MS_CLASSES] = TABLE_##types(name)
 #define TRUTH FORMULA
@@ -79,14 +80,17 @@ static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
         if (MS_UNLIKELY(c->in[k]->dtype == MS_F64 && widest == MS_C_F32 && c->in[k]->ndim)) widest = MS_C_F64;
     }
     for (int k = 0; k <= n; k++) cls[k] = (uint8_t)widest;
-    if (MS_UNLIKELY(n == 2 && c->in[1]->storage == c->out[0]->storage)) {
-        MS_TRY(ms__cpu_apart(&x[2], c->out[0], c->in[1]));
-        ms__loop(3, x, cls, fns[widest], c->n_f ? c->f : NULL);
-        ms__release(x[2]);
-        return MS_OK;
-    }
-    ms__loop(n + 1, x, cls, fns[widest], c->n_f ? c->f : NULL);
-    return MS_OK;
+    ms_status st = MS_OK;
+    ms_tensor *apart[MS_LOOP_MAX] = { NULL };
+    for (int k = 1; k < n && st == MS_OK; k++)
+        if (MS_UNLIKELY(c->in[k]->storage == c->out[0]->storage)) {
+            st = ms__cpu_apart(&apart[k], c->out[0], c->in[k]);
+            x[k + 1] = apart[k];
+        }
+    if (st == MS_OK) ms__loop(n + 1, x, cls, fns[widest], c->n_f ? c->f : NULL);
+    for (int k = 1; k < n; k++)
+        if (MS_UNLIKELY(apart[k] != NULL)) ms__release(apart[k]);
+    return st;
 }
 
 // Inputs: gradient, x, norm. Number: p, finite and not 0.

@@ -17,6 +17,11 @@
 #else
 #define FOR_DOUBLE OMIT
 #endif
+#ifdef MS_INTEGER
+#define FOR_WHOLE LOOP
+#else
+#define FOR_WHOLE OMIT
+#endif
 #ifdef MS_BYTE
 #define FOR_ALL OMIT
 #define FOR_BOOL LOOP
@@ -43,6 +48,7 @@
 #undef OMIT
 #undef FOR_FLOATS
 #undef FOR_DOUBLE
+#undef FOR_WHOLE
 #undef FOR_ALL
 #undef FOR_BOOL
 #undef FOR_FOUR

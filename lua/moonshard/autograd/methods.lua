@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Loads every method of tensors. For modules that scripts may require first.
 require "moonshard.tensor.ops"
+require "moonshard.tensor.functions"
 require "moonshard.tensor.shape"
 require "moonshard.tensor.reduce"
 require "moonshard.tensor.class"

@@ -141,6 +141,239 @@ function Tensor:reciprocal() end
 ---@return Tensor self
 function Tensor:reciprocal_() end
 
+--- 2^t, element by element.
+---@return Tensor
+function Tensor:exp2() end
+
+--- In-place version of exp2.
+---@return Tensor self
+function Tensor:exp2_() end
+
+--- e^t - 1, element by element, accurate near 0.
+---@return Tensor
+function Tensor:expm1() end
+
+--- In-place version of expm1.
+---@return Tensor self
+function Tensor:expm1_() end
+
+--- Logarithm to base 2, element by element.
+---@return Tensor
+function Tensor:log2() end
+
+--- In-place version of log2.
+---@return Tensor self
+function Tensor:log2_() end
+
+--- Logarithm to base 10, element by element.
+---@return Tensor
+function Tensor:log10() end
+
+--- In-place version of log10.
+---@return Tensor self
+function Tensor:log10_() end
+
+--- log(1 + t), element by element, accurate near 0.
+---@return Tensor
+function Tensor:log1p() end
+
+--- In-place version of log1p.
+---@return Tensor self
+function Tensor:log1p_() end
+
+--- Error function, element by element.
+---@return Tensor
+function Tensor:erf() end
+
+--- In-place version of erf.
+---@return Tensor self
+function Tensor:erf_() end
+
+--- 1 - erf(t), element by element, accurate for large t.
+---@return Tensor
+function Tensor:erfc() end
+
+--- In-place version of erfc.
+---@return Tensor self
+function Tensor:erfc_() end
+
+--- Inverse of the error function, element by element; nan outside of [-1, 1].
+---@return Tensor
+function Tensor:erfinv() end
+
+--- In-place version of erfinv.
+---@return Tensor self
+function Tensor:erfinv_() end
+
+--- Tangent, element by element.
+---@return Tensor
+function Tensor:tan() end
+
+--- In-place version of tan.
+---@return Tensor self
+function Tensor:tan_() end
+
+--- Inverse sine, element by element; nan outside of [-1, 1].
+---@return Tensor
+function Tensor:asin() end
+
+--- In-place version of asin.
+---@return Tensor self
+function Tensor:asin_() end
+
+--- Inverse cosine, element by element; nan outside of [-1, 1].
+---@return Tensor
+function Tensor:acos() end
+
+--- In-place version of acos.
+---@return Tensor self
+function Tensor:acos_() end
+
+--- Inverse tangent, element by element.
+---@return Tensor
+function Tensor:atan() end
+
+--- In-place version of atan.
+---@return Tensor self
+function Tensor:atan_() end
+
+--- Hyperbolic sine, element by element.
+---@return Tensor
+function Tensor:sinh() end
+
+--- In-place version of sinh.
+---@return Tensor self
+function Tensor:sinh_() end
+
+--- Hyperbolic cosine, element by element.
+---@return Tensor
+function Tensor:cosh() end
+
+--- In-place version of cosh.
+---@return Tensor self
+function Tensor:cosh_() end
+
+--- Inverse hyperbolic sine, element by element.
+---@return Tensor
+function Tensor:asinh() end
+
+--- In-place version of asinh.
+---@return Tensor self
+function Tensor:asinh_() end
+
+--- Inverse hyperbolic cosine, element by element; nan below 1.
+---@return Tensor
+function Tensor:acosh() end
+
+--- In-place version of acosh.
+---@return Tensor self
+function Tensor:acosh_() end
+
+--- Inverse hyperbolic tangent, element by element; nan outside of [-1, 1].
+---@return Tensor
+function Tensor:atanh() end
+
+--- In-place version of atanh.
+---@return Tensor self
+function Tensor:atanh_() end
+
+--- The largest whole number that is at most t, element by element. The gradient is 0.
+---@return Tensor
+function Tensor:floor() end
+
+--- In-place version of floor.
+---@return Tensor self
+function Tensor:floor_() end
+
+--- The smallest whole number that is at least t, element by element. The gradient is 0.
+---@return Tensor
+function Tensor:ceil() end
+
+--- In-place version of ceil.
+---@return Tensor self
+function Tensor:ceil_() end
+
+--- The whole part of t (towards 0), element by element. The gradient is 0.
+---@return Tensor
+function Tensor:trunc() end
+
+--- In-place version of trunc.
+---@return Tensor self
+function Tensor:trunc_() end
+
+--- t - trunc(t), element by element.
+---@return Tensor
+function Tensor:frac() end
+
+--- In-place version of frac.
+---@return Tensor self
+function Tensor:frac_() end
+
+--- Mish (Misra 2019): t * tanh(softplus(t)), element by element.
+---@return Tensor
+function Tensor:mish() end
+
+--- In-place version of mish.
+---@return Tensor self
+function Tensor:mish_() end
+
+--- Mish (Misra 2019): t * tanh(softplus(t)), element by element.
+---@param t Tensor  of any shape
+---@return Tensor
+function nn.F.mish(t) end
+
+--- clamp(t + 3, 0, 6) / 6, element by element.
+---@return Tensor
+function Tensor:hardsigmoid() end
+
+--- In-place version of hardsigmoid.
+---@return Tensor self
+function Tensor:hardsigmoid_() end
+
+--- clamp(t + 3, 0, 6) / 6, element by element.
+---@param t Tensor  of any shape
+---@return Tensor
+function nn.F.hardsigmoid(t) end
+
+--- t * hardsigmoid(t) (Howard et al. 2019), element by element.
+---@return Tensor
+function Tensor:hardswish() end
+
+--- In-place version of hardswish.
+---@return Tensor self
+function Tensor:hardswish_() end
+
+--- t * hardsigmoid(t) (Howard et al. 2019), element by element.
+---@param t Tensor  of any shape
+---@return Tensor
+function nn.F.hardswish(t) end
+
+--- t / (1 + |t|), element by element.
+---@return Tensor
+function Tensor:softsign() end
+
+--- In-place version of softsign.
+---@return Tensor self
+function Tensor:softsign_() end
+
+--- t / (1 + |t|), element by element.
+---@param t Tensor  of any shape
+---@return Tensor
+function nn.F.softsign(t) end
+
+--- log(sigmoid(t)), element by element, without overflow.
+---@return Tensor
+function Tensor:logsigmoid() end
+
+--- In-place version of logsigmoid.
+---@return Tensor self
+function Tensor:logsigmoid_() end
+
+--- log(sigmoid(t)), element by element, without overflow.
+---@param t Tensor  of any shape
+---@return Tensor
+function nn.F.logsigmoid(t) end
+
 --- Whether each element is neither infinite nor nan: a bool tensor.
 ---@return Tensor
 function Tensor:isfinite() end
@@ -148,6 +381,10 @@ function Tensor:isfinite() end
 --- Whether each element is nan: a bool tensor.
 ---@return Tensor
 function Tensor:isnan() end
+
+--- Whether each element is infinite: a bool tensor.
+---@return Tensor
+function Tensor:isinf() end
 
 --- Whether each element is 0 or false: a bool tensor.
 ---@return Tensor
@@ -163,21 +400,6 @@ function Tensor:mul(u) end
 ---@return Tensor
 function Tensor:div(u) end
 
---- t ^ u, element by element; u broadcasts.
----@param u Tensor|number  broadcasts with t
----@return Tensor
-function Tensor:pow(u) end
-
---- The larger of both, element by element.
----@param u Tensor  broadcasts with t
----@return Tensor
-function Tensor:maximum(u) end
-
---- The smaller of both, element by element.
----@param u Tensor  broadcasts with t
----@return Tensor
-function Tensor:minimum(u) end
-
 --- t * u in place.
 ---@param u Tensor|number  broadcasts to t's shape
 ---@return Tensor self
@@ -187,6 +409,130 @@ function Tensor:mul_(u) end
 ---@param u Tensor|number  broadcasts to t's shape
 ---@return Tensor self
 function Tensor:div_(u) end
+
+--- t ^ u, element by element; u broadcasts.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:pow(u) end
+
+--- The larger of both, element by element; nan where one is nan.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:maximum(u) end
+
+--- The smaller of both, element by element; nan where one is nan.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:minimum(u) end
+
+--- The remainder of t / u with the sign of t, element by element. For integers 0 where u is 0.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:fmod(u) end
+
+--- In-place version of fmod.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:fmod_(u) end
+
+--- The remainder of t / u with the sign of u, element by element, as t % u. For integers 0 where u is 0.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:remainder(u) end
+
+--- In-place version of remainder.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:remainder_(u) end
+
+--- The angle of the point (u, t) in [-pi, pi], element by element.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:atan2(u) end
+
+--- In-place version of atan2.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:atan2_(u) end
+
+--- sqrt(t^2 + u^2), element by element, without overflow.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:hypot(u) end
+
+--- In-place version of hypot.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:hypot_(u) end
+
+--- |t| with the sign of u, element by element.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:copysign(u) end
+
+--- In-place version of copysign.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:copysign_(u) end
+
+--- t * log(u), element by element; 0 where t is 0.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:xlogy(u) end
+
+--- In-place version of xlogy.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:xlogy_(u) end
+
+--- log(e^t + e^u), element by element, without overflow.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:logaddexp(u) end
+
+--- floor(t / u), element by element. For integers 0 where u is 0.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:floor_divide(u) end
+
+--- In-place version of floor_divide.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:floor_divide_(u) end
+
+--- The bits that both integers have; of bools: logical_and.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:bitwise_and(u) end
+
+--- In-place version of bitwise_and.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:bitwise_and_(u) end
+
+--- The bits that at least one of the two integers has; of bools: logical_or.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:bitwise_or(u) end
+
+--- In-place version of bitwise_or.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:bitwise_or_(u) end
+
+--- The bits that one of the two integers has, but not both; of bools: logical_xor.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:bitwise_xor(u) end
+
+--- In-place version of bitwise_xor.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:bitwise_xor_(u) end
+
+--- The bits that each integer does not have; of bools: logical_not.
+---@return Tensor
+function Tensor:bitwise_not() end
 
 --- t == u, element by element: a bool tensor.
 ---@param u Tensor|number  broadcasts with t
@@ -219,22 +565,42 @@ function Tensor:gt(u) end
 function Tensor:ge(u) end
 
 --- Whether both elements are true (not 0): a bool tensor.
----@param u Tensor  broadcasts with t
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:logical_and(u) end
 
+--- In-place version of logical_and.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:logical_and_(u) end
+
 --- Whether at least one of the two elements is true (not 0): a bool tensor.
----@param u Tensor  broadcasts with t
+---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:logical_or(u) end
 
---- Stochastic gradient descent with momentum (Sutskever et al. 2013, in PyTorch's form): v = momentum v + (1 -
+--- In-place version of logical_or.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:logical_or_(u) end
+
+--- Whether exactly one of the two elements is true (not 0): a bool tensor.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:logical_xor(u) end
+
+--- In-place version of logical_xor.
+---@param u Tensor|number  broadcasts to t's shape
+---@return Tensor self
+function Tensor:logical_xor_(u) end
+
+--- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
 --- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g. Errors:
 --- nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
 ---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
----   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: this times p is added to the
+---   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: p times this is added to the
 ---   gradient
 local SGD = {}
 
@@ -243,7 +609,7 @@ local SGD = {}
 ---@class Adam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: this times p is added to the gradient; amsgrad: divides by the largest second moment
+---   second moment; weight_decay: p times this is added to the gradient; amsgrad: divides by the largest second moment
 ---   so far
 local Adam = {}
 
@@ -252,6 +618,6 @@ local Adam = {}
 ---@class AdamW: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: lr times this times p is subtracted from p; amsgrad: divides by the largest second
+---   second moment; weight_decay: p times lr times this is subtracted from p; amsgrad: divides by the largest second
 ---   moment so far
 local AdamW = {}

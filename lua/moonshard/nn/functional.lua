@@ -25,6 +25,8 @@ function F.linear(x, w, b) return ops.linear(x, w, b) end
 
 -- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with the flag ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
+-- Activations with parameters.
+for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 

@@ -33,6 +33,15 @@ function M.gelu_tanh(x)
   return wrap(tensor.call1_with(op_gelu, x, "gelu", 1))
 end
 
+-- Activations with one or two numbers.
+for _, name in ipairs { "leaky_relu", "elu", "celu", "softplus", "hardtanh", "threshold" } do
+  local number = op(name)
+  M[name] = function(x, s, t)
+    a_f[0], a_f[1] = s, t or 0
+    return wrap(tensor.call1_with(number, x, name, 0, t and 2 or 1))
+  end
+end
+
 -- Makes the operators that use t compute it again in their backward, instead of keeping it.
 function M.recompute(t)
   if t.id > 0 then errors.check(engine.lib.ms_recompute(t.id)) end

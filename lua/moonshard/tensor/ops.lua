@@ -59,9 +59,7 @@ function Tensor.__pow(a, b)
   return wrap(call2(POW, a, b, "pow"))
 end
 
-function Tensor.__mod()
-  errors.raise "mod: tensors have no operator %; for values that are not negative write t - (t / n):long() * n"
-end
+function Tensor.__mod(a, b) return methods.remainder(a, b) end
 
 -- `..` concatenates strings and tensors of one element, which are converted to numbers.
 local function joined(x)
@@ -195,9 +193,13 @@ local function unary_in_place(name)
   end
 end
 
+local like_number
+
 local function binary(name, with_tensor)
   local with_number = op(name .. "_scalar")
   methods[name] = fixed(name, with_number < 0 and function(t, u)
+    if not is_tensor(u) then u = like_number(u, t, name) end
+    if not is_tensor(t) then t = like_number(t, u, name) end
     return wrap(call2(with_tensor, t, u, name))
   end or function(t, u)
     if type(u) == "number" then return wrap(call1f(with_number, t, u, name)) end
@@ -206,11 +208,24 @@ local function binary(name, with_tensor)
   end)
 end
 
+-- Functions of two tensors that PyTorch also has in place.
+local IN_PLACE = { fmod = true, remainder = true, atan2 = true, hypot = true, copysign = true, xlogy = true,
+  floor_divide = true, bitwise_and = true, bitwise_or = true, bitwise_xor = true, logical_and = true,
+  logical_or = true, logical_xor = true }
+
+local function binary_in_place(name)
+  local who, fn = name .. "_", methods[name]
+  methods[who] = fixed(who, function(t, u)
+    return methods.copy_(t, fn(t, u))
+  end)
+end
+
 for number = 0, lib.ms_op_count() - 1 do
   local flags, name = lib.ms_op_flags(number), engine.ffi.string(lib.ms_op_name(number))
   if bit_and(flags, E.MS_OP_METHOD) ~= 0 then
     if lib.ms_op_inputs(number) == 2 then
       binary(name, number)
+      if IN_PLACE[name] then binary_in_place(name) end
     else
       unary(name, number)
       if bit_and(flags, E.MS_OP_DIFFERENTIABLE) ~= 0 then unary_in_place(name) end
@@ -277,7 +292,7 @@ function methods.matmul(t, u) return wrap(call2(MATMUL, t, u, "matmul")) end
 -- ---- selection by conditions and limits ---------------------------------------------------------
 
 -- Converts a number to a tensor with the other operand's dtype and device.
-local function like_number(x, other, who)
+function like_number(x, other, who)
   if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
   if other and type(x) == "number" and x % 1 ~= 0 and not dtypes.is_float(tensor.info_of(other).dtype) then
     errors.raise("%s: %s is not a whole number, but the tensor is %s %s", who, tostring(x), other.dtype,

@@ -50,6 +50,9 @@ local function optimizer(row)
     comment("---  ", table.concat(meanings, "; ")), name)
 end
 
+-- In-place methods that are written in Lua, with annotations of their own.
+local written_out = { pow = true }
+
 --- The text that types_engine.lua should have.
 ---@return string
 function M.text()
@@ -64,9 +67,13 @@ function M.text()
       local in_place = bit_and(flags, E.MS_OP_INPLACE) ~= 0
       local returns = in_place and "Tensor self" or "Tensor"
       if lib.ms_op_inputs(op) == 2 then
-        local with_number = lib.ms_op_find(in_place and name:sub(1, -2) .. "_scalar_" or name .. "_scalar") >= 0
-        declare(doc, ("---@param u %s  broadcasts %s\n"):format(with_number and "Tensor|number" or "Tensor",
-          in_place and "to t's shape" or "with t"), "Tensor:", name, "u", returns)
+        declare(doc, ("---@param u Tensor|number  broadcasts %s\n"):format(in_place and "to t's shape" or "with t"),
+          "Tensor:", name, "u", returns)
+        if not in_place and ms.Tensor.methods[name .. "_"] and lib.ms_op_find(name .. "_") < 0
+          and not written_out[name] then
+          declare(("In-place version of %s."):format(name), "---@param u Tensor|number  broadcasts to t's shape\n",
+            "Tensor:", name .. "_", "u", "Tensor self")
+        end
       else
         declare(doc, "", "Tensor:", name, "", returns)
         if ms.Tensor.methods[name .. "_"] then

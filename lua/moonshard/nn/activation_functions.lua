@@ -1,0 +1,119 @@
+-- SPDX-License-Identifier: MIT
+--- The activations of nn.F that have parameters.
+local opts = require "moonshard.core.opts"
+local ops = require "moonshard.nn.ops"
+local tensor = require "moonshard.tensor"
+
+local M = {}
+
+-- Checks a number given by position; nil gives the default.
+local function number(who, what, value, default)
+  if value == nil then return default end
+  return opts.expect(value, opts.number, "%s: %s", who, what)
+end
+
+--- x where x > 0, negative_slope * x elsewhere.
+---@param x Tensor  of any shape
+---@param negative_slope? number  factor below 0 (default: 0.01)
+---@return Tensor
+function M.leaky_relu(x, negative_slope)
+  return ops.leaky_relu(x, number("leaky_relu", "negative slope", negative_slope, 0.01))
+end
+
+--- x where x > 0, alpha * (e^x - 1) elsewhere (Clevert et al. 2016).
+---@param x Tensor  of any shape
+---@param alpha? number  minus the limit of the result at -infinity (default: 1)
+---@return Tensor
+function M.elu(x, alpha) return ops.elu(x, number("elu", "alpha", alpha, 1), 1) end
+
+--- elu with alpha = 1.6733 times 1.0507, which keeps mean 0 and variance 1 (Klambauer et al. 2017).
+---@param x Tensor  of any shape
+---@return Tensor
+function M.selu(x) return ops.elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946) end
+
+--- x where x > 0, alpha * (e^(x / alpha) - 1) elsewhere: elu with a continuous derivative (Barron 2017).
+---@param x Tensor  of any shape
+---@param alpha? number  not 0 (default: 1)
+---@return Tensor
+function M.celu(x, alpha)
+  alpha = number("celu", "alpha", alpha, 1)
+  if alpha == 0 then opts.wrong(alpha, "a number other than 0", "celu: alpha") end
+  return ops.celu(x, alpha)
+end
+
+--- log(1 + e^(beta x)) / beta, a smooth relu; x itself where beta x > threshold.
+---@param x Tensor  of any shape
+---@param given? { beta: number, threshold: number }
+---   beta: sharpness, not 0 (default: 1); threshold: from here on the result is x (default: 20)
+---@return Tensor
+function M.softplus(x, given)
+  local o = opts("softplus", given, { beta = 1, threshold = 20 })
+  if o.beta == 0 then opts.wrong(o.beta, "a number other than 0", "softplus: option 'beta'") end
+  return ops.softplus(x, o.beta, o.threshold)
+end
+
+--- x limited to [low, high]; the gradient is 0 at the limits and beyond.
+---@param x Tensor  of any shape
+---@param low? number  lower limit (default: -1)
+---@param high? number  upper limit, above low (default: 1)
+---@return Tensor
+function M.hardtanh(x, low, high)
+  low, high = number("hardtanh", "lower limit", low, -1), number("hardtanh", "upper limit", high, 1)
+  if low >= high then opts.wrong(high, ("a number above the lower limit %g"):format(low), "hardtanh: upper limit") end
+  return ops.hardtanh(x, low, high)
+end
+
+--- x limited to [0, 6].
+---@param x Tensor  of any shape
+---@return Tensor
+function M.relu6(x) return ops.hardtanh(x, 0, 6) end
+
+--- x where x > limit, value elsewhere.
+---@param x Tensor  of any shape
+---@param limit number  the threshold
+---@param value number  the result at and below it
+---@return Tensor
+function M.threshold(x, limit, value)
+  return ops.threshold(x, opts.expect(limit, opts.number, "threshold: limit"),
+    opts.expect(value, opts.number, "threshold: value"))
+end
+
+--- x where x > 0, weight * x elsewhere (He et al. 2015).
+---@param x Tensor  [N, C, ...]
+---@param weight Tensor  [1], or [C]: one for each channel of dimension 2
+---@return Tensor
+function M.prelu(x, weight)
+  opts.expect(x, tensor.a_tensor, "prelu: input")
+  opts.expect(weight, tensor.a_tensor, "prelu: weight")
+  if weight:numel() > 1 then
+    if weight.ndim ~= 1 or x.ndim < 2 or x.shape[2] ~= weight:numel() then
+      opts.wrong(weight, ("1 element, or the %s of the input's dimension 2"):format(x.ndim < 2 and "elements"
+        or x.shape[2] .. " elements"), "prelu: weight of shape %s", tostring(weight.shape))
+    end
+    local shape = { weight:numel() }
+    for d = 2, x.ndim - 1 do shape[d] = 1 end
+    weight = weight:view(shape)
+  end
+  return ops.relu(x) - weight * ops.relu(-x)
+end
+
+--- The first half of x along d times the sigmoid of the second (Dauphin et al. 2017). Errors: an odd size.
+---@param x Tensor  of any shape
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor  half of x's size along d
+function M.glu(x, d)
+  opts.expect(x, tensor.a_tensor, "glu: input")
+  d = d or -1
+  local size = x:size(d)
+  if size % 2 ~= 0 then opts.wrong(size, "an even size", "glu: size of dimension %d", d) end
+  local halves = x:split(size / 2, d)
+  return halves[1] * ops.sigmoid(halves[2])
+end
+
+--- Softmax of -x along d.
+---@param x Tensor  of any shape
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor
+function M.softmin(x, d) return ops.softmax(-x, tensor.position(d or -1, "softmin")) end
+
+return M

@@ -1,0 +1,181 @@
+-- SPDX-License-Identifier: MIT
+--- Elementwise functions with options, and those composed of others.
+local engine = require "moonshard.core.ffi"
+local opts = require "moonshard.core.opts"
+local tensor = require "moonshard.tensor"
+require "moonshard.tensor.ops"
+
+local op, a_in, a_f, args = engine.op, engine.a_in, engine.a_f, engine.args
+local methods, wrap, id_of, is_tensor = tensor.methods, tensor.wrap, tensor.id_of, tensor.is_tensor
+
+local ROUND = op "round"
+--- The nearest whole number, element by element; halves go to the even one. The gradient is 0.
+---@param given? { decimals: integer }  decimals: digits after the point to round to; negative before it (default: 0)
+---@return Tensor
+function methods.round(t, given)
+  local decimals = given ~= nil and opts("round", given, { decimals = opts.option(opts.whole, 0) }).decimals or 0
+  if decimals == 0 then return wrap(tensor.call1(ROUND, t, "round")) end
+  local scale = 10 ^ math.abs(decimals)
+  if decimals > 0 then return wrap(tensor.call1(ROUND, t * scale, "round")) / scale end
+  return wrap(tensor.call1(ROUND, t / scale, "round")) * scale
+end
+
+--- round in place.
+---@param given? { decimals: integer }  decimals: digits after the point to round to; negative before it (default: 0)
+---@return Tensor self
+function methods.round_(t, given) return methods.copy_(t, methods.round(t, given)) end
+
+--- t * t, element by element.
+---@return Tensor
+function methods.square(t) return methods.pow(t, 2) end
+--- square in place.
+---@return Tensor self
+function methods.square_(t) return methods.pow_(t, 2) end
+
+--- t, but at least low, element by element.
+---@param low number  the lower limit
+---@return Tensor
+function methods.clamp_min(t, low) return methods.clamp(t, low) end
+--- clamp_min in place.
+---@param low number  the lower limit
+---@return Tensor self
+function methods.clamp_min_(t, low) return methods.clamp_(t, low) end
+--- t, but at most high, element by element.
+---@param high number  the upper limit
+---@return Tensor
+function methods.clamp_max(t, high) return methods.clamp(t, nil, high) end
+--- clamp_max in place.
+---@param high number  the upper limit
+---@return Tensor self
+function methods.clamp_max_(t, high) return methods.clamp_(t, nil, high) end
+
+--- log(t / (1 - t)), element by element: the inverse of sigmoid.
+---@param given? { eps: number }  eps: t is first limited to [eps, 1 - eps] (default: no limit)
+---@return Tensor
+function methods.logit(t, given)
+  local eps = given ~= nil and opts("logit", given, { eps = opts.number_from(0) }).eps
+  if eps then t = methods.clamp(t, eps, 1 - eps) end
+  return methods.log(t / (1 - t))
+end
+
+-- ---- three tensors --------------------------------------------------------------------------------
+
+local LERP, LERP_, LERP_TENSOR = op "lerp", op "lerp_", op "lerp_tensor"
+
+local function lerp_by_number(number, who, t, u, weight)
+  args.n_in, args.n_i, args.n_f = 2, 0, 1
+  a_in[0], a_in[1], a_f[0] = id_of(t, who), id_of(u, who, "end"), weight
+  return tensor.call(number, t, u)
+end
+
+local function check_weight(who, weight)
+  if type(weight) ~= "number" then opts.wrong(weight, "a number or a tensor", "%s: weight", who) end
+end
+
+--- t + weight * (u - t), element by element: t at weight 0, u at weight 1. Errors: dtypes that differ or are not
+--- floating point.
+---@param u Tensor  broadcasts with t
+---@param weight number|Tensor  a tensor broadcasts with t and u
+---@return Tensor
+function methods.lerp(t, u, weight)
+  if is_tensor(weight) then return wrap(tensor.call3(LERP_TENSOR, t, u, weight, "lerp")) end
+  check_weight("lerp", weight)
+  return wrap(lerp_by_number(LERP, "lerp", t, u, weight))
+end
+--- lerp in place, as exponential moving averages use it.
+---@param u Tensor  broadcasts to t's shape
+---@param weight number|Tensor  a tensor broadcasts to t's shape
+---@return Tensor self
+function methods.lerp_(t, u, weight)
+  if is_tensor(weight) then return methods.copy_(t, methods.lerp(t, u, weight)) end
+  check_weight("lerp_", weight)
+  lerp_by_number(LERP_, "lerp_", t, u, weight)
+  return t
+end
+
+local VALUE = { value = 1 }
+local function of_three(number, who, t, a, b, given)
+  local value = given ~= nil and opts(who, given, VALUE).value or 1
+  args.n_in, args.n_i, args.n_f = 3, 0, 1
+  a_in[0], a_in[1], a_in[2] = id_of(t, who), id_of(a, who, "first factor"), id_of(b, who, "second factor")
+  a_f[0] = value
+  return tensor.call(number, t, a, b)
+end
+
+local ADDCMUL, ADDCMUL_, ADDCDIV, ADDCDIV_ = op "addcmul", op "addcmul_", op "addcdiv", op "addcdiv_"
+--- t + value * a * b, element by element; all three broadcast. Errors: different dtypes.
+---@param a Tensor  of t's dtype
+---@param b Tensor  of t's dtype
+---@param given? { value: number }  value: the factor (default: 1)
+---@return Tensor
+function methods.addcmul(t, a, b, given) return wrap(of_three(ADDCMUL, "addcmul", t, a, b, given)) end
+--- addcmul in place.
+---@param a Tensor  broadcasts to t's shape
+---@param b Tensor  broadcasts to t's shape
+---@param given? { value: number }  value: the factor (default: 1)
+---@return Tensor self
+function methods.addcmul_(t, a, b, given)
+  of_three(ADDCMUL_, "addcmul_", t, a, b, given)
+  return t
+end
+--- t + value * a / b, element by element; all three broadcast. Errors: different dtypes, or integers.
+---@param a Tensor  of t's dtype
+---@param b Tensor  of t's dtype
+---@param given? { value: number }  value: the factor (default: 1)
+---@return Tensor
+function methods.addcdiv(t, a, b, given) return wrap(of_three(ADDCDIV, "addcdiv", t, a, b, given)) end
+--- addcdiv in place.
+---@param a Tensor  broadcasts to t's shape
+---@param b Tensor  broadcasts to t's shape
+---@param given? { value: number }  value: the factor (default: 1)
+---@return Tensor self
+function methods.addcdiv_(t, a, b, given)
+  of_three(ADDCDIV_, "addcdiv_", t, a, b, given)
+  return t
+end
+
+-- ---- tests and repairs ----------------------------------------------------------------------------
+
+local CLOSE = { rtol = opts.option(opts.number_from(0), 1e-5), atol = opts.option(opts.number_from(0), 1e-8),
+  equal_nan = false }
+--- Whether |t - u| <= atol + rtol * |u|, element by element: a bool tensor. Equal infinities are close.
+---@param u Tensor  broadcasts with t
+---@param given? { rtol: number, atol: number, equal_nan: boolean }
+---   rtol: relative tolerance; atol: absolute tolerance; equal_nan: two nan are close
+---@return Tensor  bool
+function methods.isclose(t, u, given)
+  local o = opts("isclose", given, CLOSE)
+  id_of(t, "isclose")
+  id_of(u, "isclose")
+  t, u = methods.double(t), methods.double(u)
+  local limit = methods.abs(u) * o.rtol + o.atol
+  local near = methods.logical_and(methods.le(methods.abs(t - u), limit), methods.isfinite(u))
+  near = methods.logical_or(near, methods.eq(t, u))
+  if not o.equal_nan then return near end
+  return methods.logical_or(near, methods.logical_and(methods.isnan(t), methods.isnan(u)))
+end
+
+local LARGEST = { float32 = (2 - 2 ^ -23) * 2 ^ 127, float64 = (2 - 2 ^ -52) * 2 ^ 1023, float16 = 65504,
+  bfloat16 = (2 - 2 ^ -7) * 2 ^ 127 }
+--- Replaces nan and infinities, element by element; other elements and integer tensors stay.
+---@param given? { nan: number, posinf: number, neginf: number }
+---   nan: for nan (default: 0); posinf: for infinity (default: the dtype's largest number); neginf: for -infinity
+---   (default: the dtype's lowest number)
+---@return Tensor
+function methods.nan_to_num(t, given)
+  local o = opts("nan_to_num", given, { nan = 0, posinf = opts.number, neginf = opts.number })
+  id_of(t, "nan_to_num")
+  local largest = LARGEST[t.dtype]
+  if not largest then return methods.clone(t) end
+  local y = methods.masked_fill(t, methods.isnan(t), o.nan)
+  y = methods.masked_fill(y, methods.eq(t, math.huge), o.posinf or largest)
+  return methods.masked_fill(y, methods.eq(t, -math.huge), o.neginf or -largest)
+end
+--- nan_to_num in place.
+---@param given? { nan: number, posinf: number, neginf: number }
+---   nan: for nan (default: 0); posinf: for infinity (default: the dtype's largest number); neginf: for -infinity
+---   (default: the dtype's lowest number)
+---@return Tensor self
+function methods.nan_to_num_(t, given) return methods.copy_(t, methods.nan_to_num(t, given)) end
+
+opts.fix(methods, { "square", "square_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "lerp", "lerp_" })
