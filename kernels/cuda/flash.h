@@ -182,7 +182,7 @@ static __device__ inline void mask_scores(float (*s)[4], const flash &f, int hea
         }
     }
 }
-// The probabilities of a warp's 16 rows that dropout keeps: bit 4 n + e is set if element e of fragment n is kept.
+// Which probabilities of a warp's 16 rows dropout keeps: bit 4 n + e is set if element e of fragment n is kept.
 template <int N, bool TURNED> static __device__ inline uint32_t kept_bits(const flash &f, int head, int row, int column)
 {
     static_assert(N <= 64, "a bit for each of N / 2 elements");

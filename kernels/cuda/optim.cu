@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
-// formulas/optim), the norm of gradients, and scaling by it. And what a sum of gradients over ranks needs before and
-// after a library (NCCL) has added them.
+// formulas/optim), the norm of gradients, and scaling by it. Also the conversions before and after a library (NCCL)
+// sums gradients over ranks.
 #include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/plugin.h -- where the libraries lie that the engine loads on first use.
+// base/plugin.h -- where the engine finds the libraries that it loads on first use.
 #ifndef MS_PLUGIN_H
 #define MS_PLUGIN_H
 

@@ -102,7 +102,7 @@ enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4 };  // RESUMES: the fi
 typedef struct {  // where a part's tensor is: arena, offset in it, bytes from one member's block to the next
     uint64_t arena, at, stride;
 } ms_part_place;
-_Static_assert(MS_PARTS * sizeof(ms_part_place) <= PAYLOAD, "parts' places travel with the ready flag");
+_Static_assert(MS_PARTS * sizeof(ms_part_place) <= PAYLOAD, "the places of all parts fit into the payload");
 
 typedef struct {              // one per member of a group
     _Atomic uint64_t issued;  // number of the latest collective issued by the member's script
@@ -451,8 +451,8 @@ void ms__coll_stage_drop(ms_coll *c);
 ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm/native.c: tensors on GPUs that the transport's library moves ----
-ms_status ms__native_open(const ms_launch *launch);  // before the ranks meet: is there a GPU?
-// Collective, waits: makes the communicator of all ranks; that of a new group; leaves that of a group.
+ms_status ms__native_open(const ms_launch *launch);  // before the ranks meet: fails if there is no GPU
+// Make the communicator of all ranks or of a new group, or leave that of a group. Collective; they wait.
 ms_status ms__native_start(ms_group *world);
 ms_status ms__native_split(ms_group *g);
 ms_status ms__native_leave(ms_group *g);
@@ -460,9 +460,9 @@ bool ms__native_serves(const ms_request *r);
 // narrow: half types are added in their own dtype. c's tensors must be set.
 ms_status ms__native_make(ms_coll *c, bool narrow);
 ms_status ms__native_issue(ms_coll *c);   // engine thread: everything that its tensors wait for has been queued
-void ms__native_line_up(ms_coll *c);      // engine thread: c has a number
-void ms__native_step_out(ms_coll *c);     // c has been queued, or has failed
-ms_status ms__native_move(ms_waiter *w);  // queues it, and waits until the GPU has completed it
+void ms__native_line_up(ms_coll *c);      // engine thread: appends c, which has a number, to the line
+void ms__native_step_out(ms_coll *c);     // removes c from the line: it has been queued, or has failed
+ms_status ms__native_move(ms_waiter *w);  // queues the collective, and waits until the GPU has completed it
 void ms__native_drop(ms_coll *c);
 
 // ---- comm/job/far.c: members on other nodes ----

@@ -166,7 +166,7 @@ ms_status ms__native_leave(ms_group *g)
 
 static bool lies_here(const ms_storage *s) { return !s || s->device == device; }
 
-// Says once that tensors on another GPU than that of the communicator take the slow way.
+// Prints once that tensors on a GPU other than the communicator's go through CPU memory.
 static void note_other(const ms_storage *s)
 {
     static bool said;
@@ -335,15 +335,15 @@ static ms_status pause_in(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_status st = ms__wait_poll(w);
-    // A published error alone does not concern a collective that all members have committed. If the job ends because of
-    // it, it does: a member could not complete its part.
+    // A published error does not fail a collective that all members have committed, unless the job ends because of the
+    // error: then a member could not complete its part.
     if (st == MS_OK && MS_UNLIKELY(ms__comm_error_since(c->epoch)) && atomic_load(&ms__world.board->failing))
         st = ms__comm_raise(c);
     if (st != MS_OK) library()->abort(c->g->gpu);
     return st;
 }
 
-// Handles a result other than MS_GPU_DONE. MS_OK: ask again.
+// Handles a result other than MS_GPU_DONE. Returns MS_OK if the library is to be asked again.
 static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
 {
     if (r == MS_GPU_DONE) return MS_OK;

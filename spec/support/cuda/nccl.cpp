@@ -68,7 +68,7 @@ settings read_settings()
         else if (n >= 4 && (f.kind != DIE || !strcmp(kind, "die")) && n == (f.kind <= ASYNC ? 5 : 4))
             s.faults.push_back(f);
         else {
-            fprintf(stderr, "libnccl_standin: MOONSHARD_NCCL_STANDIN has '%s', which is no fault\n", word.c_str());
+            fprintf(stderr, "libnccl_standin: MOONSHARD_NCCL_STANDIN has '%s', which is not a fault\n", word.c_str());
             _exit(2);
         }
     }
@@ -79,7 +79,7 @@ const settings set = read_settings();
 std::mutex counts_lock;
 std::map<std::string, long> counts;
 
-// Counts the call. Returns the fault that it has.
+// Counts the call, and returns its fault, if it has one.
 fault next_call(const char *call)
 {
     std::lock_guard<std::mutex> hold(counts_lock);
@@ -211,7 +211,7 @@ template <class F> void in_thread(const F &body)
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Carries out the fault of something in progress. True if it ends here.
+// Carries out the fault f of an operation in progress. Returns whether the operation ends with it.
 bool meet_fault(ncclComm *c, const fault &f)
 {
     if (f.kind == DIE) raise(SIGKILL);
@@ -396,7 +396,8 @@ void push(const queued &q)
     });
 }
 
-// Queues the operations of a group. Now and then, and at the first time, in a thread: the library connects ranks then.
+// Queues the operations of a group. The first call, and every seventh after it, queues them in a thread, as the library
+// does when it has to connect ranks.
 nccl_result launch(const std::vector<queued> &list)
 {
     nccl_result result = NCCL_Success;
@@ -446,7 +447,7 @@ nccl_result call(ncclComm *c, void *stream, const operation &o)
     fault f = next_call(kinds[o.kind].call);
     if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
     nccl_result r = usable(c);
-    // Several calls of one group may follow each other; their communicator is then still ready.
+    // Inside a group calls are only collected, so they do not make the communicator busy.
     if (r != NCCL_Success) return r;
     bool known = false;
 #define KNOWN(name, value) known = known || o.type == NCCL_##name;

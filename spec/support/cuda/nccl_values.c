@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// nccl_values.c -- the values and structs of comm/transport/nccl/library.h are those of NCCL's header. Empty where that
+// nccl_values.c -- the values and structs of comm/transport/nccl/library.h are those of NCCL's header. Empty where NCCL
 // is not installed.
 #include "comm/transport/nccl/library.h"
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
@@ -24,7 +24,7 @@ AT(comm_name, commName)
 AT(nvlink_centric_sched, nvlinkCentricSched)
 _Static_assert(sizeof(nccl_config) <= sizeof(ncclConfig_t), "the configuration");
 
-// The numbers of parameters, and their types up to those of enumerations.
+// Compares the numbers of parameters, and their types except enumerations.
 #define CALLED(name, ...) ((void)sizeof(nccl##name(__VA_ARGS__)))
 void ms_standin_calls(const void *in, void *out, ncclComm_t c, cudaStream_t s);
 void ms_standin_calls(const void *in, void *out, ncclComm_t c, cudaStream_t s)

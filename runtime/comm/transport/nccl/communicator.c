@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // comm/transport/nccl/communicator.c -- communicators, which are non-blocking, and the collectives on them.
 //
-// A call to a non-blocking communicator returns ncclInProgress while NCCL works on it in a thread of its own. The
-// communicator may be used again only when ncclCommGetAsyncError no longer returns that.
+// A call on a non-blocking communicator returns ncclInProgress while NCCL works on it in a thread of its own. The
+// communicator may be used again only when ncclCommGetAsyncError no longer returns ncclInProgress.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdbool.h>
@@ -97,7 +97,7 @@ static ms_gpu_result poll(ms_gpu_group *g, char *text, size_t n)
 static ms_gpu_result make_id(char id[MS_GPU_ID], char *text, size_t n)
 {
     nccl_id made;
-    _Static_assert(sizeof made == MS_GPU_ID, "an id of NCCL");
+    _Static_assert(sizeof made == MS_GPU_ID, "MS_GPU_ID is the size of an id of NCCL");
     nccl_result r = nccl.GetUniqueId(&made);
     if (r != NCCL_Success) return failed(r, NULL, "ncclGetUniqueId", text, n);
     memcpy(id, &made, sizeof made);
@@ -126,7 +126,7 @@ static ms_gpu_result split(ms_gpu_group **out, ms_gpu_group *whole, int member, 
     int color = member < 0 ? NCCL_NOCOLOR : 0;
     nccl_result r = nccl.CommSplit(whole->comm, color, member < 0 ? 0 : member, &g->comm, NULL);
     g->call = call;
-    // Also after ncclSuccess the new communicator may still be in progress.
+    // Even after ncclSuccess the new communicator may still be in progress.
     return r == NCCL_Success || r == NCCL_InProgress ? MS_GPU_BUSY : failed(r, whole->comm, call, text, n);
 }
 
@@ -156,7 +156,7 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// The newest first: groups before the communicator that they were split from.
+// Leaves the newest first: groups before the communicator that they were split from.
 void nccl_leave_all(void)
 {
     char text[512];

@@ -12,8 +12,8 @@ nccl_library nccl;
 
 #define NAME "libnccl.so.2"
 
-// Where NCCL may be besides the loader's path: in folders below the one that a variable names; with variable NULL, in
-// these. An entry whose variable is not set is skipped.
+// Where NCCL may be besides the loader's path: in `folders` below the folder that the environment's `variable` names;
+// if variable is NULL, in `folders` themselves. An entry whose variable is not set is skipped.
 static const struct {
     const char *variable, *folders;
 } places[] = {
@@ -42,7 +42,7 @@ static void *search(void)
     return lib;
 }
 
-// The specs' stand-in for NCCL, which alone works with the emulated GPU.
+// The specs' stand-in for NCCL: no other library works with the emulated GPU.
 static void *standin(char *text, size_t n)
 {
     Dl_info here;

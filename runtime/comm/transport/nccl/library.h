@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// comm/transport/nccl/library.h -- NCCL's interface, as far as Moonshard uses it. The library is loaded at run time,
-// and its header is not needed to build the plugin; spec/support/cuda/nccl_values.c compares both where that is
-// installed.
+// comm/transport/nccl/library.h -- the part of NCCL's interface that Moonshard uses. The library is loaded at run time,
+// and its header is not needed to build the plugin; spec/support/cuda/nccl_values.c compares this file with that header
+// where NCCL is installed.
 #ifndef MS_NCCL_LIBRARY_H
 #define MS_NCCL_LIBRARY_H
 
 #include <stddef.h>
 
-enum { NCCL_OLDEST = 22800 };  // version 2.28: the first whose configuration and functions these are
+enum { NCCL_OLDEST = 22800 };  // version 2.28, the first with this configuration and these functions
 
 // clang-format off
 #define NCCL_RESULTS(X) \
