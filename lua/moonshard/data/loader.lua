@@ -10,6 +10,7 @@ local samplers = require "moonshard.data.samplers"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 local dtypes = require "moonshard.core.dtypes"
+local workers = require "moonshard.data.workers"
 
 --- Batches of a dataset.
 ---@class DataLoader
@@ -21,7 +22,8 @@ local DataLoader = class "DataLoader"
 local count = opts.whole_from(1)
 local OPTIONS = { batch_size = opts.option(count, 1), shuffle = false, sampler = opts.any, batch_sampler = opts.any,
   collate = opts.callable, drop_last = false, seed = opts.whole, rank = opts.option(opts.whole_from(0), 0),
-  world = opts.option(count, 1), device = opts.string }
+  world = opts.option(count, 1), device = opts.string, workers = opts.option(opts.whole_from(0), 0),
+  prefetch = opts.option(count, 2), timeout = opts.option(opts.number_from(0), 0) }
 
 local function check(source, o)
   local function both(a, b) errors.raise("DataLoader: options '%s' and '%s' exclude each other", a, b) end
@@ -59,12 +61,14 @@ end
 --- Batches of a dataset. An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
 --- ms.steps is.
 ---@param source Dataset|IterableDataset|any[]  the dataset, or a list of items
----@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string}
+---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number}
 ---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
 ---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
 ---   data.default_collate); drop_last: leave out the last batch if it is not full; seed: the seed of the order and of
 ---   random transforms (default: that of ms.manual_seed); rank: this rank, from 0; world: number of ranks that share
----   each epoch, as DistributedSampler does; device: where batches are moved (default: the default device)
+---   each epoch, as DistributedSampler does; device: where batches are moved (default: the default device);
+---   workers: processes that make batches ahead (0: this process makes them); prefetch: batches that each worker makes
+---   ahead; timeout: seconds after which a worker that made no batch is an error (0: never)
 function DataLoader:init(source, given)
   local o = opts("DataLoader", given, OPTIONS)
   if not makers.is_stream(source) then source = dataset.expect(source, "DataLoader: argument 1") end
@@ -77,6 +81,7 @@ function DataLoader:init(source, given)
   end
   self.maker = makers.new { dataset = source, collate = o.collate, seed = o.seed, batch_size = o.batch_size,
     rank = o.rank, world = o.world, drop_last = o.drop_last }
+  self.worker_count, self.prefetch, self.timeout = o.workers, o.prefetch, o.timeout
   self.epochs, self.done = 0, 0
 end
 
@@ -112,8 +117,27 @@ local function positions_of(self, k)
   return list
 end
 
+-- As make, by the workers, which are started by the first batch.
+local function make_by_workers(self, k)
+  if not self.pool then
+    local m = self.maker
+    self.pool = workers.new({ dataset = m.dataset, collate = m.collate, seed = m.seed, batch_size = m.batch_size,
+      rank = m.rank, world = m.world, drop_last = m.drop_last }, self.worker_count, self.prefetch, self.timeout)
+  end
+  local pool = self.pool
+  self.pool = nil                                          -- an error that ends the workers leaves none
+  local ok, batch = pcall(pool.batch, pool, self.epochs, k, self.maker.seed, function(j)
+    if not self.batch_sampler then return false end
+    return positions_of(self, j)
+  end)
+  if pool.list[1] then self.pool = pool end
+  if not ok then error(batch, 0) end
+  return batch
+end
+
 -- Batch k of the current epoch, from 1: its values and their number; nil if there is none.
 local function make(self, k)
+  if self.worker_count > 0 then return make_by_workers(self, k) end
   if not self.batch_sampler then return self.maker:block(self.epochs, k - 1) end
   local positions = positions_of(self, k)
   return positions and self.maker:batch(self.epochs, positions)
@@ -176,6 +200,12 @@ end
 ---@param epoch integer  from 0
 function DataLoader:set_epoch(epoch)
   self.epochs, self.done, self.resumed = opts.expect(epoch, opts.whole_from(0), "set_epoch: argument"), 0, nil
+end
+
+--- Ends the workers. They also end when the loader is collected, and with the script.
+function DataLoader:close()
+  if self.pool then self.pool:close() end
+  self.pool = nil
 end
 
 -- ---- state ---------------------------------------------------------------------------------------------

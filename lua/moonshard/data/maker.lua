@@ -18,6 +18,7 @@ local lib = engine.lib
 ---@field rank integer
 ---@field world integer
 ---@field drop_last boolean
+---@field progress? ffi.cdata*  a number that names the item being made, for the case that the process ends
 local Maker = {}
 Maker.__index = Maker
 
@@ -36,6 +37,7 @@ local state = engine.ffi.new "double[2]"
 local ITEM = 14                                           -- a stream of ms_hash_below
 
 local function seeded(self, epoch, item, fn, ...)
+  if self.progress then self.progress[0] = item end
   lib.ms_rng_get(state, state + 1)
   local seed, offset = state[0], state[1]
   lib.ms_manual_seed(lib.ms_hash_below(lib.ms_hash_below(self.seed, epoch, ITEM, 2 ^ 52), item, ITEM, 2 ^ 52))
