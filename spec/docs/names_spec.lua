@@ -59,18 +59,16 @@ local function code_of(path)
   if not path:find "%.md$" then return text end
   local parts = {}
   text = text:gsub("\n```(%w*)[^\n]*\n(.-)\n```", function(language, block)
-    if language == "lua" or language == "text" then parts[#parts + 1] = block end
+    if (" lua text diff "):find(" " .. language .. " ", 1, true) then parts[#parts + 1] = block end
     return "\n"
   end)
   for inline in text:gmatch "`([^`\n]+)`" do parts[#parts + 1] = inline end
   return table.concat(parts, "\n")
 end
 
--- Names that are wrong on purpose, made by the document itself, or not of the library.
+-- Names that are wrong on purpose, or not of the library.
 local ELSEWHERE = {
   ["docs/lua.md"] = { ["ms.nn.Liner"] = true, ["nn.functional.mse_loss"] = true, method = true },
-  ["docs/extending.md"] = { ["ms.optim.RMSprop"] = true, ["nn.F.softsign"] = true, ["ms.nn.F.softsign"] = true,
-    softsign = true, softsign_ = true },
   ["docs/semantics.md"] = { on_end = true },                     -- of the bucket that a communication hook gets
 }
 
@@ -81,6 +79,7 @@ local function look(path, text, faults)
   local own = {}
   for name in text:gmatch "function%s+[%w_.]+[.:]([%w_]+)" do own[name] = true end
   for name in text:gmatch "[.%s]([%w_]+)%s*=%s*function" do own[name] = true end
+  for name in text:gmatch "\n%+%u+%((%w+)," do own[name], own[name .. "_"] = true, true end   -- a diff adds an operator
   for before, chain in ("\n" .. text):gmatch "([^%w_.:/])(%a[%w_]*%.[%w_.]+)" do
     local first = chain:match "^[%w_]+"
     chain = chain:gsub("%.+$", "")
