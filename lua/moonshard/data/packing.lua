@@ -23,19 +23,25 @@ local M = {}
 
 local function is_c(fn) return debug.getinfo(fn, "S").what == "C" end
 
+-- The classes of datasets, also where package.loaded has lost them: spec runners load modules again.
+local OWN = { ["moonshard.data.dataset"] = require "moonshard.data.dataset" }
+
+local function add(names, name, module)
+  for key, value in next, module do
+    local kind = type(value)
+    local kept = kind == "function" and (name ~= "_G" or is_c(value)) or kind == "table" and name ~= "_G"
+    if kept and type(key) == "string" then names[value] = { name, key } end
+  end
+end
+
 -- Names of modules, and of functions and tables in them. Of globals only Lua's own: those of the script are not there
 -- in another process.
 local function known()
   local names = { [CLASS_META] = { "moonshard.core.class", "@meta" } }
   for name, module in pairs(package.loaded) do              -- any order: a value has one of its names
-    if type(module) == "table" and type(name) == "string" then
-      for key, value in next, module do
-        local kind = type(value)
-        local kept = kind == "function" and (name ~= "_G" or is_c(value)) or kind == "table" and name ~= "_G"
-        if kept and type(key) == "string" then names[value] = { name, key } end
-      end
-    end
+    if type(module) == "table" and type(name) == "string" then add(names, name, module) end
   end
+  for name, module in pairs(OWN) do add(names, name, module) end
   for name, module in pairs(package.loaded) do
     if type(module) == "table" and type(name) == "string" then names[module] = { name, "" } end
   end
