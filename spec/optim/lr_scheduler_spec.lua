@@ -82,3 +82,98 @@ describe("lr_scheduler", function()
     assert.are.equal(1, schedule.count)
   end)
 end)
+
+describe("lr_scheduler", function()
+  local function sgd(lr) return optim.SGD({ nn.Parameter(ms.zeros(1)) }, { lr = lr or 2, momentum = 0.9 }) end
+
+  it("warms up, stays and decays in the shapes of WSD", function()
+    local S = lr_scheduler.wsd
+    assert.are.same({ 1, 2, 2, 2, 1, 0, 0 }, rates(S, 7, { steps = 5, warmup = 2, decay = 2 }))
+    assert.are.same({ 2, 2, 1.1, 0.2 }, rates(S, 4, { steps = 3, decay = 2, min_factor = 0.1, shape = "cosine" }))
+    assert.are.same({ 2, 1, 0.585786 }, rates(S, 3, { steps = 4, decay = 4, shape = "sqrt" }))
+  end)
+
+  it("begins a second schedule of an optimizer with the initial rate, or with the one that the script set", function()
+    local opt = sgd()
+    lr_scheduler.constant(opt, { factor = 0.5 })
+    assert.are.equal(1, opt.param_groups[1].lr)
+    lr_scheduler.exponential(opt, { gamma = 0.5 })
+    assert.are.equal(2, opt.param_groups[1].lr)
+    opt.param_groups[1].lr = 3
+    lr_scheduler.constant(opt, { factor = 0.5 })
+    assert.are.equal(1.5, opt.param_groups[1].lr)
+  end)
+
+  it("refuses what does not fit together", function()
+    local opt, other = sgd(), sgd()
+    local plain = optim.SGD({ nn.Parameter(ms.zeros(1)) }, { lr = 1 })
+    for _, case in ipairs {
+      { "one_cycle", opt, { max_lr = 1 }, "expected total_steps, or epochs and steps_per_epoch" },
+      { "one_cycle", plain, { max_lr = 1, total_steps = 5 }, "group 1 has no momentum to cycle" },
+      { "cyclic", plain, { base_lr = 0.1, max_lr = 1 }, "group 1 has no momentum to cycle" },
+      { "wsd", opt, { steps = 5, decay = 4, warmup = 2 }, "expected at most option 'steps', 5, together" },
+      { "chained", opt, {}, "no schedules were given" },
+      { "chained", opt, { lr_scheduler.step(other, { step_size = 1 }) }, "schedule 1 is of another optimizer" },
+      { "chained", opt, { lr_scheduler.reduce_on_plateau(opt) }, "whose steps take a value" },
+      { "sequential", opt, { schedules = { lr_scheduler.constant(opt) }, milestones = { 3 } },
+        "1 milestones for 1 schedules, expected 0" },
+      { "multistep", opt, { milestones = { 1.5 } }, "milestones[1] is a number (1.5), expected a whole number from 0" },
+      { "reduce_on_plateau", opt, { factor = 1 }, "expected a number below 1" },
+      { "cosine_warm_restarts", opt, { T_0 = 0 }, "option 'T_0'" },
+    } do
+      local ok, e = pcall(lr_scheduler[case[1]], case[2], case[3])
+      assert.is_false(ok, case[1])
+      assert.truthy(e:find(case[4], 1, true), e)
+    end
+    local ok, e = pcall(function() lr_scheduler.reduce_on_plateau(opt):step() end)
+    assert.is_false(ok)
+    assert.truthy(e:find("step: argument 1 is nil, expected a number", 1, true), e)
+    ok, e = pcall(function()
+      local s = lr_scheduler.one_cycle(opt, { max_lr = 1, total_steps = 2 })
+      for _ = 1, 3 do s:step() end
+    end)
+    assert.is_false(ok)
+    assert.truthy(e:find("step 3 was asked for, expected at most total_steps, 2", 1, true), e)
+  end)
+end)
+
+describe("lr_range_test", function()
+  local function setting()
+    ms.manual_seed(1)
+    local m = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    local x = ms.randn(64, 4)
+    return m, function()
+      local loss = nn.F.mse_loss(m(x), x:sum(2, { keepdim = true }))
+      loss:backward()
+      return loss
+    end
+  end
+
+  it("finds a rate that trains, stops when the loss explodes, and leaves everything as it was", function()
+    local m, step = setting()
+    local opt = optim.AdamW(m:parameters(), { lr = 0.1 })
+    step()
+    opt:step()
+    local before, state = ms.deepcopy(m:state_dict()), ms.deepcopy(opt:state_dict())
+    local range = optim.lr_range_test(opt, step, { from = 1e-5, to = 100, steps = 80 })
+    assert.is_true(#range.lr < 80)
+    assert.is_true(range.suggestion > 1e-4 and range.suggestion < 1)
+    assert.are.equal(0.1, opt.param_groups[1].lr)
+    for name, t in pairs(m:state_dict()) do assert.is_true(t:equal(before[name])) end
+    assert.are.equal(tostring(state.state[1].step), tostring(opt:state_dict().state[1].step))
+    assert.is_true(opt:state_dict().state[1].exp_avg:equal(state.state[1].exp_avg))
+    assert.truthy(range:plot():svg():find("suggested learning rate", 1, true))
+  end)
+
+  it("passes errors of the script on, and says when it began too high", function()
+    local m, step = setting()
+    local opt = optim.SGD(m:parameters(), { lr = 0.1 })
+    local ok, e = pcall(optim.lr_range_test, opt, function() error("mine", 0) end)
+    assert.is_false(ok)
+    assert.are.equal("mine", e)
+    assert.are.equal(0.1, opt.param_groups[1].lr)
+    ok, e = pcall(optim.lr_range_test, opt, step, { from = 1e4, to = 1e5 })
+    assert.is_false(ok)
+    assert.truthy(e:find("begin below 10000", 1, true), e)
+  end)
+end)

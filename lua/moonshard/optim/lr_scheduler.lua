@@ -1,79 +1,16 @@
 -- SPDX-License-Identifier: MIT
 --- Learning rate schedules: multiply each group's initial learning rate by a factor that depends on the number of steps
---- taken.
+--- taken. lr_cycles.lua has those that set more, or that combine others.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local schedule = require "moonshard.optim.schedule"
 
-local raise = errors.raise
-
----@class LRScheduler
----@field last_lr number[]  the learning rate of each group
----@field optimizer table  the optimizer whose groups' lr is set
-local Scheduler = {}
-Scheduler.__index = Scheduler
-Scheduler.__name = "LRScheduler"
-
-local function apply(self)
-  local groups = self.optimizer.param_groups
-  self.last_lr = {}
-  for k, group in ipairs(groups) do
-    if not self.base_lrs[k] then self.base_lrs[k] = group.lr end      -- the group was added later
-    local factor = self.factor(self.count)
-    if type(factor) ~= "number" or factor ~= factor then
-      opts.wrong(factor, "a number", "lr_scheduler.%s: the factor of step %d", self.kind, self.count)
-    end
-    group.lr = self.base_lrs[k] * factor
-    self.last_lr[k] = group.lr
-  end
-end
-
---- To be called after each step of the optimizer: the next step uses the next factor.
-function Scheduler:step()
-  self.count = self.count + 1
-  apply(self)
-end
-
---- The state for a checkpoint: steps taken, and the initial learning rates.
----@return { step: integer, base_lrs: number[] }
-function Scheduler:state_dict() return { step = self.count, base_lrs = { unpack(self.base_lrs) } } end
-
---- Continues from a state dict.
----@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group
-function Scheduler:load_state_dict(sd)
-  opts.need(type(sd) == "table" and type(sd.step) == "number" and type(sd.base_lrs) == "table", sd,
-    "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
-  opts.expect(sd.step, opts.whole_from(0), "lr_scheduler: load_state_dict: step")
-  local groups = self.optimizer.param_groups
-  if #sd.base_lrs ~= #groups then
-    raise("lr_scheduler: load_state_dict: %d base_lrs, but the optimizer has %d groups", #sd.base_lrs, #groups)
-  end
-  for k, lr in ipairs(sd.base_lrs) do
-    opts.need(type(lr) == "number" and lr == lr, lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)
-  end
-  self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
-  apply(self)
-end
-
-function Scheduler:__tostring()
-  return ("LRScheduler(%s, step %d, lr %s)"):format(self.kind, self.count, table.concat(self.last_lr, ", "))
-end
-
-local function new(kind, optimizer, factor)
-  opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",
-    "lr_scheduler.%s: argument 1", kind)
-  local self = setmetatable({ kind = kind, optimizer = optimizer, factor = factor, count = 0, base_lrs = {} },
-    Scheduler)
-  for k, group in ipairs(optimizer.param_groups) do self.base_lrs[k] = group.lr end
-  apply(self)
-  return self
-end
+local raise, options, new = errors.raise, schedule.options, schedule.of_factor
 
 local M = {}
 
 local count = opts.whole_from(0)
 local some_steps = opts.option(count, opts.required)
-
-local function options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
 
 -- The factor at step t: linear from start to 1 over `steps` steps. Without start it is (t + 1) / steps, which is not 0
 -- at step 0.
@@ -148,5 +85,77 @@ function M.lambda(optimizer, fn)
   opts.expect(fn, opts.fn, "lr_scheduler.lambda: argument 2")
   return new("lambda", optimizer, fn)
 end
+
+--- Multiplies the learning rate by gamma every step_size steps.
+---@param optimizer Optimizer  its groups' lr is set
+---@param given { step_size: integer, gamma: number }
+---   step_size: steps between the changes; gamma: the factor (default: 0.1)
+---@return LRScheduler
+function M.step(optimizer, given)
+  local o = options("step", given, { step_size = opts.option(opts.whole_from(1), opts.required), gamma = 0.1 })
+  return new("step", optimizer, function(t) return o.gamma ^ math.floor(t / o.step_size) end)
+end
+
+--- Multiplies the learning rate by gamma at each milestone.
+---@param optimizer Optimizer  its groups' lr is set
+---@param given { milestones: integer[], gamma: number }
+---   milestones: numbers of steps after which the rate changes; gamma: the factor (default: 0.1)
+---@return LRScheduler
+function M.multistep(optimizer, given)
+  local o = options("multistep", given, { milestones = opts.option(opts.table, opts.required), gamma = 0.1 })
+  for k, m in ipairs(o.milestones) do
+    opts.expect(m, opts.whole_from(0), "lr_scheduler.multistep: milestones[%d]", k)
+  end
+  return new("multistep", optimizer, function(t)
+    local passed = 0
+    for _, m in ipairs(o.milestones) do passed = passed + (t >= m and 1 or 0) end
+    return o.gamma ^ passed
+  end)
+end
+
+--- Multiplies the learning rate by gamma at every step.
+---@param optimizer Optimizer  its groups' lr is set
+---@param given { gamma: number }  gamma: the factor of a step
+---@return LRScheduler
+function M.exponential(optimizer, given)
+  local o = options("exponential", given, { gamma = opts.option(opts.number, opts.required) })
+  return new("exponential", optimizer, function(t) return o.gamma ^ t end)
+end
+
+--- The factor decreases from 1 to 0 as (1 - t / total_iters) ^ power and stays there.
+---@param optimizer Optimizer  its groups' lr is set
+---@param given? { total_iters: integer, power: number }
+---   total_iters: steps until the factor is 0 (default: 5); power: exponent (default: 1)
+---@return LRScheduler
+function M.polynomial(optimizer, given)
+  local o = options("polynomial", given, { total_iters = opts.option(opts.whole_from(1), 5), power = 1 })
+  return new("polynomial", optimizer, function(t) return (1 - math.min(t, o.total_iters) / o.total_iters) ^ o.power end)
+end
+
+--- Warmup, then a constant factor of 1, then a decay to min_factor at the last of `steps` steps (WSD: Hu et al. 2024).
+---@param optimizer Optimizer  its groups' lr is set
+---@param given { steps: integer, warmup: integer, decay: integer, min_factor: number, shape: "linear"|"cosine"|"sqrt" }
+---   steps: until the last factor, warmup and decay included; warmup: steps in which the factor rises linearly
+---   (default: 0); decay: number of steps in which it falls; min_factor: the last factor (default: 0); shape: of the
+---   decay, "sqrt" is 1 - sqrt (default: "linear")
+---@return LRScheduler
+function M.wsd(optimizer, given)
+  local o = options("wsd", given, { steps = some_steps, warmup = opts.option(count, 0), decay = some_steps,
+    min_factor = 0, shape = opts.one_of({ "linear", "cosine", "sqrt" }, "linear") })
+  if o.warmup + o.decay > o.steps then
+    raise("lr_scheduler.wsd: options 'warmup' and 'decay' are %d and %d, expected at most option 'steps', %d, together",
+      o.warmup, o.decay, o.steps)
+  end
+  local shapes = { linear = function(x) return 1 - x end, sqrt = function(x) return 1 - math.sqrt(x) end,
+    cosine = function(x) return 0.5 * (1 + math.cos(math.pi * x)) end }
+  return new("wsd", optimizer, function(t)
+    if t < o.warmup then return warm(t, o.warmup) end
+    local left = o.steps - t
+    if left >= o.decay then return 1 end
+    return o.min_factor + (1 - o.min_factor) * shapes[o.shape](math.min(1 - left / o.decay, 1))
+  end)
+end
+
+for name, fn in pairs(require "moonshard.optim.lr_cycles") do M[name] = fn end
 
 return M

@@ -1,0 +1,102 @@
+-- SPDX-License-Identifier: MIT
+--- The learning rate range test (Smith 2017): a short training with a growing learning rate.
+local opts = require "moonshard.core.opts"
+local errors = require "moonshard.core.errors"
+
+local M = {}
+
+---@class LRRange
+---@field lr number[]  the learning rate of each step
+---@field loss number[]  the loss of each step, smoothed
+---@field suggestion number  where the smoothed loss falls fastest
+local LRRange = { __name = "LRRange" }
+LRRange.__index = LRRange
+
+--- The curve as a plot: `:text()` draws it in the terminal, `:save "range.svg"` as SVG.
+---@return Plot
+function LRRange:plot()
+  return require("moonshard.plot").line({ x = self.lr, y = self.loss, label = "loss" },
+    { title = ("suggested learning rate: %.2g"):format(self.suggestion), x_label = "learning rate", x_scale = "log" })
+end
+
+function LRRange:__tostring()
+  return ("%s\nsuggested learning rate: %.2g"):format(self:plot():text(), self.suggestion)
+end
+
+-- Copies of what a training step changes: parameters, and the optimizer's state.
+local function copy_of(optimizer)
+  local ms = require "moonshard"
+  local copies = {}
+  ms.no_grad(function()
+    for _, group in ipairs(optimizer.param_groups) do
+      for _, p in ipairs(group.params) do copies[p] = p:detach():clone():keep() end
+    end
+  end)
+  return { copies = copies, state = ms.deepcopy(optimizer:state_dict()) }
+end
+
+local function restore(optimizer, saved)
+  require("moonshard").no_grad(function()
+    for p, copy in pairs(saved.copies) do
+      p:copy_(copy)
+      p.grad = nil
+      copy:release()
+    end
+  end)
+  optimizer:load_state_dict(saved.state)
+end
+
+--- Trains for `steps` steps with a learning rate that grows exponentially from `from` to `to`, and restores parameters
+--- and optimizer afterwards. Stops early when the loss has exceeded `stop` times the lowest one. The result prints the
+--- curve; `result:plot():save "range.svg"` writes it as SVG. Errors: a loss that is not finite at the first step.
+---@param optimizer Optimizer  of the model to train
+---@param step fun(step: integer): number|Tensor  makes gradients and returns the loss; the optimizer's step is taken here
+---@param given? { from: number, to: number, steps: integer, smooth: number, stop: number }
+---   from: first learning rate (default: 1e-7); to: last (default: 10); steps: number of steps (default: 100); smooth:
+---   weight of the earlier losses in the moving average, from 0 to below 1 (default: 0.9); stop: multiple of the lowest
+---   loss that ends the test (default: 4)
+---@return LRRange
+function M.lr_range_test(optimizer, step, given)
+  opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",
+    "lr_range_test: argument 1")
+  opts.expect(step, opts.callable, "lr_range_test: argument 2")
+  local o = opts("lr_range_test", given, { from = opts.option(opts.positive, 1e-7), to = opts.option(opts.positive, 10),
+    steps = opts.option(opts.whole_from(2), 100), smooth = 0.9, stop = opts.option(opts.positive, 4) })
+  opts.need(o.smooth >= 0 and o.smooth < 1, o.smooth, "a number from 0 to below 1", "lr_range_test: option 'smooth'")
+  local ms = require "moonshard"
+  local saved = copy_of(optimizer)
+  local result = setmetatable({ lr = {}, loss = {} }, LRRange)
+  local average, lowest = 0, math.huge
+  local ok, message = pcall(ms.steps, o.steps, function(k)
+    local lr = o.from * (o.to / o.from) ^ ((k - 1) / (o.steps - 1))
+    for _, group in ipairs(optimizer.param_groups) do group.lr = lr end
+    optimizer:zero_grad()
+    local loss = step(k)
+    if type(loss) == "table" then loss = loss:item() end
+    opts.expect(loss, opts.number, "lr_range_test: the loss of step %d", k)
+    average = o.smooth * average + (1 - o.smooth) * loss
+    local smoothed = average / (1 - o.smooth ^ k)
+    if k > 1 and (loss - loss ~= 0 or smoothed > o.stop * lowest) then error(result, 0) end
+    lowest = math.min(lowest, smoothed)
+    result.lr[k], result.loss[k] = lr, smoothed
+    optimizer:step()
+  end)
+  restore(optimizer, saved)
+  if not ok and message ~= result then error(message, 0) end
+  if #result.lr < 3 then
+    errors.raise("lr_range_test: the loss exceeded %g times its lowest value after %d steps; begin below %g", o.stop,
+      #result.lr, o.from)
+  end
+  -- The slope over a tenth of the steps; that of the first steps depends on the batches more than on the rate.
+  local n = #result.lr
+  local span = math.max(1, math.floor(n / 10))
+  local steepest = 0
+  result.suggestion = result.lr[1]
+  for k = span + 1, n - span do
+    local slope = result.loss[k + span] - result.loss[k - span]
+    if slope < steepest then steepest, result.suggestion = slope, result.lr[k] end
+  end
+  return result
+end
+
+return M

@@ -1,0 +1,116 @@
+-- SPDX-License-Identifier: MIT
+--- The class of learning rate schedules. A schedule computes a learning rate for each group from the number of steps
+--- taken, so any step can be computed alone and a checkpoint needs little more than that number.
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+
+local raise = errors.raise
+
+---@class LRScheduler
+---@field last_lr number[]  the learning rate of each group
+---@field optimizer table  the optimizer whose groups' lr is set
+local Scheduler = {}
+Scheduler.__index = Scheduler
+Scheduler.__name = "LRScheduler"
+
+-- The learning rate that a schedule set for a group, and the initial one: { set, initial }. A second schedule of the
+-- optimizer, as in `sequential`, then begins with the initial rate, unless the script has changed the rate since.
+local set_by_schedule = setmetatable({}, { __mode = "k" })
+
+local function initial_lr(group)
+  local was = set_by_schedule[group]
+  return was and was[1] == group.lr and was[2] or group.lr
+end
+
+-- Sets the groups' learning rates of the current step.
+local function apply(self)
+  local groups = self.optimizer.param_groups
+  self.last_lr = {}
+  for k, group in ipairs(groups) do
+    if not self.base_lrs[k] then self.base_lrs[k] = initial_lr(group) end      -- the group was added later
+    local lr = self:lr_at(self.count, k)
+    if type(lr) ~= "number" or lr ~= lr then
+      opts.wrong(lr, "a number", "lr_scheduler.%s: the learning rate of step %d", self.kind, self.count)
+    end
+    group.lr, self.last_lr[k] = lr, lr
+    set_by_schedule[group] = { lr, self.base_lrs[k] }
+    if self.each then self:each(group, self.count, k) end
+  end
+end
+
+--- To be called after each step of the optimizer: the next step uses the next learning rate.
+function Scheduler:step()
+  self.count = self.count + 1
+  apply(self)
+end
+
+--- The state for a checkpoint: steps taken, the initial learning rates, and what the kind of schedule remembers.
+---@return { step: integer, base_lrs: number[] }
+function Scheduler:state_dict()
+  local sd = { step = self.count, base_lrs = { unpack(self.base_lrs) } }
+  for _, name in ipairs(self.remembers or {}) do sd[name] = self[name] end
+  return sd
+end
+
+--- Continues from a state dict.
+---@param sd { step: integer, base_lrs: number[] }  step: steps taken; base_lrs: one for each group
+function Scheduler:load_state_dict(sd)
+  opts.need(type(sd) == "table" and type(sd.step) == "number" and type(sd.base_lrs) == "table", sd,
+    "a table with step and base_lrs", "lr_scheduler: load_state_dict: argument 1")
+  opts.expect(sd.step, opts.whole_from(0), "lr_scheduler: load_state_dict: step")
+  local groups = self.optimizer.param_groups
+  if #sd.base_lrs ~= #groups then
+    raise("lr_scheduler: load_state_dict: %d base_lrs, but the optimizer has %d groups", #sd.base_lrs, #groups)
+  end
+  for k, lr in ipairs(sd.base_lrs) do
+    opts.need(type(lr) == "number" and lr == lr, lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)
+  end
+  for _, name in ipairs(self.remembers or {}) do
+    opts.expect(sd[name], opts.number, "lr_scheduler: load_state_dict: %s", name)
+  end
+  self.count, self.base_lrs = sd.step, { unpack(sd.base_lrs) }
+  for _, name in ipairs(self.remembers or {}) do self[name] = sd[name] end
+  apply(self)
+end
+
+function Scheduler:__tostring()
+  return ("LRScheduler(%s, step %d, lr %s)"):format(self.kind, self.count, table.concat(self.last_lr, ", "))
+end
+
+local M = { Scheduler = Scheduler }
+
+--- Whether x is a schedule.
+M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Scheduler end)
+
+--- Makes a schedule and sets the learning rates of step 0.
+---@param kind string  the function's name
+---@param optimizer Optimizer
+---@param fields table  lr_at(self, step, k): the learning rate of group k; each(self, group, step, k): called afterwards
+---   for what else the schedule sets; remembers: names of number fields that belong to the state; others of its own
+---@return LRScheduler
+function M.new(kind, optimizer, fields)
+  opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",
+    "lr_scheduler.%s: argument 1", kind)
+  local self = fields
+  self.kind, self.optimizer, self.count, self.base_lrs = kind, optimizer, 0, {}
+  setmetatable(self, Scheduler)
+  for k, group in ipairs(optimizer.param_groups) do self.base_lrs[k] = initial_lr(group) end
+  apply(self)
+  return self
+end
+
+--- Makes a schedule that multiplies the initial learning rates by factor(step).
+function M.of_factor(kind, optimizer, factor)
+  return M.new(kind, optimizer, { lr_at = function(self, t, k)
+    local f = factor(t)
+    if type(f) ~= "number" or f ~= f then
+      opts.wrong(f, "a number", "lr_scheduler.%s: the factor of step %d", kind, t)
+    end
+    return self.base_lrs[k] * f
+  end })
+end
+
+--- The options of a schedule.
+function M.options(kind, given, spec) return opts("lr_scheduler." .. kind, given, spec) end
+
+return M
