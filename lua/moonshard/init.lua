@@ -38,7 +38,7 @@ for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "testing" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",
-  record_memory_history = "tools.memory" }
+  record_memory_history = "tools.memory", lr_range_test = "tools.lr_range" }
 local elsewhere = { doctor = "tools.doctor" }
 for name, from in pairs(functions) do elsewhere[name] = from end
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end

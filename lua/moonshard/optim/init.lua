@@ -8,7 +8,7 @@ local errors = require "moonshard.core.errors"
 local optim = {
   lr_scheduler = require "moonshard.optim.lr_scheduler",
 }
-for _, file in ipairs { "optimizer", "zero", "lr_range" } do
+for _, file in ipairs { "optimizer", "zero" } do
   -- The order of pairs() does not affect the copy.
   for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end
 end

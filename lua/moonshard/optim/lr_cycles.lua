@@ -55,8 +55,8 @@ local function line_between(from, to, part) return from + (to - from) * part end
 ---   epochs: number of epochs; steps_per_epoch: steps of an epoch; pct_start: part of the cycle that rises (default:
 ---   0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the momentum (default: true);
 ---   base_momentum: at the highest learning rate (default: 0.85); max_momentum: at the ends (default: 0.95);
----   div_factor: max_lr divided by the first learning rate (default: 25); final_div_factor: the first learning rate divided by the
----   last (default: 1e4); three_phase: falls as it rose, before the final fall (default: false)
+---   div_factor: max_lr divided by the first learning rate (default: 25); final_div_factor: the first learning rate
+---   divided by the last (default: 1e4); three_phase: falls as it rose, before the final fall (default: false)
 ---@return LRScheduler
 function M.one_cycle(optimizer, given)
   local o = options("one_cycle", given, { max_lr = positive, total_steps = opts.number, epochs = opts.number,

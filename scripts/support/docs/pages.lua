@@ -3,7 +3,7 @@
 --- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "testing", "doctor",
-  "memory_report", "record_memory_history" } do assert(ms[name]) end   -- loaded when first named
+  "memory_report", "record_memory_history", "lr_range_test" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -93,7 +93,7 @@ return {
       section("Random numbers", "ms.", ms, "manual_seed get_rng_state set_rng_state"),
       section("Files", "ms.", ms, "save load"),
       section("Memory, threads, time", "ms.", ms, [[memory_stats reset_peak_memory_stats empty_cache
-        record_memory_history memory_report num_threads set_num_threads time doctor]]),
+        record_memory_history memory_report lr_range_test num_threads set_num_threads time doctor]]),
       section("Warnings and tables", "ms.", ms, "warn log catch_warnings sorted_pairs is_tensor"),
       section("More", "ms.", ms),
     },

@@ -1,7 +1,11 @@
 -- SPDX-License-Identifier: MIT
 --- The learning rate range test (Smith 2017): a short training with a growing learning rate.
-local opts = require "moonshard.core.opts"
+local autograd = require "moonshard.autograd"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local plot = require "moonshard.plot"
+local scope = require "moonshard.tensor.scope"
+local util = require "moonshard.tensor.util"
 
 local M = {}
 
@@ -15,7 +19,7 @@ LRRange.__index = LRRange
 --- The curve as a plot: `:text()` draws it in the terminal, `:save "range.svg"` as SVG.
 ---@return Plot
 function LRRange:plot()
-  return require("moonshard.plot").line({ x = self.lr, y = self.loss, label = "loss" },
+  return plot.line({ x = self.lr, y = self.loss, label = "loss" },
     { title = ("suggested learning rate: %.2g"):format(self.suggestion), x_label = "learning rate", x_scale = "log" })
 end
 
@@ -25,18 +29,17 @@ end
 
 -- Copies of what a training step changes: parameters, and the optimizer's state.
 local function copy_of(optimizer)
-  local ms = require "moonshard"
   local copies = {}
-  ms.no_grad(function()
+  autograd.no_grad(function()
     for _, group in ipairs(optimizer.param_groups) do
       for _, p in ipairs(group.params) do copies[p] = p:detach():clone():keep() end
     end
   end)
-  return { copies = copies, state = ms.deepcopy(optimizer:state_dict()) }
+  return { copies = copies, state = util.deepcopy(optimizer:state_dict()) }
 end
 
 local function restore(optimizer, saved)
-  require("moonshard").no_grad(function()
+  autograd.no_grad(function()
     for p, copy in pairs(saved.copies) do
       p:copy_(copy)
       p.grad = nil
@@ -63,11 +66,10 @@ function M.lr_range_test(optimizer, step, given)
   local o = opts("lr_range_test", given, { from = opts.option(opts.positive, 1e-7), to = opts.option(opts.positive, 10),
     steps = opts.option(opts.whole_from(2), 100), smooth = 0.9, stop = opts.option(opts.positive, 4) })
   opts.need(o.smooth >= 0 and o.smooth < 1, o.smooth, "a number from 0 to below 1", "lr_range_test: option 'smooth'")
-  local ms = require "moonshard"
   local saved = copy_of(optimizer)
   local result = setmetatable({ lr = {}, loss = {} }, LRRange)
   local average, lowest = 0, math.huge
-  local ok, message = pcall(ms.steps, o.steps, function(k)
+  local ok, message = pcall(scope.steps, o.steps, function(k)
     local lr = o.from * (o.to / o.from) ^ ((k - 1) / (o.steps - 1))
     for _, group in ipairs(optimizer.param_groups) do group.lr = lr end
     optimizer:zero_grad()
