@@ -91,7 +91,6 @@ describe("the site of the documents", function()
   end
 
   local cases = {
-    { "index.html", "<h1[^>]*>Guide", 0 },
     { "cookbook/training.html", "<h1[^>]*>Cookbook: training", 14 },
     { "api/nn.html", "<h1[^>]*>nn", 80 },
   }
@@ -108,6 +107,17 @@ describe("the site of the documents", function()
       assert.matches('aria%-current="page"', dom)
     end)
   end
+
+  it("opens every page without an error; a page with an error is noticed", function()
+    local frames = { "<!doctype html><title>all</title>" }
+    for path in pairs(pages) do frames[#frames + 1] = ('<iframe src="%s"></iframe>'):format(path:sub(#folder + 2)) end
+    frames[#frames + 1] = '<iframe src="planted.html"></iframe>'
+    process.write(folder .. "/all.html", table.concat(frames, "\n"))
+    process.write(folder .. "/planted.html", "<!doctype html><script>console.error('planted')</script>")
+    local _, console = browser.open(folder .. "/all.html")
+    assert.are.equal("planted", console)
+    assert.is_true(#frames > 45)
+  end)
 
   it("finds what a reader searches for", function()
     for question, answer in pairs {
