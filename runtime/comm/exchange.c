@@ -24,7 +24,6 @@ void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n)
     if (reduces(p->op)) ms__append(out, n, ", %s", reductions[p->reduction]);
     if (p->op == OP_SEND_RECV) ms__append(out, n, " from rank %d", p->root);
     else if (p->root >= 0) ms__append(out, n, ", root %d", p->root);
-    if (p->native) ms__append(out, n, ", between GPUs");
     if (p->unit[0]) ms__append(out, n, ", unit '%s'", p->unit);
     if (p->part_of[0]) ms__append(out, n, ", %s", p->part_of);
     if (p->step >= 0) ms__append(out, n, ", step %lld", (long long)p->step);
@@ -83,12 +82,13 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     }
     ms__group_text(g, what, sizeof what);
     snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->number, what);
-    bool listed[1024] = { false }, models = false, parts = false, shapes = false;
+    bool listed[1024] = { false }, models = false, parts = false, shapes = false, natives = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
-    // Find out whether requests that look equal differ in model, part or shape.
+    // Find out whether requests that look equal differ in model, part or shape, or in who moves the tensors.
     for (int k = 0; k < g->n && k < 1024; k++) {
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->number || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;
+        natives |= s->fingerprint.op == mine->op && s->fingerprint.native != mine->native;
         shapes |= s->fingerprint.op == mine->op && !same_shape(&s->fingerprint, mine);
         models |= s->fingerprint.model != mine->model;
         parts |= mine->unit[0] && s->fingerprint.op == mine->op && s->fingerprint.part != mine->part;
@@ -118,6 +118,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
         ms__fingerprint_text(&p, what, sizeof what);
         ms__append(text, size, ": %s", what);
         if (shapes && p.shaped) append_shape(&p, text, size);
+        if (natives) ms__append(text, size, p.native ? ", between GPUs" : ", in CPU memory or on another GPU");
         if (models) ms__append(text, size, ", of model #%u of its class", (unsigned)(p.model & 0xffff));
     }
     if (models) ms__append(text, size, "; all ranks of a group must wrap the same models, in the same order");

@@ -81,6 +81,10 @@ ms_status ms__native_open(const ms_launch *launch)
     return MS_OK;
 }
 
+// Whether a peer could not complete what all ranks have begun. A published error alone does not show that, because a
+// peer's script may be further; but it does if the job ends.
+static bool is_lost(uint64_t epoch) { return ms__comm_error_since(epoch) && atomic_load(&ms__world.board->failing); }
+
 enum { EXPLAINED = 300 * 1000000 };  // ns in which the rank that caused a failure reports it
 
 // Waits until a call on p, which has returned r, has been carried out. what: for messages.
@@ -89,7 +93,7 @@ static ms_status complete(ms_gpu_group *p, ms_gpu_result r, const char *what, ch
     int64_t since = ms__now_ns(), lost = since;
     uint64_t epoch = ms__comm_epoch();
     while (r == MS_GPU_BUSY || (r == MS_GPU_PEER && ms__now_ns() - lost < EXPLAINED)) {
-        if (ms__comm_error_since(epoch)) return ms__comm_meet_error();
+        if (is_lost(epoch)) return ms__comm_meet_error();
         MS_TRY(ms__check_interrupt());
         double waited = (double)(ms__now_ns() - since) * 1e-9;
         if (r == MS_GPU_BUSY && waited > ms__world.timeout) {
@@ -335,10 +339,7 @@ static ms_status pause_in(ms_waiter *w)
 {
     ms_coll *c = w->c;
     ms_status st = ms__wait_poll(w);
-    // A published error does not fail a collective that all members have committed, unless the job ends because of the
-    // error: then a member could not complete its part.
-    if (st == MS_OK && MS_UNLIKELY(ms__comm_error_since(c->epoch)) && atomic_load(&ms__world.board->failing))
-        st = ms__comm_raise(c);
+    if (st == MS_OK && MS_UNLIKELY(is_lost(c->epoch))) st = ms__comm_raise(c);
     if (st != MS_OK) library()->abort(c->g->gpu);
     return st;
 }

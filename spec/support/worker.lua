@@ -177,6 +177,10 @@ local function agree(k)
 end
 jit.off(agree)
 
+-- The specs of a backend run other specs on its device.
+local device = os.getenv "MOONSHARD_SPEC_DEVICE"
+if device then require("moonshard").set_default_device(device) end
+
 local chunk, load_error = loadfile(job.spec)
 local ok, err = false, load_error
 if chunk then

@@ -278,7 +278,7 @@ ms_status ms__comm_start(const char *backend, double timeout)
     const ms_transport *transport = NULL;
     ms_launcher(&launch);
     const char *preferred = getenv("MOONSHARD_BACKEND");
-    if (preferred && *preferred && (!backend || strcmp(backend, "auto") == 0)) backend = preferred;
+    if (preferred && *preferred && *launch.name && (!backend || strcmp(backend, "auto") == 0)) backend = preferred;
     MS_TRY(ms__transport_choose(&transport, backend, &launch));
     MS_TRY(ms__env_number("MOONSHARD_TIMEOUT", "a number of seconds above 0", &w->timeout));
     if (timeout > 0) w->timeout = timeout;

@@ -144,7 +144,7 @@ memory *map_memory(int pid, int fd)
 enum : uint32_t { LIVE = 0x6e63636c, GONE };
 struct ncclComm {
     std::atomic<uint32_t> is = LIVE;
-    int rank = 0, size = 0;
+    int rank = 0, size = 0, fd = -1;  // fd: of the memory, if this rank has made it for a split
     memory *mem = nullptr;
     std::atomic<int> state = NCCL_InProgress;
     std::atomic<bool> stop = false, finalized = false;
@@ -584,6 +584,7 @@ API nccl_result ncclCommSplit(nccl_comm parent, int color, int key, nccl_comm *o
             memory *mem = map_memory(leader.pid, leader.fd);
             if (!mem) return c->end(NCCL_SystemError, "the memory of a communicator");
             child = comm_new(mem, place, (int)members.size());
+            if (place == 0) child->fd = me.fd;
         }
         me.split_read = number;
         if (!all(&member::split_read)) return;
@@ -614,7 +615,9 @@ API nccl_result ncclCommDestroy(nccl_comm c)
     if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
     if (!c->finalized || c->state != NCCL_Success)
         return refuse(NCCL_InvalidUsage, "the communicator has not been finalized");
-    c->is = GONE;  // the memory is kept, so that a later use is found
+    c->is = GONE;  // *c is kept, so that a later use is found
+    munmap(c->mem, memory_bytes());
+    if (c->fd >= 0) close(c->fd);
     return NCCL_Success;
 }
 API nccl_result ncclCommAbort(nccl_comm c)
