@@ -1,0 +1,63 @@
+-- SPDX-License-Identifier: MIT
+--- Losses: what the golden numbers leave open.
+local ms = require "moonshard"
+local nn, F = ms.nn, ms.nn.F
+
+local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
+local function refuses(text, fn, ...)
+  local ok, message = pcall(fn, ...)
+  assert.is_false(ok)
+  assert.are.equal(text, (message:gsub("^[^\n]-:%d+: ", "")))
+end
+
+describe("a loss", function()
+  it("refuses a target of another shape instead of broadcasting it", function()
+    refuses("l1_loss: the input has shape [3] and the target [3, 1]; expected the same shape", F.l1_loss, ms.ones(3),
+      ms.ones(3, 1))
+    refuses("triplet_margin_loss: the input has shape [2] and the negative [3]; expected the same shape",
+      F.triplet_margin_loss, ms.ones(2), ms.ones(2), ms.ones(3))
+  end)
+
+  it("refuses options and classes that make no sense", function()
+    refuses("huber_loss: option 'delta' is a number (0), expected a number > 0", F.huber_loss, ms.ones(1), ms.ones(1),
+      { delta = 0 })
+    refuses("gaussian_nll_loss: the variance has negative elements", F.gaussian_nll_loss, ms.ones(1), ms.ones(1), -1)
+    refuses("nll_loss: the input has shape [2, 3] and the classes [2, 1]; expected [N, C] and [N], or [N, C, ...] and "
+      .. "[N, ...]", F.nll_loss, ms.ones(2, 3), ids { { 0 }, { 1 } })
+    assert.is_false(pcall(F.nll_loss, ms.ones(2, 3), ids { 0, 3 }))
+    refuses("one_hot: the largest id is 3, expected less than 3", F.one_hot, ids { 0, 3 }, 3)
+    refuses("one_hot: the lowest id is -1, expected ids from 0", F.one_hot, ids { -1 })
+  end)
+
+  it("as a module has the options of its function, and its weights as buffers", function()
+    local weight = ms.tensor { 1, 2, 3 }
+    local loss = nn.NLLLoss { weight = weight, reduction = "sum" }
+    local x, y = ms.randn(4, 3):log_softmax(2), ids { 0, 1, 2, 1 }
+    assert.is_true(loss(x, y):equal(F.nll_loss(x, y, { weight = weight, reduction = "sum" })))
+    assert.are.equal("NLLLoss(sum)", tostring(loss))
+    assert.is_true(loss:state_dict().weight:equal(weight))
+    assert.are.equal("float64", loss:double().weight.dtype)
+  end)
+
+  it("of classes is cross_entropy of the logits", function()
+    local x, y = ms.randn(5, 4), ids { 0, 1, 2, 3, 0 }
+    ms.testing.assert_close(F.cross_entropy(x, y), F.nll_loss(x:log_softmax(2), y))
+  end)
+
+  it("releases its intermediate results outside of scopes", function()
+    local a, b = ms.randn(100, 100), ms.rand(100, 100)
+    collectgarbage()
+    collectgarbage "stop"
+    local before = ms.memory_stats().allocated
+    for _ = 1, 20 do F.binary_cross_entropy_with_logits(a, b):release() end
+    local after = ms.memory_stats().allocated
+    collectgarbage "restart"
+    assert.is_true(after - before < 100 * 100 * 4, tostring(after - before))
+  end)
+
+  it("without classes that count is nan for mean, 0 for sum", function()
+    local x, y = ms.randn(2, 3), ids { -100, -100 }
+    assert.is_true(F.nll_loss(x, y):isnan():item())
+    assert.are.equal(0, F.nll_loss(x, y, { reduction = "sum" }):item())
+  end)
+end)
