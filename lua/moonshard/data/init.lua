@@ -32,6 +32,7 @@ local M = {
   BucketBatchSampler = samplers.BucketBatchSampler,
   default_collate = require "moonshard.data.collate",
   DataLoader = require "moonshard.data.loader",
+  transforms = require "moonshard.data.transforms",
 }
 for _, name in ipairs { "arrays", "images", "tables" } do
   for key, fn in pairs(require("moonshard.data." .. name)) do M[key] = fn end      -- any order: names differ

@@ -209,6 +209,7 @@ return {
       unlisted(ms.data.BatchSampler), unlisted(ms.data.BucketBatchSampler),
       section("Files", "data.", ms.data, [[read_image write_png make_grid read_npy write_npy read_npz read_idx read_csv
         read_json_lines read_lines read_wav]]),
+      section("data.transforms", "data.transforms.", ms.data.transforms),
       section("Token files", "data.", ms.data),
       section("Methods of Corpus", "Corpus:", methods_of(corpus)),
       section("Methods of Batches", "Batches:", methods_of(batches)),
