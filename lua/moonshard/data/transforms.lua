@@ -2,8 +2,8 @@
 --- transforms: functions that change images [channels, H, W], with torchvision's names. Each call makes such a
 --- function; random ones draw from the generator of ms.manual_seed, which a loader seeds for each item.
 ---
----   local augment = transforms.Compose { transforms.RandomCrop(32, { padding = 4 }), transforms.RandomHorizontalFlip(),
----     transforms.ToTensor(), transforms.Normalize({ 0.5, 0.5, 0.5 }, { 0.25, 0.25, 0.25 }) }
+---   local augment = transforms.Compose { transforms.RandomCrop(32, { padding = 4 }),
+---     transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(0.5, 0.25) }
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
