@@ -35,8 +35,9 @@ merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
 -- Names that are loaded at their first use: modules, and functions in modules.
-local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "testing" }
-local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", testing = "tools.testing" }
+local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing" }
+local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", metrics = "tools.metrics",
+  testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",
   record_memory_history = "tools.memory", lr_range_test = "tools.lr_range" }
 local elsewhere = { doctor = "tools.doctor" }

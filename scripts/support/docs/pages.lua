@@ -2,7 +2,7 @@
 --- The contents of the pages of the reference: owners of public names, taken from the loaded library. A section lists
 --- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
-for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "testing", "doctor",
+for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
   "memory_report", "record_memory_history", "lr_range_test" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
@@ -267,6 +267,14 @@ return {
     sections = {
       section("Functions", "plot.", ms.plot),
       section("Methods of Plot", "Plot:", methods_of(ms.plot.line { 1 })),
+    },
+  },
+  {
+    file = "metrics", title = "metrics", intro = "Metrics of evaluations over ranks, and early stopping.",
+    sections = {
+      section("Metrics", "metrics.", ms.metrics),
+      section("Methods of a metric", "Metric:", methods_of(ms.metrics.Mean())),
+      section("Methods of EarlyStopping", "EarlyStopping:", methods_of(ms.metrics.EarlyStopping())),
     },
   },
   {

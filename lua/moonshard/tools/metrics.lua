@@ -1,0 +1,305 @@
+-- SPDX-License-Identifier: MIT
+--- Metrics of evaluations: each collects counts or sums on its rank, and `compute` adds them up over the ranks, so that
+--- the result is that of all data, whatever its distribution.
+---   local accuracy = ms.metrics.Accuracy()
+---   for x, y in batches do accuracy:update(model(x), y) end
+---   print(accuracy:compute())
+local autograd = require "moonshard.autograd"
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local scope = require "moonshard.tensor.scope"
+local tensor = require "moonshard.tensor"
+
+local a_tensor, raise = tensor.a_tensor, errors.raise
+local M = {}
+
+-- ---- the base: a list of numbers that are added up over ranks --------------------------------------------
+
+---@class Metric
+---@field updates integer  batches since the last reset
+local Metric = {}
+Metric.__index = Metric
+Metric.__name = "Metric"
+function Metric:__tostring() return ("%s(%d updates)"):format(self.name, self.updates) end
+
+-- Makes a constructor of metrics. spec: its options; size(options): how many numbers it collects; count(self, sums,
+-- ...): adds to them; result(self, sums): the value.
+local function define(name, spec, size, count, result)
+  spec.group = opts.any
+  return function(given)
+    local self = { name = name, options = opts(name, given, spec), count = count, result = result }
+    setmetatable(self, Metric)
+    self.n = size(self.options)
+    self:reset()
+    return self
+  end
+end
+
+--- Forgets what was collected.
+function Metric:reset()
+  self.sums, self.updates = {}, 0
+  for k = 1, self.n do self.sums[k] = 0 end
+end
+
+--- Adds a batch. The function that made the metric says which arguments it takes.
+---@param ... any  such as scores and classes
+function Metric:update(...)
+  local arguments, n = { ... }, select("#", ...)
+  autograd.no_grad(function()
+    scope.scope(function() self:count(self.sums, unpack(arguments, 1, n)) end)
+  end)
+  self.updates = self.updates + 1
+end
+
+--- The value over all batches and ranks: a number, or a table of numbers. Every rank of the group calls it. nan where
+--- nothing was collected.
+---@return number|number[]|number[][]
+function Metric:compute()
+  local sums = self.sums
+  if dist.world_size(self.options.group) > 1 then
+    scope.scope(function()
+      local all = create.tensor(sums, { dtype = "float64" })
+      dist.all_reduce(all, { group = self.options.group })
+      sums = all:tolist()
+    end)
+  end
+  return self:result(sums)
+end
+
+-- Predicted classes of [N, C] scores, [N] classes, or classes of any shape; and the true ones, as flat int64 tensors.
+local function classes_of(who, given, ids)
+  opts.expect(given, a_tensor, "%s: predictions", who)
+  opts.expect(ids, a_tensor, "%s: classes", who)
+  local predicted = given
+  if given.ndim == ids.ndim + 1 then predicted = given:argmax(given.ndim == 1 and 1 or 2) end
+  if predicted.shape ~= ids.shape then
+    raise("%s: predictions of shape %s do not fit classes of shape %s; expected scores [N, C, ...] or classes [N, ...]",
+      who, tostring(given.shape), tostring(ids.shape))
+  end
+  return predicted:reshape(-1):long(), ids:reshape(-1):long()
+end
+
+-- ---- classes ----------------------------------------------------------------------------------------------
+
+local ACCURACY = { top_k = opts.option(opts.whole_from(1), 1), ignore_index = opts.option(opts.whole, -100) }
+local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
+  function(self, sums, scores, ids)
+    local k = self.options.top_k
+    local predicted, truth, correct
+    if k == 1 then
+      predicted, truth = classes_of("Accuracy", scores, ids)
+      correct = predicted:eq(truth)
+    else
+      opts.expect(scores, a_tensor, "Accuracy: scores")
+      opts.expect(ids, a_tensor, "Accuracy: classes")
+      if scores.ndim ~= 2 or ids.ndim ~= 1 or scores:size(1) ~= ids:size(1) then
+        raise("Accuracy: scores of shape %s and classes of shape %s; top_k expects [N, C] and [N]",
+          tostring(scores.shape), tostring(ids.shape))
+      end
+      truth = ids:long()
+      local own = scores:gather(2, truth:clamp_min(0):unsqueeze(2))
+      correct = scores:gt(own):long():sum(2):lt(k)            -- fewer than k classes score higher
+    end
+    local counts = truth:ne(self.options.ignore_index)
+    sums[1] = sums[1] + correct:logical_and(counts):long():sum():item()
+    sums[2] = sums[2] + counts:long():sum():item()
+  end,
+  function(_, sums) return sums[1] / sums[2] end)
+--- The share of correct predictions. `update(scores, ids)`: scores [N, C, ...] or classes of ids' shape; ids int64
+--- [N, ...], from 0. top_k: a prediction is correct if its class is among the k highest scores [N, C].
+---@param given? { top_k: integer, ignore_index: integer, group: Group }
+---   top_k: see above (default: 1); ignore_index: class that does not count (default: -100); group: whose ranks have
+---   the data (default: the world)
+---@return Metric
+function M.Accuracy(given) return accuracy(given) end
+
+-- Adds to counts [n * n]: row the true class, column the predicted one.
+local function add_confusion(who, n, sums, given, ids)
+  local predicted, truth = classes_of(who, given, ids)
+  for _, list in ipairs { predicted, truth } do
+    if list:numel() > 0 then
+      local low, high = (list:min()):item(), (list:max()):item()
+      if low < 0 or high >= n then
+        raise("%s: class %d, expected classes from 0 to %d", who, low < 0 and low or high, n - 1)
+      end
+    end
+  end
+  for _, cell in ipairs((truth * n + predicted):tolist()) do sums[cell + 1] = sums[cell + 1] + 1 end
+end
+
+local CLASSES = opts.option(opts.whole_from(2), opts.required)
+
+local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, function(o) return o.classes ^ 2 end,
+  function(self, sums, given, ids) add_confusion("ConfusionMatrix", self.options.classes, sums, given, ids) end,
+  function(self, sums)
+    local n, rows = self.options.classes, {}
+    for i = 1, n do
+      rows[i] = {}
+      for j = 1, n do rows[i][j] = sums[(i - 1) * n + j] end
+    end
+    return rows
+  end)
+--- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
+--- `update(scores, ids)` as Accuracy's.
+---@param given { classes: integer, group: Group }
+---   classes: their number; group: whose ranks have the data (default: the world)
+---@return Metric
+function M.ConfusionMatrix(given) return confusionMatrix(given) end
+
+-- Precision, recall and F1 of each class from the counts; 0 where a class has neither predictions nor members.
+local function scores_of(n, sums, how)
+  local list, members = {}, {}
+  for c = 1, n do
+    local hits, predicted, own = sums[(c - 1) * n + c], 0, 0
+    for k = 1, n do
+      predicted, own = predicted + sums[(k - 1) * n + c], own + sums[(c - 1) * n + k]
+    end
+    local below = how == "precision" and predicted or how == "recall" and own or (predicted + own) / 2
+    list[c], members[c] = below > 0 and hits / below or 0, own
+  end
+  return list, members
+end
+
+local function averaged(name, how)
+  return define(name, { classes = CLASSES, average = opts.one_of({ "macro", "micro", "weighted", "none" }, "macro") },
+    function(o) return o.classes ^ 2 end,
+    function(self, sums, given, ids) add_confusion(name, self.options.classes, sums, given, ids) end,
+    function(self, sums)
+      local n, average = self.options.classes, self.options.average
+      local list, members = scores_of(n, sums, how)
+      if average == "none" then return list end
+      local total, weights = 0, 0
+      if average == "micro" then
+        for c = 1, n do total = total + sums[(c - 1) * n + c] end
+        for _, count in ipairs(sums) do weights = weights + count end
+        return total / weights
+      end
+      for c = 1, n do
+        local weight = average == "weighted" and members[c] or 1
+        total, weights = total + weight * list[c], weights + weight
+      end
+      return total / weights
+    end)
+end
+
+local precision = averaged("Precision", "precision")
+--- Hits of a class divided by its predictions. `update(scores, ids)` as Accuracy's. average: "macro" is the mean over
+--- classes, "weighted" by their members, "micro" over all predictions, "none" a number for each class.
+---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
+---   classes: their number; average: see above (default: "macro"); group: whose ranks have the data (default: the
+---   world)
+---@return Metric
+function M.Precision(given) return precision(given) end
+local recall = averaged("Recall", "recall")
+--- Hits of a class divided by its members. Arguments as Precision's.
+---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
+---   classes: their number; average: as Precision's; group: whose ranks have the data (default: the world)
+---@return Metric
+function M.Recall(given) return recall(given) end
+local f1 = averaged("F1", "f1")
+--- The harmonic mean of precision and recall. Arguments as Precision's.
+---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
+---   classes: their number; average: as Precision's; group: whose ranks have the data (default: the world)
+---@return Metric
+function M.F1(given) return f1(given) end
+
+-- ---- numbers ----------------------------------------------------------------------------------------------
+
+local mean = define("Mean", {}, function() return 2 end, function(_, sums, value, weight)
+  weight = weight == nil and 1 or opts.expect(weight, opts.number, "Mean: weight")
+  local sum, n = value, 1
+  if tensor.is_tensor(value) then sum, n = value:double():sum():item(), value:numel() end
+  opts.expect(sum, opts.number, "Mean: value")
+  sums[1], sums[2] = sums[1] + sum * weight, sums[2] + n * weight
+end, function(_, sums) return sums[1] / sums[2] end)
+--- The mean of numbers. `update(value, weight)`: a number or a tensor, all elements of which count; weight of each
+--- (default: 1).
+---@param given? { group: Group }
+---   group: whose ranks have the data (default: the world)
+---@return Metric
+function M.Mean(given) return mean(given) end
+
+local perplexity = define("Perplexity", {}, function() return 2 end, function(_, sums, loss, tokens)
+  if tensor.is_tensor(loss) then loss = loss:item() end
+  opts.expect(loss, opts.number, "Perplexity: loss")
+  opts.expect(tokens, opts.whole_from(0), "Perplexity: number of tokens")
+  sums[1], sums[2] = sums[1] + loss * tokens, sums[2] + tokens
+end, function(_, sums) return math.exp(sums[1] / sums[2]) end)
+--- e to the mean loss of a token. `update(loss, tokens)`: the mean loss of a batch in nats, and its number of tokens.
+---@param given? { group: Group }
+---   group: whose ranks have the data (default: the world)
+---@return Metric
+function M.Perplexity(given) return perplexity(given) end
+
+local r2 = define("R2", {}, function() return 4 end, function(_, sums, predictions, targets)
+  opts.expect(predictions, a_tensor, "R2: predictions")
+  opts.expect(targets, a_tensor, "R2: targets")
+  if predictions.shape ~= targets.shape then
+    raise("R2: predictions have shape %s, targets %s; expected one shape", tostring(predictions.shape),
+      tostring(targets.shape))
+  end
+  local y, difference = targets:double(), targets:double() - predictions:double()
+  sums[1], sums[2] = sums[1] + y:numel(), sums[2] + y:sum():item()
+  sums[3], sums[4] = sums[3] + (y * y):sum():item(), sums[4] + (difference * difference):sum():item()
+end, function(_, sums)
+  return 1 - sums[4] / (sums[3] - sums[2] ^ 2 / sums[1])
+end)
+--- The coefficient of determination: 1 - (squared errors) / (squared deviations from the mean). `update(predictions,
+--- targets)`: tensors of one shape.
+---@param given? { group: Group }
+---   group: whose ranks have the data (default: the world)
+---@return Metric
+function M.R2(given) return r2(given) end
+
+-- ---- early stopping ---------------------------------------------------------------------------------------
+
+---@class EarlyStopping
+---@field best number  the best value so far
+---@field waited integer  updates since then
+local EarlyStopping = {}
+EarlyStopping.__index = EarlyStopping
+EarlyStopping.__name = "EarlyStopping"
+
+local STOPPING = { patience = opts.option(opts.whole_from(0), 5), min_delta = opts.option(opts.number_from(0), 0),
+  mode = opts.one_of({ "min", "max" }, "min") }
+--- Says when a validation value has stopped improving: `if stopping:update(loss) then break end`. Every rank must pass
+--- the same value, as `compute` of a metric gives it.
+---@param given? { patience: integer, min_delta: number, mode: "min"|"max" }
+---   patience: updates without improvement that are tolerated (default: 5); min_delta: smallest change that counts as
+---   an improvement (default: 0); mode: "min" if lower is better (default), or "max"
+---@return EarlyStopping
+function M.EarlyStopping(given)
+  local o = opts("EarlyStopping", given, STOPPING)
+  return setmetatable({ options = o, best = o.mode == "min" and math.huge or -math.huge, waited = 0 }, EarlyStopping)
+end
+
+--- Takes the next value. A value that is not a number counts as no improvement.
+---@param value number|Tensor  a number, or a tensor of one element
+---@return boolean stop  whether more than `patience` updates have passed without improvement
+---@return boolean improved  whether this is the best value so far
+function EarlyStopping:update(value)
+  if tensor.is_tensor(value) then value = value:item() end
+  if type(value) ~= "number" then opts.wrong(value, "a number", "EarlyStopping: value") end
+  local o = self.options
+  local gain = o.mode == "min" and self.best - value or value - self.best
+  local improved = gain > o.min_delta
+  if improved then self.best, self.waited = value, 0 else self.waited = self.waited + 1 end
+  return self.waited > o.patience, improved
+end
+
+--- The state for a checkpoint.
+---@return { best: number, waited: integer }
+function EarlyStopping:state_dict() return { best = self.best, waited = self.waited } end
+--- Continues from a state dict.
+---@param sd { best: number, waited: integer }  best: the best value; waited: updates since then
+function EarlyStopping:load_state_dict(sd)
+  opts.expect(sd, opts.table, "EarlyStopping: load_state_dict: argument 1")
+  self.best = opts.expect(sd.best, opts.number, "EarlyStopping: load_state_dict: best")
+  self.waited = opts.expect(sd.waited, opts.whole_from(0), "EarlyStopping: load_state_dict: waited")
+end
+
+function EarlyStopping:__tostring() return ("EarlyStopping(best %g, waited %d)"):format(self.best, self.waited) end
+
+return M

@@ -1,0 +1,113 @@
+-- SPDX-License-Identifier: MIT
+--- Metrics: against plain counting, over batches and over ranks.
+local ms = require "moonshard"
+local ranks = require "spec.support.ranks"
+local metrics, dist = ms.metrics, ms.dist
+
+local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
+
+describe("metrics", function()
+  local SCORES = { { 0.1, 0.7, 0.2 }, { 0.5, 0.3, 0.2 }, { 0.2, 0.3, 0.5 }, { 0.4, 0.35, 0.25 } }
+
+  it("Accuracy counts scores, classes, the k highest scores, and leaves ignored classes out", function()
+    local a = metrics.Accuracy()
+    a:update(ms.tensor(SCORES), ids { 1, 0, 1, 1 })
+    assert.are.equal(0.5, a:compute())
+    a:update(ids { 2, 2 }, ids { 2, -100 })
+    assert.are.equal(0.6, a:compute())
+    a:reset()
+    assert.is_true(a:compute() ~= a:compute())
+    local top = metrics.Accuracy { top_k = 2 }
+    top:update(ms.tensor(SCORES), ids { 1, 2, 1, 1 })
+    assert.are.equal(0.75, top:compute())
+  end)
+
+  it("Precision, Recall and F1 follow from the confusion matrix", function()
+    local truth, guess = ids { 0, 0, 1, 1, 1, 2 }, ids { 0, 1, 1, 1, 2, 2 }
+    local function of(name, options)
+      options.classes = 3
+      local m = metrics[name](options)
+      m:update(guess, truth)
+      return m:compute()
+    end
+    assert.are.same({ { 1, 1, 0 }, { 0, 2, 1 }, { 0, 0, 1 } }, of("ConfusionMatrix", {}))
+    assert.are.same({ 1, 2 / 3, 0.5 }, of("Precision", { average = "none" }))
+    assert.are.same({ 0.5, 2 / 3, 1 }, of("Recall", { average = "none" }))
+    assert.are.same({ 2 / 3, 2 / 3, 2 / 3 }, of("F1", { average = "none" }))
+    assert.are.equal(4 / 6, of("F1", { average = "micro" }))
+    assert.is_true(math.abs(of("Precision", { average = "weighted" }) - (2 * 1 + 3 * 2 / 3 + 0.5) / 6) < 1e-12)
+    assert.is_true(math.abs(of("Recall", {}) - (0.5 + 2 / 3 + 1) / 3) < 1e-12)
+  end)
+
+  it("Mean, Perplexity and R2 weigh batches by their sizes", function()
+    local mean, perplexity, r2 = metrics.Mean(), metrics.Perplexity(), metrics.R2()
+    mean:update(ms.tensor { 1, 2, 3 })
+    mean:update(6, 3)
+    assert.are.equal(4, mean:compute())
+    perplexity:update(math.log(2), 10)
+    perplexity:update(ms.tensor(math.log(8)), 10)
+    assert.is_true(math.abs(perplexity:compute() - 4) < 1e-6)
+    r2:update(ms.tensor { 1, 2 }, ms.tensor { 1, 3 })
+    r2:update(ms.tensor { 3, 5 }, ms.tensor { 2, 6 })
+    assert.is_true(math.abs(r2:compute() - (1 - 3 / 14)) < 1e-12)
+  end)
+
+  it("refuse what does not fit", function()
+    local function refuses(text, fn)
+      local ok, message = pcall(fn)
+      assert.is_false(ok)
+      assert.are.equal(text, (message:gsub("^[^\n]-:%d+: ", "")))
+    end
+    refuses("Accuracy: predictions of shape [2] do not fit classes of shape [3]; expected scores [N, C, ...] or classes "
+      .. "[N, ...]", function() metrics.Accuracy():update(ids { 0, 1 }, ids { 0, 1, 1 }) end)
+    refuses("F1: class 3, expected classes from 0 to 2", function()
+      metrics.F1 { classes = 3 }:update(ids { 0, 1 }, ids { 0, 3 })
+    end)
+    refuses("F1: option 'classes' is missing", function() metrics.F1() end)
+    refuses("R2: predictions have shape [2], targets [2, 1]; expected one shape", function()
+      metrics.R2():update(ms.ones(2), ms.ones(2, 1))
+    end)
+  end)
+end)
+
+describe("EarlyStopping", function()
+  it("stops after more than `patience` updates without improvement, and continues from its state", function()
+    local s = metrics.EarlyStopping { patience = 1, min_delta = 0.1 }
+    assert.are.same({ false, true }, { s:update(1) })
+    assert.are.same({ false, false }, { s:update(0.95) })
+    local t = metrics.EarlyStopping { patience = 1, min_delta = 0.1 }
+    t:load_state_dict(s:state_dict())
+    assert.are.same({ true, false }, { t:update(0 / 0) })
+    assert.are.same({ false, true }, { s:update(0.8) })
+    local up = metrics.EarlyStopping { mode = "max", patience = 0 }
+    assert.is_false((up:update(1)))
+    assert.is_true((up:update(1)))
+  end)
+end)
+
+for _, n in ipairs { 2, 3 } do
+  ranks.describe(n, "metrics over ranks", function(rank, world)
+    it("are those of all data, also where ranks have different numbers of batches", function()
+      local a, c = metrics.Accuracy(), metrics.ConfusionMatrix { classes = 2 }
+      for k = 0, rank do
+        a:update(ids { 0, 1 }, ids { 0, k % 2 })
+        c:update(ids { 0, 1 }, ids { 0, k % 2 })
+      end
+      local hits, total = 0, 0
+      for r = 0, world - 1 do
+        for k = 0, r do
+          hits, total = hits + 1 + k % 2, total + 2
+        end
+      end
+      assert.are.equal(hits / total, a:compute())
+      local m = c:compute()
+      assert.are.equal(total, m[1][1] + m[1][2] + m[2][1] + m[2][2])
+      assert.are.equal(hits, m[1][1] + m[2][2])
+    end)
+    it("of one rank's group stay on that rank", function()
+      local a = metrics.Mean { group = dist.self_group() }
+      a:update(rank)
+      assert.are.equal(rank, a:compute())
+    end)
+  end)
+end
