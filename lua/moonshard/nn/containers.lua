@@ -96,9 +96,20 @@ local function insert(self, i, m)
   return self
 end
 
+--- Removes the module at position i; later modules move forward. Errors: i outside of 1 to #self.
+---@param i? integer  from 1; negative from the end (default: -1)
+---@return Module  the removed module
+local function pop(self, i)
+  local at = position(self, "pop", i == nil and -1 or i, #self)
+  local m = rawget(self, at)
+  for k = at, #self do rawset(self, k, rawget(self, k + 1)) end
+  return m
+end
+
 local function list_class(name)
   local cls = Module:extend(name)
-  cls.init, cls._child_list, cls._assign, cls.append, cls.insert = take, child_list, assign, append, insert
+  cls.init, cls._child_list, cls._assign = take, child_list, assign
+  cls.append, cls.insert, cls.pop = append, insert, pop
   cls.__index = index
   return cls
 end
@@ -120,6 +131,7 @@ end
 ---@class Sequential: Module
 ---@field append fun(self, m: Module): Sequential  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): Sequential  inserts a module at position i
+---@field pop fun(self, i?: integer): Module  removes the module at position i (default: the last) and returns it
 ---@overload fun(...: Module): Sequential  ...: in the order of their calls, as arguments or one list
 local Sequential = list_class("Sequential")
 
@@ -142,6 +154,7 @@ end
 ---@class ModuleList: Module
 ---@field append fun(self, m: Module): ModuleList  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): ModuleList  inserts a module at position i
+---@field pop fun(self, i?: integer): Module  removes the module at position i (default: the last) and returns it
 ---@overload fun(...: Module): ModuleList  ...: as arguments or one list
 local ModuleList = list_class("ModuleList")
 

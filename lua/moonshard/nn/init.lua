@@ -13,10 +13,14 @@ local nn = {
   ddp_hooks = require "moonshard.parallel.ddp.hooks",
 }
 
-for _, file in ipairs { "nn.containers", "nn.linear", "nn.conv", "nn.embedding", "nn.norm", "nn.batch_norm",
-  "nn.dropout", "nn.activation", "nn.loss", "nn.attention", "nn.transformer", "parallel.ddp" } do
+for _, file in ipairs { "nn.containers", "nn.parameter_lists", "nn.reshaping", "nn.linear", "nn.conv",
+  "nn.embedding", "nn.norm", "nn.batch_norm", "nn.dropout", "nn.activation", "nn.loss", "nn.attention",
+  "nn.transformer", "parallel.ddp" } do
   for name, layer in pairs(require("moonshard." .. file)) do nn[name] = layer end
 end
+
+for name, fn in pairs(require "moonshard.nn.vectors") do nn.utils[name] = fn end
+for name, fn in pairs(require "moonshard.nn.patterns") do nn.init[name] = fn end
 
 -- Reading an unknown name is an error that suggests the most similar one.
 errors.closed(nn.F, "nn.F")

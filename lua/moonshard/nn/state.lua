@@ -223,6 +223,7 @@ local function names_from_0(self)
   walk(self, "", nil, prefixes, modules, {})
   for k, m in ipairs(modules) do
     for i in ipairs(m) do is_position[join(prefixes[k], tostring(i))] = true end
+    for _, name in ipairs(m._counted and m._params or {}) do is_position[join(prefixes[k], name)] = true end
   end
   local from_0 = {}
   for _, name in ipairs((self:_state())) do

@@ -136,9 +136,11 @@ return {
       section("Modules", "nn.", nn, "Module Parameter"),
       section("Methods of Module", "Module:", nn.Module),
       section("Methods of every class", "Module:", require "moonshard.core.class".root, "isa class_name"),
-      section("Containers", "nn.", nn, "Sequential ModuleList ModuleDict"),
+      section("Containers", "nn.", nn, "Sequential ModuleList ModuleDict ParameterList ParameterDict"),
       section("Methods of Sequential", "Sequential:", nn.Sequential),
       section("Methods of ModuleList", "ModuleList:", nn.ModuleList),
+      section("Methods of ParameterList", "ParameterList:", nn.ParameterList),
+      section("Methods of ParameterDict", "ParameterDict:", nn.ParameterDict),
       section("Layers", "nn.", nn, [[Linear Embedding Conv2d LayerNorm RMSNorm BatchNorm1d BatchNorm2d Dropout Identity
         ReLU GELU SiLU Tanh Sigmoid MultiheadAttention TransformerEncoderLayer TransformerDecoderLayer
         TransformerEncoder TransformerDecoder Transformer CrossEntropyLoss MSELoss]]),

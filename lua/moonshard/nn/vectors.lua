@@ -1,0 +1,96 @@
+-- SPDX-License-Identifier: MIT
+--- More of nn.utils: parameters as one vector, clipping by value, norms of lists of tensors.
+local create = require "moonshard.tensor.create"
+local errors = require "moonshard.core.errors"
+local no_grad = require "moonshard.autograd".no_grad
+local opts = require "moonshard.core.opts"
+local scope = require "moonshard.tensor.scope"
+local shape = require "moonshard.tensor.shape"
+local tensor = require "moonshard.tensor"
+
+local M = {}
+
+-- Returns the list of tensors that was given as a list or as a single tensor.
+local function list_of(who, list)
+  if tensor.is_tensor(list) then return { list } end
+  opts.need(opts.is_plain(list), list, "a list of tensors" .. (type(list) == "table" and "; write model:parameters()"
+    or ""), "%s: argument 1", who)
+  for k, t in ipairs(list) do opts.expect(t, tensor.a_tensor, "%s: tensor %d", who, k) end
+  return list
+end
+
+--- Limits every element of the gradients to [-clip_value, clip_value], in place. Sharded gradients are limited where
+--- they are: no communication.
+---@param params Tensor|Tensor[]  those without a gradient are left out
+---@param clip_value number  at least 0
+function M.clip_grad_value_(params, clip_value)
+  params = tensor.flat(list_of("clip_grad_value_", params))
+  opts.expect(clip_value, opts.number_from(0), "clip_grad_value_: clip_value")
+  no_grad(function()
+    for _, p in ipairs(params) do
+      local g = p.grad
+      if g ~= nil then
+        if g.is_sparse then
+          g = g:coalesce()
+          p.grad = g
+          g = g:values()
+        elseif g.to_local then
+          g = g:to_local()
+        end
+        g:clamp_(-clip_value, clip_value)
+      end
+    end
+  end)
+end
+
+--- The norm of all elements of a list of tensors. It is the norm of this process's tensors: only clip_grad_norm_ adds
+--- the ranks' parts.
+---@param tensors Tensor|Tensor[]  floating point, on one device
+---@param given? { norm_type: number }  norm_type: p of the norm; math.huge is the maximum norm (default: 2)
+---@return Tensor  []; 0 for an empty list
+function M.get_total_norm(tensors, given)
+  local order = opts("get_total_norm", given, { norm_type = 2 }).norm_type
+  local list = list_of("get_total_norm", tensors)
+  if #list == 0 then return create.zeros({}) end
+  return scope.scope(function()
+    local norms = {}
+    for k, t in ipairs(list) do norms[k] = t:norm(order) end
+    return shape.stack(norms):norm(order)
+  end)
+end
+
+--- All elements of a list of tensors, in order. The result has a gradient if they have one.
+---@param params Tensor[]  on one device
+---@return Tensor  [number of elements]
+function M.parameters_to_vector(params)
+  local list = list_of("parameters_to_vector", params)
+  opts.need(#list > 0, list, "at least one tensor", "parameters_to_vector: argument 1")
+  return scope.scope(function()
+    local parts = {}
+    for k, p in ipairs(list) do parts[k] = p:reshape(-1) end
+    return shape.cat(parts)
+  end)
+end
+
+--- Copies the elements of a vector into a list of tensors, in order, without a graph. Errors: the vector has another
+--- number of elements than they have.
+---@param vec Tensor  [number of elements]
+---@param params Tensor[]  are overwritten
+function M.vector_to_parameters(vec, params)
+  opts.expect(vec, tensor.a_tensor, "vector_to_parameters: vector")
+  local list, total = list_of("vector_to_parameters", params), 0
+  for _, p in ipairs(list) do total = total + p:numel() end
+  if vec.ndim ~= 1 or vec:numel() ~= total then
+    errors.raise("vector_to_parameters: the vector has shape %s, expected [%d]", tostring(vec.shape), total)
+  end
+  no_grad(scope.scope, function()
+    local first = 1
+    for _, p in ipairs(list) do
+      local n = p:numel()
+      p:detach():copy_(vec:narrow(1, first, n):reshape(p.shape))
+      first = first + n
+    end
+  end)
+end
+
+return M

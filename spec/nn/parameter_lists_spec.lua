@@ -1,0 +1,94 @@
+-- SPDX-License-Identifier: MIT
+--- ParameterList, ParameterDict, and the removal of a container's elements.
+local ms = require "moonshard"
+local nn = ms.nn
+local raises = require "spec.support.raises"
+
+local function names(m)
+  local list = {}
+  for name in m:named_parameters() do list[#list + 1] = name end
+  return table.concat(list, " ")
+end
+
+describe("ParameterList", function()
+  it("registers its parameters under their positions, and makes parameters of tensors", function()
+    local p = nn.Parameter(ms.ones(2))
+    local list = nn.ParameterList { p, ms.zeros(3) }
+    assert.equal("1 2", names(list))
+    assert.equal(p, list[1])
+    assert.equal(list[2], list[-1])
+    assert.is_true(list[2]:isa(nn.Parameter) and list[2].requires_grad)
+    assert.is_nil(list[3])
+    assert.equal("ParameterList([2], [3])", tostring(list))
+  end)
+
+  it("grows, is visited in order, and loses only its last element", function()
+    local list = nn.ParameterList()
+    for n = 1, 11 do list:append(ms.ones(n)) end
+    local seen = {}
+    for i, p in list:each() do seen[i] = p:numel() end
+    assert.are.same({ 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 }, seen)
+    list[-1] = nil
+    assert.equal(10, list:len())
+    list[2] = ms.ones(5)
+    assert.equal(5, list[2]:numel())
+    raises("ParameterList: assigning nil can only remove the last element, not element 2 of 10",
+      function() list[2] = nil end)
+    raises("ParameterList: position 12 is out of range for 10 elements", function() list[12] = ms.ones(1) end)
+    raises("ParameterList: element 1 is a number (3), expected a tensor", function() list[1] = 3 end)
+    raises("ParameterList: append: argument 1 is a number (3), expected a tensor", function() list:append(3) end)
+  end)
+
+  it("trains, and loads a state dict that counts from 0", function()
+    local Net = nn.Module:extend "Net"
+    function Net:init() self.parts = nn.ParameterList { ms.ones(2), ms.ones(2) } end
+    function Net:forward(x) return (x * self.parts[1] + self.parts[2]):sum() end
+    local net = Net()
+    net(ms.tensor { 3, 4 }):backward()
+    assert.are.same({ 3, 4 }, net.parts[1].grad:tolist())
+    net:load_state_dict({ ["parts.0"] = ms.full({ 2 }, 5), ["parts.1"] = ms.full({ 2 }, 6) }, { count_from = 0 })
+    assert.are.same({ { 5, 5 }, { 6, 6 } }, { net.parts[1]:tolist(), net.parts[2]:tolist() })
+  end)
+
+  it("refuses names, other values and calls", function()
+    raises("ParameterList: parameters are numbered, got the key 'a'; use ParameterDict for names",
+      function() return nn.ParameterList { a = ms.ones(1) } end)
+    raises("ParameterList: argument 1 is a number (3), expected a list of parameters",
+      function() return nn.ParameterList(3) end)
+    raises("ParameterList has no forward, so it cannot be called", nn.ParameterList())
+  end)
+end)
+
+describe("ParameterDict", function()
+  it("keeps the order of pairs, and sorts a table by name", function()
+    local dict = nn.ParameterDict { { "z", ms.ones(2) }, { "a", ms.ones(1) } }
+    assert.are.same({ "z", "a" }, dict:keys())
+    assert.equal("z a", names(dict))
+    assert.equal("a z", names(nn.ParameterDict { z = ms.ones(2), a = ms.ones(1) }))
+    assert.equal("ParameterDict(z [2], a [1])", tostring(dict))
+    dict.m = ms.zeros(3)
+    dict.z = nil
+    assert.equal("a m", names(dict))
+    assert.is_true(dict.m:isa(nn.Parameter))
+  end)
+
+  it("refuses what is no parameter, and names of methods", function()
+    raises("ParameterDict: 'a' is a number (1), expected a tensor", function() return nn.ParameterDict { a = 1 } end)
+    raises("ParameterDict: 'train' is a method of Module; choose another name for the parameter",
+      function() return nn.ParameterDict { train = ms.ones(1) } end)
+  end)
+end)
+
+describe("pop", function()
+  it("removes an element and returns it; the later ones move forward", function()
+    for _, class in ipairs { nn.Sequential, nn.ModuleList } do
+      local list = class(nn.ReLU(), nn.Tanh(), nn.GELU())
+      assert.equal("GELU()", tostring(list:pop()))
+      assert.equal("ReLU()", tostring(list:pop(1)))
+      assert.equal(1, #list)
+      assert.equal("Tanh()", tostring(list[1]))
+      assert.equal("Tanh()", tostring(list:pop(-1)))
+      raises(list:class_name() .. ": pop: position -1 is out of range for 0 elements", function() list:pop() end)
+    end
+  end)
+end)
