@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Attention in tiles on the GPU (kernels/cuda/flash.cu): its results compared with the CPU's in float64, the tiles
---- that it visits, and the memory that it takes.
+--- Attention in tiles on the GPU (kernels/cuda/attention/flash.cu): its results compared with the CPU's in float64, the
+--- tiles that it visits, and the memory that it takes.
 local ms = require "moonshard"
 
 local there = ms.cuda.is_available()

@@ -66,7 +66,7 @@ function M.rows(root, build)
     error("the kernels cannot be compiled for sm_90a:\n" .. text, 0)
   end
   local rows = {}
-  local files = assert(io.popen(("ls '%skernels/cuda'"):format(root)))
+  local files = assert(io.popen(("find '%skernels/cuda' -name '*.cu' -printf '%%f\\n' | sort"):format(root)))
   for file in files:lines() do
     local stem = file:match "^(.*)%.cu$"
     if stem then

@@ -24,7 +24,7 @@ one() {
     local at=$out/$1
     if [ -f "$at.key" ] && [ "$(key "$1" 2>/dev/null | sha256sum)" = "$(cat "$at.key")" ]; then return; fi
     rm -f "$at.key"
-    nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "kernels/cuda/$1.cu"
+    nvcc "${options[@]}" -ptx -MD -MF "$at.d" -o "$at.ptx" "$(find kernels/cuda -name "$1.cu")"
     ptxas -arch=sm_90a -v -o /dev/null "$at.ptx" 2>"$at.log" || { cat "$at.log" >&2; return 1; }
     key "$1" | sha256sum >"$at.key"
 }
@@ -34,6 +34,6 @@ else
     exec 9>"$out/lock"
     flock 9                 # only one process at a time compiles
     # The largest first: two of them take most of the time.
-    (cd kernels/cuda && ls -S ./*.cu) | sed 's,^\./,,; s,\.cu$,,' |
+    find kernels/cuda -name '*.cu' -printf '%s %f\n' | sort -rn | sed 's,.* ,,; s,\.cu$,,' |
         xargs -P "$(nproc)" -n 1 "scripts/bench/support/ptx.sh" "$out"
 fi

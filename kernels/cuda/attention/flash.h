@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/flash.h -- tiles of attention on tensor cores, shared by flash.cu and flash_backward.cu.
+// cuda/attention/flash.h -- tiles of attention on tensor cores, shared by flash.cu and flash_backward.cu.
 //
 // A block has 4 warps and computes 64 rows of a result, 16 per warp. A tile in shared memory has rows of D (64 or 128)
 // numbers of 16 bits, in chunks of 16 bytes; chunk c of row r is stored at c ^ (r % 8), so that 8 rows of one column of
@@ -7,7 +7,7 @@
 #ifndef MS_FLASH_H
 #define MS_FLASH_H
 
-#include "cuda/attention.h"
+#include "cuda/attention/attention.h"
 #include "cuda/blocks.h"
 #include "cuda/tensor_core.h"
 

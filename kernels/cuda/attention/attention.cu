@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (ms__flash_fits: float32 and
-// float64, masks with a gradient, heads above 128, misaligned views): matrix products and one pass over each row of
+// cuda/attention/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (ms__flash_fits: float32
+// and float64, masks with a gradient, heads above 128, misaligned views): matrix products and one pass over each row of
 // scores. During a call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs'
 // dtype). Forward saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU:
 // the same random numbers drop the same elements.
-#include "cuda/flash.h"
+#include "cuda/attention/flash.h"
 #include "cuda/product.h"
 
 struct scores {

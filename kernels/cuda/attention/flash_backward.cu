@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/flash_backward.cu -- gradients of attention without the matrix of scores, on tensor cores. Two passes compute
-// the scores again, so that each sum is computed by one block in a fixed order. This takes 7 products, no atomics, and
-// memory for one number per row: delta, the dot product of the rows of g and o minus the gradient of the logsumexp. In
-// the first pass a block computes dq and delta for 64 queries. In the second pass a block computes dk and dv for 64
-// keys; its scores are transposed, so that their registers are already fragments of its other products.
-#include "cuda/flash.h"
+// cuda/attention/flash_backward.cu -- gradients of attention without the matrix of scores, on tensor cores. Two passes
+// compute the scores again, so that each sum is computed by one block in a fixed order. This takes 7 products, no
+// atomics, and memory for one number per row: delta, the dot product of the rows of g and o minus the gradient of the
+// logsumexp. In the first pass a block computes dq and delta for 64 queries. In the second pass a block computes dk and
+// dv for 64 keys; its scores are transposed, so that their registers are already fragments of its other products.
+#include "cuda/attention/flash.h"
 
 // The dot product of row i of g and of o. Lanes 2 r and 2 r + 1 call it with the same i: each adds up half of the
 // products, and both get the sum. 0 for i >= tq.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cuda/flash.cu -- attention without the matrix of scores, for bfloat16 and float16 on tensor cores (Dao 2023:
-// "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning").
+// cuda/attention/flash.cu -- attention without the matrix of scores, for bfloat16 and float16 on tensor cores (Dao
+// 2023: "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning").
 //
 // A block computes 64 queries of a head and iterates over tiles of 64 or 32 keys; if attention is causal, only over
 // tiles with keys that its queries attend to. Keys and values of the next tile are copied while one is computed. Each
 // row keeps its running maximum and sum; the output is divided by the sum at the end. Saves the logsumexp.
-#include "cuda/flash.h"
+#include "cuda/attention/flash.h"
 
 template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_kernel(flash f)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention.h -- the sizes and operands of a call of attention.
+// cuda/attention/attention.h -- the sizes and operands of a call of attention.
 #ifndef MS_CUDA_ATTENTION_H
 #define MS_CUDA_ATTENTION_H
 
