@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: MIT
-// cuda/batch_norm.cu -- batch_norm and its gradient. Sums are computed by one block per channel, in float64, in a fixed
-// order; each thread computes WIDE elements of the output or of dx, in float32 or float64.
+// cuda/batch_norm.cu -- batch_norm and its gradient. Sums are computed by one block per channel, or by several where
+// channels are few and large (segments.h), in float64, in a fixed order; each thread computes WIDE elements of the
+// output or of dx, in float32 or float64.
 #include "formulas/batch_norm.h"
-#include "cuda/blocks.h"
+#include "cuda/segments.h"
 
 // x is [n, c, s]: c is the second dimension of the tensor, s the product of all later ones. stats: dtype of mean and
 // variance.
-struct bn_sizes : planes {
+struct bn_sizes : channel_parts {
     int dtype, stats;
     bool training;
     double eps;
 };
-static bn_sizes bn_sizes_of(const ms_tensor *x, bool training, double eps)
+// operands: the number of tensors that are summed.
+static bn_sizes bn_sizes_of(const ms_tensor *x, int operands, bool training, double eps)
 {
-    bn_sizes z = { { x->shape[0], x->shape[1], 1 }, x->dtype, x->dtype == MS_F64 ? MS_F64 : MS_F32, training, eps };
-    for (int d = 2; d < x->ndim; d++) z.s *= x->shape[d];
-    return z;
+    planes all = { x->shape[0], x->shape[1], 1 };
+    for (int d = 2; d < x->ndim; d++) all.s *= x->shape[d];
+    return { channel_parts_of(all, (int)ms__dtype_size(x->dtype), operands), x->dtype,
+             x->dtype == MS_F64 ? MS_F64 : MS_F32, training, eps };
 }
 
 // A tensor with one number per channel, of any dtype; data is NULL if the call has none.
@@ -29,45 +32,72 @@ static __device__ inline double at_channel(const by_channel &t, int64_t c, doubl
     return t.data ? load<double>(t.dtype, t.data, c) : absent;
 }
 
-// Mean and (biased) variance of every channel.
-template <class S> __global__ void bn_stats_kernel(bn_sizes z, const S *x, void *mean, void *var)
+// The mean of every segment of a channel, and the sum of the squared deviations from it: parts[2 * block], [.. + 1].
+template <class S> __global__ void bn_stats_kernel(bn_sizes z, const S *x, double *parts)
 {
     __shared__ double shared[BLOCK];
     alignas(16) __shared__ S tile[ROUND];
-    int64_t c = blockIdx.x, count = z.n * z.s;
+    channel_part my = channel_part_of(z);
     double m = 0, sum = 0;
     for (int pass = 0; pass < 2; pass++) {
         sum = 0;
-        for (int64_t first = 0; first < count; first += ROUND) {
-            fill_tile(tile, z, x, c, first, count);
+        for (int64_t first = my.from; first < my.to; first += ROUND) {
+            fill_tile(tile, z, x, my.c, first, my.to);
             __syncthreads();
-            for (int j = threadIdx.x; j < ROUND && first + j < count; j += BLOCK) {
+            for (int j = threadIdx.x; j < ROUND && first + j < my.to; j += BLOCK) {
                 double v = (double)one_of(tile + j), d = v - m;
                 sum += pass ? d * d : v;
             }
             __syncthreads();
         }
         sum = block_sum(sum, shared);
-        if (pass == 0) m = sum / (double)count;
+        if (pass == 0) m = sum / (double)(my.to - my.from);
     }
     if (threadIdx.x != 0) return;
-    store<double>(z.stats, mean, c, m);
-    store<double>(z.stats, var, c, sum / (double)count);
+    parts[2 * (int64_t)blockIdx.x] = m;
+    parts[2 * (int64_t)blockIdx.x + 1] = sum;
+}
+// Combines the segments of a channel: a warp computes its mean and (biased) variance (Chan, Golub and LeVeque 1983).
+static __device__ inline void join_stats(const bn_sizes &z, const double *parts, double *mean, double *var)
+{
+    double sum = 0, spread = 0, count = (double)(z.n * z.s);
+    auto elements = [&](int64_t s) { return (double)(s + 1 < z.segments ? z.segment : z.n * z.s - s * z.segment); };
+    for (int64_t s = threadIdx.x % 32; s < z.segments; s += 32) sum += parts[2 * s] * elements(s);
+    double m = z.segments > 1 ? warp_sum(sum) / count : parts[0];
+    for (int64_t s = threadIdx.x % 32; s < z.segments; s += 32)
+        spread += parts[2 * s + 1] + elements(s) * (parts[2 * s] - m) * (parts[2 * s] - m);
+    *mean = m;
+    *var = warp_sum(spread) / count;
 }
 
 // The factors of a channel: y or dx = of_g * g + of_x * (x - mean) + alone. CENTRE: the mean. Factor f of channel c is
 // factors[f * C + c], where C is the number of channels.
 enum { OF_G, OF_X, ALONE, CENTRE, FACTORS };
-// Computes the factors of y in a kernel of their own, so that there is one square root per channel.
-__global__ void bn_scale_kernel(bn_sizes z, by_channel mean, by_channel var, by_channel w, by_channel b,
-                                double *factors)
+struct bn_inputs {
+    by_channel mean, var, w, b;
+};
+// Where the statistics of training are stored.
+struct bn_outputs {
+    void *mean, *var;
+};
+// Computes the factors of y in a kernel of their own, so that there is one square root per channel. A warp per channel.
+// In training, parts are those of bn_stats_kernel; otherwise NULL: the mean and variance are inputs.
+__global__ void bn_scale_kernel(bn_sizes z, const double *parts, bn_inputs t, bn_outputs o, double *factors)
 {
-    int64_t c = GLOBAL_INDEX;
+    int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     if (c >= z.c) return;
+    double mean = at_channel(t.mean, c, 0), var = at_channel(t.var, c, 1);
+    if (parts) join_stats(z, parts + 2 * c * z.segments, &mean, &var);
+    if (threadIdx.x % 32 != 0) return;
+    if (parts) {
+        store<double>(z.stats, o.mean, c, mean);
+        store<double>(z.stats, o.var, c, var);
+        mean = load<double>(z.stats, o.mean, c), var = load<double>(z.stats, o.var, c);  // as backward will read them
+    }
     factors[OF_G * z.c + c] = 0;
-    factors[OF_X * z.c + c] = ms_bn_scale(at_channel(var, c, 1), z.eps, at_channel(w, c, 1));
-    factors[ALONE * z.c + c] = at_channel(b, c, 0);
-    factors[CENTRE * z.c + c] = at_channel(mean, c, 0);
+    factors[OF_X * z.c + c] = ms_bn_scale(var, z.eps, at_channel(t.w, c, 1));
+    factors[ALONE * z.c + c] = at_channel(t.b, c, 0);
+    factors[CENTRE * z.c + c] = mean;
 }
 
 // Stores y (g is NULL) or dx (g is the gradient of y) in out.
@@ -100,20 +130,20 @@ struct bn_channels {
     by_channel w, mean, var, gmean, gvar;
     void *dw, *db, *dmean, *dvar;
 };
-// One block per channel: stores its gradients, and the factors of dx.
-template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const S *x, bn_channels t, double *factors)
+// The sums of g and of g (x - mean) over a segment of a channel: parts[2 * block], [.. + 1].
+template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const S *x, by_channel mean, double *parts)
 {
     typedef real_of<S> T;
     __shared__ double shared[BLOCK];
     alignas(16) __shared__ S tile[2][ROUND];
-    int64_t c = blockIdx.x, count = z.n * z.s;
-    T m = (T)at_channel(t.mean, c, 0);
+    channel_part my = channel_part_of(z);
+    T m = (T)at_channel(mean, my.c, 0);
     double sg = 0, sgx = 0;
-    for (int64_t first = 0; g && first < count; first += ROUND) {
-        fill_tile(tile[0], z, g, c, first, count);
-        fill_tile(tile[1], z, x, c, first, count);
+    for (int64_t first = my.from; first < my.to; first += ROUND) {
+        fill_tile(tile[0], z, g, my.c, first, my.to);
+        fill_tile(tile[1], z, x, my.c, first, my.to);
         __syncthreads();
-        for (int j = threadIdx.x; j < ROUND && first + j < count; j += BLOCK) {
+        for (int j = threadIdx.x; j < ROUND && first + j < my.to; j += BLOCK) {
             double v = (double)one_of(tile[0] + j);
             sg += v;
             sgx += v * (double)(one_of(tile[1] + j) - m);
@@ -123,10 +153,26 @@ template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const 
     sg = block_sum(sg, shared);
     sgx = block_sum(sgx, shared);
     if (threadIdx.x != 0) return;
+    parts[2 * (int64_t)blockIdx.x] = sg;
+    parts[2 * (int64_t)blockIdx.x + 1] = sgx;
+}
+// Stores the gradients of each channel, and the factors of dx. A warp per channel. parts: of bn_sums_kernel; NULL:
+// there is no g, the sums are 0.
+__global__ void bn_finish_kernel(bn_sizes z, const double *parts, bn_channels t, double *factors)
+{
+    int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (c >= z.c) return;
+    double sg = 0, sgx = 0;
+    if (parts) {
+        parts += 2 * c * z.segments;
+        for (int64_t s = threadIdx.x % 32; s < z.segments; s += 32) sg += parts[2 * s], sgx += parts[2 * s + 1];
+        sg = warp_sum(sg), sgx = warp_sum(sgx);
+    }
+    if (threadIdx.x % 32 != 0) return;
     ms_bn_sums s = { at_channel(t.var, c, 1),
                      z.eps,
                      at_channel(t.w, c, 1),
-                     (double)count,
+                     (double)(z.n * z.s),
                      at_channel(t.gmean, c, 0),
                      at_channel(t.gvar, c, 0),
                      sg,
@@ -162,29 +208,43 @@ static ms_status apply(ms_call *c, const planes &z, const ms_tensor *g, const ms
 #undef APPLY
 }
 
+// Memory for the factors of all channels, and for two parts per segment of each.
+struct bn_room : scratch {
+    double *factors, *parts;
+    ms_status make(const ms_call *c, int device, const bn_sizes &z)
+    {
+        MS_TRY(alloc(c, device, (FACTORS + 2 * z.segments) * z.c * (int64_t)sizeof(double)));
+        factors = (double *)data;
+        parts = factors + FACTORS * z.c;
+        return MS_OK;
+    }
+};
+
 static ms_status run_batch_norm(ms_call *c)
 {
     ms_tensor *y = c->out[0];
     if (y->numel == 0) return nothing(c);
-    bn_sizes z = bn_sizes_of(c->in[0], c->i[0] != 0, c->f[0]);
+    bn_sizes z = bn_sizes_of(c->in[0], 1, c->i[0] != 0, c->f[0]);
     const char *what = c->op->name;
     int index = index_of(y);
     held_inputs h;
-    scratch room;
+    bn_room room;
     MS_TRY(h.hold(c));
-    MS_TRY(room.alloc(c, ms__device(y), FACTORS * z.c * (int64_t)sizeof(double)));
+    MS_TRY(room.make(c, ms__device(y), z));
     if (z.training) {
-#define STATS(S, T)                                                                                                   \
-    MS_TRY(launch_blocks(what, index, bn_stats_kernel<S>, z.c, BLOCK, z, (S *)ms__data(h.in[0]), ms__data(c->out[1]), \
-                         ms__data(c->out[2])))
+#define STATS(S, T)                                                                                                \
+    MS_TRY(launch_blocks(what, index, bn_stats_kernel<S>, z.c *z.segments, BLOCK, z, (const S *)ms__data(h.in[0]), \
+                         room.parts))
         WITH_FLOAT_TYPE(z.dtype, STATS)
 #undef STATS
     }
-    by_channel mean = channels(z.training ? c->out[1] : h.in[3]), var = channels(z.training ? c->out[2] : h.in[4]);
-    double *factors = (double *)room.data;
-    MS_TRY(launch(what, index, bn_scale_kernel, up(z.c, BLOCK), BLOCK, z, mean, var, channels(h.in[1]),
-                  channels(h.in[2]), factors));
-    return apply(c, z, NULL, h.in[0], factors, y);
+    bn_inputs t = { {}, {}, channels(h.in[1]), channels(h.in[2]) };
+    bn_outputs o = {};
+    if (z.training) o = { ms__data(c->out[1]), ms__data(c->out[2]) };
+    else t.mean = channels(h.in[3]), t.var = channels(h.in[4]);
+    MS_TRY(launch_blocks(what, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z,
+                         (const double *)(z.training ? room.parts : NULL), t, o, room.factors));
+    return apply(c, z, NULL, h.in[0], room.factors, y);
 }
 
 // Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask
@@ -192,22 +252,27 @@ static ms_status run_batch_norm(ms_call *c)
 static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);
-    bn_sizes z = bn_sizes_of(c->in[1], c->i[0] != 0, c->f[0]);
+    bn_sizes z = bn_sizes_of(c->in[1], 2, c->i[0] != 0, c->f[0]);
+    const char *what = c->op->name;
+    int index = index_of(c->in[1]);
     held_inputs h;
-    scratch room;
+    bn_room room;
     MS_TRY(h.hold(c));
-    MS_TRY(room.alloc(c, ms__device(c->in[1]), FACTORS * z.c * (int64_t)sizeof(double)));
+    MS_TRY(room.make(c, ms__device(c->in[1]), z));
     bn_channels t = { channels(h.in[2]),           channels(h.in[3]),           channels(h.in[4]),
                       channels(h.in[5]),           channels(h.in[6]),           data_of(ms__grad_out(c, 1)),
                       data_of(ms__grad_out(c, 2)), data_of(ms__grad_out(c, 3)), data_of(ms__grad_out(c, 4)) };
     ms_tensor *dx = ms__grad_out(c, 0);
-    double *factors = (double *)room.data;
+    if (h.in[0]) {
 #define SUMS(S, T)                                                                                                \
-    MS_TRY(launch_blocks(c->op->name, index_of(h.in[1]), bn_sums_kernel<S>, z.c, BLOCK, z, (S *)data_of(h.in[0]), \
-                         (S *)ms__data(h.in[1]), t, factors))
-    WITH_FLOAT_TYPE(z.dtype, SUMS)
+    MS_TRY(launch_blocks(what, index, bn_sums_kernel<S>, z.c *z.segments, BLOCK, z, (const S *)ms__data(h.in[0]), \
+                         (const S *)ms__data(h.in[1]), t.mean, room.parts))
+        WITH_FLOAT_TYPE(z.dtype, SUMS)
 #undef SUMS
-    return dx ? apply(c, z, h.in[0], h.in[1], factors, dx) : MS_OK;
+    }
+    MS_TRY(launch_blocks(what, index, bn_finish_kernel, up(z.c, WARPS), BLOCK, z,
+                         (const double *)(h.in[0] ? room.parts : NULL), t, room.factors));
+    return dx ? apply(c, z, h.in[0], h.in[1], room.factors, dx) : MS_OK;
 }
 
 extern const ms_cuda_kernel ms__cuda_batch_norm[];

@@ -2,13 +2,13 @@
 // cuda/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
 // time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel (with stride 1
 // and no padding) the images are the matrices. A bias is stored as an additional column of the weight and a row of
-// ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in the order
-// of the images; gradients of the bias in float64.
+// ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in a fixed
+// order; gradients of the bias in float64.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 #include "rows/conv.h"
-#include "cuda/blocks.h"
 #include "cuda/product.h"
+#include "cuda/segments.h"
 
 // Bytes for the unfolded matrices of one round; a single image may need more. Few in the emulator, so that specs take
 // several rounds.
@@ -25,7 +25,8 @@ struct images {
 };
 
 // Unfolds each image to `rows` rows of L columns: K rows, and with a bias one more, of ones. A thread computes WIDE
-// columns of a row. They are adjacent in the image if the stride is 1 and they lie in one row of the output.
+// columns of a row. If they lie in one row of the output, they are adjacent in the image (stride 1), or every other of
+// twice as many (stride 2).
 template <class S>
 __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
 {
@@ -39,6 +40,12 @@ __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some
     x += ((some.first + n) * v.in + some.group * C + c) * v.h * v.w;
     if (c < C && v.sw == 1 && ox + WIDE <= v.ow) {
         read_pack(x + h * v.w, w, h >= 0 && h < v.h ? v.w : 0, (T)0, out);
+    } else if (c < C && v.sw == 2 && ox + WIDE <= v.ow) {
+        T low[WIDE], high[WIDE];
+        read_pack(x + h * v.w, w, h >= 0 && h < v.h ? v.w : 0, (T)0, low);
+        read_pack(x + h * v.w, w + WIDE, h >= 0 && h < v.h ? v.w : 0, (T)0, high);
+        UNROLL
+        for (int e = 0; e < WIDE / 2; e++) out[e] = low[2 * e], out[e + WIDE / 2] = high[2 * e];
     } else {
         UNROLL
         for (int e = 0; e < WIDE; e++) {
@@ -52,7 +59,8 @@ __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some
 }
 
 // The gradients of these images: for each element the sum over the kernel elements that read it, in order. A thread
-// computes WIDE elements of a row; if the stride is 1, a kernel element's contributions to them are adjacent in cols.
+// computes WIDE elements of a row; if the stride is 1 or 2, a kernel element's contributions to them are adjacent in
+// cols.
 template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, S *dx)
 {
     typedef real_of<S> T;
@@ -75,6 +83,15 @@ template <class S> __global__ void fold_kernel(ms_conv v, images some, const rea
             }
             int64_t ox = x / v.sw, past = x - ox * v.sw;
             if (past < 0) ox--, past += v.sw;
+            if (v.sw == 2) {
+                read_pack(from, ox + past, v.ow, (T)0, part);
+                UNROLL
+                for (int e = 0; e < WIDE / 2; e++) {
+                    if (past) sum[2 * e + 1] += part[e];
+                    else sum[2 * e] += part[e];
+                }
+                continue;
+            }
             UNROLL
             for (int e = 0; e < WIDE; e++) {
                 if (past == 0 && ox >= 0 && ox < v.ow) sum[e] += from[ox];
@@ -85,40 +102,68 @@ template <class S> __global__ void fold_kernel(ms_conv v, images some, const rea
     write_pack(dx + (plane + n * (v.in - C) + some.first * v.in + some.group * C) * v.h * v.w + h * v.w, w, v.w, sum);
 }
 
-// Adds the n partial results of each image to sums, in order. The call for the last images stores the group's part of
-// dw.
-template <class S>
-__global__ void add_parts_kernel(int64_t n, images some, const real_of<S> *parts, real_of<S> *sums, S *dw)
+// Partial results of n elements: `count` of them, each `step` elements after the one before it.
+struct part_list {
+    int64_t n, count, step;
+};
+// Adds the parts of each run of `run` adjacent ones, in order. Used where parts are many and n is small.
+template <class T> __global__ void add_runs_kernel(part_list p, int64_t run, const T *parts, T *sums)
 {
-    typedef real_of<S> T;
-    int64_t i = GLOBAL_INDEX * WIDE;
-    if (i >= n) return;
+    int64_t packs = (p.n + WIDE - 1) / WIDE, at = GLOBAL_INDEX / packs, i = (GLOBAL_INDEX - at * packs) * WIDE;
+    int64_t first = at * run, last = first + run < p.count ? first + run : p.count;
     T sum[WIDE] = {}, v[WIDE];
-    if (some.first) read_pack(sums, i, n, (T)0, sum);
-    for (int64_t k = 0; k < some.count; k++) {
-        read_pack(parts + k * n, i, n, (T)0, v);
+    if (first >= p.count) return;
+    for (int64_t k = first; k < last; k++) {
+        read_pack(parts + k * p.step, i, p.n, (T)0, v);
         UNROLL
         for (int e = 0; e < WIDE; e++) sum[e] += v[e];
     }
-    if (some.last) write_pack(dw + some.group * n, i, n, sum);
-    else write_pack(sums, i, n, sum);
+    write_pack(sums + at * p.n, i, p.n, sum);
+}
+// Adds the parts to sums, in order. The call for the last images stores the group's part of dw.
+template <class S>
+__global__ void add_parts_kernel(part_list p, images some, const real_of<S> *parts, real_of<S> *sums, S *dw)
+{
+    typedef real_of<S> T;
+    int64_t i = GLOBAL_INDEX * WIDE;
+    if (i >= p.n) return;
+    T sum[WIDE] = {}, v[WIDE];
+    if (some.first) read_pack(sums, i, p.n, (T)0, sum);
+    for (int64_t k = 0; k < p.count; k++) {
+        read_pack(parts + k * p.step, i, p.n, (T)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum[e] += v[e];
+    }
+    if (some.last) write_pack(dw + some.group * p.n, i, p.n, sum);
+    else write_pack(sums, i, p.n, sum);
 }
 
-// The gradient of the bias: the sum of g over images and positions, one block per output channel.
-template <class S> __global__ void bias_kernel(planes z, const S *g, S *db)
+// The gradient of the bias: the sum of g over images and positions. Stores it, or with several segments a part for
+// each.
+template <class S> __global__ void bias_kernel(channel_parts p, const S *g, double *parts, S *db)
 {
     __shared__ double shared[BLOCK];
     alignas(16) __shared__ S tile[ROUND];
-    int64_t count = z.n * z.s;
+    channel_part my = channel_part_of(p);
     double sum = 0;
-    for (int64_t first = 0; first < count; first += ROUND) {
-        fill_tile(tile, z, g, blockIdx.x, first, count);
+    for (int64_t first = my.from; first < my.to; first += ROUND) {
+        fill_tile(tile, p, g, my.c, first, my.to);
         __syncthreads();
-        for (int j = threadIdx.x; j < ROUND && first + j < count; j += BLOCK) sum += (double)one_of(tile + j);
+        for (int j = threadIdx.x; j < ROUND && first + j < my.to; j += BLOCK) sum += (double)one_of(tile + j);
         __syncthreads();
     }
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) store_one(db + blockIdx.x, sum);
+    if (threadIdx.x != 0) return;
+    if (parts) parts[blockIdx.x] = sum;
+    else store_one(db + my.c, sum);
+}
+// A warp per channel.
+template <class S> __global__ void bias_join_kernel(channel_parts p, const double *parts, S *db)
+{
+    int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (c >= p.c) return;
+    double sum = join_parts(parts + c * p.segments, p.segments);
+    if (threadIdx.x % 32 == 0) store_one(db + c, sum);
 }
 
 // A convolution: its sizes, and the number of images processed at a time.
@@ -230,14 +275,46 @@ static ms_status run_conv2d(ms_call *c)
 static int sums_dtype(const conv_job *j) { return j->dtype == MS_F64 ? MS_F64 : MS_F32; }
 static int64_t sums_size(const conv_job *j) { return ms__dtype_size(sums_dtype(j)); }
 
-// dw = gradient columns^T, summed over images. parts: `at_once` partial results, followed by the sums.
-static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols, char *parts,
-                                 ms_tensor *dw)
+// Memory of a weight's gradient: partial results of `at_once` images; where the weight is small, sums of several runs
+// of these; the sum so far.
+struct weight_room {
+    scratch parts, runs, sums;
+    int64_t n_runs;  // 1: a launch that adds all parts has enough blocks, of 64 threads with WIDE elements each
+    ms_status make(const ms_call *c, const conv_job *j)
+    {
+        int64_t n = j->M * j->K, bytes = n * sums_size(j);
+        n_runs = up(ENOUGH * 64, up(n, WIDE));
+        if (n_runs > 64) n_runs = 64;
+        if (j->at_once * bytes < LARGE) n_runs = 1;
+        MS_TRY(parts.alloc(c, j->device, j->at_once * bytes));
+        if (n_runs > 1) MS_TRY(runs.alloc(c, j->device, n_runs * bytes));
+        return sums.alloc(c, j->device, bytes);
+    }
+};
+template <class S>
+static ms_status add_parts(const conv_job *j, const images &some, const weight_room &room, ms_tensor *dw)
+{
+    typedef real_of<S> T;
+    part_list p = { j->M * j->K, some.count, j->M * j->K };
+    const T *parts = (const T *)room.parts.data;
+    int64_t packs = up(p.n, WIDE);
+    if (room.n_runs > 1 && p.count > 1) {
+        int64_t run = up(p.count, room.n_runs);
+        p.count = up(p.count, run);
+        MS_TRY(launch(j->what, j->index, add_runs_kernel<T>, up(p.count * packs, 64), 64,
+                      part_list { p.n, some.count, p.step }, run, parts, (T *)room.runs.data));
+        parts = (const T *)room.runs.data;
+    }
+    grid threads = grid_of(packs);
+    return launch(j->what, j->index, add_parts_kernel<S>, threads.blocks, threads.threads, p, some, parts,
+                  (T *)room.sums.data, (S *)ms__data(dw));
+}
+
+// dw = gradient columns^T, summed over images.
+static ms_status weight_gradient(const conv_job *j, const void *gradient, const void *x, void *cols,
+                                 const weight_room &room, ms_tensor *dw)
 {
     const ms_conv &v = j->v;
-    int64_t n = j->M * j->K;
-    grid threads = grid_of(up(n, WIDE));
-    char *sums = parts + j->at_once * n * sums_size(j);
     for (int64_t g = 0; g < v.groups; g++)
         for (int64_t first = 0; first < v.n; first += j->at_once) {
             images some = images_of(j, g, first);
@@ -248,11 +325,9 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
             p.a_bs[0] = v.out * j->L;
             p.b = j->pointwise ? element(j, x, (first * v.in + g * j->C) * j->L) : cols, p.b_rs = 1, p.b_cs = j->L;
             p.b_bs[0] = (j->pointwise ? v.in : j->K) * j->L;
-            p.c = parts, p.c_bs[0] = n;
+            p.c = room.parts.data, p.c_bs[0] = j->M * j->K;
             MS_TRY(ms__cuda_product(j->index, &p));
-#define ADD_PARTS(S, T)                                                                                         \
-    MS_TRY(launch(j->what, j->index, add_parts_kernel<S>, threads.blocks, threads.threads, n, some, (T *)parts, \
-                  (T *)sums, (S *)ms__data(dw)))
+#define ADD_PARTS(S, T) MS_TRY(add_parts<S>(j, some, room, dw))
             WITH_FLOAT_TYPE(dw->dtype, ADD_PARTS)
 #undef ADD_PARTS
         }
@@ -288,11 +363,19 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
     return MS_OK;
 }
 
-static ms_status bias_gradient(const conv_job *j, const ms_tensor *g, ms_tensor *db)
+template <class S> static ms_status bias_typed(const ms_call *c, const conv_job *j, const S *g, S *db)
 {
-    planes z = { j->v.n, j->v.out, j->L };
-#define BIAS(S, T) \
-    return launch_blocks(j->what, j->index, bias_kernel<S>, z.c, BLOCK, z, (S *)ms__data(g), (S *)ms__data(db))
+    channel_parts p = channel_parts_of({ j->v.n, j->v.out, j->L }, sizeof(S), 1);
+    scratch parts;
+    if (p.segments > 1) MS_TRY(parts.alloc(c, j->device, p.c * p.segments * (int64_t)sizeof(double)));
+    double *sums = (double *)parts.data;
+    MS_TRY(launch_blocks(j->what, j->index, bias_kernel<S>, p.c * p.segments, BLOCK, p, g, sums, db));
+    if (p.segments == 1) return MS_OK;
+    return launch_blocks(j->what, j->index, bias_join_kernel<S>, up(p.c, WARPS), BLOCK, p, (const double *)sums, db);
+}
+static ms_status bias_gradient(const ms_call *c, const conv_job *j, const ms_tensor *g, ms_tensor *db)
+{
+#define BIAS(S, T) return bias_typed(c, j, (const S *)ms__data(g), (S *)ms__data(db))
     WITH_FLOAT_TYPE(j->dtype, BIAS)
 #undef BIAS
 }
@@ -303,16 +386,17 @@ static ms_status backward(ms_call *c, conv_job *j, const held_inputs &h)
     ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     const ms_conv &v = j->v;
     int64_t n = j->M * j->K, size = sums_size(j);
-    scratch cols, parts;
-    if (db) MS_TRY(bias_gradient(j, g, db));
+    scratch cols;
+    if (db) MS_TRY(bias_gradient(c, j, g, db));
     if (dw && v.n == 0) MS_TRY(ms__cuda_fill_tensor(dw, 0));
     if (dx && j->M == 0) MS_TRY(ms__cuda_fill_tensor(dx, 0));
     if (n == 0 || v.n == 0) return MS_OK;
     take_images(j, size * (j->K * j->L > n ? j->K * j->L : n));
     if (!j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * size));
     if (dw) {
-        MS_TRY(parts.alloc(c, j->device, (j->at_once + 1) * n * size));
-        MS_TRY(weight_gradient(j, ms__data(g), ms__data(x), cols.data, parts.data, dw));
+        weight_room room;
+        MS_TRY(room.make(c, j));
+        MS_TRY(weight_gradient(j, ms__data(g), ms__data(x), cols.data, room, dw));
     }
     return dx ? input_gradient(j, ms__data(g), ms__data(w), cols.data, dx) : MS_OK;
 }

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
 // cuda/fold.h -- folds: sums, products, extremes and norms of a tensor's elements along any dimensions.
 //
-// A tensor is seen as outputs x length. Floating-point numbers are folded in float64, integers in int64. The shape
-// alone determines how the length is divided into segments, whose results are combined in order. Dense operands are
-// read 16 bytes at a time.
+// A tensor is seen as outputs x length. Floating-point numbers are folded in float64, integers in int64. Shape, strides
+// and dtype alone determine how the length is divided into segments, and how their results are combined. Dense operands
+// are read 16 bytes at a time.
 #ifndef MS_CUDA_FOLD_H
 #define MS_CUDA_FOLD_H
 
-#include "cuda/blocks.h"
+#include "cuda/segments.h"
 #include "rows/layout.h"
 
 enum {
     SUM,
     PROD,
+    PROD_NOT_0,  // of the elements that are not 0
     LARGEST,
     SMALLEST,
     COUNT,
@@ -24,7 +25,7 @@ enum {
     DEVIATION,
     EXP_SUM
 };
-enum { SEGMENT = 16384, MOST_SEGMENTS = 512 };
+enum { SEGMENT = 16384, MOST_SEGMENTS = 1024 };
 
 struct fold_plan {
     const char *data;
@@ -36,12 +37,10 @@ struct fold_plan {
     bool dense;                                  // floating-point elements that can be read 16 bytes at a time
 };
 
-// Divides the length into segments of about `part` elements; larger ones, if these would be more than MOST_SEGMENTS.
-static void cut(fold_plan *p, int64_t part)
+// Divides the length into n segments, or somewhat fewer; at most MOST_SEGMENTS.
+static void cut(fold_plan *p, int64_t n)
 {
-    p->segments = up(p->length, part);
-    if (p->segments > MOST_SEGMENTS) p->segments = MOST_SEGMENTS;
-    if (p->segments < 1) p->segments = 1;
+    p->segments = n < 1 ? 1 : n > MOST_SEGMENTS ? (int64_t)MOST_SEGMENTS : n;
     p->segment = up(p->length, p->segments);
     if (p->segment > 0) p->segments = up(p->length, p->segment);
 }
@@ -52,17 +51,32 @@ static int64_t column_tiles(const fold_plan *p) { return up(p->kshape[p->nk - 1]
 static void finish_plan(fold_plan *p)
 {
     int size = ms__dtype_size(p->dtype), last = p->nk - 1;
+    int64_t bytes = p->outputs * p->length * size, n, more;
     p->dense = p->dtype <= MS_BF16 && p->length > 0 && p->outputs > 0;
     if (!p->columns) {
         p->dense = p->dense && p->nr == 1 && p->rstride[0] == size;
-        cut(p, SEGMENT);
-        return;
+        n = up(p->length, SEGMENT);
+        n = n > 512 ? 512 : n;
+        more = p->outputs * n < ENOUGH ? filling_segments(bytes, p->outputs, p->length, 4096 / size) : 1;
+        return cut(p, more > n ? more : n);
     }
     p->dense = p->dense && p->kstride[last] == size && p->kshape[last] % WIDE == 0 && (uintptr_t)p->data % 16 == 0;
     for (int d = 0; d < last; d++) p->dense = p->dense && p->kstride[d] % 16 == 0;
     for (int d = 0; d < p->nr; d++) p->dense = p->dense && p->rstride[d] % 16 == 0;
-    if (p->dense) cut(p, up(p->length, column_segments(p->length, column_tiles(p) * (p->outputs / p->kshape[last]))));
-    else cut(p, 256);  // one thread folds a segment of a column
+    if (p->dense) {
+        int64_t tiles = column_tiles(p) * (p->outputs / p->kshape[last]);
+        n = column_segments(p->length, tiles);
+        more = tiles * n < ENOUGH ? filling_segments(bytes, tiles, p->length, 4) : 1;
+        return cut(p, more > n ? more : n);
+    }
+    // One thread folds a segment of a column, in blocks of 64 threads where these are few.
+    n = up(p->length, 256);
+    n = n > 512 ? 512 : n;
+    if (p->outputs > 0 && p->outputs * n < ENOUGH * 64 && bytes >= LARGE) {
+        n = up(p->length, 8), more = up(2 * ENOUGH * 64, p->outputs);
+        if (more < n) n = more;
+    }
+    cut(p, n);
 }
 
 static fold_plan make_plan(const ms_tensor *x, unsigned dims)
@@ -97,12 +111,20 @@ template <class W> struct fold;
 template <> struct fold<double> {
     static __device__ inline double begin(int kind)
     {
-        return kind == PROD ? 1 : kind == LARGEST ? -INFINITY : kind == SMALLEST || kind == ABS_SMALLEST ? INFINITY : 0;
+        switch (kind) {
+        case PROD:
+        case PROD_NOT_0: return 1;
+        case LARGEST: return -INFINITY;
+        case SMALLEST:
+        case ABS_SMALLEST: return INFINITY;
+        default: return 0;
+        }
     }
     static __device__ inline double join(int kind, double a, double b)
     {
         switch (kind) {
-        case PROD: return a * b;
+        case PROD:
+        case PROD_NOT_0: return a * b;
         case LARGEST:
         case ABS_LARGEST: return ((b > a) | (b != b)) ? b : a;  // NaN propagates
         case SMALLEST:
@@ -113,6 +135,7 @@ template <> struct fold<double> {
     static __device__ inline double term(int kind, double v, double m, bool narrow)
     {
         switch (kind) {
+        case PROD_NOT_0: return v == 0 ? 1 : v;
         case COUNT: return v != 0;
         case ABS_SUM:
         case ABS_LARGEST:
@@ -270,6 +293,7 @@ template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, W *par
 
 // ---- segments ----
 
+// One thread per output.
 template <class W> __global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
 {
     int64_t m = GLOBAL_INDEX;
@@ -278,10 +302,31 @@ template <class W> __global__ void join_kernel(int64_t outputs, int64_t segments
     for (int64_t s = 1; s < segments; s++) a = fold<W>::join(kind, a, parts[s * outputs + m]);
     out[m] = a;
 }
+// One warp per output, for many segments.
+template <class W> __global__ void warp_join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
+{
+    int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (m >= outputs) return;
+    W a = fold<W>::begin(kind);
+    for (int64_t s = threadIdx.x % 32; s < segments; s += 32) a = fold<W>::join(kind, a, parts[s * outputs + m]);
+    for (int step = 16; step > 0; step /= 2) a = fold<W>::join(kind, a, __shfl_xor_sync(0xffffffffu, a, step));
+    if (threadIdx.x % 32 == 0) out[m] = a;
+}
 template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *out)
 {
     int64_t m = GLOBAL_INDEX;
     if (m < outputs) out[m] = fold<W>::begin(kind);
+}
+
+// Combines the parts [segments, outputs] of a fold.
+template <class W>
+static ms_status join_segments(const char *what, int index, const fold_plan &p, int kind, const W *parts, W *out)
+{
+    if (p.segments <= MOST_JOINED)
+        return launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind, parts,
+                      out);
+    return launch_blocks(what, index, warp_join_kernel<W>, up(p.outputs, WARPS), BLOCK, p.outputs, p.segments, kind,
+                         parts, out);
 }
 
 // Folds every segment: stores the results in parts [segments, outputs].
@@ -300,7 +345,8 @@ static ms_status fold_segments(const char *what, int index, const fold_plan &p, 
                                  f, width, parts);
         }
     }
-    if (p.columns) return launch(what, index, columns_kernel<W>, up(n, BLOCK), BLOCK, p, f, parts);
+    grid threads = grid_of(n);
+    if (p.columns) return launch(what, index, columns_kernel<W>, threads.blocks, threads.threads, p, f, parts);
     return launch_blocks(what, index, rows_kernel<W>, n, BLOCK, p, f, parts);
 }
 // Folds t as the plan says. out: one W per output, on the device.
@@ -317,9 +363,7 @@ static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan 
         parts = (W *)room->data;
     }
     ms_status st = fold_segments<W>(what, index, p, f, parts);
-    if (st == MS_OK && p.segments > 1)
-        st = launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind,
-                    (const W *)parts, out);
+    if (st == MS_OK && p.segments > 1) st = join_segments<W>(what, index, p, kind, parts, out);
     if (room) ms__free(room);
     return st;
 }

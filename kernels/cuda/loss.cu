@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cuda/loss.cu -- cross_entropy, linear_cross_entropy, mse_loss and their gradients. cross_entropy uses one block per
 // row; sums over a row are in float32 (float64 for float64 tensors), sums over rows in float64, in a fixed order.
-#include "cuda/blocks.h"
 #include "cuda/product.h"
+#include "cuda/segments.h"
 #include "rows/layout.h"
 
 // ---- cross_entropy ----
@@ -411,14 +411,13 @@ template <class S> __global__ void mse_kernel(int64_t n, const S *a, const S *b,
     for (int e = 0; e < WIDE; e++) v[e] = (v[e] - w[e]) * (v[e] - w[e]);
     write_pack(out, i, n, v);
 }
-// Each block adds up PIECE squares in float64.
-enum { PIECE = 16384 };
-template <class S> __global__ void mse_parts_kernel(int64_t n, const S *a, const S *b, double *parts)
+// Each block adds up the squares of a piece in float64.
+template <class S> __global__ void mse_parts_kernel(int64_t n, int64_t piece, const S *a, const S *b, double *parts)
 {
     __shared__ double shared[BLOCK];
     alignas(16) __shared__ S tile[2][ROUND];
     planes all = { 1, 1, n };
-    int64_t first = (int64_t)blockIdx.x * PIECE, last = first + PIECE < n ? first + PIECE : n;
+    int64_t first = (int64_t)blockIdx.x * piece, last = first + piece < n ? first + piece : n;
     double sum = 0;
     for (; first < last; first += ROUND) {
         fill_tile(tile[0], all, a, 0, first, last);
@@ -433,11 +432,14 @@ template <class S> __global__ void mse_parts_kernel(int64_t n, const S *a, const
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
+// One block.
 __global__ void mse_join_kernel(int64_t parts, const double *part, double divisor, int dtype, void *out)
 {
+    __shared__ double shared[BLOCK];
     double sum = 0;
-    for (int64_t k = 0; k < parts; k++) sum += part[k];
-    store<double>(dtype, out, 0, sum / divisor);
+    for (int64_t k = threadIdx.x; k < parts; k += BLOCK) sum += part[k];
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) store<double>(dtype, out, 0, sum / divisor);
 }
 // mse_loss's inputs and their gradients (NULL: not needed).
 template <class S> struct mse_gradient {
@@ -466,7 +468,12 @@ template <class S> static ms_status mse(ms_call *c, const held_inputs &h)
 {
     scratch sums;
     ms_tensor *o = c->out[0];
-    int64_t n = c->in[0]->numel, parts = up(n, PIECE);
+    // At most 4096 pieces, so that a thread joins 16 at most; but enough blocks to fill the GPU, if n is large.
+    int64_t n = c->in[0]->numel, size = sizeof(S), parts = up(n, 16384);
+    if (parts > 4096) parts = 4096;
+    if (parts < ENOUGH && 2 * n * size >= LARGE) parts = filling_segments(2 * n * size, 1, n, 2048 / size);
+    int64_t piece = up(up(n, parts ? parts : 1), WIDE) * WIDE;
+    parts = piece ? up(n, piece) : 0;
     const S *a = (const S *)ms__data(h.in[0]), *b = (const S *)ms__data(h.in[1]);
     int index = index_of(o);
     const char *what = c->op->name;
@@ -474,9 +481,9 @@ template <class S> static ms_status mse(ms_call *c, const held_inputs &h)
     if (c->i[0] == NONE)
         return launch(what, index, mse_kernel<S>, threads.blocks, threads.threads, n, a, b, (S *)ms__data(o));
     MS_TRY(sums.alloc(c, ms__device(o), (parts + 1) * (int64_t)sizeof(double)));
-    MS_TRY(launch_blocks(what, index, mse_parts_kernel<S>, parts, BLOCK, n, a, b, (double *)sums.data));
-    return launch(what, index, mse_join_kernel, 1, 1, parts, (const double *)sums.data,
-                  c->i[0] == MEAN ? (double)n : 1.0, (int)o->dtype, ms__data(o));
+    MS_TRY(launch_blocks(what, index, mse_parts_kernel<S>, parts, BLOCK, n, piece, a, b, (double *)sums.data));
+    return launch_blocks(what, index, mse_join_kernel, 1, BLOCK, parts, (const double *)sums.data,
+                         c->i[0] == MEAN ? (double)n : 1.0, (int)o->dtype, ms__data(o));
 }
 template <class S> static ms_status mse_backward(ms_call *c, const held_inputs &h)
 {

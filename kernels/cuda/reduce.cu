@@ -162,54 +162,74 @@ static ms_status run_logsumexp(ms_call *c)
 
 // ---- values and positions: the first element that equals the extreme ----
 
-// `width` threads per output, a warp or a block.
-template <class S> __global__ void dense_find_kernel(fold_plan p, int width, const double *wide, int64_t *index)
+// The first position in a segment; INT64_MAX if the segment has none. `width` threads per output and segment, a warp or
+// a block.
+template <class S> __global__ void dense_find_kernel(fold_plan p, int width, const double *wide, int64_t *parts)
 {
     __shared__ int64_t shared[WARPS];
-    int64_t m = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, found = INT64_MAX;
+    int64_t i = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, m = i / p.segments, s = i % p.segments;
     if (m >= p.outputs) return;
-    const S *row = (const S *)(p.data + offset_of(m, p.nk, p.kshape, p.kstride));
+    span part = span_of(p, s);
+    const S *row = (const S *)(p.data + offset_of(m, p.nk, p.kshape, p.kstride)) + part.from;
+    int64_t n = part.to - part.from, found = INT64_MAX;
     double w = wide[m];
-    for (int64_t j = first_pack(row) + (int64_t)(threadIdx.x % width) * WIDE; j < p.length;
-         j += (int64_t)width * WIDE) {
+    for (int64_t j = first_pack(row) + (int64_t)(threadIdx.x % width) * WIDE; j < n; j += (int64_t)width * WIDE) {
         real_of<S> v[WIDE];
-        read_pack(row, j, p.length, (real_of<S>)0, v);
+        read_pack(row, j, n, (real_of<S>)0, v);
         UNROLL
         for (int e = WIDE - 1; e >= 0; e--)
-            if (j + e >= 0 && j + e < found && j + e < p.length && ((v[e] == w) | ((v[e] != v[e]) & (w != w))))
-                found = j + e;
+            if (j + e >= 0 && j + e < n && part.from + j + e < found && ((v[e] == w) | ((v[e] != v[e]) & (w != w))))
+                found = part.from + j + e;
     }
     found = -group_max(-found, width, shared);
-    if (threadIdx.x % width == 0) index[m] = found;
+    if (threadIdx.x % width == 0) parts[s * p.outputs + m] = found;
 }
-template <class W> __global__ void find_kernel(fold_plan p, const W *wide, int64_t *index)
+// width: 1 or BLOCK threads per output and segment; 1 where neighbouring threads read neighbouring elements so.
+template <class W> __global__ void find_kernel(fold_plan p, int width, const W *wide, int64_t *parts)
 {
-    int64_t m = GLOBAL_INDEX, found = 0;
-    if (m >= p.outputs) return;
+    __shared__ int64_t shared[WARPS];
+    int64_t i = GLOBAL_INDEX / width, m = width > 1 ? i / p.segments : i % p.outputs,
+            s = width > 1 ? i % p.segments : i / p.outputs, found = INT64_MAX;
+    if (m >= p.outputs || s >= p.segments) return;
+    span part = span_of(p, s);
     const char *base = p.data + offset_of(m, p.nk, p.kshape, p.kstride);
-    W w = wide[m], v;
-    for (; found < p.length; found++) {
-        v = value<W>::load(p.dtype, base + offset_of(found, p.nr, p.rshape, p.rstride));
-        if ((v == w) | ((v != v) & (w != w))) break;
+    W w = wide[m];
+    for (int64_t k = part.from + (int64_t)threadIdx.x % width; k < part.to && found == INT64_MAX; k += width) {
+        W v = value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride));
+        if ((v == w) | ((v != v) & (w != w))) found = k;
     }
-    index[m] = found;
+    if (width > 1) found = -group_max(-found, BLOCK, shared);
+    if (threadIdx.x % width == 0) parts[s * p.outputs + m] = found;
+}
+// The first position of each output's extreme, wide[m].
+template <class W> static ms_status find(const char *what, int index, const fold_plan &p, const W *wide, int64_t *parts)
+{
+    int64_t n = p.outputs * p.segments;
+    if constexpr (std::is_same_v<W, double>)
+        if (p.dense && !p.columns) {
+            int width = row_width(n, p.segment);
+            return launch_blocks(what, index, TYPED_KERNEL(p.dtype, dense_find_kernel), up(n, BLOCK / width), BLOCK, p,
+                                 width, wide, parts);
+        }
+    int width = p.columns ? 1 : BLOCK;
+    grid threads = width == 1 ? grid_of(n) : grid { n, BLOCK };
+    return launch_blocks(what, index, find_kernel<W>, threads.blocks, threads.threads, p, width, wide, parts);
 }
 template <class W>
 static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tensor *values, ms_tensor *positions,
                                void *room)
 {
+    const char *what = c->op->name;
+    int index = index_of(c->in[0]);
     W *wide = (W *)room;
-    MS_TRY(run_fold<W>(c->op->name, c->in[0], p, { kind }, wide));
-    if (values) MS_TRY(finish<W>(c->op->name, wide, { AS_IS }, tensor_of(p, values)));
-    if constexpr (std::is_same_v<W, double>)
-        if (p.dense && !p.columns) {
-            int width = row_width(p.outputs, p.length);
-            return launch_blocks(c->op->name, index_of(c->in[0]), TYPED_KERNEL(p.dtype, dense_find_kernel),
-                                 up(p.outputs, BLOCK / width), BLOCK, p, width, (const W *)wide,
-                                 (int64_t *)ms__data(positions));
-        }
-    return launch(c->op->name, index_of(c->in[0]), find_kernel<W>, up(p.outputs, BLOCK), BLOCK, p, (const W *)wide,
-                  (int64_t *)ms__data(positions));
+    int64_t *out = (int64_t *)ms__data(positions);
+    scratch parts;
+    MS_TRY(run_fold<W>(what, c->in[0], p, { kind }, wide));
+    if (values) MS_TRY(finish<W>(what, wide, { AS_IS }, tensor_of(p, values)));
+    if (p.segments == 1) return find<W>(what, index, p, wide, out);
+    MS_TRY(parts.alloc(c, ms__device(c->in[0]), p.outputs * p.segments * (int64_t)sizeof(int64_t)));
+    MS_TRY(find<W>(what, index, p, wide, (int64_t *)parts.data));
+    return join_segments<int64_t>(what, index, p, SMALLEST, (const int64_t *)parts.data, out);
 }
 static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *positions)
 {
@@ -258,20 +278,50 @@ static line_data line_data_of(const ms_tensor *t, int d)
 {
     return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
 }
-// Prefix sums along lines of adjacent elements, one block of threads per line; `back`: from the line's end. In each
-// round every thread sums WIDE elements, the block scans these sums, and its total is carried into the next round.
-template <class S> __global__ void dense_scan_kernel(lines l, line_data from, line_data to, bool back)
+// A scan of lines of adjacent elements, each divided into segments, one block of threads per segment; `back`: from the
+// line's end. totals: the sum of each segment, line by line.
+struct scan_parts {
+    int64_t segments, segment;  // segment: elements of each but the last
+    bool back;
+    double *totals;
+};
+template <class S> __global__ void scan_totals_kernel(lines l, line_data from, scan_parts p)
+{
+    __shared__ double shared[WARPS];
+    int64_t line = blockIdx.x / p.segments, first = blockIdx.x % p.segments * p.segment;
+    int64_t last = first + p.segment < l.length ? first + p.segment : l.length;
+    const S *x = (const S *)(from.data + offset_of(line, l.ndim, l.shape, l.a));
+    double sum = 0;
+    for (int64_t k = first + threadIdx.x * WIDE; k < last; k += BLOCK * WIDE) {
+        real_of<S> v[WIDE];
+        read_pack(x, p.back ? l.length - WIDE - k : k, l.length, (real_of<S>)0, v);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum += (double)v[e];
+    }
+    sum = group_sum(sum, BLOCK, shared);
+    if (threadIdx.x == 0) p.totals[blockIdx.x] = sum;
+}
+// In each round every thread sums WIDE elements, the block scans these sums, and its total is carried into the next
+// round. The totals of earlier segments are carried into the first.
+template <class S> __global__ void dense_scan_kernel(lines l, line_data from, line_data to, scan_parts p)
 {
     __shared__ double shared[WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const S *x = (const S *)(from.data + offset_of(blockIdx.x, l.ndim, l.shape, l.a));
-    S *o = (S *)(to.data + offset_of(blockIdx.x, l.ndim, l.shape, l.b));
+    int64_t line = blockIdx.x / p.segments, s = blockIdx.x % p.segments, first = s * p.segment;
+    int64_t last = first + p.segment < l.length ? first + p.segment : l.length;
+    const S *x = (const S *)(from.data + offset_of(line, l.ndim, l.shape, l.a));
+    S *o = (S *)(to.data + offset_of(line, l.ndim, l.shape, l.b));
+    bool back = p.back;
     double carry = 0;
-    for (int64_t begin = 0; begin < l.length; begin += BLOCK * WIDE) {
+    for (int64_t k = threadIdx.x; k < s; k += BLOCK) carry += p.totals[line * p.segments + k];
+    if (p.segments > 1) carry = group_sum(carry, BLOCK, shared);
+    for (int64_t begin = first; begin < last; begin += BLOCK * WIDE) {
         int64_t k = begin + threadIdx.x * WIDE, at = back ? l.length - WIDE - k : k;
         real_of<S> v[WIDE];
         double sum = 0, upto[WIDE];
-        read_pack(x, at, l.length, (real_of<S>)0, v);
+        if (k < last) read_pack(x, at, l.length, (real_of<S>)0, v);
+        else UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] = 0;
         UNROLL
         for (int e = 0; e < WIDE; e++) upto[e] = sum += (double)(back ? v[WIDE - 1 - e] : v[e]);
         for (int step = 1; step < 32; step *= 2) {
@@ -289,7 +339,7 @@ template <class S> __global__ void dense_scan_kernel(lines l, line_data from, li
         __syncthreads();
         UNROLL
         for (int e = 0; e < WIDE; e++) v[e] = (real_of<S>)(before + upto[back ? WIDE - 1 - e : e]);
-        write_pack(o, at, l.length, v);
+        if (k < last) write_pack(o, at, l.length, v);
     }
 }
 static __device__ inline double add(double a, double b) { return a + b; }
@@ -310,98 +360,97 @@ template <class W> __global__ void scan_kernel(lines l, line_data from, line_dat
 }
 static ms_status run_cumsum(ms_call *c)
 {
-    const ms_tensor *x = c->in[0];
-    ms_tensor *o = c->out[0];
+    ms_tensor *x = c->in[0], *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
+    held_inputs h;
+    // A line of adjacent elements is scanned by blocks: worth a copy.
+    if (x->ndim && d == x->ndim - 1 && x->stride[d] != 1 && x->dtype <= MS_BF16) {
+        MS_TRY(h.hold(c, 1));
+        x = h.in[0];
+    }
     lines l = lines_of(x, o, d);
     line_data from = line_data_of(x, d), to = line_data_of(o, d);
     bool back = c->n_i > 1 && c->i[1], real = x->dtype <= MS_BF16;
     int size = ms__dtype_size(x->dtype);
-    if (real && from.dtype == to.dtype && from.step == size && to.step == size)
-        return launch_blocks(c->op->name, index_of(x), TYPED_KERNEL(x->dtype, dense_scan_kernel), l.count, BLOCK, l,
-                             from, to, back);
+    if (real && from.dtype == to.dtype && from.step == size && to.step == size && l.length > 0) {
+        scratch totals;
+        scan_parts p = { filling_segments(2 * l.count * l.length * size, l.count, l.length, 2048 / size), 0, back,
+                         NULL };
+        p.segment = up(up(l.length, p.segments), WIDE) * WIDE;
+        p.segments = up(l.length, p.segment);
+        if (p.segments > 1) {
+            MS_TRY(totals.alloc(c, ms__device(x), l.count * p.segments * (int64_t)sizeof(double)));
+            p.totals = (double *)totals.data;
+            MS_TRY(launch_blocks(c->op->name, index_of(x), TYPED_KERNEL(x->dtype, scan_totals_kernel),
+                                 l.count * p.segments, BLOCK, l, from, p));
+        }
+        return launch_blocks(c->op->name, index_of(x), TYPED_KERNEL(x->dtype, dense_scan_kernel), l.count * p.segments,
+                             BLOCK, l, from, to, p);
+    }
     return launch(c->op->name, index_of(x), real ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
                   BLOCK, l, from, to, back);
 }
 
 // Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
 // product / x where no element is 0. If one element is 0, only its gradient is not 0; if two are 0, all gradients are
-// 0.
+// 0. For each output, two folds give the product of the elements that are not 0, and their number.
 struct prod_job {
-    int nk, nr;  // numbers of kept and of reduced dimensions; the arrays begin with the kept ones
-    int64_t outputs, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], o[MS_MAX_DIMS];
-    bool packed;  // the elements of an output are adjacent in x and o
+    int ndim;
+    int64_t n, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], m[MS_MAX_DIMS];  // strides; m: of outputs
+    const double *others, *filled;
+    bool packed;  // x is contiguous
 };
-// The offset of element j of an output.
-static __device__ inline int64_t reduced_at(const prod_job &p, const int64_t *stride, int64_t j)
+static void add_dim(prod_job *p, int64_t size, int64_t x, int64_t g, int64_t m)
 {
-    return offset_of(j, p.nr, p.shape + p.nk, stride + p.nk);
-}
-// Elements j, j + 1, ... of an output; elements after the last are 1.
-template <class S>
-static __device__ __forceinline__ void read_reduced(const prod_job &p, const S *x, int64_t j, real_of<S> *v)
-{
-    if (p.packed) return read_pack(x, j, p.length, (real_of<S>)1, v);
-    UNROLL
-    for (int e = 0; e < WIDE; e++) v[e] = j + e < p.length ? one_of(x + reduced_at(p, p.x, j + e)) : 1;
+    int d = p->ndim - 1;
+    if (size == 1) return;
+    if (d >= 0 && p->x[d] == x * size && p->g[d] == g * size && p->m[d] == m * size) p->shape[d] *= size;
+    else p->shape[d = p->ndim++] = size;
+    p->x[d] = x, p->g[d] = g, p->m[d] = m;
 }
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
     prod_backward_kernel(prod_job p, const S *x, const S *g, S *o)
 {
-    int64_t m = GLOBAL_INDEX;
-    if (m >= p.outputs) return;
-    x += offset_of(m, p.nk, p.shape, p.x);
-    g += offset_of(m, p.nk, p.shape, p.g);
-    o += offset_of(m, p.nk, p.shape, p.o);
-    double others = 1;
-    int zeros = 0;
+    int64_t i = GLOBAL_INDEX * WIDE;
+    if (i >= p.n) return;
     real_of<S> v[WIDE];
-    for (int64_t j = 0; j < p.length; j += WIDE) {
-        read_reduced(p, x, j, v);
-        UNROLL
-        for (int e = 0; e < WIDE; e++) {
-            if (v[e] == 0) zeros++;
-            else others *= (double)v[e];
-        }
+    if (p.packed) read_pack(x, i, p.n, (real_of<S>)1, v);
+    else UNROLL
+    for (int e = 0; e < WIDE; e++) v[e] = i + e < p.n ? one_of(x + offset_of(i + e, p.ndim, p.shape, p.x)) : 1;
+    UNROLL
+    for (int e = 0; e < WIDE; e++) {
+        if (i + e >= p.n) continue;
+        int64_t m = offset_of(i + e, p.ndim, p.shape, p.m);
+        double others = p.others[m], zeros = (double)p.length - p.filled[m];
+        double f = zeros == 0 ? others / (double)v[e] : zeros == 1 && v[e] == 0 ? others : 0;
+        v[e] = (real_of<S>)((double)one_of(g + offset_of(i + e, p.ndim, p.shape, p.g)) * f);
     }
-    for (int64_t j = 0; j < p.length; j += WIDE) {
-        read_reduced(p, x, j, v);
-        UNROLL
-        for (int e = 0; e < WIDE; e++) {
-            double f = zeros == 0 ? others / (double)v[e] : zeros == 1 && v[e] == 0 ? others : 0;
-            if (j + e < p.length) v[e] = (real_of<S>)((double)one_of(g + reduced_at(p, p.g, j + e)) * f);
-        }
-        if (p.packed) write_pack(o, j, p.length, v);
-        else UNROLL
-        for (int e = 0; e < WIDE; e++)
-            if (j + e < p.length) store_one(o + reduced_at(p, p.o, j + e), v[e]);
-    }
+    write_pack(o, i, p.n, v);
 }
 static ms_status run_prod_backward(ms_call *c)
 {
     const ms_tensor *g = c->in[0], *x = c->in[1];
-    ms_tensor *o = c->out[0];
+    const char *what = c->op->name;
     unsigned dims = ms__reduced_dims(x, c->n_i - 1, c->i + 1);
+    fold_plan f = make_plan(x, dims);
+    scratch room;
+    if (x->numel == 0) return MS_OK;
+    MS_TRY(room.alloc(c, ms__device(x), 2 * f.outputs * (int64_t)sizeof(double)));
+    double *others = (double *)room.data, *filled = others + f.outputs;
+    MS_TRY(run_fold<double>(what, x, f, { PROD_NOT_0 }, others));
+    MS_TRY(run_fold<double>(what, x, f, { COUNT }, filled));
     prod_job p = {};
-    p.outputs = p.length = 1;
-    for (int reduced = 0; reduced < 2; reduced++)
-        for (int d = 0; d < x->ndim; d++) {
-            if ((int)(dims >> d & 1) != reduced) continue;
-            int *n = reduced ? &p.nr : &p.nk, last = p.nk + p.nr - 1;
-            *(reduced ? &p.length : &p.outputs) *= x->shape[d];
-            if (x->shape[d] == 1) continue;
-            int64_t size = x->shape[d];
-            if (*n && p.x[last] == size * x->stride[d] && p.g[last] == size * g->stride[d] &&
-                p.o[last] == size * o->stride[d])
-                p.shape[last] *= size;
-            else p.shape[++last] = size, ++*n;
-            p.x[last] = x->stride[d], p.g[last] = g->stride[d], p.o[last] = o->stride[d];
-        }
-    p.packed = p.nr == 1 && p.x[p.nk] == 1 && p.o[p.nk] == 1;
-#define PROD(S, T)                                                                                                  \
-    return launch(c->op->name, index_of(x), prod_backward_kernel<S>, up(p.length ? p.outputs : 0, BLOCK), BLOCK, p, \
-                  (S *)ms__data(x), (S *)ms__data(g), (S *)ms__data(o))
+    p.n = x->numel, p.length = f.length, p.others = others, p.filled = filled, p.packed = ms__is_contiguous(x);
+    int64_t step[MS_MAX_DIMS] = {}, all = 1;
+    for (int d = x->ndim - 1; d >= 0; d--)
+        if (!(dims >> d & 1)) step[d] = all, all *= x->shape[d];
+    for (int d = 0; d < x->ndim; d++) add_dim(&p, x->shape[d], x->stride[d], g->stride[d], step[d]);
+    if (p.ndim == 0) p.shape[p.ndim++] = 1;
+    grid n = grid_of(up(p.n, WIDE));
+#define PROD(S, T)                                                                                      \
+    return launch(what, index_of(x), prod_backward_kernel<S>, n.blocks, n.threads, p, (S *)ms__data(x), \
+                  (S *)ms__data(g), (S *)ms__data(c->out[0]))
     WITH_FLOAT_TYPE(x->dtype, PROD)
 #undef PROD
 }

@@ -192,6 +192,82 @@ describe("the null device", function()
     end)
   end
 
+  it_built("holds attention of 8 x 12 heads of 1024 x 64 to its memory beside its outputs", function()
+    local list = numbers [[
+      local function leaf()
+        return ms.nn.Parameter(ms.zeros({ 8, 12, 1024, 64 }, { dtype = "bfloat16", device = "cuda" }))
+      end
+      local q, k, v, g = leaf(), leaf(), leaf(), leaf():detach()
+      local function extra(fn)
+        ms.reset_peak_memory_stats "cuda"
+        local before = ms.memory_stats "cuda".allocated
+        fn()
+        return (ms.memory_stats "cuda".peak_allocated - before) / 2 ^ 20
+      end
+      local out
+      local size = 8 * 12 * 1024 * 64 * 2 / 2 ^ 20
+      print(extra(function() out = ms.nn.F.scaled_dot_product_attention(q, k, v, { is_causal = true }) end) - size)
+      print(extra(function() out:backward(g) end) - 3 * size)]]
+    assert.is_true(list[1] <= 1, list[1])
+    assert.is_true(list[2] <= 32, list[2])
+  end)
+
+  -- Steps of models other than GPT-2, and operators on large tensors.
+  local LEAF = "local x = ms.nn.Parameter(ms.ones({ %s }, { device = 'cuda' }))\n"
+  for _, case in ipairs {
+    { "a step of a convolutional network", [[
+        local nn, on = ms.nn, { device = "cuda" }
+        local function conv(c, n, stride)
+          return nn.Sequential(nn.Conv2d(c, n, 3, { padding = 1, stride = stride, device = "cuda" }),
+            nn.BatchNorm2d(n, on), nn.ReLU())
+        end
+        local model = nn.Sequential(conv(3, 64, 1), conv(64, 64, 2), conv(64, 128, 2))
+        local x = ms.ones({ 32, 3, 64, 64 }, on)
+        local function step() nn.F.mse_loss(model(x), ms.zeros({ 32, 128, 16, 16 }, on)):backward() end]] },
+    { "sums, means, products and norms of a whole tensor, with gradients", LEAF:format "1000, 1013" .. [[
+        local function step()
+          for _, name in ipairs { "sum", "mean", "prod", "var", "norm", "logsumexp", "max", "min" } do
+            local flat = x:reshape(1013000)
+            local y = name == "logsumexp" and flat:logsumexp(1) or flat[name](flat)
+            y:backward()
+          end
+          x:argmax()
+          x:to("bfloat16"):sum():backward()
+          x:to("int64"):sum()
+          x:gt(0):all()
+        end]] },
+    { "sums and positions along dimensions", LEAF:format "3, 500, 1001" .. [[
+        local function step()
+          for dim = 1, 3 do
+            x:sum(dim):sum():backward()
+            x:max(dim)
+            x:argmin(dim)
+            x:to("float64"):var(dim)
+          end
+          ms.ones({ 30000, 64 }, { device = "cuda" }):sum(1)
+          ms.ones({ 30000, 17 }, { device = "cuda" }):sum(1)
+          ms.ones({ 3000, 300 }, { device = "cuda" }):to("bfloat16"):sum(1)
+        end]] },
+    { "a cumulative sum of a long line, with its gradient", LEAF:format "2, 500000" .. [[
+        local function step() x:cumsum(2):sum():backward() end]] },
+  } do
+    local name, source = unpack(case)
+    it_built("fills the GPU with " .. name, function()
+      local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90a' 2>/dev/null"):format(process.root, build))
+      if status ~= 0 then return pending("not measured: the kernels' table cannot be made") end
+      local code, out, err = script(([[
+        local kernels, predict = require "kernel_table", require "predict"
+        %s
+        local by_symbol, launches = null.watch(kernels.rows("%s/", "%s"), step)
+        local few, alone, names = predict.narrow(launches, by_symbol)
+        print(few, alone, #launches, table.concat(names, " "))]]):format(source, process.root, build))
+      assert.are.equal(0, code, err)
+      local few, alone, n = out:match "^(%d+)\t(%d+)\t(%d+)"
+      assert.is_true(tonumber(n) > 3, out)
+      assert.are.equal("0 0", few .. " " .. alone, out)
+    end)
+  end
+
   it_built("predicts the step of GPT-2 within its limits, by kernels of the table", function()
     local status = os.execute(("'%s/scripts/bench/support/ptx.sh' '%s/sm_90a' 2>/dev/null"):format(process.root, build))
     if status ~= 0 then return pending "not measured: the kernels' table cannot be made" end

@@ -130,9 +130,11 @@ M.MAIN = set [[
 --- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight.
 --- embedding:index_kernel moves elements that each have a position of their own, or that are not adjacent.
 M.SMALL = set [[
-  reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:finish_kernel elementwise:truth_kernel
+  reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:warp_join_kernel reduce:finish_kernel
+  elementwise:truth_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
-  batch_norm:bn_scale_kernel embedding:chain_kernel embedding:index_kernel product:product_kernel
+  batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:chain_kernel
+  embedding:index_kernel product:product_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they

@@ -91,22 +91,27 @@ function M.predict(launches, by_symbol)
 end
 
 --- Counts launches that leave the GPU idle: those that touch more than 1 MB with fewer blocks than it has SMs, and
---- those whose threads each combine more than 64 partial results.
+--- those whose threads each combine more than 64 partial results. Also returns what they are.
 function M.narrow(launches, by_symbol)
-  local few, alone = 0, 0
+  local few, alone, names = 0, 0, {}
   for _, l in ipairs(launches) do
     local row = by_symbol[l.kernel]
     if row then
       local bytes = M.bytes(l, row.name:match "^[^<]*")
-      if bytes > 1e6 and l.blocks < kernels.SM.processors then few = few + 1 end
+      local is_few = bytes > 1e6 and l.blocks < kernels.SM.processors
       -- The null device does not know the dtype of scratch memory and counts it as float32; if the kernel loads no
       -- float32, it is float64.
       local c = row.classes.float32
       local parts = l.float32 / (PART[row.name:match "^[^<]*"] or c and c.flight > 0 and 4 or 8) + l.other / 8
-      if kernels.joins(row) and parts > 64 * l.blocks * l.threads then alone = alone + 1 end
+      local is_alone = kernels.joins(row) and parts > 64 * l.blocks * l.threads
+      if is_few then few = few + 1 end
+      if is_alone then alone = alone + 1 end
+      if is_few or is_alone then
+        names[#names + 1] = ("%s (%s: %d x %d threads, %.1f MB)"):format(row.name, l.op, l.blocks, l.threads, bytes / 1e6)
+      end
     end
   end
-  return few, alone
+  return few, alone, names
 end
 
 return M
