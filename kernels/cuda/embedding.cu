@@ -3,7 +3,7 @@
 // scatter_add_. Sums are computed in the order of the positions, without atomics, so they repeat bitwise. A position
 // out of range cannot stop the call: the kernel records the error, and the host raises it when it next waits for the
 // device.
-#include "cuda/blocks.h"
+#include "cuda/sort.h"
 
 // A line of positions in [0, limit). complaint: the error (MS_COMPLAINT_*) recorded for a position out of range.
 struct positions {
@@ -79,35 +79,15 @@ static ms_status take_rows(const char *what, int index, const job &q)
                   n.blocks, n.threads, q, s);
 }
 
-// next[k]: the next position with the same id; `length` if there is none. first[k]: whether no earlier position has
-// this id.
-struct chains {
-    int64_t *next;
-    uint8_t *first;
-};
-// Every position is compared with all others, a tile in shared memory at a time. The blocks are small, so that 8,192
-// positions occupy 128 multiprocessors.
-enum { CHAIN = 64, TILE = 256 };
-__global__ void chain_kernel(positions q, chains c)
-{
-    __shared__ int64_t tile[TILE];
-    int64_t k = GLOBAL_INDEX, n = q.length, id = k < n ? load<int64_t>(q.id_type, q.ids, k * q.step) : 0, next = n;
-    bool first = true;
-    for (int64_t from = 0; from < n; from += TILE) {
-        int here = n - from < TILE ? (int)(n - from) : TILE;
-        for (int j = threadIdx.x; j < here; j += CHAIN) tile[j] = load<int64_t>(q.id_type, q.ids, (from + j) * q.step);
-        __syncthreads();
-        for (int j = 0; j < here; j++) {
-            if (tile[j] != id) continue;
-            if (from + j < k) first = false;
-            else if (from + j > k && from + j < next) next = from + j;
-        }
-        __syncthreads();
+// The entries to sort: positions by their ids. Ids out of range come last, as one id.
+struct read_id {
+    positions q;
+    __device__ entry operator()(int64_t k) const
+    {
+        int64_t id = load<int64_t>(q.id_type, q.ids, k * q.step);
+        return { (int32_t)(id >= 0 && id < q.limit ? id : q.limit), (int32_t)k };
     }
-    if (k >= n) return;
-    c.next[k] = next;
-    c.first[k] = first;
-}
+};
 
 // What a row of the result becomes: the sum of the rows of its id; itself plus that sum, which is rounded first; or
 // itself plus each of these rows in turn, rounded after each.
@@ -122,44 +102,69 @@ template <class S> static __device__ __forceinline__ real_of<S> rounded(real_of<
     store_one(&one, v);
     return one_of(&one);
 }
-// Adds up the rows of each id along its chain, in order, in the threads of the id's first position; the threads of
-// other positions return.
-template <class S> __global__ void add_rows_kernel(job q, row_sizes s, chains c, row_sum f)
+// Adds up the rows of each id in the order of their positions: the threads of the first of its sorted entries. Those of
+// the others return. The rows of several entries are in flight together.
+template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const entry *sorted, row_sum f)
 {
     typedef real_of<S> T;
+    enum { AHEAD = sizeof(S) == 8 ? 2 : 4 };
     int64_t i = GLOBAL_INDEX;
     if (i >= s.outer * q.length * s.packs) return;
     row_part r = row_part_of(q, s, i);
-    if (!c.first[r.k]) return;
-    int64_t at = position(q, r.k * q.step);
-    if (at < 0 || at == f.padding) return;
+    int32_t id = sorted[r.k].key;
+    if (r.k > 0 && sorted[r.k - 1].key == id) return;
+    if (id == q.limit) position(q, sorted[r.k].at * q.step);  // records the error
+    if (id == q.limit || id == f.padding) return;
     const S *from = (const S *)q.from + r.x;
-    S *to = (S *)q.to + r.y + at * q.yd;
-    T sum[WIDE] = {}, v[WIDE];
+    S *to = (S *)q.to + r.y + id * q.yd;
+    T sum[WIDE] = {}, v[AHEAD][WIDE] = {};
     if (f.how == ADD_ROWS) read_pack(to, r.j, s.inner, (T)0, sum);
-    for (int64_t k = r.k; k < q.length; k = c.next[k]) {
-        read_pack(from + k * q.xd, r.j, s.inner, (T)0, v);
+    bool wide = r.j + WIDE <= s.inner && is_wide(from + r.j) && q.xd * (int64_t)sizeof(S) % 16 == 0, more = true;
+    int64_t own = sorted[r.k].at;
+    for (int64_t k = r.k; more; k += AHEAD) {
+        bool mine[AHEAD];
+        int64_t at[AHEAD];
         UNROLL
-        for (int e = 0; e < WIDE; e++) sum[e] = f.how == ADD_ROWS ? rounded<S>(sum[e] + v[e]) : sum[e] + v[e];
+        for (int a = 0; a < AHEAD; a++) {
+            entry e = sorted[k + a < q.length ? k + a : r.k];
+            mine[a] = k + a < q.length && e.key == id;
+            at[a] = mine[a] ? e.at : own;  // read again, from the cache
+        }
+        if (wide) {
+            UNROLL
+            for (int a = 0; a < AHEAD; a++) load_wide(from + at[a] * q.xd + r.j, v[a]);
+        } else UNROLL
+        for (int a = 0; a < AHEAD; a++) read_pack(from + at[a] * q.xd, r.j, s.inner, (T)0, v[a]);
+        UNROLL
+        for (int a = 0; a < AHEAD; a++) {
+            more = more && mine[a];
+            UNROLL
+            for (int e = 0; e < WIDE; e++) {
+                T one = sum[e] + v[a][e];
+                if (more) sum[e] = f.how == ADD_ROWS ? rounded<S>(one) : one;
+            }
+        }
     }
     if (f.how == ADD_SUM) {  // the sum is rounded before it is added, as a separate gradient would be
-        read_pack(to, r.j, s.inner, (T)0, v);
+        read_pack(to, r.j, s.inner, (T)0, v[0]);
         UNROLL
-        for (int e = 0; e < WIDE; e++) sum[e] = v[e] + rounded<S>(sum[e]);
+        for (int e = 0; e < WIDE; e++) sum[e] = v[0][e] + rounded<S>(sum[e]);
     }
     write_pack(to, r.j, s.inner, sum);
 }
+static bool can_sort(const positions &q) { return q.length <= MOST_SORTED && q.limit < INT32_MAX; }
 static ms_status add_rows(ms_call *c, const job &q, const row_sum &f)
 {
     scratch room;
     row_sizes s = row_sizes_of(q);
     grid n = grid_of(s.outer * q.length * s.packs);
+    sort_sizes sizes = sort_sizes_of(q.length, q.limit);
     int index = index_of(c->out[0]);
+    const entry *sorted;
     if (n.blocks == 0) return MS_OK;
-    MS_TRY(room.alloc(c, ms__device(c->out[0]), q.length * 9));
-    chains chain = { (int64_t *)room.data, (uint8_t *)room.data + 8 * q.length };
-    MS_TRY(launch_blocks(c->op->name, index, chain_kernel, up(q.length, CHAIN), CHAIN, q, chain));
-    return launch(c->op->name, index, TYPED_KERNEL(q.dtype, add_rows_kernel), n.blocks, n.threads, q, s, chain, f);
+    MS_TRY(room.alloc(c, ms__device(c->out[0]), sort_bytes(sizes)));
+    MS_TRY(sort_entries(c->op->name, index, sizes, read_id { q }, room.data, &sorted));
+    return launch(c->op->name, index, TYPED_KERNEL(q.dtype, add_rows_kernel), n.blocks, n.threads, q, s, sorted, f);
 }
 
 // ---- embedding ----
@@ -201,6 +206,10 @@ static ms_status run_embedding_backward(ms_call *c)
     MS_TRY(ms__cuda_use(index_of(o)));
     job q = lookup_of(o, h.in[1]);
     q.from = ms__data(h.in[0]), q.to = ms__data(o);
+    if (!can_sort(q))
+        return ms__fail(MS_EUNSUPPORTED,
+                        "%s: %lld ids of a table of %lld rows, expected at most %lld ids and 2^31 rows", c->op->name,
+                        (long long)q.length, (long long)q.limit, (long long)MOST_SORTED);
     return add_rows(c, q, { more ? ADD_SUM : STORE_SUM, c->i[0] });
 }
 
@@ -251,10 +260,6 @@ static void add_dim(job *q, int64_t size, int64_t x, int64_t y, int64_t p)
     else q->shape[d = q->ndim++] = size;
     q->x[d] = x, q->y[d] = y, q->p[d] = p;
 }
-// The time of chain_kernel grows with the square of the number of positions; beyond this number each line is added by
-// one thread instead.
-constexpr int64_t MOST_COMPARED = 1 << 20;
-
 // Inputs: tensor, positions, source (except for TAKE). one: the positions are 1-d and the same for all lines; otherwise
 // they have the shape of the result, or of the used part of the source.
 static ms_status run_index(ms_call *c, int how, bool one)
@@ -279,7 +284,7 @@ static ms_status run_index(ms_call *c, int how, bool one)
     int last = q.ndim - 1;
     if (one && last >= 0 && q.shape[last] >= WIDE && q.x[last] == 1 && q.y[last] == 1) {
         if (how == TAKE && ms__dtype_size(q.dtype) > 1) return take_rows(c->op->name, index, q);
-        if (how == ADD && real && q.length <= MOST_COMPARED) return add_rows(c, q, { ADD_ROWS, -1 });
+        if (how == ADD && real && can_sort(q)) return add_rows(c, q, { ADD_ROWS, -1 });
     }
     int64_t n = q.length == 0 ? 0 : how == TAKE ? q.lines * q.length : q.lines;
     return launch(c->op->name, index,

@@ -119,7 +119,8 @@ end
 M.MAIN = set [[
   flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel
   elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
-  embedding:take_rows_kernel embedding:chain_kernel embedding:add_rows_kernel
+  embedding:take_rows_kernel embedding:add_rows_kernel embedding:sort_alone_kernel embedding:sort_count_kernel
+  embedding:sort_place_kernel
   optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
   reduce:dense_columns_kernel reduce:join_kernel reduce:finish_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
@@ -133,8 +134,8 @@ M.SMALL = set [[
   reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:warp_join_kernel reduce:finish_kernel
   elementwise:truth_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
-  batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:chain_kernel
-  embedding:index_kernel product:product_kernel
+  batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:sort_alone_kernel
+  embedding:sort_count_kernel embedding:sort_place_kernel embedding:index_kernel product:product_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they

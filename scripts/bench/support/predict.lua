@@ -25,9 +25,11 @@ local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, 
 local ROWS = { ["loss: cross_total_kernel"] = true }
 -- Elements of a table that each thread of a kernel touches; the size of the table does not count.
 local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
--- Number of latencies that a launch waits if each thread compares all positions with its own: one for each tile of 256
--- positions, and as long again for its comparisons (256 of 4 cycles).
-local COMPARES = { ["embedding: chain_kernel"] = function(l) return l.blocks * l.threads / 128 end }
+-- Latencies of a launch of kernels whose threads wait for memory more than once: a sort's passes over its entries, and
+-- the counts of all blocks.
+local WAITS = { ["embedding: sort_alone_kernel"] = function() return 8 end,
+  ["embedding: sort_count_kernel"] = function() return 2 end,
+  ["embedding: sort_place_kernel"] = function(l) return 3 + l.blocks / 4 end }
 -- Bytes of a partial result that is not one number: here a double and the number of its owner.
 local PART = { ["optim: norm_join_kernel"] = 12 }
 
@@ -58,7 +60,7 @@ function M.seconds(l, row)
     local flight = c.flight * l.threads * math.min(held, l.blocks / kernels.SM.processors)
     share = math.min(1, flight / kernels.FLIGHT)
   end
-  local waits = COMPARES[base] and COMPARES[base](l) or 1
+  local waits = WAITS[base] and WAITS[base](l) or 1
   return math.max(bytes / (BANDWIDTH * share), l.flops / rate) + waits * LATENCY, least
 end
 

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// cuda/sort.h -- a stable sort of positions by the number that each names: by digits of 8 bits, the lowest first. Time
+// and memory grow with the number of positions. No atomics.
+//
+// A block orders the entries of a chunk: each of its threads counts the digits of `each` adjacent entries, and then
+// places these in order. Where an entry goes follows from the counts of all blocks.
+#ifndef MS_CUDA_SORT_H
+#define MS_CUDA_SORT_H
+
+#include "cuda/blocks.h"
+
+struct alignas(8) entry {
+    int32_t key, at;  // at: the position
+};
+enum { DIGITS = 256, SORTERS = 64, ALONE = 2048 };  // one block sorts up to ALONE entries in one launch
+constexpr int64_t MOST_SORTED = 1 << 25;            // so that counts of a block fit in 16 bits
+enum { MOST_CHUNKS = 512 };                         // each block adds up the counts of all
+
+struct sort_sizes {
+    int64_t n, each, chunks;
+    int passes;
+};
+// Sizes for n entries whose keys are at most `largest`.
+static inline sort_sizes sort_sizes_of(int64_t n, int64_t largest)
+{
+    int64_t most = n <= ALONE ? 1 : MOST_CHUNKS, each = up(n, SORTERS * most);
+    sort_sizes s = { n, each > 4 ? each : 4, 0, 1 };
+    while (largest >> (8 * s.passes)) s.passes++;
+    s.chunks = up(n, SORTERS * s.each);
+    return s;
+}
+static inline int64_t sort_bytes(const sort_sizes &s) { return 16 * s.n + 4 * DIGITS * s.chunks; }
+
+struct sort_room {
+    uint16_t counts[DIGITS]
+                   [SORTERS];  // how many entries of each thread have a digit; then, where the thread's next goes
+    int32_t base[DIGITS], sums[SORTERS];
+};
+// One pass over a chunk. key(i): entry i before the pass.
+struct sort_pass {
+    sort_sizes s;
+    int shift;
+    entry *to;
+    int32_t *all;  // the digits' counts of each chunk; NULL: there is only one
+};
+// Calls fn for this thread's entries of a chunk, in order. The loads of several are in flight together.
+template <class F, class G>
+static __device__ __forceinline__ void each_entry(const sort_pass &p, int64_t chunk, const F &from, const G &fn)
+{
+    enum { AHEAD = 4 };
+    int64_t first = (chunk * SORTERS + threadIdx.x) * p.s.each, last = first + p.s.each;
+    if (last > p.s.n) last = p.s.n;
+    for (int64_t i = first; i < last; i += AHEAD) {
+        entry e[AHEAD];
+        UNROLL
+        for (int a = 0; a < AHEAD; a++) e[a] = from(i + a < last ? i + a : i);
+        UNROLL
+        for (int a = 0; a < AHEAD; a++)
+            if (i + a < last) fn(e[a]);
+    }
+}
+template <class F>
+static __device__ __forceinline__ void count_digits(const sort_pass &p, int64_t chunk, const F &from, sort_room &r)
+{
+    int t = threadIdx.x;
+    for (int d = 0; d < DIGITS; d++) r.counts[d][t] = 0;
+    each_entry(p, chunk, from, [&](const entry &e) { r.counts[e.key >> p.shift & 255][t]++; });
+    __syncthreads();
+}
+// Turns counts into places in the result.
+static __device__ __forceinline__ void find_places(const sort_pass &p, int64_t chunk, sort_room &r)
+{
+    enum { MINE = DIGITS / SORTERS };  // adjacent digits of a thread
+    int t = threadIdx.x;
+    int32_t all[MINE] = {}, before[MINE] = {}, sum = 0;
+    UNROLL
+    for (int k = 0; k < MINE; k++) {
+        int32_t run = 0;
+        for (int other = 0; other < SORTERS; other++) {
+            int32_t n = r.counts[MINE * t + k][other];
+            r.counts[MINE * t + k][other] = (uint16_t)run;
+            run += n;
+        }
+        if (!p.all) all[k] = run;
+    }
+    for (int64_t c = 0; p.all && c < p.s.chunks; c++) {
+        UNROLL
+        for (int k = 0; k < MINE; k++) {
+            int32_t n = p.all[c * DIGITS + MINE * t + k];
+            all[k] += n;
+            if (c < chunk) before[k] += n;
+        }
+    }
+    UNROLL
+    for (int k = 0; k < MINE; k++) sum += all[k];
+    r.sums[t] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int other = 0; other < t; other++) sum += r.sums[other];
+    UNROLL
+    for (int k = 0; k < MINE; k++) {
+        r.base[MINE * t + k] = sum + before[k];
+        sum += all[k];
+    }
+    __syncthreads();
+}
+template <class F>
+static __device__ __forceinline__ void place_entries(const sort_pass &p, int64_t chunk, const F &from, sort_room &r)
+{
+    int t = threadIdx.x;
+    each_entry(p, chunk, from, [&](const entry &e) {
+        int d = e.key >> p.shift & 255;
+        p.to[r.base[d] + r.counts[d][t]++] = e;
+    });
+}
+
+// READ: a function object with entry operator()(int64_t i), the entries before the first pass.
+template <class READ> __global__ void sort_alone_kernel(sort_sizes s, READ read, entry *a, entry *b)
+{
+    __shared__ sort_room room;
+    for (int pass = 0; pass < s.passes; pass++) {
+        const entry *from = pass % 2 ? a : b;
+        sort_pass p = { s, 8 * pass, pass % 2 ? b : a, NULL };
+        auto get = [&](int64_t i) { return pass ? from[i] : read(i); };
+        count_digits(p, 0, get, room);
+        find_places(p, 0, room);
+        place_entries(p, 0, get, room);
+        __syncthreads();
+    }
+}
+template <class READ> __global__ void sort_count_kernel(sort_pass p, READ read, const entry *from)
+{
+    __shared__ sort_room room;
+    count_digits(
+        p, blockIdx.x, [&](int64_t i) { return from ? from[i] : read(i); }, room);
+    for (int d = threadIdx.x; d < DIGITS; d += SORTERS) {
+        int32_t sum = 0;
+        for (int t = 0; t < SORTERS; t++) sum += room.counts[d][t];
+        p.all[blockIdx.x * DIGITS + d] = sum;
+    }
+}
+template <class READ> __global__ void sort_place_kernel(sort_pass p, READ read, const entry *from)
+{
+    __shared__ sort_room room;
+    auto get = [&](int64_t i) { return from ? from[i] : read(i); };
+    count_digits(p, blockIdx.x, get, room);
+    find_places(p, blockIdx.x, room);
+    place_entries(p, blockIdx.x, get, room);
+}
+
+// Sorts; *sorted: where the result is in `room`, which has sort_bytes(s) bytes on the device.
+template <class READ>
+static ms_status sort_entries(const char *what, int index, const sort_sizes &s, const READ &read, void *room,
+                              const entry **sorted)
+{
+    entry *a = (entry *)room, *b = a + s.n;
+    *sorted = s.passes % 2 ? a : b;
+    if (s.n <= ALONE) return launch_blocks(what, index, sort_alone_kernel<READ>, 1, SORTERS, s, read, a, b);
+    for (int pass = 0; pass < s.passes; pass++) {
+        const entry *from = pass == 0 ? NULL : pass % 2 ? a : b;
+        sort_pass p = { s, 8 * pass, pass % 2 ? b : a, (int32_t *)(b + s.n) };
+        MS_TRY(launch_blocks(what, index, sort_count_kernel<READ>, s.chunks, SORTERS, p, read, from));
+        MS_TRY(launch_blocks(what, index, sort_place_kernel<READ>, s.chunks, SORTERS, p, read, from));
+    }
+    return MS_OK;
+}
+
+#endif
