@@ -618,6 +618,10 @@ MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups
 // max_norm (infinite: only computes the norm). Returns the norm before scaling as a new 0-dim tensor. Collective if
 // some leaves are sharded.
 MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);
+// Multiplies contiguous gradients on one device by *inverse, and stores 1 in *found if one of them is not finite. stop:
+// that gradient and those after it keep their values. inverse, found: float32, one element, on the same device. On a
+// GPU the host waits for nothing.
+MS_API ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_id found, int32_t stop);
 
 // ---- dist -------------------------------------------------------------------------------------
 

@@ -258,6 +258,27 @@ __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm n
 #undef RUN
 }
 
+// Scales by *inverse. sums: the largest |g| of each owner. Block 0 looks for one that is not finite; with `stop`, the
+// other blocks look among the owners up to their own.
+__global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const double *sums, const float *inverse,
+                               float *found, bool stop)
+{
+    __shared__ double shared[BLOCK];
+    const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
+    double most = 0;
+    for (int k = threadIdx.x; k < j.owners && (blockIdx.x == 0 || (stop && k <= t.owner)); k += BLOCK)
+        if (sums[k] - sums[k] != 0) most = k <= t.owner ? 2 : most > 1 ? most : 1;
+    most = block_max(most, shared);
+    if (most > 0 && blockIdx.x == 0 && threadIdx.x == 0) *found = 1;
+    if (stop && most > 1) return;
+    int64_t first = ((int64_t)blockIdx.x - t.block) * j.piece;
+    int64_t last = first + j.piece < t.numel ? first + j.piece : t.numel;
+    double f = *inverse;
+#define RUN(S, T) scale_part<T>((S *)t.g, first, last, (T)f)
+    WITH_FLOAT_TYPE(t.dtype, RUN)
+#undef RUN
+}
+
 // The arrays in a job's memory on the device: a sum per owner, the sums of the pieces, the list of parts, the pieces'
 // owners.
 struct norm_room {
@@ -305,6 +326,13 @@ ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, do
     clip_norm norm = { total ? NULL : r.sums, total ? *total : 0, max_norm };
     return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j,
                   (const ms_norm_part *)r.list, norm, dtype, out);
+}
+
+ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop)
+{
+    norm_room r(j);
+    return launch_blocks("unscale_", index, unscale_kernel, j->blocks, BLOCK, *j, (const ms_norm_part *)r.list,
+                         (const double *)r.sums, inverse, found, stop);
 }
 
 // ---- around a library's sum: half types become float32 and are rounded once at the end; means and scales, in the

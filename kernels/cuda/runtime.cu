@@ -307,6 +307,7 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
+ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
 ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
 
 #define FAMILIES(X) \
@@ -349,8 +350,9 @@ static ms_cuda_table table()
     t.families = families;
     t.optim = ms__cuda_optim;
     t.scale = ms__cuda_scale;
-    t.norms = ms__cuda_norms;
-    t.clip = ms__cuda_clip;
+    t.gradients.norms = ms__cuda_norms;
+    t.gradients.clip = ms__cuda_clip;
+    t.gradients.unscale = ms__cuda_unscale;
     t.native_stream = native_stream;
     t.finish = ms__cuda_finish;
     return t;

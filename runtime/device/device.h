@@ -39,7 +39,8 @@ typedef struct ms_optim_job {
     int device;
 } ms_optim_job;
 
-// ms_norm_part: one gradient of clip_grad_norm_ (train/clip.c). ms_norm_job: the norms of the gradients on one device.
+// ms_norm_part: one gradient of clip_grad_norm_ or unscale_ (train/clip.c). ms_norm_job: the norms of the gradients on
+// one device.
 typedef struct ms_norm_part {
     void *g;
     int dtype, owner;      // owner: index of the sum to which the gradient contributes
@@ -63,6 +64,19 @@ typedef struct ms_cuda_finish {
 } ms_cuda_finish;
 
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
+
+// Passes over lists of gradients, a part of the table below.
+typedef struct {
+    // norms: computes the sums of a list of gradients, one per owner, at the beginning of j->room, which it
+    // allocates. clip: scales the gradients so that their norm is at most max_norm, and stores the norm before
+    // scaling in *out, a scalar on the device (NULL: nowhere). *total: the norm of all gradients, if some are on
+    // other devices or ranks; NULL: it is computed from this device's sums.
+    ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
+    ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
+    // Multiplies the gradients by *inverse. The job's sums are the largest |g| of each owner (norms of an infinite
+    // order); if one is not finite, stores 1 in *found. stop: owners from that one on keep their values.
+    ms_status (*unscale)(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
+} ms_cuda_gradients;
 
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
 // ms_stream_kind.
@@ -104,12 +118,7 @@ typedef struct ms_cuda_table {
     const ms_cuda_kernel *const *families;
     ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
-    // norms: computes the sums of a list of gradients, one per owner, at the beginning of j->room, which it allocates.
-    // clip: scales the gradients so that their norm is at most max_norm, and stores the norm before scaling in *out, a
-    // scalar on the device (NULL: nowhere). *total: the norm of all gradients, if some are on other devices or ranks;
-    // NULL: it is computed from this device's sums.
-    ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
-    ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
+    ms_cuda_gradients gradients;
     // For libraries that queue work themselves (NCCL): makes the device current in this thread and returns the stream,
     // a cudaStream_t; NULL with the error set.
     void *(*native_stream)(int index, int stream);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// train/clip.c -- the norm of all gradients over all ranks, and clipping by it.
+// train/clip.c -- the norm of all gradients over all ranks, and clipping by it; unscaling, with a search for numbers
+// that are not finite.
 //
 // For a sharded parameter, each rank computes the norm of its local part of the gradient, and the results are combined
 // over the ranks of the parameter's group. A gradient that every rank holds whole counts once. Sums are in double over
@@ -201,7 +202,7 @@ static ms_status measure_there(gradients *s, double p)
         for (end = k; end < s->n && s->devices[end] == s->devices[k];) end++;
         int index = ms__index(s->devices[k]);
         s->jobs[index] = (ms_norm_job) { .n = end - k, .owners = s->n_groups + 1, .p = p };
-        MS_TRY(ms__cuda()->norms(index, &s->jobs[index], s->parts + k));
+        MS_TRY(ms__cuda()->gradients.norms(index, &s->jobs[index], s->parts + k));
     }
     return MS_OK;
 }
@@ -227,7 +228,7 @@ static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_
     MS_TRY(measure_there(s, p));
     for (int k = 0; k < s->n_groups; k++) alone = alone && ms__group_size(s->groups[k]) == 1;
     int there = ms__index(ms__device(norm));
-    if (alone) return ms__cuda()->clip(there, &s->jobs[there], NULL, max_norm, s->dtype, ms__data(norm));
+    if (alone) return ms__cuda()->gradients.clip(there, &s->jobs[there], NULL, max_norm, s->dtype, ms__data(norm));
     for (int k = 0; k < s->n_cpu; k++) {
         int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : blocks;
         for (int64_t b = s->parts[k].block; b < end; b++) fold(&s->sums[s->parts[k].owner], own[b], maximum);
@@ -245,8 +246,8 @@ static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_
         over_blocks(list, blocks, scale);
     for (int index = 0; index < MS_CUDA_DEVICES; index++)
         if (s->jobs[index].room)
-            MS_TRY(ms__cuda()->clip(index, &s->jobs[index], &total, max_norm, s->dtype,
-                                    ms__device(norm) == (MS_CUDA | index << 8) ? ms__data(norm) : NULL));
+            MS_TRY(ms__cuda()->gradients.clip(index, &s->jobs[index], &total, max_norm, s->dtype,
+                                              ms__device(norm) == (MS_CUDA | index << 8) ? ms__data(norm) : NULL));
     if (ms__device(norm) != MS_CPU) return MS_OK;
     if (s->dtype == MS_F64) *(double *)ms__data(norm) = total;
     else *(float *)ms__data(norm) = (float)total;
@@ -295,4 +296,86 @@ out:
     free(s.parts);
     free(s.devices);
     return result;
+}
+
+// ---- unscaling ----
+
+// Checks what is unscaled, and lists the gradients that are not empty.
+static ms_status list_gradients(part_list *list, int n, const ms_id *gradients, int device)
+{
+    for (int k = 0; k < n; k++) {
+        ms_tensor *g = ms__tensor(gradients[k]);
+        if (!g) return ms__failure();
+        if (g->dtype > MS_BF16 || ms__device(g) != device || !ms__is_contiguous(g))
+            return ms__fail(MS_EINVAL,
+                            "unscale_: gradient %d (%s) is not contiguous floating point on the scale's device", k + 1,
+                            ms__tensor_text(g));
+        g->version->count++;
+        if (g->numel == 0) continue;
+        MS_TRY(ms__storage_sync(g->storage, true));
+        list->parts[list->n] =
+            (ms_norm_part) { .g = ms__data(g), .dtype = g->dtype, .owner = list->n, .numel = g->numel };
+        list->n++;
+    }
+    return MS_OK;
+}
+
+static ms_status unscale_here(part_list *list, float inverse, float *found, bool stop)
+{
+    int64_t blocks = 0;
+    for (int k = 0; k < list->n; k++) {
+        list->parts[k].block = blocks;
+        blocks += (list->parts[k].numel + BLOCK - 1) / BLOCK;
+    }
+    list->partial = calloc((size_t)blocks, sizeof *list->partial);
+    if (!list->partial)
+        return ms__no_memory((size_t)blocks * sizeof(double), "unscale_", "%lld partial results", (long long)blocks);
+    over_blocks(list, blocks, measure);
+    for (int64_t b = 0; b < blocks; b++) {
+        if (isfinite(list->partial[b])) continue;
+        *found = 1;
+        if (!stop) break;
+        int64_t from, length;
+        const ms_norm_part *bad = part_of(list, b, &from, &length);
+        list->n = (int)(bad - list->parts);
+        blocks = bad->block;
+    }
+    list->factor = inverse;
+    if (blocks > 0) over_blocks(list, blocks, scale);
+    free(list->partial);
+    return MS_OK;
+}
+
+ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_id found, int32_t stop)
+{
+    MS_BUSY;
+    MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
+    ms_tensor *factor = ms__tensor(inverse), *flag = ms__tensor(found);
+    if (!factor || !flag) return ms__failure();
+    int device = ms__device(factor);
+    if (factor->dtype != MS_F32 || factor->numel != 1 || flag->dtype != MS_F32 || flag->numel != 1 ||
+        ms__device(flag) != device)
+        return ms__fail(MS_EINVAL,
+                        "unscale_: the inverse scale is %s and found_inf %s, expected float32 tensors of one "
+                        "element on one device",
+                        ms__tensor_text(factor), ms__tensor_text(flag));
+    size_t bytes = (size_t)(n > 0 ? n : 1) * sizeof(ms_norm_part);
+    part_list list = { .p = INFINITY, .parts = malloc(bytes) };
+    if (!list.parts) return ms__no_memory(bytes, "unscale_", "the list of %d gradients", n);
+    ms_status st = list_gradients(&list, n, gradients, device);
+    if (st == MS_OK) st = ms__storage_sync(factor->storage, false);
+    if (st == MS_OK) st = ms__storage_sync(flag->storage, true);
+    if (st == MS_OK && list.n > 0 && ms__is_cuda(device)) {
+        ms_norm_job job = { .n = list.n, .owners = stop ? list.n : 1, .p = INFINITY };
+        for (int k = 0; k < list.n && !stop; k++) list.parts[k].owner = 0;
+        st = ms__cuda()->gradients.norms(ms__index(device), &job, list.parts);
+        if (st == MS_OK)
+            st = ms__cuda()->gradients.unscale(ms__index(device), &job, ms__data(factor), ms__data(flag), stop != 0);
+        ms__free(job.room);
+    } else if (st == MS_OK && list.n > 0) {
+        st = unscale_here(&list, *(const float *)ms__data(factor), ms__data(flag), stop != 0);
+    }
+    flag->version->count++;
+    free(list.parts);
+    return st;
 }

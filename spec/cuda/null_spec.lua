@@ -212,6 +212,29 @@ describe("the null device", function()
     assert.is_true(list[2] <= 32, list[2])
   end)
 
+  it_built("unscales gradients without waiting, in few launches; a step of a scaler waits once", function()
+    local list = numbers [[
+      local nn = ms.nn
+      local layers = {}
+      for k = 1, 20 do layers[k] = nn.Linear(16, 16, { device = "cuda" }) end
+      local model = nn.Sequential(unpack(layers))
+      local optimizer, scaler = ms.optim.SGD(model:parameters(), { lr = 0.1 }), ms.amp.GradScaler()
+      local x = ms.ones(8, 16, { device = "cuda" })
+      for _ = 1, 2 do
+        optimizer:zero_grad()
+        scaler:scale(model(x):sum()):backward()
+        null.reset()
+        scaler:unscale_(optimizer)
+        local c = null.count()
+        scaler:step(optimizer)
+        scaler:update()
+        if _ == 2 then print(c.launches, c.waits, null.count().waits) end
+      end]]
+    assert.is_true(list[1] <= 6, list[1])
+    assert.are.equal(0, list[2])
+    assert.are.equal(1, list[3])
+  end)
+
   -- Steps of models other than GPT-2, and operators on large tensors.
   local LEAF = "local x = ms.nn.Parameter(ms.ones({ %s }, { device = 'cuda' }))\n"
   for _, case in ipairs {

@@ -165,6 +165,23 @@ local function one_element(t, name)
   if not is_tensor(t) or t:numel() ~= 1 then raise("%s must be a 1-element tensor.", name) end
 end
 
+-- Multiplies gradients on one device by `inverse`, and fills `found` with 1 if one of them is not finite.
+local function unscale_all(list, inverse, found, stops)
+  local ids, copies = engine.ffi.new("ms_id[?]", #list), {}
+  local flag = found.dtype == "float32" and found or found:to "float32"
+  for k, g in ipairs(list) do
+    copies[k] = g:contiguous()
+    ids[k - 1] = copies[k].id
+  end
+  if lib.ms_unscale_gradients(#list, ids, inverse:to("float32").id, flag.id, stops and 1 or 0) ~= 0 then
+    errors.fail(unpack(list))
+  end
+  for k, g in ipairs(list) do
+    if not g:is_contiguous() then g:copy_(copies[k]) end
+  end
+  if flag ~= found then found:copy_(flag) end
+end
+
 --- Multiplies an optimizer's gradients by inv_scale. Returns found_inf for each device that has gradients: 1 if one of
 --- these is not finite, otherwise the given value. A ShardedGradScaler leaves the device's remaining gradients scaled
 --- after one that is not finite.
@@ -176,7 +193,7 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
   one_element(inv_scale, "inv_scale")
   one_element(found_inf, "found_inf")
   return no_grad(function()
-    local by_device, inverse, stopped = {}, {}, {}
+    local by_device, lists = {}, {}
     local list, record = gradients(self, optimizer), self._unscaling
     if record then
       remember(record, optimizer)
@@ -184,18 +201,12 @@ function GradScaler:unscale_grads_(optimizer, inv_scale, found_inf)
     end
     for _, g in ipairs(list) do
       local device = g.device
-      if not by_device[device] then
-        by_device[device] = device == found_inf.device and found_inf or found_inf:to(device)
-        inverse[device] = (inv_scale.device == device and inv_scale or inv_scale:to(device)):reshape {}
-      end
-      if not stopped[device] then
-        local finite = g:isfinite():all()
-        if not finite:item() then
-          by_device[device]:fill_(1)
-          stopped[device] = self._stops_at_inf
-        end
-        if not stopped[device] then g:mul_(inverse[device]) end
-      end
+      lists[device] = lists[device] or {}
+      table.insert(lists[device], g)
+    end
+    for device, here in util.sorted_pairs(lists) do
+      by_device[device] = device == found_inf.device and found_inf or found_inf:to(device)
+      unscale_all(here, inv_scale:to(device), by_device[device], self._stops_at_inf)
     end
     if self._stops_at_inf and next(by_device) == nil then by_device[found_inf.device] = found_inf end
     return by_device
@@ -237,10 +248,13 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
-local function total(found)
-  local sum = 0
-  for _, t in util.sorted_pairs(found) do sum = sum + t:item() end
-  return sum
+-- The number of devices with infinities. Read once: on a GPU the host waits for it.
+local function total(record)
+  if not record.total then
+    record.total = 0
+    for _, t in util.sorted_pairs(record.found_inf) do record.total = record.total + t:item() end
+  end
+  return record.total
 end
 
 local function set_scale(self, value)
@@ -252,7 +266,7 @@ local function adapt(self)
   local sum, any = 0, false
   for _, record in pairs(self._optimizers) do           -- any order: the terms are zeros and ones
     any = any or next(record.found_inf) ~= nil
-    sum = sum + total(record.found_inf)
+    sum = sum + total(record)
   end
   if not any then return false end
   if sum > 0 then
@@ -324,7 +338,7 @@ local function unscale(self, optimizer)
   end
   if record.stage == "stepped" then raise("unscale_() is being called after step().") end
   local device = self.scale_tensor.device
-  local inv_scale = create.full({}, 1 / self.scale_tensor:item(), { dtype = "float32", device = device })
+  local inv_scale = no_grad(function() return self.scale_tensor:reciprocal() end)  -- on a GPU without waiting for it
   self._unscaling = record
   local ok, found = pcall(self.unscale_grads_, self, optimizer, inv_scale, number_tensor(0, device))
   self._unscaling = nil
@@ -352,7 +366,7 @@ local function step(self, optimizer, closure)
   if record.stage == "ready" then self:unscale_(optimizer) end
   if next(record.found_inf) == nil then raise("No inf checks were recorded for this optimizer.") end
   local ok, result = true, nil
-  if total(record.found_inf) == 0 then ok, result = pcall(optimizer.step, optimizer) end
+  if total(record) == 0 then ok, result = pcall(optimizer.step, optimizer) end
   if not ok then
     record.versions = sum_of_versions(optimizer)
     error(result, 0)

@@ -105,14 +105,22 @@ static ms_status norms(int index, ms_norm_job *j, ms_norm_part *list)
     for (int k = 0; k < j->n; k++)
         ms__null_note(list[k].g, (size_t)list[k].numel * (size_t)ms__dtype_size(list[k].dtype),
                       (int)ms__dtype_size(list[k].dtype));
-    ms_status st = ms_cuda_table_v1.norms(index, j, list);
+    ms_status st = ms_cuda_table_v1.gradients.norms(index, j, list);
     ms__null_op = "";
     return st;
 }
 static ms_status clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out)
 {
     ms__null_op = "clip_grad_norm_";
-    ms_status st = ms_cuda_table_v1.clip(index, j, total, max_norm, dtype, out);
+    ms_status st = ms_cuda_table_v1.gradients.clip(index, j, total, max_norm, dtype, out);
+    ms__null_op = "";
+    return st;
+}
+
+static ms_status unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop)
+{
+    ms__null_op = "unscale_";
+    ms_status st = ms_cuda_table_v1.gradients.unscale(index, j, inverse, found, stop);
     ms__null_op = "";
     return st;
 }
@@ -162,8 +170,9 @@ EXPORT const ms_cuda_table *ms_cuda_null_table(void)
     table.copy_tensor = copy_tensor;
     table.fill_tensor = fill_tensor;
     table.optim = optim;
-    table.norms = norms;
-    table.clip = clip;
+    table.gradients.norms = norms;
+    table.gradients.clip = clip;
+    table.gradients.unscale = unscale;
     int n = 0;
     for (const ms_cuda_kernel *const *f = ms_cuda_table_v1.families; *f; f++)
         for (const ms_cuda_kernel *k = *f; k->op && n < OPERATORS / 2; k++) {
