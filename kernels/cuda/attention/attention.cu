@@ -9,7 +9,7 @@
 
 struct scores {
     heads h;
-    strided_part mask;  // data is NULL without a mask
+    strided_part mask;  // bool, or of the scores' dtype; data is NULL without a mask
     dropped dropout;
     double keep;  // factor of the probabilities that dropout keeps
 };
@@ -38,20 +38,17 @@ static __device__ inline score_row row_of(const scores &q)
 // Applies the mask and causality to the scores [j, j + WIDE) of a row.
 template <class T> static __device__ inline void mask_pack(const scores &q, const score_row &r, int64_t j, T *v)
 {
-    if (q.mask.data && (q.mask.dtype == MS_BOOL || q.mask.cs != 1)) {
+    const uint8_t *seen = (const uint8_t *)q.mask.data + r.mask;
+    const T *added = (const T *)q.mask.data + r.mask;
+    if (q.mask.data && q.mask.dtype == MS_BOOL) {
         UNROLL
         for (int e = 0; e < WIDE; e++)
-            if (j + e >= 0 && j + e < q.h.tk) v[e] = masked(q.mask, r.mask + (j + e) * q.mask.cs, v[e]);
+            if (j + e >= 0 && j + e < q.h.tk) v[e] = seen[(j + e) * q.mask.cs] ? v[e] : -(T)INFINITY;
     } else if (q.mask.data) {
-#define ADD(S, R)                                                       \
-    {                                                                   \
-        R m[WIDE];                                                      \
-        read_pack((const S *)q.mask.data + r.mask, j, q.h.tk, (R)0, m); \
-        UNROLL                                                          \
-        for (int e = 0; e < WIDE; e++) v[e] += (T)m[e];                 \
-    }
-        WITH_FLOAT_TYPE(q.mask.dtype, ADD)
-#undef ADD
+        T m[WIDE];
+        if (q.mask.cs == 1) read_pack(added, j, q.h.tk, (T)0, m);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) v[e] += q.mask.cs == 1 ? m[e] : *added;
     }
     if (q.h.causal) {
         UNROLL
@@ -222,19 +219,39 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
     return ms__cuda_product(index_of(call->out[0]), &p);
 }
 
+// The mask as the kernels read it: bool as it is; otherwise of the scores' dtype, with adjacent keys. Copied if it is
+// not so already, without the elements of broadcast dimensions. *out is to be released.
+static ms_status mask_of(ms_call *c, ms_tensor *mask, int dtype, ms_tensor **out)
+{
+    int64_t shape[MS_MAX_DIMS];
+    int n = mask ? mask->ndim : 0;
+    *out = mask ? ms__retain(mask) : NULL;
+    if (!mask || mask->dtype == MS_BOOL) return MS_OK;
+    if (mask->dtype == dtype && (mask->shape[n - 1] == 1 || mask->stride[n - 1] == 1)) return MS_OK;
+    for (int d = 0; d < n; d++) shape[d] = mask->stride[d] == 0 && d < n - 1 ? 1 : mask->shape[d];
+    ms_tensor *part = ms__tensor_view(mask, n, shape, mask->stride, mask->offset);
+    ms__release(*out);
+    *out = NULL;
+    ms_status st = ms__tensor_new(out, dtype, ms__device(mask), n, shape, c->op->name);
+    if (st == MS_OK) st = ms__cuda_copy_tensor(*out, part);
+    ms__release(part);
+    return st;
+}
 template <class S> static ms_status forward(ms_call *c)
 {
     typedef real_of<S> T;
     ms_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2], *mask = c->n_in > 3 ? c->in[3] : NULL, *o = c->out[0];
     heads h = heads_of(c, q, k);
-    scores w = scores_for(h, mask, c->saved_rng[0], c->saved_rng[1]);
     int64_t rows = h.count * h.tq, n = rows * h.tk;
     if (rows == 0) return MS_OK;
     if (h.tk == 0) {
         MS_TRY(ms__cuda_fill_tensor(o, 0));
         return ms__cuda_fill_tensor(c->out[1], -INFINITY);
     }
+    held_inputs held;
     scratch s, other;
+    MS_TRY(mask_of(c, mask, real_dtype(q->dtype), &held.in[0]));
+    scores w = scores_for(h, held.in[0], c->saved_rng[0], c->saved_rng[1]);
     MS_TRY(s.alloc(c, ms__device(q), n * (int64_t)sizeof(T)));
     if (sizeof(S) != sizeof(T)) MS_TRY(other.alloc(c, ms__device(q), n * (int64_t)sizeof(S)));
     void *p = sizeof(S) != sizeof(T) ? other.data : s.data;
@@ -260,7 +277,6 @@ template <class S> static ms_status backward(ms_call *c)
     const char *what = c->op->name;
     int index = index_of(q), device = ms__device(q), real = real_dtype(q->dtype);
     heads h = heads_of(c, q, k);
-    scores w = scores_for(h, c->in[4], (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2]);
     int64_t rows = h.count * h.tq, n = rows * h.tk;
     if (n == 0) {
         for (int i = 0; i < c->n_out; i++) MS_TRY(ms__cuda_fill_tensor(c->out[i], 0));
@@ -268,6 +284,8 @@ template <class S> static ms_status backward(ms_call *c)
     }
     held_inputs held;
     scratch s, dp, p, ds, delta;
+    MS_TRY(mask_of(c, c->in[4], real, &held.in[0]));
+    scores w = scores_for(h, held.in[0], (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2]);
     MS_TRY(s.alloc(c, device, n * (int64_t)sizeof(T)));
     MS_TRY(dp.alloc(c, device, n * (int64_t)sizeof(T)));
     MS_TRY(p.alloc(c, device, n * (int64_t)sizeof(S)));
