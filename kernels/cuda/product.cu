@@ -6,12 +6,12 @@
 // kernel. The emulator uses a stand-in for cuBLASLt, only with MOONSHARD_CUBLAS=on. float32 is computed in float32 (no
 // TF32); half types accumulate in float32 and round once.
 #include <dlfcn.h>
-#include <glob.h>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <string>
 
+#include "cuda/library.h"
 #include "cuda/product.h"
 #if defined(MS_EMULATED)
 #define MS_CUBLAS "libcublasLt_standin.so"
@@ -120,49 +120,19 @@ enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 
 static std::mutex lt_lock;  // for `lt`, `per_device` and `cache`
 
-// Where cuBLASLt may be besides the loader's path: in `folders` below the folder that the environment's `variable`
-// names; if variable is NULL, in `folders` themselves. %d: the major version. An entry whose variable is not set is
-// skipped.
-static const struct {
-    const char *variable, *folders;
-} places[] = {
-    { "CUDA_HOME", "/{lib64,lib,targets/*/lib}" },
-    { "CUDA_PATH", "/{lib64,lib,targets/*/lib}" },
-    { "VIRTUAL_ENV", "/lib*/python3*/site-packages/nvidia/*/lib" },
-    { "CONDA_PREFIX", "/{lib,targets/*/lib,lib/python3*/site-packages/nvidia/*/lib}" },
-    { NULL, "/usr/local/{cuda,cuda-%d*}/{lib64,lib,targets/*/lib}" },
-    { "HOME", "/.local/lib/python3*/site-packages/nvidia/*/lib" },
-    { NULL, "/usr/{lib,local/lib}/python3*/{dist,site}-packages/nvidia/*/lib" },
-};
-
-// Opens cuBLASLt by its name, else in the toolkit's folders and in those of Python's packages. On failure prints the
-// list of places.
+// Opens cuBLASLt. On failure prints the list of places.
 static void *lt_open(void)
 {
-    char name[64], list[2048] = "", folders[512], pattern[1024];
+    char name[64];
+    std::string places;
     snprintf(name, sizeof name, MS_CUBLAS ".%d", CUBLAS_VER_MAJOR);
-    void *lib = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    void *lib = ms__cuda_library(name, CUBLAS_VER_MAJOR, &places);
     if (lib) return lib;
-    std::string why = dlerror();
-    for (const auto &place : places) {
-        const char *root = place.variable ? getenv(place.variable) : "";
-        if (!root || (place.variable && !*root)) continue;
-        snprintf(folders, sizeof folders, place.folders, CUBLAS_VER_MAJOR);
-        snprintf(pattern, sizeof pattern, "%s%s/%s", root, folders, name);
-        snprintf(list + strlen(list), sizeof list - strlen(list), "\n  %s%s", root, folders);
-        glob_t found;
-        if (glob(pattern, GLOB_BRACE, NULL, &found) == 0) {
-            for (size_t k = 0; k < found.gl_pathc && !lib; k++)
-                if (!(lib = dlopen(found.gl_pathv[k], RTLD_NOW | RTLD_LOCAL))) why = dlerror();
-            globfree(&found);
-        }
-        if (lib) return lib;
-    }
     fprintf(
         stderr,
         "moonshard: %s was not found: products on cuda use Moonshard's own kernel, which is many times slower. Install "
-        "it, or name its folder in LD_LIBRARY_PATH. Searched: the loader's path,%s\nThe last error: %s\n",
-        name, list, why.c_str());
+        "it, or name its folder in LD_LIBRARY_PATH. Searched: the loader's path,%s\n",
+        name, places.c_str());
     return NULL;
 }
 

@@ -137,6 +137,9 @@ ms_status ms__flash_attention(ms_call *c, const heads &h)
     f.q = ms__flash_part(q, h), f.k = ms__flash_part(c->in[1], h), f.v = ms__flash_part(c->in[2], h);
     f.o = ms__flash_part(c->out[0], h);
     f.lse = (float *)ms__data(c->out[1]);
+    bool done;
+    MS_TRY(ms__cudnn_attention(c, f, &done));
+    if (done) return MS_OK;
     return launch_shared(c->op->name, index_of(q), FLASH_KERNEL(flash_kernel, q->dtype, f),
                          h.count * up(h.tq, FLASH_ROWS), block_size { FLASH_THREADS, flash_shared(1, h.d > 64) }, f);
 }

@@ -46,6 +46,10 @@ struct flash {
     dropped dropout;
 };
 
+// cudnn.cu. *done: whether cuDNN computes the call.
+ms_status ms__cudnn_attention(const ms_call *c, const flash &f, bool *done);
+ms_status ms__cudnn_backward(const ms_call *c, const flash &f, bool *done);
+
 bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // whether accesses of 16 bytes are aligned
 flash_part ms__flash_part(const ms_tensor *t, const heads &h);
 flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset);

@@ -181,6 +181,7 @@ ms_status ms__flash_backward(ms_call *c, const heads &h)
     int index = index_of(q);
     int shared = flash_shared(2, h.d > 64);
     ms_block *delta = NULL;
+    bool done = false;
     ms_status st = ms__alloc(&delta, ms__device(q), (size_t)(h.count * h.tq) * sizeof(float), what);
     if (st == MS_OK && !ms__flash_aligned(c->in[0], h)) st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK && c->n_in > 7 && c->in[7]) st = ms__contiguous(&g_lse, c->in[7]);
@@ -193,10 +194,13 @@ ms_status ms__flash_backward(ms_call *c, const heads &h)
         f.lse = (float *)ms__data(c->in[6]);
         f.delta = (float *)delta->data;
         f.g_lse = (const float *)data_of(g_lse);
+        st = ms__cudnn_backward(c, f, &done);
+    }
+    if (st == MS_OK && !done) {
         st = launch_shared(what, index, FLASH_KERNEL(flash_queries_kernel, q->dtype, f), h.count * up(h.tq, FLASH_ROWS),
                            block_size { FLASH_THREADS, shared }, f);
     }
-    if (st == MS_OK && (dk || dv))
+    if (st == MS_OK && !done && (dk || dv))
         st = launch_shared(what, index, FLASH_KERNEL(flash_keys_kernel, q->dtype, f), h.count * up(h.tk, FLASH_ROWS),
                            block_size { FLASH_THREADS, shared }, f);
     if (g) ms__release(g);

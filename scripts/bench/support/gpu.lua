@@ -86,17 +86,21 @@ for _, s in ipairs { { 768, 2304 }, { 768, 768 }, { 768, 3072 }, { 3072, 768 }, 
     end)
 end
 
+-- With MOONSHARD_CUDNN=off, and in predictions, attention is that of our own kernels.
+local own = (file or os.getenv "MOONSHARD_CUDNN" == "off") and ", own kernels" or ""
 for _, s in ipairs { { 64, 1024, 96 }, { 64, 8192, 12 }, { 128, 1024, 48 }, { 128, 8192, 6 } } do
   local D, T, H = s[1], s[2], s[3]
   local d, t, h = quick and 8 or D, quick and 16 or T, quick and 2 or H
   local name = ("attention %d x %d x %d, causal, bfloat16"):format(H, T, D)
-  case("attention", name, { flops = 2 * h * t * t * d, bar = "attention_forward" }, function()
+  case("attention", name .. own, { flops = 2 * h * t * t * d, bar = own == "" and "attention" or "attention_forward" },
+    function()
     local q, k, v = ms.randn(1, h, t, d, on(BF16)), ms.randn(1, h, t, d, on(BF16)), ms.randn(1, h, t, d, on(BF16))
     return function()
       return ms.no_grad(function() return F.scaled_dot_product_attention(q, k, v, { is_causal = true }) end)
     end
   end)
-  case("attention", name .. ", with backward", { flops = 7 * h * t * t * d, bar = "attention_backward" }, function()
+  case("attention", name .. ", with backward" .. own, { flops = 7 * h * t * t * d,
+    bar = own == "" and "attention" or "attention_backward" }, function()
     local function leaf() return ms.randn(1, h, t, d, on(BF16, true)) end
     local q, k, v, g = leaf(), leaf(), leaf(), ms.randn(1, h, t, d, on(BF16))
     return function() F.scaled_dot_product_attention(q, k, v, { is_causal = true }):backward(g) end

@@ -117,8 +117,9 @@ function M.list(device, files)
 
   local quick = device ~= "real" and "--quick" or nil
   local bench = process.root .. "/scripts/bench/"
-  local function rates(group, limit)
-    part("rates: " .. group, limit, { "luajit", bench .. "support/gpu.lua", "--group", group, quick })
+  local function rates(group, limit, what, set)
+    part("rates: " .. group .. (what or ""), limit, { "luajit", bench .. "support/gpu.lua", "--group", group, quick },
+      { env = set })
   end
   local function torch(group, limit)
     part("PyTorch: " .. group, limit, { "python3", bench .. "support/peer_gpu.py", "--group", group, quick },
@@ -146,6 +147,7 @@ function M.list(device, files)
   local measure = { "luajit", bench .. "support/gpt2_measure.lua", shape, quick and "2" or "10" }
   part("GPT-2", 40, measure, { step = step })
   rates("attention", 30)
+  rates("attention", 30, ", own kernels", { MOONSHARD_CUDNN = "off" })
   rates("kernels", 40)
   local function peer(mode, limit)
     local words = { "python3", bench .. "support/peer_gpt2.py", "--mode", mode, "--runs", "10" }
