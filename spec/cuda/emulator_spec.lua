@@ -138,7 +138,7 @@ describe("the emulated GPU, in its mode", function()
     { "cudaEventCreateWithFlags", ASYNC }, { "cudaEventRecord", ASYNC }, { "cudaStreamWaitEvent", ASYNC },
     { "cudaGetDeviceProperties", "#ms.cuda.device_name(0) > 5 and 2000", 2 },
     { "cudaIpcGetMemHandle", "shared()" }, { "cudaMallocHost", "pinned()" }, { "cudaEventQuery", "event 'done'" },
-    { "cudaEventSynchronize", "event 'wait'" },
+    { "cudaEventSynchronize", "event 'wait'" }, { "cudaFuncSetAttribute", "attention()" },
   } do
     local call, expression, n, named = unpack(case, 1, 4)
     it_built(("fail makes %s fail in %s, with an error in Lua, and the next call is right or refused"):format(call,
@@ -170,6 +170,10 @@ describe("the emulated GPU, in its mode", function()
           check(plugin().host_alloc(64, p))
           plugin().host_free(p[0])
           return 2000
+        end
+        local function attention()                              -- luacheck: ignore
+          local x = ms.full({ 1, 125, 8 }, 2, { dtype = "bfloat16", device = "cuda" })
+          return ms.nn.F.scaled_dot_product_attention(x, x, x):to("float32"):sum():item()
         end
         local function event(name)                              -- luacheck: ignore
           local e, t = ffi.new "void *[1]", plugin()

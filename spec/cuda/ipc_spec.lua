@@ -7,8 +7,8 @@ local process = require "spec.support.process"
 local ffi, lib = F.ffi, F.lib
 
 --- Starts a process that opens a shared tensor of 5000 float32 as t and runs the script; `shared` are a handle and an
---- offset. `wait()` of the script waits for the spec's call of `go`.
-local function peer(folder, shared, script)
+--- offset. `wait()` of the script waits for the spec's call of `go`. modes: of its emulated GPU.
+local function peer(folder, shared, script, modes)
   process.write(folder .. "/peer.lua", ([[
     io.stdout:setvbuf "no"
     local ms = require "moonshard"
@@ -30,7 +30,7 @@ local function peer(folder, shared, script)
     end
     %s]]):format(folder, script))
   return process.start({ "sh", "-c", 'cd "$0" && exec luajit "$@"', process.root, folder .. "/peer.lua", unpack(shared) },
-    { stdout = folder .. "/out", stderr = folder .. "/err" })
+    { stdout = folder .. "/out", stderr = folder .. "/err", env = modes and { MOONSHARD_EMULATOR = modes } })
 end
 
 local function share(t)
@@ -111,6 +111,30 @@ describe("memory of a GPU", function()
     assert.are.equal("12497500\n12497500\n12497500\n0\t24995000\n"
       .. "cuda_open: no process of this network namespace shares this memory any more\n", process.read(folder .. "/out"))
     assert.are.equal(0, held())
+    process.remove_folder(folder)
+  end)
+
+  it("is mapped after a failure to map it, and a failure to unmap it is a line on stderr", function()
+    if not ms.cuda.is_available() then return pending(ms.cuda.why_unavailable()) end
+    if os.getenv "MOONSHARD_CUDA" == "real" then return pending "only the emulated GPU fails on demand" end
+    local folder = process.temp_folder()
+    local t = ms.arange(0, 5000, { dtype = "float32", device = "cuda" })
+    local script = [[
+      local t, why = open()
+      print(why)
+      t = t or assert(open())
+      print(t:sum():item())
+      t:release()
+      ms.cuda.synchronize()]]
+    local child = peer(folder, share(t), script, "fail:cudaIpcOpenMemHandle:1:1")
+    assert.are.equal(0, child:wait(60), process.read(folder .. "/err"))
+    assert.matches("^cuda:0: cudaIpcOpenMemHandle[^\n]* mapping memory of another process: [^\n]* %(CUDA error 1%)\n12497500\n$",
+      process.read(folder .. "/out"))
+    child = peer(folder, share(t), script, "fail:cudaIpcCloseMemHandle:1:1")
+    assert.are.equal(0, child:wait(60), process.read(folder .. "/err"))
+    assert.are.equal("nil\n12497500\n", process.read(folder .. "/out"))
+    assert.matches("moonshard: cuda:0: cudaIpcCloseMemHandle of 0x%x+: [^\n]* %(CUDA error 1%)\n",
+      process.read(folder .. "/err"))
     process.remove_folder(folder)
   end)
 
