@@ -270,7 +270,13 @@ static __device__ inline T join_column(const T *parts, int64_t segments, int64_t
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     T sum = 0;
-    for (int64_t s = warp; valid && s < segments; s += WARPS) sum += parts[s * stride + column];
+    for (int64_t s = warp; valid && s < segments; s += 4 * WARPS) {
+        T v[4];  // the loads of four segments are in flight together
+        UNROLL
+        for (int a = 0; a < 4; a++) v[a] = s + a * WARPS < segments ? parts[(s + a * WARPS) * stride + column] : 0;
+        UNROLL
+        for (int a = 0; a < 4; a++) sum += v[a];
+    }
     shared[warp][lane] = sum;
     __syncthreads();
     for (int k = 1; warp == 0 && k < WARPS; k++) sum += shared[k][lane];
