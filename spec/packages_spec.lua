@@ -56,7 +56,7 @@ describe("packages", function()
     env.LUA_PATH, env.LUA_CPATH, env.MOONSHARD_LIB = false, false, false
     local child = process.start({ "sh", "-c", ("cd '%s' && "):format(process.root) .. line },
       { stdout = out, stderr = out .. ".err", env = env })
-    local code = child:wait(limit or 60) or child:stop()
+    local code = child:wait(limit or 150) or child:stop()
     assert(code == 0, ("status %s of: %s\n%s%s"):format(code, line, process.read(out), process.read(out .. ".err")))
     return process.read(out)
   end
@@ -72,7 +72,7 @@ describe("packages", function()
     os.execute(("rm -rf '%s'"):format(packages))
     for _, step in ipairs(recipe[1]) do
       if step[1] == "RUN" then
-        sh(step[2], { DEBFULLNAME = "A Packager", DEBEMAIL = "packager@example.org" }, 100)
+        sh(step[2], { DEBFULLNAME = "A Packager", DEBEMAIL = "packager@example.org" }, 300)
       end
     end
   end)
@@ -143,7 +143,7 @@ describe("packages", function()
         local from, to = rest:match "^%-%-from=build /moonshard/(%S+) (/%S+/)$"
         sh(("cp %s '%s%s'"):format(from, root.path, to))
       elseif word == "RUN" then
-        root:run(rest, { limit = 150 })
+        root:run(rest, { limit = 400 })
       elseif word == "USER" then
         user = rest
       elseif word == "WORKDIR" then

@@ -11,7 +11,7 @@ local function run(self, words, limit)
   local out = self.path .. ".out"
   local child = process.start(words, { stdout = out, stderr = out .. ".err",
     env = { MOONSHARD_LIB = false, LUA_PATH = false, LUA_CPATH = false, LD_PRELOAD = false, LC_ALL = "C.UTF-8" } })
-  local code = child:wait(limit or 60) or child:stop()
+  local code = child:wait(limit or 150) or child:stop()
   return code, process.read(out), process.read(out .. ".err")
 end
 
@@ -28,7 +28,7 @@ local function new(path)
   local sources = "/etc/apt/sources.list.d/debian.sources"
   if not lfs.attributes(sources) then sources = "/etc/apt/sources.list" end
   local code, out, err = run(self, { "mmdebstrap", "--variant=apt", "--dpkgopt=force-unsafe-io", "--quiet", release, path,
-    sources }, 200)
+    sources }, 400)
   assert(code == 0, "mmdebstrap failed:\n" .. out .. err)
   os.execute(("cp -L /etc/resolv.conf '%s/etc/'"):format(path))
   return self
@@ -37,7 +37,7 @@ end
 --- Runs a shell line inside the root, with nothing in the environment but PATH and HOME. Returns its output; its status
 --- must be `code`.
 ---@param line string
----@param opts? { user?: string, code?: integer, limit?: number }  user: nobody else's files can be written; code (0)
+---@param opts? { user?: string, code?: integer, limit?: number }  user: its name; nil: root. code (0)
 ---@return string stdout
 ---@return string stderr
 function Root:run(line, opts)
@@ -50,7 +50,7 @@ exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HO
 ]])
   local user = opts.user
   local code, out, err = run(self, { "unshare", "--mount", "sh", self.path .. ".sh", self.path,
-    user and "/home/" .. user or "/root", user and user .. ":" .. user or "0:0", line }, opts.limit or 60)
+    user and "/home/" .. user or "/root", user and user .. ":" .. user or "0:0", line }, opts.limit or 150)
   assert(code == (opts.code or 0), ("status %s of: %s\n%s%s"):format(code, line, out, err))
   return out, err
 end
