@@ -244,6 +244,11 @@ describe("a loader", function()
     assert.are.same({ { 3, 1 }, { 2 } }, epoch_of(data.DataLoader(counted(7), { batch_sampler = { { 3, 1 }, { 2 } } })))
   end)
 
+  it("of a tensor gives its rows", function()
+    assert.are.same({ { { 0, 1 }, { 2, 3 } }, { { 4, 5 } } },
+      epoch_of(data.DataLoader(ms.arange(0, 6):reshape(3, 2), { batch_size = 2 })))
+  end)
+
   it("shuffles by its seed and epoch, by default that of ms.manual_seed", function()
     ms.manual_seed(5)
     local loader = data.DataLoader(counted(20), { batch_size = 6, shuffle = true })

@@ -1,12 +1,15 @@
 -- SPDX-License-Identifier: MIT
 --- Makes a batch from items.
 local class = require "moonshard.core.class"
+local engine = require "moonshard.core.ffi"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
+local raw = require "moonshard.data.raw"
 local shapes = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
+local info_of = tensor.info_of
 local is_list = require "moonshard.data.dataset".is_list
 
 local function kind_of(x)
@@ -19,14 +22,53 @@ local HINT = "; give a function 'collate' that makes the batch"
 
 local function raise(where, ...) errors.raise("default_collate: " .. (...) .. where .. HINT, select(2, ...)) end
 
+local ffi, lib = engine.ffi, engine.lib
+local sizes = ffi.new("int64_t[?]", engine.MAX_DIMS)
+
+-- Whether t has the shape in `sizes` and this dtype and number of dimensions. Makes no table: batches have many items.
+local function is_like(t, dtype, ndim)
+  local info = info_of(t)
+  if info.dtype ~= dtype or info.ndim ~= ndim then return false end
+  local shape = info.shape
+  for d = 0, ndim - 1 do
+    if shape[d] ~= sizes[d] then return false end
+  end
+  return true
+end
+
+-- Copies plain tensors on the CPU one after the other; nil for other tensors. With ms.stack, a loader of items of 784
+-- numbers took three times as long.
+local function together(list)
+  local shape, dtype = { #list, unpack(list[1].shape) }, list[1].dtype
+  if #shape > engine.MAX_DIMS then return nil end
+  for k = 1, #list do
+    local info = info_of(list[k])
+    if list[k].id < 0 or info.device ~= ffi.C.MS_CPU or info.is_contiguous == 0 or info.requires_grad ~= 0
+      or info.sharded ~= 0 then
+      return nil
+    end
+  end
+  local info = info_of(list[1])
+  local bytes = tonumber(info.numel) * lib.ms_dtype_size(info.dtype)
+  local out, data = raw.tensor(dtype, shape)
+  local to = ffi.cast("char *", data)
+  if bytes > 0 then
+    for k = 1, #list do ffi.copy(to + (k - 1) * bytes, lib.ms_data_ptr(list[k].id), bytes) end
+  end
+  return out
+end
+
 local function stacked(list, where)
+  local first = info_of(list[1])
+  local dtype, ndim = first.dtype, first.ndim
+  for d = 0, ndim - 1 do sizes[d] = first.shape[d] end
   for k = 2, #list do
-    if list[k].shape ~= list[1].shape or list[k].dtype ~= list[1].dtype then
+    if not is_like(list[k], dtype, ndim) then
       raise(where, "item %d of the batch is %s %s, but item 1 is %s %s", k, list[k].dtype, tostring(list[k].shape),
         list[1].dtype, tostring(list[1].shape))
     end
   end
-  return shapes.stack(list)
+  return together(list) or shapes.stack(list)
 end
 
 local merge

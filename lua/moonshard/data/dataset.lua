@@ -85,6 +85,7 @@ function Dataset:item(i) return as_item(self:get(position(self, i))) end
 function M.expect(x, label)
   if class.isa(x, Dataset) then return x end
   if opts.is_plain(x) and (x[1] ~= nil or x.get ~= nil) then return Dataset(x) end
+  if tensor.is_tensor(x) then return M.TensorDataset(x) end
   return opts.wrong(x, "a dataset", "%s", label)
 end
 

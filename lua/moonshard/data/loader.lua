@@ -60,7 +60,7 @@ end
 
 --- Batches of a dataset. An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
 --- ms.steps is.
----@param source Dataset|IterableDataset|any[]  the dataset, or a list of items
+---@param source Dataset|IterableDataset|any[]|Tensor  the dataset, a list of items, or a tensor whose rows are items
 ---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number}
 ---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
 ---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
