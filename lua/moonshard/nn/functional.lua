@@ -27,6 +27,8 @@ function F.linear(x, w, b) return ops.linear(x, w, b) end
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
 -- Activations with parameters.
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
+-- Layers that are made of other operators.
+for name, fn in pairs(require "moonshard.nn.layer_functions") do F[name] = fn end
 -- Losses and distances that are made of other operators.
 for name, fn in pairs(require "moonshard.nn.loss_functions") do F[name] = fn end
 

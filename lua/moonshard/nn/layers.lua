@@ -1,0 +1,138 @@
+-- SPDX-License-Identifier: MIT
+--- Layers that are functions of nn.F with arguments fixed in the constructor: dropout of channels, padding,
+--- PixelShuffle; and Bilinear.
+local functions = require "moonshard.nn.layer_functions"
+local init = require "moonshard.nn.initial".init
+local opts = require "moonshard.core.opts"
+local Dropout = require "moonshard.nn.dropout".Dropout
+local Module = require "moonshard.nn.module".Module
+local empty = require "moonshard.nn.parameter".empty
+
+-- A Dropout with another function.
+local function dropout_class(name, fn)
+  local cls = Dropout:extend(name)
+  function cls:forward(x)
+    local slots = self._slots
+    return fn(x, slots.p, { training = slots.training })
+  end
+  return cls
+end
+
+--- In training, sets whole channels of [N, C, L] or [C, L] to 0 with probability p, and multiplies the others by
+--- 1 / (1 - p).
+---@class Dropout1d: Dropout
+---@overload fun(p?: number): Dropout1d  p: probability of setting a channel to 0 (default: 0.5)
+local Dropout1d = dropout_class("Dropout1d", functions.dropout1d)
+
+--- In training, sets whole channels of [N, C, H, W] to 0 with probability p, and multiplies the others by 1 / (1 - p).
+---@class Dropout2d: Dropout
+---@overload fun(p?: number): Dropout2d  p: probability of setting a channel to 0 (default: 0.5)
+local Dropout2d = dropout_class("Dropout2d", functions.dropout2d)
+
+--- F.alpha_dropout as a module: dropout that keeps mean 0 and variance 1 after SELU.
+---@class AlphaDropout: Dropout
+---@overload fun(p?: number): AlphaDropout  p: probability of dropping an element (default: 0.5)
+local AlphaDropout = dropout_class("AlphaDropout", functions.alpha_dropout)
+
+-- A layer that pads the last n dimensions.
+local function padding_class(name, n, valued)
+  local cls = Module:extend(name)
+  ---@param padding integer|integer[]  elements to add at every side, or a list: before, after of the last dimension first
+  ---@param value? number  of the new elements
+  function cls:init(padding, value)
+    local list = {}
+    local good = type(padding) == "number" or opts.is_plain(padding) and #padding == 2 * n
+    for k = 1, good and 2 * n or 0 do
+      list[k] = type(padding) == "number" and padding or padding[k]
+      good = good and opts.whole.test(list[k])
+    end
+    opts.need(good, padding, ("a whole number or a list of %d"):format(2 * n), "%s: argument 1, the padding,", name)
+    self.padding = list
+    if valued then
+      self.value = opts.expect(value, opts.number, "%s: argument 2, the value,", name)
+    else
+      opts.need(value == nil, value, "no more arguments", "%s: argument 2", name)
+      self.value = 0
+    end
+  end
+  function cls:forward(x) return functions.pad(x, self.padding, { value = self.value }) end
+  function cls:extra_repr()
+    return "[" .. table.concat(self.padding, ", ") .. "]" .. (valued and (", value %g"):format(self.value) or "")
+  end
+  return cls
+end
+
+--- Adds zeros around images [..., H, W]; negative numbers remove pixels.
+---@class ZeroPad2d: Module
+---@overload fun(padding: integer|integer[]): ZeroPad2d
+---   padding: for all sides, or { left, right, top, bottom }
+local ZeroPad2d = padding_class("ZeroPad2d", 2, false)
+
+--- Adds elements of one value at both ends of the last dimension; negative numbers remove elements.
+---@class ConstantPad1d: Module
+---@overload fun(padding: integer|integer[], value: number): ConstantPad1d
+---   padding: for both ends, or { before, after }; value: of the new elements
+local ConstantPad1d = padding_class("ConstantPad1d", 1, true)
+
+--- Adds pixels of one value around images [..., H, W]; negative numbers remove pixels.
+---@class ConstantPad2d: Module
+---@overload fun(padding: integer|integer[], value: number): ConstantPad2d
+---   padding: for all sides, or { left, right, top, bottom }; value: of the new elements
+local ConstantPad2d = padding_class("ConstantPad2d", 2, true)
+
+--- F.pixel_shuffle as a module: [..., C * r * r, H, W] becomes [..., C, H * r, W * r].
+---@class PixelShuffle: Module
+---@field factor integer  of height and width
+---@overload fun(r: integer): PixelShuffle  r: factor of height and width
+local PixelShuffle = Module:extend "PixelShuffle"
+
+---@param r integer  factor of height and width
+function PixelShuffle:init(r)
+  self.factor = opts.expect(r, opts.whole_from(1), "PixelShuffle: argument 1, the factor,")
+end
+function PixelShuffle:forward(x) return functions.pixel_shuffle(x, self._slots.factor) end
+function PixelShuffle:extra_repr() return tostring(self.factor) end
+
+--- y = x1^T W x2 + b for each output.
+---@class Bilinear: Module
+---@field weight Parameter  [out, in1, in2]
+---@field bias Parameter?  [out]; nil without bias
+---@overload fun(in1: integer, in2: integer, out: integer, opts?: { bias: boolean, dtype: string, device: string }): Bilinear
+---   in1: features of the first input; in2: of the second input; out: of the output
+local Bilinear = Module:extend "Bilinear"
+
+---@param in1 integer  features of the first input
+---@param in2 integer  features of the second input
+---@param out integer  features of the output
+function Bilinear:init(in1, in2, out, given)
+  local o = opts("Bilinear", given, { bias = true, dtype = opts.string, device = opts.any })
+  opts.expect(in1, opts.whole_from(1), "Bilinear: argument 1, the size of the first input,")
+  opts.expect(in2, opts.whole_from(0), "Bilinear: argument 2, the size of the second input,")
+  opts.expect(out, opts.whole_from(0), "Bilinear: argument 3, the size of the output,")
+  local kind = { dtype = o.dtype, device = o.device }
+  self.in1, self.in2, self.out = in1, in2, out
+  self.weight = empty({ out, in1, in2 }, kind)
+  if o.bias then self.bias = empty({ out }, kind) end
+  self:reset_parameters()
+end
+
+--- Initialises weight and bias again, uniform in +-1/sqrt(in1).
+function Bilinear:reset_parameters()
+  local bound = 1 / math.sqrt(self.in1)
+  init.uniform_(self.weight, -bound, bound)
+  if self.bias then init.uniform_(self.bias, -bound, bound) end
+end
+
+---@param x1 Tensor  [..., in1]
+---@param x2 Tensor  [..., in2]
+---@return Tensor  [..., out]
+function Bilinear:forward(x1, x2)
+  local slots = self._slots
+  return functions.bilinear(x1, x2, slots.weight, slots.bias)
+end
+function Bilinear:extra_repr()
+  return ("%d x %d -> %d%s"):format(self.in1, self.in2, self.out, self.bias and ", bias" or "")
+end
+
+return { Dropout1d = Dropout1d, Dropout2d = Dropout2d, AlphaDropout = AlphaDropout, ZeroPad2d = ZeroPad2d,
+  ConstantPad1d = ConstantPad1d, ConstantPad2d = ConstantPad2d, PixelShuffle = PixelShuffle, Bilinear = Bilinear }
