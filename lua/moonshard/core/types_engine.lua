@@ -594,13 +594,13 @@ function Tensor:logical_xor(u) end
 ---@return Tensor self
 function Tensor:logical_xor_(u) end
 
---- Stochastic gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it): v = momentum v + (1 -
+--- Stochastic gradient descent with momentum (Sutskever et al. 2013, in PyTorch's form): v = momentum v + (1 -
 --- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g. Errors:
 --- nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number }): SGD
 ---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
----   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: p times this is added to the
+---   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: this times p is added to the
 ---   gradient
 local SGD = {}
 
@@ -609,7 +609,7 @@ local SGD = {}
 ---@class Adam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): Adam
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: p times this is added to the gradient; amsgrad: divides by the largest second moment
+---   second moment; weight_decay: this times p is added to the gradient; amsgrad: divides by the largest second moment
 ---   so far
 local Adam = {}
 
@@ -618,6 +618,6 @@ local Adam = {}
 ---@class AdamW: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean }): AdamW
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: p times lr times this is subtracted from p; amsgrad: divides by the largest second
+---   second moment; weight_decay: lr times this times p is subtracted from p; amsgrad: divides by the largest second
 ---   moment so far
 local AdamW = {}
