@@ -827,14 +827,16 @@ typedef enum {
 //  new      resolves path and its symbolic links, then does what look does; creates nothing
 //  look     opens the folder that has the name, if any; *same (if not NULL): whether the last look found the same one
 //  make     creates a temporary folder beside the target; the caller fills it (its path is ms_folder_made)
-//  commit   renames the temporary folder to the name and syncs it to disk; *how is an ms_commit_how
+//  commit   gives the temporary folder the name and syncs it to disk; *how is an ms_commit_how (MS_COMMIT_INSIDE:
+//           nothing has been renamed)
 //  settle   after MS_COMMIT_EXCHANGED, when the folder at ms_folder_made, which had the name, has been checked: with
 //           ok, free removes it (with `later`, in a thread that ends before the next free or the end of the process);
 //           otherwise it gets its name back
 //  move_in  after MS_COMMIT_INSIDE: gives a finished file the name `to` in the folder of the last look, replacing a
 //           file of that name; remove removes a file there
 //  discard  removes a temporary folder that an ended process left beside the target, and the files of a save in it
-//  free     removes the temporary folder and its files
+//  free     frees the handle, and removes the folder at ms_folder_made and the files of a save in it, unless commit has
+//           given it the name, or settle has not been called
 typedef struct ms_folder ms_folder;
 MS_API ms_folder *ms_folder_new(const char *path);
 MS_API const char *ms_folder_path(const ms_folder *f);

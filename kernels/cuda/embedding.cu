@@ -24,8 +24,8 @@ static __device__ inline int64_t position(const positions &q, int64_t k)
 enum { TAKE, PUT, ADD };  // with p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]
 // Lines along dimension d, the one that positions index.
 struct job : positions {
-    int ndim;                                                // number of dimensions of the lines: all but d
-    int64_t lines, shape[MS_MAX_DIMS];                       // their number; sizes of their dimensions
+    int ndim;                                                // number of other dimensions, joined where possible
+    int64_t lines, shape[MS_MAX_DIMS];                       // number of lines; sizes of the other dimensions
     int64_t x[MS_MAX_DIMS], y[MS_MAX_DIMS], p[MS_MAX_DIMS];  // strides of from, to, ids, in elements
     int64_t xd, yd;                                          // strides of from and to along d
     int dtype;

@@ -48,7 +48,9 @@ static ms_status cross_entropy_backward(ms_backward_call *b)
 {
     ms_tensor *in[] = { b->gout[0], b->in[0], b->in[1], b->n_in > 2 ? b->in[2] : NULL, b->out[1], b->gout[1] },
               *none = NULL;
-    if (b->n_in > 2 && b->need[2]) return ms__fail(MS_EUNSUPPORTED, "cross_entropy: class weights have no gradient");
+    if (b->n_in > 2 && b->need[2])
+        return ms__fail(MS_EUNSUPPORTED,
+                        "cross_entropy: gradients of class weights are not supported; detach the weights");
     if (!in[0]) {  // only the second output was used
         MS_TRY(ms__zeros_of(&none, &b->out_meta[0]));
         in[0] = b->gout[0] = none;
@@ -132,7 +134,8 @@ static const ms_op op_linear_cross_entropy_backward =
 static ms_status linear_cross_entropy_backward(ms_backward_call *b)
 {
     if (b->n_in > WEIGHT && b->need[WEIGHT])
-        return ms__fail(MS_EUNSUPPORTED, "linear_cross_entropy: class weights have no gradient");
+        return ms__fail(MS_EUNSUPPORTED,
+                        "linear_cross_entropy: gradients of class weights are not supported; detach the weights");
     if (b->i[4] == 0) {
         ms_tensor *in[1 + INPUTS] = { b->gout[0] };
         for (int k = 0; k < b->n_in; k++) in[1 + k] = b->in[k];

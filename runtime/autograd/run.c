@@ -261,9 +261,8 @@ ms_run_state ms_run_next(ms_run *r, ms_event *ev)
 {
     MS_BUSY;
     if (MS_UNLIKELY(r != top)) {
-        ms__fail(
-            MS_ESTATE,
-            "run: only the innermost run can continue; another one was started inside its event and is still open");
+        ms__fail(MS_ESTATE,
+                 "ms_run_next: this run cannot continue: another run was started during its event and has not ended");
         return MS_RUN_FAILED;
     }
     if (r->event.out) leave_event(r);

@@ -2,7 +2,8 @@
 // device/history.c -- the memory history: live bytes by place in the script, now and at the peak.
 //
 // C never calls Lua, so an allocation waits in a list until the script reports its place (ms_memory_site), after the
-// call that allocated has returned. The allocation then belongs to a record: one per place, purpose, kind and device.
+// call that allocated has returned. The allocation then belongs to a record: one per place, purpose, kind, device and
+// module.
 //
 // A record keeps its bytes at the peak without a copy of all records at each new peak. Every new peak of a device
 // begins an epoch, and a record saves its bytes when they change for the first time in an epoch. Invariant: at the peak
@@ -49,8 +50,8 @@ static ms_memory_record *touch(ms_memory_record *r)
     return r;
 }
 
-// Returns the number of the record of a place, purpose, kind and device, and adds the record if there is none. 0: there
-// is no memory for it.
+// Returns the number of the record of a place, purpose, kind, device and module, and adds the record if there is none.
+// 0: there is no memory for it, or the number of records has reached its limit.
 static uint32_t find(double site, const waiting *w)
 {
     uint64_t key[] = { (uint64_t)site, (uint64_t)(uintptr_t)w->what, (uint64_t)w->kind << 32 | (uint32_t)w->device,

@@ -81,7 +81,7 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
     DIR *d = opendir(path);
     FILE *f = d ? open_memstream(&text, &length) : NULL;
     ms_status st = !d   ? ms__io_failed(who, "open folder", path)
-                   : !f ? ms__no_memory(BUFSIZ, who, "the files in '%s'", path)
+                   : !f ? ms__no_memory(BUFSIZ, who, "the list of names in '%s'", path)
                         : MS_OK;
     while (!st) {
         errno = 0;  // to distinguish an error of readdir from the end
@@ -90,7 +90,7 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
         if (!e) break;
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) fprintf(f, "%s/", e->d_name);
     }
-    if (f && fclose(f) && !st) st = ms__no_memory(length, who, "the files in '%s'", path);
+    if (f && fclose(f) && !st) st = ms__no_memory(length, who, "the list of names in '%s'", path);
     if (d) closedir(d);
     if (st) {
         free(text);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // train/optim_body.h -- the optimizers' loops over one block; optim.c includes it once per element type with
-//   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x), STORE(x), N(name), R(name).
-// Every array is read and written once. The formulas are in formulas/optim.
+//   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x) and STORE(x) (T to REAL and back), N(name)
+//   (this type's loop) and R(name) (the formula in REAL).
+// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim.
 
 // One loop for each set of states that the formula accepts, so that the loop does not test which states exist.
 #define LOOP(FORMULA, SET)                                                                                       \

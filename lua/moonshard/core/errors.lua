@@ -33,7 +33,7 @@ M.place_of = place_of
 ---@return boolean
 function M.is_library(level)
   local info = getinfo(level + 1, "f")
-  return info ~= nil and info.func ~= nil and place_of(info.func) == "library"
+  return info ~= nil and place_of(info.func) == "library"
 end
 
 --- The script's current line, "file:line"; nil if it is not known.
@@ -44,7 +44,7 @@ function M.user_line(level)
   while true do
     local info = getinfo(n, "f")
     if not info then return nil end
-    local place = info.func and place_of(info.func)     -- nil for a frame that a tail call replaced
+    local place = place_of(info.func)
     if place == "C" then
       through_c = true
     elseif place == "library" then

@@ -97,8 +97,8 @@ end
 local IterableDataset = class "IterableDataset"
 M.IterableDataset = IterableDataset
 
---- Every rank and every worker reads the whole stream and keeps its share, so that the batches do not depend on their
---- numbers.
+--- Every rank and every worker reads the whole stream and keeps its share, so that the batches do not depend on the
+--- number of ranks or workers.
 ---@param fn fun(epoch: integer): fun(): any  called at the beginning of each epoch, from 0; returns an iterator, whose
 ---   first nil ends the epoch
 function IterableDataset:init(fn) self.fn = opts.expect(fn, opts.callable, "IterableDataset: argument 1") end

@@ -35,7 +35,7 @@ local function check(source, o)
     if o.batch_size ~= 1 then both("batch_sampler", "batch_size") end
   end
   if (o.sampler or o.batch_sampler) and o.world > 1 then
-    errors.raise("DataLoader: option 'world' is %d beside a sampler; the sampler decides which rank gets an item",
+    errors.raise("DataLoader: option 'world' is %d, expected 1 with a sampler, which itself decides which rank gets an item",
       o.world)
   end
   if o.rank >= o.world then

@@ -74,7 +74,7 @@ function SequentialSampler:init(source) self.count = size_of(source, "Sequential
 
 function SequentialSampler:order() return function(j) return j end end   -- luacheck: ignore 212
 
---- A random order, another in each epoch.
+--- Positions in random order, or drawn with replacement; each epoch has another order.
 ---@class RandomSampler
 local RandomSampler = Sampler:extend "RandomSampler"
 M.RandomSampler = RandomSampler

@@ -186,7 +186,8 @@ local function sweep(folder)
   end
 end
 
--- Rank 0's work before any rank writes: makes the new folder beside the target.
+-- Rank 0's work before any rank writes: checks the target, removes what ended saves have left, and makes the temporary
+-- folder beside the target. Returns the ms_folder.
 local function begin(dir)
   local folder = lib.ms_folder_new(dir)
   if folder == nil then errors.fail() end

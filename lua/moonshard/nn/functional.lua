@@ -322,7 +322,7 @@ local lce_options = { linear_bias = opts.any, batch_chunk_size = opts.whole_from
 for name, value in pairs(ce_options) do lce_options[name] = value end
 local lce_defaults = opts("linear_cross_entropy", nil, lce_options)
 
--- The sizes of a tensor's dimensions but the last.
+-- The sizes of all dimensions of x except the last.
 local function first_sizes(x)
   local sizes = {}
   for d = 1, x.ndim - 1 do sizes[d] = x:size(d) end

@@ -147,8 +147,9 @@ function methods.narrow(t, d, start, length)
   local at = dimension(t, d, "narrow")
   local size = tonumber(engine.info.shape[at])
   whole(length, "narrow", "length")
+  if length < 0 then opts.wrong(length, "a whole number from 0", "narrow: length") end
   local first = index(start, size, "narrow", length == 0 and 1 or 0)
-  if length < 0 or first + length > size then
+  if first + length > size then
     errors.raise("narrow: %d elements from position %d exceed size %d", length, start, size)
   end
   a_i[0], a_i[1], a_i[2] = at, first, length

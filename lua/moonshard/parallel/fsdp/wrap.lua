@@ -140,7 +140,7 @@ end
 --- Wraps the modules that at least one of the policies wraps.
 ---@param policies table  a list of functions
 function M.or_policy(policies)
-  opts.need(type(policies) == "table" and #policies > 0, policies, "a list of policies", "or_policy: argument")
+  opts.need(type(policies) == "table" and #policies > 0, policies, "a list of at least one policy", "or_policy: argument 1")
   return function(m, recurse, remaining)
     for _, policy in ipairs(policies) do
       if policy(m, recurse, remaining) then return true end
