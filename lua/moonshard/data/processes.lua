@@ -5,6 +5,7 @@
 local bit = require "bit"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local lfs = require "lfs"
 local ffi = engine.ffi
 
 ffi.cdef [[
@@ -166,10 +167,10 @@ local function finish(w)
 end
 M.finish = finish
 
+-- The interpreter of this process. A bundle's runs under a loader of its own, and a C program embeds one: there it is
+-- the first in PATH.
 local function program()
-  local self = io.open("/proc/self/cmdline", "rb")
-  local exe = self and self:read "*a":match "^%Z+" or ""
-  if self then self:close() end
+  local exe = lfs.symlinkattributes("/proc/self/exe", "target") or ""
   return exe:find "luajit[^/]*$" and exe or "luajit"
 end
 
