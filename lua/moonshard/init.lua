@@ -24,6 +24,7 @@ ms.is_tensor = tensor.is_tensor
 require "moonshard.autograd.methods"
 merge(require "moonshard.tensor.ops", "where")
 merge(require "moonshard.tensor.shape", "cat", "stack")
+merge(require "moonshard.tensor.rearrange", "hstack", "vstack", "meshgrid")
 for name, fn in pairs(require "moonshard.tensor.create") do ms[name] = fn end
 merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
 merge(require "moonshard.tensor.scope", "scope", "steps")

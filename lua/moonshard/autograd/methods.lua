@@ -3,6 +3,7 @@
 require "moonshard.tensor.ops"
 require "moonshard.tensor.functions"
 require "moonshard.tensor.shape"
+require "moonshard.tensor.rearrange"
 require "moonshard.tensor.reduce"
 require "moonshard.tensor.class"
 require "moonshard.tensor.create"
