@@ -2,6 +2,7 @@
 --- Arrays in files: NumPy's npy and npz, and idx (the format of MNIST).
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
 local raw = require "moonshard.data.raw"
 local zlib = require "moonshard.data.zlib"
 local ffi = engine.ffi
@@ -134,5 +135,7 @@ function M.read_idx(path)
   end
   return decode(text, 4 + 4 * dims, kind, true, shape)
 end
+
+opts.fix(M, { "read_npy", "read_npz", "write_npy", "read_idx" })
 
 return M

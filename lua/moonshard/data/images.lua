@@ -166,4 +166,6 @@ function M.make_grid(images, given)
   end)
 end
 
+opts.fix(M, { "write_png" })
+
 return M

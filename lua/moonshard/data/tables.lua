@@ -193,4 +193,6 @@ function M.read_wav(path)
   bad "has no samples"
 end
 
+opts.fix(M, { "read_lines", "read_json_lines", "read_wav" })
+
 return M
