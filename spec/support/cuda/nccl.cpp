@@ -245,7 +245,14 @@ void join(ncclComm *c, const fault &f)
 
 ncclComm *comm_new(memory *mem, int rank, int size)
 {
+    // All are kept, so that a use after the end is found; the list, so that a leak checker finds them.
+    static std::mutex lock;
+    static std::vector<ncclComm *> &all = *new std::vector<ncclComm *>;
     ncclComm *c = new ncclComm;
+    {
+        std::lock_guard<std::mutex> hold(lock);
+        all.push_back(c);
+    }
     c->mem = mem;
     c->rank = rank;
     c->size = size;
@@ -615,7 +622,7 @@ API nccl_result ncclCommDestroy(nccl_comm c)
     if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
     if (!c->finalized || c->state != NCCL_Success)
         return refuse(NCCL_InvalidUsage, "the communicator has not been finalized");
-    c->is = GONE;  // *c is kept, so that a later use is found
+    c->is = GONE;
     munmap(c->mem, memory_bytes());
     if (c->fd >= 0) close(c->fd);
     return NCCL_Success;
