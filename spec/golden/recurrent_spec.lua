@@ -1,0 +1,40 @@
+-- SPDX-License-Identifier: MIT
+--- RNN, LSTM, GRU and their cells, forward and backward, compared with PyTorch's results.
+local ms = require "moonshard"
+local golden_cases = require "spec.support.golden_cases"
+local nn = ms.nn
+
+-- All results of a module as one vector; its parameters are replaced by the inputs, so that these get the gradients.
+local function flat(m, n_states, x, ...)
+  local given = { ... }
+  local names, states = {}, {}
+  for name in m:named_parameters() do names[#names + 1] = name end
+  for k = 1, n_states do states[k] = given[k] end
+  for k, name in ipairs(names) do rawget(m, "_slots")[name] = given[n_states + k] end
+  assert(#given == n_states + #names)
+  local results = { m(x, unpack(states)) }
+  for k, r in ipairs(results) do results[k] = r:reshape(-1) end
+  return ms.cat(results)
+end
+
+local function case(class, n_states, o)
+  return function(x, ...)
+    local given = { dtype = x.dtype }
+    for name, value in pairs(o or {}) do given[name] = value end
+    return flat(class(4, 3, given), n_states, x, ...)
+  end
+end
+
+local both = { num_layers = 2, bidirectional = true }
+local cases = {
+  rnn_tanh = case(nn.RNN, 1), rnn_relu = case(nn.RNN, 1, { nonlinearity = "relu" }), lstm = case(nn.LSTM, 2),
+  gru = case(nn.GRU, 1), rnn_tanh_deep = case(nn.RNN, 1, both), lstm_deep = case(nn.LSTM, 2, both),
+  gru_deep = case(nn.GRU, 1, both), gru_long = case(nn.GRU, 1),
+  lstm_batch_first = case(nn.LSTM, 2, { bias = false, batch_first = true }),
+  rnn_tanh_cell = case(nn.RNNCell, 1), rnn_relu_cell = case(nn.RNNCell, 1, { nonlinearity = "relu" }),
+  lstm_cell = case(nn.LSTMCell, 2), gru_cell = case(nn.GRUCell, 1),
+}
+
+describe("golden recurrent layers", function()
+  for _, test in ipairs(golden_cases("recurrent", cases)) do it(unpack(test)) end
+end)
