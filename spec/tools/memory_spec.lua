@@ -57,6 +57,22 @@ describe("memory_report", function()
     kept:release()
   end)
 
+  it("is quoted by the error of an allocation that fails: the lines that hold most", function()
+    for _, device in ipairs { "cpu", ms.cuda.is_available() and "cuda" or nil } do
+      local large, at = ms.zeros(4e6, { device = device }), line()
+      local small, other = { ms.ones(1e6, { device = device }), ms.ones(1e6, { device = device }) }, line()
+      local ok, why = pcall(function() return ms.zeros(2 ^ 41, { device = device }) end)
+      assert.is_false(ok)
+      assert.matches(("no memory for %%d+ bytes on %s.*; most is held by %%S*memory_spec.lua:%d %%(15.26 MiB in 1 block, "
+        .. "mostly empty%%), %%S*memory_spec.lua:%d %%(7.63 MiB in 2 blocks, mostly empty%%)"):format(device, at, other), why)
+      large:release()
+      for _, t in ipairs(small) do t:release() end
+    end
+    ms.record_memory_history(false)
+    local _, why = pcall(function() return ms.zeros(2 ^ 41) end)
+    assert.not_matches("held by", why)
+  end)
+
   it("keeps what was live at the peak", function()
     local first, at_first = ms.zeros(1000), line()
     ms.reset_peak_memory_stats "cpu"

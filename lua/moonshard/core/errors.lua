@@ -70,8 +70,18 @@ function M.raise(format, ...)
   M.raise_text(select("#", ...) > 0 and format:format(...) or format)
 end
 
+local no_memory
+--- Registers fn, which says what holds the memory when an allocation fails. nil: no function.
+---@param fn? fun(device: string): string?  device: its name; returns what is added to the message
+function M.on_no_memory(fn) no_memory = fn end
+
 --- The text of the engine's last failure.
-function M.last() return string_of(lib.ms_error()) end
+function M.last()
+  local text = string_of(lib.ms_error())
+  if not no_memory or lib.ms_error_code() ~= engine.ffi.C.MS_ENOMEM then return text end
+  local device = text:match "no memory for %d+ bytes on (%S+)"
+  return text .. (device and no_memory(device) or "")
+end
 
 local release_error
 --- Registers fn, which is called before an error about a released tensor is raised.
@@ -81,7 +91,7 @@ function M.on_release_error(fn) release_error = fn end
 --- Raises the engine's last failure at the user's line. The arguments are the tensors of the call: if one was released,
 --- the message names the line that made it.
 function M.fail(...)
-  local text = string_of(lib.ms_error())
+  local text = M.last()
   if lib.ms_error_code() == engine.ffi.C.MS_ERELEASED then
     for k = 1, select("#", ...) do
       local t = select(k, ...)

@@ -47,12 +47,15 @@ local function bytes_text(n)
   return ("%d B"):format(n)
 end
 
---- From now on records where the script makes each allocation, and the peak, for ms.memory_report. Costs some
---- microseconds per allocation, and nothing while it is off.
+local holders
+
+--- From now on records where the script makes each allocation, and the peak, for ms.memory_report; and an error about
+--- missing memory names the lines that hold most. Costs some microseconds per allocation, and nothing while it is off.
 ---@param on? boolean  false: ends it; what it recorded stays (default: true)
 function M.record_memory_history(on)
   if on == nil then on = true end
   opts.expect(on, opts.boolean, "record_memory_history: argument")
+  errors.on_no_memory(on and holders or nil)
   if not on then places.mark() end
   tensor.record_memory(on)
   ranges.follow_modules(on and places.enter or nil)
@@ -116,6 +119,20 @@ local function rows_of(stacks, name)
     return a.name < b.name
   end)
   return rows
+end
+
+-- The lines that hold most of a device's memory, for the message of an allocation that failed there.
+function holders(device)
+  places.mark()
+  local rows = rows_of(stacks_of(dtypes.present_device(device, "memory_report")), function(r) return r.bytes > 0 and r.line end)
+  table.sort(rows, function(a, b) return a.bytes > b.bytes end)
+  local words = {}
+  for k = 1, math.min(3, #rows) do
+    local r = rows[k]
+    words[k] = ("%s (%s in %d block%s, mostly %s)"):format(r.name, bytes_text(r.bytes), r.blocks,
+      r.blocks == 1 and "" or "s", r.what)
+  end
+  return words[1] and "; most is held by " .. table.concat(words, ", ")
 end
 
 local KINDS = { "parameters", "gradients", "optimizer", "gathered" }
