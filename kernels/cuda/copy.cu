@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/copy.cu -- copies and fills of tensors, for the engine, and operators whose results depend on positions:
-// arange_, tril, triu. Casts are formulas (elementwise.cu).
+// arange_, tril, triu. Casts are formulas (elementwise.cu). At the end, lists of work in few launches: reductions over
+// ranks, whose sources are in peers' memory, and copies and casts of many tensors.
 #include "cuda/strided.h"
 
 // ---- copies without conversion, which move bytes and so keep the payload of NaN ----
@@ -268,3 +269,237 @@ extern const ms_cuda_kernel ms__cuda_copy[];
 const ms_cuda_kernel ms__cuda_copy[] = {
     { "arange_", run_arange }, { "tril", run_tril }, { "triu", run_triu }, { NULL, NULL }
 };
+
+// Elements that a block handles.
+constexpr int64_t SPAN = BLOCK * WIDE * 2;
+
+// ---- reductions over ranks: in the order of the ranks, with the CPU's bits (comm/reduce.c) ----
+
+enum { PARTS = 24, POINTERS = 2 * MS_CUDA_MEMBERS + 64 };
+enum { SUM = MS_DIST_SUM, AVG = MS_DIST_AVG, MAX = MS_DIST_MAX, MIN = MS_DIST_MIN, PROD = MS_DIST_PROD };
+struct reduction {
+    int how, n_ranks, n_dst, n_parts;
+    double scale;
+    int64_t block[PARTS];  // the first block of each part
+    int64_t numel[PARTS], zeros[PARTS];
+    const char *src[POINTERS];  // sources of all parts, then destinations
+};
+
+// The part that contains block b.
+template <class L> static __device__ inline int part_of(const L &l, int n, int64_t b)
+{
+    int k = 0;
+    while (k + 1 < n && l.block[k + 1] <= b) k++;
+    return k;
+}
+
+// T: the stored type; A: that of sums. `logical`: bool, for which a sum is `or` and a product `and`.
+template <class T, class A, bool logical> struct element {
+    static __device__ inline A load(const T *p) { return (A)*p; }
+    static __device__ inline void store(T *p, A v) { *p = (T)v; }
+};
+template <> struct element<ms_f16, float, false> {
+    static __device__ inline float load(const ms_f16 *p) { return ms_f16_to_float(*p); }
+    static __device__ inline void store(ms_f16 *p, float v) { *p = ms_float_to_f16(v); }
+};
+template <> struct element<ms_bf16, float, false> {
+    static __device__ inline float load(const ms_bf16 *p) { return ms_bf16_to_float(*p); }
+    static __device__ inline void store(ms_bf16 *p, float v) { *p = ms_float_to_bf16(v); }
+};
+
+template <class A, bool logical> static __device__ inline A combine(int how, A a, A x)
+{
+    if constexpr (logical) return how == MIN || how == PROD ? (A)(a & x) : (A)(a | x);
+    if constexpr (std::is_integral_v<A>) {
+        typedef std::make_unsigned_t<A> U;  // sums of integers wrap around
+        if (how == SUM || how == AVG) return (A)((U)a + (U)x);
+        if (how == PROD) return (A)((U)a * (U)x);
+    }
+    if (how == MAX) return x > a || x != x ? x : a;
+    if (how == MIN) return x < a || x != x ? x : a;
+    return how == PROD ? a * x : a + x;
+}
+template <class A> static __device__ inline A finish(const reduction &l, A a)
+{
+    if constexpr (std::is_floating_point_v<A>) {
+        if (l.how == AVG) a /= (A)l.n_ranks;
+        if (l.scale != 1) a *= (A)l.scale;
+    }
+    return a;
+}
+
+template <class T> constexpr bool has_wide = std::is_same_v<T, float> || sizeof(T) == 2;
+
+template <class T, class A, bool logical> __global__ void ranks_kernel(const __grid_constant__ reduction l)
+{
+    int k = part_of(l, l.n_parts, blockIdx.x);
+    int64_t first = ((int64_t)blockIdx.x - l.block[k]) * SPAN, n = l.numel[k], end = first + SPAN;
+    const char *const *src = l.src + k * l.n_ranks;
+    char *const *dst = (char *const *)(l.src + l.n_parts * l.n_ranks + k * l.n_dst);
+    int64_t last = end < n ? end : n, i = first;
+    if constexpr (has_wide<T>) {
+        bool wide = true;
+        for (int r = 0; r < l.n_ranks; r++) wide = wide && is_wide(src[r]);
+        for (int d = 0; d < l.n_dst; d++) wide = wide && is_wide(dst[d]);
+        if (wide) {
+            int64_t rest = first + (last > first ? (last - first) / WIDE * WIDE : 0);
+            for (i = first + (int64_t)threadIdx.x * WIDE; i < rest; i += BLOCK * WIDE) {
+                A sum[WIDE], x[WIDE];
+                load_wide((const T *)src[0] + i, sum);
+                for (int r = 1; r < l.n_ranks; r++) {
+                    load_wide((const T *)src[r] + i, x);
+                    UNROLL
+                    for (int j = 0; j < WIDE; j++) sum[j] = combine<A, logical>(l.how, sum[j], x[j]);
+                }
+                UNROLL
+                for (int j = 0; j < WIDE; j++) sum[j] = finish(l, sum[j]);
+                for (int d = 0; d < l.n_dst; d++) store_wide((T *)dst[d] + i, sum);
+            }
+            i = rest;
+        }
+    }
+    for (i += threadIdx.x; i < last; i += BLOCK) {
+        typedef element<T, A, logical> E;
+        A sum = E::load((const T *)src[0] + i);
+        for (int r = 1; r < l.n_ranks; r++) sum = combine<A, logical>(l.how, sum, E::load((const T *)src[r] + i));
+        sum = finish(l, sum);
+        for (int d = 0; d < l.n_dst; d++) E::store((T *)dst[d] + i, sum);
+    }
+    for (i = (first > n ? first : n) + threadIdx.x; i < end && i < n + l.zeros[k]; i += BLOCK)
+        for (int d = 0; d < l.n_dst; d++) element<T, A, logical>::store((T *)dst[d] + i, (A)0);
+}
+
+static ms_status launch_reduction(int index, int dtype, const reduction &l, int64_t blocks)
+{
+    switch (dtype) {
+    case MS_F32: return launch("reduce", index, ranks_kernel<float, float, false>, blocks, BLOCK, l);
+    case MS_F64: return launch("reduce", index, ranks_kernel<double, double, false>, blocks, BLOCK, l);
+    case MS_F16: return launch("reduce", index, ranks_kernel<ms_f16, float, false>, blocks, BLOCK, l);
+    case MS_BF16: return launch("reduce", index, ranks_kernel<ms_bf16, float, false>, blocks, BLOCK, l);
+    case MS_I64: return launch("reduce", index, ranks_kernel<int64_t, int64_t, false>, blocks, BLOCK, l);
+    case MS_I32: return launch("reduce", index, ranks_kernel<int32_t, int32_t, false>, blocks, BLOCK, l);
+    case MS_U8: return launch("reduce", index, ranks_kernel<uint8_t, uint8_t, false>, blocks, BLOCK, l);
+    default: return launch("reduce", index, ranks_kernel<uint8_t, uint8_t, true>, blocks, BLOCK, l);
+    }
+}
+
+ms_status ms__cuda_reduce_ranks(int index, int stream, const ms_cuda_reduction *r);
+ms_status ms__cuda_reduce_ranks(int index, int stream, const ms_cuda_reduction *r)
+{
+    int each = r->n_ranks + r->n_dst;
+    if (r->n_ranks > MS_CUDA_MEMBERS || r->n_dst > MS_CUDA_MEMBERS)
+        return ms__fail(MS_EUNSUPPORTED, "reduce: %d ranks on cuda:%d, at most %d are supported", r->n_ranks, index,
+                        MS_CUDA_MEMBERS);
+    on_stream here(stream);
+    for (int k = 0; k < r->n_parts;) {
+        reduction l = {};
+        int64_t blocks = 0;
+        int n = r->n_parts - k;
+        if (n > PARTS) n = PARTS;
+        if (n > POINTERS / each) n = POINTERS / each;
+        l.how = r->reduction;
+        l.n_ranks = r->n_ranks;
+        l.n_dst = r->n_dst;
+        l.n_parts = n;
+        l.scale = r->scale;
+        for (int i = 0; i < n; i++) {
+            l.block[i] = blocks;
+            l.numel[i] = r->numel[k + i];
+            l.zeros[i] = r->zeros ? r->zeros[k + i] : 0;
+            blocks += up(l.numel[i] + l.zeros[i], SPAN);
+        }
+        memcpy(l.src, r->src + (size_t)k * r->n_ranks, (size_t)(n * r->n_ranks) * sizeof *l.src);
+        memcpy(l.src + n * r->n_ranks, r->dst + (size_t)k * r->n_dst, (size_t)(n * r->n_dst) * sizeof *l.src);
+        MS_TRY(launch_reduction(index, r->dtype, l, blocks));
+        k += n;
+    }
+    return MS_OK;
+}
+
+// ---- copies and casts ----
+
+enum { COPIES = 72 };
+struct copies {
+    int n;
+    int64_t block[COPIES], numel[COPIES];
+    void *dst[COPIES];
+    const void *src[COPIES];
+    uint8_t to[COPIES], from[COPIES];  // dtypes; MS_U8 for both: bytes
+};
+
+template <class D, class S> static __device__ inline void cast_span(D *dst, const S *src, int64_t first, int64_t last)
+{
+    int64_t i = first;
+    if (is_wide(dst) && is_wide(src)) {
+        int64_t rest = first + (last - first) / WIDE * WIDE;
+        for (i = first + (int64_t)threadIdx.x * WIDE; i < rest; i += BLOCK * WIDE) {
+            float v[WIDE];
+            load_wide(src + i, v);
+            store_wide(dst + i, v);
+        }
+        i = rest;
+    }
+    for (i += threadIdx.x; i < last; i += BLOCK)
+        element<D, float, false>::store(dst + i, element<S, float, false>::load(src + i));
+}
+template <class D>
+static __device__ inline void cast_from(int from, D *dst, const void *src, int64_t first, int64_t last)
+{
+    switch (from) {
+    case MS_F32: cast_span(dst, (const float *)src, first, last); break;
+    case MS_F16: cast_span(dst, (const ms_f16 *)src, first, last); break;
+    default: cast_span(dst, (const ms_bf16 *)src, first, last); break;
+    }
+}
+static __device__ inline void copy_span(char *dst, const char *src, int64_t first, int64_t last)
+{
+    int64_t i = first;
+    if (is_wide(dst) && (!src || is_wide(src))) {
+        int64_t rest = first + (last - first) / 16 * 16;
+        for (i = first + (int64_t)threadIdx.x * 16; i < rest; i += BLOCK * 16)
+            put((uint4 *)(dst + i), src ? *(const uint4 *)(src + i) : make_uint4(0, 0, 0, 0));
+        i = rest;
+    }
+    for (i += threadIdx.x; i < last; i += BLOCK) dst[i] = src ? src[i] : (char)0;
+}
+
+__global__ void copies_kernel(const __grid_constant__ copies l)
+{
+    int k = part_of(l, l.n, blockIdx.x);
+    int64_t first = ((int64_t)blockIdx.x - l.block[k]) * SPAN, last = first + SPAN;
+    if (last > l.numel[k]) last = l.numel[k];
+    if (l.to[k] == MS_U8) {
+        copy_span((char *)l.dst[k], (const char *)l.src[k], first, last);
+        return;
+    }
+    switch (l.to[k]) {
+    case MS_F32: cast_from(l.from[k], (float *)l.dst[k], l.src[k], first, last); break;
+    case MS_F16: cast_from(l.from[k], (ms_f16 *)l.dst[k], l.src[k], first, last); break;
+    default: cast_from(l.from[k], (ms_bf16 *)l.dst[k], l.src[k], first, last); break;
+    }
+}
+
+ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *list);
+ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *list)
+{
+    on_stream here(stream);
+    for (int k = 0; k < n;) {
+        copies l = {};
+        int64_t blocks = 0;
+        for (; k < n && l.n < COPIES; k++) {
+            const ms_cuda_copy *c = &list[k];
+            if (c->numel == 0) continue;
+            bool bytes = !c->src || c->dst_dtype == c->src_dtype;
+            int i = l.n++;
+            l.block[i] = blocks;
+            l.numel[i] = bytes ? c->numel * ms__dtype_size(c->dst_dtype) : c->numel;
+            l.dst[i] = c->dst;
+            l.src[i] = c->src;
+            l.to[i] = (uint8_t)(bytes ? MS_U8 : c->dst_dtype);
+            l.from[i] = (uint8_t)(bytes ? MS_U8 : c->src_dtype);
+            blocks += up(l.numel[i], SPAN);
+        }
+        MS_TRY(launch("copy", index, copies_kernel, blocks, BLOCK, l));
+    }
+    return MS_OK;
+}

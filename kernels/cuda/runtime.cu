@@ -3,6 +3,8 @@
 // checked; errors name the call, the device and sizes.
 #include <cstdarg>
 #include <cstdio>
+#include <mutex>
+#include <time.h>
 
 #include "cuda/cuda.h"
 
@@ -53,9 +55,15 @@ static ms_status prepare(int index)
     gpu *g = &gpus[index];
     char text[512];
     if (too_old(index, text, sizeof text)) return ms__fail(MS_EUNSUPPORTED, "cuda:%d: %s", index, text);
+    // Gathers and reductions go before kernels of the compute stream that have not started yet.
+    int least = 0, most = 0;
+    CUDA_TRY(index, cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
     for (int k = 0; k < MS_STREAMS; k++)
         if (!g->stream[k])
-            CUDA_TRY(index, cudaStreamCreateWithFlags(&g->stream[k], cudaStreamNonBlocking), "creating stream %d", k);
+            CUDA_TRY(index,
+                     cudaStreamCreateWithPriority(&g->stream[k], cudaStreamNonBlocking,
+                                                  k == MS_STREAM_GATHER || k == MS_STREAM_REDUCE ? most : least),
+                     "creating stream %d", k);
     if (!g->complaint) {
         void *p, *there;
         CUDA_TRY(index, cudaHostAlloc(&p, sizeof(ms_complaint), cudaHostAllocMapped), "%zu bytes of pinned memory",
@@ -201,6 +209,23 @@ static ms_status fill(int index, int stream, void *p, int byte, size_t bytes)
     return MS_OK;
 }
 
+static ms_status copy_lines(int index, int stream, const ms_cuda_lines *l)
+{
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index,
+             cudaMemcpy2DAsync(l->dst, l->dst_line, l->src, l->src_line, l->bytes, l->lines, cudaMemcpyDeviceToDevice,
+                               gpus[index].stream[stream]),
+             "%zu lines of %zu bytes", l->lines, l->bytes);
+    return MS_OK;
+}
+
+static ms_status pin(void *p, size_t bytes)
+{
+    CUDA_TRY(current < 0 ? 0 : current, cudaHostRegister(p, bytes, cudaHostRegisterDefault), "pinning %zu bytes",
+             bytes);
+    return MS_OK;
+}
+
 // ---- waiting ----
 
 static ms_status complained(int index)
@@ -226,39 +251,136 @@ static ms_status sync(int index, int stream)
     return stream < 0 || stream == MS_STREAM_COMPUTE ? complained(index) : MS_OK;
 }
 
-static ms_status record(int index, int stream, void **out)
+// An event of the table. Those of one device that are not shared are kept in a list when they are dropped.
+typedef struct event {
+    cudaEvent_t event;
+    int index;
+    bool shared;
+    struct event *next;
+} event;
+static std::mutex events_lock;
+static event *events[MS_CUDA_DEVICES];
+
+static ms_status new_event(int index, unsigned flags, event **out)
 {
-    cudaEvent_t e;
-    MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "creating an event");
-    cudaError_t st = cudaEventRecord(e, gpus[index].stream[stream]);
+    event *e = (event *)calloc(1, sizeof *e);
+    if (!e) return ms__fail(MS_ENOMEM, "cuda:%d: no memory for an event", index);
+    cudaError_t st = cudaEventCreateWithFlags(&e->event, flags | cudaEventDisableTiming);
     if (st != cudaSuccess) {
-        cudaEventDestroy(e);
-        return ms__cuda_failed(st, "cudaEventRecord", index, "recording an event in stream %d", stream);
+        free(e);
+        return ms__cuda_failed(st, "cudaEventCreateWithFlags", index, "creating an event");
     }
+    e->index = index;
     *out = e;
     return MS_OK;
 }
-static int done(void *event)
+
+static void drop(void *p)
 {
-    cudaError_t e = cudaEventQuery((cudaEvent_t)event);
-    if (e == cudaSuccess || e == cudaErrorNotReady) return e == cudaSuccess;
-    ms__cuda_failed(e, "cudaEventQuery", current < 0 ? 0 : current, "asking whether an event has been reached");
-    return -1;
+    event *e = (event *)p;
+    if (e->shared) {
+        cudaEventDestroy(e->event);
+        free(e);
+        return;
+    }
+    std::lock_guard<std::mutex> hold(events_lock);
+    e->next = events[e->index];
+    events[e->index] = e;
 }
-static ms_status wait(void *event)
-{
-    CUDA_TRY(current < 0 ? 0 : current, cudaEventSynchronize((cudaEvent_t)event), "waiting for an event");
-    return MS_OK;
-}
-static ms_status stream_wait(int index, int stream, void *event)
+
+static ms_status event_record(int index, int stream, void *e)
 {
     MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaStreamWaitEvent(gpus[index].stream[stream], (cudaEvent_t)event, 0),
+    CUDA_TRY(index, cudaEventRecord(((event *)e)->event, gpus[index].stream[stream]), "recording an event in stream %d",
+             stream);
+    return MS_OK;
+}
+
+static ms_status record(int index, int stream, void **out)
+{
+    event *e;
+    MS_TRY(ms__cuda_use(index));
+    {
+        std::lock_guard<std::mutex> hold(events_lock);
+        if ((e = events[index])) events[index] = e->next;
+    }
+    if (!e) MS_TRY(new_event(index, 0, &e));
+    ms_status st = event_record(index, stream, e);
+    if (st != MS_OK) drop(e);
+    else *out = e;
+    return st;
+}
+static int done(void *p)
+{
+    cudaError_t e = cudaEventQuery(((event *)p)->event);
+    if (e == cudaSuccess || e == cudaErrorNotReady) return e == cudaSuccess;
+    ms__cuda_failed(e, "cudaEventQuery", ((event *)p)->index, "asking whether an event has been reached");
+    return -1;
+}
+static ms_status wait(void *p)
+{
+    event *e = (event *)p;
+    CUDA_TRY(e->index, cudaEventSynchronize(e->event), "waiting for an event");
+    return MS_OK;
+}
+static ms_status stream_wait(int index, int stream, void *e)
+{
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaStreamWaitEvent(gpus[index].stream[stream], ((event *)e)->event, 0),
              "making stream %d wait for an event", stream);
     return MS_OK;
 }
-static void drop(void *event) { cudaEventDestroy((cudaEvent_t)event); }
+
+static ms_status event_new(int index, void **out, uint8_t handle[MS_CUDA_HANDLE])
+{
+    event *e;
+    cudaIpcEventHandle_t h;
+    static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
+    MS_TRY(ms__cuda_use(index));
+    MS_TRY(new_event(index, cudaEventInterprocess, &e));
+    e->shared = true;
+    cudaError_t st = cudaIpcGetEventHandle(&h, e->event);
+    if (st != cudaSuccess) {
+        drop(e);
+        return ms__cuda_failed(st, "cudaIpcGetEventHandle", index, "sharing an event");
+    }
+    memcpy(handle, &h, sizeof h);
+    *out = e;
+    return MS_OK;
+}
+static ms_status event_open(int index, const uint8_t handle[MS_CUDA_HANDLE], void **out)
+{
+    cudaIpcEventHandle_t h;
+    memcpy(&h, handle, sizeof h);
+    MS_TRY(ms__cuda_use(index));
+    event *e = (event *)calloc(1, sizeof *e);
+    if (!e) return ms__fail(MS_ENOMEM, "cuda:%d: no memory for an event", index);
+    cudaError_t st = cudaIpcOpenEventHandle(&e->event, h);
+    if (st != cudaSuccess) {
+        free(e);
+        return ms__cuda_failed(st, "cudaIpcOpenEventHandle", index, "opening an event of another process");
+    }
+    e->index = index;
+    e->shared = true;
+    *out = e;
+    return MS_OK;
+}
+
+static void CUDART_CB nap(void *seconds)
+{
+    double s;
+    memcpy(&s, &seconds, sizeof s);
+    struct timespec t = { (time_t)s, (long)((s - (double)(time_t)s) * 1e9) };
+    nanosleep(&t, NULL);
+}
+static ms_status pause(int index, int stream, double seconds)
+{
+    void *bits;
+    memcpy(&bits, &seconds, sizeof bits);
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaLaunchHostFunc(gpus[index].stream[stream], nap, bits), "pausing stream %d", stream);
+    return MS_OK;
+}
 
 // The compute stream of device `from` copies. It first waits for the work queued in the compute stream of `to`, which
 // may use the old bytes; that stream then waits for the copy.
@@ -310,6 +432,9 @@ ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, do
 ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
 ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
 
+ms_status ms__cuda_reduce_ranks(int index, int stream, const ms_cuda_reduction *r);
+ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *list);
+
 #define FAMILIES(X) \
     X(elementwise)  \
     X(copy)         \
@@ -353,8 +478,16 @@ static ms_cuda_table table()
     t.gradients.norms = ms__cuda_norms;
     t.gradients.clip = ms__cuda_clip;
     t.gradients.unscale = ms__cuda_unscale;
-    t.native_stream = native_stream;
-    t.finish = ms__cuda_finish;
+    t.ranks.event_new = event_new;
+    t.ranks.event_open = event_open;
+    t.ranks.event_record = event_record;
+    t.ranks.copy_lines = copy_lines;
+    t.ranks.reduce = ms__cuda_reduce_ranks;
+    t.ranks.copy_all = ms__cuda_copy_all;
+    t.ranks.pin = pin;
+    t.ranks.pause = pause;
+    t.ranks.native_stream = native_stream;
+    t.ranks.finish = ms__cuda_finish;
     return t;
 }
 extern "C" __attribute__((visibility("default"))) const ms_cuda_table ms_cuda_table_v1 = table();

@@ -129,7 +129,7 @@ ms_status ms__native_start(ms_group *world)
         st = ms__fail_job(ms__fail(MS_ECOMM, "dist.init: %s%s",
                                    ms__world.rank == 0 ? "" : "rank 0 failed: ", all[0].why),
                           -1);
-    if (st == MS_OK && !ms__cuda()->native_stream(ms__index(device), MS_STREAM_GATHER)) st = ms__failure();
+    if (st == MS_OK && !ms__cuda()->ranks.native_stream(ms__index(device), MS_STREAM_GATHER)) st = ms__failure();
     if (st == MS_OK) {
         char text[1000] = "";
         ms_gpu_result r = library()->join(&world->gpu, all[0].id, ms__world.rank, ms__world.size, text, sizeof text);
@@ -378,9 +378,9 @@ static ms_status queue(ms_waiter *w, void **end)
     const ms_cuda_table *t = ms__cuda();
     int index = ms__index(device);
     char text[1000] = "";
-    void *stream = t->native_stream(index, c->stream);
+    void *stream = t->ranks.native_stream(index, c->stream);
     ms_status st = stream ? t->stream_wait(index, c->stream, n->ready) : ms__failure();
-    if (st == MS_OK && n->before.n) st = t->finish(index, c->stream, &n->before);
+    if (st == MS_OK && n->before.n) st = t->ranks.finish(index, c->stream, &n->before);
     if (st != MS_OK) return fail(w, ms_error());
     if (n->n_calls) {
         ms_gpu_result r = library()->queue(c->g->gpu, n->n_calls, n->calls, stream, text, sizeof text);
@@ -389,7 +389,7 @@ static ms_status queue(ms_waiter *w, void **end)
             r = library()->poll(c->g->gpu, text, sizeof text);
         }
     }
-    if (n->after.n) st = t->finish(index, c->stream, &n->after);
+    if (n->after.n) st = t->ranks.finish(index, c->stream, &n->after);
     if (st == MS_OK && n->n_lines) st = place_lines(c);
     if (st == MS_OK) st = t->record(index, c->stream, end);
     return st == MS_OK ? MS_OK : fail(w, ms_error());

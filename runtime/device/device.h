@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { MS_CUDA_TABLE_VERSION = 1, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
+enum { MS_CUDA_TABLE_VERSION = 2, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
 #define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
@@ -63,6 +63,33 @@ typedef struct ms_cuda_finish {
     double divisor, scale;
 } ms_cuda_finish;
 
+// A reduction over ranks (comm/gpu.c): of every part, n_ranks sources are combined in their order and the result is
+// stored in n_dst places. Half types are added in float32 and rounded once, other types in themselves: the CPU's bits.
+// Pointers of all parts: part i has src[i * n_ranks ...] and dst[i * n_dst ...]. A place may be a source.
+enum { MS_CUDA_MEMBERS = 64 };  // most ranks of a reduction
+typedef struct ms_cuda_reduction {
+    int dtype, reduction, n_ranks, n_dst, n_parts;  // reduction: MS_DIST_SUM ...
+    double scale;                                   // multiplied with the result before it is rounded
+    const int64_t *numel, *zeros;                   // of every part: elements, and elements of zeros that follow them
+    const char *const *src;
+    char *const *dst;
+} ms_cuda_reduction;
+
+// A copy of lines of `bytes` bytes on a device, whose beginnings are dst_line and src_line bytes apart.
+typedef struct ms_cuda_lines {
+    void *dst;
+    const void *src;
+    size_t dst_line, src_line, bytes, lines;
+} ms_cuda_lines;
+
+// One of a list of contiguous copies: numel elements, converted between float32, bfloat16 and float16, or of one dtype.
+typedef struct ms_cuda_copy {
+    void *dst;
+    const void *src;  // NULL: zeros
+    int64_t numel;
+    int dst_dtype, src_dtype;
+} ms_cuda_copy;
+
 typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
 
 // Passes over lists of gradients, a part of the table below.
@@ -77,6 +104,25 @@ typedef struct {
     // order); if one is not finite, stores 1 in *found. stop: owners from that one on keep their values.
     ms_status (*unscale)(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
 } ms_cuda_gradients;
+
+// The part of the table (ms_cuda_table) for work between ranks, and for lists of work.
+typedef struct ms_cuda_ranks {
+    // Events for which other processes of this machine can wait (stream_wait): made by event_new, opened there by
+    // event_open. A wait refers to the latest record at the time of the call. event_record on the device of event_new.
+    ms_status (*event_new)(int index, void **event, uint8_t handle[MS_CUDA_HANDLE]);
+    ms_status (*event_open)(int index, const uint8_t handle[MS_CUDA_HANDLE], void **event);
+    ms_status (*event_record)(int index, int stream, void *event);
+    ms_status (*copy_lines)(int index, int stream, const ms_cuda_lines *l);
+    ms_status (*reduce)(int index, int stream, const ms_cuda_reduction *r);
+    ms_status (*copy_all)(int index, int stream, int n, const ms_cuda_copy *list);  // in as few launches as possible
+    // Makes host memory that a mapping of this process holds pinned.
+    ms_status (*pin)(void *p, size_t bytes);
+    ms_status (*pause)(int index, int stream, double seconds);  // for specs: the stream does nothing for a while
+    // For libraries that queue work themselves (NCCL): makes the device current in this thread and returns the stream,
+    // a cudaStream_t; NULL with the error set.
+    void *(*native_stream)(int index, int stream);
+    ms_status (*finish)(int index, int stream, const ms_cuda_finish *f);
+} ms_cuda_ranks;
 
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
 // ms_stream_kind.
@@ -101,7 +147,7 @@ typedef struct ms_cuda_table {
     ms_status (*copy_peer)(int to, void *dst, int from, const void *src, size_t bytes);
     ms_status (*fill)(int index, int stream, void *p, int byte, size_t bytes);
     ms_status (*sync)(int index, int stream);  // stream < 0: all streams; also reports errors of kernels
-    // Makes an event that completes after the work queued so far.
+    // Makes an event that completes after the work queued so far. Events are kept by `drop` and used again.
     ms_status (*record)(int index, int stream, void **event);
     int (*done)(void *event);        // 1: complete, 0: not yet, < 0: failed
     ms_status (*wait)(void *event);  // makes the host wait
@@ -119,10 +165,7 @@ typedef struct ms_cuda_table {
     ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     ms_cuda_gradients gradients;
-    // For libraries that queue work themselves (NCCL): makes the device current in this thread and returns the stream,
-    // a cudaStream_t; NULL with the error set.
-    void *(*native_stream)(int index, int stream);
-    ms_status (*finish)(int index, int stream, const ms_cuda_finish *f);
+    ms_cuda_ranks ranks;
 } ms_cuda_table;
 
 // The engine's functions for the plugin: its table, and registration of kernels. ops/cuda.c sets it when the library is

@@ -9,6 +9,7 @@
 #include "device/history.h"
 #include "device/lend.h"
 #include "device/slab.h"
+#include "device/stream.h"
 
 enum { CUDA_CHUNK = 2 << 20, CUDA_LARGE = 1 << 20, CUDA_UNIT = 256, SLAB_LEAST = 32 << 20, SLAB_MOST = 256 << 20 };
 
@@ -39,6 +40,23 @@ void *ms__device_base(const ms_block *b)
     return NULL;
 }
 
+// Allocations that are never returned to the driver.
+static void **kept;
+static int n_kept, cap_kept;
+
+ms_status ms__gpu_keep(void *base)
+{
+    MS_TRY(ms__grow(&kept, &cap_kept, n_kept, sizeof *kept, "dist", "shared memory"));
+    kept[n_kept++] = base;
+    return MS_OK;
+}
+static bool is_kept(const void *base)
+{
+    for (int k = 0; k < n_kept; k++)
+        if (kept[k] == base) return true;
+    return false;
+}
+
 // Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
 // their own. Parts of chunks are kept.
 static void empty_cache(int index)
@@ -47,17 +65,22 @@ static void empty_cache(int index)
     gpu *g = &gpus[index];
     if (!t || t->sync(index, -1)) return;
     size_t bytes;
-    for (void *base; (base = ms__slab_remove(&g->slabs, &bytes));) {
+    for (void *base; (base = ms__slab_remove(&g->slabs, is_kept, &bytes));) {
         t->free(index, base);
         g->use.reserved -= bytes;
     }
     for (int c = 0; t->separate && c < MS_CLASSES; c++) {
-        ms_block *b;
+        ms_block *b, *stay = NULL;
         while ((b = ms__pop(&g->free[c]))) {
+            if (is_kept(b->data)) {
+                ms__push(&stay, b);
+                continue;
+            }
             t->free(index, b->data);
             g->use.reserved -= b->size;
             ms__header_drop(b);
         }
+        g->free[c] = stay;
     }
 }
 
@@ -158,7 +181,7 @@ static void reclaim(void)
 
 // A freed block can be reused at once: operators use it in the order of the compute stream, and a record on another
 // stream retains its storage until the record has run.
-ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *what)
+static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char *what)
 {
     int index = ms__index(device);
     size_t size;
@@ -188,6 +211,17 @@ ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *wh
     ms__add_allocated(&g->use, b, what);
     *out = b;
     return MS_OK;
+}
+
+ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *what)
+{
+    ms_status st = alloc_now(out, device, bytes, what);
+    // Collectives that are queued on the GPU hold memory until something waits for them.
+    if (st == MS_ENOMEM) {
+        ms__streams_join();
+        st = alloc_now(out, device, bytes, what);
+    }
+    return st;
 }
 
 void ms__gpu_empty_caches(void)

@@ -12,5 +12,7 @@ void ms__gpu_free(ms_block *b);
 void ms__gpu_empty_caches(void);
 // The start of the driver's allocation that contains the block; NULL if unknown.
 void *ms__device_base(const ms_block *b);
+// Keeps the driver's allocation at `base` as long as the process runs: peers have it mapped.
+ms_status ms__gpu_keep(void *base);
 
 #endif

@@ -117,11 +117,11 @@ ms_status ms__slab_add(ms_slabs *s, void *base, size_t bytes, bool lasting)
     return MS_OK;
 }
 
-void *ms__slab_remove(ms_slabs *s, size_t *bytes)
+void *ms__slab_remove(ms_slabs *s, bool (*kept)(const void *base), size_t *bytes)
 {
     for (int b = 0; b < MS_SLAB_BINS; b++)
         for (ms_slab_range *r = s->free[b]; r; r = r->free_after)
-            if (!r->before && !r->after) {
+            if (!r->before && !r->after && !kept(r->base)) {
                 unlist(s, r);
                 record_drop(s, r);
                 *bytes = r->block.size;

@@ -10,6 +10,7 @@
 #include <time.h>
 #include "base/activity.h"
 #include "base/thread.h"
+#include "device/device.h"
 #include "device/stream.h"
 #include "base/trace.h"
 #include "base/watched.h"
@@ -25,6 +26,12 @@ struct ms_pending {
     // The observer's epoch when the record was launched. If the record failed only because a record that it waited for
     // had failed: the epoch of that record.
     uint64_t epoch;
+    // See ms__queued. end: written before `done`, NULL: no work was queued on a GPU. joined, holders: engine thread
+    // only.
+    int device, gpu_stream;
+    void *end;
+    bool joined;
+    int holders;
 };
 
 typedef struct ms_record {
@@ -56,7 +63,9 @@ static ms_record *finished, *finished_last;  // oldest first; protected by lock
 static atomic_int n_finished,
     n_queued;  // n_finished: finished records, not reaped yet; n_queued: records waiting or running
 static atomic_bool cancelled;
-static ms_record *spare;  // free list; used by the engine thread only
+static ms_record *spare;     // free list; used by the engine thread only
+static ms_record *unjoined;  // finished records that wait to be joined (ms__event_hold); used by the engine thread only
+static _Thread_local ms_pending *running;  // the event of the record that this worker runs
 
 // comm makes ms__engine_waits a field of the board, where peers read whether this rank is blocked or busy.
 static atomic_int private_waits;
@@ -87,7 +96,9 @@ static ms_status run_record(ms_record *r)
     }
     // The record runs even if an earlier one failed, because peers wait for this rank's part of a collective. Its
     // result is then invalid.
+    running = r->event;
     ms_status status = r->fn(r->arg);
+    running = NULL;
     if (status == MS_OK && bad) {
         status = ms__fail(bad->status, "%s", bad->text ? bad->text : "earlier queued work failed");
         r->event->epoch = bad->epoch;
@@ -143,8 +154,44 @@ ms_pending *ms__event_retain(ms_pending *e)
 void ms__event_release(ms_pending *e)
 {
     if (!e || --e->refs > 0) return;
+    if (e->end) ms__cuda()->drop(e->end);
     free(e->text);
     free(e);
+}
+
+// ---- work on a GPU ----
+
+void ms__queued(int device, int stream, void *end)
+{
+    if (!running || running->end) {  // on the compute stream, whose later work is ordered anyway
+        ms__cuda()->drop(end);
+        return;
+    }
+    running->device = device;
+    running->gpu_stream = stream;
+    running->end = end;
+}
+
+ms_status ms__event_join(ms_pending *e)
+{
+    if (!e || !ms__event_done(e) || !e->end || e->joined) return MS_OK;
+    e->joined = true;
+    return ms__cuda()->stream_wait(ms__index(e->device), MS_STREAM_COMPUTE, e->end);
+}
+
+bool ms__event_reached(ms_pending *e)
+{
+    return !e || (ms__event_done(e) && (!e->end || e->joined || ms__cuda()->done(e->end) != 0));
+}
+
+bool ms__event_on(const ms_pending *e, ms_stream_kind kind) { return e && e->kind == kind; }
+void ms__event_hold(ms_pending *e)
+{
+    if (e) e->holders++;
+}
+void ms__event_unhold(ms_pending *e)
+{
+    if (e) e->holders--;
 }
 
 static void drop_waits(ms_pending **waits, int n)
@@ -212,8 +259,32 @@ ms_status ms__launch(ms_stream *s, ms_record_fn fn, ms_retire_fn retire, const v
 
 bool ms__event_done(ms_pending *e) { return !e || atomic_load_explicit(&e->done, memory_order_acquire); }
 
+static void retire(ms_record *r)
+{
+    if (r->retire) r->retire(r->arg, r->event->status);
+    drop_waits(r->waits, r->n_waits);
+    ms__event_release(r->event);
+    recycle(r);
+}
+
+// Retires the records that have been joined, or for which nothing will wait.
+static void retire_joined(void)
+{
+    for (ms_record **at = &unjoined; *at;) {
+        ms_record *r = *at;
+        if (!r->event->joined && r->event->holders > 0) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        (void)ms__event_join(r->event);
+        retire(r);
+    }
+}
+
 void ms__stream_reap(void)
 {
+    if (MS_UNLIKELY(unjoined != NULL)) retire_joined();
     if (MS_LIKELY(atomic_load_explicit(&n_finished, memory_order_acquire) == 0)) return;
     pthread_mutex_lock(&lock);
     ms_record *r = finished;
@@ -222,12 +293,13 @@ void ms__stream_reap(void)
     pthread_mutex_unlock(&lock);
     while (r) {
         ms_record *next = r->next;
-        if (r->retire) r->retire(r->arg, r->event->status);
-        drop_waits(r->waits, r->n_waits);
-        ms__event_release(r->event);
-        recycle(r);
+        if (MS_UNLIKELY(r->event->end != NULL)) {
+            r->next = unjoined;
+            unjoined = r;
+        } else retire(r);
         r = next;
     }
+    if (MS_UNLIKELY(unjoined != NULL)) retire_joined();
 }
 
 // Waits for e, or for all queued records if e is NULL.
@@ -272,6 +344,7 @@ ms_status ms__event_wait(ms_pending *e)
     if (!ms__event_done(e)) atomic_store_explicit(ms__engine_waits, (int)e->kind, memory_order_release);
     ms_status status = wait_for(e);
     atomic_store_explicit(ms__engine_waits, -1, memory_order_release);
+    if (status == MS_OK) status = ms__event_join(e);
     ms__stream_reap();
     if (status == MS_OK && e->status != MS_OK) {
         status = ms__fail(e->status, "%s", e->text ? e->text : "queued work failed");
@@ -296,6 +369,12 @@ ms_status ms__streams_drain(void)
     ms_status status = wait_for(NULL);
     ms__stream_reap();
     return status;
+}
+
+void ms__streams_join(void)
+{
+    for (ms_record *r = unjoined; r; r = r->next) (void)ms__event_join(r->event);
+    ms__stream_reap();
 }
 
 // Makes waiting records stop when the process ends.

@@ -43,10 +43,15 @@ ms_storage *ms__storage_retain(ms_storage *s)
     return s;
 }
 
+// A GPU's block may be used again at once, in the order of the compute stream: that has to wait for other streams.
 static void drop_events(ms_storage *s)
 {
-    if (s->event) ms__event_release(s->event);
-    if (s->readers) ms__event_release(s->readers);
+    ms_pending *all[] = { s->event, s->readers };
+    for (int k = 0; k < MS_COUNT(all); k++) {
+        if (MS_LIKELY(!all[k])) continue;
+        (void)ms__event_join(all[k]);
+        ms__event_release(all[k]);
+    }
     s->event = s->readers = NULL;
 }
 

@@ -20,6 +20,15 @@ inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, cudaMem
     ms_shim::push(s, [=] { memmove(dst, src, n); });
     return cudaSuccess;
 }
+inline cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_line, const void *src, size_t src_line, size_t n,
+                                     size_t lines, cudaMemcpyKind, cudaStream_t s)
+{
+    MS_MAY_FAIL(cudaMemcpy2DAsync);
+    ms_shim::push(s, [=] {
+        for (size_t k = 0; k < lines; k++) memcpy((char *)dst + k * dst_line, (const char *)src + k * src_line, n);
+    });
+    return cudaSuccess;
+}
 inline cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s)
 {
     MS_MAY_FAIL(cudaMemsetAsync);

@@ -167,6 +167,14 @@ inline cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
     *d = h;
     return cudaSuccess;
 }
+// Memory that the program has mapped: pinned until the process ends.
+inline cudaError_t cudaHostRegister(void *p, size_t n, unsigned)
+{
+    MS_MAY_FAIL(cudaHostRegister);
+    std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
+    ms_shim::pinned[(const char *)p] = n;
+    return cudaSuccess;
+}
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
 {
     MS_MAY_FAIL(cudaPointerGetAttributes);

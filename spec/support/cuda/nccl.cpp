@@ -390,9 +390,9 @@ void push(const queued &q)
     const char *implicit = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     std::lock_guard<std::mutex> hold(order_lock);
     auto done = std::make_shared<std::atomic<int>>(0);
-    ms_shim::push_item(q.stream, { nullptr, q.comm->last });
+    ms_shim::push_wait(q.stream, q.comm->last);
     if (implicit && !strcmp(implicit, "1")) {
-        ms_shim::push_item(q.stream, { nullptr, process_last });
+        ms_shim::push_wait(q.stream, process_last);
         process_last = done;
     }
     q.comm->last = done;

@@ -21,3 +21,4 @@
 #include "warps.h"
 #include "device.h"
 #include "ipc.h"
+#include "ipc_events.h"

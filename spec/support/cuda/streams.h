@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// cuda/streams.h -- streams and events: queues of items, and positions in them.
+// cuda/streams.h -- streams and events: queues of items, and positions in them. Events between processes: ipc_events.h.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -19,12 +20,19 @@ namespace ms_shim
 
 // The latest record. Waiters keep a reference, so an event may be destroyed while a stream still waits for it.
 typedef std::shared_ptr<std::atomic<int>> flag;
+// Of an event between processes, in memory that both map. recorded: number of records; reached: of the latest one that
+// the stream has reached; wanted: of the latest one for which another process waits.
+struct counters {
+    std::atomic<uint64_t> recorded, reached, wanted;
+};
 struct event_state {
     flag done = std::make_shared<std::atomic<int>>(1);
+    counters *between = nullptr;  // of an event between processes
 };
 struct item {
-    std::function<void()> job;  // empty: waits for `after`
-    flag after;
+    std::function<void()> job;    // empty: waits for `after`
+    std::function<bool()> after;  // whether the event has been reached
+    bool outside = false;         // another process reaches it
 };
 struct scheduler;
 struct stream_state {
@@ -57,7 +65,7 @@ inline void work(stream_state *s)
         s->busy = true;
         hold.unlock();
         if (next.after)
-            while (!*next.after) usleep(20);
+            while (!next.after()) usleep(20);
         else next.job();
         next = item {};
         hold.lock();
@@ -83,8 +91,10 @@ struct scheduler {
     std::vector<const std::function<bool()> *> awaited;  // conditions that the host waits for
     size_t queued = 0;
     uint64_t steps = 0;
+    bool (*demanded)() = nullptr;  // whether another process waits for an event of this one
     bool wanted() const
     {
+        if (demanded && demanded()) return true;
         for (const auto *done : awaited)
             if (!(*done)()) return true;
         return queued >= MOST;
@@ -96,8 +106,15 @@ inline stream_state *ready_stream()
 {
     std::vector<stream_state *> ready;
     for (stream_state *s : all.streams)
-        if (!s->queue.empty() && (!s->queue.front().after || *s->queue.front().after)) ready.push_back(s);
+        if (!s->queue.empty() && (!s->queue.front().after || s->queue.front().after())) ready.push_back(s);
     return ready.empty() ? nullptr : ready[mode.seed ? draw() % ready.size() : 0];
+}
+
+inline bool waits_outside()
+{
+    for (stream_state *s : all.streams)
+        if (!s->queue.empty() && s->queue.front().outside) return true;
+    return false;
 }
 
 inline void work_for_all(stream_state *)
@@ -105,8 +122,14 @@ inline void work_for_all(stream_state *)
     may_touch(true);
     std::unique_lock<std::mutex> hold(all.lock);
     for (;;) {
-        while (!all.queued || !all.wanted()) all.work.wait(hold);
+        while (!all.queued || !all.wanted())
+            if (all.demanded) all.work.wait_for(hold, std::chrono::milliseconds(1));
+            else all.work.wait(hold);
         stream_state *s = ready_stream();
+        if (!s && waits_outside()) {
+            all.work.wait_for(hold, std::chrono::microseconds(50));
+            continue;
+        }
         if (!s) {
             fputs("emulated GPU: streams wait for events that cannot complete: a GPU would hang\n", stderr);
             abort();
@@ -169,6 +192,27 @@ inline void open_stream(stream_state *s)
 
 inline void push(stream_state *s, std::function<void()> job) { push_item(s, { std::move(job), nullptr }); }
 
+inline void push_wait(stream_state *s, const flag &done)
+{
+    push_item(s, { nullptr, [=] { return *done != 0; } });
+}
+
+inline std::function<void()> begin_record(counters *c)
+{
+    uint64_t n = ++c->recorded;
+    return [=] { c->reached = n; };
+}
+// As in CUDA, a wait refers to the latest record at the time of the call.
+inline std::function<bool()> latest_record(counters *c)
+{
+    uint64_t n = c->recorded;
+    return [=] {
+        if (c->reached >= n) return true;
+        if (c->wanted < n) c->wanted = n;
+        return false;
+    };
+}
+
 inline void drain(stream_state *s)
 {
     auto done = [s] { return !s->busy && s->queue.empty(); };
@@ -196,6 +240,23 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s)
     return cudaSuccess;
 }
 
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int)
+{
+    MS_MAY_FAIL(cudaStreamCreateWithPriority);
+    return cudaStreamCreateWithFlags(s, flags);
+}
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most)
+{
+    *least = 0;
+    *most = -5;
+    return cudaSuccess;
+}
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t s, void (*fn)(void *), void *data)
+{
+    ms_shim::push(s, [=] { fn(data); });
+    return cudaSuccess;
+}
+
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 {
     MS_MAY_FAIL(cudaEventCreateWithFlags);
@@ -207,7 +268,12 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     MS_MAY_FAIL(cudaEventRecord);
     auto flag = std::make_shared<std::atomic<int>>(0);
     e->done = flag;
-    ms_shim::push(s, [=] { *flag = 1; });
+    std::function<void()> between;
+    if (e->between) between = ms_shim::begin_record(e->between);
+    ms_shim::push(s, [=] {
+        *flag = 1;
+        if (between) between();
+    });
     return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t e)
@@ -228,11 +294,13 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e)
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     MS_MAY_FAIL(cudaStreamWaitEvent);
-    ms_shim::push_item(s, { nullptr, e->done });
+    ms_shim::flag done = e->done;
+    if (e->between) ms_shim::push_item(s, { nullptr, ms_shim::latest_record(e->between), true });
+    else ms_shim::push_wait(s, done);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
-    delete e;
+    delete e;  // counters are not used again: streams of other processes may wait for them
     return cudaSuccess;
 }

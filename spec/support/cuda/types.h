@@ -12,6 +12,8 @@
 #define __shared__ static thread_local
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define CUDART_CB
 #define __align__(n) __attribute__((aligned(n)))
 
 enum cudaError_t {
@@ -39,6 +41,8 @@ struct cudaPointerAttributes {
 enum {
     cudaStreamNonBlocking = 1,
     cudaEventDisableTiming = 2,
+    cudaEventInterprocess = 4,
+    cudaHostRegisterDefault = 0,
     cudaIpcMemLazyEnablePeerAccess = 1,
     cudaHostAllocMapped = 2
 };
@@ -98,5 +102,8 @@ struct cudaDeviceProp {
     size_t totalGlobalMem;
 };
 struct cudaIpcMemHandle_t {
+    char reserved[64];
+};
+struct cudaIpcEventHandle_t {
     char reserved[64];
 };

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // null/calls.c -- the CUDA runtime's functions: they count their calls and track allocations.
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cuda_runtime_api.h>
 
@@ -10,10 +12,17 @@
 
 // ---- counters ----
 
+// Threads of collectives call, too.
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static void unlock(int *held) { (void)held, pthread_mutex_unlock(&lock); }
+#define HOLD                                             \
+    __attribute__((cleanup(unlock), unused)) int held__; \
+    pthread_mutex_lock(&lock)
+
 ms_null_totals ms__null_totals;
 static ms_null_launch *launches;
 static int n_launches, cap_launches;
-const char *ms__null_op = "";
+_Thread_local const char *ms__null_op = "";
 
 EXPORT const ms_null_totals *ms_null_count(void) { return &ms__null_totals; }
 EXPORT int ms_null_launches(const ms_null_launch **out)
@@ -57,6 +66,14 @@ static struct {
 } memory[DEVICES];
 static _Thread_local int current;
 
+// Memory of other processes: their devices' addresses, mapped elsewhere.
+enum { PEERS = 64 };
+static struct {
+    long pid, device;
+    char *base;
+} peers[PEERS];
+static int n_peers;
+
 static int device_count(void)
 {
     const char *s = getenv("MOONSHARD_CUDA_DEVICES");
@@ -73,6 +90,8 @@ bool ms__null_on_device(const void *p)
     for (int d = 0; d < DEVICES; d++)
         if (memory[d].base && (const char *)p >= memory[d].base && (const char *)p < memory[d].base + memory[d].used)
             return true;
+    for (int k = 0; k < n_peers; k++)
+        if ((const char *)p >= peers[k].base && (const char *)p < peers[k].base + SPACE) return true;
     return false;
 }
 
@@ -128,6 +147,7 @@ EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block
 cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
 {
     (void)stream;
+    HOLD;
     int k = 0;
     while (k < n_kernels && kernels[k].host != host) k++;
     if (k == n_kernels) return cudaErrorInvalidDeviceFunction;
@@ -208,6 +228,7 @@ cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute what, int
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
+    HOLD;
     typeof(memory[0]) *m = &memory[current];
     size_t size = (bytes + UNIT - 1) / UNIT * UNIT;
     if (!m->base) {
@@ -239,6 +260,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
 cudaError_t cudaFree(void *p)
 {
     if (!p) return cudaSuccess;
+    HOLD;
     for (int d = 0; d < DEVICES; d++)
         for (int k = 0; k < memory[d].n; k++)
             if (memory[d].list[k].p == p && memory[d].list[k].live) {
@@ -278,6 +300,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
     (void)stream;
+    HOLD;
     bool there = ms__null_on_device(to), here = ms__null_on_device(from);
     if (kind != cudaMemcpyDefault &&
         (there != (kind != cudaMemcpyDeviceToHost) || here != (kind != cudaMemcpyHostToDevice)))
@@ -296,6 +319,7 @@ cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream
 {
     (void)byte, (void)stream;
     if (!ms__null_on_device(p)) return cudaErrorInvalidValue;
+    HOLD;
     ms__null_totals.fills++;
     ms__null_note(p, bytes, 0);
     if (ms__null_watching) ms__null_launch("set")->bytes[1] = (double)bytes;
@@ -322,6 +346,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     (void)s;
+    HOLD;
     ms__null_totals.waits++;
     return cudaSuccess;
 }
@@ -335,6 +360,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
     static char events;
     (void)flags;
+    HOLD;
     *e = (cudaEvent_t)(void *)&events;
     ms__null_totals.events++;
     return cudaSuccess;
@@ -357,22 +383,81 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     (void)e;
+    HOLD;
     ms__null_totals.waits++;
     return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_line, const void *from, size_t from_line, size_t bytes, size_t lines,
+                              enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    (void)to_line, (void)from_line;
+    return cudaMemcpyAsync(to, from, bytes * lines, kind, stream);
+}
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
+{
+    (void)p, (void)n, (void)flags;
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data)
+{
+    (void)s, (void)fn, (void)data;
+    return cudaSuccess;
+}
+
+// ---- between processes ----
+
+typedef struct {
+    long pid, device;
+    size_t at;
+} place;
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
 {
-    (void)h, (void)p;
-    return cudaErrorNotSupported;
+    HOLD;
+    for (int d = 0; d < DEVICES; d++)
+        for (int k = 0; k < memory[d].n; k++)
+            if (memory[d].list[k].p == p && memory[d].list[k].live) {
+                place where = { getpid(), d, (size_t)((char *)p - memory[d].base) };
+                memset(h, 0, sizeof *h);
+                memcpy(h, &where, sizeof where);
+                return cudaSuccess;
+            }
+    return cudaErrorInvalidValue;
 }
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags)
 {
-    (void)p, (void)h, (void)flags;
-    return cudaErrorNotSupported;
+    HOLD;
+    (void)flags;
+    place where;
+    memcpy(&where, &h, sizeof where);
+    if (where.pid == getpid()) return cudaErrorInvalidValue;
+    int k = 0;
+    while (k < n_peers && (peers[k].pid != where.pid || peers[k].device != where.device)) k++;
+    if (k == PEERS) return cudaErrorMemoryAllocation;
+    if (k == n_peers) {
+        void *base = mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED) return cudaErrorMemoryAllocation;
+        peers[k].pid = where.pid;
+        peers[k].device = where.device;
+        peers[k].base = base;
+        n_peers++;
+    }
+    *p = peers[k].base + where.at;
+    return cudaSuccess;
 }
 cudaError_t cudaIpcCloseMemHandle(void *p)
 {
     (void)p;
-    return cudaErrorNotSupported;
+    return cudaSuccess;
+}
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e)
+{
+    (void)e;
+    memset(h, 0, sizeof *h);
+    return cudaSuccess;
+}
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h)
+{
+    (void)h;
+    return cudaEventCreateWithFlags(e, 0);
 }

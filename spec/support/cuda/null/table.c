@@ -22,7 +22,7 @@ static int slot_of(const char *name)
 }
 
 // The call that runs; NULL outside of operators.
-static const ms_call *running;
+static _Thread_local const ms_call *running;
 
 // The products of attention in tiles (flash.cu, flash_backward.cu) are in its kernels, so their flops follow from the
 // call: a block of 64 rows passes over tiles of 64 rows, or of 32 if heads have more than 64 columns. Columns are
@@ -149,6 +149,31 @@ static ms_status alloc(ms_block **out, int device, size_t bytes, const char *wha
     if (st == MS_OK && ms__null_watching && bytes) ms__null_note_room((*out)->data, bytes);
     return st;
 }
+static ms_status reduce(int index, int stream, const ms_cuda_reduction *r)
+{
+    int size = (int)ms__dtype_size(r->dtype);
+    ms__null_op = "reduce over ranks";
+    for (int k = 0; k < r->n_parts * r->n_ranks; k++)
+        ms__null_note(r->src[k], (size_t)r->numel[k / r->n_ranks] * (size_t)size, size);
+    for (int k = 0; k < r->n_parts * r->n_dst; k++)
+        ms__null_note(r->dst[k], (size_t)r->numel[k / r->n_dst] * (size_t)size, size);
+    ms_status st = ms_cuda_table_v1.ranks.reduce(index, stream, r);
+    ms__null_op = "";
+    return st;
+}
+static ms_status copy_all(int index, int stream, int n, const ms_cuda_copy *list)
+{
+    const char *before = ms__null_op;
+    ms__null_op = *ms__null_op ? ms__null_op : "copy";
+    for (int k = 0; k < n; k++) {
+        int to = (int)ms__dtype_size(list[k].dst_dtype), from = (int)ms__dtype_size(list[k].src_dtype);
+        ms__null_note(list[k].dst, (size_t)list[k].numel * (size_t)to, to);
+        ms__null_note(list[k].src, (size_t)list[k].numel * (size_t)from, from);
+    }
+    ms_status st = ms_cuda_table_v1.ranks.copy_all(index, stream, n, list);
+    ms__null_op = before;
+    return st;
+}
 static int start(const ms_cuda_engine *given, char *text, size_t n)
 {
     engine = given;
@@ -173,6 +198,8 @@ EXPORT const ms_cuda_table *ms_cuda_null_table(void)
     table.gradients.norms = norms;
     table.gradients.clip = clip;
     table.gradients.unscale = unscale;
+    table.ranks.reduce = reduce;
+    table.ranks.copy_all = copy_all;
     int n = 0;
     for (const ms_cuda_kernel *const *f = ms_cuda_table_v1.families; *f; f++)
         for (const ms_cuda_kernel *k = *f; k->op && n < OPERATORS / 2; k++) {
