@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// comm/comm.c -- groups, issuing of collectives, works, recordings. comm/request.c makes the collectives.
+// comm/comm.c -- groups, issuing of collectives, works. comm/request.c makes the collectives.
 //
 // A collective gets its number when it is issued. Synchronous collectives run on the calling thread, others on the
 // workers of the gather, reduce and copy streams; these poll independently, so none delays another. Only the engine
@@ -18,7 +18,6 @@ struct ms_work {
 static ms_group *world_group, *self_group;
 static double next_group = 2;
 static double delays[OPS];
-static int debug_level = -1;  // -1: MOONSHARD_DEBUG has not been read yet
 
 // ---- groups ---------------------------------------------------------------------------------------
 
@@ -119,6 +118,8 @@ void ms__group_release(ms_group *g)
 
 int ms__group_rank(const ms_group *g) { return g->me; }
 int ms__group_size(const ms_group *g) { return g->n; }
+bool ms__group_maps(const ms_group *g) { return !g->far && !g->gpu; }
+bool ms__group_stays(const ms_group *g) { return !g->far || g->gpu; }
 
 // ---- start ----------------------------------------------------------------------------------------
 
@@ -139,6 +140,7 @@ int ms_dist_is_initialized(void) { return ms__world.up; }
 void ms_dist_finalize(void)
 {
     ms__streams_drain();
+    ms__gpu_stop();
     ms__comm_stop();
 }
 const char *ms_dist_backend(void) { return ms__world.transport->name; }
@@ -177,15 +179,6 @@ void ms_dist_set_delay(int op, double seconds)
     for (int k = 0; k < OPS; k++)
         if (op < 0 || op == k) delays[k] = seconds;
 }
-void ms_dist_set_debug_level(int level) { debug_level = level; }
-int ms_dist_debug_level(void)
-{
-    if (debug_level < 0) {
-        const char *s = getenv("MOONSHARD_DEBUG");
-        debug_level = !s ? 0 : strcmp(s, "info") == 0 ? 1 : strcmp(s, "detail") == 0 ? 2 : 0;
-    }
-    return debug_level;
-}
 ms_status ms_dist_measure_clock(void) { return ms__world.nodes > 1 ? ms__clock_measure() : MS_OK; }
 void ms_dist_take_clock(void) { ms__clock_take(); }
 double ms_dist_errors(void) { return (double)ms__comm_epoch(); }
@@ -202,57 +195,14 @@ ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
     return rc == 0 ? MS_OK : ms__fail(MS_ECOMM, "ms_dist_mpi_own: MPI failed (%d)", rc);
 }
 
-// ---- recordings -----------------------------------------------------------------------------------
-
-static ms_ledger_entry *ledger;
-static int n_ledger, cap_ledger, recording;
-
-static ms_status enter(const ms_coll *c)
-{
-    if (MS_LIKELY(!recording && debug_level == 0) || c->op == OP_REFUSED) return MS_OK;
-    double larger = c->in.numel > c->out.numel ? c->in.numel : c->out.numel;
-    if (ms_dist_debug_level() > 0) {
-        char text[400];
-        ms__fingerprint_text(&c->fingerprint, text, sizeof text);
-        fprintf(stderr, "rank %d: dist: #%u of group %g: %s\n", ms__world.rank, (unsigned)c->number, c->g->id, text);
-    }
-    if (!recording) return MS_OK;
-    MS_TRY(ms__grow(&ledger, &cap_ledger, n_ledger, sizeof *ledger, "dist.record", "entries"));
-    ledger[n_ledger++] = (ms_ledger_entry) { .op = c->op,
-                                             .dtype = c->reducer.dtype,
-                                             .input_numel = c->in.numel,
-                                             .output_numel = c->out.numel,
-                                             .bytes = larger * ms__dtype_size(c->reducer.dtype),
-                                             .group = c->g->id,
-                                             .unit = c->unit };
-    return MS_OK;
-}
-
-int ms_dist_record_begin(void)
-{
-    if (recording++ == 0) n_ledger = 0;
-    return n_ledger;
-}
-int ms_dist_record_count(void) { return n_ledger; }
-ms_status ms_dist_record_get(int k, ms_ledger_entry *out)
-{
-    if (k < 0 || k >= n_ledger)
-        return ms__fail(MS_EINVAL, "ms_dist_record_get: entry %d is out of range: there are %d entries", k, n_ledger);
-    *out = ledger[k];
-    return MS_OK;
-}
-void ms_dist_record_end(void)
-{
-    if (recording > 0) recording--;
-}
-
 // ---- works ----------------------------------------------------------------------------------------
 
 ms_status ms_work_wait(ms_work *w) { return w ? ms__event_wait(w->event) : MS_OK; }
-int ms_work_done(ms_work *w) { return !w || ms__event_done(w->event); }
+int ms_work_done(ms_work *w) { return !w || ms__event_reached(w->event); }
 void ms_work_free(ms_work *w)
 {
     if (!w || --w->refs > 0) return;
+    ms__event_unhold(w->event);
     ms__event_release(w->event);
     free(w);
 }
@@ -274,6 +224,7 @@ void ms__coll_drop(ms_coll *c)
 {
     if (c->gpu.stage) ms__coll_stage_drop(c);
     if (c->gpu.native) ms__native_drop(c);
+    if (c->gpu.there) ms__gpu_drop(c);
     ms__release(c->keep[0]);
     ms__release(c->keep[1]);
     if (c->in.storage) ms__storage_release(c->in.storage);
@@ -319,13 +270,20 @@ static ms_status sync_storages(ms_coll *c)
     return c->out.storage ? ms__storage_sync(c->out.storage, true) : MS_OK;
 }
 
-// Makes the stream wait for the earlier users of a storage.
-static ms_status order_storage(ms_stream *s, ms_storage *st, bool write)
+// Makes c's stream wait for an earlier user of a storage. If c stays on a GPU, that user may have only queued its work
+// there: on the same stream c's work comes after it; otherwise c's work waits for the compute stream, which waits here.
+static ms_status order_event(const ms_coll *c, ms_pending *e)
+{
+    if (c->gpu.there && !ms__event_on(e, c->stream)) return ms__event_wait(e);
+    return ms__stream_wait(ms__stream(MS_CPU, c->stream), e);
+}
+
+static ms_status order_storage(const ms_coll *c, ms_storage *st, bool write)
 {
     if (st->vacated) return ms__storage_sync(st, write);  // fails, with a message that names the sharded parameter
-    MS_TRY(ms__stream_wait(s, st->event));
+    MS_TRY(order_event(c, st->event));
     // A reader also waits for earlier readers: the storage keeps one event, which must then cover all of them.
-    return ms__stream_wait(s, st->readers);
+    return order_event(c, st->readers);
 }
 
 static void mark_storage(ms_storage *st, ms_pending *e, bool write)
@@ -395,7 +353,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     }
     if (g->n == 1) {
         status = sync_storages(c);
-        if (status == MS_OK) status = enter(c);
+        if (status == MS_OK) status = ms__record_collective(c);
         if (status == MS_OK && ms__coll_on_device(c))
             status = ms__coll_alone_there(c, c->in.storage ? c->in.storage->device : MS_CPU,
                                           c->out.storage ? c->out.storage->device : MS_CPU);
@@ -408,23 +366,29 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     }
     if (!ms__comm_spared(c) && (status = ms__comm_meet_error()) != MS_OK) goto drop;
     if (ms__coll_on_device(c)) {
-        status = sync_storages(c);
-        if (status == MS_OK) status = c->gpu.native ? ms__native_issue(c) : ms__coll_stage(c, &marked);
+        if (c->gpu.native) {
+            status = sync_storages(c);
+            if (status == MS_OK) status = ms__native_issue(c);
+        } else {
+            status = ms__gpu_take(c);
+            if (status == MS_OK && !c->gpu.there) status = sync_storages(c);
+            if (status == MS_OK && !c->gpu.there) status = ms__coll_stage(c, &marked);
+        }
         if (status != MS_OK) goto drop;
     }
     if (c->stream == MS_STREAM_COMPUTE) {
         status = sync_storages(c);
     } else {
-        ms_stream *s = ms__stream(MS_CPU, c->stream);
-        if (c->in.storage) status = order_storage(s, c->in.storage, false);
+        if (c->in.storage) status = order_storage(c, c->in.storage, false);
         for (int i = 0; i < c->n_parts && status == MS_OK; i++)
-            status = order_storage(s, c->parts[i].t->storage, false);
-        if (status == MS_OK && c->out.storage) status = order_storage(s, c->out.storage, true);
+            status = order_storage(c, c->parts[i].t->storage, false);
+        if (status == MS_OK && c->out.storage) status = order_storage(c, c->out.storage, true);
     }
+    if (status == MS_OK && c->gpu.there) status = ms__gpu_begin(c);
     if (status != MS_OK) goto drop;
 
     take_number(c);
-    if ((status = enter(c)) != MS_OK) {
+    if ((status = ms__record_collective(c)) != MS_OK) {
         lost(c);
         goto drop;
     }
@@ -474,6 +438,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     ms_work *w = work ? malloc(sizeof *w) : NULL;
     if (w) {
         *w = (ms_work) { .refs = 1, .event = event };
+        ms__event_hold(event);
         *work = w;
     } else {
         if (work) status = ms__event_wait(event);  // there is no memory for a work: wait here
@@ -587,6 +552,7 @@ ms_status ms_dist_free_group(double id, const char *site)
     if (g->n > 1) MS_TRY(finish_group(g));
     MS_TRY(agree_on_group((uint64_t)id ^ g->place << 20, site, text));
     MS_TRY(ms__native_leave(g));
+    ms__gpu_forget_group(g);
     int k = place_of(id);
     memmove(&other_groups[k], &other_groups[k + 1], (size_t)(--n_others - k) * sizeof *other_groups);
     ms__group_unplace(g, true);

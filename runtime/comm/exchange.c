@@ -197,6 +197,8 @@ static ms_status publish(ms_coll *c, int64_t arrived)
         s->flags |= SLOT_INLINE;
         s->bytes = (uint32_t)c->in.bytes;
         if (c->in.bytes) memcpy(s->payload, c->in.data, c->in.bytes);  // empty tensors have no address
+    } else if (MS_UNLIKELY(c->gpu.there != NULL)) {
+        ms__gpu_publish(c, s);
     } else if (!c->gpu.native) {
         uint32_t ia = 0, oa = 0;
         uint64_t ip = 0, op = 0;
@@ -417,6 +419,39 @@ static ms_collective_range in_profile(const ms_coll *c)
 
 // ---- all steps ------------------------------------------------------------------------------------
 
+// Steps 4 and 5 on this rank's GPU: queues the work.
+static ms_status move_there(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_status moved = ms__gpu_start(c), kept;
+    if (moved == MS_OK) moved = ms__move_direct(c);
+    if ((kept = ms__gpu_moved(c)) != MS_OK && moved == MS_OK) moved = kept;
+    atomic_store_explicit(&slot_of(c->g, c->g->me, c->seq)->done, c->number, memory_order_release);
+    ms_status done = wait_done(w, c->number);
+    if (moved == MS_OK) moved = done;
+    ms_status ended = ms__gpu_finish(c, done == MS_OK);
+    return moved != MS_OK ? moved : ended;
+}
+
+// Steps 4 and 5. All members choose the same way, by the flags of all.
+static ms_status move(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    ms_group *g = c->g;
+    uint32_t flags = ~0u;
+    for (int k = 0; k < g->n; k++) flags &= slot_of(g, k, c->seq)->flags;
+    bool small = c->inline_ && (g->far || (flags & SLOT_INLINE)), there = false;
+    if (MS_UNLIKELY(c->gpu.there || (!small && !(flags & SLOT_DIRECT)))) {
+        MS_TRY(ms__gpu_agree(w, &there));
+        if (there) return move_there(w);
+    }
+    if (MS_UNLIKELY(c->delay > 0)) pause_for(c->delay);
+    if (MS_UNLIKELY(c->inline_ && !small)) ms__coll_not_inline(c);  // a peer's tensor is on a GPU
+    ms_status moved = small ? ms__move_inline(c) : (flags & SLOT_DIRECT) ? ms__move_direct(c) : ms__move_staged(w);
+    atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
+    return moved == MS_OK && !small ? wait_done(w, c->number) : moved;
+}
+
 // Runs all steps of the collective. In a profile, arrived is the time at which this rank arrived, and *seen receives
 // the record of the collective; otherwise arrived is 0 and seen is not used.
 static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
@@ -445,17 +480,13 @@ static ms_status run(ms_waiter *w, int64_t arrived, ms_collective_range *seen)
     w->committed = true;
     g->committed[k] = c->number;
     if (MS_UNLIKELY(arrived != 0)) *seen = in_profile(c);
-    if (MS_UNLIKELY(c->delay > 0)) pause_for(c->delay);
-
-    bool direct = true;
-    for (int m = 0; m < g->n && !c->inline_; m++) direct = direct && (slot_of(g, m, c->seq)->flags & SLOT_DIRECT);
-    ms_status moved = c->gpu.native ? ms__native_move(w)
-                      : c->inline_  ? ms__move_inline(c)
-                      : direct      ? ms__move_direct(c)
-                                    : ms__move_staged(w);
-    if (!c->gpu.native || moved == MS_OK)
-        atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
-    if (moved == MS_OK && !c->inline_ && !c->gpu.native) moved = wait_done(w, c->number);
+    if (MS_UNLIKELY(c->gpu.native != NULL)) {
+        if (c->delay > 0) pause_for(c->delay);
+        ms_status moved = ms__native_move(w);
+        if (moved == MS_OK) atomic_store_explicit(&slot_of(g, g->me, c->seq)->done, c->number, memory_order_release);
+        return status != MS_OK ? status : moved;
+    }
+    ms_status moved = move(w);
     return status != MS_OK ? status : moved;
 }
 

@@ -20,6 +20,7 @@
 #include "base/activity.h"
 #include "comm/transport/transport.h"
 #include "base/env.h"
+#include "device/device.h"
 
 enum {
     RING = 16,
@@ -90,14 +91,20 @@ typedef struct {
     int64_t arrived;          // when its range in a profile began, in ns of the job's clock; 0: the member records none
     _Atomic uint64_t commit;  // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
     _Atomic uint64_t round;   // staged moves: the round that the member has reached
-    uint64_t pad1[6];
+    // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective after which the member's
+    // streams wait for no more events of it. refused: of the latest one in which it could not map a peer's memory.
+    _Atomic uint64_t left, refused;
+    uint32_t begin, end;  // numbers of the member's events: its tensors are ready; it accesses no tensor any more
+    uint64_t pad1[3];
     ms_fingerprint fingerprint;
     char pad2[SLOT - 128 - sizeof(ms_fingerprint) - PAYLOAD];
     char payload[PAYLOAD];  // a small input, or an ms_part_place per part
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == SLOT && SLOT % 128 == 0, "slots are aligned");
 
-enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4 };  // RESUMES: the first call after an error
+// RESUMES: the first call after an error. GPU: all tensors are in memory of a GPU that peers can map; UNTRIED: not all
+// have tried to.
+enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4, SLOT_GPU = 8, SLOT_UNTRIED = 16 };
 
 typedef struct {  // where a part's tensor is: arena, offset in it, bytes from one member's block to the next
     uint64_t arena, at, stride;
@@ -131,6 +138,8 @@ typedef struct {
     _Atomic int state, engine_waits;  // engine_waits: the stream that the engine thread waits for; -1: none
     int pid;
     _Atomic int n_arenas;
+    _Atomic uint32_t gpu_arena;  // where its list of GPU memory is (comm/gpu.c): arena, 0: there is none; offset in it
+    uint64_t gpu_at;
     _Atomic int64_t lines;  // see ms_dist_set_lines
     struct {
         uint64_t id, bytes, inode;
@@ -205,6 +214,7 @@ typedef struct ms_native ms_native;
 typedef struct {             // tensors on a GPU
     struct ms_stage *stage;  // set if they are copied to CPU memory
     ms_native *native;       // set if the transport's library moves them
+    struct ms_there *there;  // set if they stay on the GPU: comm/gpu.c
 } ms_coll_gpu;
 
 typedef struct ms_coll {
@@ -336,6 +346,7 @@ typedef struct {
     int64_t begun, now, last, checked;
     int polls;
     bool committed;  // the collective is committed
+    uint64_t round;  // that this rank has reached
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
 // Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
@@ -413,6 +424,7 @@ static inline bool is_rooted(int op) { return ROW(op)->reads == THE_ROOT || ROW(
 // The root's member number in g; -1 if the operation has no root or the root is not a member.
 int ms__coll_root(const ms_group *g, int op, int root);
 ms_status ms__coll_make(const ms_request *r, ms_coll **out);
+void ms__coll_not_inline(ms_coll *c);  // for an input that is not sent with the ready flag after all
 
 // ---- comm.c: issuing ----
 ms_coll *ms__coll_new(int op);  // zeroed; NULL with the error set
@@ -420,6 +432,9 @@ void ms__coll_drop(ms_coll *c);
 // Takes ownership of c, but not of its storages. On the compute stream c is complete on return. work may be NULL.
 ms_status ms__coll_issue(ms_coll *c, ms_work **work);
 int ms__group_member(const ms_group *g, int rank);  // member number of a world rank; -1: not a member
+
+// ---- comm/recording.c ----
+ms_status ms__record_collective(const ms_coll *c);
 
 // ---- comm/exchange.c ----
 // The order of two ranks' places in the script: -1: a's is earlier, 1: b's is, 0: unknown. by_line: an earlier line is
@@ -436,6 +451,7 @@ static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 }
 
 // ---- comm/move.c ----
+ms_status ms__wait_round(ms_waiter *w, uint64_t round);  // waits until every member on this node has reached it
 ms_status ms__move_inline(ms_coll *c);
 ms_status ms__move_direct(ms_coll *c);
 ms_status ms__move_staged(ms_waiter *w);
@@ -464,6 +480,52 @@ void ms__native_line_up(ms_coll *c);      // engine thread: appends c, which has
 void ms__native_step_out(ms_coll *c);     // removes c from the line: it has been queued, or has failed
 ms_status ms__native_move(ms_waiter *w);  // queues the collective, and waits until the GPU has completed it
 void ms__native_drop(ms_coll *c);
+
+// ---- comm/gpu.c: tensors that stay on a GPU, in a group of one node ----
+typedef struct {  // an arena, from 1 (0: no bytes), and the offset in it
+    uint32_t arena;
+    uint64_t at;
+} ms_gpu_place;
+struct ms_there {
+    int index, stream;  // the device, and the stream of it that moves the bytes
+    bool shared;        // peers can map all operands, as far as is known
+    bool untried;       // not all members have tried to
+    bool used;          // the members move the bytes on their GPUs; otherwise through the windows
+    ms_gpu_place in, out, *parts;
+    int begin, end;  // numbers of this rank's events (ms_slot); -1: none
+    void *ready;     // an event of the compute stream in place of `begin` if the operands are not shared
+    ms_status failed;
+};
+// Engine thread: decides whether c's tensors stay on their GPU. If so, sets c->gpu.there, finds their places and takes
+// events.
+ms_status ms__gpu_take(ms_coll *c);
+ms_status ms__gpu_begin(ms_coll *c);               // engine thread: records that the tensors are ready
+void ms__gpu_publish(ms_coll *c, ms_slot *s);      // fills this rank's slot
+ms_status ms__gpu_agree(ms_waiter *w, bool *all);  // *all: members move the bytes on their GPUs; the same on all
+ms_status ms__gpu_ready(ms_coll *c);               // makes the stream wait until this rank's tensors are ready
+ms_status ms__gpu_start(ms_coll *c);               // the same for every member's
+ms_status ms__gpu_moved(ms_coll *c);               // to be called before `done` is set; returns the first failure
+ms_status ms__gpu_finish(ms_coll *c, bool done);   // done: all members have set `done`
+void ms__gpu_drop(ms_coll *c);
+void ms__gpu_stop(void);  // waits for this rank's GPUs, and unmaps peers' memory
+// These queue work on the stream. The first failure is kept.
+void ms__gpu_copy(ms_coll *c, void *dst, const void *src, size_t n, ms_direction way);
+void ms__gpu_lines(ms_coll *c, char *dst, size_t dst_line, const char *src, size_t line, size_t n);
+void ms__gpu_reduce(ms_coll *c, ms_cuda_reduction *r);  // sets what follows from c: dtype, reduction, n_ranks, scale
+ms_status ms__gpu_sync(ms_coll *c);                     // waits for the stream; returns the first failure
+
+// ---- comm/gpu_memory.c: memory and events of GPUs that ranks share ----
+bool ms__gpu_shares(void);  // engine thread: whether this rank can share memory at all, as far as is known
+bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine thread; false: peers cannot map it
+int ms__gpu_mapped(uint32_t arena, int rank);  // a peer has mapped this rank's arena: 1, cannot: -1, has not tried: 0
+char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // the address here; NULL with the error set
+ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
+void ms__gpu_event_drop(int number, const ms_coll *used);  // engine thread; used: peers' streams may still have to wait
+ms_status ms__gpu_event_record(int number, int index, int stream);
+ms_status ms__gpu_event_wait_own(int number, int index, int stream);
+ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);
+void ms__gpu_forget_group(const ms_group *g);  // engine thread; all members have finished all of its collectives
+void ms__gpu_memory_stop(void);
 
 // ---- comm/job/far.c: members on other nodes ----
 ms_status ms__far_ready(ms_coll *c);  // on the leader: sends and receives the ready slots that have become available

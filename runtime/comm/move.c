@@ -17,11 +17,22 @@ static inline void put(void *to, const void *from, size_t n)
     if (n) memmove(to, from, n);
 }
 
+// put, where `to` or `from` is in a tensor of c that may be on a GPU, and the other in a window.
+static inline void put_out(ms_coll *c, void *to, const void *from, size_t n)
+{
+    if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_copy(c, to, from, n, MS_TO_DEVICE);
+    else put(to, from, n);
+}
+static inline void put_in(ms_coll *c, void *to, const void *from, size_t n)
+{
+    if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_copy(c, to, from, n, MS_TO_HOST);
+    else put(to, from, n);
+}
+
 // The number of bytes in [at, bytes), but at most n.
 static size_t left(size_t bytes, size_t at, size_t n) { return at < bytes ? min(bytes - at, n) : 0; }
 
-// Waits until every member on this node has reached `round`.
-static ms_status wait_round(ms_waiter *w, uint64_t round)
+ms_status ms__wait_round(ms_waiter *w, uint64_t round)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
@@ -44,6 +55,21 @@ static size_t share(size_t count, int n_members, int k, size_t *first)
     return count - *first < each ? count - *first : each;
 }
 
+// Copies, where the tensors are: in CPU memory at once, on a GPU in the order of the collective's stream.
+static inline void copy(ms_coll *c, char *dst, const char *src, size_t n)
+{
+    if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_copy(c, dst, src, n, MS_ON_DEVICE);
+    else ms__comm_copy(dst, src, n);
+}
+
+static void reduce(ms_coll *c, const char *const *src, int n_dst, char *const *dst, size_t n)
+{
+    int64_t numel = (int64_t)n;
+    ms_cuda_reduction all = { .n_parts = 1, .numel = &numel, .src = src, .n_dst = n_dst, .dst = dst };
+    if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_reduce(c, &all);
+    else ms__reduce(&c->reducer, src, n_dst, dst, n);
+}
+
 // Runs operations whose result each rank computes from the complete inputs of all members.
 static void move_blocks(ms_coll *c, const char **in)
 {
@@ -53,23 +79,23 @@ static void move_blocks(ms_coll *c, const char **in)
     switch (c->op) {
     case OP_REDUCE_SCATTER:
         for (int k = 0; k < n; k++) in[k] += (size_t)me * block;
-        ms__reduce(&c->reducer, in, 1, &out, c->count);
+        reduce(c, in, 1, &out, c->count);
         break;
     case OP_BROADCAST:
-        if (c->root != me) ms__comm_copy(out, in[c->root], block);
+        if (c->root != me) copy(c, out, in[c->root], block);
         break;
     case OP_GATHER:
-        for (int k = 0; k < n && c->root == me; k++) ms__comm_copy(out + (size_t)k * block, in[k], block);
+        for (int k = 0; k < n && c->root == me; k++) copy(c, out + (size_t)k * block, in[k], block);
         break;
-    case OP_SCATTER: ms__comm_copy(out, in[c->root] + (size_t)me * block, block); break;
+    case OP_SCATTER: copy(c, out, in[c->root] + (size_t)me * block, block); break;
     case OP_ALL_TO_ALL:
         for (int j = 0; j < n; j++) {
             int k = (me + j) % n;
-            ms__comm_copy(out + (size_t)k * block, in[k] + (size_t)me * block, block);
+            copy(c, out + (size_t)k * block, in[k] + (size_t)me * block, block);
         }
         break;
     case OP_SEND_RECV:
-        if (me == 1) ms__comm_copy(out, in[0], block);
+        if (me == 1) copy(c, out, in[0], block);
         break;
     default: break;
     }
@@ -94,16 +120,24 @@ ms_status ms__move_inline(ms_coll *c)
 // ---- direct: tensors in place ----------------------------------------------------------------------
 
 // Copies bytes [at, at + n) of member k's block to their places in the output.
-static void put_piece(char *out, const ms_piece *p, int k, size_t at, const char *from, size_t n)
+static void put_piece(ms_coll *c, const ms_piece *p, int k, size_t at, const char *from, size_t n)
 {
-    char *to = out + p->out_offset + (size_t)k * p->out_stride;
+    char *to = c->out.data + p->out_offset + (size_t)k * p->out_stride;
+    bool there = c->gpu.there != NULL, host = there && !c->gpu.there->used;
     if (!p->line) {
-        if (n && to + at != from) ms__comm_copy(to + at, from, n);
+        if (n && to + at != from) {
+            if (host) ms__gpu_copy(c, to + at, from, n, MS_TO_DEVICE);
+            else copy(c, to + at, from, n);
+        }
+        return;
+    }
+    if (there && !host) {
+        ms__gpu_lines(c, to, p->out_line, from, p->line, n);
         return;
     }
     while (n > 0) {
         size_t in_line = at % p->line, m = p->line - in_line < n ? p->line - in_line : n;
-        memcpy(to + at / p->line * p->out_line + in_line, from, m);
+        put_out(c, to + at / p->line * p->out_line + in_line, from, m);
         at += m;
         from += m;
         n -= m;
@@ -114,7 +148,7 @@ static void gather_pieces(ms_coll *c, int k, const char *from)
 {
     for (int i = 0; i < c->n_pieces; i++) {
         const ms_piece *p = &c->pieces[i];
-        put_piece(c->out.data, p, k, 0, from + p->in_offset, ms__piece_bytes(p, k));
+        put_piece(c, p, k, 0, from + p->in_offset, ms__piece_bytes(p, k));
     }
 }
 
@@ -124,11 +158,53 @@ static size_t part_bytes(const ms_part *p, int member)
     return ms__piece_bytes(&(ms_piece) { .bytes = p->bytes, .total = p->total }, member);
 }
 
+// The address of member k's memory in this process; NULL with the error set.
+static char *resolve(const ms_coll *c, int k, uint32_t arena, uint64_t at)
+{
+    int rank = c->g->ranks[k];
+    return MS_UNLIKELY(c->gpu.there != NULL) ? ms__gpu_resolve(c->gpu.there->index, rank, arena, at)
+                                             : ms__comm_resolve(rank, arena, at);
+}
+
+// scatter_parts on a GPU: all parts in one launch.
+static ms_status scatter_parts_there(ms_coll *c)
+{
+    ms_group *g = c->g;
+    const char *src[MS_PARTS * MS_CUDA_MEMBERS];
+    char *dst[MS_PARTS], *out = c->out.data;
+    int64_t numel[MS_PARTS], zeros[MS_PARTS], esize = ms__dtype_size(c->reducer.dtype);
+    for (int i = 0; i < c->n_parts; i++) {
+        const ms_part *p = &c->parts[i];
+        size_t n = part_bytes(p, g->me);
+        for (int k = 0; k < g->n; k++) {
+            const char **at = &src[i * g->n + k];
+            *at = ms__data(p->t);
+            if (n == 0) continue;
+            ms_part_place here = { .stride = p->stride };
+            if (k != g->me) {
+                here = ((ms_part_place *)slot_of(g, k, c->seq)->payload)[i];
+                if (!(*at = resolve(c, k, (uint32_t)here.arena, here.at))) return MS_ECOMM;
+            }
+            *at += (uint64_t)g->me * here.stride;
+        }
+        numel[i] = (int64_t)n / esize;
+        zeros[i] = (int64_t)(p->bytes - n) / esize;
+        dst[i] = out;
+        out += p->bytes;
+    }
+    ms_cuda_reduction all = {
+        .n_parts = c->n_parts, .numel = numel, .zeros = zeros, .src = src, .n_dst = 1, .dst = dst
+    };
+    ms__gpu_reduce(c, &all);
+    return MS_OK;
+}
+
 static ms_status scatter_parts(ms_coll *c)
 {
     ms_group *g = c->g;
     const char *src[1024];
     char *out = c->out.data;
+    if (c->gpu.there) return scatter_parts_there(c);
     for (int i = 0; i < c->n_parts; i++) {
         const ms_part *p = &c->parts[i];
         size_t n = part_bytes(p, g->me);
@@ -147,7 +223,7 @@ static ms_status scatter_parts(ms_coll *c)
 }
 
 // Copies bytes [at, at + n) of a member's block out of the parts.
-static void take_parts(const ms_coll *c, int member, size_t at, char *to, size_t n)
+static void take_parts(ms_coll *c, int member, size_t at, char *to, size_t n)
 {
     for (int i = 0; i < c->n_parts && n > 0; i++) {
         const ms_part *p = &c->parts[i];
@@ -156,7 +232,7 @@ static void take_parts(const ms_coll *c, int member, size_t at, char *to, size_t
             continue;
         }
         size_t m = left(p->bytes, at, n), full = left(part_bytes(p, member), at, m);
-        put(to, (const char *)ms__data(p->t) + (uint64_t)member * p->stride + at, full);
+        put_in(c, to, (const char *)ms__data(p->t) + (uint64_t)member * p->stride + at, full);
         memset(to + full, 0, m - full);
         to += m;
         n -= m;
@@ -177,8 +253,8 @@ ms_status ms__move_direct(ms_coll *c)
         out[k] = c->out.data;
         if (k == me) continue;
         ms_slot *s = slot_of(g, k, c->seq);
-        if (s->in_arena && !(in[k] = ms__comm_resolve(g->ranks[k], s->in_arena, s->in_at))) return MS_ECOMM;
-        if (s->out_arena && !(out[k] = ms__comm_resolve(g->ranks[k], s->out_arena, s->out_at))) return MS_ECOMM;
+        if (s->in_arena && !(in[k] = resolve(c, k, s->in_arena, s->in_at))) return MS_ECOMM;
+        if (s->out_arena && !(out[k] = resolve(c, k, s->out_arena, s->out_at))) return MS_ECOMM;
     }
     if (c->op == OP_ALL_REDUCE || c->op == OP_REDUCE) {
         size_t first, mine = share(c->count, n, me, &first);
@@ -187,7 +263,7 @@ ms_status ms__move_direct(ms_coll *c)
             out[k] += first * esize;
         }
         if (c->op == OP_REDUCE) out[0] = out[c->root];
-        ms__reduce(&c->reducer, in, c->op == OP_REDUCE ? 1 : n, out, mine);
+        reduce(c, in, c->op == OP_REDUCE ? 1 : n, out, mine);
     } else if (c->op == OP_ALL_GATHER)
         for (int j = 0; j < n; j++) gather_pieces(c, (me + j) % n, in[(me + j) % n]);
     else move_blocks(c, in);
@@ -227,15 +303,16 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
 
     if (on_side(ROW(c->op)->reads, me, c->root)) {
         if (piece) {
-            put(mine, c->in.data + piece->in_offset + at, left(ms__piece_bytes(piece, me), at, n));
+            put_in(c, mine, c->in.data + piece->in_offset + at, left(ms__piece_bytes(piece, me), at, n));
         } else {
             for (int b = 0; b < blocks; b++) {
                 if (c->n_parts) take_parts(c, b, at, mine + (size_t)b * stride, n);
-                else put(mine + (size_t)b * stride, c->in.data + (size_t)b * block + at, n);
+                else put_in(c, mine + (size_t)b * stride, c->in.data + (size_t)b * block + at, n);
             }
         }
     }
-    MS_TRY(wait_round(w, ++*round));
+    if (c->gpu.there) MS_TRY(ms__gpu_sync(c));
+    MS_TRY(ms__wait_round(w, ++*round));
 
     if (reduces(c->op)) {
         size_t total = stride * (size_t)blocks, count = total / esize;
@@ -249,14 +326,14 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             char *dst = mine + WINDOW + first * esize;
             ms__reduce(&c->reducer, src, 1, &dst, m);
         }
-        MS_TRY(wait_round(w, ++*round));
+        MS_TRY(ms__wait_round(w, ++*round));
         if (c->op != OP_REDUCE || c->root == me) {
             size_t skip = c->op == OP_REDUCE_SCATTER ? (size_t)me * stride : 0;
-            if (g->far) put(c->out.data + at, result + skip, n);
+            if (g->far) put_out(c, c->out.data + at, result + skip, n);
             for (int k = 0; k < members && !g->far; k++) {  // the part of [skip, skip + n) that member k has reduced
                 size_t first, m = share(count, members, k, &first) * esize;
                 size_t from = max(first * esize, skip), to = min(first * esize + m, skip + n);
-                if (from < to) put(c->out.data + at + (from - skip), windows[k] + WINDOW + from, to - from);
+                if (from < to) put_out(c, c->out.data + at + (from - skip), windows[k] + WINDOW + from, to - from);
             }
         }
     } else {
@@ -264,32 +341,31 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
         size_t bytes = stride * (size_t)blocks;
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
-            MS_TRY(wait_round(w, ++*round));
+            MS_TRY(ms__wait_round(w, ++*round));
         }
         for (int k = 0; k < members; k++) {
             if (!on_side(ROW(c->op)->reads, k, c->root)) continue;
             const char *from = windows[k] ? windows[k] : result + (size_t)k * bytes;
             switch (c->op) {
-            case OP_ALL_GATHER:
-                put_piece(c->out.data, piece, k, at, from, left(ms__piece_bytes(piece, k), at, n));
-                break;
+            case OP_ALL_GATHER: put_piece(c, piece, k, at, from, left(ms__piece_bytes(piece, k), at, n)); break;
             case OP_BROADCAST:
-                if (k != me) put(c->out.data + at, from, n);
+                if (k != me) put_out(c, c->out.data + at, from, n);
                 break;
             case OP_GATHER:
-                if (c->root == me) put(c->out.data + (size_t)k * block + at, from, n);
+                if (c->root == me) put_out(c, c->out.data + (size_t)k * block + at, from, n);
                 break;
-            case OP_SCATTER: put(c->out.data + at, from + (size_t)me * stride, n); break;
-            case OP_ALL_TO_ALL: put(c->out.data + (size_t)k * block + at, from + (size_t)me * stride, n); break;
+            case OP_SCATTER: put_out(c, c->out.data + at, from + (size_t)me * stride, n); break;
+            case OP_ALL_TO_ALL: put_out(c, c->out.data + (size_t)k * block + at, from + (size_t)me * stride, n); break;
             case OP_SEND_RECV:
-                if (me == 1) put(c->out.data + at, from, n);
+                if (me == 1) put_out(c, c->out.data + at, from, n);
                 break;
             default: break;
             }
         }
     }
+    if (c->gpu.there) MS_TRY(ms__gpu_sync(c));
     // Windows may be filled again only after all members have read them.
-    return wait_round(w, ++*round);
+    return ms__wait_round(w, ++*round);
 }
 
 // ---- one member on every node: no windows ------------------------------------------------------------
@@ -348,10 +424,11 @@ ms_status ms__move_staged(ms_waiter *w)
     ms_coll *c = w->c;
     ms_group *g = c->g;
     int blocks = input_blocks(c);
-    uint64_t round = 0;
+    uint64_t round = w->round;
+    if (c->gpu.there) MS_TRY(ms__gpu_ready(c));
     // After the first round, every slot gives the position of its member's window.
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
-    MS_TRY(wait_round(w, ++round));
+    MS_TRY(ms__wait_round(w, ++round));
     size_t room = WINDOW / (size_t)blocks;
     if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // the mirrors of all members share one result window
     room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;

@@ -135,6 +135,14 @@ static ms_status take_parts(ms_coll *c, const ms_request *r)
     return MS_OK;
 }
 
+void ms__coll_not_inline(ms_coll *c)
+{
+    c->inline_ = false;
+    if (!c->n_pieces) return;
+    c->in.data -= c->pieces[0].in_offset;
+    c->out.data -= c->pieces[0].out_offset;
+}
+
 // The tensor whose size and shape the ranks compare.
 static const ms_tensor *compared(const ms_request *r)
 {

@@ -4,8 +4,8 @@
 //
 // For a sharded parameter, each rank computes the norm of its local part of the gradient, and the results are combined
 // over the ranks of the parameter's group. A gradient that every rank holds whole counts once. Sums are in double over
-// fixed blocks, so results do not depend on the number of threads. If all gradients are on one GPU and no other rank
-// contributes, the norm stays there and the host waits for nothing.
+// fixed blocks, so results do not depend on the number of threads. If all gradients are on one GPU and all ranks on one
+// node, the norm stays there and the host waits for nothing.
 #include <math.h>
 
 #include "base/activity.h"
@@ -220,15 +220,44 @@ static ms_status take_sums(gradients *s, bool maximum)
     return MS_OK;
 }
 
+// The same for the sums of a GPU, which stay there. Collective.
+static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
+{
+    int64_t n = s->n_groups + 1, one = 1;
+    ms_tensor *all;
+    ms_block *room = s->jobs[ms__index(device)].room;
+    MS_TRY(ms__tensor_new(&all, MS_F64, device, 1, &n, "clip_grad_norm_"));
+    ms_status st = ms__move(device, ms__data(all), device, room->data, (size_t)n * sizeof(double));
+    for (int k = 0; k < s->n_groups && st == MS_OK; k++) {
+        if (ms__group_size(s->groups[k]) == 1) continue;
+        ms_tensor *sum = ms__tensor_on(all->storage, MS_F64, 1, &one, k + 1);
+        st = ms__collective(&(ms_request) { .group = s->groups[k],
+                                            .op = MS_DIST_ALL_REDUCE,
+                                            .reduction = maximum ? MS_MAX : MS_SUM,
+                                            .out = sum,
+                                            .label.unit = "clip_grad_norm_" },
+                            NULL);
+        ms__release(sum);
+    }
+    if (st == MS_OK) st = ms__move(device, room->data, device, ms__data(all), (size_t)n * sizeof(double));
+    ms__release(all);
+    return st;
+}
+
 static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
 {
     double p = list->p, *own = list->partial;
-    bool maximum = isinf(p), alone = ms__is_cuda(ms__device(norm));  // no other rank or device contributes
+    // there: all gradients of this rank are on one GPU, and so is their norm if other ranks of the node contribute.
+    bool maximum = isinf(p), there = ms__is_cuda(ms__device(norm)), alone = true;
     if (blocks > 0) over_blocks(list, blocks, measure);
     MS_TRY(measure_there(s, p));
-    for (int k = 0; k < s->n_groups; k++) alone = alone && ms__group_size(s->groups[k]) == 1;
-    int there = ms__index(ms__device(norm));
-    if (alone) return ms__cuda()->gradients.clip(there, &s->jobs[there], NULL, max_norm, s->dtype, ms__data(norm));
+    for (int k = 0; k < s->n_groups; k++) {
+        alone = alone && ms__group_size(s->groups[k]) == 1;
+        there = there && ms__group_stays(s->groups[k]);
+    }
+    int index = ms__index(ms__device(norm));
+    if (there && !alone) MS_TRY(over_ranks_there(s, ms__device(norm), maximum));
+    if (there) return ms__cuda()->gradients.clip(index, &s->jobs[index], NULL, max_norm, s->dtype, ms__data(norm));
     for (int k = 0; k < s->n_cpu; k++) {
         int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : blocks;
         for (int64_t b = s->parts[k].block; b < end; b++) fold(&s->sums[s->parts[k].owner], own[b], maximum);
@@ -244,7 +273,7 @@ static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_
     list->factor = max_norm / (total + 1e-6);
     if (!isinf(max_norm) && !(list->factor >= 1) && blocks > 0)  // a NaN factor scales, too, as in PyTorch
         over_blocks(list, blocks, scale);
-    for (int index = 0; index < MS_CUDA_DEVICES; index++)
+    for (index = 0; index < MS_CUDA_DEVICES; index++)
         if (s->jobs[index].room)
             MS_TRY(ms__cuda()->gradients.clip(index, &s->jobs[index], &total, max_norm, s->dtype,
                                               ms__device(norm) == (MS_CUDA | index << 8) ? ms__data(norm) : NULL));

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+// comm/gpu_memory.c -- memory and events of GPUs that the ranks of a node share.
+//
+// A rank lists its GPU memory and its events in a *directory*, a block of CPU memory that peers map like any other. The
+// memory is listed as arenas, the driver's allocations from which the pool cuts its blocks: few, and long-lived. Peers
+// map an arena at its first use and keep it mapped; a listed arena is not returned to the driver.
+//
+// A collective takes two events from a list, and gives them back when no stream of a peer can be made to wait for them
+// any more (ms_slot.left).
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <unistd.h>
+#include "comm/internal.h"
+#include "device/gpu_pool.h"
+
+enum { LISTED = 4096, EVENTS = 1024, WORDS = 4 };
+typedef struct {
+    uint8_t handle[MS_CUDA_HANDLE];
+    _Atomic uint64_t mapped[WORDS], refused[WORDS];  // a bit per rank of the node: has mapped it; has failed to
+} listed;
+typedef struct {
+    listed arena[LISTED];
+    uint8_t event[EVENTS][MS_CUDA_HANDLE];
+} directory;
+
+// ---- this rank's, used by the engine thread ----
+
+static directory *mine;
+static ms_storage *mine_in;
+static bool unshared;  // this rank cannot share memory: it is staged
+static char *bases[LISTED];
+static int n_bases;
+
+typedef enum { EVENT_FREE, EVENT_TAKEN, EVENT_LEAVING } event_state;
+static struct own_event {
+    void *event;
+    int index;
+    event_state state;
+    // While it is leaving: the collective that used it.
+    const ms_group *group;
+    uint64_t seq, number;
+} events[EVENTS];
+static int n_events;
+
+// ---- peers', used by all threads under the lock ----
+
+typedef struct {
+    directory *there;
+    char **base[MS_CUDA_DEVICES];  // by device of this rank, and arena
+    void *event[EVENTS];
+} peer;
+static peer **peers;  // indexed by world rank
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int own_bit(void) { return ms__world.local_of[ms__world.rank]; }
+
+static bool has(const _Atomic uint64_t *words, int bit)
+{
+    return atomic_load_explicit(&words[bit / 64], memory_order_acquire) >> (bit % 64) & 1;
+}
+
+static void stop_sharing(const char *why)
+{
+    unshared = true;
+    fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through memory of the CPU: %s\n",
+            ms__world.rank, why);
+}
+
+// Runs before the CUDA runtime ends, because it is registered after that has begun: peers may still read this rank's
+// memory in collectives that the script did not wait for.
+static void leave(int code, void *pid)
+{
+    if (code != 0 || getpid() != (pid_t)(intptr_t)pid || ms__comm_stopped()) return;
+    ms__streams_drain();
+    ms__gpu_stop();
+}
+
+bool ms__gpu_shares(void)
+{
+    uint32_t arena;
+    uint64_t at;
+    if (mine || unshared) return mine != NULL;
+    if (ms__world.local_size > 64 * WORDS) {
+        stop_sharing("too many ranks on this node");
+        return false;
+    }
+    if (ms__storage_new(&mine_in, MS_CPU, sizeof *mine, "dist: shared memory of GPUs")) return false;
+    if (!ms__comm_locate(mine_in, mine_in->data, &arena, &at)) {
+        stop_sharing("the ranks of this node cannot map each other's memory");
+        ms__storage_release(mine_in);
+        return false;
+    }
+    mine = mine_in->data;
+    on_exit(leave, (void *)(intptr_t)getpid());
+    ms_board_rank *me = &ms__world.board->rank[ms__world.rank];
+    me->gpu_at = at;
+    atomic_store_explicit(&me->gpu_arena, arena, memory_order_release);
+    return true;
+}
+
+bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
+{
+    *out = (ms_gpu_place) { 0 };
+    if (!s || !s->block || ms__borrowed(s->block) || !ms__gpu_shares()) return false;
+    char *base = ms__device_base(s->block);
+    if (!base) return false;
+    int k = n_bases;
+    while (k > 0 && bases[k - 1] != base) k--;
+    if (k == 0) {
+        if (n_bases == LISTED) {
+            stop_sharing("this rank's GPU memory is in too many allocations");
+            return false;
+        }
+        listed *a = &mine->arena[n_bases];
+        memset(a, 0, sizeof *a);
+        if (ms__cuda()->share(base, a->handle)) {
+            stop_sharing(ms_error());
+            return false;
+        }
+        if (ms__gpu_keep(base)) return false;
+        bases[n_bases++] = base;
+        k = n_bases;
+    }
+    out->arena = (uint32_t)k;
+    out->at = (uint64_t)((const char *)p - base);
+    return true;
+}
+
+int ms__gpu_mapped(uint32_t arena, int rank)
+{
+    const listed *a = &mine->arena[arena - 1];
+    int bit = ms__world.local_of[rank];
+    return has(a->refused, bit) ? -1 : has(a->mapped, bit);
+}
+
+// ---- memory of peers ----
+
+static ms_status open_peer(peer **out, int rank)
+{
+    const ms_board_rank *r = &ms__world.board->rank[rank];
+    if (!peers && !(peers = calloc((size_t)ms__world.size, sizeof *peers)))
+        return ms__no_memory((size_t)ms__world.size * sizeof *peers, "dist", "the GPU memory of peers");
+    if (!peers[rank]) {
+        peer *p = calloc(1, sizeof *p);
+        if (!p) return ms__no_memory(sizeof *p, "dist", "the GPU memory of rank %d", rank);
+        uint32_t arena = atomic_load_explicit(&r->gpu_arena, memory_order_acquire);
+        if (!(p->there = (directory *)(void *)ms__comm_resolve(rank, arena, r->gpu_at))) {
+            free(p);
+            return ms__failure();
+        }
+        peers[rank] = p;
+    }
+    *out = peers[rank];
+    return MS_OK;
+}
+
+static ms_status map(char **out, int index, int rank, uint32_t arena)
+{
+    peer *p = NULL;
+    void *base;
+    MS_TRY(open_peer(&p, rank));
+    if (!p->base[index] && !(p->base[index] = calloc(LISTED, sizeof **p->base)))
+        return ms__no_memory(LISTED * sizeof **p->base, "dist", "the addresses of GPU memory");
+    listed *a = &p->there->arena[arena - 1];
+    if (!(*out = p->base[index][arena - 1])) {
+        if (ms__cuda()->open(index, a->handle, &base)) {
+            atomic_fetch_or(&a->refused[own_bit() / 64], (uint64_t)1 << own_bit() % 64);
+            return ms__failure();
+        }
+        *out = p->base[index][arena - 1] = base;
+        atomic_fetch_or(&a->mapped[own_bit() / 64], (uint64_t)1 << own_bit() % 64);
+    }
+    return MS_OK;
+}
+
+char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at)
+{
+    char *base = NULL;
+    pthread_mutex_lock(&lock);
+    ms_status st = map(&base, index, rank, arena);
+    pthread_mutex_unlock(&lock);
+    return st == MS_OK ? base + at : NULL;
+}
+
+// ---- events ----
+
+// Whether all peers have left the collective that used the event.
+static bool has_left(const struct own_event *e)
+{
+    for (int k = 0; k < e->group->n; k++)
+        if (k != e->group->me &&
+            atomic_load_explicit(&slot_of(e->group, k, e->seq)->left, memory_order_acquire) < e->number)
+            return false;
+    return true;
+}
+
+static int find_event(int index)
+{
+    for (int k = 0; k < n_events; k++)
+        if (events[k].state == EVENT_FREE && events[k].index == index) return k;
+    for (int k = 0; k < n_events; k++)
+        if (events[k].state == EVENT_LEAVING && events[k].index == index && has_left(&events[k])) return k;
+    return -1;
+}
+
+ms_status ms__gpu_event_take(int index, int *number)
+{
+    int k;
+    while ((k = find_event(index)) < 0 && n_events == EVENTS) {  // the collectives in flight use all events
+        MS_TRY(ms__check_interrupt());
+        ms__stream_reap();
+        ms__nap(50 * 1000);
+    }
+    if (k < 0) {
+        MS_TRY(ms__cuda()->ranks.event_new(index, &events[n_events].event, mine->event[n_events]));
+        k = n_events++;
+        events[k].index = index;
+    }
+    events[k].state = EVENT_TAKEN;
+    *number = k;
+    return MS_OK;
+}
+
+void ms__gpu_event_drop(int number, const ms_coll *used)
+{
+    struct own_event *e = &events[number];
+    e->state = used ? EVENT_LEAVING : EVENT_FREE;
+    if (!used) return;
+    e->group = used->g;
+    e->seq = used->seq;
+    e->number = used->number;
+}
+
+void ms__gpu_forget_group(const ms_group *g)
+{
+    for (int k = 0; k < n_events; k++)
+        if (events[k].state == EVENT_LEAVING && events[k].group == g) events[k].state = EVENT_FREE;
+}
+
+ms_status ms__gpu_event_record(int number, int index, int stream)
+{
+    return ms__cuda()->ranks.event_record(index, stream, events[number].event);
+}
+ms_status ms__gpu_event_wait_own(int number, int index, int stream)
+{
+    return ms__cuda()->stream_wait(index, stream, events[number].event);
+}
+
+ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number)
+{
+    peer *p = NULL;
+    void *event = NULL;
+    pthread_mutex_lock(&lock);
+    ms_status st = open_peer(&p, rank);
+    if (st == MS_OK && !p->event[number])
+        st = ms__cuda()->ranks.event_open(index, p->there->event[number], &p->event[number]);
+    if (st == MS_OK) event = p->event[number];
+    pthread_mutex_unlock(&lock);
+    return st == MS_OK ? ms__cuda()->stream_wait(index, stream, event) : st;
+}
+
+// ---- the end ----
+
+void ms__gpu_memory_stop(void)
+{
+    pthread_mutex_lock(&lock);
+    for (int r = 0; peers && r < ms__world.size; r++)
+        for (int d = 0; peers[r] && d < MS_CUDA_DEVICES; d++)
+            for (int k = 0; peers[r]->base[d] && k < LISTED; k++)
+                if (peers[r]->base[d][k]) ms__cuda()->close(d, peers[r]->base[d][k]);
+    free(peers);
+    peers = NULL;
+    pthread_mutex_unlock(&lock);
+}
