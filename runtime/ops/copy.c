@@ -89,6 +89,44 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
     return MS_OK;
 }
 
+// ---- lists ------------------------------------------------------------------------------------------
+
+static bool casts(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
+
+// Whether the copy can be launched together with others.
+static bool joins(const ms_copies *c, const ms_tensor *dst, const ms_tensor *src)
+{
+    int device = ms__device(dst);
+    if (!ms__is_cuda(device) || (c->n && c->index != ms__index(device)) || !ms__is_contiguous(dst)) return false;
+    if (!src) return true;
+    return ms__device(src) == device && src->numel == dst->numel && ms__is_contiguous(src) &&
+           (src->dtype == dst->dtype || (casts(src->dtype) && casts(dst->dtype)));
+}
+
+ms_status ms__copies_add(ms_copies *c, ms_tensor *dst, ms_tensor *src)
+{
+    if (!joins(c, dst, src)) return src ? ms__copy(dst, src) : ms__zero(dst);
+    if (dst->numel == 0) return MS_OK;
+    if (src) MS_TRY(ms__storage_sync(src->storage, false));
+    MS_TRY(ms__storage_sync(dst->storage, true));
+    MS_TRY(ms__grow(&c->list, &c->cap, c->n, sizeof *c->list, "copy", "copies"));
+    c->index = ms__index(ms__device(dst));
+    c->list[c->n++] = (ms_cuda_copy) { .dst = ms__data(dst),
+                                       .src = src ? ms__data(src) : NULL,
+                                       .numel = dst->numel,
+                                       .dst_dtype = dst->dtype,
+                                       .src_dtype = src ? src->dtype : dst->dtype };
+    return MS_OK;
+}
+
+ms_status ms__copies_end(ms_copies *c, ms_status sofar)
+{
+    if (sofar == MS_OK && c->n) sofar = ms__cuda()->ranks.copy_all(c->index, MS_STREAM_COMPUTE, c->n, c->list);
+    free(c->list);
+    *c = (ms_copies) { 0 };
+    return sofar;
+}
+
 ms_status ms_copy_async(ms_id dst, ms_id src)
 {
     ms_tensor *d = ms__tensor(dst), *s = d ? ms__tensor(src) : NULL;

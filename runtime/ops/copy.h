@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.h -- copies on the copy stream.
+// ops/copy.h -- copies on the copy stream, and lists of copies that run together.
 #ifndef MS_COPY_H
 #define MS_COPY_H
 
@@ -12,6 +12,16 @@ extern "C" {
 // Copies src to dst (contiguous, of one dtype) on the copy stream and returns at once; the next operator on either
 // tensor waits. The caller releases *event; event may be NULL.
 ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
+
+// A list of copies, as of ms__copy. On a GPU those of contiguous tensors are launched together at the end, until which
+// their bytes must stay; all others run when they are added.
+typedef struct ms_copies {
+    int n, cap, index;
+    struct ms_cuda_copy *list;
+} ms_copies;
+ms_status ms__copies_add(ms_copies *c, ms_tensor *dst, ms_tensor *src /* NULL: zeros */);
+// Launches the list unless `sofar` is a failure, and frees it.
+ms_status ms__copies_end(ms_copies *c, ms_status sofar);
 
 #ifdef __cplusplus
 }

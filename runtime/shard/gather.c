@@ -8,6 +8,7 @@
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
 #include "shard/views/views.h"
+#include "ops/copy.h"
 #include "ops/op.h"
 
 // ---- changes -----------------------------------------------------------------------------------
@@ -115,18 +116,19 @@ static void vacate_buffer(unit *u)
 // the gather buffer. Copies to another device are asynchronous; readers wait for them.
 static ms_status cast_shard(unit *u, ms_storage *to)
 {
-    for (int j = 0; j < u->n; j++) {
+    ms_copies together = { 0 };
+    ms_status st = MS_OK;
+    for (int j = 0; j < u->n && st == MS_OK; j++) {
         unit_param *p = &u->params[j];
         if (p->local->numel == 0 || p->extended) continue;
         size_t at = to == u->memory.gather_buffer ? p->whole_at : p->cast_at;
         ms_tensor *dst = ms__tensor_on(to, p->gather_dtype, p->local->ndim, p->local->shape,
                                        (int64_t)(at / (size_t)ms__dtype_size(p->gather_dtype)));
-        ms_status st = p->gather_dtype == p->dtype && to->device != u->memory.home ? ms__copy_async(dst, p->local, NULL)
-                                                                                   : ms__copy(dst, p->local);
+        st = p->gather_dtype == p->dtype && to->device != u->memory.home ? ms__copy_async(dst, p->local, NULL)
+                                                                         : ms__copies_add(&together, dst, p->local);
         ms__release(dst);
-        MS_TRY(st);
     }
-    return MS_OK;
+    return ms__copies_end(&together, st);
 }
 
 void ms__unit_drop_post(unit *u)

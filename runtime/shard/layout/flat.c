@@ -103,22 +103,28 @@ static int64_t columns(unit *u, int n, unit_param **present, int64_t *at)
     return (int64_t)(u->memory.shard_bytes / size_of(u->params[0].dtype));
 }
 
-static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
+static ms_status add_all(ms_copies *c, unit *u, int n, unit_param **present, ms_tensor *in)
 {
     int64_t end = 0, k = 0;
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         int64_t at = ms__whole_index(p);
-        MS_TRY(ms__zero_zone(in, end, at - end));
+        MS_TRY(ms__add_zeros(c, in, end, at - end));
         end = at + p->numel;
         if (k < n && present[k] == p) {
-            MS_TRY(ms__copy_into(in, at, p->pending));
+            MS_TRY(ms__add_into(c, in, at, p->pending));
             k++;
         } else {
-            MS_TRY(ms__zero_zone(in, at, p->numel));
+            MS_TRY(ms__add_zeros(c, in, at, p->numel));
         }
     }
-    return ms__zero_zone(in, end, in->numel - end);
+    return ms__add_zeros(c, in, end, in->numel - end);
+}
+
+static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
+{
+    ms_copies together = { 0 };
+    return ms__copies_end(&together, add_all(&together, u, n, present, in));
 }
 
 const layout ms__layout_flat = { .kind = MS_LAYOUT_FLAT,

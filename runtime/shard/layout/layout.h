@@ -4,6 +4,7 @@
 #ifndef MS_SHARD_LAYOUT_H
 #define MS_SHARD_LAYOUT_H
 
+#include "ops/copy.h"
 #include "shard/unit.h"
 
 struct layout {
@@ -47,12 +48,21 @@ static inline ms_status ms__copy_into(ms_tensor *flat, int64_t offset, ms_tensor
     return st;
 }
 
-// Sets n elements of flat to 0, from element `offset` on.
-static inline ms_status ms__zero_zone(ms_tensor *flat, int64_t offset, int64_t n)
+// Adds the same to a list.
+static inline ms_status ms__add_into(ms_copies *c, ms_tensor *flat, int64_t offset, ms_tensor *src)
+{
+    ms_tensor *dst = ms__tensor_on(flat->storage, flat->dtype, src->ndim, src->shape, offset);
+    ms_status st = ms__copies_add(c, dst, src);
+    ms__release(dst);
+    return st;
+}
+
+// Adds zeros for n elements of flat, from element `offset` on.
+static inline ms_status ms__add_zeros(ms_copies *c, ms_tensor *flat, int64_t offset, int64_t n)
 {
     if (n <= 0) return MS_OK;
     ms_tensor *dst = ms__tensor_on(flat->storage, flat->dtype, 1, &n, offset);
-    ms_status st = ms__zero(dst);
+    ms_status st = ms__copies_add(c, dst, NULL);
     ms__release(dst);
     return st;
 }

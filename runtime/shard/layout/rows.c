@@ -96,7 +96,7 @@ static int64_t columns(unit *u, int n, unit_param **present, int64_t *at)
     return total;
 }
 
-static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
+static ms_status add_all(ms_copies *c, unit *u, int n, unit_param **present, ms_tensor *in)
 {
     int64_t total = in->numel / u->world, column = 0;
     for (int k = 0; k < n; k++) {
@@ -110,15 +110,21 @@ static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
             shape[p->dim] = rows;
             if (rows > 0) {
                 ms_tensor *part = ms__tensor_view(g, g->ndim, shape, g->stride, g->offset + first * g->stride[p->dim]);
-                ms_status st = ms__copy_into(in, at, part);
+                ms_status st = ms__add_into(c, in, at, part);
                 ms__release(part);
                 MS_TRY(st);
             }
-            MS_TRY(ms__zero_zone(in, at + p->outer * rows * p->row_numel, wide - p->outer * rows * p->row_numel));
+            MS_TRY(ms__add_zeros(c, in, at + p->outer * rows * p->row_numel, wide - p->outer * rows * p->row_numel));
         }
         column += wide;
     }
     return MS_OK;
+}
+
+static ms_status pack(unit *u, int n, unit_param **present, ms_tensor *in)
+{
+    ms_copies together = { 0 };
+    return ms__copies_end(&together, add_all(&together, u, n, present, in));
 }
 
 // A gradient whose rows are contiguous is read in place; all others are packed.

@@ -243,41 +243,66 @@ static void mark_present(const unit *u, const reduction *r, ms_label *label, cha
     label->part_of = words;
 }
 
-// World of one: gradients land without a reduction.
+// Takes p's gradient and makes *mine of it: the gradient in the stored dtype, at home, in memory of its own. A copy may
+// be added to a list; *was then has to stay until the list has run.
+static ms_status take_alone(unit_param *p, ms_copies *together, ms_tensor **mine, ms_tensor **was)
+{
+    ms_tensor *g = p->pending;
+    int home = p->owner->memory.home;
+    p->pending = NULL;
+    *mine = g;
+    if (g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype && ms__device(g) == home &&
+        ms__is_contiguous(g))
+        return MS_OK;
+    ms_status st;
+    if (ms__device(g) != home) {
+        st = ms__unit_bring(home, p->dtype, mine);
+    } else {
+        *was = g;
+        st = ms__tensor_new(mine, p->dtype, home, g->ndim, g->shape, "fsdp: gradient");
+        if (st != MS_OK) *mine = NULL;
+        else st = ms__copies_add(together, *mine, g);
+    }
+    if (st != MS_OK) ms__drop(mine);
+    return st;
+}
+
+static ms_status land_one(ms_run *run, unit_param *p, ms_tensor **mine, double scale)
+{
+    ms_tensor *part = ms__tensor_on((*mine)->storage, (*mine)->dtype, p->local->ndim, p->local->shape, (*mine)->offset);
+    ms_status st = MS_OK;
+    ms__drop(mine);
+    if (scale != 1) {
+        ms_tensor *same;
+        st = ms__op1f(&same, ms__op_by_name("mul_scalar_"), part, scale);
+        if (st == MS_OK) ms__release(same);
+    }
+    if (st == MS_OK) st = ms__unit_land_part(p, part);
+    ms__release(part);
+    return st == MS_OK ? ms__leaf_hooks(run, p->param) : st;
+}
+
+// World of one: gradients land without a reduction. On a GPU they are converted in one launch, on the CPU one after the
+// other, so that only one exists twice.
 static ms_status land_alone(ms_run *run, unit *u, double scale)
 {
-    for (int j = 0; j < u->n; j++) {
-        unit_param *p = &u->params[j];
-        ms_tensor *g = p->pending;
-        if (!g) continue;
-        p->pending = NULL;
-        bool own = g->refs == 1 && g->storage->refs == 1 && !g->slot && g->dtype == p->dtype &&
-                   ms__device(g) == u->memory.home && ms__is_contiguous(g);
-        ms_tensor *mine = g;
-        ms_status st = MS_OK;
-        if (!own && ms__device(g) != u->memory.home) {
-            st = ms__unit_bring(u->memory.home, p->dtype, &mine);
-            if (st != MS_OK) ms__release(mine);
-        } else if (!own) {
-            st = ms__tensor_new(&mine, p->dtype, u->memory.home, g->ndim, g->shape, "fsdp: gradient");
-            if (st == MS_OK && (st = ms__copy(mine, g)) != MS_OK) ms__release(mine);
-            ms__release(g);
+    ms_copies together = { 0 };
+    ms_status st = MS_OK;
+    int step = ms__is_cuda(u->memory.device) ? u->n : 1;
+    ms_tensor **mine = calloc(2 * (size_t)step, sizeof *mine), **was = mine + step;
+    if (!mine) return ms__no_memory(2 * (size_t)step * sizeof *mine, "fsdp", "gradients of unit '%s'", u->name);
+    for (int first = 0; first < u->n && st == MS_OK; first += step) {
+        for (int k = 0; k < step && st == MS_OK; k++)
+            if (u->params[first + k].pending) st = take_alone(&u->params[first + k], &together, &mine[k], &was[k]);
+        st = ms__copies_end(&together, st);
+        for (int k = 0; k < step; k++) ms__drop(&was[k]);
+        for (int k = 0; k < step; k++) {
+            if (mine[k] && st == MS_OK) st = land_one(run, &u->params[first + k], &mine[k], scale);
+            ms__drop(&mine[k]);
         }
-        if (st == MS_OK) {
-            ms_tensor *part = ms__tensor_on(mine->storage, mine->dtype, p->local->ndim, p->local->shape, mine->offset);
-            ms__release(mine);
-            if (scale != 1) {
-                ms_tensor *same;
-                st = ms__op1f(&same, ms__op_by_name("mul_scalar_"), part, scale);
-                if (st == MS_OK) ms__release(same);
-            }
-            if (st == MS_OK) st = ms__unit_land_part(p, part);
-            ms__release(part);
-        }
-        if (st == MS_OK) st = ms__leaf_hooks(run, p->param);
-        MS_TRY(st);
     }
-    return MS_OK;
+    free(mine);
+    return st;
 }
 
 // Adds the block kept by earlier backwards without all-reduce.
@@ -310,8 +335,9 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
     // Gradients that have the dtype of the reduction are sent in place, unless they are small: packing these is faster.
     ms_part parts[MS_PARTS] = { { 0 } };
-    bool apart = u->layout->parts && r.n <= MS_PARTS && u->memory.device == MS_CPU &&
-                 dtype == r.present[0]->pending->dtype && uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
+    bool in_place = u->memory.device == MS_CPU || (u->memory.home == u->memory.device && ms__group_maps(u->group));
+    bool apart = u->layout->parts && r.n <= MS_PARTS && in_place && dtype == r.present[0]->pending->dtype &&
+                 uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
     if (apart) st = u->layout->parts(u, r.n, r.present, parts);
     else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
