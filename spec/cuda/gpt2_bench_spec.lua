@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The measuring part of scripts/bench/gpt2, on the emulated GPU, with a stub in place of the Python that has PyTorch.
+local lfs = require "lfs"
 local process = require "spec.support.process"
 
 local build = os.getenv "MOONSHARD_BUILD" or "build"
@@ -44,5 +45,20 @@ describe("scripts/bench/gpt2", function()
     assert.matches("\n# measured: PyTorch, eager: 128 tokens/s; peak 4 MiB\n", out)
     assert.matches("\nbar: GPT%-2 tiny: speed relative to PyTorch, eager +[%d.]+ >= 1 ", out)
     assert.matches("\n# measured: PyTorch 2%.9, compiled: not available: PyTorch 2%.9 has no GPU\n", out)
+  end)
+
+  it("counts the step sharded over ranks of a node, on the null device", function()
+    local path = build:sub(1, 1) == "/" and build or process.root .. "/" .. build
+    if not lfs.attributes(path .. "/libmoonshard_cuda_null.so") then
+      return pending "this build has no null device: there is no nvcc"
+    end
+    local pipe = io.popen(("cd '%s' && MOONSHARD_BUILD='%s' scripts/bench/gpt2 --ranks 2 2>&1"):format(process.root, path))
+    local out = pipe:read "*a"
+    pipe:close()
+    assert.matches("# counted on rank 0 of 2: %d+ launches, 150 products, %d+ copies on the device of %d+ MB; peak %d+ MiB\n",
+      out)
+    for _, bar in ipairs { "waits by the host", "bytes to the host" } do
+      assert.matches(("\nbar: %s +0 <= 0 "):format(bar), out)
+    end
   end)
 end)

@@ -9,10 +9,11 @@ local assert = require "luassert"
 local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }
 
 --- The layers, and the list of their sleep times.
-function M.layers()
+---@param device? string  ("cpu"); on cuda its streams sleep, and the host runs ahead of them
+function M.layers(device)
   local LinearWithSleep = require("spec.support.models.linear_with_sleep").LinearWithSleep
   local layers, naps = {}, {}
-  for k = 1, M.LAYERS do layers[k] = LinearWithSleep(4, 0, naps) end
+  for k = 1, M.LAYERS do layers[k] = LinearWithSleep(4, 0, naps):to(device or "cpu") end
   return layers, naps
 end
 
@@ -37,7 +38,9 @@ end
 function M.exposed(model, layers, naps, want, before)
   local ms = require "moonshard"
   local dist, lib = ms.dist, require("moonshard.core.ffi").lib
-  local x = ms.rand(2, 4, { requires_grad = true })
+  local device = model:parameters()[1].device
+  local there = device:find "^cuda" ~= nil
+  local x = ms.rand(2, 4, { requires_grad = true, device = device })
   for _ = 1, 2 do ms.scope(function() model(x):sum():backward() end) end        -- records the order of the units
   local best = { math.huge, math.huge }
   local function off(phase) return math.abs(best[phase] - want[phase]) end
@@ -54,10 +57,12 @@ function M.exposed(model, layers, naps, want, before)
         end
         for phase, fn in ipairs { forward, function() loss:backward() end } do
           for k = #naps, 1, -1 do naps[k] = nil end
+          if there then ms.cuda.synchronize() end
           dist.barrier()
           lib.ms_dist_set_delay(-1, delay / 1000)
           local begun = lib.ms_time()
           fn()
+          if there then ms.cuda.synchronize() end
           local took = (lib.ms_time() - begun) * 1000
           lib.ms_dist_set_delay(-1, 0)
           assert.equal(#layers, #naps)

@@ -36,6 +36,19 @@ function M.of(model, shape)
   end
 end
 
+--- The model of 124M, sharded by fully_shard: every block is a unit, and the rest the root's. Parameters are computed with
+--- in bfloat16, over float32 masters. dist.init has been called.
+function M.sharded()
+  local ms = require "moonshard"
+  local s = M.SHAPES["124M"]
+  local model = require "moonshard.models.gpt" { vocab = s.vocab, context = s.context, layers = s.layers, heads = s.heads,
+    dim = s.dim, device = "cuda", recompute = true }
+  local policy = { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } }
+  for _, block in ipairs(model.blocks) do ms.fsdp.fully_shard(block, policy) end
+  ms.fsdp.fully_shard(model, policy)
+  return model
+end
+
 --- The model of a shape in bfloat16, and its step.
 ---@param name? string  of M.SHAPES ("124M")
 function M.new(name)

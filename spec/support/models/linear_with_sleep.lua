@@ -10,9 +10,15 @@ ffi.cdef "int usleep(unsigned);"
 
 local LinearWithSleep = nn.Module:extend("LinearWithSleep")
 
--- Sleeps some milliseconds and records the actual time, because a busy machine may wake it late.
-local function sleep(milliseconds, naps)
+-- Sleeps some milliseconds and records the actual time, because a busy machine may wake it late. On a GPU its compute
+-- stream pauses.
+local function sleep(milliseconds, naps, device)
   if milliseconds == 0 then return end
+  if device:find "^cuda" then
+    require("spec.support.cuda_table").open().pause(tonumber(device:match "%d+"), 0, milliseconds / 1000)
+    naps[#naps + 1] = milliseconds
+    return
+  end
   local begun = engine.lib.ms_time()
   ffi.C.usleep(milliseconds * 1000)
   naps[#naps + 1] = (engine.lib.ms_time() - begun) * 1000
@@ -20,13 +26,13 @@ end
 
 local slow_product = ms.Function {
   forward = function(ctx, x, w, layer)
-    sleep(layer.sleep_ms, layer.naps)
+    sleep(layer.sleep_ms, layer.naps, x.device)
     ctx:save(x, w)
     ctx.layer = layer
     return x:matmul(w)
   end,
   backward = function(ctx, g)
-    sleep(2 * ctx.layer.sleep_ms, ctx.layer.naps)
+    sleep(2 * ctx.layer.sleep_ms, ctx.layer.naps, g.device)
     local x, w = ctx:saved()
     return g:matmul(w:t()), x:t():matmul(g)
   end,

@@ -15,6 +15,15 @@ ranks.describe(2, "overlap", function()
     overlap.check(ms.fsdp.fully_shard(model), layers, naps, 1, 2)
   end)
 
+  it("of fully_shard hides as much on a GPU, where the streams are delayed and the host runs ahead #cuda", function()
+    local ms = require "moonshard"
+    if not ms.cuda.is_available() then return end
+    local layers, naps = overlap.layers "cuda"
+    local model = ms.nn.Sequential(unpack(layers))
+    for _, layer in ipairs(layers) do ms.fsdp.fully_shard(layer) end
+    overlap.check(ms.fsdp.fully_shard(model), layers, naps, 1, 2)
+  end)
+
   -- The number of delays visible in forward and backward.
   for _, case in ipairs { { "full_shard", 1, 2 }, { "shard_grad_op", 1, 1 }, { "no_shard", 0, 1 } } do
     local strategy, forward, backward = unpack(case)
