@@ -28,7 +28,9 @@ for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = f
 -- Activations with parameters.
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
 -- Layers that are made of other operators.
-for name, fn in pairs(require "moonshard.nn.layer_functions") do F[name] = fn end
+for _, file in ipairs { "layer_functions", "embedding_functions" } do
+  for name, fn in pairs(require("moonshard.nn." .. file)) do F[name] = fn end
+end
 -- Losses and distances that are made of other operators.
 for name, fn in pairs(require "moonshard.nn.loss_functions") do F[name] = fn end
 

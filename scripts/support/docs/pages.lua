@@ -150,6 +150,7 @@ return {
       section("More of nn", "nn.", nn),
       section("Methods of Linear", "Linear:", nn.Linear),
       section("Methods of Embedding", "Embedding:", nn.Embedding),
+      section("Methods of EmbeddingBag", "EmbeddingBag:", nn.EmbeddingBag),
       section("Methods of Conv2d", "Conv2d:", nn.Conv2d),
       section("Methods of LayerNorm", "LayerNorm:", nn.LayerNorm),
       section("Methods of RMSNorm", "RMSNorm:", nn.RMSNorm),
