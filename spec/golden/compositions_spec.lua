@@ -45,7 +45,44 @@ local cases = {
   repeat_interleave = function(t) return t:repeat_interleave(2) end,
   repeat_interleave_rows = function(t) return t:repeat_interleave(ids { 2, 0, 3 }, 1) end,
   take_along_dim = function(t) return t:take_along_dim(ids { { 4, 0, 0 } }, 2) end,
+  outer = function(a, b) return a:outer(b) end,
+  dot = function(a, b) return a:dot(b) end,
+  mv = function(a, b) return a:mv(b) end,
+  addmm = function(t, a, b) return t:addmm(a, b, { beta = 0.7, alpha = -1.3 }) end,
+  baddbmm = function(t, a) return t:baddbmm(a, a:transpose(2, 3), { beta = 0.5 }) end,
+  kron = function(a, b) return a:kron(b) end,
+  kron_vector = function(a, b) return a:kron(b) end,
+  tensordot = function(a, b) return a:tensordot(b) end,
+  tensordot_lists = function(a, b) return a:tensordot(b, { { 1, 3 }, { 3, 2 } }) end,
+  tensordot_none = function(a, b) return a:tensordot(b, 0) end,
+  cdist = function(a, b) return a:cdist(b) end,
+  cdist_1 = function(a, b) return a:cdist(b, 1) end,
+  cdist_inf = function(a, b) return a:cdist(b, math.huge) end,
+  cross = function(a, b) return a:cross(b) end,
+  cross_last = function(a, b) return a:cross(b, -1) end,
+  amax = function(t) return t:amax { 1, 3 } end,
+  amax_ties = function(t) return t:round():amax(2) + (t * 0):amax(2) end,
+  amin = function(t) return t:amin(2, { keepdim = true }) end,
+  aminmax = function(t)
+    local low, high = t:aminmax { dim = 2 }
+    return low - high
+  end,
+  count_nonzero = function(t) return t:round():count_nonzero(2) end,
+  nansum = function(t) return t:masked_fill(t:gt(1), 0 / 0):nansum(2) end,
+  nanmean = function(t) return t:masked_fill(t:gt(1), 0 / 0):nanmean(2, { keepdim = true }) end,
+  diff = function(t) return t:diff() end,
+  diff_twice = function(t, u) return t:diff(2, 1, { prepend = u, append = u * 2 }) end,
+  histc = function(t) return t:histc(7) end,
+  histc_limits = function(t) return t:histc(5, -1, 1.5) end,
+  bincount = function(t) return ids { 1, 4, 1, 0 }:bincount { weights = t, minlength = 7 } end,
+  linspace = function(t) return t * ms.linspace(-3, 7, 4, { dtype = t.dtype }) end,
+  logspace = function(t) return t * ms.logspace(-1, 2, 4, { base = 2, dtype = t.dtype }) end,
 }
+for name, equation in pairs { matmul = "ij,jk->ik", batch = "bij,bjk->bik", implicit = "kj,ki", trace = "ii",
+  diagonal = "ii->i", outer = "i,j->ji", sum = "bij->j", dots = "...ij,...jk->...ki", dots_broadcast = "...j,jk",
+  three = "bij,bjk,k->bi", lone = "ij,kl->il", elements = "ij,ij->ij", bilinear = "bn,anm,bm->ba" } do
+  cases["einsum_" .. name] = function(...) return ms.einsum(equation, ...) end
+end
 
 describe("golden compositions", function()
   for _, test in ipairs(golden_cases("compositions", cases)) do it(unpack(test)) end

@@ -186,6 +186,41 @@ function M.arange(...)
   return require_grad(t, grad)
 end
 
+local function spaced(who, first, last, steps, given, of)
+  opts.expect(first, opts.number, "%s: first number", who)
+  opts.expect(last, opts.number, "%s: last number", who)
+  opts.expect(steps, opts.whole_from(0), "%s: number of steps", who)
+  local list, step = {}, steps > 1 and (last - first) / (steps - 1) or 0
+  for k = 0, steps - 1 do                       -- from both ends, as PyTorch does
+    list[k + 1] = of(k < steps / 2 and first + step * k or last - step * (steps - 1 - k))
+  end
+  local o = opts(who, given, OPTIONS)
+  return M.tensor(list, { dtype = o.dtype, device = o.device, requires_grad = o.requires_grad })
+end
+
+--- Numbers at equal distances.
+---@param first number  the first one
+---@param last number  the last one
+---@param steps integer  how many numbers
+---@param given? { dtype: string, device: string, requires_grad: boolean }
+---@return Tensor  [steps]
+function M.linspace(first, last, steps, given)
+  return spaced("linspace", first, last, steps, given, function(v) return v end)
+end
+
+--- Powers of a base with exponents at equal distances.
+---@param first number  exponent of the first one
+---@param last number  exponent of the last one
+---@param steps integer  how many numbers
+---@param given? { base: number, dtype: string, device: string, requires_grad: boolean }  base: the base (default: 10)
+---@return Tensor  [steps]
+function M.logspace(first, last, steps, given)
+  local o = opts("logspace", given, { base = 10, dtype = opts.string, device = opts.string, requires_grad = opts.boolean })
+  local base = o.base
+  o.base = nil
+  return spaced("logspace", first, last, steps, o, function(v) return base ^ v end)
+end
+
 --- Random whole numbers, uniform from low to high - 1. Errors: high is not above low.
 ---@param low? integer  default 0: `ms.randint(high, sizes, opts)` omits it
 ---@param high integer  above low

@@ -82,9 +82,9 @@ return {
   {
     file = "ms", title = "ms", intro = "The library itself: `local ms = require \"moonshard\"`.",
     sections = {
-      section("Making tensors", "ms.", ms, [[tensor empty zeros ones full rand randn randint arange eye empty_like
+      section("Making tensors", "ms.", ms, [[tensor empty zeros ones full rand randn randint arange linspace logspace eye empty_like
         zeros_like ones_like full_like rand_like randn_like from_pointer sparse_coo cat stack hstack vstack
-        meshgrid where deepcopy]]),
+        meshgrid einsum where deepcopy]]),
       section("Dtypes and devices", "ms.", ms, [[default_dtype set_default_dtype default_device set_default_device
         with_device]]),
       section("CUDA", "ms.cuda.", ms.cuda),
@@ -115,12 +115,15 @@ return {
       section("Shape", "Tensor:", methods, [[size dim numel nelement stride is_contiguous reshape view view_as flatten
         squeeze unsqueeze transpose t permute expand expand_as tile repeat narrow select split chunk
         unbind tril triu]]),
+      section("Products and distances", "Tensor:", methods, "outer dot mv addmm baddbmm kron tensordot cdist cross"),
+      section("Counts and differences", "Tensor:", methods, [[amax amin aminmax nansum nanmean count_nonzero diff histc
+        bincount]]),
       section("Rearrangement", "Tensor:", methods, [[flip roll rot90 movedim moveaxis swapaxes swapdims broadcast_to unflatten
         reshape_as type_as tensor_split diagonal diag repeat_interleave take_along_dim]]),
       section("By index", "Tensor:", methods, "index_select gather scatter scatter_ scatter_add_"),
       section("Filling and copying", "Tensor:", methods, "fill_ zero_ copy_ clone contiguous"),
       section("Dtype and device", "Tensor:", methods, [[to float double half bfloat16 long int bool type cpu cuda
-        element_size]]),
+        element_size is_floating_point]]),
       section("Autograd", "Tensor:", methods, [[backward requires_grad_ detach register_hook
         register_post_accumulate_grad_hook]]),
       section("Values and lifetime", "Tensor:", methods, "item tolist data_ptr keep release is_released"),

@@ -6,6 +6,12 @@ from cases import record, wave
 
 x, square, cube = wave((3, 5), 0.3, -2.2, 2.2, 0.7), wave((3, 3), 0.2, -2, 2, 0.7), wave((2, 3, 4), 0.1, -2, 2, 0.7)
 v, w = wave((4,), 0.5, -1, 1, 0.9), wave((3,), 1.5, -1, 1, 0.9)
+v2, other = wave((4,), 0.9, -1, 1, 0.4), wave((2, 4, 5), 0.7, -1, 1, 0.3)
+einsums = [("matmul", "ij,jk->ik", [square, x]), ("batch", "bij,bjk->bik", [cube, other]), ("implicit", "kj,ki", [square, x]),
+           ("trace", "ii", [square]), ("diagonal", "ii->i", [square]), ("outer", "i,j->ji", [v, w]),
+           ("sum", "bij->j", [cube]), ("dots", "...ij,...jk->...ki", [cube, other]), ("dots_broadcast", "...j,jk", [cube, other[0]]),
+           ("three", "bij,bjk,k->bi", [cube, other, x[0]]), ("lone", "ij,kl->il", [square, x]), ("elements", "ij,ij->ij", [square, square + 1]),
+           ("bilinear", "bn,anm,bm->ba", [wave((2, 3), 0.3), wave((5, 3, 4), 0.1, freq=0.7), wave((2, 4), 0.6)])]
 counts = torch.tensor([2, 0, 3])
 cases = {
     "flip": (lambda t: torch.flip(t, (0, -1)), [cube]),
@@ -34,6 +40,36 @@ cases = {
     "repeat_interleave": (lambda t: t.repeat_interleave(2), [x]),
     "repeat_interleave_rows": (lambda t: t.repeat_interleave(counts, 0), [x]),
     "take_along_dim": (lambda t: torch.take_along_dim(t, torch.tensor([[4, 0, 0]]), 1), [x]),
+    "outer": (torch.outer, [v, w]),
+    "dot": (torch.dot, [v, v2]),
+    "mv": (torch.mv, [square, w]),
+    "addmm": (lambda t, a, b: torch.addmm(t, a, b, beta=0.7, alpha=-1.3), [x[0], square, x]),
+    "baddbmm": (lambda t, a: torch.baddbmm(t, a, a.transpose(1, 2), beta=0.5), [square, cube]),
+    "kron": (torch.kron, [square, x]),
+    "kron_vector": (torch.kron, [cube, w]),
+    "tensordot": (torch.tensordot, [cube, wave((3, 4, 2), 0.8, -1, 1, 0.5)]),
+    "tensordot_lists": (lambda a, b: torch.tensordot(a, b, ([0, 2], [2, 1])), [cube, wave((3, 4, 2), 0.8, -1, 1, 0.5)]),
+    "tensordot_none": (lambda a, b: torch.tensordot(a, b, 0), [v, w]),
+    "cdist": (torch.cdist, [square, wave((2, 4, 3), 0.8, -1, 1, 0.5)]),
+    "cdist_1": (lambda a, b: torch.cdist(a, b, 1.0), [square, wave((4, 3), 0.8, -1, 1, 0.5)]),
+    "cdist_inf": (lambda a, b: torch.cdist(a, b, float("inf")), [square, wave((4, 3), 0.8, -1, 1, 0.5)]),
+    "cross": (torch.cross, [cube, wave((2, 3, 4), 0.8, -1, 1, 0.5)]),
+    "cross_last": (lambda a, b: torch.cross(a, b, -1), [square, wave((3, 3), 0.8, -1, 1, 0.5)]),
+    "amax": (lambda t: torch.amax(t, (0, 2)), [cube]),
+    "amax_ties": (lambda t: torch.amax(t.round(), 1) + torch.amax(t * 0, 1), [cube]),
+    "amin": (lambda t: torch.amin(t, 1, keepdim=True), [cube]),
+    "aminmax": (lambda t: torch.sub(*torch.aminmax(t, dim=1)), [cube]),
+    "count_nonzero": (lambda t: torch.count_nonzero(t.round(), 1), [cube]),
+    "nansum": (lambda t: torch.nansum(torch.where(t > 1, float("nan"), t), 1), [cube]),
+    "nanmean": (lambda t: torch.nanmean(torch.where(t > 1, float("nan"), t), 1, keepdim=True), [cube]),
+    "diff": (torch.diff, [x]),
+    "diff_twice": (lambda t, u: torch.diff(t, 2, 0, prepend=u, append=u * 2), [square, square[:1]]),
+    "histc": (lambda t: torch.histc(t.detach(), 7), [cube]),
+    "histc_limits": (lambda t: torch.histc(t.detach(), 5, -1, 1.5), [cube]),
+    "bincount": (lambda t: torch.bincount(torch.tensor([1, 4, 1, 0]), t.detach(), 7), [v]),
+    "linspace": (lambda t: t * torch.linspace(-3, 7, 4), [v]),
+    "logspace": (lambda t: t * torch.logspace(-1, 2, 4, 2), [v]),
+    **{"einsum_" + name: (lambda *a, e=e: torch.einsum(e, *a), args) for name, e, args in einsums},
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,211 @@
+-- SPDX-License-Identifier: MIT
+--- Reductions, counts and differences that are made of other operators. Each runs in a scope, which releases its
+--- intermediate results.
+local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local scope = require "moonshard.tensor.scope"
+local shapes = require "moonshard.tensor.shape"
+local tensor = require "moonshard.tensor"
+local where = require "moonshard.tensor.ops".where
+require "moonshard.tensor.reduce"
+
+local methods, id_of, dimension, a_tensor = tensor.methods, tensor.id_of, tensor.dimension, tensor.a_tensor
+local KEEPDIM = { keepdim = false }
+
+--- Whether t's dtype is float32, float64, float16 or bfloat16.
+---@return boolean
+function methods.is_floating_point(t)
+  id_of(t, "is_floating_point")
+  return dtypes.is_float(tensor.info_of(t).dtype)
+end
+
+--- The number of elements that are not 0.
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@return Tensor  int64
+function methods.count_nonzero(t, d)
+  id_of(t, "count_nonzero")
+  return scope.run("count_nonzero", function() return methods.sum(methods.to(methods.ne(t, 0), "int64"), d) end)
+end
+
+-- The dimensions to reduce, from 1.
+local function dimensions(who, t, d)
+  id_of(t, who)
+  if d ~= nil and type(d) ~= "number" and not opts.is_plain(d) then
+    opts.wrong(d, "a position or a list of them", "%s: dimension", who)
+  end
+  local list = {}
+  if d == nil or type(d) == "table" and #d == 0 then
+    for k = 1, #t.shape do list[k] = k end
+  else
+    for k, one in ipairs(type(d) == "table" and d or { d }) do list[k] = dimension(t, one, who) + 1 end
+  end
+  return list
+end
+
+local function extreme(reduce, t, list, keepdim)
+  local m = methods.detach(t)
+  for _, d in ipairs(list) do m = reduce(m, d, { keepdim = true }) end
+  if t.requires_grad then
+    -- Adds 0, whose gradient is divided evenly among the elements that are equal to the extreme one.
+    local equal = methods.eq(methods.detach(t), m)
+    local y = methods.sum(where(equal, t, 0), list, { keepdim = true })
+      / methods.sum(methods.to(equal, t.dtype), list, { keepdim = true })
+    y = y - methods.detach(y)
+    m = m + methods.masked_fill(y, methods.isnan(methods.detach(y)), 0)
+  end
+  if keepdim or #list == 0 then return #list == 0 and methods.clone(t) or m end
+  return methods.squeeze(m, list)
+end
+
+local function extreme_of(who, reduce, t, d, given)
+  if given == nil and opts.is(d) and next(d) ~= nil then d, given = nil, d end
+  local keepdim = opts(who, given, KEEPDIM).keepdim
+  local list = dimensions(who, t, d)
+  for _, k in ipairs(list) do
+    if t.shape[k] == 0 then errors.raise("%s: dimension %d of %s has no elements", who, k, tostring(t.shape)) end
+  end
+  return scope.run(who, extreme, reduce, t, list, keepdim)
+end
+
+--- The largest elements along dimensions. Elements that are equally large share the gradient.
+---@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
+---@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@return Tensor
+function methods.amax(t, d, given) return extreme_of("amax", methods.max, t, d, given) end
+--- The smallest elements along dimensions. Elements that are equally small share the gradient.
+---@param d? integer|integer[]  dimensions to reduce, from 1; negative from the end (default: all)
+---@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@return Tensor
+function methods.amin(t, d, given) return extreme_of("amin", methods.min, t, d, given) end
+
+--- The smallest and the largest elements.
+---@param given? { dim: integer, keepdim: boolean }
+---   dim: the dimension to reduce (default: all); keepdim: leaves the dimension with size 1
+---@return Tensor smallest
+---@return Tensor largest
+function methods.aminmax(t, given)
+  local o = opts("aminmax", given, { dim = opts.whole, keepdim = false })
+  local keep = { keepdim = o.keepdim }
+  return extreme_of("aminmax", methods.min, t, o.dim, keep), extreme_of("aminmax", methods.max, t, o.dim, keep)
+end
+
+--- The sum of the elements that are not nan.
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@return Tensor
+function methods.nansum(t, d, given)
+  id_of(t, "nansum")
+  return scope.run("nansum", function()
+    return methods.sum(methods.is_floating_point(t) and methods.masked_fill(t, methods.isnan(t), 0) or t, d, given)
+  end)
+end
+
+--- The mean of the elements that are not nan; nan if there are none. Errors: a dtype that is not floating point.
+---@param d? integer|integer[]  dimensions to reduce (default: all)
+---@param given? { keepdim: boolean }  keepdim: leaves the dimensions with size 1
+---@return Tensor
+function methods.nanmean(t, d, given)
+  if not methods.is_floating_point(t) then
+    errors.raise("nanmean: the tensor is %s, expected floating point", t.dtype)
+  end
+  return scope.run("nanmean", function()
+    local missing = methods.isnan(t)
+    local count = methods.sum(methods.to(methods.logical_not(missing), t.dtype), d, given)
+    return methods.sum(methods.masked_fill(t, missing, 0), d, given) / count
+  end)
+end
+
+--- Differences of neighbours: `out[i] = t[i + 1] - t[i]`.
+---@param n? integer  how often to take differences (default: 1)
+---@param d? integer  from 1; negative from the end (default: -1)
+---@param given? { prepend: Tensor, append: Tensor }
+---   prepend: joined to t along d before it; append: joined after it
+---@return Tensor  smaller by n along d
+function methods.diff(t, n, d, given)
+  if given == nil and opts.is(d) then d, given = nil, d end
+  if given == nil and opts.is(n) then n, given = nil, n end
+  local o = opts("diff", given, { prepend = a_tensor, append = a_tensor })
+  n = opts.expect(n == nil and 1 or n, opts.whole_from(0), "diff: n")
+  id_of(t, "diff")
+  local at = dimension(t, d or -1, "diff") + 1
+  return scope.run("diff", function()
+    local list = { o.prepend or t }
+    if o.prepend then list[2] = t end
+    list[#list + 1] = o.append
+    t = #list > 1 and shapes.cat(list, at) or t
+    if n == 0 then return methods.clone(t) end
+    for _ = 1, n do
+      local size = methods.size(t, at)
+      if size == 0 then return methods.clone(t) end
+      local a, b = methods.narrow(t, at, 1, size - 1), methods.narrow(t, at, math.min(2, size), size - 1)
+      t = t.dtype == "bool" and methods.ne(a, b) or b - a
+    end
+    return t
+  end)
+end
+
+-- ---- counts ---------------------------------------------------------------------------------------
+
+-- Adds the elements of `amounts` at the positions in ids, from 0; there are n of them.
+local function tally(ids, amounts, n)
+  local out = create.zeros({ n }, { dtype = amounts.dtype, device = ids.device })
+  return methods.scatter_add_(out, 1, ids, amounts)
+end
+
+local function histogram(t, bins, low, high)
+  t = methods.reshape(methods.detach(t), -1)
+  if low == high and low == 0 and t:numel() > 0 then low, high = t:min():item(), t:max():item() end
+  if low == high then low, high = low - 1, high + 1 end
+  if low ~= low or high ~= high or math.abs(low) == math.huge or math.abs(high) == math.huge then
+    errors.raise("histc: the range is %g to %g, expected finite numbers", low, high)
+  end
+  local inside = methods.logical_and(methods.ge(t, low), methods.le(t, high))
+  local place = methods.clamp(methods.floor((methods.masked_fill(t, methods.logical_not(inside), low) - low) * bins
+    / (high - low)), 0, bins - 1)
+  return tally(methods.to(place, "int64"), methods.to(inside, t.dtype), bins)
+end
+
+--- Counts elements in bins of equal width between low and high; others and nan are not counted. No gradient. Errors: a
+--- dtype that is not floating point.
+---@param bins? integer  number of bins (default: 100)
+---@param low? number  lower end of the first bin (default: 0)
+---@param high? number  upper end of the last bin, which belongs to it (default: 0); with low: both 0: t's limits
+---@return Tensor  [bins] of t's dtype
+function methods.histc(t, bins, low, high)
+  bins = opts.expect(bins == nil and 100 or bins, opts.whole_from(1), "histc: number of bins")
+  low = opts.expect(low == nil and 0 or low, opts.number, "histc: lower end")
+  high = opts.expect(high == nil and 0 or high, opts.number, "histc: upper end")
+  if low > high then errors.raise("histc: the lower end %g is above the upper end %g", low, high) end
+  if not methods.is_floating_point(t) then errors.raise("histc: the tensor is %s, expected floating point", t.dtype) end
+  return scope.run("histc", histogram, t, bins, low, high)
+end
+
+--- Counts how often each number from 0 occurs, or adds weights. No gradient. Errors: negative numbers, other than 1
+--- dimension, a dtype other than int64 and int32.
+---@param given? { weights: Tensor, minlength: integer }
+---   weights: of t's shape, added in place of 1; minlength: lowest size of the result (default: 0)
+---@return Tensor  [largest number + 1 or minlength], int64 or of weights' dtype
+function methods.bincount(t, given)
+  local o = opts("bincount", given, { weights = a_tensor, minlength = opts.option(opts.whole_from(0), 0) })
+  id_of(t, "bincount")
+  if #t.shape ~= 1 or t.dtype ~= "int64" and t.dtype ~= "int32" then
+    errors.raise("bincount: the tensor is %s %s, expected int64 [n]", t.dtype, tostring(t.shape))
+  end
+  if o.weights ~= nil and o.weights.shape ~= t.shape then
+    errors.raise("bincount: the weights have shape %s, expected %s", tostring(o.weights.shape), tostring(t.shape))
+  end
+  local n = t:numel()
+  if n > 0 and t:min():item() < 0 then errors.raise("bincount: %d is negative", t:min():item()) end
+  return scope.run("bincount", function()
+    local amounts = o.weights and methods.detach(o.weights)
+      or create.ones({ n }, { dtype = "int64", device = t.device })
+    local size = math.max(n > 0 and t:max():item() + 1 or 0, o.minlength)
+    return tally(methods.to(t, "int64"), amounts, size)
+  end)
+end
+
+opts.fix(methods, { "is_floating_point", "count_nonzero" })
+
+return {}
