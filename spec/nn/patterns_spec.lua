@@ -22,6 +22,13 @@ describe("nn.init.eye_", function()
     raises("eye_: the tensor has shape [3], expected 2 dimensions", init.eye_, ms.empty(3))
     raises("eye_: argument 1 is a number (3), expected a tensor", init.eye_, 3)
   end)
+
+  it("refuses a sharded parameter, as the others do", function()
+    local w = ms.fsdp.fully_shard(ms.nn.Linear(2, 3)).weight
+    for _, name in ipairs { "eye_", "orthogonal_" } do
+      raises(name .. ": the tensor, shape [3, 2], is sharded; fill it before it is sharded", init[name], w)
+    end
+  end)
 end)
 
 describe("nn.init.dirac_", function()

@@ -30,7 +30,7 @@ describe("a field that parameters() does not see", function()
   it("may be a leaf tensor or a table of parameters", function()
     assert.are.same({ "Net: field 'scale' is a leaf tensor that parameters() does not list; wrap it in nn.Parameter" },
       warnings(function(self) self.scale = ms.ones(2, { requires_grad = true }) end))
-    assert.are.same({ "Net: field 'gains' is a plain table of parameters, which parameters() does not list; register them one by one as fields" },
+    assert.are.same({ "Net: field 'gains' is a plain table of parameters, which parameters() does not list; use nn.ParameterList, nn.ParameterDict or one field each" },
       warnings(function(self) self.gains = { nn.Parameter(ms.ones(2)) } end))
   end)
 

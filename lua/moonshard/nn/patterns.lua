@@ -12,6 +12,9 @@ local M = {}
 
 local function check(who, t, least, most)
   opts.expect(t, tensor.a_tensor, "%s: argument 1", who)
+  if t.to_local then                                         -- only sharded tensors have it
+    errors.raise("%s: the tensor, shape %s, is sharded; fill it before it is sharded", who, tostring(t.shape))
+  end
   if t.ndim < least or t.ndim > most then
     errors.raise("%s: the tensor has shape %s, expected %s dimensions", who, tostring(t.shape),
       least == most and least or most == math.huge and "at least " .. least or least .. " to " .. most)

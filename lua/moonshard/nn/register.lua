@@ -80,7 +80,7 @@ local function warn_unregistered(self)
           if not registered[element] then
             what = is_module(element)
               and "a plain table of modules, which parameters() does not see; use nn.ModuleList, nn.ModuleDict or nn.Sequential"
-              or "a plain table of parameters, which parameters() does not list; register them one by one as fields"
+              or "a plain table of parameters, which parameters() does not list; use nn.ParameterList, nn.ParameterDict or one field each"
             break
           end
         end
