@@ -91,7 +91,7 @@ return {
       section("Autograd", "ms.", ms, [[grad no_grad enable_grad is_grad_enabled set_grad_enabled checkpoint Function]]),
       section("Context of a Function", "Context:", context),
       section("Scopes", "ms.", ms, "scope steps"),
-      section("Random numbers", "ms.", ms, "manual_seed get_rng_state set_rng_state"),
+      section("Random numbers", "ms.", ms, "randperm manual_seed get_rng_state set_rng_state"),
       section("Files", "ms.", ms, "save load"),
       section("Memory, threads, time", "ms.", ms, [[memory_stats reset_peak_memory_stats empty_cache
         record_memory_history memory_report lr_range_test num_threads set_num_threads time doctor]]),
@@ -122,6 +122,7 @@ return {
         reshape_as type_as tensor_split diagonal diag repeat_interleave take_along_dim]]),
       section("By index", "Tensor:", methods, "index_select gather scatter scatter_ scatter_add_"),
       section("Filling and copying", "Tensor:", methods, "fill_ zero_ copy_ clone contiguous"),
+      section("Random numbers", "Tensor:", methods, "uniform_ normal_ exponential_ bernoulli bernoulli_ multinomial"),
       section("Dtype and device", "Tensor:", methods, [[to float double half bfloat16 long int bool type cpu cuda
         element_size is_floating_point]]),
       section("Autograd", "Tensor:", methods, [[backward requires_grad_ detach register_hook
