@@ -27,6 +27,7 @@ merge(require "moonshard.tensor.shape", "cat", "stack")
 merge(require "moonshard.tensor.rearrange", "hstack", "vstack", "meshgrid")
 merge(require "moonshard.tensor.products", "einsum")
 merge(require "moonshard.tensor.draws", "randperm")
+for name, fn in pairs(require "moonshard.tensor.free") do ms[name] = fn end
 for name, fn in pairs(require "moonshard.tensor.create") do ms[name] = fn end
 merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
 merge(require "moonshard.tensor.scope", "scope", "steps")

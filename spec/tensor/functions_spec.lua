@@ -139,3 +139,13 @@ describe("activations with parameters", function()
     refuses("glu: size of dimension -1 is a number (3), expected an even size", F.glu, ms.ones(3))
   end)
 end)
+
+describe("functions of ms", function()
+  it("are the methods with the tensor as first argument", function()
+    local x = ms.tensor { 1, 4 }
+    assert.are.same(list(x:sqrt()), list(ms.sqrt(x)))
+    assert.are.equal(17, ms.dot(x, x):item())
+    assert.are.same(list(x:sum(1, { keepdim = true })), list(ms.sum(x, 1, { keepdim = true })))
+    refuses("sqrt: argument is a number (4), expected a tensor", ms.sqrt, 4)
+  end)
+end)

@@ -25,8 +25,10 @@ local function listed(functions)
 end
 
 -- A section: title, prefix of its names, the table that contains them, and a list of them (default: all remaining
--- ones).
-local function section(title, prefix, of, names) return { title = title, prefix = prefix, of = of, names = names } end
+-- ones, without the keys of `without`).
+local function section(title, prefix, of, names, without)
+  return { title = title, prefix = prefix, of = of, names = names, without = without or {} }
+end
 
 -- A class that only defines methods that its base class describes.
 local function unlisted(class) return section("", "", class, "") end
@@ -69,6 +71,10 @@ os.remove((folder:gsub("%.run$", "")))
 local mesh, own_mesh = dist.init_device_mesh("cpu", { dist.world_size() }), {}
 for _, name in ipairs { "size", "rank", "get_group" } do own_mesh[name] = mesh[name] end
 
+-- Functions of ms that are methods, which have their entries there.
+local free, free_names = require "moonshard.tensor.free", {}
+for name in ms.sorted_pairs(free) do free_names[#free_names + 1] = "`" .. name .. "`" end
+
 local own_sparse, own_sharded, fields = {}, {}, {}
 for _, field in ipairs(require "moonshard.tools.annotations".declared_class "Tensor".fields) do
   fields[field.name] = field.type
@@ -80,7 +86,9 @@ for _, name in ipairs { "to_local", "full_tensor" } do own_sharded[name] = shard
 
 return {
   {
-    file = "ms", title = "ms", intro = "The library itself: `local ms = require \"moonshard\"`.",
+    file = "ms", title = "ms", intro = "The library itself: `local ms = require \"moonshard\"`. "
+      .. "These [methods of tensors](tensor.md) are functions of `ms`, too, with the tensor as first argument: "
+      .. table.concat(free_names, " ") .. ".",
     sections = {
       section("Making tensors", "ms.", ms, [[tensor empty zeros ones full rand randn randint arange linspace logspace eye empty_like
         zeros_like ones_like full_like rand_like randn_like from_pointer sparse_coo cat stack hstack vstack
@@ -96,7 +104,7 @@ return {
       section("Memory, threads, time", "ms.", ms, [[memory_stats reset_peak_memory_stats empty_cache
         record_memory_history memory_report lr_range_test num_threads set_num_threads time doctor]]),
       section("Warnings and tables", "ms.", ms, "warn log catch_warnings sorted_pairs is_tensor"),
-      section("More", "ms.", ms),
+      section("More", "ms.", ms, nil, free),
     },
   },
   {
