@@ -28,7 +28,7 @@ describe("annotations of elementwise methods", function()
       silu = "function Tensor:silu()\n  t * sigmoid(t), element by element.\n  @return Tensor",
       silu_ = "function Tensor:silu_()\n  In-place version of silu.\n  @return Tensor self",
       ["ms.nn.F.silu"] = "function Tensor:silu()\n  t * sigmoid(t), element by element.\n  @return Tensor",
-      maximum = "function Tensor:maximum(u)\n  The larger of both, element by element.\n  @param u Tensor  broadcasts with t\n  @return Tensor",
+      maximum = "function Tensor:maximum(u)\n  The larger of both, element by element; nan where one is nan.\n  @param u Tensor|number  broadcasts with t\n  @return Tensor",
       eq = "function Tensor:eq(u)\n  t == u, element by element: a bool tensor.\n  @param u Tensor|number  broadcasts with t\n  @return Tensor",
     } do
       assert.are.equal(expected, repl.help(name))
