@@ -333,7 +333,7 @@ static ms_status stream_wait(int index, int stream, void *e)
 
 static ms_status event_new(int index, void **out, uint8_t handle[MS_CUDA_HANDLE])
 {
-    event *e;
+    event *e = NULL;
     cudaIpcEventHandle_t h;
     static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
     MS_TRY(ms__cuda_use(index));
