@@ -67,7 +67,7 @@ MS_FN REAL R(ms_fwd_fmod)(REAL a, REAL b) { return R(ms_fmod)(a, b); }
 MS_FN REAL R(ms_fwd_remainder)(REAL a, REAL b)
 {
     REAL m = R(ms_fmod)(a, b);
-    return (m != 0) & ((m < 0) != (b < 0)) ? m + b : m;
+    return ((m != 0) & ((m < 0) != (b < 0))) ? m + b : m;
 }
 // Exact where a / b rounds up to a whole number that a does not reach.
 MS_FN REAL R(ms_fwd_floor_divide)(REAL a, REAL b)
@@ -131,7 +131,7 @@ MS_FN REAL R(ms_fwd_frac)(REAL x) { return x - R(ms_trunc)(x); }
 MS_FN REAL R(ms_fwd_atan2)(REAL a, REAL b) { return R(ms_atan2)(a, b); }
 MS_FN REAL R(ms_fwd_hypot)(REAL a, REAL b) { return R(ms_hypot)(a, b); }
 MS_FN REAL R(ms_fwd_copysign)(REAL a, REAL b) { return R(ms_copysign)(a, b); }
-MS_FN REAL R(ms_fwd_xlogy)(REAL a, REAL b) { return (a == 0) & (b == b) ? 0 : a * R(ms_log)(b); }
+MS_FN REAL R(ms_fwd_xlogy)(REAL a, REAL b) { return ((a == 0) & (b == b)) ? 0 : a * R(ms_log)(b); }
 // Equal infinities add up to themselves.
 MS_FN REAL R(ms_fwd_logaddexp)(REAL a, REAL b)
 {
@@ -258,7 +258,7 @@ MS_FN REAL R(ms_bwd_first_copysign)(REAL g, REAL a, REAL b)
     return a == 0 ? 0 : g * R(ms_fwd_sign)(a) * R(ms_copysign)(1, b);
 }
 MS_FN REAL R(ms_bwd_second_copysign)(REAL g, REAL a, REAL b) { return (void)g, (void)a, (void)b, 0; }
-MS_FN REAL R(ms_bwd_first_xlogy)(REAL g, REAL a, REAL b) { return (a == 0) & (b <= 0) ? 0 : g * R(ms_log)(b); }
+MS_FN REAL R(ms_bwd_first_xlogy)(REAL g, REAL a, REAL b) { return ((a == 0) & (b <= 0)) ? 0 : g * R(ms_log)(b); }
 MS_FN REAL R(ms_bwd_second_xlogy)(REAL g, REAL a, REAL b) { return g * a / b; }
 MS_FN REAL R(ms_bwd_first_logaddexp)(REAL g, REAL a, REAL b) { return g / (1 + R(ms_exp)(b - a)); }
 MS_FN REAL R(ms_bwd_second_logaddexp)(REAL g, REAL a, REAL b) { return g / (1 + R(ms_exp)(a - b)); }
