@@ -245,6 +245,14 @@ typedef struct {
 //   allclose                                    f: rtol, atol, equal_nan?
 //   masked_fill masked_fill_ fill_              f: value
 //   clamp clamp_                                f: low, high (-inf, inf: none)
+//   hardtanh                                    f: low, high
+//   threshold                                   f: limit, value
+//   leaky_relu                                  f: slope
+//   celu                                        f: alpha
+//   elu                                         f: alpha, scale
+//   softplus                                    f: beta, threshold
+//   lerp lerp_                                  f: weight
+//   addcmul addcmul_ addcdiv addcdiv_           f: value? (1)
 //   arange_                                     f: first, step
 //   cast                                        i: dtype
 //   to_device                                   i: device
@@ -265,7 +273,7 @@ typedef struct {
 //   cat stack index_select gather scatter_ scatter_add_  i: dim
 //   tile                                        i: times...
 //   tril triu                                   i: diagonal?
-//   layer_norm                                  i: number of last dimensions; f: eps
+//   layer_norm                                  i: dims (the number of last dimensions); f: eps
 //   rms_norm                                    f: eps
 //   batch_norm                                  i: training; f: eps
 //   conv2d                                      i: stride, stride, top, left, bottom, right, dilation, dilation, groups

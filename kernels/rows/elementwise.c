@@ -147,6 +147,17 @@ static ms_status check_div_(ms_call *c)
 }
 
 static ms_status need_number(const ms_call *c) { return c->n_f < 1 ? ms__call_fail(c, "a number is missing") : MS_OK; }
+// Functions with one and with two parameters.
+static ms_status check_one_number(ms_call *c)
+{
+    MS_TRY(need_number(c));
+    return check_real(c);
+}
+static ms_status check_two_numbers(ms_call *c)
+{
+    if (c->n_f < 2) return ms__call_fail(c, "needs two numbers, got %d", c->n_f);
+    return check_real(c);
+}
 // Checks that the tensor's dtype can hold the number: for an integer tensor it must be whole and in range. *dtype: that
 // of the result, which is the tensor's, or int64 for a bool tensor.
 static ms_status scalar_dtype(const ms_call *c, int *dtype)

@@ -90,7 +90,7 @@ end
 local function entries_of(section, taken)
   local list = {}
   for _, name in ipairs(section.names and words(section.names) or public_names(section.of)) do
-    if section.names or not taken[name] and not section.without[name] then
+    if section.names or not taken[name] and not (section.without and section.without[name]) then
       taken[name] = true
       local value = rawget(section.of, name)
       local entry = { name = section.prefix .. name, key = name, value = value, lacks = {},
