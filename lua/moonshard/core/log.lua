@@ -38,8 +38,8 @@ local now = context.now
 local kept, follower = {}, nil
 local KEPT = 100
 
---- Registers fn(message), called with each warning that is written to stderr, first with earlier ones that nobody has
---- followed. nil: nobody follows from now on.
+--- Registers fn(message), which is called with each warning that is written to stderr, beginning with those written
+--- before any function was registered. nil: removes the function.
 ---@param fn? fun(message: string)
 function M.follow(fn)
   follower = fn

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
 --- BatchNorm1d and BatchNorm2d.
-local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
 local initial = require "moonshard.nn.initial"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
+local running_stats = require "moonshard.nn.running_stats"
 
 local a_tensor = require("moonshard.tensor").a_tensor
 local raise, show, init = errors.raise, errors.kind, initial.init
@@ -29,20 +29,8 @@ local function construct(self, d, given)
     o.track_running_stats
   self:register_parameter("weight", o.affine and empty({ d }, kind) or nil)
   self:register_parameter("bias", o.affine and empty({ d }, kind) or nil)
-  local tracked = o.track_running_stats
-  self:register_buffer("running_mean", tracked and create.zeros({ d }, kind) or nil)
-  self:register_buffer("running_var", tracked and create.ones({ d }, kind) or nil)
-  self:register_buffer("num_batches_tracked", tracked and create.zeros({}, { dtype = "int64", device = o.device })
-    or nil)
+  running_stats.register(self, d, o)
   self:reset_parameters()
-end
-
---- Sets the running mean to 0, the running variance to 1 and the number of batches to 0.
-local function reset_running_stats(self)
-  if not self.running_mean then return end
-  init.zeros_(self.running_mean)
-  init.ones_(self.running_var)
-  self.num_batches_tracked:zero_()
 end
 
 ---Resets the running statistics; sets weight to 1 and bias to 0.
@@ -76,7 +64,7 @@ end
 local function batch_norm_class(name)
   local cls = Module:extend(name)
   cls.init, cls.forward, cls.extra_repr = construct, forward, extra_repr
-  cls.reset_running_stats, cls.reset_parameters = reset_running_stats, reset_parameters
+  cls.reset_running_stats, cls.reset_parameters = running_stats.reset, reset_parameters
   return cls
 end
 

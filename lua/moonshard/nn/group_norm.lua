@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
 --- GroupNorm, InstanceNorm1d and InstanceNorm2d.
-local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local functions = require "moonshard.nn.layer_functions"
 local opts = require "moonshard.core.opts"
 local init = require "moonshard.nn.initial".init
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
+local running_stats = require "moonshard.nn.running_stats"
 
 local a_tensor, raise = require("moonshard.tensor").a_tensor, errors.raise
 
@@ -61,23 +61,12 @@ local function construct(self, d, given)
   local name = self:class_name()
   local o = opts(name, given, spec)
   opts.expect(d, opts.whole_from(0), "%s: argument 1, the number of channels,", name)
-  local kind, tracked = { dtype = o.dtype, device = o.device }, o.track_running_stats
-  self.d, self.eps, self.momentum, self.track_running_stats = d, o.eps, o.momentum, tracked
+  local kind = { dtype = o.dtype, device = o.device }
+  self.d, self.eps, self.momentum, self.track_running_stats = d, o.eps, o.momentum, o.track_running_stats
   self:register_parameter("weight", o.affine and empty({ d }, kind) or nil)
   self:register_parameter("bias", o.affine and empty({ d }, kind) or nil)
-  self:register_buffer("running_mean", tracked and create.zeros({ d }, kind) or nil)
-  self:register_buffer("running_var", tracked and create.ones({ d }, kind) or nil)
-  self:register_buffer("num_batches_tracked", tracked and create.zeros({}, { dtype = "int64", device = o.device })
-    or nil)
+  running_stats.register(self, d, o)
   self:reset_parameters()
-end
-
---- Sets the running mean to 0 and the running variance to 1.
-local function reset_running_stats(self)
-  if not self.running_mean then return end
-  init.zeros_(self.running_mean)
-  init.ones_(self.running_var)
-  self.num_batches_tracked:zero_()
 end
 
 --- Resets the running statistics; sets weight to 1 and bias to 0.
@@ -114,7 +103,7 @@ local function instance_norm_class(name, dims)
   local cls = Module:extend(name)
   cls._dims = dims
   cls.init, cls.forward, cls.extra_repr = construct, forward, extra_repr
-  cls.reset_running_stats, cls.reset_parameters = reset_running_stats, reset_parameters
+  cls.reset_running_stats, cls.reset_parameters = running_stats.reset, reset_parameters
   return cls
 end
 
