@@ -12,7 +12,7 @@ set(MS_COMPLETIONS_BASH ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 set(MS_COMPLETIONS_ZSH ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 set(MS_COMPLETIONS_FISH ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 
-# Folders that the installation will make are recorded first: the target `uninstall` removes these, if they are empty.
+# Records the folders that the installation will make. The target `uninstall` removes those of them that are empty.
 set(MS_FOLDERS ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${MS_PLUGINDIR} ${CMAKE_INSTALL_INCLUDEDIR}
   ${MS_LUADIR} ${CMAKE_INSTALL_MANDIR}/man1 ${CMAKE_INSTALL_DOCDIR} ${MS_COMPLETIONS_BASH} ${MS_COMPLETIONS_ZSH}
   ${MS_COMPLETIONS_FISH})
@@ -32,7 +32,7 @@ install(CODE "
 add_custom_target(uninstall VERBATIM
   COMMAND ${CMAKE_COMMAND} -D BUILD=${CMAKE_BINARY_DIR} -P ${CMAKE_SOURCE_DIR}/cmake/uninstall.cmake)
 
-# Folders are readable for everyone, whatever the umask.
+# Installed folders are readable for all users, whatever the umask.
 set(CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
   WORLD_READ WORLD_EXECUTE)
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME moonshard)

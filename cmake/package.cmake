@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Debian packages, by `cmake --build build --target package`, into build/packages. They are made of what has been built:
+# Debian packages, by `cmake --build build --target package`, into build/packages. They contain what has been built:
 #   moonshard         to train: engine, transports, Lua modules, the command `moonshard`
 #   libmoonshard-dev  to build C programs
 #   moonshard-cuda    the CUDA plugin, if it has been built

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-# Run by cpack when the files of all packages are in place: adds what Debian's policy asks of a package, its licence and
-# changelogs, and moves what Debian keeps elsewhere.
-string(TIMESTAMP NOW "%a, %d %b %Y %H:%M:%S +0000" UTC)        # or SOURCE_DATE_EPOCH
+# Run by cpack when the files of all packages are in place: adds the licence and the changelogs that Debian's policy
+# requires in a package, and moves files that Debian keeps in other folders.
+string(TIMESTAMP NOW "%a, %d %b %Y %H:%M:%S +0000" UTC)        # the time in SOURCE_DATE_EPOCH, if it is set
 string(TOUPPER "${CPACK_COMPONENTS_ALL}" PARTS)
 foreach(PART ${PARTS})
   set(PACKAGE ${CPACK_DEBIAN_${PART}_PACKAGE_NAME})
@@ -16,7 +16,7 @@ foreach(PART ${PARTS})
   file(WRITE ${DOC}/changelog.Debian
 "${PACKAGE} (${CPACK_PACKAGE_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE}) unstable; urgency=low
 
-  * Package of this version, made by its source tree.
+  * Package of this version, built from its source tree.
 
  -- ${CPACK_DEBIAN_PACKAGE_MAINTAINER}  ${NOW}
 ")

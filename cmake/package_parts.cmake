@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Read by cpack before it makes packages: which there are, and their maintainer. It is the one that builds them:
-# DEBFULLNAME and DEBEMAIL, as for Debian's own tools.
+# Read by cpack before it makes packages: sets the list of packages, and their maintainer. The maintainer is the person
+# who builds them, named by DEBFULLNAME and DEBEMAIL as for Debian's own tools.
 if("$ENV{DEBEMAIL}" STREQUAL "")
   message(WARNING "package: DEBEMAIL is not set, so the packages' maintainer has no address")
   set(ENV{DEBEMAIL} nobody@localhost)

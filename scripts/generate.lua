@@ -15,7 +15,7 @@ local given = cli.parse("generate", "Generates text with a model trained by scri
   { "seed", "whole", 1, "seed of the sampling" },
   { "quiet", "flag", false, "print only the text, and errors" },
 }, arg)
-if not given.from then cli.stop("generate", "--from is missing: a run's folder or a checkpoint") end
+if not given.from then cli.stop("generate", "--from is missing, expected a run's folder or a checkpoint") end
 if given.temperature and given.temperature < 0 then
   cli.stop("generate", "--temperature is %g, expected 0 or more", given.temperature)
 end

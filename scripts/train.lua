@@ -69,7 +69,7 @@ local state = require "moonshard.io.files"
 local text = require "moonshard.run.text"
 
 local started = ms.time()
-progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- in use until run.start makes the run's own
+progress.new { silent = given.quiet or cli.launched() ~= 0 }           -- shows progress until run.start takes over
 local stop = function(...) cli.stop("train", ...) end
 
 local function open_checkpoint(option)
@@ -224,7 +224,7 @@ local sinks = {}
 for _, name in ipairs { "csv", "tensorboard" } do
   if config[name] then sinks[#sinks + 1] = name end
 end
--- Operations for a token, forward and backward: 6 for each parameter, and products of queries, keys and values.
+-- Floating-point operations per token, forward and backward: 6 for each parameter, and those of attention's products.
 local flops = 6 * numbers + 12 * config.layers * config.dim * config.context
 local last, trained_from = math.min(config.stop or config.steps, config.steps), nil
 local opened, run = pcall(ms.run.start, {
@@ -326,7 +326,7 @@ local nan_steps, nan_announced = 0, false               -- consecutive losses th
 
 local function is_finite(x) return x - x == 0 end
 
--- Does not save weights that are not finite: the useless checkpoint would be the latest one of the run.
+-- Does not save weights that are not finite: such a checkpoint would be the latest of the run, from which it resumes.
 local function save_if_finite(step)
   if checkpoints.finite(model) then return save() end
   say("step %d: no checkpoint: the weights are not finite", step)
@@ -342,7 +342,7 @@ end
 
 local function after_first_step() return trained_from and ms.time() - trained_from or 0 end
 
--- One of the first steps, and those that are validated, show in the report where their time goes.
+-- Whether a step is profiled, for the report: one of the first, and those before a validation.
 local function profiled(step)
   return step == first + 5 or config["eval-every"] > 0 and step % config["eval-every"] == 0
 end

@@ -11,7 +11,7 @@ print("sums of the rows:", table.concat(a:sum(2):tolist(), " "))
 print("a row, doubled:", table.concat((a[2] * 2):tolist(), " "))
 print("its transposed shape:", a:t().shape)
 
--- Operations on a tensor that requires grad are recorded; backward differentiates the record.
+-- Operators on a tensor that requires a gradient are recorded on the tape; backward goes through the tape.
 local x = ms.tensor({ 1, 2, 3 }, { requires_grad = true })
 local y = (x * x):sum()                                 -- y = 1 + 4 + 9
 y:backward()

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Reads the usage texts that the programs print with --help. Two things are made of them, so neither can go stale:
----   usage.lua complete PROGRAM WORD...   candidates for the last word, each with a tab and its description. The status
----                                        is 1 if the word is a file's name
+---   usage.lua complete PROGRAM WORD...   candidates for the last word, each with a tab and its description. The exit
+---                                        status is 1 if that word is a path, which the shell completes
 ---   usage.lua manual MOONSHARD VERSION   the manual page of the command MOONSHARD
 --- A usage text begins with "usage: NAME ...", whose options may go on in lines that begin with a bracket. Sentences follow,
 --- then lines "  --option VALUE  description" or "  command  description", which may go on in lines that are further

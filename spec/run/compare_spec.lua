@@ -47,7 +47,7 @@ describe("scripts/compare", function()
 
   for what, case in pairs {
     ["a folder without a run"] = { "/no/such/run", 1, "'/no/such/run' contains no run" },
-    ["no folder"] = { "", 2, "no run given" },
+    ["no folder"] = { "", 2, "RUN is missing, expected the folder of a run" },
     ["an unknown option"] = { "--htlm x", 2, "unknown option '--htlm'" },
   } do
     it("refuses " .. what, function()

@@ -47,7 +47,7 @@ torch.save({"model": {"w": x.t(), "half": x.bfloat16(), "n": torch.tensor(3), "e
 ]])
     local pt, out = folder .. "/a.pt", folder .. "/a.safetensors"
     assert.are.equal(0, select(2, sh(("'%s' '%s/make.py' '%s'"):format(python, folder, pt))))
-    assert.are.same({ "scripts/convert: left out 2 values that are no tensors: list.1, epoch\n", 0 },
+    assert.are.same({ "scripts/convert: left out 2 values that are not tensors: list.1, epoch\n", 0 },
       { convert(("'%s' '%s'"):format(pt, out)) })
     local tensors = ms.load(out)
     assert.are.same({ { 0, 3 }, { 1, 4 }, { 2, 5 } }, tensors["model.w"]:tolist())

@@ -111,7 +111,7 @@ describe("the reference", function()
     local inner = { f = function() end }
     local of = { g = function() end, inner = inner }
     collect.check_owners({ { sections = { { of = of } } } }, "planted", of, fault)
-    assert.are.same({ "planted.inner is on no page of scripts/support/docs/pages.lua, and has the names f" }, faults)
+    assert.are.same({ "planted.inner is on no page of scripts/support/docs/pages.lua; its public names: f" }, faults)
   end)
 
   it("writes arguments, options with their defaults, results and the example", function()

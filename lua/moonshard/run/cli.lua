@@ -83,7 +83,7 @@ end
 
 local WIDTH, COLUMN = 110, 28           -- of --help, and where its descriptions begin
 
--- The text of --help. lua/moonshard/tools/usage.lua reads it for completion and the manual page.
+-- The text of --help. scripts/support/usage.lua reads it for completion and the manual page.
 local function help(about, options)
   local lines = { ("usage: scripts/%s [OPTION]..."):format(arg[0]:match "[^/]*$"), about }
   for _, option in ipairs(options) do

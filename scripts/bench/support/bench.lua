@@ -42,7 +42,7 @@ local M = { now = probe.probe_now }
 local Bench = {}
 Bench.__index = Bench
 
---- The best (smallest), largest and median of a list of times: { best, max, median, runs }.
+--- Statistics of a list of times: { best (the smallest), max, median, runs (how many there are) }.
 function M.statistics(list)
   local sorted = { unpack(list) }
   table.sort(sorted)
@@ -58,8 +58,10 @@ local function seconds_text(s)
 end
 M.seconds_text = seconds_text
 
---- The rate of memcpy: bytes read plus written per second, best of `runs`. sync: called before each copy (a barrier, so
---- that all ranks copy at once).
+--- The rate of memcpy: bytes read plus bytes written per second. opts: runs (9); sync, called before each copy (a
+--- barrier, so that all ranks copy at once).
+---@return number best
+---@return number median
 function M.copy_rate(bytes, opts)
   opts = opts or {}
   local from, to = probe.probe_memory(bytes), probe.probe_memory(bytes)
@@ -134,6 +136,21 @@ function M.over_ranks(jobs, argv, more)
   os.exit(code)
 end
 
+--- For benchmarks over ranks: replaces each rank's list of times by those of the slowest rank, run by run. Collective.
+---@param times number[]
+---@return number[]
+function M.slowest(times)
+  local ms = require "moonshard"
+  local t = ms.tensor(times, { dtype = "float64" })
+  ms.dist.all_reduce(t, { op = "max" })
+  return t:tolist()
+end
+
+--- The address of a tensor's data. It is valid as long as the tensor exists.
+---@param t Tensor
+---@return ffi.cdata*
+function M.pointer(t) return ffi.cast("char *", ffi.cast("intptr_t", t:data_ptr())) end
+
 --- Seconds to read, or to write and sync, a file of this size past the page cache; nil if the disk does not support
 --- O_DIRECT.
 ---@param path string
@@ -184,9 +201,11 @@ local function inner_count(fn, least)
   end
 end
 
---- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }. opts: runs (20), least
---- (minimum seconds per run: 2 ms), sync (called before each run, which is then one call). Prints a line for each and
---- returns by name { best, max, median, runs, flops_per_second, bytes_per_second }.
+--- Measures several functions in alternation, A B A B …: { { name, fn, flops = , bytes = }, … }. opts: runs (20); least
+--- (minimum seconds per run: 2 ms); sync (called before each run), inner (with sync: calls per run, 1); slowest (as
+--- M.slowest, for a benchmark over ranks). Prints a line for each function and returns by name { best, max, median,
+--- runs, flops_per_second, bytes_per_second, median_flops_per_second, median_bytes_per_second }; the rates without
+--- `median_` are those of the best time.
 function Bench:alternate(cases, opts)
   opts = opts or {}
   local runs = self.quick and 3 or self.runs or opts.runs or 20
@@ -235,7 +254,8 @@ function Bench:report(name, best, median, unit)
     unit and ("%.4g %s"):format(median, unit) or seconds_text(median)))
 end
 
---- Compares a number with its bar: value >= limit or value <= limit.
+--- Compares a number with its bar, prints the verdict, and returns whether the bar is met.
+---@param relation ">="|"<="  the bar is value >= limit, or value <= limit
 function Bench:bar(name, value, relation, limit, unit)
   local met = relation == ">=" and value >= limit or relation == "<=" and value <= limit
   self.bars = self.bars + 1

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Measures steps of GPT-2 on device cuda, for scripts/bench/gpt2: luajit gpt2_measure.lua SHAPE STEPS [by-operator].
---- Prints `step SECONDS` for each step and, at the end, `peak BYTES` and the rate of a large product, `rate FLOPS`. With
---- by-operator (and MOONSHARD_CUDA_SYNC=1) it prints `operator NAME CALLS SECONDS` of one step instead.
+--- Prints `device NAME`, `step SECONDS` for each step, `peak BYTES` and the rate of a large product, `rate FLOPS`. With
+--- by-operator (and MOONSHARD_CUDA_SYNC=1) it prints `operator NAME CALLS SECONDS` of one step instead. Without a GPU
+--- it prints `unavailable REASON` only.
 local root = arg[0]:match "^(.*)scripts/bench/" or "./"
 package.path = ("@lua/?.lua;@lua/?/init.lua;@scripts/bench/support/?.lua;"):gsub("@", root) .. package.path
 local ms = require "moonshard"

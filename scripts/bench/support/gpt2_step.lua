@@ -17,7 +17,7 @@ function M.flops_per_token(shape)
   return 6 * products + 12 * shape.layers * shape.dim * shape.context
 end
 
---- A function that takes a step of a GPT.
+--- Returns a function that runs one step of a GPT.
 ---@param model Module
 ---@param shape? table  of M.SHAPES (that of 124M)
 function M.of(model, shape)
@@ -36,8 +36,8 @@ function M.of(model, shape)
   end
 end
 
---- The model of 124M, sharded by fully_shard: every block is a unit, and the rest the root's. Parameters are computed with
---- in bfloat16, over float32 masters. dist.init has been called.
+--- The model of 124M, sharded by fully_shard: every block is a unit, the other parameters are the root's. It computes
+--- in bfloat16 and keeps float32 master weights. Call dist.init before.
 function M.sharded()
   local ms = require "moonshard"
   local s = M.SHAPES["124M"]
@@ -49,7 +49,7 @@ function M.sharded()
   return model
 end
 
---- The model of a shape in bfloat16, and its step.
+--- Makes the model of a shape in bfloat16, and returns a function that runs one step of it.
 ---@param name? string  of M.SHAPES ("124M")
 function M.new(name)
   local s = M.SHAPES[name or "124M"]

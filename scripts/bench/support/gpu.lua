@@ -1,7 +1,7 @@
 #!/usr/bin/env luajit
 -- SPDX-License-Identifier: MIT
 --- Rates of device cuda, for scripts/gpu_check: copies, products, attention, kernels against the bytes that they must
---- move. A time is that of many calls and one wait, measured on the host, the best of several.
+--- move. The host measures many calls followed by one synchronisation; the best of several such times counts.
 ---
 ---   luajit scripts/bench/support/gpu.lua [--group NAME] [--quick]   measures; --quick: tiny sizes
 ---   MOONSHARD_CUDA=null luajit scripts/bench/support/gpu.lua --predict FILE
@@ -251,5 +251,5 @@ for _, c in ipairs(cases) do
   end
 end
 if measured == 0 then
-  error(("gpu.lua: --group '%s', expected memory, products, attention or kernels"):format(group), 0)
+  error(("gpu.lua: --group is '%s', expected memory, products, attention or kernels"):format(group), 0)
 end

@@ -1,4 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Kernels that fail limits of the static table (kernel_table.lua) today, with the limits they fail.
---- spec/cuda/kernel_table_spec.lua checks that the list is exact: limits that a kernel meets must be removed.
+--- Kernels that may fail limits of the static table (kernel_table.lua): ["FILE: KERNEL"] = "limit, limit". At present
+--- there are none. spec/cuda/kernel_table_spec.lua checks that the list is exact: a limit that a kernel meets must be
+--- removed.
 return {}

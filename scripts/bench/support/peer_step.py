@@ -52,7 +52,7 @@ class GPT(nn.Module):
 
 
 def alone(model, optimizer, ids, targets):
-    """Seconds of the optimizer alone, on one thread."""
+    """Times the optimizer alone, on one thread: a list of seconds."""
     torch.set_num_threads(1)
     model(ids, targets).backward()
     times = []

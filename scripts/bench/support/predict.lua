@@ -6,27 +6,26 @@
 ---   bytes / (4.3 TB/s x min(1, bytes in flight on an SM / 20 KB)), and
 ---   flops / rate of the unit: 780 TF/s for halves by cuBLASLt, 250 TF/s for kernels with mma.sync (assumed: a
 ---   quarter of the peak, as FlashAttention-2's backward on an H100), 60 TF/s for float32, 67 TF/s for float64,
---- plus 0.6 us for each wait of a serial chain (a launch waits at least once). Bytes in flight are those of the static
---- table for the dtype class in which the launch touches most bytes; a grid that does not fill the GPU has fewer.
---- 20 KB at 4.3 TB/s over 132 SMs correspond to a latency of 0.6 us, so the first term covers a loop of few threads
---- over many parts.
+--- plus 0.6 us for each wait for memory, where one wait depends on the one before (at least one a launch). Bytes in
+--- flight are those of the static table for the dtype class in which the launch touches most bytes; a grid that does
+--- not fill the GPU has fewer. 20 KB at 4.3 TB/s over 132 SMs correspond to a latency of 0.6 us, so the first term
+--- covers a loop of few threads over many parts.
 local kernels = require "kernel_table"
 local M = {}
 
 local BANDWIDTH, LATENCY = 4.3e12, 0.6e-6
 local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 
--- Properties of kernels that their arguments do not show.
--- Tensors that are read and written count twice: AdamW reads parameter, gradient and two states of float32, and writes
--- all but the gradient.
--- Logits of a chunk are read twice, then their gradient is written.
+-- Properties of kernels that their arguments do not show. The bytes that a kernel reads and writes, over those of its
+-- tensors. AdamW reads 12 bytes an element (parameter and gradient of bfloat16, two states of float32) and writes all
+-- but the gradient, 10 bytes. The logits of a chunk are read twice, then overwritten by their gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }
 -- Kernels that receive the logits' description, but read only one id and one loss per row.
 local ROWS = { ["loss: cross_total_kernel"] = true }
 -- Elements of a table that each thread of a kernel touches; the size of the table does not count.
 local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
--- Latencies of a launch of kernels whose threads wait for memory more than once: a sort's passes over its entries, and
--- the counts of all blocks.
+-- How often the threads of a kernel wait for memory, if more than once a launch: in a sort's passes over its entries,
+-- and for the counts of all blocks.
 local WAITS = { ["embedding: sort_alone_kernel"] = function() return 8 end,
   ["embedding: sort_count_kernel"] = function() return 2 end,
   ["embedding: sort_place_kernel"] = function(l) return 3 + l.blocks / 4 end }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // probe.c -- peak rates of this machine for benchmarks: copies and multiply-adds.
 //
-// Each rate is the best of several short slices, because the machine is shared. Every function uses one thread; if all
-// ranks call it at the same time, it gives the peak with all of them active.
+// Each rate of multiply-adds is the best of several short slices, because the machine is shared. Every function uses
+// one thread; if all ranks call it at the same time, it measures the rate of each with all of them active.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@ static double now(void)
 // A sink that the compiler cannot optimise away.
 static volatile float sink;
 
-enum { ROUNDS = 20000, CHAINS = 16 };  // 16 independent chains: two ports of latency 4 need 8
+enum { ROUNDS = 20000, CHAINS = 16 };  // 16 independent chains: two execution ports with a latency of 4 need at least 8
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static double slice_v4(void)

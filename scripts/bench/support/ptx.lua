@@ -7,8 +7,8 @@
 --- has a level: the number of waits before it can be issued. The loads of one level are in flight together; those of
 --- the last level stay in flight into the next block. The estimate of a kernel is the largest sum over the blocks of
 --- its loops that load from global memory, or over all blocks where no loop does. Where blocks meet, the predecessor
---- with more in flight counts, and a loop is passed twice, so that loads for its next round are seen. Caches, and what
---- ptxas moves between blocks, are left out.
+--- with more in flight counts, and a loop is analysed twice, so that loads for its next iteration count. Caches, and
+--- what ptxas moves between blocks, are left out.
 local M = {}
 
 local BYTES = { b8 = 1, u8 = 1, s8 = 1, b16 = 2, u16 = 2, s16 = 2, f16 = 2, bf16 = 2, b32 = 4, u32 = 4, s32 = 4,
@@ -218,7 +218,7 @@ local function in_flight(blocks, counts, hot)
       local bytes, after = pass(b, before[n], counts)
       if hot(b) then most = math.max(most, bytes) end
       for _, to in ipairs(b.next) do
-        -- Loads issued before a loop are in flight only in the loop's first round.
+        -- Loads issued before a loop are in flight only in the loop's first iteration.
         if hot(b) and total(after) > total(before[to]) then before[to] = after end
       end
     end

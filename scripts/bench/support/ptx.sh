@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# ptx.sh FOLDER: compiles every file of kernels/cuda for sm_90a; writes FOLDER/NAME.ptx, and the report of `ptxas -v` to
-# FOLDER/NAME.log. A file is compiled again when the content of anything that it includes has changed. Fails with the
-# compiler's text.
+# ptx.sh FOLDER [NAME]: compiles every file of kernels/cuda, or NAME.cu alone, for sm_90a; writes FOLDER/NAME.ptx, and
+# the report of `ptxas -v` to FOLDER/NAME.log. A file is compiled again when it, or anything that it includes, has
+# changed. Fails with the compiler's text; with status 3 where there is no nvcc.
 set -euo pipefail
 unset LD_PRELOAD  # nvcc does not run with a sanitizer's library
 PATH=$PATH:/usr/local/cuda/bin
 command -v nvcc >/dev/null || { echo "there is no nvcc" >&2; exit 3; }
-mkdir -p "${1:?usage: ptx.sh FOLDER [KERNEL_FILE]}"
+mkdir -p "${1:?usage: ptx.sh FOLDER [NAME]}"
 out=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # The options of CMakeLists.txt. -fmad=false: the compiler must not contract a*b + c to an fma.

@@ -1,7 +1,9 @@
-// SPDX-License-Identifier: MIT launch.c -- starts a program of the bundle, wherever the bundle is (scripts/bundle).
-// Linked statically, because the machine may have another C library, or none. bin/NAME is a link to it; it runs
+// SPDX-License-Identifier: MIT
+// launch.c -- starts a program of the bundle, wherever the bundle is (scripts/bundle).
+//
+// It is linked statically, because the machine may have another C library, or none. bin/NAME is a link to it; it runs
 // libexec/NAME under the bundle's own loader, which finds the bundle's libraries. It exports no variable that changes
-// which libraries other programs load. MOONSHARD_LIBC=host: with the machine's loader and C library instead.
+// which libraries other programs load. MOONSHARD_LIBC=host: uses the machine's loader and C library instead.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -11,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// The scripts that are run by LuaJIT.
+// The programs that are Lua scripts, which LuaJIT runs.
 static const char *const scripts[] = { "busted", NULL };
 
 static char *joined(const char *a, const char *b, const char *c, const char *d)
@@ -68,7 +70,7 @@ int main(int argc, char **argv)
     setenv("OPAL_PKGDATADIR", joined(root, "/share/openmpi", "", ""), 1);
     setenv("OPAL_SYSCONFDIR", joined(root, "/etc", "", ""), 1);
     // Without ssh, mpirun ends at its start, although it needs no ssh on one host. Without a home folder PMIx crashes.
-    // Without /sys hwloc prints a warning; PMIx prints one that it cannot compress its messages.
+    // Without /sys hwloc prints a warning. PMIx warns that it cannot compress its messages.
     setenv("HOME", "/tmp", 0);
     setenv("PMIX_MCA_pcompress_base_silence_warning", "1", 0);
     if (!has("ssh") && !has("rsh")) setenv("OMPI_MCA_plm", "isolated", 0);

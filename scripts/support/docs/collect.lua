@@ -56,7 +56,7 @@ local function class_annotation(cls)
   return a
 end
 
--- The annotation of a field of the library or of tensors, which types.lua describes with its class.
+-- The annotation of a field of the library or of tensors: that of the class to which it belongs.
 local function field_annotation(entry)
   local class_name = entry.section.prefix == "ms." and "moonshard" or entry.section.prefix == "Tensor." and "Tensor"
   for _, field in ipairs(class_name and annotations.declared_class(class_name).fields or {}) do
@@ -137,7 +137,7 @@ function M.check_owners(pages, name, of, fault)
     seen[t] = true
     local names = public_names(t)
     if not owners[t] and #names > 0 then
-      fault("%s is on no page of scripts/support/docs/pages.lua, and has the names %s", path, table.concat(names, ", "))
+      fault("%s is on no page of scripts/support/docs/pages.lua; its public names: %s", path, table.concat(names, ", "))
     end
     for key, value in pairs(t) do
       local open = type(key) == "string" and key:sub(1, 1) ~= "_" and key ~= "methods"

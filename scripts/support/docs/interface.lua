@@ -14,7 +14,8 @@ local function comment_of(line) return line:match "^%s*//%s?(.*)$" end
 --- Sections of the header: { title, types = { text }, functions = { { name, declaration, text } } }.
 local function parse(lines)
   local sections = { { title = "conventions", types = {}, functions = {}, lines = {} } }
-  local pending, fn, leader = {}, nil, nil  -- leader: the function whose comment applies to the whole paragraph
+  -- leader: the function whose comment also applies to the functions below it, up to the next blank line
+  local pending, fn, leader = {}, nil, nil
   local k = 1
   while k <= #lines do
     local line, section = lines[k], sections[#sections]

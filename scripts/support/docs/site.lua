@@ -74,7 +74,8 @@ local function pages_of(root)
   return list
 end
 
--- Makes the HTML of all pages, some at a time: their bodies, by page.
+-- Converts all pages to HTML, four at a time, and stores the text of each in page.body. Returns whether pandoc
+-- succeeded.
 local function convert(root, pages, folder)
   local commands = {}
   for k, page in ipairs(pages) do
@@ -91,7 +92,7 @@ local function convert(root, pages, folder)
   return true
 end
 
--- Leads links to documents to their pages; other files of the tree that are linked are copied.
+-- Points links to documents at their pages. Adds other files of the tree that are linked to `copied`.
 local function relink(root, page, targets, copied, fault)
   page.body = page.body:gsub('(%f[%a][hs][er][ec]f?=")([^"]*)"', function(attribute, link)
     if link:find "^%a+:" or link:find "^#" then return nil end

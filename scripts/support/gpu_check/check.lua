@@ -18,7 +18,11 @@ while arg[k] do
   elseif name then
     k = k + 1
     name = name:gsub("-", "_")
-    given[name] = name:find "limit" and (tonumber(arg[k]) or error("--" .. name .. " is not a number", 0)) or arg[k]
+    given[name] = arg[k]
+    if name:find "limit" then
+      given[name] = tonumber(arg[k])
+        or error(("gpu_check: --%s is '%s', expected a number of seconds"):format(name:gsub("_", "-"), arg[k]), 0)
+    end
   else
     table.insert(given.specs, arg[k])
   end
@@ -46,7 +50,7 @@ local function append(path, text)
 end
 local function note(record) append(jsonl, cjson.encode(record) .. "\n") end
 
--- Every descendant of a part inherits this variable, also in a session of its own.
+-- Every descendant of a part inherits this variable, even one that has started a session of its own.
 local MARK = "MOONSHARD_GPU_CHECK"
 local function kill_all(mark)
   local found = io.popen(("grep -lzs '^%s=%s$' /proc/[0-9]*/environ"):format(MARK, mark))

@@ -54,7 +54,7 @@ function M.write(text, predictions)
   end
   add("")
   add(next(cases) and "Predicted: for an H200, by the formula of scripts/bench/gpt2, without a GPU. A prediction is not a measurement."
-    or "No predictions were made; the part 'predictions' says why.")
+    or "No predictions were made; the row of the part 'predictions' gives the reason.")
   add("")
   add("| case | measured us | rate | predicted us | measured / predicted | PyTorch us | PyTorch / measured | target |")
   add("|---|---|---|---|---|---|---|---|")
