@@ -6,6 +6,7 @@
 // kernel. The emulator uses a stand-in for cuBLASLt, only with MOONSHARD_CUBLAS=on. float32 is computed in float32 (no
 // TF32); half types accumulate in float32 and round once.
 #include <dlfcn.h>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -118,7 +119,8 @@ static struct {
 } per_device[MS_CUDA_DEVICES];
 enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 
-static std::mutex lt_lock;  // for `lt`, `per_device` and `cache`
+static std::mutex lt_lock;           // for `lt`, `per_device` and `cache`
+static std::atomic<bool> lt_absent;  // cuBLASLt cannot be used: products go to our own kernel at once
 
 // Opens cuBLASLt. On failure prints the list of places.
 static void *lt_open(void)
@@ -136,10 +138,8 @@ static void *lt_open(void)
     return NULL;
 }
 
-static bool lt_load(void)
+static bool lt_find(void)
 {
-    if (lt.tried) return lt.there;
-    lt.tried = true;
     const char *on = getenv("MOONSHARD_CUBLAS");
 #ifdef MS_EMULATED
     if (!on) return false;
@@ -154,7 +154,13 @@ static bool lt_load(void)
         return false;                                                                                                 \
     }
     FUNCTIONS(FIND)
-    return lt.there = true;
+    return true;
+}
+static bool lt_load(void)
+{
+    if (!lt.tried) lt_absent = !(lt.there = lt_find());
+    lt.tried = true;
+    return lt.there;
 }
 
 // Reports on stderr, once per process, that cuBLASLt does not support a product. If s is CUBLAS_STATUS_SUCCESS, it has
@@ -373,9 +379,10 @@ ms_status ms__cuda_product(int index, product *p)
     if (size == 0) return MS_OK;
 #ifdef MS_CUBLAS
     bool done = false;
-    if (p->k > 0) MS_TRY(try_cublas(index, p, &done));
+    bool ask = p->k > 0 && !lt_absent.load(std::memory_order_relaxed);
+    if (ask) MS_TRY(try_cublas(index, p, &done));
     p->summed = done && p->row_sums;
-    if (!done && p->k > 0 && p->row_sums) {  // the library may refuse only the sums
+    if (!done && ask && p->row_sums) {  // the library may refuse only the sums
         p->row_sums = NULL;
         MS_TRY(try_cublas(index, p, &done));
     }
