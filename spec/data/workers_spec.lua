@@ -167,7 +167,7 @@ describe("a loader with workers", function()
   it("refuses a dataset that a worker cannot get, by the name of the value", function()
     local file = io.tmpfile()
     local set = data.Dataset { size = 2, get = function() return file:read(1) end }
-    raises("DataLoader: the dataset['dataset']['fn']: its upvalue 'file' is a userdata, which another process cannot get",
+    raises("DataLoader: the dataset['dataset']['fn']: its upvalue 'file' is a userdata, which cannot be sent to another process",
       epoch_of, data.DataLoader(set, { workers = 1 }))
     file:close()
   end)

@@ -2,13 +2,14 @@
 --- amp.autocast: chooses the dtypes in which operations compute. Its two lists of operations are PyTorch's for CUDA;
 --- they hold on all devices:
 ---
----   half dtype  linear, matmul, conv2d, scaled_dot_product_attention
----   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, log, pow (also t ^ p and p ^ t),
----               reciprocal (also p / t), rsqrt; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
+---   half dtype  linear, matmul, conv2d, scaled_dot_product_attention, linear_cross_entropy
+---   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, exp2, expm1, log, log2, log10, log1p,
+---               logaddexp, xlogy, pow (also t ^ p and p ^ t), reciprocal (also p / t), rsqrt; tan, asin, acos, sinh,
+---               cosh, erfinv, softplus; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
 ---
 --- An operation in one of the lists converts its floating point inputs, except float64. All other operations, and
 --- operations in place (pow_), compute in the dtypes of their inputs. The lists are stored as flags in the engine's
---- table of operators: MS_OP_LOW, MS_OP_WIDE.
+--- table of operators: MS_OP_LOW, MS_OP_WIDE. Functions made of these operators follow them.
 local dtypes = require "moonshard.core.dtypes"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
@@ -25,8 +26,8 @@ end
 local HALF = opts.one_of { "bfloat16", "float16" }
 
 --- Runs fn(…) with mixed precision: products (linear, matmul, conv2d, attention) compute in the given half dtype; sums,
---- norms, losses, softmax, exp, log and pow in float32; all other operations in the dtypes of their inputs. nil turns
---- off an enclosing autocast. Call backward outside of it.
+--- norms, losses, softmax, exponentials, logarithms and powers in float32; most other operations in the dtypes of their
+--- inputs. nil turns off an enclosing autocast. Call backward outside of it.
 ---@param dtype "bfloat16"|"float16"|nil  dtype of products inside fn; nil turns autocast off
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn

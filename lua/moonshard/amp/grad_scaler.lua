@@ -264,7 +264,7 @@ end
 -- Adapts the scale to the infinities in the records. Returns false if no gradients have been checked for infinities.
 local function adapt(self)
   local sum, any = 0, false
-  for _, record in pairs(self._optimizers) do           -- any order: the terms are zeros and ones
+  for _, record in pairs(self._optimizers) do           -- in any order: the sum of whole numbers is exact
     any = any or next(record.found_inf) ~= nil
     sum = sum + total(record)
   end
@@ -284,7 +284,7 @@ local function adapt(self)
 end
 
 local function forget_records(self)
-  for _, record in pairs(self._optimizers) do           -- in any order
+  for _, record in pairs(self._optimizers) do
     for _, t in util.sorted_pairs(record.found_inf) do t:release() end
   end
   self._optimizers = setmetatable({}, { __mode = "k" })
@@ -470,7 +470,7 @@ end
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
 ---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale
 ---   after a skipped step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false:
----   scale and unscale_ change nothing
+---   scale and unscale_ change nothing; process_group: the ranks that skip the same steps (default: the world)
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true
@@ -478,7 +478,7 @@ ShardedGradScaler._stops_at_inf = true          -- after an infinity, the remain
 
 function ShardedGradScaler:init(given)
   local spec = { process_group = dist._a_group }
-  for name, default in pairs(SPEC) do spec[name] = default end  -- the order of pairs does not affect the copy
+  for name, default in pairs(SPEC) do spec[name] = default end
   self._group = construct(self, given, spec).process_group
 end
 

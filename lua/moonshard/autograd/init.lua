@@ -219,7 +219,7 @@ local root1, grad1 = ffi.new "ms_id[1]", ffi.new "ms_id[1]"
 --- Computes the gradients of t with respect to all leaves that it depends on, and adds them to their grad. Errors: t
 --- has no graph; t has several elements and grad is missing; an earlier backward has freed the graph.
 ---@param grad? Tensor  the gradient of t, of its shape; 1 for a t of one element
----@param given? { retain_graph: boolean }  retain_graph keeps the graph for another backward
+---@param given? { retain_graph: boolean }  retain_graph: keeps the graph for another backward
 function methods.backward(t, grad, given)
   if given == nil and grad ~= nil and opts.is(grad) then grad, given = nil, grad end
   local retain = given ~= nil and opts("backward", given, { retain_graph = false }).retain_graph
@@ -262,6 +262,7 @@ end
 --- As methods.backward, for several roots at once.
 ---@param roots Tensor[]  tensors with a graph
 ---@param grads? Tensor[]  one for each root, of its shape; nil for roots of one element
+---@param given? { retain_graph: boolean }  retain_graph: keeps the graph for another backward
 function M.backward(roots, grads, given)
   local o = opts("backward", given, { retain_graph = false })
   local ids, n, list, given_roots = id_list(roots, "backward", "root")
@@ -308,7 +309,7 @@ function M.grad(outputs, inputs, given)
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
   pull(run, unpack(list))
-  if depth == 0 and ending then take_ending() end       -- dropped uncalled, because ms.grad changes no grad field
+  if depth == 0 and ending then take_ending() end       -- not called, because ms.grad changes no grad field
   local found, out, at = {}, {}, 0
   for k = 1, m do
     local id = lib.ms_run_result(run, k - 1)

@@ -173,7 +173,7 @@ function methods.coalesce(t)
   end)
 end
 
---- The dense tensor.
+--- t as a dense tensor; values at equal positions are added.
 ---@return Tensor
 function methods.to_dense(t)
   return autograd.no_grad(function()

@@ -48,7 +48,6 @@ function M.new(name, base)
   class.__isa[class] = true
   if base then
     for key, value in pairs(base) do
-      -- The order of pairs() does not affect the copy.
       if type(key) == "string" and key:sub(1, 2) == "__" and rawget(class, key) == nil then class[key] = value end
     end
     if rawget(base, "__index") == base then class.__index = class end

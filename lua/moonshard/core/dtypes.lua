@@ -36,7 +36,8 @@ local types = { cpu = C.MS_CPU, cuda = C.MS_CUDA, meta = C.MS_META }
 local cuda_current  -- index of the device that "cuda" means; nil until one is needed or set
 
 --- The index of the device that "cuda" means. Unless it was set, it is this process's rank on its node modulo the
---- number of devices, so that the ranks of a node use all of its GPUs. The first call determines it for the process.
+--- number of devices, so that the ranks of a node use all of its GPUs. The first call determines it for the process,
+--- unless there is no device: then the index is 0.
 function M.cuda_device()
   if not cuda_current then
     local rank = lib.ms_dist_local_rank()

@@ -14,7 +14,7 @@ M.library = prefix             -- the prefix of the source path of every functio
 local getinfo = debug.getinfo
 
 -- Where a function is defined: "C", "library", or the script's file. Cached, because debug.getinfo allocates 300 bytes
--- per frame, and training loops look up the lines of tensors.
+-- per frame, and training loops look up the lines that make tensors.
 local places = setmetatable({}, { __mode = "k" })
 
 local function place_of(fn)
@@ -72,7 +72,7 @@ end
 
 local no_memory
 --- Registers fn, which says what holds the memory when an allocation fails. nil: no function.
----@param fn? fun(device: string): string?  device: its name; returns what is added to the message
+---@param fn? fun(device: string): string?  device: name of the full device; returns text that is added to the message
 function M.on_no_memory(fn) no_memory = fn end
 
 --- The text of the engine's last failure.
@@ -178,14 +178,14 @@ function M.nearest(name, names)
   return best
 end
 
---- The message "unknown <what> 'x'; did you mean 'y'?", for a name looked up in a table.
+--- The message "unknown <what> 'x'", with "; did you mean 'y'?" if a known name is similar.
 function M.unknown(what, name, names)
   local near = M.nearest(name, names)
   return ("unknown %s '%s'%s"):format(what, tostring(name), near and ("; did you mean '%s'?"):format(near) or "")
 end
 
---- As M.unknown, for a public table of functions and classes; suggests another table that has the name, if there is
---- one.
+--- As M.unknown, for a public table of functions and classes. If another table has the name, or Moonshard has no such
+--- function, the message says what to write instead.
 function M.unknown_in(what, name, names)
   local elsewhere = type(name) == "string" and not hints.synonym(name, names) and hints.elsewhere(name)
   if not elsewhere then return M.unknown("name in " .. what .. ":", name, names) end
@@ -193,7 +193,7 @@ function M.unknown_in(what, name, names)
 end
 
 --- Makes reading an unknown name of a table an error that suggests the most similar name.
----@param module table  the table
+---@param module table  its keys are the known names
 ---@param what string  the table's name in messages, such as "nn.F"
 ---@return table module
 function M.closed(module, what)

@@ -26,7 +26,7 @@ end
 
 local path, folder = find()
 
--- If MOONSHARD_LIB chose the library, adds this to the reason why the library cannot be used.
+-- The reason why the library cannot be used; begins with MOONSHARD_LIB if that variable chose the library.
 local function because(text)
   return os.getenv "MOONSHARD_LIB" ~= path and text
     or ("MOONSHARD_LIB is '%s', expected the path of libmoonshard.so, with moonshard_cdef.h beside it: %s"):format(path, text)
@@ -47,7 +47,7 @@ end
 if not pcall(ffi.typeof, "ms_id") then ffi.cdef(read_cdef()) end
 
 -- Idle threads of oneDNN's libgomp spin, which takes cores from other processes: with two threads per rank and busy
--- processes on the machine a training step took 7 times as long. libgomp reads this variable when it is loaded.
+-- processes on the machine a training step took 7 times as long. libgomp reads GOMP_SPINCOUNT when it is loaded.
 ffi.cdef "int setenv(const char *, const char *, int);"
 if not os.getenv "OMP_WAIT_POLICY" then ffi.C.setenv("GOMP_SPINCOUNT", "1000", 0) end
 

@@ -14,8 +14,7 @@ local synonyms = {
 local instead = {
   MaxPool2d = "for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
   AvgPool2d = "for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",
-  Flatten = "write x:flatten(2) in forward",
-  Softmax = "write x:softmax(d) in forward",
+
   DataParallel = "write nn.DDP(model) and start one process per device: mpirun -n N luajit train.lua",
   DistributedDataParallel = "use nn.DDP",
   FullyShardedDataParallel = "use fsdp.FSDP",
@@ -61,7 +60,8 @@ function M.synonym(name, names)
   end
 end
 
---- Text for the end of an error message: the tables in which a name exists. nil if it exists in none.
+--- Text for the end of an error message about an unknown name: what to write instead, or the tables in which the name
+--- exists. nil if there is neither.
 ---@param name string  the unknown name
 ---@return string?
 function M.elsewhere(name)

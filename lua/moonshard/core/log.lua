@@ -34,12 +34,12 @@ end
 
 local now = context.now
 
--- Warnings before anyone follows them, such as those of dist.init, are kept for the first who does.
+-- The first KEPT warnings that were written before M.follow registered a function, such as those of dist.init.
 local kept, follower = {}, nil
 local KEPT = 100
 
---- Registers fn(message), which is called with each warning that is written to stderr, beginning with those written
---- before any function was registered. nil: removes the function.
+--- Registers fn(message), which is called with each warning that is written to stderr. The first function registered
+--- also gets the warnings written before, at most 100. nil: removes the function.
 ---@param fn? fun(message: string)
 function M.follow(fn)
   follower = fn

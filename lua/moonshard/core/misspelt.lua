@@ -27,7 +27,8 @@ if has_util then
   end
 end
 
--- Whether fn calls the method on this line. False if the line also reads the name as a field, perhaps to test for it.
+-- Whether fn calls a method of this name on this line. False if the line also reads the name as a field, perhaps to
+-- test for it.
 local function calls(fn, line, name)
   local called = false
   for pc = 1, util.funcinfo(fn).bytecodes - 1 do

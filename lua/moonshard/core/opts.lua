@@ -2,7 +2,8 @@
 --- Checks of arguments and options. A kind describes the accepted values. Options are one table with string keys.
 ---   opts.expect(fn, opts.fn, "%s: argument %d", who, k)      -- who: argument 2 is a number (3), expected a function
 ---   local o = opts("adamw", given, { params = opts.required, lr = 1e-3, weight_decay = opts.number })
---- In the table that describes options, a default also determines the type; a kind declares an option without default.
+--- In the table that describes options, a default also determines the type; a kind declares an option without default,
+--- unless opts.option or opts.one_of gave it one.
 local errors = require "moonshard.core.errors"
 
 local M = {}
@@ -14,8 +15,8 @@ M.original = setmetatable({}, { __mode = "k" })
 
 local Kind = { __name = "kind" }
 
---- Makes a kind of value. text: what messages say after "expected", such as "a tensor".
----@param text string  such as "a tensor"
+--- Makes a kind of value.
+---@param text string  what messages say after "expected", such as "a tensor"
 ---@param test fun(value): boolean  whether a value is of this kind
 function M.kind(text, test) return setmetatable({ text = text, test = test }, Kind) end
 
@@ -195,8 +196,8 @@ function M.check(who, given, spec)
   return out
 end
 
--- Not compiled: in mixed calls, code that LuaJIT 2.1.0-beta3 had compiled from this check returned defaults instead of
--- given options, up to seven times in a million calls.
+-- Not compiled: code that LuaJIT 2.1.0-beta3 had compiled from this check returned defaults instead of given options,
+-- in up to seven of a million calls.
 jit.off(M.verify)
 jit.off(M.check)
 

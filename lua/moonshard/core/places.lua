@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Numbers the places in a script, for the memory history. A place is the call stack's lines of the script, from the
---- running line out to the program's outermost one. Equal places have equal numbers. Modules are numbered, too,
---- also for the profile of a run.
+--- running line out to the program's outermost one. Equal places have equal numbers. Modules are numbered as well, for the
+--- memory history and for the profile of a run.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 
@@ -10,7 +10,7 @@ local getinfo, place_of = debug.getinfo, errors.place_of
 
 local M = {}
 
--- The tree of places: lines from the innermost on. A node has a child for each file and line.
+-- The tree of places. The children of the root are innermost lines; a node's children are the lines that called it.
 local root, places = { callers = {} }, {}
 
 local function child(node, file, line, level)
@@ -28,7 +28,7 @@ local function child(node, file, line, level)
   return found
 end
 
---- The number of the script's place.
+--- The number of the script's current place.
 ---@return integer
 function M.here()
   local node = root
@@ -67,7 +67,7 @@ end
 local modules, number_of = {}, {}
 
 --- To be called where a module's forward begins. Until the returned function is called, allocations are attributed to
---- the module; those that the backward of its operators makes are attributed to it later.
+--- the module. Those that backward makes for the operators recorded meanwhile are attributed to the module, too.
 ---@param name string  the module's path and class
 ---@return fun()
 function M.enter(name)

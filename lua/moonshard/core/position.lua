@@ -47,9 +47,9 @@ end
 
 local known = setmetatable({}, { __mode = "k" })
 
--- Adds an `if` with two parts, of which one runs: the `then` part, from `first` to `last`, and the instructions after
--- it that it skips. These are the `else` part or, if the `then` part returns or breaks, what follows it. n: the
--- function's last instruction.
+-- Adds an `if` with two parts, of which one runs: the `then` part, instructions `first` to `last`, and the instructions
+-- after `last` that do not run if the `then` part does. These are the `else` part or, if the `then` part returns or
+-- breaks, the rest of the function or of the loop. n: the function's last instruction.
 local function add_branch(list, fn, first, last, n)
   local code = bytecode(fn, last)
   local op, target = band(code, 255), last + 1 + rshift(code, 16) - 0x8000
@@ -57,10 +57,10 @@ local function add_branch(list, fn, first, last, n)
   if skipped then list[#list + 1] = { first = first, last = last, skipped = skipped } end
 end
 
--- The loops of a function, and its `if` statements with two parts, by their first instruction. slot: the local that
+-- The loops of a function, and its `if` statements with two parts, sorted by first instruction. slot: the local that
 -- holds the index or the generator, from 0; nil: a `while`, `repeat` or `goto`. start: the opcode and operand that set
 -- the index. from, to: first and last line of the loop or `then` part; second, other: first and last line of the
--- instructions after it that it skips.
+-- other part.
 local function loops_of(fn)
   if known[fn] then return known[fn] end
   local list, entries, setters, lines, forward = {}, {}, {}, {}, {}
@@ -117,7 +117,7 @@ local function add_loops(path, fn, level, line)
   for _, loop in ipairs(loops_of(fn)) do
     local slot, count = loop.slot, nil
     local name = slot and names[slot]
-    -- Another loop of the function may have used the slot.
+    -- The slot may belong to another loop of the function at the moment.
     if slot and (name == "(for index)") ~= (loop.start ~= nil) then name = nil end
     if name == "(for index)" then
       count = math.floor((values[slot] - start_of(loop, fn, level + 1)) / values[slot + 2])

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Ranges of the profiler: calls of modules, and ranges that the script makes. The memory history uses those of
---- modules, too.
+--- Ranges of the profiler: calls of modules, and ranges that the script makes. The memory history and the profile of a
+--- run use those of modules, too.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 
@@ -25,8 +25,8 @@ end
 local wanted, changed
 local mark                                              -- set while a memory history or a run's profile is recorded
 
---- Asks the engine whether a recording needs ranges of module calls, and passes the answer to the function registered
---- by on_change.
+--- Determines whether a recording needs ranges of module calls, and passes the answer to the function registered by
+--- on_change.
 function M.look()
   wanted = mark ~= nil or bit.band(lib.ms_trace_wanted(), ffi.C.MS_TRACE_MODULES) ~= 0
   if changed then changed(wanted) end

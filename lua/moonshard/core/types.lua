@@ -96,7 +96,7 @@ function Tensor:all(d, opts) end
 ---@return Tensor  bool
 function Tensor:any(d, opts) end
 
---- Variance over dimensions: the squared distances from the mean, divided by n - correction.
+--- Variance over dimensions: the sum of the squared distances from the mean, divided by n - correction.
 ---@param d? integer|integer[]  dimensions to reduce (default: all)
 ---@param opts? { keepdim: boolean, correction: integer }
 ---   keepdim: leaves the dimensions with size 1; correction: subtracted from the number of elements (default: 1)

@@ -26,7 +26,8 @@ local function swapped(text, bytes, at, n)
   return to
 end
 
--- A tensor of the elements that begin at byte `at` (from 0) of text. kind: the name of a row of TYPES.
+-- A tensor of the elements that begin at byte `at` (from 0) of text. kind: the name of a row of TYPES. big: the bytes
+-- are in big-endian order.
 local function decode(text, at, kind, big, shape)
   local row, n = TYPES[kind], 1
   for _, size in ipairs(shape) do n = n * size end
@@ -53,7 +54,7 @@ local function npy(text, who, path)
   local fortran, sizes = header:match "'fortran_order': (%a+)", header:match "'shape': %(([^)]*)%)"
   if not fortran or not sizes then damaged "has a header that is not NumPy's" end
   if not TYPES[kind] then
-    damaged(("has elements of type %s, expected bool, integers up to 64 bits or floating point of 16 to 64"):format(
+    damaged(("has elements of type %s, expected bool, int8 to int64, uint8 to uint32 or float16 to float64"):format(
       header:match "'descr': (.-), '" or "unknown"))
   end
   local shape, n = {}, 1
@@ -70,8 +71,8 @@ local function npy(text, who, path)
   return decode(text, at, kind, order == ">", back):permute(unpack(places)):contiguous()
 end
 
---- Reads an array that NumPy saved. Errors: element types that tensors do not have (complex numbers, strings, objects);
---- int8, int16 and unsigned types are widened.
+--- Reads an array that NumPy saved. int8, int16, uint16 and uint32 become a wider type that tensors have. Errors:
+--- element types that none can represent (uint64, complex numbers, strings, objects).
 ---@param path string  the file, also compressed by gzip
 ---@return Tensor  with the array's shape
 function M.read_npy(path) return npy(zlib.read(path, "read_npy"), "read_npy", path) end
@@ -115,7 +116,7 @@ local IDX = { [8] = "u1", [9] = "i1", [11] = "i2", [12] = "i4", [13] = "f4", [14
 
 --- Reads an idx file, such as those of MNIST.
 ---@param path string  the file, also compressed by gzip
----@return Tensor  uint8 for images and labels
+---@return Tensor  of the file's shape; uint8 for MNIST's images and labels
 function M.read_idx(path)
   local text = zlib.read(path, "read_idx")
   local zero, also, code, dims = text:byte(1, 4)

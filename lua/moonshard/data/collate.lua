@@ -123,8 +123,8 @@ function merge(list, where)
 end
 
 --- The batch of a list of items: tensors are stacked along a new first dimension, numbers become a tensor of the
---- default dtype, booleans one of dtype bool, strings a list; tables are merged field by field. Lists give as many
---- results as they have values. Errors: items that differ in shape, dtype or fields.
+--- default dtype, booleans one of dtype bool, strings a list; tables are merged field by field. Items that are lists
+--- give as many results as they have values. Errors: items that differ in shape, dtype or fields.
 ---@param items any[]  at least one
 ---@return any  the batch of the items' first values, then those of the others
 local function default_collate(items)

@@ -2,9 +2,10 @@
 --- A corpus: a list of files, and which of their tokens are for training and which for validation.
 ---
 --- Text: every regular file is used once, one token per byte. Links and files with equal contents are skipped, because
---- they would put validation text into training. The last tenth of each file is for validation.
---- llm.c's shards (`.bin`): a header of 256 int32, then token ids of 2 or 4 bytes. Shards with "val" in their name are
---- for validation, all others for training; if there is no such name, the last tenth of each shard is for validation.
+--- they would put validation text into training. The last tenth of each file is for validation, unless the script gives
+--- another share. llm.c's shards (`.bin`): a header of 256 int32, then token ids of 2 or 4 bytes. Shards with "val" in
+--- their name are for validation, all others for training; if there is no such name, the last tenth of each shard is
+--- for validation.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -225,7 +226,8 @@ function Corpus:fingerprint()
   return h
 end
 
---- Opens files and folders as one corpus. Errors: a file that cannot be read.
+--- Opens files and folders as one corpus. Errors: a file that cannot be read; text together with token shards, or
+--- shards of different vocabularies; fewer than 2 training tokens.
 ---@param paths string|string[]  files or folders
 ---@param given? {vocab: integer, validation: number}
 ---   vocab: size of the vocabulary of token shards (default: that of GPT-2 or Llama 3, by their header); validation:

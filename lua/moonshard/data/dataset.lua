@@ -27,7 +27,7 @@ M.is_list = is_list
 
 --- A dataset of a function, or of a list of items.
 ---@param given {size: integer, get: fun(i: integer): any}
----   size: number of items; get: gives the item at position i, from 1. A list of items may stand in its place.
+---   size: number of items; get: gives the item at position i, from 1. Or, in place of this table, a list of items
 function Dataset:init(given)
   if is_list(given) or opts.is_plain(given) and next(given) == nil then
     self.items = given
@@ -79,6 +79,8 @@ end
 ---@return any
 function Dataset:item(i) return as_item(self:get(position(self, i))) end
 
+--- Returns x if it is a dataset; makes one of a list of items, of a table { size, get }, or of a tensor's rows. Raises
+--- for other values.
 ---@param x any
 ---@param label string  names the argument in errors
 ---@return Dataset
@@ -116,7 +118,7 @@ function IterableDataset:iterate(epoch) return self.fn(epoch) end
 local TensorDataset = Dataset:extend "TensorDataset"
 M.TensorDataset = TensorDataset
 
---- The tensors must have the same first dimension.
+--- The tensors must have the same first size.
 ---@param ... Tensor  of at least one dimension
 function TensorDataset:init(...)
   self.tensors = { ... }
@@ -140,9 +142,9 @@ function TensorDataset:get(i)
   return unpack(row)
 end
 
---- The batch of several items, as default_collate makes it from them; nil if the dataset has no faster way.
+--- The batch of several items, as default_collate would make it from them, but faster.
 ---@param positions integer[]  from 1
----@return any[]?  one tensor for each tensor of the dataset
+---@return any[]  one tensor for each tensor of the dataset
 function TensorDataset:batch(positions)
   local ids = engine.ffi.new("double[?]", #positions)
   for k, i in ipairs(positions) do ids[k - 1] = i - 1 end

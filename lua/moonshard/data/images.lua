@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Images in files: PNG through libpng's simplified interface, JPEG through TurboJPEG. Both report errors as texts; their
---- older interfaces report them by jumping out of the library, which would skip Lua's frames.
+--- Images in files: PNG through libpng's simplified interface, JPEG through TurboJPEG. Both report errors as texts;
+--- their older interfaces use longjmp, which would skip Lua's frames.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -34,7 +34,7 @@ local MODES = { "gray", "gray_alpha", "rgb", "rgb_alpha", "unchanged" }
 local CHANNELS = { gray = 1, gray_alpha = 2, rgb = 3, rgb_alpha = 4 }
 local PNG_FORMATS = { 0, ALPHA, COLOUR, COLOUR + ALPHA }  -- by number of channels
 local JPEG_FORMATS = { [1] = 6, [3] = 0 }                 -- TJPF_GRAY, TJPF_RGB
-local JPEG_GRAY, JPEG_CMYK = 3, 3                         -- a subsampling, and the first colour space without RGB
+local JPEG_GRAY, JPEG_CMYK = 3, 3                         -- TJSAMP_GRAY; TJCS_CMYK, which YCCK follows
 
 local function planes(pixels, height, width, channels)
   local t = raw.tensor("uint8", { height, width, channels }, pixels)
@@ -70,12 +70,12 @@ local function read_jpeg(text, path, mode)
   local reader = ffi.gc(jpeg.moonshard_jpeg_new(), jpeg.moonshard_jpeg_free)
   local numbers = ffi.new "int[4]"                        -- width, height, subsampling, colour space
   local function check(status)
-    -- A file that ends early gives a picture and a failure; a picture with grey parts is not wanted.
+    -- For a truncated file the library makes an image with grey parts and returns a failure.
     if status ~= 0 then errors.raise("read_image: '%s': %s", path, ffi.string(jpeg.moonshard_jpeg_error(reader))) end
   end
   check(jpeg.moonshard_jpeg_header(reader, text, #text, numbers, numbers + 1, numbers + 2, numbers + 3))
   local channels = CHANNELS[mode] or numbers[2] == JPEG_GRAY and 1 or 3
-  if numbers[3] >= JPEG_CMYK then errors.raise("read_image: '%s' is a JPEG in CMYK, expected grey or colours", path) end
+  if numbers[3] >= JPEG_CMYK then errors.raise("read_image: '%s' is a JPEG in CMYK or YCCK, expected grey or RGB", path) end
   if not JPEG_FORMATS[channels] then
     errors.raise("read_image: option 'mode' is '%s', but '%s' is a JPEG, which has no alpha channel", mode, path)
   end
@@ -88,7 +88,8 @@ end
 
 --- Reads a PNG or JPEG. Needs Debian's libpng16-16 or libturbojpeg0. Errors: a damaged file; other formats.
 ---@param path string  the file
----@param given? {mode: string}  mode: "gray", "gray_alpha", "rgb", "rgb_alpha" (JPEG: without alpha), or as the file is
+---@param given? {mode: string}
+---   mode: "gray", "gray_alpha", "rgb", "rgb_alpha" (JPEG: without alpha), or "unchanged": as the file is (default)
 ---@return Tensor  uint8 [channels, height, width]
 function M.read_image(path, given)
   local o = opts("read_image", given, { mode = opts.one_of(MODES, "unchanged") })
@@ -116,7 +117,7 @@ end
 
 --- Writes an image as PNG. Needs Debian's libpng16-16. Errors: a full disk.
 ---@param path string  the file; an existing one is replaced
----@param t Tensor  [H, W] or [channels, H, W] with 1 to 4 channels (grey, with alpha, colours, with alpha); uint8, or
+---@param t Tensor  [H, W] or [channels, H, W] with 1 to 4 channels (grey; grey, alpha; RGB; RGB, alpha); uint8, or
 ---   floating point from 0 to 1
 function M.write_png(path, t)
   opts.expect(path, opts.string, "write_png: path")

@@ -35,7 +35,7 @@ local M = {
   transforms = require "moonshard.data.transforms",
 }
 for _, name in ipairs { "arrays", "images", "tables" } do
-  for key, fn in pairs(require("moonshard.data." .. name)) do M[key] = fn end      -- any order: names differ
+  for key, fn in pairs(require("moonshard.data." .. name)) do M[key] = fn end
 end
 
 return errors.closed(M, "data")

@@ -117,7 +117,7 @@ local function positions_of(self, k)
   return list
 end
 
--- As make, by the workers, which are started by the first batch.
+-- Batch k of the current epoch, made by the workers, which the first call starts.
 local function make_by_workers(self, k)
   if not self.pool then
     local m = self.maker
@@ -125,7 +125,7 @@ local function make_by_workers(self, k)
       rank = m.rank, world = m.world, drop_last = m.drop_last }, self.worker_count, self.prefetch, self.timeout)
   end
   local pool = self.pool
-  self.pool = nil                                          -- an error that ends the workers leaves none
+  self.pool = nil                                          -- an error may end the workers
   local ok, batch = pcall(pool.batch, pool, self.epochs, k, self.maker.seed, function(j)
     if not self.batch_sampler then return false end
     return positions_of(self, j)
@@ -150,7 +150,7 @@ local function moved(value, device)
     return there
   end
   if not opts.is_plain(value) then return value end
-  for key, v in pairs(value) do value[key] = moved(v, device) end      -- any order: no field is added
+  for key, v in pairs(value) do value[key] = moved(v, device) end
   return value
 end
 
@@ -170,7 +170,7 @@ local function following(self)
 end
 
 --- The batches of an epoch. After load_state_dict it continues the epoch of that state; after a `break` the next call
---- begins another epoch. Errors: an item that cannot be made, by its position.
+--- begins another epoch. Errors: an item that cannot be made; the message has its position.
 ---@return fun(): any  an iterator of the batches' values
 function DataLoader:epoch()
   if self.done > 0 and not self.resumed then self.epochs, self.done = self.epochs + 1, 0 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Makes batches of a dataset: in the script's process, or in a worker. While an item is made, the generator has a seed
---- of its own, which depends on the loader's seed, the epoch and the item, so random transforms do not depend on who
---- makes the item; afterwards the script's generator continues where it was.
+--- of its own, which depends on the loader's seed, the epoch and the item, so random transforms do not depend on the
+--- process that makes the item; afterwards the script's generator continues where it was.
 local class = require "moonshard.core.class"
 local default_collate = require "moonshard.data.collate"
 local datasets = require "moonshard.data.dataset"
@@ -18,13 +18,13 @@ local lib = engine.lib
 ---@field rank integer
 ---@field world integer
 ---@field drop_last boolean
----@field progress? ffi.cdata*  a number that names the item being made, for the case that the process ends
+---@field progress? ffi.cdata*  the number of the item being made, in memory that outlives the process
 local Maker = {}
 Maker.__index = Maker
 
 local M = {}
 
---- given: dataset, collate, seed; for iterable datasets also batch_size, rank, world and drop_last.
+--- Makes a maker. given: dataset, collate, seed; for iterable datasets also batch_size, rank, world and drop_last.
 function M.new(given) return setmetatable(given, Maker) end
 
 -- The item that fn returns, or why it failed. Several values become a list.
@@ -47,7 +47,7 @@ local function seeded(self, epoch, item, fn, ...)
 end
 
 local function failed(item, why)
-  -- Ctrl-C is not the item's fault, and a script may compare its text.
+  -- An interrupt by Ctrl-C is raised unchanged, because scripts may compare its text.
   if type(why) == "string" and why:find "interrupted" then error(why, 0) end
   errors.raise("DataLoader: item %d: %s", item, tostring(why))
 end
@@ -90,7 +90,7 @@ function Maker:batch(epoch, positions) return scope.run("DataLoader", batch_of, 
 
 -- ---- iterable datasets -----------------------------------------------------------------------------------
 
--- The items of block k, over all ranks, with their numbers in the stream, from 1.
+-- The items of block k of the stream, over all ranks. Starts the stream again if it is past that block.
 local function block(self, epoch, k)
   local size, stream = self.batch_size * self.world, self.stream
   if not stream or stream.epoch ~= epoch or stream.count > k * size then

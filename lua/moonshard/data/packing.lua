@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Packs values for another process: numbers, strings, tables with their metatables, tensors, and functions of the
 --- script with their upvalues. Modules, and functions and classes that are fields of modules, are packed by name; the
---- other process requires them. A global that a function names is that of the other process.
+--- other process requires them. A global that a function uses is the other process's.
 ---
---- The packed text, then the elements of the tensors, each at a multiple of 64 bytes:
+--- The packed bytes are a text, then the elements of the tensors, each at a multiple of 64 bytes. The text:
 ---   n nil, t true, f false, d and 8 bytes, s LENGTH : bytes, P MODULE : KEY :, X NUMBER : tensor, R NUMBER : an
 ---   earlier table or function, T metatable, keys and values, e, F code, number of upvalues, upvalues
 local class = require "moonshard.core.class"
@@ -23,7 +23,7 @@ local M = {}
 
 local function is_c(fn) return debug.getinfo(fn, "S").what == "C" end
 
--- The classes of datasets, also where package.loaded has lost them: spec runners load modules again.
+-- The module of the classes of datasets. package.loaded may lack it, because spec runners load modules again.
 local OWN = { ["moonshard.data.dataset"] = require "moonshard.data.dataset" }
 
 local function add(names, name, module)
@@ -34,11 +34,11 @@ local function add(names, name, module)
   end
 end
 
--- Names of modules, and of functions and tables in them. Of globals only Lua's own: those of the script are not there
--- in another process.
+-- Names of modules, and of functions and tables in them. Of globals only Lua's own: those of the script do not exist in
+-- another process.
 local function known()
   local names = { [CLASS_META] = { "moonshard.core.class", "@meta" } }
-  for name, module in pairs(package.loaded) do              -- any order: a value has one of its names
+  for name, module in pairs(package.loaded) do              -- in any order: any of a value's names will do
     if type(module) == "table" and type(name) == "string" then add(names, name, module) end
   end
   for name, module in pairs(OWN) do add(names, name, module) end
@@ -62,7 +62,7 @@ local double = ffi.new "double[1]"
 local write
 
 local function refuse(p, what)
-  errors.raise("%s: %s is %s, which another process cannot get", p.who, table.concat(p.path), what)
+  errors.raise("%s: %s is %s, which cannot be sent to another process", p.who, table.concat(p.path), what)
 end
 
 local function inside(p, name, value)

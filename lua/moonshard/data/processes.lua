@@ -74,14 +74,14 @@ local function unmap(self)
   if data ~= nil then C.moonshard_worker_unmap(ffi.gc(data, nil), size) end
 end
 
---- Makes a block, or takes one that is open.
----@param fd? integer
+--- Makes a block, or takes the one of an open descriptor.
+---@param fd? integer  the descriptor; nil: makes a block
 ---@return Block
 function M.block(fd)
   if not fd then
     local low = C.moonshard_worker_memory("moonshard", 1)                       -- MFD_CLOEXEC
     if low < 0 then errors.raise("DataLoader: cannot make shared memory: %s", reason()) end
-    -- A high descriptor does not collide with those that a worker gets.
+    -- A high number does not collide with the descriptors that a worker gets.
     fd = C.moonshard_worker_fcntl(low, 1030, ffi.new("int", 256))              -- F_DUPFD_CLOEXEC
     C.moonshard_worker_close(low)
     if fd < 0 then errors.raise("DataLoader: cannot make shared memory: %s", reason()) end
@@ -93,7 +93,8 @@ end
 function Block:grow(size)
   if size <= self.size then return end
   unmap(self)
-  if tonumber(C.moonshard_worker_seek(self.fd, 0, 2)) < size then            -- never smaller: the other has it mapped
+  -- Never makes it smaller: the other process has it mapped.
+  if tonumber(C.moonshard_worker_seek(self.fd, 0, 2)) < size then
     size = math.ceil(size * 1.25 / 65536) * 65536
     if C.moonshard_worker_resize(self.fd, size) ~= 0 then
       errors.raise("DataLoader: cannot make %d bytes of shared memory: %s", size, reason())
@@ -156,7 +157,7 @@ jit.off(M.wait)
 
 -- ---- processes -------------------------------------------------------------------------------------------
 
--- Ends a worker, which has nothing to finish.
+-- Kills a worker at once: it has nothing to finish.
 local function finish(w)
   if w.fd >= 0 then C.moonshard_worker_close(w.fd) end
   if w.pid > 0 then
@@ -167,8 +168,8 @@ local function finish(w)
 end
 M.finish = finish
 
--- The interpreter of this process. A bundle's runs under a loader of its own, and a C program embeds one: there it is
--- the first in PATH.
+-- The interpreter to start: that of this process. In a bundle, whose interpreter runs under a loader of its own, and in
+-- a C program, which embeds one, the first luajit in PATH.
 local function program()
   local exe = lfs.symlinkattributes("/proc/self/exe", "target") or ""
   return exe:find "luajit[^/]*$" and exe or "luajit"
@@ -177,8 +178,8 @@ end
 local script = debug.getinfo(1, "S").source:match "^@(.*/)" .. "worker.lua"
 
 --- Starts a worker.
----@param setup Block  what the worker is told, `bytes` long
----@param bytes integer
+---@param setup Block  the packed arguments of the worker
+---@param bytes integer  their size
 ---@param slots Block[]  for its batches
 ---@return ffi.cdata* worker  pid, and fd of its socket; ended when it is collected
 function M.start(setup, bytes, slots)
@@ -210,7 +211,7 @@ function M.start(setup, bytes, slots)
   return w
 end
 
---- How a worker whose stream has ended came to its end: "was killed by signal 9", "ended with status 1".
+--- How a worker ended: "was killed by signal 9", "ended with status 1". To be called when its stream has ended.
 function M.ending(w)
   local status = ffi.new "int[1]"
   while C.moonshard_worker_reap(w.pid, status, 0) < 0 and ffi.errno() == EINTR do end
@@ -220,7 +221,8 @@ function M.ending(w)
   return ("ended with status %d"):format(bit.band(bit.rshift(status[0], 8), 255))
 end
 
---- For a worker: ends with its parent, and leaves Ctrl-C to it.
+--- To be called in a worker: makes it end with its parent and ignore Ctrl-C, which the parent handles. Returns false if
+--- the parent has already ended.
 function M.follow_parent(parent)
   C.moonshard_worker_prctl(1, 9, 0, 0, 0)                                       -- PR_SET_PDEATHSIG, SIGKILL
   C.moonshard_worker_signal(2, ffi.cast("void (*)(int)", 1))                    -- SIGINT, SIG_IGN

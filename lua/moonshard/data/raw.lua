@@ -21,7 +21,7 @@ function M.read(path, who)
   if not file then errors.raise("%s: cannot read %s", who, why) end
   local text, failure = file:read "*a"
   file:close()
-  if not text then errors.raise("%s: cannot read '%s': %s", who, path, failure) end    -- such as a folder
+  if not text then errors.raise("%s: cannot read '%s': %s", who, path, failure) end    -- for example a folder
   return text
 end
 
@@ -74,7 +74,7 @@ end
 --- Checks that t is a plain tensor.
 function M.expect_tensor(t, label)
   opts.expect(t, tensor.a_tensor, "%s", label)
-  if t.placements then errors.raise("%s is sharded; give t:full_tensor()", label) end
+  if t.placements then errors.raise("%s is sharded; pass t:full_tensor()", label) end
   return t
 end
 

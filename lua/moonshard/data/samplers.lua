@@ -64,7 +64,7 @@ function Sampler:tolist(epoch)
   return list
 end
 
---- Positions in their order.
+--- Positions in ascending order.
 ---@class SequentialSampler
 local SequentialSampler = Sampler:extend "SequentialSampler"
 M.SequentialSampler = SequentialSampler
@@ -160,13 +160,13 @@ function WeightedRandomSampler:order(epoch)
       local middle = floor((low + high) / 2)
       if sums[middle] > x then high = middle else low = middle + 1 end
     end
-    while self.weights[low] == 0 do low = low - 1 end                -- x is the total
+    while self.weights[low] == 0 do low = low - 1 end                -- reached only if x equals the total
     return low
   end
 end
 
 --- The share of one rank in the positions of an epoch: entries rank + 1, rank + 1 + num_replicas, ... of an order that
---- all ranks share. Every rank has as many.
+--- all ranks share. Every rank has equally many entries.
 ---@class DistributedSampler
 local DistributedSampler = Sampler:extend "DistributedSampler"
 M.DistributedSampler = DistributedSampler
@@ -189,8 +189,8 @@ end
 ---@param source Dataset|integer  the dataset, or its size
 ---@param given? {num_replicas: integer, rank: integer, shuffle: boolean, seed: integer, drop_last: boolean}
 ---   num_replicas: number of ranks (default: that of the job); rank: this rank, from 0 (default: that of the job);
----   shuffle: random order, another in each epoch; seed: the same on every rank; drop_last: leave out items that do not
----   divide
+---   shuffle: random order, another in each epoch; seed: the same on every rank; drop_last: leaves out the last items,
+---   so that the others divide among the ranks
 function DistributedSampler:init(source, given)
   local who = "DistributedSampler"
   local o = opts(who, given, { num_replicas = opts.whole_from(1), rank = opts.whole_from(0), shuffle = true,
@@ -305,7 +305,7 @@ function BucketBatchSampler:order(epoch)
   end
 end
 
---- Checks a sampler; a list of positions is one.
+--- Returns x if it is a sampler; makes one of a list of positions. Raises for other values.
 ---@param x any
 ---@param label string  names the argument in errors
 ---@return Sampler

@@ -39,7 +39,7 @@ local function rows_of(text, separator, path)
       row[#row + 1], here = field(text, here, stop, path, line)
       local c = text:byte(here)
       if c and c ~= comma and c ~= 10 and c ~= 13 then
-        errors.raise("read_csv: '%s', line %d: text after a quoted field", path, line)
+        errors.raise("read_csv: '%s', line %d: text after a quoted field, expected a separator or the end of the line", path, line)
       end
       local more = c == comma
       if more then here = here + 1 end
@@ -146,7 +146,7 @@ local function little(text, at, bytes)
   return n
 end
 
--- Reads one sample of PCM with some number of bytes as a number from -1 to below 1.
+-- Reads a sample of PCM, of 1 to 4 bytes, as a number from -1 to below 1.
 local function sample(data, bytes)
   if bytes == 1 then return (data[0] - 128) / 128 end
   local n = 0
@@ -169,7 +169,7 @@ function M.read_wav(path)
     if name == "fmt " then
       format, channels, rate, bits = little(text, at + 8, 2), little(text, at + 10, 2), little(text, at + 12, 4),
         little(text, at + 22, 2)
-      if format == 0xfffe then format = little(text, at + 32, 2) end       -- extensible: the format is further on
+      if format == 0xfffe then format = little(text, at + 32, 2) end       -- WAVE_FORMAT_EXTENSIBLE: the format follows
     elseif name == "data" then
       if not format or channels < 1 then bad "has no format before its samples" end
       local real = format == 3

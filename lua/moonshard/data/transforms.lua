@@ -83,7 +83,7 @@ function M.Normalize(mean, std)
   column(mean, who, 1, "float32")
   column(std, who, 2, "float32")
   for k, v in ipairs(type(std) == "number" and { std } or std) do
-    if v == 0 then errors.raise("Normalize: argument 2: number %d is 0", k) end
+    if v == 0 then errors.raise("Normalize: argument 2: number %d is 0, expected another number", k) end
   end
   return function(x)
     image_of(x, who)
@@ -150,7 +150,7 @@ end
 --- A random part of an image. Errors: the image is smaller than the part.
 ---@param size integer|integer[]  height and width, or { height, width }
 ---@param given? {padding: integer|integer[], fill: number}
----   padding: pixels that are added before, as Pad takes them; fill: their value
+---   padding: pixels that are added before cropping, as Pad takes them; fill: their value
 ---@return fun(image: Tensor): Tensor
 function M.RandomCrop(size, given)
   local tall, wide = pair(size, "RandomCrop")
@@ -172,7 +172,7 @@ local function flipped(x, d)
 end
 
 --- Mirrors an image left to right, at random.
----@param p? number  how often, from 0 to 1 (default: 0.5)
+---@param p? number  the probability, from 0 to 1 (default: 0.5)
 ---@return fun(image: Tensor): Tensor
 function M.RandomHorizontalFlip(p)
   p = probability(p, "RandomHorizontalFlip")
@@ -183,7 +183,7 @@ function M.RandomHorizontalFlip(p)
 end
 
 --- Mirrors an image upside down, at random.
----@param p? number  how often, from 0 to 1 (default: 0.5)
+---@param p? number  the probability, from 0 to 1 (default: 0.5)
 ---@return fun(image: Tensor): Tensor
 function M.RandomVerticalFlip(p)
   p = probability(p, "RandomVerticalFlip")
@@ -209,7 +209,7 @@ local function weights(n, count, how)
       local part = at - low
       row[low + 1] = 1 - part
       row[min(low + 1, n - 1) + 1] = row[min(low + 1, n - 1) + 1] + part
-    else                                                  -- a triangle as wide as the pixels that it stands for
+    else                                                  -- a triangle over the pixels that pixel i replaces
       local wide = max(scale, 1)
       local middle, sum = scale * (i + 0.5), 0
       local first, last = max(floor(middle - wide + 0.5), 0), min(floor(middle + wide + 0.5), n)
@@ -297,7 +297,7 @@ function M.RandomResizedCrop(size, given)
   end
 end
 
---- Colours as grey: 0.2989 red + 0.587 green + 0.114 blue.
+--- Converts colours to grey: 0.2989 red + 0.587 green + 0.114 blue.
 ---@param channels? 1|3  channels of the result (default: 1)
 ---@return fun(image: Tensor): Tensor  for images of 1 or 3 channels
 function M.Grayscale(channels)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A loader's worker processes. Worker (k - 1) % n + 1 makes batch k, so the batches arrive in order; each has at most
---- `prefetch` batches under way, each in a block of shared memory of its own.
+--- A loader's worker processes. Worker (k - 1) % n + 1 makes batch k, so the batches arrive in order. Each worker has
+--- at most `prefetch` batches under way, and each batch has a block of shared memory of its own.
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -17,7 +17,8 @@ Workers.__index = Workers
 
 local M = {}
 
---- given: the arguments of maker.new; count, prefetch: whole numbers; timeout: seconds, 0: none.
+--- Starts the workers. given: the arguments of maker.new; count: number of workers; prefetch: batches under way for
+--- each; timeout: in seconds, 0: none.
 function M.new(given, count, prefetch, timeout)
   local self = setmetatable({ list = {}, prefetch = prefetch, timeout = timeout }, Workers)
   self.message = ffi.new "moonshard_message"
@@ -44,7 +45,7 @@ function Workers:close()
   self.list = {}
 end
 
--- Raises after a worker has ended.
+-- Raises the error that worker k has ended, with the item that it was making.
 local function ended(self, k, w)
   local pid, item = w.process.pid, w.slots[w.pending[1].slot].data
   local at = item ~= nil and tonumber(ffi.cast("double *", item)[0]) or 0
@@ -58,7 +59,7 @@ end
 local function await(self, k)
   local w, waited = self.list[k], 0
   while not processes.wait(w.process.fd, self.timeout > 0 and 100 or -1) do
-    if state.interrupted ~= 0 then create.full({}, 0):release() end     -- the engine raises
+    if state.interrupted ~= 0 then create.full({}, 0):release() end     -- the engine raises the interrupt
     waited = waited + 0.1
     if self.timeout > 0 and waited >= self.timeout then
       local pid = w.process.pid
@@ -83,11 +84,11 @@ local function ask(self, epoch, number, seed, positions)
   message.kind, message.slot, message.epoch, message.number = processes.ASK, index, epoch, number
   message.seed, message.count = seed, n
   w.pending[#w.pending + 1] = { slot = index }
-  -- If the worker has ended, the wait for its answer finds out.
+  -- If the worker has ended, await raises the error.
   processes.send(w.process.fd, message)
 end
 
--- Takes the answers to all requests, and forgets them.
+-- Receives and discards the answers to all pending requests.
 local function drain(self)
   for k, w in ipairs(self.list) do
     while w.pending[1] do await(self, k) end
@@ -98,7 +99,7 @@ end
 ---@param epoch integer  from 0
 ---@param k integer  from 1
 ---@param seed integer
----@param request fun(k: integer): integer[]|false|nil  the positions of a batch; false: a stream's; nil: there is none
+---@param request fun(k: integer): integer[]|false|nil  the positions of a batch; false: a batch of a stream; nil: there is no such batch
 ---@return table?
 function Workers:batch(epoch, k, seed, request)
   if self.epoch ~= epoch or self.next ~= k then

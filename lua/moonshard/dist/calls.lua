@@ -40,7 +40,7 @@ end
 
 -- ---- one collective ------------------------------------------------------------------------------
 
---- The script's line of the latest call of one collective; nil: unknown.
+--- The script's line of the latest call of a function wrapped by M.one; nil: unknown.
 M.site = nil
 
 local lines_of = setmetatable({}, { __mode = "k" })
@@ -51,7 +51,7 @@ local function intended(a, b, c)
   return getmetatable(g) == Group and g.id or 0
 end
 
-local calling                                           -- the function of the latest call of one collective
+local calling                                           -- the function inside the wrapper that was called last
 local call_again
 
 local function finish_one(since, find, a, b, c, ok, ...)

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Process groups and collectives. The same script runs under `mpirun` or `srun`, and under `luajit` alone, where the
---- world has one rank and collectives are copies. Ranks are numbered from 0 in the world. Reductions run in rank order.
+--- world has one rank and collectives are copies. Ranks are numbered from 0 in the world. Reductions run in rank order,
+--- except those of NCCL.
 require "moonshard.autograd.methods"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -98,12 +99,14 @@ function dist.local_rank()
 end
 
 --- The group of all ranks.
+---@return Group
 function dist.default_group()
   ensure()
   return group_of(0)
 end
 
 --- The group that contains only this rank.
+---@return Group
 function dist.self_group()
   ensure()
   return group_of(1)
@@ -163,7 +166,8 @@ local Work = {}
 Work.__index = Work
 Work.__name = "Work"
 
---- Waits until the collective is complete on this rank; raises its error, if any.
+--- Waits until the collective is complete on this rank; for tensors on GPUs the compute stream waits, not the host.
+--- Raises the collective's error, if it has failed.
 function Work:wait()
   local w = self.work
   if w ~= nil and lib.ms_work_wait(w) ~= 0 then
@@ -172,7 +176,7 @@ function Work:wait()
   end
 end
 
---- Whether the collective is complete. Does not wait.
+--- Whether the collective is complete or, for tensors on GPUs, has been waited for. Does not wait.
 ---@return boolean
 function Work:done()
   local w = self.work
@@ -226,7 +230,8 @@ local function run(name, op, spec, given, out, input, root, list, n_list)
   return setmetatable({ op = name, site = site, work = w ~= nil and ffi.gc(w, lib.ms_work_free) or nil }, Work)
 end
 
---- Reduces t over ranks, in place, in rank order. Errors: shapes, dtypes or operations that differ between ranks.
+--- Reduces t over ranks, in place; in rank order, except by NCCL. Errors: shapes, dtypes or operations that differ
+--- between ranks.
 ---@param t Tensor  of the same shape and dtype on every rank
 ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
 ---@return Work?  only with async
@@ -284,7 +289,7 @@ end
 --- Gathers every rank's t on rank dst.
 ---@param t Tensor  of the same shape and dtype on every rank
 ---@param given { dst: integer, group: Group, async: boolean }  dst: a rank of the world
----@return Tensor[]? list  on rank dst: the tensors in rank order; nil on the other ranks
+---@return Tensor[]? list  on rank dst: the tensors in rank order, on the CPU; nil on the other ranks
 ---@return Work? work  only with async
 function dist.gather(t, given)
   need_root("gather", given, "dst")
@@ -371,8 +376,8 @@ local chars, lengths, length = ffi.new "const char *[1]", ffi.new "const double 
 
 local bytes_call = ffi.new "ms_bytes_call"
 
--- Describes a call of dist.x, and whether a function of the library made it: the caller's frame follows those of this
--- function, dist.x, pcall and the wrapper of dist.calls.
+-- Describes a call of a function of dist, and whether the library made it: the caller's frame follows those of
+-- describe, the function of dist, pcall and the wrapper of dist.calls.
 local function describe(id, site)
   bytes_call.group, bytes_call.site, bytes_call.inside = id, site, errors.is_library(5) and 1 or 0
   return bytes_call
@@ -517,7 +522,9 @@ end
 ---@return "off"|"info"|"detail"
 function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
 
---- "mpi" if mpirun, srun or PMIx started this process; otherwise "self".
+--- How ranks reach each other: "nccl" if that was asked for, else "mpi" if mpirun, srun or PMIx started this process,
+--- else "self".
+---@return "self"|"mpi"|"nccl"
 function dist.backend()
   ensure()
   return ffi.string(lib.ms_dist_backend())

@@ -112,7 +112,7 @@ end
 --- Arranges the world as a grid; the last dimension varies fastest. Collective over the world. Errors: sizes whose
 --- product is not the number of ranks.
 ---@param device string  "cpu" or "cuda"
----@param shape integer[]  one or two sizes, whose product is the number of ranks
+---@param shape integer[]  sizes of the dimensions, whose product is the number of ranks
 ---@param given? { names: string[] }
 ---   names: names of the dimensions; `mesh.name` is the mesh of that dimension
 ---@return DeviceMesh

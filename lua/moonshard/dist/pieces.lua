@@ -42,8 +42,8 @@ function M.assign(params, limits, dtype_of)
   return closed
 end
 
---- Broadcasts tensors from one rank of the group (default: its first), packed into messages of one dtype and at most
---- `limit` bytes (default: 250 MiB).
+--- Broadcasts tensors from one rank of the group (default: its first), packed into messages of one dtype. A message
+--- ends with the tensor with which it reaches `limit` bytes (default: 250 MiB).
 ---@param tensors Tensor[]
 ---@param group Group?
 ---@param limit? number

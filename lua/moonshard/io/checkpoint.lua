@@ -82,7 +82,7 @@ local function entries_of(m, optim)
   local numbers, groups = {}, nil
   if optim then
     local by_name = {}
-    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end      -- the order of pairs does not affect the map
+    for p, name in pairs(flat.names_below(m)) do by_name[name] = p end
     local sd = optim_state.optim_state_dict(m, optim, { type = "local" })
     groups = sd.param_groups
     for name, entry in util.sorted_pairs(sd.state) do
@@ -436,7 +436,7 @@ local function empty_state(dir, index, m, optim)
   if not saved then bad(dir, "it has no optimizer state") end
   local sd, list = { state = {}, param_groups = saved.param_groups }, {}
   local by_name, prefixes = {}, {}
-  for p, name in pairs(flat.names_below(m)) do              -- any order: the list is sorted below
+  for p, name in pairs(flat.names_below(m)) do
     by_name[name] = p
     prefixes[#prefixes + 1] = name
   end
@@ -514,7 +514,7 @@ local function read_files(dir, index, list, verify, dist, fits)
     end
     task.report("loading", #index.files, #index.files)
   end)
-  for _, reader in pairs(readers) do reader:close() end       -- in any order
+  for _, reader in pairs(readers) do reader:close() end
   if not ok then error(err, 0) end
   return after
 end

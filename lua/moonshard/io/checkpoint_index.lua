@@ -36,7 +36,7 @@ local function json(x)
     errors.raise("save: %s cannot be stored in an index, expected a number, boolean, string or table", errors.kind(x))
   end
   local parts, count = {}, 0
-  for key in pairs(x) do                                  -- any order: this counts the keys
+  for key in pairs(x) do
     count = count + 1
     if type(key) ~= "string" and not (type(key) == "number" and x[1] ~= nil) then
       errors.raise("save: a table with the key %s cannot be stored in an index, expected strings or 1 to n as keys",
@@ -162,7 +162,7 @@ end
 
 local function is_option(x)
   if type(x) ~= "table" then return type(x) == "number" or type(x) == "boolean" or type(x) == "string" end
-  for k, v in pairs(x) do                                 -- any order: this checks each value
+  for k, v in pairs(x) do
     if type(k) ~= "number" or type(v) ~= "number" and type(v) ~= "boolean" and type(v) ~= "string" then return false end
   end
   return true

@@ -235,7 +235,9 @@ end
 --- Reads a safetensors file. Errors: a file whose header or checksums show damage; a name that the file does not
 --- contain.
 ---@param path string  path of the file
----@param given? { device: string, names: string[], verify: boolean }  names: only these; verify: compare the checksums, if the file has them (default: true)
+---@param given? { device: string, names: string[], verify: boolean }
+---   device: device of the tensors (default: "cpu"); names: reads only these; verify: compares the checksums, if the
+---   file has them (default: true)
 ---@return table<string, Tensor> tensors
 ---@return table<string, string> metadata
 function M.load(path, given)

@@ -123,8 +123,8 @@ function GPT:init(given)
   self:reset_parameters()
 end
 
---- Initialises the parameters as GPT-2 does: biases 0, weights of norms 1, all others normal with standard deviation
---- init_std, which is smaller for projections into the residual stream.
+--- Initialises the parameters as GPT-2 does: biases 0, weights of norms 1, projections into the residual stream normal
+--- with standard deviation init_std / sqrt(2 * layers), all others normal with standard deviation init_std.
 function GPT:reset_parameters()
   local o = self.config
   -- All blocks share one buffer, which to_empty leaves uninitialised.

@@ -79,10 +79,10 @@ local SELU = activation("SELU", functions.selu)
 ---@class ReLU6: Module
 local ReLU6 = activation("ReLU6", functions.relu6)
 
--- An activation with one number by position, kept in the field `field`.
+-- An activation with one number as argument, which is stored in the field named `field`.
 local function with_number(name, field, default, fn)
   local cls = Module:extend(name)
-  ---@param value? number  factor below 0
+  ---@param value? number  factor for negative elements
   function cls:init(value) self[field] = value == nil and default or opts.expect(value, opts.number, "%s: %s", name, field) end
   function cls:forward(x) return fn(x, self._slots[field]) end
   function cls:extra_repr() return ("%g"):format(self[field]) end
@@ -92,26 +92,26 @@ end
 --- F.leaky_relu as a module.
 ---@class LeakyReLU: Module
 ---@overload fun(negative_slope?: number): LeakyReLU
----@field negative_slope number  factor below 0 (default: 0.01)
+---@field negative_slope number  factor for negative elements (default: 0.01)
 local LeakyReLU = with_number("LeakyReLU", "negative_slope", 0.01, functions.leaky_relu)
 
 --- F.elu as a module.
 ---@class ELU: Module
 ---@overload fun(alpha?: number): ELU
----@field alpha number  factor below 0 (default: 1)
+---@field alpha number  factor for negative elements (default: 1)
 local ELU = with_number("ELU", "alpha", 1, functions.elu)
 
 --- F.celu as a module.
 ---@class CELU: Module
 ---@overload fun(alpha?: number): CELU
----@field alpha number  factor below 0 (default: 1)
+---@field alpha number  factor for negative elements (default: 1)
 local CELU = with_number("CELU", "alpha", 1, functions.celu)
 
 --- F.softplus as a module.
 ---@class Softplus: Module
 ---@overload fun(opts?: { beta: number, threshold: number }): Softplus
 ---@field beta number  sharpness (default: 1)
----@field threshold number  from here on the result is x (default: 20)
+---@field threshold number  where beta x exceeds it, the result is x (default: 20)
 local Softplus = Module:extend("Softplus")
 
 function Softplus:init(given)

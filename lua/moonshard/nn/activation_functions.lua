@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The activations of nn.F that have parameters.
+local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local tensor = require "moonshard.tensor"
@@ -14,7 +15,7 @@ end
 
 --- x where x > 0, negative_slope * x elsewhere.
 ---@param x Tensor  of any shape
----@param negative_slope? number  factor below 0 (default: 0.01)
+---@param negative_slope? number  factor for negative elements (default: 0.01)
 ---@return Tensor
 function M.leaky_relu(x, negative_slope)
   return ops.leaky_relu(x, number("leaky_relu", "negative slope", negative_slope, 0.01))
@@ -26,7 +27,7 @@ end
 ---@return Tensor
 function M.elu(x, alpha) return ops.elu(x, number("elu", "alpha", alpha, 1), 1) end
 
---- elu with alpha = 1.6733 times 1.0507, which keeps mean 0 and variance 1 (Klambauer et al. 2017).
+--- 1.0507 times elu with alpha = 1.6733: layers of it keep mean 0 and variance 1 (Klambauer et al. 2017).
 ---@param x Tensor  of any shape
 ---@return Tensor
 function M.selu(x) return ops.elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946) end
@@ -44,7 +45,7 @@ end
 --- log(1 + e^(beta x)) / beta, a smooth relu; x itself where beta x > threshold.
 ---@param x Tensor  of any shape
 ---@param given? { beta: number, threshold: number }
----   beta: sharpness, not 0 (default: 1); threshold: from here on the result is x (default: 20)
+---   beta: sharpness, not 0 (default: 1); threshold: where beta x exceeds it, the result is x (default: 20)
 ---@return Tensor
 function M.softplus(x, given)
   local o = opts("softplus", given, { beta = 1, threshold = 20 })
@@ -87,8 +88,8 @@ function M.prelu(x, weight)
   opts.expect(weight, tensor.a_tensor, "prelu: weight")
   if weight:numel() > 1 then
     if weight.ndim ~= 1 or x.ndim < 2 or x.shape[2] ~= weight:numel() then
-      opts.wrong(weight, ("1 element, or the %s of the input's dimension 2"):format(x.ndim < 2 and "elements"
-        or x.shape[2] .. " elements"), "prelu: weight of shape %s", tostring(weight.shape))
+      errors.raise("prelu: weight has shape %s, expected [1]%s", tostring(weight.shape),
+        x.ndim < 2 and "" or (" or [%d], a weight for each channel"):format(x.shape[2]))
     end
     local shape = { weight:numel() }
     for d = 2, x.ndim - 1 do shape[d] = 1 end

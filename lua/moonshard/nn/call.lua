@@ -272,7 +272,7 @@ local function register(self, list, who, fn, given)
   return setmetatable({ module = self, list = list, hook = hook }, Handle)
 end
 
---- Registers fn(module, args), called before forward; its result, if any, replaces the arguments.
+--- Registers fn(module, args), called before forward. What fn returns, if anything, replaces the arguments.
 ---@param fn fun(m: Module, args: table): any  args is a list with n
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
@@ -280,15 +280,15 @@ function Module:register_forward_pre_hook(fn, given)
   return register(self, "_pre", "register_forward_pre_hook", fn, given)
 end
 
---- Registers fn(module, args, out), called after forward; its result, if any, replaces the output. out is a list only
---- if forward returned several values.
+--- Registers fn(module, args, out), called after forward. What fn returns, if anything, replaces the output. out is a
+--- list only if forward returned several values.
 ---@param fn fun(m: Module, args: table, out: any): any  args is a list with n
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle
 function Module:register_forward_hook(fn, given) return register(self, "_post", "register_forward_hook", fn, given) end
 
---- Registers fn(module, grad_in, grad_out), called when the gradients of the inputs have been computed; its result, if
---- any, replaces grad_in.
+--- Registers fn(module, grad_in, grad_out), called when the gradients of the inputs have been computed. What fn
+--- returns, if anything, replaces grad_in.
 ---@param fn fun(m: Module, grad_in: table, grad_out: table): any  grad_in and grad_out are lists with n
 ---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
 ---@return ModuleHandle

@@ -79,7 +79,7 @@ local function construct(self, input_size, hidden_size, given)
   self:reset_parameters()
 end
 
--- A state of the batch's shape, which is zeros if it was not given.
+-- The state t, whose shape is checked; zeros if t is nil.
 local function state(self, what, t, x)
   local sizes = { unpack(x.shape) }
   sizes[#sizes] = self.hidden_size

@@ -21,7 +21,7 @@ local raise = errors.raise
 ---   gradient is a sparse tensor
 local Embedding = Module:extend("Embedding")
 
----@param n integer  rows: ids are 0 to n - 1
+---@param n integer  number of rows; ids are 0 to n - 1
 ---@param d integer  size of a row
 function Embedding:init(n, d, given)
   local o = opts("Embedding", given, { padding_idx = opts.number, sparse = false, dtype = opts.string,

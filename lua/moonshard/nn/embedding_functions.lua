@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Functions of nn.F about embeddings: bags of rows, rotary positions. Each runs in a scope, which releases its
+--- Functions of nn.F for embeddings: bags of rows, rotary positions. Each runs in a scope, which releases its
 --- intermediate results.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -15,7 +15,7 @@ local M = {}
 local bag_spec = { mode = opts.one_of({ "sum", "mean", "max" }, "mean"), padding_idx = opts.whole, per_sample_weights = opts.kind("a tensor",
   tensor.is_tensor) }
 
--- Reduces the looked up rows, [B, L, d], along dimension 2. pad: id whose rows do not count, or nil.
+-- Reduces the rows that were looked up, [B, L, d], along dimension 2. pad: id whose rows do not count, or nil.
 local function reduced(rows, ids, mode, pad)
   if ids:size(2) == 0 then return rows:sum(2) end
   if pad == nil then

@@ -12,11 +12,11 @@ local a_tensor = require "moonshard.tensor".a_tensor
 ---@class EmbeddingBag: Embedding
 ---@field mode "sum"|"mean"|"max"  how the rows of a bag become one
 ---@overload fun(n: integer, d: integer, opts?: { mode: "sum"|"mean"|"max", padding_idx: integer, dtype: string, device: string }): EmbeddingBag
----   n: rows: ids are 0 to n - 1; d: size of a row; mode: how the rows of a bag become one (default: "mean");
+---   n: number of rows; ids are 0 to n - 1; d: size of a row; mode: how the rows of a bag become one (default: "mean");
 ---   padding_idx: row that does not count, from 0; negative from the end
 local EmbeddingBag = Embedding:extend "EmbeddingBag"
 
----@param n integer  rows: ids are 0 to n - 1
+---@param n integer  number of rows; ids are 0 to n - 1
 ---@param d integer  size of a row
 function EmbeddingBag:init(n, d, given)
   local o = opts("EmbeddingBag", given, { mode = opts.one_of({ "sum", "mean", "max" }, "mean"),

@@ -307,12 +307,13 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
   return how == "none" and loss:reshape(shape) or loss
 end
 
---- Softmax and negative log likelihood in one function. Errors: a class outside of the logits; ignore_index with
---- probabilities as targets.
+--- Softmax and negative log likelihood in one function. Errors: an id that is not a class of the logits; ignore_index
+--- with probabilities as targets.
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
 ---@param ids Tensor  classes from 0: int64 [N], [] or [N, …]; or the probability of every class, floating point of the logits' shape
 ---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
----   weight: [C]: factor of each class
+---   reduction: of the rows' losses; ignore_index: id of rows that do not count; label_smoothing: share of the target
+---   that is spread evenly over all classes; weight: [C]: factor of each class
 ---@return Tensor  [], or the shape of ids with "none"
 function F.cross_entropy(logits, ids, given)
   if given == nil then return cross_entropy(logits, ids, nil, "mean", -100, 0) end

@@ -18,9 +18,10 @@ local rand_, randn_, trunc_, fill_ = engine.op "rand_", engine.op "randn_", engi
 local M = {}
 
 local shard_of
---- Registers fn(t). For a sharded tensor it returns the shard and the position of its first element in the whole; for a
---- tensor that is sharded along a later dimension also the number of contiguous runs in the whole and the distance
---- between their beginnings. For all other tensors it returns nil.
+--- Registers fn(t). For a sharded tensor fn returns the shard and the position of the shard's first element in the
+--- whole tensor. If the tensor is sharded along another dimension than the first, the shard is several contiguous runs
+--- of the whole tensor; fn then also returns their number and the distance between their beginnings. For all other
+--- tensors fn returns nil.
 ---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?  shard, position, number of runs, distance of runs
 local function on_sharded(fn) shard_of = fn end
 

@@ -118,7 +118,7 @@ end
 
 -- ---- dropout --------------------------------------------------------------------------------------
 
--- Returns p and whether there is something to do.
+-- Returns p and whether anything is dropped.
 local function dropout_arguments(who, x, p, given)
   if opts.is(p) then p, given = nil, p end
   local o = opts(who, given, { training = true })
@@ -206,7 +206,7 @@ function M.pad(x, pad, given)
   opts.expect(x, a_tensor, "pad: argument 1")
   opts.need(opts.is_plain(pad) and #pad % 2 == 0 and #pad > 0, pad, "a list of an even number of sizes", "pad: argument 2")
   if #pad > 2 * x.ndim then
-    raise("pad: %d sizes are too many for %d dimensions, two for each", #pad, x.ndim)
+    raise("pad: %d sizes for %d dimensions, expected at most two for each", #pad, x.ndim)
   end
   for k, n in ipairs(pad) do opts.expect(n, opts.whole, "pad: size %d", k) end
   return run(function()
@@ -215,7 +215,7 @@ function M.pad(x, pad, given)
       local d, before, after = x.ndim - (k - 1) / 2, pad[k], pad[k + 1]
       local size = y:size(d)
       if size + before + after < 0 or size + math.min(before, 0) + math.min(after, 0) < 0 then
-        raise("pad: %d and %d elements at dimension %d of size %d leave fewer than 0", before, after, d, size)
+        raise("pad: %d and %d elements at dimension %d of size %d give a negative size", before, after, d, size)
       end
       if before < 0 or after < 0 then
         local first = math.max(-before, 0)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Layers that are functions of nn.F with arguments fixed in the constructor: dropout of channels, padding,
+--- Layers that are functions of nn.F with arguments fixed in the constructor: variants of dropout, padding,
 --- PixelShuffle; and Bilinear.
 local functions = require "moonshard.nn.layer_functions"
 local init = require "moonshard.nn.initial".init
@@ -37,7 +37,8 @@ local AlphaDropout = dropout_class("AlphaDropout", functions.alpha_dropout)
 -- A layer that pads the last n dimensions.
 local function padding_class(name, n, valued)
   local cls = Module:extend(name)
-  ---@param padding integer|integer[]  elements to add at every side, or a list: before, after of the last dimension first
+  ---@param padding integer|integer[]
+  ---   elements to add at every end, or a list: before and after in the last dimension, then in the one before it
   ---@param value? number  of the new elements
   function cls:init(padding, value)
     local list = {}

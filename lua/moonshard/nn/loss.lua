@@ -109,7 +109,7 @@ local KLDivLoss = of_function("KLDivLoss", functions.kl_div)
 ---@class PoissonNLLLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", log_input: boolean, full: boolean, eps: number }): PoissonNLLLoss
 ---   log_input: the input is a logarithm (default: true); full: adds Stirling's approximation (default: false);
----   eps: added to the input in its logarithm (default: 1e-8)
+---   eps: added to the input before its logarithm is taken (default: 1e-8)
 local PoissonNLLLoss = of_function("PoissonNLLLoss", functions.poisson_nll_loss)
 
 --- F.gaussian_nll_loss as a module: called with input, target and variance.
@@ -127,7 +127,7 @@ local MultiMarginLoss = of_function("MultiMarginLoss", functions.multi_margin_lo
 --- F.cosine_embedding_loss as a module: called with both inputs and the target.
 ---@class CosineEmbeddingLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", margin: number }): CosineEmbeddingLoss
----   margin: from -1 to 1 (default: 0)
+---   margin: cosine above which pairs with target -1 have a loss, from -1 to 1 (default: 0)
 local CosineEmbeddingLoss = of_function("CosineEmbeddingLoss", functions.cosine_embedding_loss)
 
 --- F.margin_ranking_loss as a module: called with both inputs and the target.

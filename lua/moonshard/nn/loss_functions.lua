@@ -20,7 +20,8 @@ local function reduced(loss, how)
   return how == "sum" and loss:sum() or loss:mean()
 end
 
--- Inputs of one shape. Broadcasting a target is nearly always a mistake: [N] and [N, 1] give [N, N].
+-- Raises unless both are tensors of one shape. Broadcasting a target is nearly always a mistake: [N] and [N, 1] give
+-- [N, N].
 local function check_pair(who, a, b, what)
   opts.expect(a, a_tensor, "%s: input", who)
   opts.expect(b, a_tensor, "%s: %s", who, what)
@@ -103,7 +104,8 @@ local KL = { log_target = false, reduction = opts.one_of({ "mean", "batchmean", 
 ---@param input Tensor  logarithms of probabilities, of any shape
 ---@param target Tensor  probabilities, or their logarithms with log_target; of the input's shape
 ---@param given? { reduction: "mean"|"batchmean"|"sum"|"none", log_target: boolean }
----   reduction: "batchmean" is the divergence itself, "mean" divides by the number of elements
+---   reduction: "batchmean": the divergence, averaged over dimension 1; "mean": divides by the number of elements;
+---   log_target: the target is a logarithm (default: false)
 ---@return Tensor  [], or the input's shape with "none"
 function M.kl_div(input, target, given)
   local o = opts("kl_div", given, KL)
@@ -127,7 +129,7 @@ end)
 ---@param target Tensor  counts, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", log_input: boolean, full: boolean, eps: number }
 ---   log_input: the input is a logarithm (default: true); full: adds Stirling's approximation of log(target!) (default:
----   false); eps: added to the input in its logarithm (default: 1e-8)
+---   false); eps: added to the input before its logarithm is taken (default: 1e-8)
 ---@return Tensor  [], or the input's shape with "none"
 function M.poisson_nll_loss(input, target, given) return poisson(input, target, given) end
 
@@ -171,8 +173,8 @@ local function rows_of(who, input, ids)
 end
 
 local NLL = { weight = optional_tensor, ignore_index = opts.option(opts.whole, -100), reduction = reduction }
---- Minus the log-probability of each class. "mean" divides by the weights of the classes. Errors: a class outside of
---- the input.
+--- Minus the log-probability of each class. "mean" divides by the sum of the weights of the classes. Errors: an id that
+--- is not a class of the input.
 ---@param input Tensor  log-probabilities [N, C], [C] or [N, C, ...]
 ---@param ids Tensor  classes from 0: int64 [N], [] or [N, ...]
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor, ignore_index: integer }
@@ -194,7 +196,8 @@ function M.nll_loss(input, ids, given)
 end
 
 local MULTI = { p = opts.option(opts.whole_from(1), 1), margin = 1, weight = optional_tensor, reduction = reduction }
---- Hinge loss over classes: the mean over classes i other than the target y of max(0, margin - x[y] + x[i]) ^ p.
+--- Hinge loss over classes: the sum over classes i other than the target y of max(0, margin - x[y] + x[i]) ^ p, divided
+--- by C.
 ---@param input Tensor  scores [N, C]
 ---@param ids Tensor  classes from 0: int64 [N]
 ---@param given? { reduction: "mean"|"sum"|"none", p: integer, margin: number, weight: Tensor }
@@ -288,7 +291,8 @@ local EMBEDDING = { margin = 0, reduction = reduction }
 ---@param a Tensor  [N, D] or [D]
 ---@param b Tensor  of a's shape
 ---@param target Tensor  1 or -1: [N] or []
----@param given? { reduction: "mean"|"sum"|"none", margin: number }  margin: from -1 to 1 (default: 0)
+---@param given? { reduction: "mean"|"sum"|"none", margin: number }
+---   margin: cosine above which pairs with target -1 have a loss, from -1 to 1 (default: 0)
 ---@return Tensor  [], or the target's shape with "none"
 function M.cosine_embedding_loss(a, b, target, given)
   local o = opts("cosine_embedding_loss", given, EMBEDDING)

@@ -35,9 +35,9 @@ function M.eye_(t)
   return fill(t, function() return create.eye(t:size(1), t:size(2), { dtype = t.dtype, device = t.device }) end)
 end
 
---- Fills the weight of a convolution so that each group passes on its channels unchanged, as many as it has on both
---- sides. Errors: the number of output channels is not divisible by groups.
----@param t Tensor  [out, in, ...] with 1 to 3 dimensions of a kernel
+--- Fills the weight of a convolution so that output channel k of each group equals the group's input channel k; output
+--- channels without such an input are 0. Errors: the number of output channels is not divisible by groups.
+---@param t Tensor  [out, in / groups, ...] with 1 to 3 dimensions of a kernel
 ---@param given? { groups: integer }  groups: of the convolution (default: 1)
 ---@return Tensor t
 function M.dirac_(t, given)
@@ -97,8 +97,8 @@ function M.orthogonal_(t, given)
   end)
 end
 
---- Fills a matrix with normal random numbers, then sets a fraction of each column, drawn anew for each, to 0 (Martens
---- 2010).
+--- Fills a matrix with normal random numbers, then sets a fraction of the elements of each column, drawn at random, to
+--- 0 (Martens 2010).
 ---@param t Tensor  [rows, columns], floating point
 ---@param sparsity number  the fraction of zeros, from 0 to 1; rounded up to whole elements
 ---@param std? number  standard deviation of the others (default: 0.01)
@@ -113,7 +113,7 @@ function M.sparse_(t, sparsity, std)
   return fill(t, function()
     local x = create.randn({ rows, columns }, { dtype = t.dtype, device = t.device }):mul_(std)
     if zeros == 0 or x:numel() == 0 then return x end
-    -- The rows with the smallest random numbers of a column are drawn uniformly.
+    -- In each column, the elements to set to 0 are those whose uniform random numbers are the smallest.
     local draws, places = create.rand({ columns, rows }, { dtype = "float64", device = "cpu" }):tolist(), {}
     for c = 1, columns do
       local draw, order = draws[c], {}

@@ -42,9 +42,9 @@ local function construct(self, input_size, hidden_size, given)
   self:reset_parameters()
 end
 
--- Divides x along dimension 1 into pieces of size 1, appended to list. The backward of one split joins the gradients of
--- its pieces; an operator splits into up to 20, so longer sequences are split in a tree. As many narrows would each
--- give a gradient of the size of x.
+-- Divides x along dimension 1 into pieces of size 1, which are appended to list. The backward of a split joins the
+-- gradients of its pieces, where that of a narrow makes a gradient of the size of x. The operator makes up to 20
+-- pieces, so longer sequences are split in a tree.
 local function split_steps(x, list)
   local n = x:size(1)
   if n == 1 then

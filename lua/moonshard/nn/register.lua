@@ -58,8 +58,8 @@ function Module.new()
 end
 Module.__refused.new = refuse_constructor
 
--- Warns about fields that init has assigned and that no listing contains: plain tables of modules, leaves. Warns once
--- per class and field.
+-- Warns about fields that init has assigned and that no listing contains: plain tables of modules or parameters, and
+-- leaves that are not parameters. Warns once per class and field.
 local warned = {}
 local function warn_unregistered(self)
   local registered

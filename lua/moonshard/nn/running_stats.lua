@@ -5,8 +5,8 @@ local init = require "moonshard.nn.initial".init
 
 local M = {}
 
---- Registers running_mean, running_var and num_batches_tracked; without statistics the names stay empty.
----@param m Module
+--- Registers the buffers running_mean, running_var and num_batches_tracked; without track_running_stats they are nil.
+---@param m Module  gets the buffers
 ---@param d integer  number of channels
 ---@param o { track_running_stats: boolean, dtype: string, device: string }
 function M.register(m, d, o)

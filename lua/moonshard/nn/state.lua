@@ -73,7 +73,7 @@ function Module:apply(fn)
   return self
 end
 
--- Makes t refer to the data of `at`, both or their inner tensors.
+-- Makes t refer to the data of `at`; of instances of a tensor class, the inner tensors of t to those of `at`.
 local point
 function point(t, at)
   local parts = tensor.inner(t)
@@ -242,11 +242,11 @@ end
 function Module._renamed(self, sd, count_from)
   if count_from == 1 then return sd end
   local out, taken = {}, {}
-  for name, key in pairs(names_from_0(self)) do        -- the order of pairs does not affect the map
+  for name, key in pairs(names_from_0(self)) do
     out[name] = sd[key]
     taken[key] = true
   end
-  for key, t in pairs(sd) do                           -- the order of pairs does not affect the map
+  for key, t in pairs(sd) do
     if not taken[key] then
       out[type(key) == "string" and key:gsub("%f[^%z.]%d+%f[%z.]", function(n) return ("%d"):format(n + 1) end)
         or key] = t
@@ -272,7 +272,7 @@ end
 local function counts_from_0(self, known, sd)
   local from_0, example = names_from_0(self), nil
   local other = {}
-  for name, key in pairs(from_0) do other[key] = name end                      -- the order of pairs does not affect the map
+  for name, key in pairs(from_0) do other[key] = name end
   for name in pairs(sd) do
     if not known[name] and other[name] and (example == nil or name < example) then example = name end
   end

@@ -12,7 +12,7 @@ local is_tensor = tensor.is_tensor
 
 local M = {}
 
-local room, ids = 0, nil         -- an array of ids and its size, which grows to the longest list
+local room, ids = 0, nil         -- the array of ids is reused; room: its size, which grows to the longest list
 local norm_options = { norm_type = 2 }
 
 --- Multiplies all gradients by one factor so that their common norm over all ranks is at most max_norm. norm_type =

@@ -59,7 +59,7 @@ function M.get_total_norm(tensors, given)
   end)
 end
 
---- All elements of a list of tensors, in order. The result has a gradient if they have one.
+--- All elements of a list of tensors, in order. Gradients flow through the result.
 ---@param params Tensor[]  on one device
 ---@return Tensor  [number of elements]
 function M.parameters_to_vector(params)

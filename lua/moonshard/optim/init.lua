@@ -9,7 +9,7 @@ local optim = {
   lr_scheduler = require "moonshard.optim.lr_scheduler",
 }
 for _, file in ipairs { "optimizer", "zero" } do
-  -- The order of pairs() does not affect the copy.
+
   for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end
 end
 

@@ -9,7 +9,7 @@ local positive = opts.option(opts.positive, opts.required)
 
 local M = {}
 
---- Half a cosine period from the initial learning rate to eta_min, again and again (SGDR: Loshchilov & Hutter 2017).
+--- Half a cosine period from the initial learning rate to eta_min, repeatedly (SGDR: Loshchilov & Hutter 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { T_0: integer, T_mult: integer, eta_min: number }
 ---   T_0: steps of the first period; T_mult: factor between the lengths of periods (default: 1); eta_min: the learning
@@ -31,7 +31,7 @@ end
 
 -- ---- schedules that also move the momentum ------------------------------------------------------------
 
--- The momentum of a group: SGD's, or the first of Adam's betas.
+-- Sets the momentum of a group: SGD's, or the first of Adam's betas.
 local function set_momentum(group, value)
   if group.betas then group.betas = { value, group.betas[2] } else group.momentum = value end
 end
@@ -159,9 +159,9 @@ end
 ---@param given? { mode: "min"|"max", factor: number, patience: integer, threshold: number, threshold_mode: "rel"|"abs", cooldown: integer, min_lr: number, eps: number }
 ---   mode: "min" if lower is better (default), or "max"; factor: below 1 (default: 0.1); patience: steps without
 ---   improvement that are tolerated (default: 10); threshold: smallest change that counts as an improvement (default:
----   1e-4); threshold_mode: relative to the best value, or absolute (default: "rel"); cooldown: steps after a change in
----   which none is counted (default: 0); min_lr: lower limit (default: 0); eps: smaller changes are left out (default:
----   1e-8)
+---   1e-4); threshold_mode: relative to the best value, or absolute (default: "rel"); cooldown: steps after a reduction
+---   that do not count towards patience (default: 0); min_lr: lower limit (default: 0); eps: changes of the learning
+---   rate up to this are not made (default: 1e-8)
 ---@return LRScheduler
 function M.reduce_on_plateau(optimizer, given)
   local o = options("reduce_on_plateau", given, { mode = opts.one_of({ "min", "max" }, "min"), factor = 0.1,
@@ -205,10 +205,10 @@ end
 
 local function check_parts(kind, optimizer, schedules)
   opts.expect(schedules, opts.table, "lr_scheduler.%s: schedules", kind)
-  if #schedules == 0 then raise("lr_scheduler.%s: no schedules were given", kind) end
+  if #schedules == 0 then raise("lr_scheduler.%s: the list of schedules is empty, expected at least one", kind) end
   for k, part in ipairs(schedules) do
     opts.expect(part, schedule.a_schedule, "lr_scheduler.%s: schedule %d", kind, k)
-    if part.optimizer ~= optimizer then raise("lr_scheduler.%s: schedule %d is of another optimizer", kind, k) end
+    if part.optimizer ~= optimizer then raise("lr_scheduler.%s: schedule %d belongs to another optimizer", kind, k) end
     if part.kind == "reduce_on_plateau" then
       raise("lr_scheduler.%s: schedule %d is reduce_on_plateau, whose steps take a value; step it alone", kind, k)
     end
@@ -216,7 +216,7 @@ local function check_parts(kind, optimizer, schedules)
 end
 
 --- One schedule after the other, each counting from its own step 0.
----@param optimizer Optimizer  that of the schedules
+---@param optimizer Optimizer  the optimizer of all schedules
 ---@param given { schedules: LRScheduler[], milestones: integer[] }
 ---   schedules: in their order; milestones: the step at which the second begins, the third, ...
 ---@return LRScheduler
@@ -249,7 +249,7 @@ function M.sequential(optimizer, given)
 end
 
 --- Several schedules at once: the initial learning rate times the factors of all.
----@param optimizer Optimizer  that of the schedules
+---@param optimizer Optimizer  the optimizer of all schedules
 ---@param schedules LRScheduler[]  whose learning rates are multiples of the initial ones
 ---@return LRScheduler
 function M.chained(optimizer, schedules)

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Learning rate schedules: multiply each group's initial learning rate by a factor that depends on the number of steps
---- taken. lr_cycles.lua has those that set more, or that combine others.
+--- Learning rate schedules that multiply each group's initial learning rate by a factor that depends on the number of
+--- steps taken. lr_cycles.lua has cyclic ones, and those that also set the momentum, follow a measurement or combine
+--- others.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local schedule = require "moonshard.optim.schedule"
@@ -137,7 +138,7 @@ end
 ---@param given { steps: integer, warmup: integer, decay: integer, min_factor: number, shape: "linear"|"cosine"|"sqrt" }
 ---   steps: until the last factor, warmup and decay included; warmup: steps in which the factor rises linearly
 ---   (default: 0); decay: number of steps in which it falls; min_factor: the last factor (default: 0); shape: of the
----   decay, "sqrt" is 1 - sqrt (default: "linear")
+---   decay; "sqrt": 1 minus the square root of the part that has passed (default: "linear")
 ---@return LRScheduler
 function M.wsd(optimizer, given)
   local o = options("wsd", given, { steps = some_steps, warmup = opts.option(count, 0), decay = some_steps,

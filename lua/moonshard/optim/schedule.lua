@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The class of learning rate schedules. A schedule computes a learning rate for each group from the number of steps
---- taken, so any step can be computed alone and a checkpoint needs little more than that number.
+--- taken, so a checkpoint needs little more than that number.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 

@@ -129,7 +129,7 @@ end
 function Zero:init(params, given)
   local mine, rest = {}, {}
   if given ~= nil and not opts.is(given) then raise("%s: options are %s, expected a table", NAME, show(given)) end
-  for name, value in pairs(given or {}) do         -- the order of pairs does not affect the copies
+  for name, value in pairs(given or {}) do
     if OPTIONS[name] ~= nil then mine[name] = value else rest[name] = value end
   end
   local o = opts(NAME, mine, OPTIONS)

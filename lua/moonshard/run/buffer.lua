@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- A buffer of bytes outside of Lua's memory, for lines and records that are written at every step: numbers and texts are
---- put into it without making strings, which the garbage collector would have to free, and it is written with one call
---- of the system.
+--- put into it without making strings, which the garbage collector would have to free, and it is written with one
+--- system call.
 local ffi = require "ffi"
 local floor, log10 = math.floor, math.log10
 
@@ -151,7 +151,7 @@ end
 -- ---- writing -----------------------------------------------------------------------------------------
 
 local EINTR, AT_ONCE = 4, 2 ^ 30
-local LIMIT = 2 ^ 20                                    -- bytes that are kept for a disk that is full
+local LIMIT = 2 ^ 20                                    -- bytes that are kept while the disk is full
 
 --- Writes the buffer to an open file with one call, unless a signal or a full disk ends it earlier. What could not be
 --- written stays in the buffer for the next call, up to 1 MiB.

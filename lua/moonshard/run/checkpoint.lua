@@ -70,7 +70,7 @@ local function buffers_of(model)
   return list
 end
 
--- The contents as whole tensors, on rank 0 alone.
+-- The contents as whole tensors, on rank 0 alone; empty lists on the other ranks.
 local function whole_contents(model, optimizer)
   local whole_there = { type = "full", rank0_only = true, offload_to_cpu = true }
   local list, steps = {}, {}
@@ -223,7 +223,7 @@ local function read_model(self)
   return sd
 end
 
--- The same of its optimizer.
+-- The whole state of the model's optimizer, read by rank 0: entries by name.
 local function read_optimizer(self, numbers)
   local by_name = {}
   local function set(name, key, value)
@@ -234,7 +234,7 @@ local function read_optimizer(self, numbers)
     local name, key = entry:match "^optim%.(.+)%.([^.]+)$"
     if name then set(name, key, self.reader:read(entry)) end
   end
-  for key, value in pairs(dist.rank() == 0 and numbers or {}) do      -- any order: every key is stored separately
+  for key, value in pairs(dist.rank() == 0 and numbers or {}) do
     local field, name = key:match "^(.-) of (.*)$"
     set(name, field, value)
   end
@@ -293,7 +293,7 @@ function Checkpoint:load_training(model, optimizer)
         for _, p in ipairs(group.params) do
           k = k + 1
           local name, part, s = names[p], local_part(p), {}
-          for key, value in pairs(numbers) do         -- any order: every key is stored separately
+          for key, value in pairs(numbers) do
             local field, of = key:match "^(.-) of (.*)$"
             if of == name then s[field] = value end
           end

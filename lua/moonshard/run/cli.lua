@@ -134,7 +134,7 @@ function M.parse(script, about, options, words)
     end
   end
   local given = {}
-  for name, value in pairs(parser:parse(with_negatives(words))) do            -- any order: values are copied by name
+  for name, value in pairs(parser:parse(with_negatives(words))) do
     if name ~= "help" then given[name] = value end
   end
   return given

@@ -63,7 +63,8 @@ local function write_all(self, path)
   return nil, err
 end
 
--- Ends the file, for example because the disk is full: the run goes on, and writes the file again when it continues.
+-- Ends the file, for example because the disk is full. The run goes on without it, and writes the whole file again when
+-- it is resumed.
 local function give_up(self, err)
   if self.file then self.file:close() end
   self.file = nil

@@ -53,7 +53,7 @@ end
 -- Versions of the Lua modules in use that state one.
 local function packages()
   local list = { luajit = jit.version:gsub("^LuaJIT ", "") }
-  for name, module in pairs(package.loaded) do          -- any order: keys are sorted when written
+  for name, module in pairs(package.loaded) do
     local version = type(module) == "table" and rawget(module, "_VERSION")
     if type(version) == "string" and name ~= "_G" then list[name] = version end
   end

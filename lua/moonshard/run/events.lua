@@ -163,7 +163,7 @@ local function put_varint(buffer, n)
   buffer.bytes[buffer.n], buffer.n = n, buffer.n + 1
 end
 
--- The bytes of the values of a line. The list of names stays the same as long as a run logs the same names.
+-- The size in bytes of the values of a line. `names` is the same table as long as a run logs the same names.
 local function size_of(self, names)
   if self.names ~= names then
     local size = 0

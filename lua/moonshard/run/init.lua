@@ -70,11 +70,11 @@ local SINKS = { csv = true, tensorboard = true }
 --- Starts a run, or continues one, and returns its record. Collective.
 ---
 --- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads,
---- command, time, packages; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`, `report.html` (the run
---- as a page, written periodically and at the end), and checkpoints. A run that was killed loses at most its last line.
---- With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which is loaded, over any
---- number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move to
---- `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be made.
+--- command, time, seed, packages, from_step; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`,
+--- `report.html` (the run as a page, written periodically and at the end), and checkpoints. A run that was killed loses
+--- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
+--- is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move
+--- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
@@ -108,7 +108,7 @@ function M.start(given)
   local devices = dist and dist.all_gather_object(device_text(device)) or { device_text(device) }
   local facts, config = environment.facts(devices), {}
   for name, value in pairs(facts) do config[name] = value end
-  for name, value in pairs(o.config or {}) do config[name] = value end    -- any order: keys are sorted when written
+  for name, value in pairs(o.config or {}) do config[name] = value end
 
   local fields = { total = o.total, model = o.model, optimizer = o.optimizer, config = o.config or {}, device = device,
     line = o.line, writes = rank == 0, earlier = 0 }

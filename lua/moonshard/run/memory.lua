@@ -28,7 +28,7 @@ end
 local function state_bytes(self)
   local sum = 0
   for _, p in ipairs(self.parameters) do
-    for _, value in pairs(self.optimizer:state_of(p) or {}) do           -- any order: a sum of whole numbers
+    for _, value in pairs(self.optimizer:state_of(p) or {}) do
       if tensor.is_tensor(value) then sum = sum + bytes_of(value) end
     end
   end

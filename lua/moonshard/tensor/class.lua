@@ -234,7 +234,7 @@ function M.parameter_class(cls, Parameter)
   local made = parameter_classes[cls]
   if not made then
     made = tensor.subclass(cls.__name, cls)
-    for ancestor in pairs(Parameter.__isa) do made.__isa[ancestor] = true end   -- the order of pairs does not affect the set
+    for ancestor in pairs(Parameter.__isa) do made.__isa[ancestor] = true end
     rawset(made, "__param", true)
     rawset(made, "__plain_class", cls)
     install(made, made.methods)
@@ -320,7 +320,7 @@ function Handles:remove()
   for _, handle in ipairs(self) do handle:remove() end
 end
 
---- Calls fn(grad) for the gradient of each inner tensor; its result, if any, replaces the gradient.
+--- Calls fn(grad) for the gradient of each inner tensor. What fn returns, if anything, replaces the gradient.
 function methods.register_hook(t, fn)
   local handles = setmetatable({}, Handles)
   for k, part in ipairs(inner(t)) do handles[k] = part:register_hook(fn) end

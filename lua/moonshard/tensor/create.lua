@@ -138,7 +138,7 @@ local function value_dtype(v) return type(v) == "boolean" and ffi.C.MS_BOOL or d
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor
 function M.full(sizes, value, given)
-  if type(value) ~= "number" and type(value) ~= "boolean" then opts.wrong(value, "a number", "full: value") end
+  if type(value) ~= "number" and type(value) ~= "boolean" then opts.wrong(value, "a number or a boolean", "full: value") end
   local dtype, device, grad = resolve("full", given, value_dtype(value))
   local t = empty("full", dtype, device, take_shape("full", 1, sizes))
   fill_value(t.id, value == true and 1 or value or 0)
@@ -152,14 +152,14 @@ end
 ---@return Tensor
 function M.full_like(t, value, given)
   if type(value) == "boolean" then value = value and 1 or 0 end
-  opts.expect(value, opts.number, "full_like: value")
+  if type(value) ~= "number" then opts.wrong(value, "a number or a boolean", "full_like: value") end
   local out = M.empty_like(t, given)
   fill_value(out.id, value)
   return out
 end
 
 --- The numbers first, first + step, … up to but not including last. Errors: a step of 0, or one that leads away from
---- last.
+--- last; 2^53 or more numbers.
 ---@param ... number|TensorOptions  `last`, `first, last` or `first, last, step`, then options; defaults: first 0, step 1
 ---@return Tensor  1-dim; int64 if the arguments are whole numbers, else the default dtype
 function M.arange(...)
@@ -212,7 +212,7 @@ end
 ---@param first number  exponent of the first one
 ---@param last number  exponent of the last one
 ---@param steps integer  how many numbers
----@param given? { base: number, dtype: string, device: string, requires_grad: boolean }  base: the base (default: 10)
+---@param given? { base: number, dtype: string, device: string, requires_grad: boolean }  base: of the powers (default: 10)
 ---@return Tensor  [steps]
 function M.logspace(first, last, steps, given)
   local o = opts("logspace", given, { base = 10, dtype = opts.string, device = opts.string, requires_grad = opts.boolean })
@@ -241,7 +241,7 @@ function M.randint(low, high, sizes, given)
 end
 
 --- A matrix with ones on the diagonal and zeros elsewhere.
----@param ... integer|TensorOptions  rows and columns (as many as rows), then options
+---@param ... integer|TensorOptions  rows, columns (default: as many as rows), then options
 ---@return Tensor  [rows, columns]
 function M.eye(...)
   local n, given = opts.split(...)
@@ -276,7 +276,7 @@ end
 --- other elements.
 ---@param value number|boolean|table|Tensor  of any shape, with up to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
----@return Tensor  bool if all elements are booleans, else the default dtype
+---@return Tensor  of a table: bool if all elements are booleans, else the default dtype; of a tensor: its dtype
 function M.tensor(value, given)
   if is_tensor(value) then
     local o = opts("tensor", given, OPTIONS)
@@ -346,7 +346,7 @@ end
 --- in use. Nothing is copied.
 ---@param pointer ffi.cdata*  elements row by row in the CPU's memory
 ---@param sizes integer|integer[]  a number, or a list; {} is a single value
----@param given? { dtype: string }
+---@param given? { dtype: string }  dtype: of the elements (default: "float32")
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
   opts.need(type(pointer) == "cdata" or type(pointer) == "userdata" or pointer == nil, pointer, "a pointer of the FFI",

@@ -53,7 +53,7 @@ function methods.normal_(t, mean, std)
   return fill("normal_", RANDN_, t, mean, std)
 end
 
--- Uniform numbers from 0 to 1 of t's shape; half types are too coarse for them.
+-- Uniform numbers from 0 to 1 of t's shape; in float32 for half types, whose numbers are too coarse.
 local function uniform_like(t)
   return create.rand_like(t, { dtype = t.dtype == "float64" and "float64" or "float32", requires_grad = false })
 end
@@ -100,7 +100,8 @@ function methods.bernoulli_(t, p)
   end)
 end
 
--- Row by row the n smallest of exponential numbers with the weights as rates: draws without replacement.
+-- Draws without replacement: in each row the positions of the n smallest of exponentially distributed numbers, whose
+-- rates are the weights.
 local function draw_different(weights, n)
   local waits = methods.log1p(-uniform_like(weights)) * -1 / weights
   waits = methods.masked_fill(waits, methods.eq(weights, 0), math.huge)
@@ -112,7 +113,8 @@ local function draw_different(weights, n)
   return shapes.cat(out, -1)
 end
 
--- Counts for each draw the cumulated weights that it reaches, in the shorter of two loops.
+-- Draws with replacement: the id of a draw is how many of the cumulative weights its uniform number reaches. Loops over
+-- the draws or over the weights, whichever are fewer.
 local function draw_again(weights, n)
   local rows, width = methods.size(weights, 1), methods.size(weights, 2)
   local reached = methods.cumsum(weights, -1)
@@ -154,8 +156,8 @@ function methods.multinomial(t, n, given)
     end
     local enough = methods.sum(methods.to(methods.gt(weights, 0), "int64"), -1):min():item()
     if enough < (again and 1 or n) then
-      errors.raise("multinomial: a row has %d elements above 0, fewer than the %d draws%s", enough, n,
-        again and "" or " without replacement")
+      errors.raise("multinomial: a row has %d elements above 0, expected at least %s", enough,
+        again and "1" or ("%d for %d draws without replacement"):format(n, n))
     end
     local ids = (again and draw_again or draw_different)(weights, n)
     return dims == 1 and methods.reshape(ids, n) or ids
@@ -171,7 +173,7 @@ function M.randperm(n, given)
   local o = opts("randperm", given, { dtype = "int64", device = opts.string })
   return scope.run("randperm", function()
     local u, list = create.rand(n, { dtype = "float64", device = "cpu" }):tolist(), {}
-    for k = 1, n do                             -- Fisher and Yates
+    for k = 1, n do                             -- a Fisher-Yates shuffle
       local at = math.floor(u[k] * k) + 1
       list[k] = list[at]
       list[at] = k - 1

@@ -134,7 +134,7 @@ function methods.addcdiv_(t, a, b, given)
   return t
 end
 
--- ---- tests and repairs ----------------------------------------------------------------------------
+-- ---- isclose and nan_to_num -----------------------------------------------------------------------
 
 local CLOSE = { rtol = opts.option(opts.number_from(0), 1e-5), atol = opts.option(opts.number_from(0), 1e-8),
   equal_nan = false }

@@ -61,7 +61,7 @@ end
 
 function Tensor.__mod(a, b) return methods.remainder(a, b) end
 
--- `..` concatenates strings and tensors of one element, which are converted to numbers.
+-- An operand of `..`: of a tensor, which must have one element, the text of its number.
 local function joined(x)
   if not is_tensor(x) then return x end
   if x:numel() ~= 1 then
@@ -291,7 +291,7 @@ function methods.matmul(t, u) return wrap(call2(MATMUL, t, u, "matmul")) end
 
 -- ---- selection by conditions and limits ---------------------------------------------------------
 
--- Converts a number to a tensor with the other operand's dtype and device.
+-- Converts a number or boolean to a tensor with the other operand's dtype and device.
 function like_number(x, other, who)
   if type(x) ~= "number" and type(x) ~= "boolean" then bad_operand(who, x) end
   if other and type(x) == "number" and x % 1 ~= 0 and not dtypes.is_float(tensor.info_of(other).dtype) then

@@ -54,8 +54,9 @@ local function rows_shown(shape, n, budget)
   return lists
 end
 
--- Returns the function that formats a number of the tensor, the same way for all: whole numbers as "3.", numbers of
--- very different sizes with an exponent, others with 4 decimals. kind: "bool", "int" or "float".
+-- Returns the function that formats a number of the tensor, the same way for all: whole numbers as "3."; others with 4
+-- decimals, or with an exponent if they are very large, very small or of very different sizes. kind: "bool", "int" or
+-- "float".
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
   if kind == "int" then return function(v) return ("%d"):format(v) end end
@@ -85,7 +86,7 @@ local function values_text(t, shape, dtype)
     local v = tensor.read(t)[0]
     return formatter({ v }, kind)(v)
   end
-  -- The last dimension is printed along a line, all others make lines; they are shortened to fit.
+  -- A line shows the elements along the last dimension. Dimensions are shortened to fit.
   local lists = rows_shown(shape, ndim - 1, MAX_LINES - 2)
   lists[ndim] = shown(shape[ndim], MAX_COLUMNS, EDGE)
   -- A small tensor is read completely, a large one line by line.

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Products of vectors, matrices and tensors that are made of matmul, reshape and permute, and distances between rows.
---- Each runs in a scope, which releases its intermediate results.
+--- Those that have intermediate results run in a scope, which releases them.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
@@ -33,7 +33,9 @@ end
 function methods.dot(t, u)
   check_dims("dot", t, "first vector", 1)
   check_dims("dot", u, "second vector", 1)
-  if t:numel() ~= u:numel() then errors.raise("dot: the vectors have %d and %d elements", t:numel(), u:numel()) end
+  if t:numel() ~= u:numel() then
+    errors.raise("dot: the vectors have %d and %d elements, expected equal numbers", t:numel(), u:numel())
+  end
   return scope.run("dot", function() return methods.sum(t * u) end)
 end
 
@@ -94,7 +96,7 @@ function methods.kron(t, u)
   end)
 end
 
--- The dimensions to sum over, from 1, and the others.
+-- The dimensions of t, from 1, that are not in list.
 local function divide(t, list)
   local summed, kept = {}, {}
   for _, d in ipairs(list) do summed[d] = true end
@@ -123,8 +125,9 @@ local function permuted(t, order) return #order < 2 and t or methods.permute(t, 
 
 --- Sums products over dimensions of both tensors. Errors: sizes that differ.
 ---@param u Tensor  of t's dtype
----@param dims? integer|integer[][]  the last ones of t and the first ones of u, as many as the number says (default: 2);
----or two lists, the dimensions of t and those of u, from 1; negative from the end
+---@param dims? integer|integer[][]
+---   a number: how many of t's last and of u's first dimensions (default: 2); or two lists, the dimensions of t and
+---   those of u, from 1; negative from the end
 ---@return Tensor  the other dimensions of t, then those of u
 function methods.tensordot(t, u, dims)
   id_of(t, "tensordot")
@@ -132,7 +135,9 @@ function methods.tensordot(t, u, dims)
   local of_t, of_u = {}, {}
   if type(dims) == "table" then
     if type(dims[1]) ~= "table" or type(dims[2]) ~= "table" or #dims[1] ~= #dims[2] then
-      errors.raise "tensordot: expected a number of dimensions or two lists of the same length"
+      local function text(list) return opts.is_plain(list) and ("a list of %d"):format(#list) or errors.kind(list) end
+      errors.raise("tensordot: dimensions are %s and %s, expected a number or two lists of the same length", text(dims[1]),
+        text(dims[2]))
     end
     for k, d in ipairs(dims[1]) do of_t[k] = dimension(t, d, "tensordot") + 1 end
     for k, d in ipairs(dims[2]) do of_u[k] = dimension(u, d, "tensordot") + 1 end
@@ -209,7 +214,7 @@ local function labels_of(text, ndim, k)
   local list = {}
   local letters = text:gsub("%.%.%.", "")
   if letters:find "[^%a]" or select(2, text:gsub("%.%.%.", "")) > 1 then
-    errors.raise("einsum: '%s' of the equation has a character that is neither a letter nor part of '...'", text)
+    errors.raise("einsum: '%s' of the equation must consist of letters and at most one '...'", text)
   end
   local others = ndim and ndim - #letters or 0
   if ndim and (others < 0 or others > 0 and not text:find("...", 1, true)) then
@@ -256,7 +261,8 @@ local function without_repeats(operand)
   return { t = t, labels = labels }
 end
 
--- The operand with its dimensions in the order of `wanted`, those that it lacks with size 1; sums over all others.
+-- The operand's tensor, summed over labels that are not in `wanted`, with its dimensions in the order of `wanted`. Then
+-- the sizes of all labels in `wanted`: 1 for those that the operand lacks.
 local function ordered(operand, wanted)
   local t, labels, sums = operand.t, {}, {}
   for k, label in ipairs(operand.labels) do
@@ -364,7 +370,7 @@ local function check_sizes(operands)
 end
 
 --- Sums products of tensors, as Einstein's notation describes it: `ms.einsum("bik,bkj->bij", a, b)`. A letter names a
---- dimension; dimensions of one letter are walked together; letters that are not behind `->` are summed over; `...`
+--- dimension; dimensions with the same letter have one index; letters that do not follow `->` are summed over; `...`
 --- stands for dimensions without a letter. More than two tensors are multiplied from left to right.
 ---@param equation string  without `->`: the letters that occur once, in alphabetical order, after those of `...`
 ---@param ... Tensor  one for each operand of the equation, of one dtype and device

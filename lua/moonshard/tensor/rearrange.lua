@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Rearrangements that are made of views, index_select and cat: reversing, rotating, splitting, repeating, diagonals.
+--- Rearrangements made of views, index_select, gather and cat: reversing, rotating, splitting, repeating, diagonals.
 --- Those that need intermediate tensors run in a scope, which releases them.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -75,7 +75,7 @@ function methods.roll(t, shifts, dims)
     end)
   end
   if #shifts ~= #list then
-    errors.raise("roll: %d shifts for %d dimensions, expected as many", #shifts, #list)
+    errors.raise("roll: %d shifts for %d dimensions, expected equal numbers", #shifts, #list)
   end
   return scope.run("roll", rolled, t, shifts, list)
 end
@@ -107,7 +107,7 @@ end
 function methods.movedim(t, source, destination)
   local from, to = dimensions(t, "movedim", source), dimensions(t, "movedim", destination)
   if #from ~= #to then
-    errors.raise("movedim: %d dimensions and %d places, expected as many", #from, #to)
+    errors.raise("movedim: %d dimensions and %d places, expected equal numbers", #from, #to)
   end
   local order, moved, n = {}, {}, #t.shape
   for k, d in ipairs(from) do order[to[k]], moved[d] = d, true end
@@ -124,7 +124,7 @@ end
 methods.swapaxes, methods.swapdims = methods.transpose, methods.transpose
 methods.broadcast_to = methods.expand
 
---- Replaces one dimension by several, in place of which they stand: a view if t's strides allow it, otherwise a copy.
+--- Replaces one dimension by several: a view if t's strides allow it, otherwise a copy.
 --- Errors: the sizes' product differs from the dimension's size.
 ---@param d integer  from 1; negative from the end
 ---@param sizes integer[]  one of them may be -1 and is then computed
@@ -180,7 +180,8 @@ local function stacked(who, list, prepare)
   end)
 end
 
---- Concatenates tensors side by side: along dimension 2, those of one dimension along it. Errors: as cat.
+--- Concatenates tensors side by side: along dimension 2, or along dimension 1 if they have no second one. Errors: as
+--- cat.
 ---@param list Tensor[]  equal sizes except along that dimension; one dtype and device
 ---@return Tensor
 function M.hstack(list)
@@ -225,7 +226,7 @@ end
 --- dimension. Errors: a tensor of more than one dimension.
 ---@param list Tensor[]  vectors of one dtype and device
 ---@param given? { indexing: "ij"|"xy" }
----   indexing: "xy" swaps the first two dimensions, as for pictures (default: "ij")
+---   indexing: "xy" swaps the first two dimensions, as for images (default: "ij")
 ---@return Tensor[]  they share the vectors' storage
 function M.meshgrid(list, given)
   local o = opts("meshgrid", given, { indexing = opts.one_of({ "ij", "xy" }, "ij") })
@@ -314,8 +315,9 @@ local function repeated(t, counts, at)
   return methods.index_select(t, at, create.tensor(from, { dtype = "int64", device = t.device }))
 end
 
---- Repeats each element along d. Errors: a list of repetitions of another length than d.
----@param counts integer|Tensor  how often; a tensor, int64 [1] or [size of d], gives it for each element
+--- Repeats each element along d. Errors: a negative number of repetitions; a tensor of repetitions with another shape
+--- than [1] or [size of d].
+---@param counts integer|Tensor  how often; a tensor, int64 or int32, [1] or [size of d]: how often each element
 ---@param d? integer  from 1; negative from the end (default: t is flattened first)
 ---@return Tensor
 function methods.repeat_interleave(t, counts, d)
@@ -326,7 +328,7 @@ function methods.repeat_interleave(t, counts, d)
   else
     local n, size = counts:numel(), d == nil and t:numel() or methods.size(t, at)
     if #counts.shape ~= 1 or n ~= 1 and n ~= size or counts.dtype ~= "int64" and counts.dtype ~= "int32" then
-      errors.raise("repeat_interleave: repetitions are %s %s, expected int64 [1] or [%d]", counts.dtype,
+      errors.raise("repeat_interleave: repetitions are %s %s, expected int64 or int32, [1] or [%d]", counts.dtype,
         tostring(counts.shape), size)
     end
   end
@@ -352,7 +354,7 @@ function methods.take_along_dim(t, idx, d)
   local at = dimension(t, d, "take_along_dim") + 1
   local n = #t.shape
   if #idx.shape ~= n then
-    errors.raise("take_along_dim: the index has shape %s and the tensor %s; expected as many dimensions",
+    errors.raise("take_along_dim: the index has shape %s and the tensor %s, expected equally many dimensions",
       tostring(idx.shape), tostring(t.shape))
   end
   local of_t, of_idx = {}, {}

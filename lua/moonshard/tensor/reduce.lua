@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Reductions over one dimension, several, or all.
+--- Reductions over one dimension, several, or all; softmax, log_softmax and cumsum.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -20,7 +20,7 @@ local function positions(d, at, who)
     a_i[at] = position(d, who)
     return at + 1
   end
-  if type(d) ~= "table" then opts.wrong(d, "a position or a list of them", "%s: dimension", who) end
+  if type(d) ~= "table" then opts.wrong(d, "a whole number or a list of them", "%s: dimension", who) end
   if #d > engine.MAX_DIMS then errors.raise("%s: %d dimensions; at most %d are supported", who, #d, engine.MAX_DIMS) end
   for k = 1, #d do a_i[at + k - 1] = position(d[k], who) end
   return at + #d

@@ -105,7 +105,7 @@ position.calls_once(M.scope)
 -- ---- steps --------------------------------------------------------------------------------------
 
 -- `loops` maps a chain to its loops whose last step may still be open. A loop that was left by break or an error stays
--- in the list; a loop that still runs is recognised by its control variable, which is a local of a frame on the stack.
+-- in the list; a loop that still runs is recognised by its state, which is a local of a frame on the stack.
 local current_chain = 0
 local loops = { [0] = {} }
 

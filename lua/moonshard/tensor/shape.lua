@@ -322,14 +322,14 @@ methods["repeat"] = methods.tile
 
 local TRIL, TRIU = op "tril", op "triu"
 --- The lower triangle of the last two dimensions; elements above it are 0.
----@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it, -1 the one below
+---@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it, -1 the one below (default: 0)
 ---@return Tensor
 function methods.tril(t, k)
   a_i[0] = whole(k or 0, "tril", "diagonal")
   return wrap(call1_with(TRIL, t, "tril", 1))
 end
 --- The upper triangle of the last two dimensions; elements below it are 0.
----@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below
+---@param k? integer  from this diagonal: 0 is the main one, 1 the one above it, -1 the one below (default: 0)
 ---@return Tensor
 function methods.triu(t, k)
   a_i[0] = whole(k or 0, "triu", "diagonal")

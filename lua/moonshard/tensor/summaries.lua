@@ -33,7 +33,7 @@ end
 local function dimensions(who, t, d)
   id_of(t, who)
   if d ~= nil and type(d) ~= "number" and not opts.is_plain(d) then
-    opts.wrong(d, "a position or a list of them", "%s: dimension", who)
+    opts.wrong(d, "a whole number or a list of them", "%s: dimension", who)
   end
   local list = {}
   if d == nil or type(d) == "table" and #d == 0 then
@@ -171,7 +171,7 @@ end
 --- dtype that is not floating point.
 ---@param bins? integer  number of bins (default: 100)
 ---@param low? number  lower end of the first bin (default: 0)
----@param high? number  upper end of the last bin, which belongs to it (default: 0); with low: both 0: t's limits
+---@param high? number  upper end of the last bin, itself counted (default: 0); if both ends are 0, they are t's extremes
 ---@return Tensor  [bins] of t's dtype
 function methods.histc(t, bins, low, high)
   bins = opts.expect(bins == nil and 100 or bins, opts.whole_from(1), "histc: number of bins")
@@ -197,7 +197,7 @@ function methods.bincount(t, given)
     errors.raise("bincount: the weights have shape %s, expected %s", tostring(o.weights.shape), tostring(t.shape))
   end
   local n = t:numel()
-  if n > 0 and t:min():item() < 0 then errors.raise("bincount: %d is negative", t:min():item()) end
+  if n > 0 and t:min():item() < 0 then errors.raise("bincount: the lowest element is %d, expected at least 0", t:min():item()) end
   return scope.run("bincount", function()
     local amounts = o.weights and methods.detach(o.weights)
       or create.ones({ n }, { dtype = "int64", device = t.device })

@@ -4,7 +4,7 @@
 --- A hook is called with one bucket at a time. The bucket's fields: `flat` (the gradients, 1-d), `parameters`,
 --- `gradients` (views of flat), `index` (from 1) and `last`. The hook returns nothing if it changed flat in place, a
 --- tensor of flat's size, or an object whose wait() returns one of these, such as an asynchronous collective; backward
---- then continues without waiting. DDP itself does not divide by the number of ranks.
+--- then continues without waiting. DDP does not divide a hook's result by the number of ranks.
 local dist = require "moonshard.dist"
 local opts = require "moonshard.core.opts"
 local flat_of = require "moonshard.parallel.ddp.flat"
@@ -136,7 +136,7 @@ end
 
 -- Hooks that are in other files.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
-  -- The order of pairs() does not affect the copy.
+
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end
 end
 

@@ -227,7 +227,7 @@ local function each_tensor(v, fn)
   end
   local found = false
   if type(v) == "table" and getmetatable(v) == nil then
-    for _, x in pairs(v) do found = each_tensor(x, fn) or found end     -- in any order
+    for _, x in pairs(v) do found = each_tensor(x, fn) or found end
   end
   return found
 end
@@ -242,14 +242,14 @@ local function expect(st)
   if expects then return end
   expects = true
   autograd.at_end(function() end, function(message)
-    for other in pairs(waiting) do                      -- any order: only the first of them publishes
+    for other in pairs(waiting) do                      -- in any order: peers raise the first error that is published
       if other.armed and not other.queued then tell(other, message) end
     end
   end, true)
 end
 
--- Enables the reduction after a synced forward. Hooks on the outputs detect a backward that reaches no parameter of
--- this rank.
+-- Enables the reduction after a forward outside of no_sync. Hooks on the outputs detect a backward that reaches no
+-- parameter of this rank.
 local function prepare(st, ...)
   forget(st)
   st.armed = true
@@ -285,7 +285,7 @@ local function run(st, module, ...)
   return module(...)
 end
 
--- The communication of a synced forward, before the module runs.
+-- The communication of a forward outside of no_sync, before the module runs.
 local begin = calls.several(function(st, module)
   -- Inside join, ranks that have finished do not take part.
   if engine.state.dist_failures > 0 and not st.join then resume.realign { st.group or dist.default_group() } end

@@ -20,7 +20,8 @@ local pcall, error, ipairs = pcall, error, ipairs
 
 local M = {}
 
--- Numbers per rank: active, synced, rebuilds, broadcasts buffers, sends a map of used parameters.
+-- Numbers per rank, 1 or 0: it is active; it reduces gradients; it rebuilds buckets; it broadcasts buffers; it sends a
+-- map of used parameters.
 local FIELDS = 5
 local SKEWED = 1000                     -- iterations without an input after which a rank warns
 

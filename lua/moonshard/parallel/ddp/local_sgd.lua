@@ -291,7 +291,7 @@ end
 
 function Optimizer:load_state_dict(sd)
   local inner = {}
-  for key, value in pairs(sd) do inner[key] = value end         -- the order of pairs does not affect the copy
+  for key, value in pairs(sd) do inner[key] = value end
   inner.step = nil
   self.optim:load_state_dict(inner)
   if sd.step == nil then

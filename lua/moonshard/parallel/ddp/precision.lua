@@ -61,7 +61,7 @@ local function cast(v, dtype, seen)
   if seen[v] then return seen[v] end
   seen[v] = v
   local changed
-  for key, x in pairs(v) do             -- any order: casts are independent
+  for key, x in pairs(v) do
     local y = cast(x, dtype, seen)
     if y ~= x then
       changed = changed or {}

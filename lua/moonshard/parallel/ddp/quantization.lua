@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Hooks that send gradients of nn.DDP as uint8 (docs/semantics.md#ddp-hooks): each rank quantizes its own gradients (x
---- is about scale * (q - zero)), gathers those of all ranks, and sums the dequantized values. A rank sends a quarter of
---- float32's bytes, but sends them to every other rank, so this is only faster for few ranks.
+--- is about scale * (q - zero)), gathers those of all ranks, and averages the dequantized values. A rank sends a
+--- quarter of float32's bytes, but sends them to every other rank, so this is only faster for few ranks.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"

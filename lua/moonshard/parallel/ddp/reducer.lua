@@ -165,7 +165,7 @@ local function static_arrived(st, k, p)
 end
 
 local UNUSED_NONE = "find_unused_parameters=true was specified in DDP constructor, but did not find any unused parameters in the forward "
-  .. "pass. This flag costs an extra collective every iteration, and buckets that wait until its end. If your model indeed never has any unused "
+  .. "pass. This flag costs an extra collective every iteration, and buckets wait until the end of backward. If your model indeed never has any unused "
   .. "parameters in the forward pass, consider turning this flag off. Note that this warning may be a false positive if your model has "
   .. "flow control causing later iterations to have unused parameters."
 

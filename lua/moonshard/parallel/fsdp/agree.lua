@@ -94,7 +94,7 @@ function M.gather(groups, value)
       if type(some) ~= "table" then
         errors.raise "ranks make different calls: some of them save or load a state dict"
       end
-      for rank, v in pairs(some) do known[rank] = v end             -- the order of pairs does not affect the union
+      for rank, v in pairs(some) do known[rank] = v end
     end
   end
   return known

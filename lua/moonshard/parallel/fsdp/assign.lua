@@ -71,7 +71,7 @@ end
 --- Devices of a state dict's tensors, by name.
 function M.devices(sd)
   local device_of = {}
-  for name, t in pairs(sd) do           -- any order: entries are looked up by name
+  for name, t in pairs(sd) do
     if tensor.is_tensor(t) and not on_meta(t) then device_of[name] = t.device end
   end
   return device_of

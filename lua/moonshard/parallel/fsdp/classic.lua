@@ -135,7 +135,7 @@ local function engine_unit(self, o, placed, params, names, on)
   options.keep_low_precision_grads = precision.keep_low_precision_grads and 1 or 0
   options.reshard_after_forward = groups.RESHARDS[placed.strategy] and -1 or 0
   options.param_dtype = number_of(precision.param_dtype)
-  options.reduce_dtype = number_of(precision.reduce_dtype)     -- default: that of the gradients, param_dtype
+  options.reduce_dtype = number_of(precision.reduce_dtype)     -- default: param_dtype, as of gradients
   options.output_dtype = -1
   options.device = #params > 0 and dtypes.device(params[1].device, "FSDP") or -1
   options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0
@@ -237,7 +237,7 @@ function FSDP:init(m, given)
   refuse_fully_sharded(m, ignored_modules)
   if o.auto_wrap_policy ~= nil then
     local options = {}
-    for key, value in pairs(given) do options[key] = value end      -- the order of pairs does not affect the copy
+    for key, value in pairs(given) do options[key] = value end
     options.auto_wrap_policy, options.ignored_modules, options.ignored_states = nil, nil, nil
     options.process_group, options.device_mesh = o.device_mesh == nil and placed.given or nil, o.device_mesh
     options.ignored = { ignored_modules, ignored_params }
@@ -454,7 +454,7 @@ local HALF = { float16 = true, bfloat16 = true }
 -- The dtype to which gradients of these dtypes are promoted.
 local function promoted(dtypes_seen)
   local names = {}
-  for name in pairs(dtypes_seen) do names[#names + 1] = name end      -- any order: at most one name remains
+  for name in pairs(dtypes_seen) do names[#names + 1] = name end
   if #names == 0 then return nil end
   if dtypes_seen.float64 then return "float64" end
   if #names == 1 and HALF[names[1]] then return names[1] end

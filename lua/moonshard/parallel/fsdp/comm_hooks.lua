@@ -57,7 +57,7 @@ M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState
 -- ---- hooks ---------------------------------------------------------------------------------------
 
 -- By function: { name, kind, low, output }. low: the dtype in which gradients are sent; nil: their own. output: true
--- (the hook requires an output), false (it has none) or nil (optional).
+-- (the hook requires an output), false (it refuses one) or nil (optional).
 local built_in = {}
 
 -- Sets the engine's struct for a built-in hook with this state.
@@ -147,7 +147,7 @@ local function apply(unit)
         after = state.gradient_postdivide_factor,
         lands = state.parameter_type }
     else
-      -- Weak, because the unit's model must be collected although the key exists.
+      -- Weak, so that the unit's model can be collected while the key exists.
       unit.hook_key = require "moonshard.autograd".new_key(setmetatable({ unit = unit }, { __mode = "v" }))
       hook_struct.kind, hook_struct.key = C.MS_COMM_SCRIPT, unit.hook_key
     end

@@ -83,7 +83,7 @@ function M.resolve(root, o, is_fsdp)
   for _, m in ipairs(root:modules()) do
     local unit = rawget(m, "_fsdp")
     if unit and unit.classic then
-      for inner in pairs(unit.ignored_modules) do modules[inner] = true end      -- the order of pairs does not affect the set
+      for inner in pairs(unit.ignored_modules) do modules[inner] = true end
       for p in pairs(unit.ignored_params) do params[p] = true end
     end
   end

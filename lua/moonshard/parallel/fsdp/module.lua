@@ -203,7 +203,7 @@ end
 -- Returns the text of an error, if there was one.
 local function end_passes(failed)
   local message
-  for unit in pairs(incomplete) do         -- in any order
+  for unit in pairs(incomplete) do
     local names = {}
     for _, m in ipairs(unit.modules) do
       if unit.waiting[m] then names[#names + 1] = m:class_name() end
@@ -283,7 +283,7 @@ function M.class_for(cls)
   local base_call = cls.__call
   fsdp_class = class.new("FSDP" .. rawget(cls, "__name"), cls)
   fsdp_class.__isa[FSDPModule] = true
-  for name, method in pairs(FSDPModule) do    -- the order of pairs does not affect the copy
+  for name, method in pairs(FSDPModule) do
     if type(method) == "function" and name:sub(1, 2) ~= "__" then rawset(fsdp_class, name, method) end
   end
   rawset(fsdp_class, "__call", function(self, ...)

@@ -78,7 +78,7 @@ local function describe(names, by_name, entries, kind, group)
     local p, entry = by_name[name], entries[name]
     if entry then
       local fields = {}
-      for key, v in pairs(entry) do                     -- the order of pairs does not affect the map
+      for key, v in pairs(entry) do
         if is_cut(p, v) then fields[key] = { dtype = v.dtype }
         elseif not tensor.is_tensor(v) then fields[key] = { value = v }
         else fields[key] = { value = v.ndim == 0 and v:item() or nil } end
@@ -103,7 +103,7 @@ end
 -- The reports of all ranks, by rank; only this rank's if all are equal.
 local function compare(groups, own, summaries)
   local me = (require "moonshard.dist").rank()
-  for _, text in pairs(summaries) do                    -- any order: one difference suffices
+  for _, text in pairs(summaries) do
     if text ~= summaries[me] then return agree.gather(groups, own) end
   end
   return { [me] = own }
@@ -161,7 +161,7 @@ end
 local function complete(listed, names, group, empty, reported)
   for _, name in ipairs(names) do
     if empty[name] and not group[name] then
-      -- The order of pairs() does not matter: ranks have the same groups.
+      -- In any order: the ranks that have the parameter have it in the same group.
       for _, other in pairs(reported) do group[name] = group[name] or other.group[name] end
       local list = listed[group[name]]
       if list then list[#list + 1] = name end
@@ -204,7 +204,7 @@ function M.optim_state_dict(m, optim, given)
         local entry = plain.state[position]
         if entry then
           local own = {}
-          -- The order of pairs() does not affect the copy.
+
           for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end
           entries[member.name] = own
         end
@@ -238,7 +238,7 @@ function M.optim_state_dict(m, optim, given)
   end)
   for g in ipairs(listed) do
     local copy = {}
-    for key, value in pairs(plain.param_groups[g]) do copy[key] = value end   -- the order of pairs does not affect the copy
+    for key, value in pairs(plain.param_groups[g]) do copy[key] = value end
     copy.params = listed[g]
     out.param_groups[g] = copy
   end
@@ -276,7 +276,7 @@ local function check_entry(name, entry, p, whole_only)
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
   end
   if not is_plain(entry) then opts.wrong(entry, "a table", "%s: state of '%s'", WHO, name) end
-  for key, v in pairs(entry) do                   -- any order: it affects only which error is raised
+  for key, v in pairs(entry) do
     if type(key) ~= "string" then
       errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key))
     end
@@ -309,7 +309,7 @@ end
 -- Describes rank 0's state to the other ranks: shapes and dtypes of tensors, and the values of all other fields.
 local function state_to_send(sd)
   local reported = { param_groups = sd.param_groups, state = {} }
-  for name, entry in pairs(sd.state) do           -- the order of pairs does not affect the map
+  for name, entry in pairs(sd.state) do
     local fields = {}
     for key, v in pairs(entry) do
       if not tensor.is_tensor(v) then fields[key] = { value = v }
@@ -407,7 +407,7 @@ local function positional(optim, name_of, saved_groups, parts)
     plain.state[position] = assemble(p, members, parts)
   end)
   for g, group in ipairs(plain.param_groups) do
-    for key, value in pairs(from[g] or {}) do                  -- the order of pairs does not affect the copy
+    for key, value in pairs(from[g] or {}) do
       if key ~= "params" then group[key] = value end
     end
   end
@@ -435,7 +435,7 @@ local function load(groups, m, optim, sd, broadcasts)
     return nil, table.concat(gathered, ", ")
   end)
   if broadcasts then
-    -- The order of pairs() does not matter: only one rank's entry is set.
+    -- Only one rank's entry is set.
     for _, what in pairs(all) do reported = what end
   else
     agree.same(all, WHO .. ": ranks differ in the states that are sharded differently from their parameters")

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Value types of the sharding interface: policies and placements. They are compared and printed by their contents.
+--- Value types of the sharding interface: policies and placements. They are printed with their contents; placements
+--- with equal contents are equal.
 local opts = require "moonshard.core.opts"
 local precision = require "moonshard.parallel.precision"
 

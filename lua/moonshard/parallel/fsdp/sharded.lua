@@ -67,8 +67,8 @@ end
 
 -- ---- parts ---------------------------------------------------------------------------------------
 
---- This rank's rows as a plain tensor. For a parameter it is the optimizer's leaf, and every call returns the same
---- object.
+--- This rank's rows as a plain tensor. For a parameter the result is the leaf that optimizers step, and every call
+--- returns the same object.
 ---@return Tensor
 function methods.to_local(t)
   local id = rawget(t, "_of") and t._local.id or lib.ms_unit_local(t.id)
@@ -124,7 +124,7 @@ end
 function own_getters.device(t) return is_whole(t) and getters.device(t) or methods.to_local(t).device end
 function own_getters.device_mesh(t) return mesh_of(rawget(parameter_of(t), "_unit")) end
 
--- Gives away the tensor that stood for a gradient that no longer exists: the innermost scope releases it; outside of
+-- Drops the tensor that represented a gradient that no longer exists: the innermost scope releases it; outside of
 -- scopes, the garbage collector does.
 local function forget_grad(t)
   local seen = rawget(t, "_grad")
@@ -242,7 +242,7 @@ end
 
 for name, dtype in pairs { float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16",
   long = "int64" } do
-  -- The order of the methods does not matter: they are independent.
+
   methods[name] = function(t) return methods.to(t, dtype) end
 end
 
@@ -290,7 +290,7 @@ local function class_for(cls)
     sharded = tensor.subclass(rawget(cls, "__name"), cls)
     sharded.__isa[Sharded] = true
     local own_methods = rawget(sharded, "methods")
-    for name, method in pairs(methods) do own_methods[name] = method end   -- the order of pairs does not affect the copy
+    for name, method in pairs(methods) do own_methods[name] = method end
     tensor.install(sharded, own_methods, own_getters, own_setters)
     rawset(sharded, "__tostring", described)
     parameter_classes[cls] = sharded

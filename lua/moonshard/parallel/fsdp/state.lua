@@ -119,7 +119,7 @@ end
 -- Describes rank 0's state dict to the other ranks: shapes and dtypes by name.
 local function describe(sd)
   local there = {}
-  for name, t in pairs(sd) do              -- any order: entries are looked up by name
+  for name, t in pairs(sd) do
     opts.expect(t, a_tensor, "load_state_dict: '%s'", tostring(name))
     if sharded.is_sharded(t) or t.id < 0 then
       errors.raise("load_state_dict: with broadcast_from_rank0, '%s' is %s, expected a whole, plain tensor", tostring(name),
@@ -151,7 +151,7 @@ end
 -- parameter, value }, and a state dict that has the current values of those parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
-  for name, t in pairs(sd) do rest[name] = t end         -- the order of pairs does not affect the copy
+  for name, t in pairs(sd) do rest[name] = t end
   for name, p, unit in flat.parameters_below(m) do
     local t = sd[name]
     if tensor.is_tensor(t) and tostring(t.shape) == tostring(p.shape) then
@@ -207,9 +207,9 @@ function M.load_state_dict(m, sd, given)
     return nil, table.concat(gathered, ", ")
   end)
   if o.broadcast_from_rank0 then
-    for _, what in pairs(reported) do there = what end         -- any order: only one rank's entry is set
+    for _, what in pairs(reported) do there = what end         -- only one rank's entry is set
     local device_of = {}
-    for name in pairs(there) do device_of[name] = "cpu" end           -- any order: entries are looked up by name
+    for name in pairs(there) do device_of[name] = "cpu" end
     check(there, check_described, device_of)
   else
     agree.same(reported, "load_state_dict: ranks differ in the parameters that are given with a different sharding")

@@ -143,7 +143,8 @@ local open = calls.several(function(m, given, fn)
 end, function(m) return not class.isa(m, Module) or #units_of(m, true) > 0 end)
 
 --- Runs fn while the parameters of FSDP instances are whole, under their original names and shapes, in the stored
---- dtype. Collective. Errors: writeback together with rank0_only.
+--- dtype. Collective. Errors: writeback with rank0_only; offload_to_cpu with no_shard; with_grads without
+--- use_orig_params or with offload_to_cpu; a call during forward or backward.
 ---@param m Module  a module with FSDP instances, or an instance
 ---@param given? { recurse: boolean, writeback: boolean, rank0_only: boolean, offload_to_cpu: boolean, with_grads: boolean }
 ---   recurse: includes instances below m; writeback: puts changes into the shards; rank0_only: parameters are whole

@@ -26,7 +26,7 @@ local SWITCHES = {
 
 local warned = {}
 
---- The switches that are on, by name. Warns once about each that makes results wrong.
+--- The switches that are on, by name. Warns once about each that can make results wrong.
 ---@return table<string, boolean>
 function M.read()
   local on = {}

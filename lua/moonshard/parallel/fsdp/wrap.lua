@@ -60,7 +60,7 @@ end
 
 local function copy_of(options, override)
   local out = {}
-  for key, value in pairs(options) do out[key] = value end      -- the order of pairs does not affect the copy
+  for key, value in pairs(options) do out[key] = value end
   for key, value in pairs(override or {}) do out[key] = value end
   return out
 end
@@ -124,7 +124,7 @@ end
 --- force_leaf_modules (default: MultiheadAttention) and does not wrap exclude_wrap_modules (default: ModuleList,
 --- ModuleDict).
 ---@param given? {min_num_params: number, force_leaf_modules: table[], exclude_wrap_modules: table[]}
----   min_num_params: elements of parameters; force_leaf_modules: classes whose children are not visited;
+---   min_num_params: smallest number of elements; force_leaf_modules: classes whose children are not visited;
 ---   exclude_wrap_modules: classes that are not wrapped
 function M.size_based_auto_wrap_policy(given)
   local o = opts("size_based_auto_wrap_policy", given,

@@ -66,7 +66,7 @@ local function each_output(v, fn)
   if tensor.is_tensor(v) then
     if v.requires_grad and not v.is_leaf then fn(v) end
   elseif type(v) == "table" and getmetatable(v) == nil then
-    for _, x in pairs(v) do each_output(x, fn) end      -- any order: outputs are independent
+    for _, x in pairs(v) do each_output(x, fn) end
   end
 end
 
