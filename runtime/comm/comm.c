@@ -401,7 +401,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
         if (status == MS_OK) {
             g->failed = c->op == OP_REFUSED;
             g->settled = ms__state.dist_failures;
-            g->turns = 0;
+            g->turns = g->ahead = 0;
             ms__comm_succeeded();
         } else {
             if (status == MS_ECOMM) ms__world.step = -1;

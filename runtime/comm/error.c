@@ -19,6 +19,7 @@
 static char met_text[TEXT];  // message of the latest published error that this rank has met
 // Message of the latest call that failed on every member, up to the point where the members' texts differ; "": none.
 static char raised[TEXT];
+static ms_resumption raised_behind;  // the place of the member that was ahead, if that message contains LATER
 // next: the place in the script of its next collective, until a collective sends it. enclosing: the place of the
 // library call in progress, which may issue several collectives.
 static ms_resumption next, enclosing;
@@ -131,12 +132,13 @@ bool ms__comm_spared(const ms_coll *c)
     uint64_t epoch = ms__comm_epoch();
     ms_resumption furthest;
     if (!c->fingerprint.resumed.here || c->stream != MS_STREAM_COMPUTE || !ms__comm_error_since(epoch)) return false;
-    const char *text = error_after(epoch, &furthest), *later = strstr(text, LATER);
-    bool is_ahead = later && atoi(later + sizeof LATER - 1) == ms__world.rank;
-    if (!is_ahead && (!furthest.here || ms__compare_places(&c->fingerprint.resumed, &furthest, true) < 0)) return false;
+    const char *text = error_after(epoch, &furthest);
+    if (!furthest.here || ms__compare_places(&c->fingerprint.resumed, &furthest, true) < 0) return false;
     met(epoch, text);
     return true;
 }
+
+void ms__comm_behind(const ms_resumption *furthest) { raised_behind = *furthest; }
 
 void ms__comm_refused(const char *text)
 {
@@ -186,6 +188,7 @@ ms_resumption ms__comm_resumption(const ms_group *g)
         r = enclosing;  // kept: the first collectives of other groups send it, too
     }
     r.turns = g->turns;
+    r.ahead = g->ahead;
     return r;
 }
 
@@ -200,7 +203,9 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
         char whole[TEXT];
         if (known) snprintf(whole, sizeof whole, "%s", known);
         else snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);
-        if (ms__comm_publish_as(now + 1, whole, NULL) && ms__world.nodes > 1) ms__far_error(now + 1, whole, backward);
+        const ms_resumption *furthest = known && strncmp(known, LATER, sizeof LATER - 1) == 0 ? &raised_behind : NULL;
+        if (ms__comm_publish_as(now + 1, whole, furthest) && ms__world.nodes > 1)
+            ms__far_error(now + 1, whole, furthest, backward);
         met(now, text);
         ms__state.dist_failures++;
     }
@@ -218,7 +223,7 @@ ms_status ms__comm_lost(ms_coll *c)
     char whole[TEXT];
     snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, ms_error());
     if (ms__comm_publish_as(c->epoch + 1, whole, NULL) && ms__world.nodes > 1)
-        ms__far_error(c->epoch + 1, whole, false);
+        ms__far_error(c->epoch + 1, whole, NULL, false);
     return ms__comm_raise(c);
 }
 

@@ -187,6 +187,8 @@ static ms_status publish(ms_coll *c, int64_t arrived)
 {
     ms_group *g = c->g;
     ms_slot *s = slot_of(g, g->me, c->seq);
+    // Peers may still read what this slot held for a collective that failed: see still_holds.
+    if (MS_UNLIKELY(c->before != g->committed[c->seq % RING])) ms__slot_open(s);
     s->fingerprint = c->fingerprint;
     s->hash = c->hash;
     s->flags = c->fingerprint.resumed.here ? SLOT_RESUMES : 0;
@@ -266,41 +268,76 @@ static bool is_behind(const ms_coll *c, int k, bool by_line)
 
 enum { MAX_TURNS = 3 };
 
+// The members' places in the script, as their slots say.
+typedef struct {
+    int behind, ahead;       // number of members that are behind; the last one that is not: -1: none
+    int turns, known;        // turns so far, and the member that was ahead in the last of them: see ms_group
+    bool by_line, late;      // late: this member is behind
+    bool apart;              // some are at different places whose order is unknown
+    bool refused, same;      // refused: a call failed its argument checks; same: all requests are equal
+    ms_resumption furthest;  // the place of the member that is ahead
+} places;
+
+static places read_places(const ms_coll *c)
+{
+    const ms_group *g = c->g;
+    places r = { .ahead = -1, .same = true };
+    for (int k = 0; k < g->n; k++) {
+        const ms_slot *s = slot_of(g, k, c->seq);
+        const ms_resumption *place = &s->fingerprint.resumed;
+        r.refused |= !place->here || s->fingerprint.op == OP_REFUSED;
+        r.same &= s->hash == c->hash;
+        if (place->turns > r.turns || (place->turns == r.turns && place->ahead > r.known)) {
+            r.turns = place->turns;
+            r.known = place->ahead;
+        }
+        for (int j = 0; j < k && !r.apart; j++) r.apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, place);
+    }
+    // If ranks make the same call in different lines, comparing lines would put a different member ahead at every
+    // attempt. After MAX_TURNS turns lines are no longer compared.
+    r.by_line = r.turns < MAX_TURNS && c->op != OP_SEND_RECV;
+    for (int k = 0; k < g->n; k++)
+        if (is_behind(c, k, r.by_line)) r.behind++;
+        else r.ahead = k;
+    r.late = is_behind(c, g->me, r.by_line);
+    if (r.ahead >= 0) r.furthest = slot_of(g, r.ahead, c->seq)->fingerprint.resumed;
+    return r;
+}
+
 // Matches the members' calls again after an error; each member's call here is its first one after the error. The error
 // may have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
 // failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
-// slots, so they decide alike.
-static ms_status resume(ms_waiter *w)
+// slots, so they decide alike. That includes the turns: a member that leaves an attempt because of a published error
+// does not take part in its decision, and learns it from the slots of the next attempt.
+static ms_status resume(ms_waiter *w, const places *r)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
-    int behind = 0, ahead = -1, turns = 0;
-    bool apart = false;
-    for (int k = 0; k < g->n; k++) {
-        const ms_fingerprint *p = &slot_of(g, k, c->seq)->fingerprint;
-        if (!p->resumed.here || p->op == OP_REFUSED) return MS_OK;
-        if (p->resumed.turns > turns) turns = p->resumed.turns;
-        for (int j = 0; j < k && !apart; j++)
-            apart = are_apart(&slot_of(g, j, c->seq)->fingerprint.resumed, &p->resumed);
-    }
-    // If ranks make the same call in different lines, comparing lines would put a different member ahead at every
-    // attempt. After MAX_TURNS attempts lines are no longer compared.
-    bool by_line = turns < MAX_TURNS && c->op != OP_SEND_RECV;
-    for (int k = 0; k < g->n; k++)
-        if (is_behind(c, k, by_line)) behind++;
-        else ahead = k;
-    if (ahead != g->ahead || behind == 0) g->turns = turns + 1;
-    g->ahead = ahead;
-    if (behind == 0 && apart && by_line) return mismatch(w);
-    if (behind == 0 || ahead < 0) return MS_OK;
+    if (r->refused) return r->same ? MS_OK : mismatch(w);
+    bool turned = r->behind == 0 || (r->known && r->ahead + 1 != r->known);
+    c->fingerprint.resumed.turns = g->turns = r->turns + turned;
+    c->fingerprint.resumed.ahead = g->ahead = r->ahead + 1;
+    if (r->behind == 0 && r->apart && r->by_line) return mismatch(w);
+    if (r->behind == 0 || r->ahead < 0) return r->same ? MS_OK : mismatch(w);
     const char *cause = ms__comm_latest();
     for (const char *inner = cause; (inner = strstr(inner, CAUSE)); cause = inner) inner += sizeof CAUSE - 1;
-    c->again = !is_behind(c, g->me, by_line);
-    c->mismatched = !c->again;
+    c->again = !r->late;
+    c->mismatched = r->late;
+    if (r->late) ms__comm_behind(&r->furthest);
     return ms__fail(MS_ECOMM,
                     "%s: " LATER "%d is at a later call, so this call fails too, until the ranks' "
                     "calls match again; " CAUSE "%s",
-                    ROW(c->op)->name, g->ranks[ahead], cause);
+                    ROW(c->op)->name, g->ranks[r->ahead], cause);
+}
+
+// Whether some member's call can be neither repeated nor matched by its place.
+static bool cannot_ask(const ms_coll *c)
+{
+    for (int k = 0; k < c->g->n; k++) {
+        const ms_fingerprint *p = &slot_of(c->g, k, c->seq)->fingerprint;
+        if (p->op == OP_REFUSED || (!p->resumed.here && !p->askable)) return true;
+    }
+    return false;
 }
 
 // Fails c so that all members run it again, and all send their places in the script: some members have met an error
@@ -308,23 +345,40 @@ static ms_status resume(ms_waiter *w)
 static ms_status ask(ms_waiter *w)
 {
     ms_coll *c = w->c;
-    for (int k = 0; k < c->g->n; k++) {
-        const ms_fingerprint *p = &slot_of(c->g, k, c->seq)->fingerprint;
-        if (p->op == OP_REFUSED || (!p->resumed.here && !p->askable)) return mismatch(w);
-    }
     c->asking = true;
     c->again = c->fingerprint.resumed.here != 0;
     return ms__fail(MS_ECOMM, "%s: a peer continues after an error that this rank has not met", ROW(c->op)->name);
 }
 
-static ms_status agree(ms_waiter *w)
+static void pause_for(double seconds)
+{
+    int64_t until = ms__now_ns() + (int64_t)(seconds * 1e9);
+    while (ms__now_ns() < until) ms__nap(100 * 1000);
+}
+
+// Whether what was just read from the slot of member k is its request for c. A member does not wait for others to read
+// its slot before it leaves a collective that fails, and may use the slot for a later call.
+static bool still_holds(const ms_coll *c, int k)
+{
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&slot_of(c->g, k, c->seq)->ready, memory_order_relaxed) == c->number;
+}
+
+static bool all_still_hold(const ms_coll *c)
+{
+    for (int k = 0; k < c->g->n; k++)
+        if (!still_holds(c, k)) return false;
+    return true;
+}
+
+// Waits for the requests of all members, and compares them unless they continue after an error. last: the member that
+// was waited for most recently. mixed: only some continue after an error.
+static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
 {
     ms_coll *c = w->c;
     ms_group *g = c->g;
     bool leads = g->far && g->me == g->leader;
-    int last = -1;  // the member that was waited for most recently
-    bool mixed = false;
-    MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
+    *mixed = false;
     for (int k = 0; k < g->n; k++) {
         ms_slot *s = slot_of(g, k, c->seq);
         uint64_t ready;
@@ -333,7 +387,7 @@ static ms_status agree(ms_waiter *w)
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->number) continue;
             // If the leader's own call was refused, it does not wait, so it may never copy this slot.
             if (refused_by(c) >= 0) return mismatch(w);
-            last = k;
+            *last = k;
             ms_status polled = ms__wait_poll(w);
             if (polled == MS_OK) continue;
             // This member may have arrived meanwhile: then the published error is that of a member that was behind and
@@ -346,18 +400,38 @@ static ms_status agree(ms_waiter *w)
             if (ready >> 32 != c->number >> 32) { return abandoned(c, g->ranks[k]); }
             return mismatch(w);
         }
-        if (MS_UNLIKELY(((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0))) mixed = true;
-        else if (MS_UNLIKELY(s->hash != c->hash) && !c->fingerprint.resumed.here) return mismatch(w);
+        bool unlike = ((s->flags & SLOT_RESUMES) != 0) != (c->fingerprint.resumed.here != 0);
+        bool differs = !unlike && s->hash != c->hash && !c->fingerprint.resumed.here;
+        if (MS_LIKELY(!unlike && !differs)) continue;
+        if (!still_holds(c, k)) k--;  // look at `ready` again
+        else if (differs) return mismatch(w);
+        else *mixed = true;
     }
-    if (leads) MS_TRY(ms__far_ready(c));  // this node's slots may not have been sent yet, and other nodes wait for them
-    if (MS_UNLIKELY(mixed)) return ask(w);
-    if (MS_UNLIKELY(c->fingerprint.resumed.here)) {
-        MS_TRY(resume(w));
-        for (int k = 0; k < g->n; k++)
-            if (slot_of(g, k, c->seq)->hash != c->hash) return mismatch(w);
+    // Other nodes wait for this node's slots, which may not have been sent yet.
+    return leads ? ms__far_ready(c) : MS_OK;
+}
+
+static ms_status agree(ms_waiter *w)
+{
+    ms_coll *c = w->c;
+    int last = -1;
+    bool mixed = false;
+    MS_RANGE(MS_RANGE_WAIT, "waiting for ranks", NULL);
+    MS_TRY(await_members(w, &last, &mixed));
+    while (MS_UNLIKELY(mixed || c->fingerprint.resumed.here)) {
+        if (c->delay > 0) pause_for(c->delay);
+        c->delay = 0;
+        bool unable = mixed && cannot_ask(c);
+        places r = mixed ? (places) { 0 } : read_places(c);
+        if (all_still_hold(c)) {
+            if (mixed) return unable ? mismatch(w) : ask(w);
+            MS_TRY(resume(w, &r));
+            break;
+        }
+        MS_TRY(await_members(w, &last, &mixed));
     }
     if (MS_UNLIKELY(range_here.from != 0) && last >= 0)
-        range_here.detail = ms__trace_text("rank %d arrived last", g->ranks[last]);
+        range_here.detail = ms__trace_text("rank %d arrived last", c->g->ranks[last]);
     return MS_OK;
 }
 
@@ -369,12 +443,6 @@ static bool decide(ms_coll *c, bool go)
     while (was >> 1 != c->number)
         if (atomic_compare_exchange_weak(commit, &was, want)) return go;
     return was & 1;
-}
-
-static void pause_for(double seconds)
-{
-    int64_t until = ms__now_ns() + (int64_t)(seconds * 1e9);
-    while (ms__now_ns() < until) ms__nap(100 * 1000);
 }
 
 // Waits until all members on this node have completed the collective with this number in this ring entry.

@@ -60,7 +60,7 @@ enum {
 // A place in the script after an error: ms_dist_position with hashes instead of texts. here = 0: none.
 typedef struct {
     uint32_t here, failed, caught, times;
-    int32_t turns;  // turns of the group, see ms_group
+    int32_t turns, ahead;  // what this rank knows of the group's turns, see ms_group
     int32_t line[MS_MAX_NESTED], count[MS_MAX_NESTED];
 } ms_resumption;
 
@@ -149,7 +149,9 @@ typedef struct {
     ms_waiting last;  // the latest collective issued; read only by reports, so an inconsistent read does no harm
     struct ms_text {  // texts of the errors that this rank published; written before the board's entry
         _Atomic uint64_t number;  // the number of the error; 0 while the text is written
-        ms_resumption furthest;   // for a deadlock after an error: the latest place of the ranks in it; zero: unknown
+        // The place of the rank that is ahead, for errors that only ranks behind it raise: of calls that fail until
+        // they have caught up, and of a deadlock after an error. Zero: unknown, so all raise it.
+        ms_resumption furthest;
         char words[TEXT];
     } text[ERRORS];
 } ms_board_rank;
@@ -181,8 +183,9 @@ struct ms_group {
     uint64_t seq, epoch;  // number of collectives issued in `epoch`; engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
-    // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: the member that is
-    // ahead. turns: number of times that `ahead` has changed or no member was behind. Engine thread only.
+    // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: 1 + the member that is
+    // ahead; 0: unknown. turns: number of times that `ahead` has changed or no member was behind, since a collective
+    // last succeeded. All members know the same, or an earlier state. Engine thread only.
     int turns, ahead;
     int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
     // For each ring entry: number of the latest collective that this rank issued; engine thread only.
@@ -369,6 +372,8 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
 void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
+// Engine thread: records the place of the member that is ahead, because of which a call fails on the members behind it.
+void ms__comm_behind(const ms_resumption *furthest);
 void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
 // Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.
 void ms__comm_settled(uint64_t number);
@@ -389,12 +394,12 @@ void ms__comm_backward_failed(uint64_t epoch);
 // so that the peers fail at once.
 ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
-// Publishes the error of this number. Returns false if another rank has published it first. furthest: NULL unless the
-// error is a deadlock.
+// Publishes the error of this number. Returns false if another rank has published it first. furthest: see ms_text;
+// NULL: unknown.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
-// Engine thread: whether c survives the next published error: that of a call that failed because this rank is at a
-// later call, or a deadlock in which no rank is at a later place in the script than c. If so, the error counts as met,
-// and c must be run again.
+// Engine thread: whether c survives the next published error, because it is that of ranks that are behind, and none of
+// them waited for a rank at a later place in the script than c. If so, the error counts as met, and c must be run
+// again.
 bool ms__comm_spared(const ms_coll *c);
 
 // ---- comm/request.c ----
@@ -448,6 +453,13 @@ uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
 {
     return &g->slots[(size_t)member * RING + seq % RING];
+}
+// To be called before a slot is written that others may read: a reader that finds the same number in `ready` before and
+// after reading has read one request.
+static inline void ms__slot_open(ms_slot *s)
+{
+    atomic_store_explicit(&s->ready, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
 }
 
 // ---- comm/move.c ----
@@ -544,7 +556,7 @@ ms_status ms__far_pair(ms_waiter *w, ms_far_source *source, const size_t *bytes,
 void ms__far_end(ms_coll *c);
 
 // ---- comm/job/far_error.c: errors and waits of ranks on other nodes ----
-void ms__far_error(uint64_t number, const char *text, bool backward);
+void ms__far_error(uint64_t number, const char *text, const ms_resumption *furthest, bool backward);
 void ms__far_poll(void);
 // Asks a rank on another node what it waits for. That rank answers only while it waits in a collective.
 void ms__far_ask(int rank);

@@ -24,7 +24,7 @@ static void begin_anew(ms_group *g)
     g->seq = 0;
     g->failed = false;
     g->settled = ms__state.dist_failures;
-    g->turns = 0;
+    g->turns = g->ahead = 0;
 }
 
 ms_status ms_dist_settle(double number)

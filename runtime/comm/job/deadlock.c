@@ -110,9 +110,9 @@ static ms_status find_cycle(ms_waiter *w)
         // If a peer has published the deadlock already, it may have continued and wait in another collective: then this
         // text would describe waits that are not part of the deadlock.
         uint64_t number = w->c->epoch + 1;
-        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text, furthest_of(path, begin, n)) &&
-            ms__world.nodes > 1)
-            ms__far_error(number, text, false);
+        const ms_resumption *furthest = furthest_of(path, begin, n);
+        if (!ms__comm_error_since(w->c->epoch) && ms__comm_publish_as(number, text, furthest) && ms__world.nodes > 1)
+            ms__far_error(number, text, furthest, false);
         status = ms__comm_raise(w->c);
     }
     free(path);

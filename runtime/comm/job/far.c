@@ -130,7 +130,13 @@ ms_status ms__far_ready(ms_coll *c)
             m->member = (uint32_t)k;
             m->bytes = s->bytes;
             m->fingerprint = s->fingerprint;
-            memcpy(m->payload, s->payload, s->bytes);
+            memcpy(m->payload, s->payload, m->bytes < PAYLOAD ? m->bytes : PAYLOAD);
+            // A member that has left c may use its slot for a later call; it has published why, or c fails here, too.
+            atomic_thread_fence(memory_order_acquire);
+            if (atomic_load_explicit(&s->ready, memory_order_relaxed) != c->number) {
+                i++;
+                continue;
+            }
             for (int l = 0; l < f->n_leaders; l++)
                 if (!(f->out_req[f->n_out++] = ms__message_send(m, sizeof *m, f->leaders[l], tag_of(c, KIND_READY))))
                     return lost(c, "MPI could not start to send");
@@ -152,6 +158,7 @@ ms_status ms__far_ready(ms_coll *c)
         if (m->number != c->number || m->member >= (uint32_t)g->n)
             return lost(c, "another node is at a different collective");
         ms_slot *s = slot_of(g, (int)m->member, c->seq);
+        ms__slot_open(s);  // members of this node may still read what it held for a collective that failed
         s->hash = m->hash;
         s->arrived = m->arrived;
         s->fingerprint = m->fingerprint;

@@ -13,6 +13,7 @@ static pthread_mutex_t error_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
     uint64_t number, backward;
+    ms_resumption furthest;  // see ms_text
     char text[TEXT];
 } far_error;
 
@@ -30,7 +31,7 @@ static struct {
     void *req;
 } outbox[OUTBOX];
 
-static void send_error(int node, uint64_t number, const char *text, bool backward)
+static void send_error(int node, const far_error *e)
 {
     far_error *m = NULL;
     void *own = NULL, **req = &own;
@@ -40,9 +41,7 @@ static void send_error(int node, uint64_t number, const char *text, bool backwar
             req = &outbox[k].req;
         }
     if (!m && !(m = calloc(1, sizeof *m))) return;
-    m->number = number;
-    m->backward = backward;
-    snprintf(m->text, sizeof m->text, "%s", text);
+    *m = *e;
     *req = ms__message_send(m, sizeof *m, first_on(node), TAG_ERROR);
     if (req != &own) return;
     ms__message_keep(own);
@@ -59,11 +58,14 @@ static bool sent_errors(void)
     return all;
 }
 
-void ms__far_error(uint64_t number, const char *text, bool backward)
+void ms__far_error(uint64_t number, const char *text, const ms_resumption *furthest, bool backward)
 {
+    far_error e = { .number = number, .backward = backward };
+    if (furthest) e.furthest = *furthest;
+    snprintf(e.text, sizeof e.text, "%s", text);
     pthread_mutex_lock(&error_lock);
     for (int node = 0; node < ms__world.nodes; node++)
-        if (node != ms__world.node) send_error(node, number, text, backward);
+        if (node != ms__world.node) send_error(node, &e);
     // The script may not call MPI again for a long time, so the connection is made now, if the peer answers soon.
     for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
     pthread_mutex_unlock(&error_lock);
@@ -139,7 +141,7 @@ void ms__far_poll(void)
     while (r && ms__message_test(&r) == 0) sched_yield();
     if (got) {
         if (m.backward) ms__comm_backward_failed(m.number);
-        ms__comm_publish_as(m.number, m.text, NULL);
+        ms__comm_publish_as(m.number, m.text, &m.furthest);
     }
     pthread_mutex_unlock(&error_lock);
 }
