@@ -139,8 +139,8 @@ static ms_status collect(ms_run *r, int first)
     return MS_OK;
 }
 
-// For the last n_new nodes of the agenda, counts the contributions that leaves will receive from them. Works in
-// ascending order, so that `needed` is known for the nodes of the inputs before their consumers.
+// For the n_new nodes of the agenda that are not counted yet, counts the contributions that leaves will receive from
+// them. Works in ascending order, so that `needed` is known for the nodes of the inputs before their consumers.
 static ms_status count_leaves(ms_run *r, int n_new)
 {
     int first = r->n_agenda;

@@ -70,7 +70,7 @@ static ms_status tensors_of(const char *who, int n, const ms_id *ids, ms_tensor 
 }
 
 // Module calls whose outputs have not been recorded yet. A call whose forward failed stays in the list until an
-// enclosing call ends.
+// enclosing call ends or the list is full.
 enum { CALLS = 1024 };
 static ms_module_call *calls[CALLS];
 static int n_calls;

@@ -43,8 +43,9 @@ static ms_status fit(ms_tensor **g, const ms_meta *m, const char *who, int k)
         return ms__fail(MS_EINVAL, "%s: gradient %d has shape %s, expected %s", who, k + 1,
                         ms__shape_text(t->ndim, t->shape), ms__shape_text(m->ndim, m->shape));
     if (ms__device(t) != m->device)
-        return ms__fail(MS_EINVAL, "%s: gradient %d is %s, expected a tensor on the device of its tensor", who, k + 1,
-                        ms__tensor_text(t));
+        return ms__fail(MS_EINVAL,
+                        "%s: gradient %d is %s, expected a tensor on the same device as the tensor that it belongs to",
+                        who, k + 1, ms__tensor_text(t));
     if (t->sharded)
         return ms__fail(MS_EINVAL, "%s: gradient %d is a sharded parameter, expected a whole tensor", who, k + 1);
     if (t->dtype == m->dtype) return MS_OK;

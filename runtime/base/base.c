@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/base.c -- status and error text, clock, interrupt, interned strings, growing arrays.
+// base/base.c -- status and error text, clock, signals, interned strings, growing arrays, numbers from the environment.
 #define _GNU_SOURCE
 #include "base/activity.h"
 #include "base/base.h"

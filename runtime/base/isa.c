@@ -47,7 +47,7 @@ EARLY static int asked_level(void)
     return level;
 }
 
-// Bits of __cpu_features2[2] in GCC 12 and later: x86-64-v2, -v3, -v4.
+// GCC 12 and later: bits 0, 1 and 2 of __cpu_features2[2] mean x86-64-v2, -v3 and -v4.
 enum { WORD = 2, V3 = 1 << 1, V4 = 1 << 2 };
 static int level = -1;
 

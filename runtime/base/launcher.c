@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include "base/launcher.h"
 
-// The environment variables of each launcher. A job must set `rank` and, if the row has it, `world`. The first row that
-// applies is used, because several may: mpirun can run inside srun's allocations, and both also set PMIx's variables.
+// The environment variables of each launcher. `rank` is required, and so is `world` if the row has one. The first row
+// that applies is used, because several may: mpirun can run inside srun's allocations, and both also set PMIx's
+// variables.
 static const struct launcher {
     const char *name, *rank, *world, *local_rank, *local_world;
 } launchers[] = {
@@ -64,7 +65,7 @@ static int world_of(const struct launcher *l)
 }
 
 // Whether l launched this process. A job of one rank counts as a single process under srun, mpiexec and torchrun, and
-// as an MPI job under mpirun.
+// as an MPI job under mpirun and PMIx.
 static bool applies(const struct launcher *l)
 {
     int world = world_of(l);
@@ -72,7 +73,7 @@ static bool applies(const struct launcher *l)
     if (!text_of(l->rank)) return false;
     if (is(l, "PMIx")) return true;
     // Slurm also sets its variables in batch scripts and allocations, where this is a single process. torchrun's
-    // variable names are generic (RANK), so all three must be set.
+    // variable names are generic, so RANK, WORLD_SIZE and LOCAL_RANK must all be set.
     if (is(l, "srun") && !text_of("SLURM_STEP_ID")) return false;
     if (is(l, "torchrun") && !text_of(l->local_rank)) return false;
     return world != -1 && world != 1;

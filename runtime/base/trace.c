@@ -298,7 +298,7 @@ const char *ms_range_lane(int k) { return k >= 0 && k < MS_COUNT(lanes) ? lanes[
 
 static double micro(double seconds) { return (double)ms__job_time((int64_t)llround(seconds * 1e9)) * 1e-3; }
 
-// Returns the id of the collective's arrows: the same number on every member.
+// Returns the id of the collective's flow events (arrows between ranks): the same number on every member.
 static uint64_t flow_of(const ms_collective_range *c)
 {
     double key[2] = { c->group, c->number };
@@ -326,7 +326,7 @@ static void put_arguments(FILE *f, const ms_range *r, const ms_collective_range 
     fputc('}', f);
 }
 
-// Writes this rank's end of the arrows that lead from the rank that arrived last to the end of the collective on every
+// Writes this rank's flow event. The arrows lead from the rank that arrived last to the end of the collective on every
 // other rank.
 static void put_flow(FILE *f, const ms_range *r, const ms_collective_range *c, int rank)
 {

@@ -240,7 +240,7 @@ void ms__coll_drop(ms_coll *c)
     spare = c;
 }
 
-// Runs c. For tensors on a GPU, copies the output back afterwards.
+// Runs c. If its tensors were copied from a GPU to CPU memory, copies the output back afterwards.
 static ms_status run(ms_coll *c)
 {
     ms_status status = ms__coll_run(c);
@@ -527,7 +527,7 @@ static ms_status finish_group(ms_group *g)
     ms_status status = MS_OK;
     for (ms__stream_reap(); g->in_flight > 0 && status == MS_OK; ms__stream_reap()) {
         for (int k = 0; k < RING; k++)
-            // The queue that this rank waits for; checks for deadlocks read it.
+            // Tells checks for deadlocks which queue this rank waits for.
             if (atomic_load(&g->finished[k]) < g->issued[k])
                 atomic_store(ms__engine_waits, g->heads[g->me].executor[k]);
         ms__nap(100 * 1000);

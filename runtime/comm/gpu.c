@@ -86,7 +86,7 @@ void ms__gpu_publish(ms_coll *c, ms_slot *s)
 
 // ---- agreement on the way ----
 
-// Maps everything that member k has published.
+// Maps all memory that member k has published. Returns false with the error set if that fails.
 static bool map_member(const ms_coll *c, int k)
 {
     const ms_slot *s = slot_of(c->g, k, c->seq);
@@ -115,7 +115,7 @@ ms_status ms__gpu_agree(ms_waiter *w, bool *all)
         for (int k = 0; k < g->n; k++)
             if (k != g->me && mapped) mapped = map_member(c, k);
         if (!mapped) {
-            fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through memory of the CPU: %s\n",
+            fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through CPU memory: %s\n",
                     ms__world.rank, ms_error());
             atomic_store_explicit(&slot_of(g, g->me, c->seq)->refused, c->number, memory_order_release);
         }
@@ -220,7 +220,8 @@ ms_status ms__gpu_sync(ms_coll *c)
     return t->failed;
 }
 
-// After a rank's own streams are idle, no peer accesses its memory: every collective ends with events of all members.
+// After a rank's own streams are idle, no peer accesses its memory: in every collective they wait for the last events
+// of all members.
 void ms__gpu_stop(void)
 {
     for (int k = 0; ms__cuda() && k < ms_cuda_count(); k++) {

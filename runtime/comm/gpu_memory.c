@@ -27,7 +27,7 @@ typedef struct {
 
 static directory *mine;
 static ms_storage *mine_in;
-static bool unshared;  // this rank cannot share memory: it is staged
+static bool unshared;  // this rank cannot share GPU memory: its tensors are staged
 static char *bases[LISTED];
 static int n_bases;
 
@@ -36,7 +36,7 @@ static struct own_event {
     void *event;
     int index;
     event_state state;
-    // While it is leaving: the collective that used it.
+    // EVENT_LEAVING: the collective that used the event.
     const ms_group *group;
     uint64_t seq, number;
 } events[EVENTS];
@@ -62,11 +62,11 @@ static bool has(const _Atomic uint64_t *words, int bit)
 static void stop_sharing(const char *why)
 {
     unshared = true;
-    fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through memory of the CPU: %s\n",
-            ms__world.rank, why);
+    fprintf(stderr, "moonshard: rank %d: collectives of tensors on cuda go through CPU memory: %s\n", ms__world.rank,
+            why);
 }
 
-// Runs before the CUDA runtime ends, because it is registered after that has begun: peers may still read this rank's
+// Runs before the CUDA runtime's own exit handler, because it is registered later: peers may still read this rank's
 // memory in collectives that the script did not wait for.
 static void leave(int code, void *pid)
 {
@@ -81,7 +81,7 @@ bool ms__gpu_shares(void)
     uint64_t at;
     if (mine || unshared) return mine != NULL;
     if (ms__world.local_size > 64 * WORDS) {
-        stop_sharing("too many ranks on this node");
+        stop_sharing("more than 256 ranks are on this node");
         return false;
     }
     if (ms__storage_new(&mine_in, MS_CPU, sizeof *mine, "dist: shared memory of GPUs")) return false;
@@ -108,7 +108,7 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
     while (k > 0 && bases[k - 1] != base) k--;
     if (k == 0) {
         if (n_bases == LISTED) {
-            stop_sharing("this rank's GPU memory is in too many allocations");
+            stop_sharing("this rank's GPU memory consists of more than 4096 allocations of the driver");
             return false;
         }
         listed *a = &mine->arena[n_bases];

@@ -185,7 +185,8 @@ static void note_other(const ms_storage *s)
 
 bool ms__native_serves(const ms_request *r)
 {
-    // The other operations' lists of tensors are in CPU memory. Sends and receives of a rank are not in one order.
+    // Gathers and scatters pack their lists of tensors in CPU memory. A send and a receive may be issued in a different
+    // order on each of the two ranks.
     bool moved = r->op == OP_ALL_REDUCE || r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER ||
                  r->op == OP_BROADCAST || r->op == OP_REDUCE || r->op == OP_ALL_TO_ALL;
     if (!moved || !r->group->gpu || r->n_parts) return false;

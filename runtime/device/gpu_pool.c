@@ -198,7 +198,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
         void *p = NULL;
-        if (!(b = ms__header_new())) return ms__pool_no_memory(device, bytes, what, "malloc");
+        if (!(b = ms__header_new())) return ms__pool_no_memory(device, bytes, what, "malloc failed");
         if ((st = alloc_small(&p, index, size)) == MS_OK) *b = (ms_block) { .data = p, .size = size };
         else ms__header_drop(b);
     }

@@ -11,7 +11,8 @@
 #include "device/history.h"
 #include "device/device.h"
 
-// A number in a tag is an index into `list` if it has the bit WAITING, otherwise into `records`.
+// The record's number in a block's tag (ms_block) is an index into `list` if it has the bit WAITING, otherwise into
+// `records`.
 enum { BUCKETS = 4096, WAITING = 1 << 27 };
 
 typedef struct {

@@ -280,7 +280,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
             if (bytes) return ms__gpu_alloc(out, device, bytes, what);
             MS_TRY(ms__cuda_need(device, what));
         }
-        if (!(b = ms__header_new())) return ms__pool_no_memory(MS_CPU, bytes, what, "malloc");
+        if (!(b = ms__header_new())) return ms__pool_no_memory(MS_CPU, bytes, what, "malloc failed");
         *b = (ms_block) { .bytes = type == MS_META ? 0 : bytes, .device = device };  // meta tensors have no bytes
         *out = b;
         return MS_OK;

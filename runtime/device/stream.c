@@ -67,7 +67,7 @@ static ms_record *spare;     // free list; used by the engine thread only
 static ms_record *unjoined;  // finished records that wait to be joined (ms__event_hold); used by the engine thread only
 static _Thread_local ms_pending *running;  // the event of the record that this worker runs
 
-// comm makes ms__engine_waits a field of the board, where peers read whether this rank is blocked or busy.
+// comm points ms__engine_waits at a field of the board, where peers read whether this rank is blocked or busy.
 static atomic_int private_waits;
 atomic_int *ms__engine_waits = &private_waits;
 static uint64_t no_epoch(void) { return 0; }
@@ -163,7 +163,7 @@ void ms__event_release(ms_pending *e)
 
 void ms__queued(int device, int stream, void *end)
 {
-    if (!running || running->end) {  // on the compute stream, whose later work is ordered anyway
+    if (!running || running->end) {  // no record is running, or it has an event already
         ms__cuda()->drop(end);
         return;
     }

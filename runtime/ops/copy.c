@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.c -- asynchronous copies between the CPU and a GPU, on the copy stream. Used for offloading: a unit's bytes
-// are copied to the GPU while the previous unit computes, and back while the next one does.
+// ops/copy.c -- asynchronous copies on the copy stream, and lists of copies. Copies between the CPU and a GPU serve
+// offloading: a unit's bytes are copied to the GPU while the previous unit computes, and back while the next one
+// computes.
 //
 // The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that was on the compute
 // stream when the copy was issued, copies, and ends when the copy is complete. Both storages carry the record's event,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/engine.c -- process-wide settings: threads, modes, the random generator's state.
+// ops/engine.c -- process-wide settings: environment variables, threads, modes, the random generator's state.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -98,7 +98,7 @@ ms_status ms_init(void)
 
 int ms_num_threads(void) { return threads; }
 
-// The limit is 1024, because libgomp crashes with a team of 100,000.
+// The limit is 1024, because libgomp crashes with a team of 100,000 threads.
 void ms_set_num_threads(int n)
 {
     threads = n < 1 ? 1 : n > 1024 ? 1024 : n;

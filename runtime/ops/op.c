@@ -196,8 +196,8 @@ static ms_status finish(const ms_call *c, int device)
     return ms__fail(st, "%s(%s): %s", c->op->name, given, why);
 }
 
-// Allows a 0-dim CPU tensor as input next to tensors of another device, unless it is changed in place: copies it to
-// that device. The tape records the copy.
+// Lets elementwise operators take a 0-dim CPU tensor beside tensors of another device: copies it to that device, unless
+// the operator changes it in place. The tape records the copy.
 static ms_status dispatch_mixed(ms_call *c, bool record, int k, const ms_tensor *first)
 {
     ms_tensor *brought[MS_MAX_IN], *was[MS_MAX_IN];

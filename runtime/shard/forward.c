@@ -20,7 +20,7 @@ static ms_status inputs_of(int n, const ms_id *io, ms_tensor **t)
 {
     if (n > MS_MAX_IN)
         return ms__fail(MS_EINVAL,
-                        "fsdp: a module with %d tensors among its inputs or outputs; at most %d are supported", n,
+                        "fsdp: a module has %d tensors among its inputs or outputs; at most %d are supported", n,
                         MS_MAX_IN);
     for (int k = 0; k < n; k++)
         if (!(t[k] = ms__tensor(io[k]))) return ms__failure();

@@ -72,7 +72,7 @@ static ms_status keep(unit_param *p)
     return st;
 }
 
-// Copies changes that scripts made to whole parameters to the shard: called before the shard is read and before the
+// Copies to the shard the changes that scripts made to whole parameters: called before the shard is read and before the
 // whole parameters are released. Copies made by the engine do not count as changes: a backward continues with the
 // parameters of its forward.
 void ms__unit_keep(unit *u)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/api.c -- public functions on tensors: making them from numbers, naming, changing their data, describing.
-// ops/read.c reads their values.
+// tensor/api.c -- public functions on tensors: making them, describing them, replacing their data, sharing GPU memory
+// with other processes. ops/read.c reads their values.
 #include <math.h>
 #include <stdio.h>
 
@@ -20,7 +20,7 @@ static ms_status check_dtype(const char *who, int dtype)
 static ms_status check_shape(const char *who, int ndim, const int64_t *shape)
 {
     if (ndim < 0 || ndim > MS_MAX_DIMS)
-        return ms__fail(MS_EINVAL, "%s: %d dimensions; at most %d are supported", who, ndim, MS_MAX_DIMS);
+        return ms__fail(MS_EINVAL, "%s: shape has %d dimensions, expected 0 to %d", who, ndim, MS_MAX_DIMS);
     for (int d = 0; d < ndim; d++)
         if (shape[d] < 0)
             return ms__fail(MS_EINVAL, "%s: shape %s has a negative size", who, ms__shape_text(ndim, shape));

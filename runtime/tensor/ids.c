@@ -50,9 +50,10 @@ static uint32_t n_scopes = 1, free_scope;
 static uint32_t chain_top[CHAINS];
 static uint8_t chain_used[CHAINS];
 static int chain;
-// In bytes: the soft limit, unscoped tensors made since the last collection (plus 256 for each), unscoped tensors
-// alive, and all tensors alive after the last collection.
-static double gc_limit = 64 << 20, unscoped_since, unscoped_live, live_after;
+static double gc_limit = 64 << 20;  // the soft limit of ms_set_gc_limit, in bytes
+static double unscoped_since;       // bytes of the unscoped tensors made since the last collection, plus 256 for each
+static double unscoped_live;        // bytes of the unscoped tensors alive
+static double live_after;           // bytes allocated on the CPU after the last collection
 static bool gc_asked;
 static grave *graves;  // a ring of GRAVES entries; NULL if there was no memory for it
 static uint32_t n_graves;
@@ -155,8 +156,8 @@ static void slot_release(slot *s)
     ms__release(t);
 }
 
-// Requests a garbage collection when the unscoped tensors, or all memory in use (a small unscoped loss may hold a large
-// graph), have grown by more than the limit plus half of their size.
+// Requests a garbage collection when the unscoped tensors, or all CPU memory in use (a small unscoped loss may hold a
+// large graph), have grown by more than the soft limit plus half of their size.
 static void count_unscoped(const ms_tensor *t)
 {
     double bytes = (double)ms__nbytes(t) + 256;

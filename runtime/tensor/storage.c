@@ -43,7 +43,8 @@ ms_storage *ms__storage_retain(ms_storage *s)
     return s;
 }
 
-// A GPU's block may be used again at once, in the order of the compute stream: that has to wait for other streams.
+// A freed block of a GPU may be reused at once, in the order of the compute stream: that stream must first wait for the
+// work of other streams on the block.
 static void drop_events(ms_storage *s)
 {
     ms_pending *all[] = { s->event, s->readers };

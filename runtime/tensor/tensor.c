@@ -98,7 +98,7 @@ static void set_contiguous(ms_tensor *t, int ndim, const int64_t *shape)
 
 static ms_status no_header(int64_t n, int dtype, const char *what)
 {
-    return ms__no_memory(sizeof(ms_tensor) + sizeof(ms_counter), what, "the header of a tensor of %lld %s",
+    return ms__no_memory(sizeof(ms_tensor) + sizeof(ms_counter), what, "the header of a tensor of %lld %s elements",
                          (long long)n, ms__dtype_name(dtype));
 }
 

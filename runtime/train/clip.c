@@ -4,8 +4,8 @@
 //
 // For a sharded parameter, each rank computes the norm of its local part of the gradient, and the results are combined
 // over the ranks of the parameter's group. A gradient that every rank holds whole counts once. Sums are in double over
-// fixed blocks, so results do not depend on the number of threads. If all gradients are on one GPU and all ranks on one
-// node, the norm stays there and the host waits for nothing.
+// fixed blocks, so results do not depend on the number of threads. If all gradients of a rank are on one GPU and the
+// collectives of their groups stay on GPUs, so does the norm, and the host waits for nothing.
 #include <math.h>
 
 #include "base/activity.h"
@@ -220,7 +220,7 @@ static ms_status take_sums(gradients *s, bool maximum)
     return MS_OK;
 }
 
-// The same for the sums of a GPU, which stay there. Collective.
+// As over_ranks, for the sums of all groups on a GPU; they stay there. Collective.
 static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
 {
     int64_t n = s->n_groups + 1, one = 1;
@@ -247,7 +247,8 @@ static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
 static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
 {
     double p = list->p, *own = list->partial;
-    // there: all gradients of this rank are on one GPU, and so is their norm if other ranks of the node contribute.
+    // there: the norm stays on a GPU: all gradients of this rank are on it, and the groups' collectives stay on GPUs.
+    // alone: no other rank contributes to the norm.
     bool maximum = isinf(p), there = ms__is_cuda(ms__device(norm)), alone = true;
     if (blocks > 0) over_blocks(list, blocks, measure);
     MS_TRY(measure_there(s, p));
@@ -287,7 +288,8 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
-    if (!(p > 0)) return ms__no_id(ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type %g is not positive", p));
+    if (!(p > 0))
+        return ms__no_id(ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type is %g, expected a number above 0", p));
     size_t places = (size_t)(n > 0 ? n : 1);
     ms_id result = 0;
     ms_tensor *norm = NULL;
@@ -329,16 +331,17 @@ out:
 
 // ---- unscaling ----
 
-// Checks what is unscaled, and lists the gradients that are not empty.
+// Checks the gradients, and lists those that are not empty.
 static ms_status list_gradients(part_list *list, int n, const ms_id *gradients, int device)
 {
     for (int k = 0; k < n; k++) {
         ms_tensor *g = ms__tensor(gradients[k]);
         if (!g) return ms__failure();
         if (g->dtype > MS_BF16 || ms__device(g) != device || !ms__is_contiguous(g))
-            return ms__fail(MS_EINVAL,
-                            "unscale_: gradient %d (%s) is not contiguous floating point on the scale's device", k + 1,
-                            ms__tensor_text(g));
+            return ms__fail(
+                MS_EINVAL,
+                "unscale_: gradient %d is %s, expected a contiguous floating-point tensor on the scale's device", k + 1,
+                ms__tensor_text(g));
         g->version->count++;
         if (g->numel == 0) continue;
         MS_TRY(ms__storage_sync(g->storage, true));

@@ -369,7 +369,7 @@ describe("clip_grad_norm_", function()
   it("is 0 without gradients, and refuses an invalid order", function()
     assert.are.equal(0, nn.utils.clip_grad_norm_({ leaf { 1 } }, 1):item())
     assert.truthy(message(nn.utils.clip_grad_norm_, { leaf { 1 } }, 1,
-      { norm_type = 0 }):find("norm_type 0 is not positive", 1, true))
+      { norm_type = 0 }):find("norm_type is 0, expected a number above 0", 1, true))
   end)
 
   it("passes NaN on", function()

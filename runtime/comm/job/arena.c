@@ -24,8 +24,8 @@ ms_status ms__arenas_start(void)
     return maps ? MS_OK : ms__no_memory(bytes, "dist.init", "the addresses of peers' memory");
 }
 
-// Finds the arena of the storage's memory: its number on the board (from 1). Enters the arena there at its first use.
-// False: the memory has no arena and must be staged.
+// Finds the arena that contains p, in the storage's memory: its number on the board (from 1), and p's offset in it.
+// Enters the arena on the board at its first use. False: the memory has no arena and must be staged.
 bool ms__comm_locate(ms_storage *s, const void *p, uint32_t *arena, uint64_t *at)
 {
     int fd;
@@ -63,7 +63,7 @@ static char *map_arena(int rank, int k)
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return ms__null(ms__fail(MS_ECOMM, "dist: cannot open the memory of rank %d: %s", rank, strerror(errno)));
-    // If the inode differs, the descriptor has been reused, or belongs to another process namespace.
+    // If the inode differs, the descriptor has been reused, or the process id belongs to another PID namespace.
     void *p = NULL;
     bool same = fstat(fd, &st) == 0 && (uint64_t)st.st_ino == r->arena[k].inode;
     if (same) p = ms__map_aligned(fd, r->arena[k].bytes);

@@ -47,7 +47,7 @@ static void unlist(const char *path)
         }
 }
 
-// Removes the files that a process uses from the list. Checks its descriptors first, because a file is mapped before it
+// Removes from the list the files that a process uses. Checks its descriptors first, because a file is mapped before it
 // is closed. A process whose /proc this user cannot read does not belong to this user's jobs.
 static void unlist_used_by(const char *pid)
 {

@@ -23,7 +23,8 @@ static ms_status transfer(void *p, int peer, bool send, int64_t until)
         ms__transport_unlock();
         if (rc == 1) return MS_OK;
         if (rc < 0 || ms__now_ns() > until)
-            return ms__fail(MS_ECOMM, "dist: rank %d does not answer the request for its time", peer);
+            return ms__fail(MS_ECOMM,
+                            "dist: exchanging time stamps with rank %d failed or took longer than the timeout", peer);
         sched_yield();
     }
 }

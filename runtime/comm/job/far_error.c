@@ -25,7 +25,8 @@ static int first_on(int node)
 }
 
 // Errors are sent from static memory, so that running out of memory can be reported. A message of this size has usually
-// been sent when isend returns. If all slots are still in flight, the error gets separate memory, which is not freed.
+// been sent when isend returns. If all messages of the outbox are still in flight, the error gets separate memory,
+// which is not freed.
 static struct {
     far_error message;
     void *req;

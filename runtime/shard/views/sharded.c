@@ -243,8 +243,8 @@ static void mark_present(const unit *u, const reduction *r, ms_label *label, cha
     label->part_of = words;
 }
 
-// Takes p's gradient and makes *mine of it: the gradient in the stored dtype, at home, in memory of its own. A copy may
-// be added to a list; *was then has to stay until the list has run.
+// Takes p's gradient. *mine: the gradient in the stored dtype, on the unit's home device, in memory of its own. The
+// copy may be added to a list; *was must then live until the list has run.
 static ms_status take_alone(unit_param *p, ms_copies *together, ms_tensor **mine, ms_tensor **was)
 {
     ms_tensor *g = p->pending;
@@ -320,8 +320,8 @@ static ms_status add_partial(unit *u, reduction *r)
     return MS_OK;
 }
 
-// Packs the gradients that are present and starts their reduce-scatter. Values are summed in rank order. Half types are
-// summed in float32 and rounded once, so the gradients need no division before the sum.
+// Packs the gradients that are present, or sends them in place, and starts their reduce-scatter. They need no division
+// before the sum, because half types are summed in float32 and rounded once (except with ms_request.narrow).
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
     // On a mesh each of the two steps computes its own mean; a divide factor set by the script applies to the first

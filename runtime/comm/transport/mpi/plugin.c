@@ -18,7 +18,7 @@ static int has_room(const char *folder, int ranks)
     return (double)fs.f_bavail * (double)fs.f_frsize >= 5e6 * (ranks > 0 ? ranks : 1);
 }
 
-// Chooses another folder for Open MPI's segments if /dev/shm, its default, has no room: that is small in many
+// Chooses another folder for Open MPI's segments if /dev/shm, its default, has no room: /dev/shm is small in many
 // containers. Little data passes through the segments, so any folder will do.
 static int place_segments(int ranks, char *text, size_t n)
 {

@@ -99,8 +99,8 @@ int nccl_load(char *text, size_t n)
 {
     static int loaded;
     if (loaded) return 0;
-    // Operations of several communicators run on a GPU in the order in which the host queues them, which is the same on
-    // all ranks. Otherwise they may wait for each other.
+    // Makes NCCL run operations of several communicators on a GPU in the order in which the host queues them, which is
+    // the same on all ranks. Otherwise the operations may wait for each other.
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     void *lib = load(text, n);
     if (!lib || take(lib, text, n) != 0) return -1;
