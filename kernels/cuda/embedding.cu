@@ -102,8 +102,8 @@ template <class S> static __device__ __forceinline__ real_of<S> rounded(real_of<
     store_one(&one, v);
     return one_of(&one);
 }
-// Adds up the rows of each id in the order of their positions: the threads of the first of its sorted entries. Those of
-// the others return. The rows of several entries are in flight together.
+// Adds up the rows of each id in the order of their positions. The threads of the id's first sorted entry do this;
+// those of its other entries return. The loads of several entries' rows are in flight together.
 template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const entry *sorted, row_sum f)
 {
     typedef real_of<S> T;

@@ -7,8 +7,8 @@
 
 #include "cuda/library.h"
 
-// Folders below the one that a variable names; with variable NULL, these. %d: the major version. An entry whose
-// variable is not set is skipped.
+// Where a library may be: in `folders` below the folder that the environment's `variable` names or, if variable is
+// NULL, in `folders` themselves. %d: the toolkit's major version. An entry whose variable is not set is skipped.
 static const struct {
     const char *variable, *folders;
 } places[] = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.cu -- matmul and linear: by cuBLASLt if it is installed and supports the strides, else by our own
-// kernel.
+// cuda/product.cu -- matmul and linear: by cuBLASLt if it is installed and supports the dtype, the strides and the
+// batch, else by our own kernel.
 //
 // cuBLASLt is loaded at the first product that uses it (up to 440 ms). MOONSHARD_CUBLAS=off always selects our own
 // kernel. The emulator uses a stand-in for cuBLASLt, only with MOONSHARD_CUBLAS=on. float32 is computed in float32 (no
@@ -122,7 +122,7 @@ enum { WORKSPACE = 32 << 20, CACHE = 1024 };
 static std::mutex lt_lock;           // for `lt`, `per_device` and `cache`
 static std::atomic<bool> lt_absent;  // cuBLASLt cannot be used: products go to our own kernel at once
 
-// Opens cuBLASLt. On failure prints the list of places.
+// Opens cuBLASLt. If it is not found, reports the searched folders on stderr.
 static void *lt_open(void)
 {
     char name[64];
@@ -181,7 +181,9 @@ static cudaDataType_t type_of(int dtype)
     return dtype == MS_F32 ? CUDA_R_32F : dtype == MS_F64 ? CUDA_R_64F : dtype == MS_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-// A row-major C is a column-major C^T = B^T A^T. "x" is therefore B read by columns (n x k), "y" is A (k x m).
+// cuBLASLt's matrices are column-major, and a row-major C is a column-major C^T = B^T A^T. Its operands are therefore x
+// = B^T (n x k) and y = A^T (k x m). x_turned, y_turned: whether B, A is itself column-major, so that cuBLASLt
+// transposes it. align: the alignments in memory, in bytes: of A << 16, B << 8, and C.
 struct shape_key {
     int x_type, y_type, c_type, x_turned, y_turned, epilogue, index, align;
     int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
@@ -223,8 +225,8 @@ static ms_status lt_failed(int index, const product *p, const char *call, cublas
         }                                         \
     } while (0)
 
-// Computes a product with at most one batch dimension. *done: whether it was started; false if cuBLASLt does not
-// support the layout, finds no algorithm or refuses the product.
+// Computes a product with at most one batch dimension. *done: whether it was started; false if cuBLASLt is not loaded,
+// does not support the layout or the dtypes, finds no algorithm or refuses the product.
 static ms_status lt_product(int index, const product *p, bool *done)
 {
     bool many = p->nb > 0;
@@ -238,7 +240,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
     if (x < 0 || y < 0 || c != 0 || p->a_type != p->b_type || p->a_type > MS_BF16 || !lt_load()) return MS_OK;
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
-    // "y" is cuBLAS's operand B. The epilogue BGRADB sums it over k: these are the sums of A's rows.
+    // y is cuBLASLt's operand B. The epilogue BGRADB sums it over k, which gives the sums of A's rows.
     const void *vector = p->bias ? p->bias : p->row_sums;
     cublasLtEpilogue_t epilogue = p->bias       ? CUBLASLT_EPILOGUE_BIAS
                                   : p->row_sums ? CUBLASLT_EPILOGUE_BGRADB
@@ -328,7 +330,7 @@ out:
     return st;
 }
 
-// Merges batch dimensions where the strides allow. The last one is cuBLAS's batch; a loop covers the others.
+// Merges batch dimensions where the strides allow. The last one is cuBLASLt's batch; a loop covers the others.
 static ms_status try_cublas(int index, const product *p, bool *done)
 {
     product q = *p;
@@ -382,7 +384,7 @@ ms_status ms__cuda_product(int index, product *p)
     bool ask = p->k > 0 && !lt_absent.load(std::memory_order_relaxed);
     if (ask) MS_TRY(try_cublas(index, p, &done));
     p->summed = done && p->row_sums;
-    if (!done && ask && p->row_sums) {  // the library may refuse only the sums
+    if (!done && ask && p->row_sums) {  // cuBLASLt may refuse only the sums
         p->row_sums = NULL;
         MS_TRY(try_cublas(index, p, &done));
     }

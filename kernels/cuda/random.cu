@@ -7,8 +7,8 @@
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
-    uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor
-    double f[4], limit;            // the distribution's parameters; UNIFORM: the largest value below f[1]
+    uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor, of which `out` may be a shard
+    double f[4], limit;            // the distribution's parameters; limit: of UNIFORM, the largest value to give
     ms_truncated truncated;
     int dtype, kind;
     int64_t n;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/reduce.cu -- operators that fold (fold.h): sums, means, products, extremes and their positions, variances,
-// norms, logsumexp; the column sums of products' gradients; cumsum, and the gradient of prod.
+// cuda/reduce.cu -- operators that fold (fold.h): sums, means, products, all, any, extremes and their positions,
+// variances, norms, logsumexp; column sums for the gradient of linear's bias; cumsum, and the gradient of prod.
 #include "cuda/fold.h"
 #include "cuda/product.h"
 
@@ -119,7 +119,7 @@ static ms_status run_norm(ms_call *c)
     return st;
 }
 
-// Computes the mean, then the squared deviations from it. Integers: keepdim, correction, dims.
+// Computes the mean, then the squared deviations from it. The call's integers: keepdim, correction, dims.
 static ms_status variance(ms_call *c, int how)
 {
     fold_plan p = plan_of(c, 2);
@@ -162,8 +162,8 @@ static ms_status run_logsumexp(ms_call *c)
 
 // ---- values and positions: the first element that equals the extreme ----
 
-// The first position in a segment; INT64_MAX if the segment has none. `width` threads per output and segment, a warp or
-// a block.
+// Finds the first position in each segment of its output's extreme, wide[m]; INT64_MAX if the segment does not have it.
+// `width` threads per output and segment, a warp or a block.
 template <class S> __global__ void dense_find_kernel(fold_plan p, int width, const double *wide, int64_t *parts)
 {
     __shared__ int64_t shared[WARPS];
@@ -184,7 +184,8 @@ template <class S> __global__ void dense_find_kernel(fold_plan p, int width, con
     found = -group_max(-found, width, shared);
     if (threadIdx.x % width == 0) parts[s * p.outputs + m] = found;
 }
-// width: 1 or BLOCK threads per output and segment; 1 where neighbouring threads read neighbouring elements so.
+// The same search for tensors that are not dense (fold_plan), or whose columns are folded. width: threads per output
+// and segment: 1 for columns, so that neighbouring threads read neighbouring elements, otherwise BLOCK.
 template <class W> __global__ void find_kernel(fold_plan p, int width, const W *wide, int64_t *parts)
 {
     __shared__ int64_t shared[WARPS];
@@ -201,7 +202,7 @@ template <class W> __global__ void find_kernel(fold_plan p, int width, const W *
     if (width > 1) found = -group_max(-found, BLOCK, shared);
     if (threadIdx.x % width == 0) parts[s * p.outputs + m] = found;
 }
-// The first position of each output's extreme, wide[m].
+// Finds the first position of each output's extreme, wide[m], in each of its segments.
 template <class W> static ms_status find(const char *what, int index, const fold_plan &p, const W *wide, int64_t *parts)
 {
     int64_t n = p.outputs * p.segments;
@@ -344,7 +345,8 @@ template <class S> __global__ void dense_scan_kernel(lines l, line_data from, li
 }
 static __device__ inline double add(double a, double b) { return a + b; }
 static __device__ inline int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-// The same with one thread per line, where dtypes differ, for integers, and where elements are not adjacent.
+// The same scan with one thread per line: for integers, and where the dtypes differ or a line's elements are not
+// adjacent.
 template <class W> __global__ void scan_kernel(lines l, line_data from, line_data to, bool back)
 {
     int64_t i = GLOBAL_INDEX;
@@ -363,7 +365,7 @@ static ms_status run_cumsum(ms_call *c)
     ms_tensor *x = c->in[0], *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     held_inputs h;
-    // A line of adjacent elements is scanned by blocks: worth a copy.
+    // Copied, so that a line's elements are adjacent: then a whole block of threads scans a line, otherwise one thread.
     if (x->ndim && d == x->ndim - 1 && x->stride[d] != 1 && x->dtype <= MS_BF16) {
         MS_TRY(h.hold(c, 1));
         x = h.in[0];
@@ -392,11 +394,12 @@ static ms_status run_cumsum(ms_call *c)
 }
 
 // Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
-// product / x where no element is 0. If one element is 0, only its gradient is not 0; if two are 0, all gradients are
+// product / x where no element is 0. If one element is 0, only its gradient is not 0; if more are 0, all gradients are
 // 0. For each output, two folds give the product of the elements that are not 0, and their number.
 struct prod_job {
     int ndim;
-    int64_t n, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS], m[MS_MAX_DIMS];  // strides; m: of outputs
+    int64_t n, length, shape[MS_MAX_DIMS], x[MS_MAX_DIMS], g[MS_MAX_DIMS],
+        m[MS_MAX_DIMS];  // x, g, m: strides in x, in g and in the outputs
     const double *others, *filled;
     bool packed;  // x is contiguous
 };

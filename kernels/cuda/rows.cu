@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/rows.cu -- softmax, log_softmax and their gradients; sums in float32 (float64 for float64 tensors) in a fixed
-// order. Along the last dimension a warp or a block computes a row, 16 bytes at a time; along others a block does.
+// order. A warp or a block computes a row along the last dimension, in accesses of 16 bytes; a block computes a row
+// along another dimension.
 #include "cuda/blocks.h"
 #include "rows/layout.h"
 

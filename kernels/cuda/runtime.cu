@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/runtime.cu -- the plugin's function table: devices, memory, streams, events, copies. Every CUDA runtime call is
-// checked; errors name the call, the device and sizes.
+// cuda/runtime.cu -- the plugin's function table: devices, memory, streams, events, copies. Errors name the CUDA
+// runtime call, the device and sizes.
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
@@ -29,7 +29,8 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
     cudaGetLastError();  // clears the error, unless it is sticky
-    // Kernels fail after their launch (errors from 700 on). If the context is lost, every later call returns the error.
+    // An error from 700 on may come from a kernel that an earlier operator launched. If the context is lost, every
+    // later call returns the error.
     const char *more = "";
     if (e >= 700 && cudaFree(NULL) == cudaSuccess) more = "; an earlier operator may have caused it";
     else if (e >= 700)
@@ -168,7 +169,8 @@ static ms_status host_alloc(size_t bytes, void **out)
 static void host_free(void *p) { cudaFreeHost(p); }
 
 #if defined(MS_EMULATED)
-// Marks bytes in stream order, because kernels queued earlier may still use them.
+// Tells AddressSanitizer that of the `size` bytes at p only the first `used` may be accessed: in stream order, because
+// kernels queued earlier may still use the others.
 static void mark(int index, void *p, size_t used, size_t size)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -193,8 +195,8 @@ static ms_status copy(int index, int stream, void *dst, const void *src, size_t 
     CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes,
              names[way]);
     if (way != MS_TO_DEVICE) return MS_OK;
-    // The caller may write to the source as soon as this returns. Pageable memory has been staged; pinned memory is
-    // still being read.
+    // The caller may write to the source as soon as this function returns. Pageable memory has been staged; pinned
+    // memory is still being read.
     cudaPointerAttributes a;
     CUDA_TRY(index, cudaPointerGetAttributes(&a, src), "memory at %p", src);
     if (a.type != cudaMemoryTypeUnregistered)
@@ -251,7 +253,8 @@ static ms_status sync(int index, int stream)
     return stream < 0 || stream == MS_STREAM_COMPUTE ? complained(index) : MS_OK;
 }
 
-// An event of the table. Those of one device that are not shared are kept in a list when they are dropped.
+// An event that the functions of the table pass as void *. Dropped events that are not shared with other processes are
+// kept for reuse, in a list per device.
 typedef struct event {
     cudaEvent_t event;
     int index;
@@ -383,7 +386,7 @@ static ms_status pause(int index, int stream, double seconds)
 }
 
 // The compute stream of device `from` copies. It first waits for the work queued in the compute stream of `to`, which
-// may use the old bytes; that stream then waits for the copy.
+// may use the old bytes at dst; the compute stream of `to` then waits for the copy.
 static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t bytes)
 {
     void *free = NULL, *there = NULL;

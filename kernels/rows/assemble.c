@@ -128,7 +128,8 @@ static ms_status check_tile(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int ndim = c->n_i > x->ndim ? c->n_i : x->ndim;
-    if (ndim > MS_MAX_DIMS) return ms__call_fail(c, "%d dimensions: at most %d are possible", ndim, MS_MAX_DIMS);
+    if (ndim > MS_MAX_DIMS)
+        return ms__call_fail(c, "the result would have %d dimensions; at most %d are supported", ndim, MS_MAX_DIMS);
     int64_t shape[MS_MAX_DIMS];
     for (int d = 0; d < ndim; d++) {
         int k = d - (ndim - c->n_i), j = d - (ndim - x->ndim);

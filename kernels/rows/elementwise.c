@@ -66,7 +66,7 @@ static ms_status check_div(ms_call *c)
     if (!ms__is_float(dtype)) dtype = ms__state.default_dtype;
     return binary_out(c, c->in[0], c->in[1], dtype);
 }
-// remainder and the like: the dtype of both, which is not bool.
+// fmod, remainder and floor_divide: the output has the dtype to which both inputs promote, which must not be bool.
 static ms_status check_modulo(ms_call *c)
 {
     int dtype = ms__result_dtype(c->in[0], c->in[1]);

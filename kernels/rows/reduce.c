@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/reduce.c -- rows of the reductions. Integers: keepdim, then the dimensions; without dimensions, all are reduced.
+// rows/reduce.c -- rows of the reductions. Integers of most operators: keepdim, then the dimensions; without
+// dimensions, all are reduced. runtime/moonshard.h lists the integers of each operator.
 #include "cpu/cpu.h"
 #include "rows/grad.h"
 
@@ -32,7 +33,7 @@ static ms_status reduce_out(ms_call *c, int first_dim, int dtype)
         MS_TRY(ms__call_dim(c, c->i[first_dim + k], x->ndim, &d));
         if (mask >> d & 1) return ms__call_fail(c, "dimension %d is named twice", d + 1);
         mask |= 1u << d;
-        if (x->ndim == 0) c->n_i = first_dim;  // a 0-dim tensor accepts dimension 1 and ignores it
+        if (x->ndim == 0) c->n_i = first_dim;  // a 0-dim tensor accepts dimensions 0 and -1 and ignores them
     }
     mask = ms__reduced_dims(x, c->n_i - first_dim, c->i + first_dim);
     int64_t shape[MS_MAX_DIMS];

@@ -11,7 +11,8 @@ static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
     const ms_tensor *x = c->in[0];
     int unknown = -1;
     int64_t n = 1;
-    if (c->n_i > MS_MAX_DIMS) return ms__call_fail(c, "%d dimensions: at most %d are possible", c->n_i, MS_MAX_DIMS);
+    if (c->n_i > MS_MAX_DIMS)
+        return ms__call_fail(c, "the shape has %d dimensions; at most %d are supported", c->n_i, MS_MAX_DIMS);
     for (int d = 0; d < c->n_i; d++) {
         shape[d] = c->i[d];
         if (shape[d] == -1 && unknown < 0) unknown = d;
@@ -290,7 +291,7 @@ static ms_status check_split(ms_call *c)
                                  (long long)total);
     }
     if (n > MS_MAX_OUT)
-        return ms__call_fail(c, "%lld pieces of %s: at most %d are possible", (long long)n, ms__tensor_text(x),
+        return ms__call_fail(c, "%lld pieces of %s; at most %d are supported", (long long)n, ms__tensor_text(x),
                              MS_MAX_OUT);
     for (int64_t k = 0, first = 0; k < n; k++) {
         int64_t len = c->n_i == 2 ? (total - first < c->i[1] ? total - first : c->i[1]) : c->i[k + 1];

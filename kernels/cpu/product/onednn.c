@@ -32,9 +32,10 @@ static ms_status failed(const ms_gemm *g, dnnl_status_t st, const char *doing)
 {
     if (st == dnnl_out_of_memory)
         return ms__no_memory((size_t)(g->m * g->n + g->m * g->k + g->k * g->n) * (size_t)ms__dtype_size(g->dtype),
-                             g->what, "at most; product %lld x %lld x %lld, while oneDNN was %s", (long long)g->m,
-                             (long long)g->n, (long long)g->k, doing);
-    return ms__fail(MS_EUNSUPPORTED, "%s: oneDNN status %d while %s, product %lld x %lld x %lld of %s", g->what,
+                             g->what, "an upper bound, for a product of %lld x %lld x %lld; oneDNN was %s",
+                             (long long)g->m, (long long)g->n, (long long)g->k, doing);
+    return ms__fail(MS_EUNSUPPORTED,
+                    "%s: oneDNN failed with status %d while %s, for a product of %lld x %lld x %lld in %s", g->what,
                     (int)st, doing, (long long)g->m, (long long)g->n, (long long)g->k, ms__dtype_name(g->dtype));
 }
 

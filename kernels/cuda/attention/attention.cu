@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (ms__flash_fits: float32
-// and float64, masks with a gradient, heads above 128, misaligned views): matrix products and one pass over each row of
-// scores. During a call it holds the scores of all heads (float32 or float64) and the probabilities (in the inputs'
-// dtype). Forward saves the logsumexp; backward recomputes the scores. Masks, causality and dropout work as on the CPU:
-// the same random numbers drop the same elements.
+// cuda/attention/attention.cu -- scaled dot-product attention where flash.cu cannot compute it (see ms__flash_fits),
+// and the gradient of a mask: matrix products and one pass over each row of scores. During a call it holds the scores
+// of all heads (float32 or float64) and the probabilities (in the inputs' dtype). Forward saves the logsumexp; backward
+// recomputes the scores. Masks, causality and dropout work as on the CPU: the same random numbers drop the same
+// elements.
 #include "cuda/attention/flash.h"
 #include "cuda/product.h"
 
@@ -22,7 +22,7 @@ static scores scores_for(const heads &h, const ms_tensor *mask, uint64_t seed, u
     q.keep = keep_factor(h.p);
     return q;
 }
-// The dtype of scores and of what is summed.
+// The dtype of scores and sums.
 static int real_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
 
 // A block's row of scores.
@@ -219,8 +219,8 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
     return ms__cuda_product(index_of(call->out[0]), &p);
 }
 
-// The mask as the kernels read it: bool as it is; otherwise of the scores' dtype, with adjacent keys. Copied if it is
-// not so already, without the elements of broadcast dimensions. *out is to be released.
+// Gets the mask as the kernels read it: a bool mask as it is, another in the scores' dtype with adjacent keys: a copy
+// if it is not so already, in which broadcast dimensions other than the keys have size 1. The caller releases *out.
 static ms_status mask_of(ms_call *c, ms_tensor *mask, int dtype, ms_tensor **out)
 {
     int64_t shape[MS_MAX_DIMS];
@@ -268,7 +268,7 @@ static ms_status run_attention(ms_call *c)
     return TYPED_KERNEL(c->in[0]->dtype, forward)(c);
 }
 
-// Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?
+// Inputs: gradient, q, k, v, mask (may be NULL), out, lse, and optionally the gradient of lse.
 template <class S> static ms_status backward(ms_call *c)
 {
     typedef real_of<S> T;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention/cudnn.cu -- attention by cuDNN 9, where it is installed and a call is large: flash.cu and
-// flash_backward.cu compute the rest, and everything without the library. A plan takes cuDNN 0.3 to 1 s; it is made at
-// the first call of a shape and kept. MOONSHARD_CUDNN=off: never. The emulator uses a stand-in for cuDNN, only with
+// cuda/attention/cudnn.cu -- attention by cuDNN 9, where it is installed, for the calls that `attend` describes:
+// flash.cu and flash_backward.cu compute the rest. Making a plan takes cuDNN 0.3 to 1 s; it is made at the first call
+// of a shape and kept. MOONSHARD_CUDNN=off: cuDNN is not used. The emulator uses a stand-in for cuDNN, only with
 // MOONSHARD_CUDNN=on.
 #include <dlfcn.h>
 #include <cfloat>
@@ -18,13 +18,14 @@ enum { SHORTEST = 1 };
 constexpr double LEAST_WORK = 0;
 #else
 #define LIBRARY "libcudnn.so.9"
-// Below these sizes a plan does not pay: rows of queries or keys, and products of numbers in q k^T.
+// cuDNN is used from these sizes on, because a plan does not pay for smaller calls: the number of queries and of keys,
+// and the multiplications in q k^T.
 enum { SHORTEST = 256 };
 constexpr double LEAST_WORK = 1e9;
 #endif
 enum { CUDA_MAJOR = 13, PLANS = 64 };
 constexpr int64_t ROOM =
-    256 << 20;  // most bytes that a plan may need; its backward grows with the square of the length
+    256 << 20;  // the largest workspace of a plan, in bytes; a backward's grows with the square of the length
 
 static struct {
     bool tried, there;
@@ -37,11 +38,11 @@ struct plan_key {
 };
 static struct {
     plan_key key;
-    cudnn_desc plan;  // NULL: cuDNN does not take this shape
+    cudnn_desc plan;  // NULL: cuDNN has no plan for this shape
     int64_t bytes;
 } plans[PLANS];
 static int n_plans;
-static std::mutex nn_lock;  // for all of these
+static std::mutex nn_lock;  // for nn, plans and n_plans
 
 static bool nn_load(void)
 {
@@ -54,7 +55,7 @@ static bool nn_load(void)
     if (on && strcmp(on, "off") == 0) return false;
     std::string places;
     void *lib = ms__cuda_library(LIBRARY, CUDA_MAJOR, &places);
-    if (!lib) return false;  // nothing needs it
+    if (!lib) return false;  // cuDNN is optional
 #define FIND(result, name, parameters) \
     if (!(nn.f.name = (result(*) parameters)dlsym(lib, "cudnn" #name))) return false;
     MS_CUDNN_FUNCTIONS(FIND)
@@ -76,7 +77,7 @@ static bool handle_of(int index, void **out)
     return true;
 }
 
-// Dimensions of size 1 have stride 0 here; cuDNN wants a positive one.
+// Stores the strides of x. A dimension of size 1 has stride 0 in flash_part; cuDNN needs a positive one.
 static void put_strides(cudnn_attention *a, int id, const flash_part &x)
 {
     int64_t *s = a->strides[id], rows = a->tq > a->tk ? a->tq : a->tk;
@@ -97,7 +98,7 @@ static cudnn_attention sizes_of(const flash &f, int dtype, bool backward)
     return a;
 }
 
-// The number of a shape's plan, which it makes at the first call; -1 if there is none.
+// The index in `plans` of a shape's plan, which is made at the first call; -1 if there is none.
 static int plan_of(int index, void *handle, const plan_key &key)
 {
     int at = 0;
@@ -108,7 +109,7 @@ static int plan_of(int index, void *handle, const plan_key &key)
         if (!said)
             fprintf(stderr,
                     "moonshard: cuda:%d: attention has had %d shapes; later ones use Moonshard's own kernels, because "
-                    "cuDNN takes up to a second for each\n",
+                    "cuDNN takes up to a second to plan each\n",
                     index, PLANS);
         said = true;
         return -1;
@@ -136,19 +137,20 @@ static ms_status execute(const ms_call *c, int index, void *handle, int at, void
     calls.set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, n, ids);
     calls.set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n, data);
     calls.set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    calls.done(pack, "the arguments");
+    calls.done(pack, "making the variant pack");
     if (!calls.status) calls.need(nn.f.BackendExecute(handle, plans[at].plan, pack), "cudnnBackendExecute");
     if (pack) nn.f.BackendDestroyDescriptor(pack);
     *done = !calls.status;
     if (*done) return MS_OK;
     if (calls.status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000) {
-        plans[at].plan = NULL;  // the plan is refused: our own kernel computes this shape
+        plans[at].plan = NULL;  // cuDNN has refused its plan: our own kernel computes this shape from now on
         return MS_OK;
     }
     return ms__fail(MS_ESTATE, "%s: cuda:%d: cuDNN: %s", c->op->name, index, calls.text);
 }
 
-// *done: whether cuDNN computes the call. A mask, dropout and a gradient of the logsumexp are not for it.
+// *done: whether cuDNN computes the call. It does not get small calls, calls with a mask, dropout or a gradient of the
+// logsumexp, nor a backward that needs only some of the gradients.
 static ms_status attend(const ms_call *c, const flash &f, int dtype, bool backward, bool *done)
 {
     int index = index_of(c->out[0]);

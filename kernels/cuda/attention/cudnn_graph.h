@@ -68,18 +68,18 @@ class cudnn_graph
     {
         if (status || s == CUDNN_STATUS_SUCCESS) return;
         status = s;
-        int n = snprintf(text, sizeof text, "%s: status %d ", what, s);
+        int n = snprintf(text, sizeof text, "%s failed with status %d: ", what, s);
         f.GetLastErrorString(text + n, sizeof text - (size_t)n);
     }
     cudnn_desc make(int type)
     {
         cudnn_desc d = NULL;
-        if (!status) need(f.BackendCreateDescriptor(type, &d), "a descriptor");
+        if (!status) need(f.BackendCreateDescriptor(type, &d), "creating a descriptor");
         return d;
     }
     void set(cudnn_desc d, int name, int type, int64_t n, const void *values)
     {
-        if (!status) need(f.BackendSetAttribute(d, name, type, n, values), "an attribute");
+        if (!status) need(f.BackendSetAttribute(d, name, type, n, values), "setting an attribute");
     }
     void set(cudnn_desc d, int name, cudnn_desc value) { set(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value); }
     cudnn_desc done(cudnn_desc d, const char *what)
@@ -104,7 +104,7 @@ class cudnn_graph
         set(t, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
         set(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
         set(t, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
-        return done(t, "a tensor");
+        return done(t, "making a tensor");
     }
     int half() const { return a.bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF; }
     cudnn_desc number(int64_t id)
@@ -140,7 +140,7 @@ class cudnn_graph
 
     void add(cudnn_desc o)
     {
-        done(o, "an operation");
+        done(o, "making an operation");
         if (n_ops < MOST) ops[n_ops++] = o;
     }
     void matmul(cudnn_desc x, cudnn_desc y, cudnn_desc out)
@@ -148,7 +148,7 @@ class cudnn_graph
         cudnn_desc m = make(CUDNN_BACKEND_MATMUL_DESCRIPTOR), o = make(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
         int type = CUDNN_DATA_FLOAT;
         set(m, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-        set(o, CUDNN_ATTR_OPERATION_MATMUL_DESC, done(m, "a product"));
+        set(o, CUDNN_ATTR_OPERATION_MATMUL_DESC, done(m, "making a matmul"));
         set(o, CUDNN_ATTR_OPERATION_MATMUL_ADESC, x);
         set(o, CUDNN_ATTR_OPERATION_MATMUL_BDESC, y);
         set(o, CUDNN_ATTR_OPERATION_MATMUL_CDESC, out);
@@ -166,7 +166,7 @@ class cudnn_graph
         set(p, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &how.mode);
         set(p, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &how.type);
         if (how.axis >= 0) set(p, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &how.axis);
-        set(o, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, done(p, "a pointwise operation"));
+        set(o, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, done(p, "making a pointwise operation"));
         set(o, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
         if (b) set(o, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
         if (t) set(o, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
@@ -184,7 +184,7 @@ class cudnn_graph
         int type = CUDNN_DATA_FLOAT;
         set(r, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &how);
         set(r, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-        set(o, CUDNN_ATTR_OPERATION_REDUCTION_DESC, done(r, "a reduction"));
+        set(o, CUDNN_ATTR_OPERATION_REDUCTION_DESC, done(r, "making a reduction"));
         set(o, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
         set(o, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
         add(o);
@@ -257,18 +257,20 @@ class cudnn_graph
         set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, n_ops, ops);
         cudnn_desc heuristics = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
         int mode = CUDNN_HEUR_MODE_A;
-        set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, done(graph, "the graph"));
+        set(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, done(graph, "making the graph"));
         set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
         if (properties) set(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, properties);
-        done(heuristics, "the heuristic");
+        done(heuristics, "making the heuristic");
         cudnn_desc configurations[8];
         int64_t n = 0;
         for (cudnn_desc &c : configurations) c = make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
         if (!status)
             need(f.BackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 8, &n,
                                        configurations),
-                 "the list of engines");
-        if (!status) snprintf(text, sizeof text, "none of %lld engines takes it", (long long)n);
+                 "listing the engines");
+        if (!status)
+            snprintf(text, sizeof text, "none of %lld engines is deterministic and has a plan within %lld bytes",
+                     (long long)n, (long long)room);
         for (int64_t k = 0; k < n && !status; k++) {
             if (is_random(configurations[k])) continue;
             cudnn_desc p = make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);

@@ -10,7 +10,7 @@
 template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_THREADS, 2) flash_kernel(flash f)
 {
     enum { N = passed<D>::N, TILE = N * D };
-    uint16_t *q = (uint16_t *)dynamic_shared(), *kv = q + FLASH_ROWS * D;  // two pairs of keys and values
+    uint16_t *q = (uint16_t *)dynamic_shared(), *kv = q + FLASH_ROWS * D;  // two pairs of tiles: keys and values
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16, g = lane / 4, t = lane % 4;
     // In causal attention the last queries attend to more keys than earlier ones, so the first blocks compute the last
     // queries.
@@ -55,7 +55,7 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
             for (int n = 0; n < N / 8; n++) m = fmaxf(m, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
             m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
             m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-            // m is -inf if each score so far is -inf or NaN: fmaxf ignores NaN.
+            // m is -inf if each score so far is -inf or NaN, because fmaxf ignores NaN.
             float base = m == -INFINITY ? 0 : m, factor = exp2_fast((most[r] - base) * f.unit);
             most[r] = m;
             sum[r] *= factor;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cuda/attention/flash_backward.cu -- gradients of attention without the matrix of scores, on tensor cores. Two passes
-// compute the scores again, so that each sum is computed by one block in a fixed order. This takes 7 products, no
-// atomics, and memory for one number per row: delta, the dot product of the rows of g and o minus the gradient of the
-// logsumexp. In the first pass a block computes dq and delta for 64 queries. In the second pass a block computes dk and
-// dv for 64 keys; its scores are transposed, so that their registers are already fragments of its other products.
+// compute the scores again, so that each sum is computed by one block in a fixed order. Together they take 7 matrix
+// products, no atomics, and memory for one number per row: delta, the dot product of the rows of o and of its gradient
+// g minus the gradient of the logsumexp. In the first pass a block computes dq and delta for 64 queries. In the second
+// pass a block computes dk and dv for 64 keys; its scores are transposed, so that their registers are already fragments
+// of its other products.
 #include "cuda/attention/flash.h"
 
 // The dot product of row i of g and of o. Lanes 2 r and 2 r + 1 call it with the same i: each adds up half of the
@@ -162,7 +163,7 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
         mix<H, D, N>(dv, s, now + TILE);
         mix<H, D, N>(dk, dp, now);
     }
-    copy_async_wait<0>();  // if no query sees these keys, the loop above has not waited for the copies
+    copy_async_wait<0>();  // if no query attends to these keys, the loop above has not waited for the copies
     __syncthreads();
     float scale[2] = { f.scale, f.scale }, keep = ALTERED ? f.keep : 1, kept[2] = { keep, keep };
     if (f.dk.data) store_rows<H, D>(dk, scale, k, row, { head_of(f.dk, f, head), f.dk.rows, j0, f.tk, f.d });
@@ -171,7 +172,7 @@ template <class H, int D, bool ALTERED> __global__ void __launch_bounds__(FLASH_
 
 // ---- launches ----
 
-// Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?
+// Inputs: gradient, q, k, v, mask (may be NULL), out, lse, and optionally the gradient of lse.
 ms_status ms__flash_backward(ms_call *c, const heads &h)
 {
     ms_tensor *g = NULL, *q = c->in[1], *g_lse = NULL;

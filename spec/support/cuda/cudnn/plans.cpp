@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     cudnn_graph graph(f, a);
     cudnn_desc device = graph.make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     graph.set(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)length, json);
-    graph.done(device, "the device's properties");
+    graph.done(device, "reading the device's properties");
     if (strcmp(argv[2], "forward") == 0) graph.forward();
     else graph.backward();
     int64_t bytes = 0;
