@@ -167,7 +167,7 @@ describe("a run", function()
       { function() run:text("../a", "x") end, "run:text: the name '../a' has" },
       { function() run:text("a", 3) end, "run:text: argument 2 is a number" },
       { function() run:histogram("a", { 1 }) end, "run:histogram: argument 2 is a table, expected a tensor" },
-      { function() run:confusion("a", { 1 }, { 1, 2 }) end, "run:confusion: 1 targets, but 2 predictions" },
+      { function() run:confusion("a", { 1 }, { 1, 2 }) end, "run:confusion: 1 targets and 2 predictions, expected equal numbers" },
       { function() run:confusion("a", { -1 }, { 1 }) end, "argument 2 has the class %-1" },
       { function() run:checkpoint() end, "give 'model' and 'optimizer' to run.start" },
       { function() start { out = path "refused" } end, "already contains a run; give another folder as 'out'" },

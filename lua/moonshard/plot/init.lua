@@ -14,7 +14,7 @@ local M = {}
 -- ---- input ---------------------------------------------------------------------------------------------
 
 local function plain_tensor(t, who)
-  if t.placements then errors.raise("%s is sharded; give t:full_tensor()", who) end
+  if t.placements then errors.raise("%s is sharded; pass t:full_tensor()", who) end
   return autograd.no_grad(function() return t:detach():to("cpu"):double():tolist() end)
 end
 
@@ -35,7 +35,7 @@ local SERIES = { x = true, y = true, label = true }
 
 local function one_series(s, who)
   if tensor.is_tensor(s) or not opts.is_plain(s) or type(s[1]) == "number" then s = { y = s } end
-  for name in pairs(s) do                                -- any order: each field is checked alone
+  for name in pairs(s) do
     if not SERIES[name] then errors.raise("%s: unknown field '%s', expected x, y and label", who, tostring(name)) end
   end
   if s.y == nil then errors.raise("%s: 'y' is missing, expected a list of numbers", who) end
@@ -68,7 +68,7 @@ local SCALES = { x_scale = SCALE, y_scale = SCALE }
 local function options(who, given, more)
   local spec = { title = opts.string, x_label = opts.string, y_label = opts.string,
     width = opts.option(opts.whole_from(160), 640), height = opts.option(opts.whole_from(120), 360) }
-  for name, kind in pairs(more or {}) do spec[name] = kind end            -- any order: a set of options
+  for name, kind in pairs(more or {}) do spec[name] = kind end
   return opts(who, given, spec)
 end
 

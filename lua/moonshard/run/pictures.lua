@@ -11,7 +11,7 @@ local M = {}
 
 local function check(t, who)
   if not tensor.is_tensor(t) then opts.wrong(t, "a tensor", "%s", who) end
-  if t.placements then errors.raise("%s is sharded, and only rank 0 writes it; give t:full_tensor()", who) end
+  if t.placements then errors.raise("%s is sharded, and only rank 0 writes it; pass t:full_tensor()", who) end
   return t
 end
 
@@ -92,7 +92,7 @@ end
 ---@return integer[][]
 function M.confusion(targets, predictions, least, who)
   local t, p = classes_of(targets, who, 2), classes_of(predictions, who, 3)
-  if #t ~= #p then errors.raise("%s: %d targets, but %d predictions", who, #t, #p) end
+  if #t ~= #p then errors.raise("%s: %d targets and %d predictions, expected equal numbers", who, #t, #p) end
   local n = least
   for k = 1, #t do n = math.max(n, t[k] + 1, p[k] + 1) end
   local counts = {}

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Where the time of one step goes, on every rank: forward, backward, optimizer, waiting for other ranks; forward and
---- backward by layer; waiting by unit. From the ranges that the profiler records on the script's thread.
+--- backward by layer; waiting by unit. Computed from the ranges that the profiler records on the script's thread.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local places = require "moonshard.core.places"
@@ -12,7 +12,7 @@ local M = {}
 
 local LIMIT = 200000                                    -- ranges of one step
 local LAYERS, UNITS = 60, 100                           -- the rows that are kept, the longest first
-local LEAST = 1e-6                                      -- seconds; a shorter wait had nothing to wait for
+local LEAST = 1e-6                                      -- seconds; a unit with less waiting is left out
 
 -- What a range is part of, by its category. Ranges of other categories (units, steps, ranges of the script) count as
 -- what is inside them.
@@ -82,7 +82,7 @@ function M.summary(events, total)
     end
     local unit = unit_of(e)
     if unit then
-      for _, seconds in pairs(s.waits) do add(waits, unit, seconds) end        -- any order: a sum
+      for _, seconds in pairs(s.waits) do add(waits, unit, seconds) end
       s.waits = {}
     end
     stack[#stack + 1] = s
@@ -161,7 +161,7 @@ function M.join(summaries)
   for rank, s in ipairs(summaries) do
     of_ranks[rank] = { total = s.total, forward = s.forward, backward = s.backward, optimizer = s.optimizer,
       communication = s.communication, other = s.other }
-    for name, l in pairs(s.layers) do                   -- any order: the rows are sorted afterwards
+    for name, l in pairs(s.layers) do
       local row = by_layer[name]
       if not row then
         row = { name = name, forward = 0, backward = 0, sum = 0 }

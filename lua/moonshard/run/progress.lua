@@ -66,7 +66,7 @@ function M.new(given)
   return self
 end
 
---- A duration as people read it: "42 s", "3 min 5 s", "2 h 10 min".
+--- A duration as text: "42 s", "3 min 5 s", "2 h 10 min".
 function M.duration(seconds)
   if seconds ~= seconds or seconds == math.huge then return "?" end
   local s = math.floor(seconds + 0.5)

@@ -14,8 +14,9 @@ local M = {}
 ---@param model Module      ids [1, T] -> logits [1, T, vocab]
 ---@param prompt integer[]  at least one token, 0-based ids
 ---@param n integer  number of tokens to generate
---- temperature 0: always takes the most likely token; each(id): called for every token.
 ---@param given {context: integer, temperature: number, seed: integer, each?: fun(id: integer)}
+---   context: tokens of the model's input; temperature: 0 always takes the most likely token; seed: seed of the random
+---   numbers; each: called with every new token
 ---@return integer[]  the new tokens
 function M.generate(model, prompt, n, given)
   local ids, first = {}, #prompt

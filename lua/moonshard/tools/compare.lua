@@ -26,7 +26,7 @@ end
 local function columns_of(path, wanted)
   local series = {}
   for object in folders.lines(path .. "/metrics.jsonl") do
-    for name, v in pairs(object) do                     -- any order: each name has a series of its own
+    for name, v in pairs(object) do
       local wants = name ~= "step" and name ~= "time" and (wanted[name] or not next(wanted) and name:find "loss$")
       if wants then
         local s = series[name] or { x = {}, y = {} }

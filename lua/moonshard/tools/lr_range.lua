@@ -50,10 +50,11 @@ local function restore(optimizer, saved)
 end
 
 --- Trains for `steps` steps with a learning rate that grows exponentially from `from` to `to`, and restores parameters
---- and optimizer afterwards. Stops early when the loss has exceeded `stop` times the lowest one. The result prints the
---- curve; `result:plot():save "range.svg"` writes it as SVG. Errors: a loss that is not finite at the first step.
+--- and optimizer afterwards. Stops early when the loss is not finite or has exceeded `stop` times the lowest one. The
+--- result prints the curve; `result:plot():save "range.svg"` writes it as SVG. Errors: the test ends before its third
+--- step.
 ---@param optimizer Optimizer  of the model to train
----@param step fun(step: integer): number|Tensor  makes gradients and returns the loss; the optimizer's step is taken here
+---@param step fun(step: integer): number|Tensor  makes gradients and returns the loss; the test calls the optimizer's step
 ---@param given? { from: number, to: number, steps: integer, smooth: number, stop: number }
 ---   from: first learning rate (default: 1e-7); to: last (default: 10); steps: number of steps (default: 100); smooth:
 ---   weight of the earlier losses in the moving average, from 0 to below 1 (default: 0.9); stop: multiple of the lowest
@@ -86,8 +87,8 @@ function M.lr_range_test(optimizer, step, given)
   restore(optimizer, saved)
   if not ok and message ~= result then error(message, 0) end
   if #result.lr < 3 then
-    errors.raise("lr_range_test: the loss exceeded %g times its lowest value after %d steps; begin below %g", o.stop,
-      #result.lr, o.from)
+    errors.raise("lr_range_test: after %d steps the loss was not finite, or exceeded %g times its lowest value; begin below %g",
+      #result.lr, o.stop, o.from)
   end
   -- The slope over a tenth of the steps; that of the first steps depends on the batches more than on the rate.
   local n = #result.lr

@@ -23,17 +23,17 @@ local M = {}
 ---@field blocks integer      number of live allocations
 ---@field peak_bytes integer  live at the peak
 ---@field peak_blocks integer  number of allocations that are live at the peak
----@field what string?        of a line: the operator or purpose that holds most of it
+---@field what string?        the operator or purpose that holds most of it; nil for a kind
 
 ---@class MemoryReport
 ---@field device string      name of the device
 ---@field allocated integer  bytes that tensors hold now
 ---@field peak integer       most bytes since the history began, or since ms.reset_peak_memory_stats
----@field recorded integer   bytes now of allocations whose place is known
+---@field recorded integer   bytes now held by allocations whose place is known
 ---@field peak_recorded integer  the same at the peak
 ---@field kinds MemoryRow[]    parameters, gradients, optimizer, gathered, other; without peak_bytes if there is no history
 ---@field lines MemoryRow[]    by the script's innermost line, the largest first
----@field modules MemoryRow[]  by the module whose forward or backward made them
+---@field modules MemoryRow[]  by the module whose forward or backward allocated
 ---@field stacks { lines: string[], what: string, module: string?, kind: string, bytes: integer, blocks: integer, peak_bytes: integer, peak_blocks: integer }[]
 ---   the records themselves; lines: the outermost first
 local Report = { __name = "MemoryReport" }
@@ -138,7 +138,7 @@ end
 local KINDS = { "parameters", "gradients", "optimizer", "gathered" }
 
 -- A row for each kind. A block that became a gradient or a parameter only after the peak counts as other in the
--- engine's totals at the peak; the records have its kind now. So the peak of a kind is the larger of the two sums.
+-- engine's totals at the peak; the records give its present kind. So the peak of a kind is the larger of the two sums.
 local function kinds_of(self)
   local rows, recorded = { { name = "other", bytes = self.allocated, peak_bytes = self.peak } }, {}
   local other, with_peak = rows[1], at_peak.allocated > 0

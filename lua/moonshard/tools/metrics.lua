@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Metrics of evaluations: each collects counts or sums on its rank, and `compute` adds them up over the ranks, so that
---- the result is that of all data, whatever its distribution.
+--- the result is that of all data, however they are distributed.
 ---   local accuracy = ms.metrics.Accuracy()
 ---   for x, y in batches do accuracy:update(model(x), y) end
 ---   print(accuracy:compute())
@@ -43,7 +43,7 @@ function Metric:reset()
   for k = 1, self.n do self.sums[k] = 0 end
 end
 
---- Adds a batch. The function that made the metric says which arguments it takes.
+--- Adds a batch. The function that makes the metric documents the arguments.
 ---@param ... any  such as scores and classes
 function Metric:update(...)
   local arguments, n = { ... }, select("#", ...)
@@ -142,9 +142,9 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, functio
     return rows
   end)
 --- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
---- `update(scores, ids)` as Accuracy's.
+--- `update(scores, ids)` as for Accuracy.
 ---@param given { classes: integer, group: Group }
----   classes: their number; group: whose ranks have the data (default: the world)
+---   classes: number of classes; group: whose ranks have the data (default: the world)
 ---@return Metric
 function M.ConfusionMatrix(given) return confusionMatrix(given) end
 
@@ -185,23 +185,24 @@ local function averaged(name, how)
 end
 
 local precision = averaged("Precision", "precision")
---- Hits of a class divided by its predictions. `update(scores, ids)` as Accuracy's. average: "macro" is the mean over
---- classes, "weighted" by their members, "micro" over all predictions, "none" a number for each class.
+--- The share of a class's predictions that are correct. `update(scores, ids)` as for Accuracy. average: "macro" is the
+--- mean over classes, "weighted" the mean weighted by their members, "micro" the share of all predictions, "none" a
+--- number for each class.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: their number; average: see above (default: "macro"); group: whose ranks have the data (default: the
+---   classes: number of classes; average: see above (default: "macro"); group: whose ranks have the data (default: the
 ---   world)
 ---@return Metric
 function M.Precision(given) return precision(given) end
 local recall = averaged("Recall", "recall")
---- Hits of a class divided by its members. Arguments as Precision's.
+--- The share of a class's members that were predicted as the class. Arguments as for Precision.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: their number; average: as Precision's; group: whose ranks have the data (default: the world)
+---   classes: number of classes; average: as for Precision; group: whose ranks have the data (default: the world)
 ---@return Metric
 function M.Recall(given) return recall(given) end
 local f1 = averaged("F1", "f1")
---- The harmonic mean of precision and recall. Arguments as Precision's.
+--- The harmonic mean of precision and recall. Arguments as for Precision.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: their number; average: as Precision's; group: whose ranks have the data (default: the world)
+---   classes: number of classes; average: as for Precision; group: whose ranks have the data (default: the world)
 ---@return Metric
 function M.F1(given) return f1(given) end
 

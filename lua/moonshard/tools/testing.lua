@@ -58,7 +58,7 @@ function M.gradcheck(fn, inputs, given)
     for _, t in ipairs(inputs) do
       if tensor.is_tensor(t) and t.requires_grad then wanted[#wanted + 1] = t end
     end
-    if #wanted == 0 then errors.raise "gradcheck: no input requires grad" end
+    if #wanted == 0 then errors.raise "gradcheck: no input requires grad, expected at least one" end
     local grads = autograd.grad(total(), wanted, { allow_unused = true })
     autograd.no_grad(function()
       for k, t in ipairs(wanted) do

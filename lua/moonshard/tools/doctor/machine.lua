@@ -61,7 +61,7 @@ function M.processor(line)
   end
 end
 
--- Seconds that fn takes with n threads.
+-- The result of fn, which runs with n threads.
 local function with_threads(n, fn)
   local before = lib.ms_num_threads()
   lib.ms_set_num_threads(n)

@@ -114,7 +114,7 @@ local apart = { group = 2, session = 0x80 }               -- POSIX_SPAWN_SETPGRO
 ---@param words string[]
 ---@param env table<string, string|false>  changes of the environment
 ---@param how { input?: string, output?: string|integer, apart: "group"|"session" }
----   input, output: a file's path or a descriptor (nil: inherited); apart: what the program gets of its own
+---   input, output: a file's path or a descriptor (nil: inherited); apart: a process group or a session of its own
 ---@return integer? pid
 ---@return string? reason
 function M.spawn(words, env, how)

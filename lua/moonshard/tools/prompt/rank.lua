@@ -89,7 +89,7 @@ local function run(rank, ended, kind, text, alone)
 end
 
 --- Joins the job, connects to the prompt and runs its lines. Returns when the prompt ends.
----@param name string  of the prompt's socket
+---@param name string  the name of the prompt's socket
 function M.serve(name)
   dist.init()
   local rank, world = dist.rank(), dist.world_size()

@@ -26,7 +26,7 @@ local PATIENCE = 1.0        -- seconds after an interrupt until ranks that have 
 ---@field control Channel?  for lines and replies; nil: not connected yet
 ---@field output Channel?   for what it prints; nil: not connected yet
 ---@field pid integer?      its process id; nil: not connected yet
----@field exit string?      the status that it gave os.exit; nil: it has not called that
+---@field exit string?      the status that the rank gave os.exit; nil: it has not called os.exit
 
 ---@class Session
 ---@field world integer  number of ranks
@@ -290,8 +290,8 @@ end
 
 -- ---- lines ----------------------------------------------------------------------------------------
 
--- Handles the messages that have arrived. running: the ranks whose reply is awaited; the value of those that the prompt
--- has interrupted is "ended".
+-- Handles the messages that have arrived. running: the ranks whose reply is awaited; the value is "ended" for those
+-- that the prompt has interrupted because another rank has failed, else true.
 function Session:take(replies, running)
   for r, rank in pairs(self.ranks) do
     local message = rank.control:next()
