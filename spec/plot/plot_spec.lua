@@ -111,6 +111,31 @@ describe("ms.plot", function()
     assert.are.equal(plot.heatmap({ { 1, 2 }, { 3, 4 } }):svg(), plot.heatmap(ms.tensor { { 1, 2 }, { 3, 4 } }):svg())
   end)
 
+  for name, y in pairs { ["the largest numbers"] = { -1e308, 1e308, 0 }, ["the smallest numbers"] = { 5e-324, 1e-323 },
+    ["equal numbers"] = { 1.7e308, 1.7e308 }, ["one small number"] = { 5e-324 }, ["no finite number"] = { nan, math.huge } } do
+    for _, scale in ipairs { "linear", "log" } do
+      it(("draws %s on a %s axis"):format(name, scale), function()
+        local p = plot.line(y, { y_scale = scale })
+        assert.is_truthy(ascii(p):find("\n", 1, true))
+        local path = p:svg():match '<path class="line.- d="(.-)"'
+        assert.is_nil(path:find "[^ML%d. -]")
+        for v in path:gmatch "%-?[%d.]+" do assert.is_true(tonumber(v) >= 0 and tonumber(v) <= 640) end
+      end)
+    end
+  end
+
+  it("counts values whose range is beyond the largest number", function()
+    assert.is_truthy(plot.histogram({ -1e308, 1e308, 0 }, { bins = 2 }):svg():find ": 1</title>.*: 2</title>")
+  end)
+
+  it("keeps control characters from a terminal, and bytes that are no text from a file", function()
+    local p = plot.line({ { y = { 1, 2 }, label = "a\27[31m" } },
+      { title = "a\nb\255", x_label = "\r", y_label = "\127" })
+    assert.is_nil(ascii(p):gsub("\n", ""):find "[%c\127]")
+    assert.is_truthy(ascii(p):find "^a b")
+    assert.is_nil(p:svg():find "\255")
+  end)
+
   it("escapes the text of users", function()
     local text = plot.line({ { y = { 1, 2 }, label = "</svg>&" } }, { title = "<script>\1\"'" }):svg()
     assert.are.equal(1, count(text, "</svg>"))

@@ -57,6 +57,39 @@ describe("scripts/compare", function()
     end)
   end
 
+  it("reads folders of other programs and of runs that were killed", function()
+    local function foreign(name, metrics, config)
+      require("lfs").mkdir(path(name))
+      process.write(path(name .. "/metrics.jsonl"), metrics)
+      process.write(path(name .. "/config.json"), config)
+      return ("'%s' "):format(path(name))
+    end
+    local text, status = compare(
+      foreign("epochs", '{"epoch":1,"loss":4}\n{"epoch":2,"loss":3}\n', '{"seed":1243701298123456}')
+      .. foreign("lists", '[1,2]\n5\nnull\n{"step":1,"loss":"abc"}\n{"step":"x","loss":2}\n{"step":3,"lo', "[1,2]")
+      .. foreign("empty", "", "")
+      .. foreign("odd \195\188", '{"step":1,"loss":null}\n',
+        '{"seed":1243701298123457,"text":"a\\u001b[31m\\nb' .. ("x"):rep(50) .. '"}'))
+    assert.are.equal(0, status, text)
+    assert.are.equal(table.concat({
+      "run    loss  best loss  seed              text",
+      "epochs 3     3 at 2     1243701298123456",
+      "lists  2     2 at 2",
+      "empty",
+      "odd \195\188  nan              1243701298123457  a [31m b" .. ("x"):rep(29) .. "...",
+    }, "\n"):gsub("  +", " "), (text:match "^(.-)\n\n":gsub("  +", " ")))
+  end)
+
+  it("tells runs apart whose folders have the same name", function()
+    for _, top in ipairs { "first", "second" } do
+      require("lfs").mkdir(path(top))
+      record(top .. "/same", 0.1, 9)
+    end
+    local text = compare(("'%s/' '%s'"):format(path "first/same", path "second/same"))
+    assert.is_truthy(text:find("\n" .. path "first/same" .. "  ", 1, true), text)
+    assert.is_truthy(text:find("* " .. path "first/same" .. "   o " .. path "second/same", 1, true))
+  end)
+
   it("refuses a metric that no run has", function()
     local text, status = compare("--metric los " .. runs())
     assert.are.equal(1, status)

@@ -41,7 +41,7 @@ describe("report.html", function()
     assert.is_truthy(text:find '"step": ?20')
     assert.is_nil(text:find 'src="http')
     assert.is_nil(text:find '<link rel="stylesheet"')
-    assert.is_nil(require("lfs").attributes(path "end/report.html.tmp"))
+    for name in require("lfs").dir(path "end") do assert.is_nil(name:find "tmp") end
   end)
 
   it("keeps its scripts whole whatever the texts of the run are", function()
@@ -303,6 +303,32 @@ describe_page("report.html in Chromium", function()
     end)
 
     check("wrote nothing to the console in all of this", function() assert.are.same({}, page.console) end)
+  end)
+
+  check("shows numbers at the ends of what a double holds, and skips lines that are no steps", function()
+    local run = ms.run.start { out = path "odd", quiet = true }
+    run:log { huge = -1e308, tiny = 5e-324, both = 1e300, none = 0 / 0 }
+    run:log { huge = 1e308, tiny = 1e-323, both = 1e-300, none = 1 / 0 }
+    run:finish()
+    process.write(path "odd/metrics.jsonl", process.read(path "odd/metrics.jsonl")
+      .. '[1, 2]\nnull\n5\n"x"\n{"loss": 1}\n{"step": "3", "loss": 1}\n')
+    assert(ms.run.report(path "odd"))
+    local use = opened "odd"
+    local page = use.page
+    finally(function() page:close() end)
+    assert.are.equal(2, page:value "rows.length")
+    for _, log in ipairs { false, true } do
+      for name, y in pairs { huge = log and 1 or 2, tiny = 2, both = 2, none = 0 } do
+        local drawn = page:value(([[(p => {
+          p.log = %s;
+          p.draw();
+          return [...p.svg.querySelectorAll("path, circle")].map(e => e.outerHTML).join(" ");
+        })(plots.find(p => p.title === "%s"))]]):format(tostring(log), name))
+        assert.is_nil(drawn:find "NaN" or drawn:find "Infinity", name)
+        assert.are.equal(y, select(2, drawn:gsub("<circle", "")), name)
+      end
+    end
+    assert.are.same({}, page.console)
   end)
 
   check("stays fluid with 100,000 points in each plot", function()

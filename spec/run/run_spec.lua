@@ -157,7 +157,11 @@ describe("a run", function()
   it("refuses what it cannot record, at the script's line", function()
     local run = start { out = path "refused" }
     run:log { step = 4 }
-    local model = ms.nn.Linear(2, 1)
+    local model, ring = ms.nn.Linear(2, 1), {}
+    ring.a = ring
+    local ended = start { out = path "ended" }
+    ended:finish()
+    ended:finish()                                      -- changes nothing
     local cases = {
       { function() run:log { step = 3 } end, "run:log: step is 3, expected a whole number from 4 on" },
       { function() run:log { note = "x" } end, "run:log: 'note' is a string %('x'%), expected a number" },
@@ -175,6 +179,24 @@ describe("a run", function()
       { function() start { out = path "x", sinks = { "cvs" } } end, "'sinks' has 'cvs', expected 'csv' or" },
       { function() start { out = "/proc/none" } end, "cannot make the folder '/proc/none'" },
       { function() start { outt = "x" } end, "unknown option 'outt'; did you mean 'out'" },
+      { function() start { out = "" } end, "option 'out' is empty, expected a folder" },
+      { function() start { name = "a\nb" } end, "expected a name without slash and control characters" },
+      { function() start { out = path "x", model = {} } end, "option 'model' is a table, expected a module" },
+      { function() start { out = path "x", optimizer = model } end, "option 'optimizer' is a Linear, expected an optimizer" },
+      { function() start { out = path "x", dtype = "float99" } end, "option 'dtype': unknown dtype 'float99'" },
+      { function() start { out = path "x", config = { a = { b = print } } } end, "option 'config'%.a%.b is a function" },
+      { function() start { out = path "x", config = { a = { 1, model } } } end, "option 'config'%.a%[2%] is a Linear" },
+      { function() start { out = path "x", config = { a = { 1, x = 2 } } } end, "'config'%.a has the key 'x' among 2" },
+      { function() start { out = path "x", config = { a = { [5] = 2 } } } end, "'config'%.a has the key 5 among 1" },
+      { function() start { out = path "x", config = { 1 } } end, "option 'config' is a list, expected a table" },
+      { function() start { out = path "x", config = ring } end, "option 'config'%.a contains itself" },
+      { function() run:log { ["a\27[31m"] = 1 } end, "run:log: the name .* is not a text of UTF%-8 without control" },
+      { function() run:log { ["\255"] = 1 } end, "run:log: the name .* is not a text of UTF%-8" },
+      { function() run:log { [""] = 1 } end, 'run:log: the name "" is not' },
+      { function() run:log { 1 } end, "run:log: the name 1 is not" },
+      { function() ended:log { loss = 1 } end, "run:log: the run has ended; call it before run:finish" },
+      { function() ended:image("a", ms.ones(2, 2)) end, "run:image: the run has ended" },
+      { function() ended:profile(print) end, "run:profile: the run has ended" },
       { function() ms.run.metrics "/proc" end, "run.metrics: '/proc' contains no run" },
     }
     for _, case in ipairs(cases) do
@@ -185,8 +207,68 @@ describe("a run", function()
     end
     run:log { loss = 1 }                                -- the run still works
     assert.are.equal(5, run.step)
-    assert.is_nil(model.path)
+    assert.is_nil(lfs.attributes(path "x"))             -- nothing was made
     run:finish()
+  end)
+
+  it("is recorded by one process at a time, and may be continued after that has ended", function()
+    process.write(path "busy.lua", ([[
+      local ms, ffi = require "moonshard", require "ffi"
+      local run = ms.run.start { out = %q, resume = true, quiet = true, sinks = { "csv" } }
+      run:log { loss = 1 }
+      os.execute "sleep 100 >/dev/null 2>&1 & echo $! >%s; mv %s %s"
+      ffi.cdef "unsigned sleep(unsigned);"
+      ffi.C.sleep(100)
+    ]]):format(path "busy", path "pid.new", path "pid.new", path "pid"))
+    local first = process.start({ "luajit", path "busy.lua" }, { stdout = "/dev/null", stderr = path "busy.err",
+      env = { LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root) } })
+    finally(function()
+      first:stop()
+      os.execute("kill " .. read "pid")
+    end)
+    local limit = process.now() + 30 * process.patience
+    while not lfs.attributes(path "pid") and process.now() < limit and not first:poll() do process.sleep(0.01) end
+    assert.is_truthy(lfs.attributes(path "pid"), read "busy.err")
+    local ok, err = pcall(start, { out = path "busy", resume = true })
+    assert.is_false(ok)
+    assert.matches("run.start: another process is recording the run '.*busy'", err)
+    assert.are.equal(1, #ms.run.metrics(path "busy"))
+    process.kill(first.pid, process.SIGKILL)
+    first:wait(10)
+    local run = start { out = path "busy", resume = true, first = 1 }    -- although a process that it started still runs
+    run:log { loss = 2 }
+    run:finish()
+    assert.are.equal(2, #ms.run.metrics(path "busy"))
+  end)
+
+  it("is taken over by a later start in the same process, as at a prompt", function()
+    local before = start { out = path "taken" }
+    before:log { loss = 1 }
+    local run = start { out = path "taken", resume = true, first = 1 }
+    local ok, err = pcall(before.log, before, { loss = 3 })
+    assert.is_false(ok)
+    assert.matches("run:log: a later run.start continues this run", err)
+    run:log { loss = 2 }
+    run:finish()
+    assert.are.equal(2, #ms.run.metrics(path "taken"))
+  end)
+
+  it("continues where a start was killed before its first line", function()
+    assert(lfs.mkdir(path "early"))
+    process.write(path "early/metrics.jsonl", "")       -- config.json is written after it
+    local run = start { out = path "early", resume = true }
+    run:log { loss = 1 }
+    run:finish()
+    assert.are.equal(1, #ms.run.metrics(path "early"))
+    assert.are.equal(ms.version, cjson.decode(read "early/config.json").version)
+  end)
+
+  it("counts the bins of a histogram whose range is beyond the largest number", function()
+    local run = start { out = path "wide", sinks = { "tensorboard" } }
+    run:histogram("w", ms.tensor({ -1e308, 1e308, 0 }, { dtype = "float64" }), { bins = 2 })
+    run:histogram("none", ms.full({ 2 }, 0 / 0))
+    run:finish()
+    assert.are.same({ 1, 2 }, cjson.decode(read "wide/media.jsonl").counts)
   end)
 
   it("records warnings, also those before it began, and none after it has ended", function()

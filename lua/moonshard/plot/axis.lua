@@ -21,16 +21,22 @@ function Axis:shows(v) return finite(v) and (not self.log or v > 0) end
 ---@return number
 function Axis:place(v)
   if self.log then return (math.log(v) - math.log(self.low)) / (math.log(self.high) - math.log(self.low)) end
-  return (v - self.low) / (self.high - self.low)
+  return (v / 2 - self.low / 2) / (self.high / 2 - self.low / 2)         -- the difference of huge values is infinite
 end
+
+local LEAST, MOST = 1e-290, 1.7e308                     -- of ranges and values: ticks need some room in a double
 
 -- An axis from the least to the greatest value. If these differ only by rounding, they count as equal.
 local function new(scale, low, high)
   local self = setmetatable({ log = scale == "log" }, Axis)
   if low > high then low, high = self.log and 1 or 0, self.log and 10 or 1 end
-  if high - low <= 1e-12 * math.max(math.abs(low), math.abs(high)) then
-    local around = low == 0 and 1 or math.abs(low) / 2
-    low, high = low - around, high + around
+  if self.log then
+    if high - low <= 1e-12 * high then
+      low, high = math.max(low / 2, 5e-324), math.min(math.max(1.5 * high, LEAST), MOST)
+    end
+  elseif high / 2 - low / 2 <= math.max(0.5e-12 * math.max(math.abs(low), math.abs(high)), LEAST) then
+    local around = low == 0 and 1 or math.max(math.abs(low) / 2, 4 * LEAST)
+    low, high = math.max(low - around, -MOST), math.min(high + around, MOST)
   end
   self.low, self.high = low, high
   return self
@@ -52,10 +58,10 @@ function M.of(scale, lists)
 end
 
 local function linear_ticks(low, high, count)
-  local raw = (high - low) / count
+  local raw = math.max(LEAST, math.min((high / 2 - low / 2) / count * 2, MOST))
   local power = 10 ^ math.floor(math.log10(raw))
   local part = raw / power * (1 - 1e-9)                 -- rounding may make a range such as 0.002 a little longer
-  local step = (part <= 1 and 1 or part <= 2 and 2 or part <= 5 and 5 or 10) * power
+  local step = math.min((part <= 1 and 1 or part <= 2 and 2 or part <= 5 and 5 or 10) * power, 1e308)
   local ticks = {}
   for k = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) do ticks[#ticks + 1] = k * step end
   return ticks, step
@@ -74,8 +80,9 @@ local function log_ticks(low, high, count)
       if v >= low * (1 - 1e-9) and v <= high * (1 + 1e-9) then ticks[#ticks + 1] = v end
     end
   end
-  if #ticks < 2 then return linear_ticks(low, high, count) end
-  return ticks
+  if #ticks >= 2 then return ticks end
+  if high - low <= LEAST then return { low, high } end
+  return linear_ticks(low, high, count)
 end
 
 --- A number as a label, with just enough decimals that numbers `step` apart have different labels.

@@ -176,7 +176,7 @@ function M.histogram(values, given)
   if #finite == 0 then errors.raise "plot.histogram: argument 1 has no finite number" end
   local axis, counts, limits = axes.of("linear", { finite }), {}, {}
   for k = 1, o.bins do counts[k] = 0 end
-  for k = 0, o.bins do limits[k + 1] = axis.low + (axis.high - axis.low) * k / o.bins end
+  for k = 0, o.bins do limits[k + 1] = axis.low * (1 - k / o.bins) + axis.high * (k / o.bins) end
   for k = 1, #finite do
     local bin = math.min(o.bins, math.floor(axis:place(finite[k]) * o.bins) + 1)
     counts[bin] = counts[bin] + 1

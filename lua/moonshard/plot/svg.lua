@@ -3,6 +3,7 @@
 local axes = require "moonshard.plot.axis"
 local base64 = require "moonshard.run.base64"
 local png = require "moonshard.run.png"
+local utf8 = require "moonshard.run.text".utf8
 
 local M = {}
 
@@ -21,11 +22,12 @@ local STYLE = [[<style>
 .plot .points { fill: var(--c); fill-opacity: .75 } .plot .bars { fill: var(--c); fill-opacity: .85 }
 </style>]]
 
---- Escapes text for XML contents and attributes; characters that XML excludes become U+FFFD.
+--- Escapes text for XML contents and attributes; bytes and characters that XML excludes become U+FFFD.
 ---@param text string
 ---@return string
 function M.escape(text)
-  text = text:gsub("[&<>\"']", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;" })
+  text = utf8(text):gsub("[&<>\"']",
+    { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;" })
   return (text:gsub("[%z\1-\8\11\12\14-\31]", "\239\191\189"))
 end
 

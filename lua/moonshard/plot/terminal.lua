@@ -5,6 +5,9 @@ local bit = require "bit"
 
 local M = {}
 
+-- Texts of users are shown on one line; a terminal would obey control characters.
+local function clean(text) return (text:gsub("[%c\127]", " ")) end
+
 --- Whether the locale's characters are UTF-8.
 ---@return boolean
 function M.utf8()
@@ -101,13 +104,13 @@ function M.xy(plot, columns, rows, ascii)
   local canvas = new_canvas(wide, rows, braille)
   draw(plot, canvas)
   local out, o = {}, plot.options
-  out[1] = o.title
+  out[1] = o.title and clean(o.title)
   local keys = {}
   for k, s in ipairs(plot.series) do
-    if s.label then keys[#keys + 1] = (braille and "" or MARKS[(k - 1) % #MARKS + 1] .. " ") .. s.label end
+    if s.label then keys[#keys + 1] = (braille and "" or MARKS[(k - 1) % #MARKS + 1] .. " ") .. clean(s.label) end
   end
   if #keys > 0 then out[#out + 1] = table.concat(keys, "   ") end
-  if o.y_label then out[#out + 1] = o.y_label end
+  if o.y_label then out[#out + 1] = clean(o.y_label) end
   local at = {}
   for k, v in ipairs(y_ticks) do at[math.floor((1 - plot.y_axis:place(v)) * (rows - 1) + 0.5)] = y_labels[k] end
   local bar, corner, across = "│", "└", "─"
@@ -128,7 +131,7 @@ function M.xy(plot, columns, rows, ascii)
     end
   end
   out[#out + 1] = table.concat(row):gsub(" +$", "")
-  if o.x_label then out[#out + 1] = (" "):rep(math.max(0, #row - #o.x_label)) .. o.x_label end
+  if o.x_label then out[#out + 1] = (" "):rep(math.max(0, #row - #o.x_label)) .. clean(o.x_label) end
   return table.concat(out, "\n") .. "\n"
 end
 
@@ -159,7 +162,7 @@ end
 ---@return string
 function M.heatmap(plot, columns, ascii)
   local out = shades(plot.rows, plot.y_axis, columns, ascii)
-  if plot.options.title then table.insert(out, 1, plot.options.title) end
+  if plot.options.title then table.insert(out, 1, clean(plot.options.title)) end
   out[#out + 1] = ("from %s to %s"):format(axes.label(plot.y_axis.low), axes.label(plot.y_axis.high))
   return table.concat(out, "\n") .. "\n"
 end
@@ -170,7 +173,7 @@ end
 ---@param ascii boolean
 ---@return string
 function M.images(plot, columns, ascii)
-  local out, grey = { plot.options.title }, axes.of("linear", { { 0, 255 } })
+  local out, grey = { plot.options.title and clean(plot.options.title) }, axes.of("linear", { { 0, 255 } })
   local each = math.max(1, math.floor((columns + 2) / plot.columns) - 2)
   for first = 1, #plot.list, plot.columns do
     local drawn, most = {}, 0
@@ -187,7 +190,7 @@ function M.images(plot, columns, ascii)
       local lines = shades(rows, grey, each, ascii)
       local wide = #(lines[1]:gsub("[\128-\191]", ""))    -- characters, not bytes
       if image.label then
-        local label = image.label:sub(1, wide)
+        local label = clean(image.label):sub(1, wide)
         table.insert(lines, 1, label .. (" "):rep(wide - #label))
       end
       lines.blank, most = (" "):rep(wide), math.max(most, #lines)

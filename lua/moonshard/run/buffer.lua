@@ -21,6 +21,11 @@ Buffer.__index = Buffer
 
 local M = {}
 
+--- The file descriptor of an open file.
+---@param file file*
+---@return integer
+function M.fileno(file) return C.moonshard_fileno(file) end
+
 --- Makes an empty buffer.
 ---@return Buffer
 function M.new() return setmetatable({ n = 0, size = 4096, bytes = ffi.new "uint8_t[4096]" }, Buffer) end

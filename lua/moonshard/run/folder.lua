@@ -12,7 +12,7 @@ local json = require "moonshard.run.json"
 local lfs = require "lfs"
 local log = require "moonshard.core.log"
 
-ffi.cdef "int truncate(const char *, long); char *strerror(int);"
+ffi.cdef "int truncate(const char *, long); char *strerror(int); int flock(int, int);"
 
 local M = { json = json }
 
@@ -21,6 +21,7 @@ local M = { json = json }
 ---@class RunFolder
 ---@field path string  path of the folder
 ---@field note? string  why the folder is not in runs/
+---@field taken? boolean  another run of this process continues it
 local Folder = {}
 Folder.__index = Folder
 
@@ -65,10 +66,30 @@ local function numbered(top, name)
   return nil, ("cannot make the folder '%s': %s"):format(path, err)
 end
 
+-- The folders that this process records in, by their files' device and number.
+local open_here = setmetatable({}, { __mode = "v" })
+
+local LOCK_EX, LOCK_NB, EAGAIN = 2, 4, 11
+
+-- Opens metrics.jsonl and locks it until it is closed or the process ends, so that no two processes record one run.
+-- Started processes do not inherit the file ("e"). File systems without locks are used without.
 local function open_metrics(self, mode)
-  local err
-  self.metrics, err = io.open(self.path .. "/metrics.jsonl", mode)
-  if not self.metrics then return nil, err end
+  local path = self.path .. "/metrics.jsonl"
+  local file, err = io.open(path, mode .. "e")
+  if not file then return nil, err end
+  self.metrics = file
+  local at = lfs.attributes(path)
+  local key = at and ("%s:%s"):format(at.dev, at.ino) or path
+  local before = open_here[key]
+  if before then                                        -- for example a script that failed, started again at a prompt
+    before:close()
+    before.taken = true
+  end
+  if ffi.C.flock(buffers.fileno(file), LOCK_EX + LOCK_NB) ~= 0 and ffi.errno() == EAGAIN then
+    file:close()
+    return nil, ("another process is recording the run '%s'"):format(self.path)
+  end
+  open_here[key] = self
   self.line = buffers.new()
   return self
 end
@@ -100,9 +121,15 @@ function M.new(path, name, config)
     if not path then return nil, ("%s%s; give a folder as 'out'"):format(note, err_home and ", and " .. err_home or "") end
   end
   local self = setmetatable({ path = path, note = note }, Folder)
-  local ok, err = write(path .. "/config.json", config_text(config))
+  -- First metrics.jsonl, which makes the folder a run: one that is killed in between can be continued.
+  local ok, err = open_metrics(self, "wx")
   if not ok then return nil, err end
-  return open_metrics(self, "wx")
+  ok, err = write(path .. "/config.json", config_text(config))
+  if ok then return self end
+  self:close()
+  os.remove(path .. "/metrics.jsonl")
+  os.remove(path .. "/config.json")
+  return nil, err
 end
 
 --- Whether a folder contains a run.
@@ -160,6 +187,8 @@ end
 ---@return RunFolder
 function M.continue(path, step, config, facts)
   local self = setmetatable({ path = path }, Folder)
+  local opened, err = open_metrics(self, "a")
+  if not opened then error(err, 0) end
   local file = io.open(path .. "/config.json", "rb")
   local ok, old = pcall(cjson.decode, file and file:read "*a" or "{}")
   if file then file:close() end
@@ -172,6 +201,7 @@ function M.continue(path, step, config, facts)
   assert(write(temporary, config_text(config), "w"))
   assert(os.rename(temporary, path .. "/config.json"))
   for name in lfs.dir(path) do                          -- checkpoints of the steps that are repeated
+    if name:find "^report%.html%.%d+%.tmp$" then os.remove(path .. "/" .. name) end      -- left by a process that was killed
     local later = tonumber(name:match "^step%-(%d+)%.safetensors$")
     if later and later > step then
       assert(os.rename(path .. "/" .. name, ("%s/%s.superseded"):format(path, name)))
@@ -179,7 +209,7 @@ function M.continue(path, step, config, facts)
   end
   self.last = cut(self, "metrics.jsonl", step)
   cut(self, "media.jsonl", step)
-  return assert(open_metrics(self, "a"))
+  return self
 end
 
 -- What comes before the value of each name in a line, for the first name of a line and for later ones.
@@ -221,7 +251,7 @@ end
 function Folder:medium(object, names)
   if not self.media then
     local err
-    self.media, err = io.open(self.path .. "/media.jsonl", "a")
+    self.media, err = io.open(self.path .. "/media.jsonl", "ae")
     if not self.media then error(err, 0) end
     self.medium_line = buffers.new()
   end

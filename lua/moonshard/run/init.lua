@@ -1,6 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- run: the record of a training run in a folder, and its progress. Every rank makes the same calls; rank 0 writes, and
 --- writes its own values. Only `run.start` and `Run:checkpoint` are collective.
+local a_module = require("moonshard.nn.register").a_module
+local check = require "moonshard.run.check"
 local checkpoints = require "moonshard.run.checkpoint"
 local cjson = require "cjson"
 local csv = require "moonshard.run.csv"
@@ -67,6 +69,23 @@ end
 
 local SINKS = { csv = true, tensorboard = true }
 
+-- Raises for options that no later part of run.start could use, before a folder is made.
+local function check_options(o)
+  if o.name:find "[/%c\127]" then
+    errors.raise("run.start: option 'name' is %s, expected a name without slash and control characters",
+      ("%q"):format(o.name))
+  end
+  if o.out == "" then errors.raise "run.start: option 'out' is empty, expected a folder; omit it for a new one in runs/" end
+  if o.resume and not o.out then errors.raise "run.start: option 'resume' needs option 'out', the folder of the run" end
+  if o.model ~= nil then opts.expect(o.model, a_module, "run.start: option 'model'") end
+  local optimizer = o.optimizer
+  if optimizer ~= nil and not (type(optimizer) == "table" and optimizer.state_of and optimizer.param_groups) then
+    opts.wrong(optimizer, "an optimizer", "run.start: option 'optimizer'")
+  end
+  check.config("run.start", o.config)
+  dtypes.number(o.dtype, "run.start: option 'dtype'")
+end
+
 --- Starts a run, or continues one, and returns its record. Collective.
 ---
 --- The folder gets `config.json` (`config` and facts: version, commit, host, processor, ranks, devices, threads,
@@ -74,7 +93,8 @@ local SINKS = { csv = true, tensorboard = true }
 --- `report.html` (the run as a page, written periodically and at the end), and checkpoints. A run that was killed loses
 --- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
 --- is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move
---- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; or that cannot be made.
+--- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`, or whose run another process is
+--- recording; or that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
@@ -90,10 +110,7 @@ function M.start(given)
     resume = false, first = opts.whole_from(0), model = opts.any, optimizer = opts.any, tokens = opts.positive,
     samples = opts.positive, flops = opts.positive, dtype = "float32", sinks = opts.table, quiet = false,
     line = opts.callable })
-  if o.name:find "[/%z]" then
-    errors.raise("run.start: option 'name' is %s, expected a name without slash and zero byte", ("%q"):format(o.name))
-  end
-  if o.resume and not o.out then errors.raise "run.start: option 'resume' needs option 'out', the folder of the run" end
+  check_options(o)
   local wanted = {}
   for _, name in ipairs(o.sinks or {}) do
     if not SINKS[name] then

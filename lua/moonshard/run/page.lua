@@ -1,6 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Pages (HTML) that need no network: a common head with colours for light, dark and print, followed by a template in
 --- which @name@ stands for a part.
+local ffi = require "ffi"
+
+ffi.cdef "int moonshard_page_self(void) __asm__(\"getpid\");"
+
 local M = {}
 
 local here = debug.getinfo(1, "S").source:match "^@(.*)/[^/]*$"
@@ -51,14 +55,16 @@ end
 ---@return true?
 ---@return string? err
 function M.write(path, template, parts)
-  local file, err = io.open(path .. ".tmp", "wb")
+  -- The name is this process's own: a page may also be written by hand while the run writes it.
+  local temporary = ("%s.%d.tmp"):format(path, ffi.C.moonshard_page_self())
+  local file, err = io.open(temporary, "wb")
   if not file then return nil, err end
   local ok, why = pcall(pieces, template, parts, function(piece) assert(file:write(piece)) end)
   local closed, close_err = file:close()
   if ok then ok, why = closed, close_err end
-  if ok then ok, why = os.rename(path .. ".tmp", path) end
+  if ok then ok, why = os.rename(temporary, path) end
   if ok then return true end
-  os.remove(path .. ".tmp")
+  os.remove(temporary)
   return nil, tostring(why)
 end
 

@@ -62,11 +62,11 @@ function M.histogram(t, bins, who)
   end
   if h.count == 0 then return nil end
   h.min, h.max = least, most
-  local width = (most - least) / bins
-  for k = 1, bins do h.limits[k], h.counts[k] = k < bins and least + k * width or most, 0 end
+  local half = most / 2 - least / 2                     -- the difference of huge values is infinite
+  for k = 1, bins do h.limits[k], h.counts[k] = k < bins and least * (1 - k / bins) + most * (k / bins) or most, 0 end
   for _, v in ipairs(values) do
     if v - v == 0 then
-      local k = width > 0 and math.min(bins, math.floor((v - least) / width) + 1) or 1
+      local k = half > 0 and math.min(bins, math.floor((v / 2 - least / 2) / half * bins) + 1) or 1
       h.counts[k] = h.counts[k] + 1
     end
   end

@@ -80,13 +80,24 @@ local function bar(done, width)
   return ("#"):rep(full) .. ("."):rep(width - full)
 end
 
+-- The beginning of a line: n characters, of which none is cut.
+local function beginning(line, n)
+  if not line:find "[\128-\255]" then return line:sub(1, n) end
+  local count = 0
+  for at in line:gmatch "()[^\128-\191]" do
+    if count == n then return line:sub(1, at - 1) end
+    count = count + 1
+  end
+  return line
+end
+
 -- Draws one line over the last one. It ends before the last column, so that the terminal does not wrap it; a narrow
 -- terminal gets a shorter bar, or none.
 local function draw(self, share, text)
   local width = self.width()
   local cells = width >= 60 and 20 or width >= 40 and 8 or 0
   local line = share and cells > 0 and ("[%s] %s"):format(bar(share, cells), text) or text
-  self.write("\r" .. line:sub(1, math.max(0, width - 1)) .. "\27[K")
+  self.write("\r" .. beginning(line, math.max(0, width - 1)) .. "\27[K")
   self.drawn = true
 end
 
@@ -108,6 +119,7 @@ function Progress:step(step, now, text)
   if not self:wants(step, now) then return end
   self.last_draw = now
   local total = self.total
+  text = text:gsub("[%c\127]", " ")                     -- a script's text must not move the cursor
   if self.style == "bar" then
     draw(self, total and step / total, ("%s  %s"):format(total and ("%d/%d"):format(step, total) or step, text))
   elseif total then

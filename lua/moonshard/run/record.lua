@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The record of a run: what a script calls while it trains. Only rank 0 writes; on other ranks the calls check their
 --- arguments and count steps.
+local check = require "moonshard.run.check"
 local checkpoints = require "moonshard.run.checkpoint"
 local errors = require "moonshard.core.errors"
 local folders = require "moonshard.run.folder"
@@ -28,6 +29,14 @@ Run.__index = Run
 function Run:__tostring() return ("Run '%s', step %d%s"):format(self.path, self.step, self.total and " of " .. self.total or "") end
 
 local WARNING = { "step", "kind", "text" }
+
+-- Raises for a call that would be lost: after finish, or after another run.start has taken the folder over.
+local function need_open(self, who)
+  if self.ended then errors.raise("%s: the run has ended; call it before run:finish", who) end
+  if self.folder and self.folder.taken then
+    errors.raise("%s: a later run.start continues this run; use the run that it returned", who)
+  end
+end
 
 -- Records a warning of the library or of the script (ms.warn).
 local function warned(self, message)
@@ -85,8 +94,14 @@ local function names_of(self, values, object)
   return order
 end
 
+local fine = {}                                         -- names that were checked before
 local function check_value(name, value)
-  if type(name) ~= "string" then errors.raise("run:log: the name %s is not a string", errors.show(name)) end
+  if not check.is_name(name) then
+    local shown = type(name) == "string" and ("%q"):format(name) or errors.show(name)
+    errors.raise("run:log: the name %s is not a text of UTF-8 without control characters", shown)
+  end
+  fine[name] = true
+  if type(value) == "number" then return end
   if type(value) == "boolean" or tensor.is_tensor(value) and value:numel() == 1 then return end
   opts.wrong(value, "a number or a tensor of one element; run:text records texts", "run:log: '%s'", name)
 end
@@ -116,12 +131,13 @@ end
 ---@param values table<string, number|Tensor>  by name; `step` is the step they belong to (default: the next one); rank 0's values are written
 function Run:log(values)
   if type(values) ~= "table" or getmetatable(values) then opts.wrong(values, "a table of numbers", "run:log: argument 1") end
+  if self.ended or self.folder and self.folder.taken then need_open(self, "run:log") end
   local step = values.step or self.step + 1
   if type(step) ~= "number" or step % 1 ~= 0 or step < self.step then
     errors.raise("run:log: step is %s, expected a whole number from %d on", errors.show(step), self.step)
   end
   for name, value in pairs(values) do
-    if type(name) ~= "string" or type(value) ~= "number" then check_value(name, value) end
+    if not fine[name] or type(value) ~= "number" then check_value(name, value) end
   end
   local is_new = step > self.step
   self.step = step
@@ -157,7 +173,8 @@ end
 
 -- ---- other records -------------------------------------------------------------------------------------
 
-local function check_name(name, who)
+local function check_name(self, name, who)
+  need_open(self, who)
   opts.expect(name, opts.string, "%s: argument 1", who)
   if not name:find "^[%w_][%w_./-]*$" then
     errors.raise("%s: the name '%s' has characters that are not allowed; expected letters, digits and _ . - /", who,
@@ -172,7 +189,7 @@ local IMAGE = { "step", "kind", "name", "file", "width", "height" }
 ---@param name string  name of the series of images; letters, digits and _ . - /
 ---@param t Tensor  [H, W], [1, H, W] or [3, H, W]; floating point from 0 to 1, other dtypes from 0 to 255
 function Run:image(name, t)
-  local file = check_name(name, "run:image")
+  local file = check_name(self, name, "run:image")
   if not self.writes then return end
   local width, height, channels, pixels = pictures.image(t, "run:image: argument 2")
   local text, path = png(width, height, channels, pixels), ("images/%s-%06d.png"):format(file, self.step)
@@ -204,6 +221,7 @@ end
 ---@return any  the results of fn
 function Run:profile(fn, ...)
   opts.expect(fn, opts.callable, "run:profile: argument 1")
+  need_open(self, "run:profile")
   return record_profile(self, profiles.measure(fn, ...))
 end
 
@@ -213,7 +231,7 @@ local TEXT = { "step", "kind", "name", "text" }
 ---@param name string  name of the series of texts; letters, digits and _ . - /
 ---@param text string  bytes that are not UTF-8 become U+FFFD, except in the file
 function Run:text(name, text)
-  local file = check_name(name, "run:text")
+  local file = check_name(self, name, "run:text")
   opts.expect(text, opts.string, "run:text: argument 2")
   if not self.writes then return end
   self.folder:sample(self.step, text, file)
@@ -232,7 +250,7 @@ local CONFUSION = { "step", "kind", "name", "labels", "counts" }
 ---@param given? {labels: string[]}  labels: names of the classes
 ---@return integer[][]? counts
 function Run:confusion(name, targets, predictions, given)
-  check_name(name, "run:confusion")
+  check_name(self, name, "run:confusion")
   local o = opts("run:confusion", given, { labels = opts.table })
   if not self.writes then return nil end
   local counts = pictures.confusion(targets, predictions, o.labels and #o.labels or 1, "run:confusion")
@@ -253,7 +271,7 @@ local HISTOGRAM = { "step", "kind", "name", "min", "max", "count", "sum", "limit
 ---@param t Tensor  not sharded
 ---@param given? {bins: integer}  bins: number of bins of equal width
 function Run:histogram(name, t, given)
-  check_name(name, "run:histogram")
+  check_name(self, name, "run:histogram")
   local o = opts("run:histogram", given, { bins = opts.option(opts.whole_from(1), 30) })
   if not self.writes then return end
   local h = pictures.histogram(t, o.bins, "run:histogram: argument 2")
@@ -272,6 +290,7 @@ end
 ---@return string path
 function Run:checkpoint(given)
   local o = opts("run:checkpoint", given, { path = opts.string, config = opts.table })
+  check.config("run:checkpoint", o.config)
   if not (self.model and self.optimizer) then
     errors.raise "run:checkpoint: the run does not know what to save; give 'model' and 'optimizer' to run.start"
   end
@@ -309,7 +328,7 @@ function Run:finish()
     if self.events then self.events:close() end
     report(self)
   end
-  self.writes = false
+  self.writes, self.ended = false, true
 end
 
 return { new = new }

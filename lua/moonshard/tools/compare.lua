@@ -4,8 +4,10 @@ local cjson = require "cjson"
 local environment = require "moonshard.run.environment"
 local escape = require("moonshard.plot.svg").escape
 local folders = require "moonshard.run.folder"
+local json = require "moonshard.run.json"
 local page = require "moonshard.run.page"
 local plot = require "moonshard.plot"
+local utf8 = require "moonshard.run.text".utf8
 
 local M = {}
 
@@ -16,10 +18,11 @@ local function config_of(path)
   return ok and type(config) == "table" and config or {}
 end
 
+-- A value with all its digits: seeds may differ in the last one.
 local function text_of(v)
   if v == nil then return "" end
-  if type(v) == "table" then return cjson.encode(v) end
-  if type(v) == "number" then return ("%.10g"):format(v) end
+  if type(v) == "table" then return (cjson.encode(v):gsub("\\/", "/")) end
+  if type(v) == "number" then return (json({ v = v }, { "v" }, { digits = 17 }):match ": (.*)}") end
   return v == cjson.null and "null" or tostring(v)
 end
 
@@ -27,11 +30,13 @@ local function columns_of(path, wanted)
   local series = {}
   for object in folders.lines(path .. "/metrics.jsonl") do
     for name, v in pairs(object) do
-      local wants = name ~= "step" and name ~= "time" and (wanted[name] or not next(wanted) and name:find "loss$")
+      local wants = type(name) == "string" and name ~= "step" and name ~= "time"
+        and (wanted[name] or not next(wanted) and name:find "loss$")
       if wants then
         local s = series[name] or { x = {}, y = {} }
         series[name] = s
-        s.x[#s.x + 1], s.y[#s.y + 1] = object.step, type(v) == "number" and v or 0 / 0
+        s.x[#s.x + 1] = type(object.step) == "number" and object.step or #s.x + 1
+        s.y[#s.y + 1] = type(v) == "number" and v or 0 / 0
       end
     end
   end
@@ -44,7 +49,9 @@ local function options_that_differ(runs)
   for _, name in ipairs(environment.names) do fact[name] = true end
   fact.ranks, fact.seed = nil, nil
   for _, run in ipairs(runs) do
-    for name in pairs(run.config) do names[name] = not fact[name] or nil end
+    for name in pairs(run.config) do
+      if type(name) == "string" and not fact[name] then names[name] = true end
+    end
   end
   for name in pairs(names) do
     local first = text_of(runs[1].config[name])
@@ -59,17 +66,29 @@ local function options_that_differ(runs)
   return list
 end
 
+-- The runs' names: those of their folders, or the whole paths of folders that have the same name.
+local function run_names(paths)
+  local names, count = {}, {}
+  for k, path in ipairs(paths) do
+    names[k] = path:match "([^/]+)/*$" or path
+    count[names[k]] = (count[names[k]] or 0) + 1
+  end
+  for k, path in ipairs(paths) do
+    if count[names[k]] > 1 then names[k] = path:match "^(.-)/*$" end
+  end
+  return names
+end
+
 --- Reads runs. Raises an error that names a folder without a run, or a metric that no run has.
 ---@param paths string[]  the runs' folders
 ---@param metrics string[]  names to compare; empty: those that end in "loss"
 ---@return table comparison
 function M.read(paths, metrics)
-  local runs, wanted, names, has = {}, {}, {}, {}
+  local runs, wanted, names, has, names_of_paths = {}, {}, {}, {}, run_names(paths)
   for _, name in ipairs(metrics) do wanted[name] = true end
   for k, path in ipairs(paths) do
     if not folders.exists(path) then error(("'%s' contains no run"):format(path), 0) end
-    local name = path:match "([^/]+)/*$" or path
-    runs[k] = { name = name, config = config_of(path), series = columns_of(path, wanted) }
+    runs[k] = { name = names_of_paths[k], config = config_of(path), series = columns_of(path, wanted) }
     for metric in pairs(runs[k].series) do has[metric] = true end
   end
   for name in pairs(has) do names[#names + 1] = name end
@@ -128,17 +147,39 @@ local function plots_of(c)
   return list
 end
 
+local function characters(text) return select(2, text:gsub("[^\128-\191]", "")) end
+
+local WIDEST = 40                                       -- characters of a cell
+
+-- A value as one line of a table: without the control characters that a terminal obeys, and not too long.
+local function cell_of(text)
+  text = utf8(text):gsub("[%c\127]", " ")
+  if characters(text) <= WIDEST then return text end
+  local at, n = 1, 0
+  for from in text:gmatch "()[^\128-\191]" do
+    n = n + 1
+    if n > WIDEST - 3 then
+      at = from
+      break
+    end
+  end
+  return text:sub(1, at - 1) .. "..."
+end
+
 --- The comparison for a terminal.
 ---@param c table  made by M.read
 ---@return string
 function M.text(c)
   local rows, widths, out = rows_of(c), {}, {}
   for _, row in ipairs(rows) do
-    for k, cell in ipairs(row) do widths[k] = math.max(widths[k] or 0, #cell) end
+    for k, cell in ipairs(row) do
+      row[k] = cell_of(cell)
+      widths[k] = math.max(widths[k] or 0, characters(row[k]))
+    end
   end
   for _, row in ipairs(rows) do
     local cells = {}
-    for k, cell in ipairs(row) do cells[k] = cell .. (" "):rep(widths[k] - #cell) end
+    for k, cell in ipairs(row) do cells[k] = cell .. (" "):rep(widths[k] - characters(cell)) end
     out[#out + 1] = (table.concat(cells, "  "):gsub(" +$", "")) .. "\n"
   end
   for _, p in ipairs(plots_of(c)) do out[#out + 1] = "\n" .. p:text() end

@@ -1,0 +1,49 @@
+-- SPDX-License-Identifier: MIT
+--- Checks of what a script gives to a run: names, and options to record. They are made on every rank and before
+--- anything is written, so that an error leaves no half a folder behind.
+local errors = require "moonshard.core.errors"
+local utf8 = require "moonshard.run.text".utf8
+
+local M = {}
+
+--- Whether a text can be a name in files and on a terminal: UTF-8 without control characters, and not empty.
+---@param text any
+---@return boolean
+function M.is_name(text) return type(text) == "string" and text ~= "" and not text:find "[%c\127]" and utf8(text) == text end
+
+local EXPECTED = "a number, a string, a boolean, a list or a table with names"
+
+local function wrong(who, at, value) errors.raise("%s: %s is %s, expected %s", who, at, errors.kind(value), EXPECTED) end
+
+-- A list has the keys 1 to n, another table names. Either may contain the other, but not itself.
+local function check(who, at, value, above)
+  local kind = type(value)
+  if kind == "number" or kind == "string" or kind == "boolean" then return end
+  if kind ~= "table" or getmetatable(value) then wrong(who, at, value) end
+  if above[value] then errors.raise("%s: %s contains itself", who, at) end
+  above[value] = true
+  local count, length = 0, #value
+  for _ in pairs(value) do count = count + 1 end
+  for key, part in pairs(value) do                      -- any order: the first error of any is as good
+    local in_list = length > 0 and type(key) == "number" and key % 1 == 0 and key >= 1 and key <= length
+    if not in_list and (length > 0 or type(key) ~= "string") then
+      errors.raise("%s: %s has the key %s among %d, expected names only, or a list without holes", who, at,
+        errors.show(key), count)
+    end
+    check(who, in_list and ("%s[%d]"):format(at, key) or ("%s.%s"):format(at, key), part, above)
+  end
+  above[value] = nil
+end
+
+--- Raises an error that names what in a table of options a JSON file cannot hold.
+---@param who string  the function's name in messages
+---@param config? table  options by name
+function M.config(who, config)
+  if not config then return end
+  local at = "option 'config'"
+  if getmetatable(config) or #config > 0 then errors.raise("%s: %s is %s, expected a table of options by name", who, at,
+    #config > 0 and "a list" or errors.kind(config)) end
+  check(who, at, config, {})
+end
+
+return M
