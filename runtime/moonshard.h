@@ -580,7 +580,7 @@ MS_API int ms_unit_recorded(ms_unit_event *out, int capacity);
 
 typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;  // indices into the table of optimizers (ms_optim_at)
 typedef struct {
-    int32_t kind, nesterov, amsgrad, reserved;
+    int32_t kind, nesterov, amsgrad, maximize;
     double lr, weight_decay;
     double momentum, dampening;  // for SGD
     double beta1, beta2, eps;    // for Adam and AdamW

@@ -46,10 +46,10 @@ template <class T, class S, int KEEPS, T FORMULA(T, T, T *, T *, T *, const T *)
 static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t first, int64_t last)
 {
     constexpr bool A = KEEPS & 1, B = KEEPS & 2, C = KEEPS & 4;
-    T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS];
+    T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS + 1];
     S *p = (S *)j.p;
     const S *g = (const S *)j.g;
-    for (int k = 0; k < MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
+    for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.
     bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
                 (!B || is_wide(b + first)) && (!C || is_wide(c + first));
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
             if constexpr (B) load_wide(b + k, v);
             if constexpr (C) load_wide(c + k, w);
             for (int l = 0; l < N; l++)
-                x[l] = FORMULA(x[l], d[l], A ? &u[l] : NULL, B ? &v[l] : NULL, C ? &w[l] : NULL, f);
+                x[l] = FORMULA(x[l], f[MS_OPTIM_SIGN] * d[l], A ? &u[l] : NULL, B ? &v[l] : NULL, C ? &w[l] : NULL, f);
             store_wide(p + k, x);
             if constexpr (!KEEPS) store_wide(p + k + WIDE, x + WIDE);
             if constexpr (A) store_wide(a + k, u);
@@ -73,8 +73,8 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
             if constexpr (C) store_wide(c + k, w);
         }
     for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK)
-        store_one(p + k, FORMULA(load_one<T>(p + k), load_one<T>(g + k), A ? a + k : NULL, B ? b + k : NULL,
-                                 C ? c + k : NULL, f));
+        store_one(p + k, FORMULA(load_one<T>(p + k), f[MS_OPTIM_SIGN] * load_one<T>(g + k), A ? a + k : NULL,
+                                 B ? b + k : NULL, C ? c + k : NULL, f));
 }
 
 // Selects among the sets of states that a formula accepts.
@@ -87,16 +87,12 @@ static __device__ __forceinline__ void run_states(const ms_optim_job &j, int64_t
     if constexpr (KEEPS < 7) run_states<T, S, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last);
 }
 
-template <class T, class S>
+template <int KIND, class T, class S>
 static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t first, int64_t last)
 {
-    switch (j.kind) {
-#define OPTIMIZER(NAME, FORMULA)                                          \
-    case KIND_##NAME:                                                     \
-        run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last); \
-        break;
+#define OPTIMIZER(NAME, FORMULA) \
+    if constexpr (KIND == KIND_##NAME) run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last);
 #include "formulas/optim/list.h"
-    }
 }
 
 // The entry to which a block belongs: the last one whose first block (.block, ascending) is not after it.
@@ -111,11 +107,12 @@ template <class E> static __device__ inline const E &entry_of(int n, const E *li
     return list[low];
 }
 
-__global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block)
+// One kernel for each optimizer, so that none needs the registers of another.
+template <int KIND> __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block)
 {
     const ms_optim_job &j = entry_of(n, jobs, blockIdx.x);
     int64_t first = ((int64_t)blockIdx.x - j.block) * block, last = first + block < j.numel ? first + block : j.numel;
-#define RUN(S, T) run_leaf<T, S>(j, first, last)
+#define RUN(S, T) run_leaf<KIND, T, S>(j, first, last)
     WITH_FLOAT_TYPE(j.dtype, RUN)
 #undef RUN
 }
@@ -128,8 +125,13 @@ static ms_status to_device(int index, void *there, const void *here, size_t byte
     return MS_OK;
 }
 
+// All jobs are those of one optimizer.
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
 {
+    static void (*const kernels[])(int, const ms_optim_job *, int64_t) = {
+#define OPTIMIZER(NAME, FORMULA) optim_kernel<KIND_##NAME>,
+#include "formulas/optim/list.h"
+    };
     ms_block *there;
     size_t bytes = (size_t)n * sizeof *jobs;
     if (n == 0) return MS_OK;
@@ -137,7 +139,8 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
     ms_status st = ms__cuda_use(index);
     if (st == MS_OK) st = to_device(index, there->data, jobs, bytes, n);
     if (st == MS_OK)
-        st = launch("optimizer", index, optim_kernel, blocks, BLOCK, n, (const ms_optim_job *)there->data, block);
+        st =
+            launch("optimizer", index, kernels[jobs->kind], blocks, BLOCK, n, (const ms_optim_job *)there->data, block);
     ms__free(there);
     return st;
 }

@@ -29,12 +29,13 @@ typedef struct {
 } ms_cuda_kernel;
 
 // One leaf of a fused optimizer step (train/optim.c).
-enum { MS_OPTIM_FACTORS = 12 };
+// MS_OPTIM_SIGN: the factor that every gradient is multiplied by, after those of the formula; -1 to maximize, else 1.
+enum { MS_OPTIM_FACTORS = 11, MS_OPTIM_SIGN = MS_OPTIM_FACTORS };
 typedef struct ms_optim_job {
     int kind, dtype;
     void *p, *state[MS_OPTIM_STATES];  // state[k] is NULL if this step does not use it
     const void *g;
-    double factors[MS_OPTIM_FACTORS];
+    double factors[MS_OPTIM_FACTORS + 1];
     int64_t numel, block;  // block: index of the leaf's first block
     int device;
 } ms_optim_job;

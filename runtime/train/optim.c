@@ -265,6 +265,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     j->block = s->blocks;
     j->device = ms__device(p);
     row->factors(of->options, of->steps[k] + 1, j->factors);
+    j->factors[MS_OPTIM_SIGN] = of->options->maximize ? -1 : 1;
     s->blocks += (p->numel + BLOCK - 1) / BLOCK;
     s->steps[s->n_stepped] = &of->steps[k];
     s->stepped[s->n_stepped++] = leaf;
@@ -272,13 +273,13 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// Runs the jobs: one pass for each sequence of leaves that are on one device.
+// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device.
 static ms_status run_jobs(job *jobs, int n)
 {
     for (int k = 0; k < n;) {
         int end = k;
         int64_t first = jobs[k].block, count = 0, size = 0;
-        for (; end < n && jobs[end].device == jobs[k].device; end++) {
+        for (; end < n && jobs[end].device == jobs[k].device && jobs[end].kind == jobs[k].kind; end++) {
             jobs[end].block -= first;
             count = jobs[end].block + (jobs[end].numel + BLOCK - 1) / BLOCK;
             size += jobs[end].numel;

@@ -5,19 +5,19 @@
 // A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim.
 
 // One loop for each set of states that the formula accepts, so that the loop does not test which states exist.
-#define LOOP(FORMULA, SET)                                                                                       \
-    if ((MS_KEEPS_##FORMULA >> SET & 1) && set == SET) {                                                         \
-        for (int64_t k = 0; k < n; k++)                                                                          \
-            p[k] = STORE(R(ms_##FORMULA)(LOAD(p[k]), LOAD(g[k]), SET & 1 ? &a[k] : NULL, SET & 2 ? &b[k] : NULL, \
-                                         SET & 4 ? &c[k] : NULL, f));                                            \
-        return;                                                                                                  \
+#define LOOP(FORMULA, SET)                                                                                  \
+    if ((MS_KEEPS_##FORMULA >> SET & 1) && set == SET) {                                                    \
+        for (int64_t k = 0; k < n; k++)                                                                     \
+            p[k] = STORE(R(ms_##FORMULA)(LOAD(p[k]), f[MS_OPTIM_SIGN] * LOAD(g[k]), SET & 1 ? &a[k] : NULL, \
+                                         SET & 2 ? &b[k] : NULL, SET & 4 ? &c[k] : NULL, f));               \
+        return;                                                                                             \
     }
 #define OPTIMIZER(NAME, FORMULA)                                                                                 \
     static MS_KERNEL void N(pass_##NAME)(T *restrict p, const T *restrict g, REAL *restrict a, REAL *restrict b, \
                                          REAL *restrict c, const double *factors, int set, int64_t n)            \
     {                                                                                                            \
-        REAL f[MS_OPTIM_FACTORS];                                                                                \
-        for (int k = 0; k < MS_OPTIM_FACTORS; k++) f[k] = (REAL)factors[k];                                      \
+        REAL f[MS_OPTIM_FACTORS + 1];                                                                            \
+        for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (REAL)factors[k];                                     \
         LOOP(FORMULA, 0)                                                                                         \
         LOOP(FORMULA, 1)                                                                                         \
         LOOP(FORMULA, 2)                                                                                         \

@@ -5,31 +5,60 @@ local golden = require "spec.support.golden"
 local nn, optim = ms.nn, ms.optim
 
 local cases = {
-  sgd = { optim.SGD, { lr = 0.05 } },
-  sgd_momentum = { optim.SGD, { lr = 0.05, momentum = 0.9, dampening = 0.1 } },
-  sgd_nesterov_wd = { optim.SGD, { lr = 0.05, momentum = 0.9, nesterov = true, weight_decay = 0.02 } },
-  adam = { optim.Adam, { lr = 0.01 } },
-  adam_l2 = { optim.Adam, { lr = 0.01, weight_decay = 0.02 } },
-  adamw = { optim.AdamW, { lr = 0.01, weight_decay = 0.1 } },
-  adamw_amsgrad = { optim.AdamW, { lr = 0.01, weight_decay = 0.1, amsgrad = true } },
+  sgd = { "SGD", { lr = 0.05 } },
+  sgd_momentum = { "SGD", { lr = 0.05, momentum = 0.9, dampening = 0.1 } },
+  sgd_nesterov_wd = { "SGD", { lr = 0.05, momentum = 0.9, nesterov = true, weight_decay = 0.02 } },
+  sgd_maximize = { "SGD", { lr = 0.005, momentum = 0.5, weight_decay = 0.1, maximize = true } },
+  adam = { "Adam", { lr = 0.01 } },
+  adam_l2 = { "Adam", { lr = 0.01, weight_decay = 0.02 } },
+  adam_maximize = { "Adam", { lr = 0.01, weight_decay = 0.02, maximize = true } },
+  adamw = { "AdamW", { lr = 0.01, weight_decay = 0.1 } },
+  adamw_amsgrad = { "AdamW", { lr = 0.01, weight_decay = 0.1, amsgrad = true } },
+  rmsprop = { "RMSprop" },
+  rmsprop_centered = { "RMSprop",
+    { lr = 0.02, alpha = 0.9, eps = 1e-6, weight_decay = 0.1, momentum = 0.5, centered = true } },
+  rmsprop_momentum = { "RMSprop", { lr = 0.02, momentum = 0.8, maximize = true } },
+  adagrad = { "Adagrad" },
+  adagrad_decay = { "Adagrad",
+    { lr = 0.1, lr_decay = 0.3, weight_decay = 0.1, initial_accumulator_value = 0.2, eps = 1e-6 } },
+  adadelta = { "Adadelta" },
+  adadelta_wd = { "Adadelta", { lr = 0.5, rho = 0.8, eps = 1e-3, weight_decay = 0.1 } },
+  adamax = { "Adamax" },
+  adamax_wd = { "Adamax", { lr = 0.05, betas = { 0.8, 0.9 }, eps = 1e-3, weight_decay = 0.1 } },
+  nadam = { "NAdam" },
+  nadam_l2 = { "NAdam", { lr = 0.02, betas = { 0.8, 0.95 }, weight_decay = 0.1, momentum_decay = 0.1 } },
+  nadam_decoupled = { "NAdam", { lr = 0.02, weight_decay = 0.1, decoupled_weight_decay = true } },
+  radam = { "RAdam" },
+  radam_l2 = { "RAdam", { lr = 0.02, betas = { 0.8, 0.9 }, weight_decay = 0.1 } },
+  radam_decoupled = { "RAdam", { lr = 0.02, weight_decay = 0.1, decoupled_weight_decay = true } },
+  lion = { "Lion" },
+  lion_wd = { "Lion", { lr = 0.01, betas = { 0.8, 0.9 }, weight_decay = 0.1 } },
+  rprop = { "Rprop" },
+  rprop_limits = { "Rprop", { lr = 0.1, etas = { 0.4, 1.5 }, step_sizes = { 0.05, 0.2 } } },
+  asgd = { "ASGD" },
+  asgd_averaged = { "ASGD", { lr = 0.05, lambd = 0.1, alpha = 0.5, t0 = 3, weight_decay = 0.1 } },
 }
 
 if golden.folder then
   describe("golden optimizers", function()
     local reference = golden.load "optimizers"
-    for name, case in ms.sorted_pairs(reference.cases) do
+    for name in ms.sorted_pairs(cases) do
+      local case = reference.cases[name]
       it("take PyTorch's steps: " .. name, function()
         golden.phase, golden.dtype = reference.phase, "float64"
-        local make, given = cases[name][1], cases[name][2]
-        local p = nn.Parameter(golden.x_of { 5 })
+        local shape = case.shape
+        local p = nn.Parameter(golden.x_of(shape))
         golden.close_list("start", case.start, p, 1e-12, 1e-14)
-        local opt = make({ p }, given)
+        local opt = optim[cases[name][1]]({ p }, cases[name][2])
         for step, expected in ipairs(case.params_by_step) do
           opt:zero_grad()
-          local d = p - golden.x_of({ 5 }, 3, step - 1);
+          local d = p - golden.x_of(shape, 3, step - 1);
           (d * d):sum():backward()
           opt:step()
           golden.close_list("step " .. step, expected, p, 1e-10, 1e-12)
+        end
+        for state, expected in pairs(case.state) do
+          golden.close_list(state, expected, opt:state_of(p)[state], 1e-10, 1e-12)
         end
       end)
     end

@@ -45,5 +45,14 @@ typedef struct {
 
 #include "formulas/optim/sgd.h"
 #include "formulas/optim/adam.h"
+#include "formulas/optim/rmsprop.h"
+#include "formulas/optim/adagrad.h"
+#include "formulas/optim/adadelta.h"
+#include "formulas/optim/adamax.h"
+#include "formulas/optim/nadam.h"
+#include "formulas/optim/radam.h"
+#include "formulas/optim/lion.h"
+#include "formulas/optim/rprop.h"
+#include "formulas/optim/asgd.h"
 
 #undef OPTIMIZER

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- SGD, Adam, AdamW. An optimizer passes each of its groups (`param_groups`: leaves and their options, which scripts
+--- The optimizers of the engine. One passes each of its groups (`param_groups`: leaves and their options, which scripts
 --- may change between steps) to the engine as one list. The formulas, and the names, defaults and limits of options,
 --- are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first step; for a sharded
 --- parameter it covers only this rank's part.
@@ -189,7 +189,7 @@ local function step_sparse(self, c, group, p)
     raise("%s: a sparse parameter has a dense gradient; make the gradient sparse, or the parameter dense",
       self:class_name())
   end
-  no_grad(function() p:add_(g, { alpha = -group.lr }) end)
+  no_grad(function() p:add_(g, { alpha = group.maximize and group.lr or -group.lr }) end)
 end
 
 -- The array of groups for the engine; made again when a group was compiled again.

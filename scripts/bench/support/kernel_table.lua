@@ -108,9 +108,17 @@ function M.rows(root, build)
   return rows
 end
 
+-- Kernels whose parameters of half types come with float32 states, loaded at the same time.
+local WITH_STATES = set "optim:optim_kernel"
+
+-- "optim:optim_kernel" from "optim: optim_kernel<1>".
+local function base_of(row) return (row.name:match "^[^<]*":gsub(" ", "")) end
+
 --- Bytes in flight on one SM for a class of data: those of a thread times the threads that the SM holds.
 function M.flight(row, class)
-  return row.classes[class].flight * row.threads * row.blocks
+  local bytes = row.classes[class].flight
+  if class == "half" and WITH_STATES[base_of(row)] then bytes = bytes + row.classes.float32.flight end
+  return bytes * row.threads * row.blocks
 end
 
 -- ---- limits -------------------------------------------------------------------------------------
@@ -153,7 +161,7 @@ function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:fin
 --- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on an SM).
 function M.failures(row)
   local out = {}
-  local base = row.name:match "^[^<]*":gsub(" ", "")
+  local base = base_of(row)
   if row.spills > 0 then out[#out + 1] = "spills" end
   if row.stack > 0 and M.MAIN[base] then out[#out + 1] = "stack" end
   if not M.SMALL[base] and not M.STRIDED[base] and not row.exact then
