@@ -9,6 +9,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
+local rows = require "moonshard.optim.rows"
 local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
 
@@ -155,6 +156,9 @@ local function construct(self, params, given, spec)
     end
   end
 end
+
+--- Fills a new optimizer. spec: its options, as opts takes them.
+Optimizer._construct = construct
 
 --- Adds a group. Errors: a parameter that belongs to another group or is not a leaf.
 ---@param group { params: Tensor[], lr: number }
@@ -400,6 +404,31 @@ function Optimizer:_check_entry(verb, whose, entry)
   end
 end
 
+--- The shape of a parameter's state, as text. part: this rank's part of the parameter.
+function Optimizer._state_shape(_, _, part) return tostring(part.shape) end
+
+--- Drops the state of a group, which another one is loaded into.
+function Optimizer:_forget(index, group) self._compiled[index] = compile(self, group) end
+
+--- Takes a copy of a state for parameter k of a group.
+function Optimizer:_load_entry(index, k, entry, part)
+  local c = self._compiled[index]
+  local at, parts = c.first[k], tensor.flat { part }
+  for j = 1, #parts do
+    local dtype = parts[j].dtype
+    if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
+    for s, name in ipairs(self._row.states) do
+      local given = entry[name] and tensor.flat { entry[name] }
+      if given then
+        local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
+        c.state[STATES * (at + j - 1) + s - 1] = own.id
+        c.tensors[STATES * (at + j - 1) + s] = own
+      end
+    end
+    c.steps[at + j - 1] = entry.step or 1
+  end
+end
+
 --- Checks a state dict; returns a function that loads it.
 ---@return fun() take
 function Optimizer:_prepare_load(sd)
@@ -430,18 +459,18 @@ function Optimizer:_prepare_load(sd)
         opts.need(entry.step == nil or type(entry.step) == "number" and entry.step >= 0, entry.step, "a number from 0",
           "%s: load_state_dict: step of parameter %d", who, k)
         self:_check_entry("load_state_dict", ("parameter %d"):format(k), entry)
-        for s, name in ipairs(names) do
+        for _, name in ipairs(names) do
           local t = entry[name]
           if t ~= nil then
             opts.expect(t, a_tensor, "%s: load_state_dict: %s of parameter %d", who, name, k)
-            if tostring(t.shape) ~= tostring(part.shape) then
-              raise("%s: load_state_dict: %s of parameter %d has shape %s, but the parameter has shape %s",
-                who, name, k, tostring(t.shape), tostring(part.shape))
+            local shape = self:_state_shape(p, part, name)
+            if tostring(t.shape) ~= shape then
+              raise("%s: load_state_dict: %s of parameter %d has shape %s, but %s", who, name, k, tostring(t.shape),
+                shape == tostring(part.shape) and "the parameter has shape " .. shape or "expected is " .. shape)
             end
           end
-          work[#work + 1] = { index, k, s, t, entry.step or 1, part }
         end
-        if #names == 0 then work[#work + 1] = { index, k, nil, nil, entry.step or 1, part } end
+        work[#work + 1] = { index, k, entry, part }
       end
     end
   end
@@ -451,23 +480,9 @@ function Optimizer:_prepare_load(sd)
       for name, value in pairs(given) do
         if name ~= "params" then group[name] = is_plain(value) and { unpack(value) } or value end
       end
-      self._compiled[index] = compile(self, group)
+      self:_forget(index, group)
     end
-    for _, w in ipairs(work) do
-      local c, k, s, t = self._compiled[w[1]], w[2], w[3], w[4]
-      local at, parts = c.first[k], tensor.flat { w[6] }
-      local given = t and tensor.flat { t }
-      for j = 1, #parts do
-        if t then
-          local dtype = parts[j].dtype
-          if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
-          local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
-          c.state[STATES * (at + j - 1) + s - 1] = own.id
-          c.tensors[STATES * (at + j - 1) + s] = own
-        end
-        c.steps[at + j - 1] = w[5]
-      end
-    end
+    for _, w in ipairs(work) do self:_load_entry(unpack(w)) end
   end
 end
 
@@ -499,72 +514,8 @@ function Optimizer:__tostring()
     tostring(self.param_groups[1].lr))
 end
 
--- ---- the engine's table ---------------------------------------------------------------------------
-
--- Reads a row of the engine's table: name, names of the states, the states that are always kept (bit s - 1: state s),
--- options (in order), defaults (by name).
-local function read_row(row, kind)
-  local out = { name = ffi.string(row.name), kind = kind, needed = row.needed, states = {}, options = {},
-    defaults = {} }
-  for s = 0, STATES - 1 do
-    if row.states[s] ~= nil then out.states[s + 1] = ffi.string(row.states[s]) end
-  end
-  for k = 0, ffi.C.MS_OPTIM_OPTIONS - 1 do
-    local o = row.options[k]
-    if o.name == nil then break end
-    local option = { name = ffi.string(o.name), at = o.at, count = o.count, low = o.low, below = o.below,
-      later = o.later ~= 0 }
-    out.options[k + 1] = option
-    if o.count > 1 then
-      out.defaults[option.name] = { o.value[0], o.value[1] }
-    elseif o.count < 1 then
-      out.defaults[option.name] = o.value[0] ~= 0
-    else
-      out.defaults[option.name] = o.value[0]
-    end
-  end
-  return out
-end
-
-local function outside(o, v, low) return type(v) ~= "number" or v ~= v or v < low or v >= o.below end
-
--- The accepted numbers as text. low: the least one; may be minus infinity.
-local function limits(o, low)
-  return "a number" .. (low > -math.huge and (" from %g"):format(low) or "")
-    .. (o.below < math.huge and (" to below %g"):format(o.below) or "")
-end
-
-local double_p, int_p, char_p = ffi.typeof "double *", ffi.typeof "int32_t *", ffi.typeof "char *"
-local scratch = ffi.new "ms_optim_options"
-
---- Checks a group's options and writes them to the engine's struct. later: called after construction, when a script may
---- choose values below the limit, for example a negative learning rate.
----@param group table  a group with its options
----@param later? boolean  true: after construction
----@param into? ffi.cdata*  ms_optim_options
-function Optimizer:_check(group, later, into)
-  into = into or scratch
-  into.kind = self._row.kind
-  local base, options = ffi.cast(char_p, into), self._row.options
-  for k = 1, #options do
-    local o = options[k]
-    local v, low = group[o.name], later and not o.later and -math.huge or o.low
-    if o.count < 1 then
-      opts.expect(v, opts.boolean, "%s: %s", self:class_name(), o.name)
-      ffi.cast(o.count == 0 and int_p or double_p, base + o.at)[0] = v and 1 or 0
-    elseif o.count == 1 then
-      if outside(o, v, low) then opts.wrong(v, limits(o, low), "%s: %s", self:class_name(), o.name) end
-      ffi.cast(double_p, base + o.at)[0] = v
-    else
-      if not is_plain(v) then opts.wrong(v, "a pair of numbers", "%s: %s", self:class_name(), o.name) end
-      for j = 1, 2 do
-        if outside(o, v[j], low) then opts.wrong(v[j], limits(o, low), "%s: %s[%d]", self:class_name(), o.name, j) end
-        ffi.cast(double_p, base + o.at)[j - 1] = v[j]
-      end
-    end
-  end
-  if lib.ms_optim_check(into) ~= 0 then errors.fail() end
-end
+--- Checks a group's options. later: after construction. into: the engine's struct, which takes them, or nil.
+function Optimizer:_check(group, later, into) rows.check(self._row, group, later, into) end
 
 -- ---- classes ------------------------------------------------------------------------------------
 
@@ -586,7 +537,7 @@ end
 
 local kind = 0
 while lib.ms_optim_at(kind) ~= nil do
-  define(read_row(lib.ms_optim_at(kind), kind))
+  define(rows.read(lib.ms_optim_at(kind), kind))
   kind = kind + 1
 end
 
