@@ -54,9 +54,9 @@ typedef struct {
     int32_t scope;        // innermost open scope; 0: none (tensors made now are unscoped)
     int32_t grad_mode;    // 1: operators record the graph; use ms_set_grad_mode
     int32_t interrupted;  // set by ms_interrupt (a signal handler), cleared when the interrupt is reported
-    int32_t gc_wanted;  // set when unscoped bytes exceed the soft limit: Lua runs a garbage collection, then clears it
-    int32_t autocast;   // dtype + 1 of ms.amp.autocast; 0: off
-    int32_t run_depth;  // number of open runs
+    int32_t gc_wanted;    // set when memory has grown by the soft limit: Lua runs a garbage collection, then clears it
+    int32_t autocast;     // dtype + 1 of ms.amp.autocast; 0: off
+    int32_t run_depth;    // number of open runs
     // Dtype of tensors made from numbers without a dtype, and of results of exp, sqrt, ... of integers; use
     // ms_set_default_dtype.
     int32_t default_dtype;
@@ -64,7 +64,7 @@ typedef struct {
     // Number of failures of collectives that this rank has met: published errors; calls that did not match the peers'
     // calls; calls that failed the argument checks of a member. -1 before dist.init.
     int32_t dist_failures;
-    int32_t memory_waiting;  // number of allocations that wait for ms_memory_site
+    int32_t memory_waiting;  // number of allocations whose place in the script ms_memory_site has not set yet
     // Number of the module whose forward or backward runs, for the memory history; 0: none. The script sets it around
     // each forward; in backward, each operator runs with the number under which it was recorded.
     int32_t memory_module;
@@ -137,7 +137,7 @@ MS_API double ms_memory_snapshot(int device, ms_memory *now, ms_memory *peak, ms
 MS_API const char *ms_memory_kind_name(int kind);  // "parameters" ...
 MS_API void ms_empty_cache(void);                  // returns unused reserved memory to the system
 MS_API void ms_set_memory_limit(double bytes);     // allocations beyond it fail with MS_ENOMEM; 0: no limit
-MS_API void ms_set_gc_limit(double bytes);         // soft limit on unscoped bytes allocated between garbage collections
+MS_API void ms_set_gc_limit(double bytes);         // soft limit: growth of memory between garbage collections
 
 // CPU kernels define MS_TYPES_ONLY, so that a function added below does not invalidate their ccache entries.
 #ifndef MS_TYPES_ONLY
@@ -382,7 +382,7 @@ MS_API ms_status ms_set_grad(ms_id t, ms_id grad);  // grad 0 clears it
 // Hooks: key is a number chosen by the caller, which the events contain. Returns a handle for ms_hook_remove; 0 on
 // failure.
 MS_API double ms_register_hook(ms_id t, double key);       // called before t's gradient is used
-MS_API double ms_register_leaf_hook(ms_id t, double key);  // called when t's gradient has landed in its grad
+MS_API double ms_register_leaf_hook(ms_id t, double key);  // called after t's gradient has been added to its grad
 MS_API void ms_hook_remove(double handle);
 // Records a custom function: makes out, which was computed without grad, the outputs of a node over in. Its backward
 // raises MS_EV_FUNCTION.
@@ -483,7 +483,7 @@ enum {
     // 1: gather and reduce in the stored dtype, whatever the options say; the unit must be idle
     MS_UNIT_FULL_PRECISION,
     MS_UNIT_FAKE_GATHER,  // 1: skip the all-gathers, to measure their cost; the results are wrong
-    MS_UNIT_FAKE_REDUCE,  // 1: the same for the reductions (flat units only)
+    MS_UNIT_FAKE_REDUCE,  // 1: skip the reductions (flat units only), to measure their cost; the results are wrong
     // 1: the script checks the order of units: collectives do not compare it, and forward does not gather units early
     MS_UNIT_CHECKED
 };
@@ -643,11 +643,11 @@ MS_API void ms_launcher(ms_launch *out);  // reads the environment
 
 // Process groups are numbers: 0 is the world, 1 contains only this rank. Ranks in arguments are world ranks. Before
 // ms_dist_init, and without a launcher, the world contains only this process and collectives are copies.
-// backend: "auto", "mpi", "self"; NULL: "auto". timeout: in seconds; 0: unchanged.
+// backend: "auto", "mpi", "nccl", "self"; NULL: "auto". timeout: in seconds; 0: unchanged.
 MS_API ms_status ms_dist_init(const char *backend, double timeout);
 MS_API int ms_dist_is_initialized(void);   // 1 once this process has joined the job
 MS_API void ms_dist_finalize(void);        // is also called when the process ends with code 0
-MS_API const char *ms_dist_backend(void);  // "self" or "mpi"
+MS_API const char *ms_dist_backend(void);  // "self", "mpi" or "nccl"
 MS_API ms_status ms_dist_free_group(double group, const char *site);  // collective over the world
 MS_API double ms_dist_new_group(int n, const int32_t *ranks,
                                 const char *site);  // collective over the world; < 0: failed

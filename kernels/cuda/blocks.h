@@ -10,7 +10,8 @@
 
 constexpr int WIDE = 8;
 
-// Written before a loop over an array in registers: without it nvcc may keep the array in local memory.
+// UNROLL: written before a loop over an array in registers; without it nvcc may keep the array in local memory. ROLLED:
+// keeps nvcc from unrolling a loop.
 #ifdef MS_EMULATED
 #define UNROLL
 #define ROLLED
@@ -79,7 +80,7 @@ template <class T, class S> static __device__ __forceinline__ void store_wide(S 
     put((uint4 *)p, make_uint4(word[0], word[1], word[2], word[3]));
 }
 
-// load_one and store_one: the same for one element.
+// load_one and store_one: as load_wide and store_wide, for one element.
 template <class T> static __device__ __forceinline__ T load_one(const float *p) { return (T)*p; }
 template <class T> static __device__ __forceinline__ T load_one(const double *p) { return (T)*p; }
 template <class T, class S> static __device__ __forceinline__ T load_one(const S *p)
@@ -116,8 +117,8 @@ template <class S> using real_of = std::conditional_t<std::is_same_v<S, double>,
 
 template <class S> static __device__ inline real_of<S> one_of(const S *p) { return load_one<real_of<S>>(p); }
 
-// WIDE elements from j on of a row of n: at once if all are in the row and aligned, otherwise one by one. Elements
-// outside the row read as `rest` and are not written.
+// read_pack and write_pack: WIDE elements from j on of a row of n elements: in accesses of 16 bytes if all are in the
+// row and aligned, otherwise one by one. Elements outside the row read as `rest` and are not written.
 template <class S>
 static __device__ __forceinline__ void read_pack(const S *row, int64_t j, int64_t n, real_of<S> rest, real_of<S> *v)
 {
@@ -151,7 +152,8 @@ template <class S> static __device__ inline int64_t first_pack(const S *row)
 {
     return -(int64_t)((uintptr_t)row % 16 / sizeof(S));
 }
-// Copies up to WIDE of n elements without conversion: at once if n >= WIDE and both addresses are aligned.
+// Copies up to WIDE of n elements without conversion: in accesses of 16 bytes if n >= WIDE and both addresses are
+// aligned.
 template <class S> constexpr int WORDS = WIDE * sizeof(S) / sizeof(uint4);
 template <class S> static __device__ __forceinline__ void move_pack(S *to, const S *from, int64_t n)
 {
@@ -179,7 +181,8 @@ static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shap
     return at;
 }
 
-// ---- sums over a warp or a group of `width` threads (32, or the whole block); every thread gets the result ----
+// ---- sums and maxima over a warp or a group of `width` threads (32, or the whole block); every thread gets the result
+// ----
 
 enum { WARPS = BLOCK / 32 };
 template <class T> static __device__ inline T warp_sum(T v)

@@ -4,7 +4,7 @@
 //
 // The sources are compiled twice: by nvcc for the GPU, and by g++ against spec/support/cuda/shim.h (MS_EMULATED), which
 // runs the kernels on the CPU thread by thread. They may use only what the shim provides: launches by the functions
-// below, barriers and shared memory only in kernels started by launch_blocks.
+// below, barriers and shared memory only in kernels started by launch_blocks or launch_shared.
 //
 // Compiled with -fmad=false (no fused multiply-add), so that the shared formulas give the CPU's results bit by bit. The
 // order of sums depends only on shapes and on whether rows begin at a multiple of 16 bytes.
@@ -52,7 +52,7 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
 cudaStream_t ms__cuda_stream(int index, int kind);
 ms_status ms__cuda_use(int index);          // makes device `index` current
 extern thread_local int ms__launch_stream;  // the stream of this thread's launches: an ms_stream_kind
-// In its scope, this thread's launches go to another stream than the compute stream.
+// In its scope, this thread's launches go to the given stream instead of the compute stream.
 struct on_stream {
     int before = ms__launch_stream;
     explicit on_stream(int kind) { ms__launch_stream = kind; }
@@ -179,8 +179,8 @@ static ms_status launch_shared(const char *what, int index, void (*kernel)(P...)
 }
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-// The grid of at least `threads` threads of a kernel without barriers: blocks of 64 where those of 256 would be too few
-// for all multiprocessors.
+// The grid of at least `threads` threads of a kernel without barriers: blocks of 64 threads where blocks of 256 would
+// be too few for all multiprocessors.
 struct grid {
     int64_t blocks;
     int threads;

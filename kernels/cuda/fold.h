@@ -13,7 +13,7 @@
 enum {
     SUM,
     PROD,
-    PROD_NOT_0,  // of the elements that are not 0
+    PROD_NOT_0,  // the product of the elements that are not 0
     LARGEST,
     SMALLEST,
     COUNT,
@@ -69,7 +69,7 @@ static void finish_plan(fold_plan *p)
         more = tiles * n < ENOUGH ? filling_segments(bytes, tiles, p->length, 4) : 1;
         return cut(p, more > n ? more : n);
     }
-    // One thread folds a segment of a column, in blocks of 64 threads where these are few.
+    // One thread folds a segment of a column, in blocks of 64 threads where there are few threads.
     n = up(p->length, 256);
     n = n > 512 ? 512 : n;
     if (p->outputs > 0 && p->outputs * n < ENOUGH * 64 && bytes >= LARGE) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.h -- C = alpha A B (+ bias), batched, with any strides; used by products, convolutions and attention.
+// cuda/product.h -- C = alpha A B (+ bias), batched, with any strides; for all operators that consist of products.
 #ifndef MS_CUDA_PRODUCT_H
 #define MS_CUDA_PRODUCT_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/sort.h -- a stable sort of positions by the number that each names: by digits of 8 bits, the lowest first. Time
-// and memory grow with the number of positions. No atomics.
+// cuda/sort.h -- a stable radix sort of positions by their keys (the numbers stored there): by digits of 8 bits, the
+// lowest first. Time and memory grow with the number of positions. No atomics.
 //
 // A block orders the entries of a chunk: each of its threads counts the digits of `each` adjacent entries, and then
 // places these in order. Where an entry goes follows from the counts of all blocks.
@@ -36,14 +36,15 @@ struct sort_room {
                    [SORTERS];  // how many entries of each thread have a digit; then, where the thread's next goes
     int32_t base[DIGITS], sums[SORTERS];
 };
-// One pass over a chunk. key(i): entry i before the pass.
+// One pass over the digits at bit `shift`: entries are moved to `to`.
 struct sort_pass {
     sort_sizes s;
     int shift;
     entry *to;
     int32_t *all;  // the digits' counts of each chunk; NULL: there is only one
 };
-// Calls fn for this thread's entries of a chunk, in order. The loads of several are in flight together.
+// Calls fn for this thread's entries of a chunk, in order. from(i): entry i before the pass. The loads of several
+// entries are in flight together.
 template <class F, class G>
 static __device__ __forceinline__ void each_entry(const sort_pass &p, int64_t chunk, const F &from, const G &fn)
 {
@@ -67,7 +68,7 @@ static __device__ __forceinline__ void count_digits(const sort_pass &p, int64_t 
     each_entry(p, chunk, from, [&](const entry &e) { r.counts[e.key >> p.shift & 255][t]++; });
     __syncthreads();
 }
-// Turns counts into places in the result.
+// Turns counts into positions in the result.
 static __device__ __forceinline__ void find_places(const sort_pass &p, int64_t chunk, sort_room &r)
 {
     enum { MINE = DIGITS / SORTERS };  // adjacent digits of a thread

@@ -69,7 +69,7 @@ MS_FN REAL R(ms_fwd_remainder)(REAL a, REAL b)
     REAL m = R(ms_fmod)(a, b);
     return ((m != 0) & ((m < 0) != (b < 0))) ? m + b : m;
 }
-// Exact where a / b rounds up to a whole number that a does not reach.
+// Computed from the remainder, because a / b may round up to the next whole number.
 MS_FN REAL R(ms_fwd_floor_divide)(REAL a, REAL b)
 {
     if (b == 0) return a / b;
@@ -132,15 +132,15 @@ MS_FN REAL R(ms_fwd_atan2)(REAL a, REAL b) { return R(ms_atan2)(a, b); }
 MS_FN REAL R(ms_fwd_hypot)(REAL a, REAL b) { return R(ms_hypot)(a, b); }
 MS_FN REAL R(ms_fwd_copysign)(REAL a, REAL b) { return R(ms_copysign)(a, b); }
 MS_FN REAL R(ms_fwd_xlogy)(REAL a, REAL b) { return ((a == 0) & (b == b)) ? 0 : a * R(ms_log)(b); }
-// Equal infinities add up to themselves.
+// Two equal infinities give that infinity, not NaN.
 MS_FN REAL R(ms_fwd_logaddexp)(REAL a, REAL b)
 {
     REAL high = R(ms_fwd_maximum)(a, b);
     return a == b && a - a != 0 ? a : high + R(ms_log1p)(R(ms_exp)(-R(ms_abs)(a - b)));
 }
-// Exact at both ends.
+// Exact at w = 0 and w = 1.
 MS_FN REAL R(ms_fwd_lerp)(REAL a, REAL b, REAL w) { return w < (REAL)0.5 ? a + w * (b - a) : b - (b - a) * (1 - w); }
-// Activations with parameters s and t.
+// Activations; s and t are their parameters.
 MS_FN REAL R(ms_fwd_elu)(REAL x, REAL s, REAL t) { return t * (x > 0 ? x : s * R(ms_expm1)(x)); }
 MS_FN REAL R(ms_fwd_celu)(REAL x, REAL s) { return x > 0 ? x : s * R(ms_expm1)(x / s); }
 MS_FN REAL R(ms_fwd_softplus)(REAL x, REAL s, REAL t) { return x * s > t ? x : R(ms_log1p)(R(ms_exp)(x * s)) / s; }

@@ -202,7 +202,7 @@ MS_FN float ms_erfinv_f32(float x)
     q = 2.83297682f + q * b;
     return (w < 5.0f ? p : q) * x;
 }
-// Newton's method from the float result, or from the other side of the root where x rounds to 1 in float.
+// Newton's method from the float result; from -4 or 4, beyond the root, if x rounds to -1 or 1 in float.
 MS_FN double ms_erfinv_f64(double x)
 {
     float near = (float)x;
@@ -211,7 +211,8 @@ MS_FN double ms_erfinv_f64(double x)
     return y;
 }
 
-// double is used for gradient checks, where speed does not matter: use libm. So do functions that training seldom uses.
+// double serves gradient checks, where speed does not matter, so all its functions are libm's; so are the float
+// functions that training seldom uses.
 MS_FN double ms_exp_f64(double x) { return __builtin_exp(x); }
 MS_FN double ms_log_f64(double x) { return __builtin_log(x); }
 MS_FN double ms_tanh_f64(double x) { return __builtin_tanh(x); }

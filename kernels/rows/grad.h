@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // rows/grad.h -- gradients computed by a single operator, so that backward runs on every device that has a kernel for
-// it. Its outputs are the needed gradients, in the order of the forward's inputs.
+// it. The operator's outputs are the needed gradients, in the order of the forward's inputs.
 #ifndef MS_GRAD_H
 #define MS_GRAD_H
 

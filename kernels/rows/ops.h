@@ -39,7 +39,7 @@ static inline ms_status ms__check_writable(const ms_call *c)
     return MS_OK;
 }
 
-// Makes in[0] the output, unless it is an expanded view.
+// Makes in[0] the output. Fails if in[0] is an expanded view.
 static inline ms_status ms__write_in_place(ms_call *c)
 {
     MS_TRY(ms__check_writable(c));

@@ -11,7 +11,8 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g);
 
 // Runs the leaf hooks of a managed parameter after its gradient has landed on the shard: pushes a task if it has hooks.
 ms_status ms__leaf_hooks(ms_run *run, ms_tensor *t);
-// Converts *g to m's dtype. Fails and releases *g if its shape or device differs from m's.
+// Converts *g to m's dtype. Fails if it has another shape or device, is a sharded parameter or is not floating-point;
+// then releases *g.
 ms_status ms__fit_gradient(ms_tensor **g, const ms_meta *m, const char *who, int k);
 // Called after the leaf's last contribution: runs its hooks and lands its gradient.
 ms_status ms__leaf_complete(ms_run *r, ms_leaf *l);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/base.h -- status and error text, clock, interrupt, macros. Every other file includes it.
+// base/base.h -- status and error text, clock, interrupt, hashes, interned strings, growing arrays, macros.
 #ifndef MS_BASE_H
 #define MS_BASE_H
 
@@ -42,7 +42,7 @@ void ms__clear_error(void);
 static inline ms_status ms__failure(void) { return (ms_status)ms_error_code(); }  // the code of the stored error
 // Fails with MS_ENOMEM after malloc failed: "who: no memory for N bytes (purpose)". who is the operator or function.
 ms_status ms__no_memory(size_t bytes, const char *who, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-// NULL or 0, for functions that return a pointer, or an id or handle, after they have reported an error.
+// For functions that return a pointer, an id or a handle: return the NULL or 0 of a failure whose error is stored.
 static inline void *ms__null(ms_status reported)
 {
     (void)reported;
@@ -80,7 +80,7 @@ static inline uint64_t ms__hash_bytes(uint64_t h, const void *p, size_t n)
 // array. On MS_ENOMEM nothing has changed; who and what are for its text (ms__no_memory).
 ms_status ms__grow(void *array, int *capacity, int n, size_t size, const char *who, const char *what);
 
-// The interned copy of a string: equal strings give the same pointer. Never freed.
+// The interned copy of a string: equal strings give the same pointer. Never freed. "" if there is no memory.
 const char *ms__intern(const char *s);
 
 // Appends to the string in a buffer of n bytes; truncates text that does not fit.

@@ -18,7 +18,8 @@
 #define MS_UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-// Maximum size of an arena; 0: unlimited. valgrind takes minutes to reserve twice the machine's memory.
+// Maximum size of an arena; 0: unlimited. valgrind takes minutes to reserve an arena of the usual size, twice the
+// machine's memory.
 #if defined(MS_MEMCHECK)
 #define MS_ARENA ((size_t)1 << 30)
 #else

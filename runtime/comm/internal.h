@@ -102,8 +102,8 @@ typedef struct {
 } ms_slot;
 _Static_assert(sizeof(ms_slot) == SLOT && SLOT % 128 == 0, "slots are aligned");
 
-// RESUMES: the first call after an error. GPU: all tensors are in memory of a GPU that peers can map; UNTRIED: not all
-// have tried to.
+// DIRECT: peers can map the member's tensors. INLINE: the input is in the payload. RESUMES: the first call after an
+// error. GPU: all tensors are in memory of a GPU that peers can map; UNTRIED: not all peers have tried to map it.
 enum { SLOT_DIRECT = 1, SLOT_INLINE = 2, SLOT_RESUMES = 4, SLOT_GPU = 8, SLOT_UNTRIED = 16 };
 
 typedef struct {  // where a part's tensor is: arena, offset in it, bytes from one member's block to the next
@@ -349,12 +349,12 @@ typedef struct {
     int64_t begun, now, last, checked;
     int polls;
     bool committed;  // the collective is committed
-    uint64_t round;  // that this rank has reached
+    uint64_t round;  // staged moves: the round that this rank has reached
 } ms_waiter;
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
 // Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
 ms_status ms__wait_poll(ms_waiter *w);
-void ms__wait_text(char *out, size_t n);  // what this rank waits for
+void ms__wait_text(char *out, size_t n);  // writes what this rank waits for
 void ms__wait_moved(ms_waiter *w);        // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
 
@@ -370,8 +370,8 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 // Engine thread: records that the script receives text as the error of a call that fails on every member, so that no
 // error is published for it.
 void ms__comm_raised(const char *text);
-void ms__comm_raised_by_peer(const char *text);  // the same if only peers' scripts receive the error
-void ms__comm_refused(const char *text);         // the same for a call that failed this rank's own argument checks
+void ms__comm_raised_by_peer(const char *text);  // as ms__comm_raised, if only peers' scripts receive the error
+void ms__comm_refused(const char *text);  // as ms__comm_raised, for a call that failed this rank's own argument checks
 // Engine thread: records the place of the member that is ahead, because of which a call fails on the members behind it.
 void ms__comm_behind(const ms_resumption *furthest);
 void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
@@ -463,7 +463,7 @@ static inline void ms__slot_open(ms_slot *s)
 }
 
 // ---- comm/move.c ----
-ms_status ms__wait_round(ms_waiter *w, uint64_t round);  // waits until every member on this node has reached it
+ms_status ms__wait_round(ms_waiter *w, uint64_t round);  // waits until every member on this node has reached the round
 ms_status ms__move_inline(ms_coll *c);
 ms_status ms__move_direct(ms_coll *c);
 ms_status ms__move_staged(ms_waiter *w);
@@ -487,8 +487,9 @@ ms_status ms__native_leave(ms_group *g);
 bool ms__native_serves(const ms_request *r);
 // narrow: half types are added in their own dtype. c's tensors must be set.
 ms_status ms__native_make(ms_coll *c, bool narrow);
-ms_status ms__native_issue(ms_coll *c);   // engine thread: everything that its tensors wait for has been queued
-void ms__native_line_up(ms_coll *c);      // engine thread: appends c, which has a number, to the line
+ms_status ms__native_issue(ms_coll *c);  // engine thread: everything that its tensors wait for has been queued
+// Engine thread: appends c, which has a number, to the line of collectives to be queued.
+void ms__native_line_up(ms_coll *c);
 void ms__native_step_out(ms_coll *c);     // removes c from the line: it has been queued, or has failed
 ms_status ms__native_move(ms_waiter *w);  // queues the collective, and waits until the GPU has completed it
 void ms__native_drop(ms_coll *c);
@@ -500,8 +501,8 @@ typedef struct {  // an arena, from 1 (0: no bytes), and the offset in it
 } ms_gpu_place;
 struct ms_there {
     int index, stream;  // the device, and the stream of it that moves the bytes
-    bool shared;        // peers can map all operands, as far as is known
-    bool untried;       // not all members have tried to
+    bool shared;        // peers can map all operands, as far as this rank knows
+    bool untried;       // not all peers have tried to map them
     bool used;          // the members move the bytes on their GPUs; otherwise through the windows
     ms_gpu_place in, out, *parts;
     int begin, end;  // numbers of this rank's events (ms_slot); -1: none
@@ -513,11 +514,13 @@ struct ms_there {
 ms_status ms__gpu_take(ms_coll *c);
 ms_status ms__gpu_begin(ms_coll *c);               // engine thread: records that the tensors are ready
 void ms__gpu_publish(ms_coll *c, ms_slot *s);      // fills this rank's slot
-ms_status ms__gpu_agree(ms_waiter *w, bool *all);  // *all: members move the bytes on their GPUs; the same on all
+ms_status ms__gpu_agree(ms_waiter *w, bool *all);  // *all: whether the members move the bytes on their GPUs
 ms_status ms__gpu_ready(ms_coll *c);               // makes the stream wait until this rank's tensors are ready
-ms_status ms__gpu_start(ms_coll *c);               // the same for every member's
-ms_status ms__gpu_moved(ms_coll *c);               // to be called before `done` is set; returns the first failure
-ms_status ms__gpu_finish(ms_coll *c, bool done);   // done: all members have set `done`
+ms_status ms__gpu_start(ms_coll *c);               // makes the stream wait until every member's tensors are ready
+// Records the event `end`, before this rank sets `done` in its slot. Returns the first failure.
+ms_status ms__gpu_moved(ms_coll *c);
+// With done (every member has set it in its slot), makes the stream wait for every member's `end`.
+ms_status ms__gpu_finish(ms_coll *c, bool done);
 void ms__gpu_drop(ms_coll *c);
 void ms__gpu_stop(void);  // waits for this rank's GPUs, and unmaps peers' memory
 // These queue work on the stream. The first failure is kept.
@@ -527,12 +530,14 @@ void ms__gpu_reduce(ms_coll *c, ms_cuda_reduction *r);  // sets what follows fro
 ms_status ms__gpu_sync(ms_coll *c);                     // waits for the stream; returns the first failure
 
 // ---- comm/gpu_memory.c: memory and events of GPUs that ranks share ----
-bool ms__gpu_shares(void);  // engine thread: whether this rank can share memory at all, as far as is known
+bool ms__gpu_shares(void);  // engine thread: whether this rank can share GPU memory, as far as it knows
 bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine thread; false: peers cannot map it
-int ms__gpu_mapped(uint32_t arena, int rank);  // a peer has mapped this rank's arena: 1, cannot: -1, has not tried: 0
+// Returns 1 if the peer has mapped this rank's arena, -1 if it cannot, 0 if it has not tried.
+int ms__gpu_mapped(uint32_t arena, int rank);
 char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // the address here; NULL with the error set
 ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
-void ms__gpu_event_drop(int number, const ms_coll *used);  // engine thread; used: peers' streams may still have to wait
+// Engine thread. used: the collective in which peers wait for the event; NULL: none.
+void ms__gpu_event_drop(int number, const ms_coll *used);
 ms_status ms__gpu_event_record(int number, int index, int stream);
 ms_status ms__gpu_event_wait_own(int number, int index, int stream);
 ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);

@@ -27,7 +27,7 @@ static inline size_t ms__piece_bytes(const ms_piece *p, int member)
     return (size_t)(left < p->bytes ? left : p->bytes);
 }
 
-// A part of the input of a reduce-scatter: a CPU tensor t of the output's dtype. Block k consists of min(bytes, max(0,
+// A part of the input of a reduce-scatter: a tensor t of the output's dtype. Block k consists of min(bytes, max(0,
 // total - k*bytes)) bytes of t from k*stride on, followed by zeros up to `bytes`. Strides may differ between ranks.
 enum { MS_PARTS = 21 };
 typedef struct {
@@ -71,7 +71,8 @@ typedef struct {
 
 // Starts a collective. Tensors and storages are retained until it is complete. On the compute stream it is complete on
 // return and *work is NULL; on other streams the call returns at once. work may be NULL.
-// Reductions add in rank order; half types are accumulated in float32 and rounded once.
+// Reductions add in rank order, except where NCCL moves the tensors; half types are accumulated in float32 and rounded
+// once, except with `narrow`.
 ms_status ms__collective(const ms_request *r, ms_work **work);
 
 #endif

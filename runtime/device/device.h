@@ -54,8 +54,8 @@ typedef struct ms_norm_job {
     ms_block *room;         // on the device; the caller frees it
 } ms_norm_job;
 
-// dst[i] = src[i] / divisor * scale, with one rounding to dst's dtype: of two floating-point dtypes, one is float32
-// unless they are equal. dst may be src.
+// dst[i] = src[i] / divisor * scale, with one rounding to dst's dtype. The dtypes are floating-point: equal, or one of
+// them float32. dst may be src.
 typedef struct ms_cuda_finish {
     void *dst;
     const void *src;
@@ -65,8 +65,9 @@ typedef struct ms_cuda_finish {
 } ms_cuda_finish;
 
 // A reduction over ranks (comm/gpu.c): of every part, n_ranks sources are combined in their order and the result is
-// stored in n_dst places. Half types are added in float32 and rounded once, other types in themselves: the CPU's bits.
-// Pointers of all parts: part i has src[i * n_ranks ...] and dst[i * n_dst ...]. A place may be a source.
+// stored in n_dst destinations. Half types are added in float32 and rounded once, other types in their own type: the
+// result is bitwise equal to the CPU's. src and dst hold the pointers of all parts: part i has src[i * n_ranks ...]
+// and dst[i * n_dst ...]. A destination may be a source.
 enum { MS_CUDA_MEMBERS = 64 };  // most ranks of a reduction
 typedef struct ms_cuda_reduction {
     int dtype, reduction, n_ranks, n_dst, n_parts;  // reduction: MS_DIST_SUM ...
@@ -76,14 +77,14 @@ typedef struct ms_cuda_reduction {
     char *const *dst;
 } ms_cuda_reduction;
 
-// A copy of lines of `bytes` bytes on a device, whose beginnings are dst_line and src_line bytes apart.
+// A 2-d copy on a device, as of cudaMemcpy2D: lines of `bytes` bytes, which begin dst_line and src_line bytes apart.
 typedef struct ms_cuda_lines {
     void *dst;
     const void *src;
     size_t dst_line, src_line, bytes, lines;
 } ms_cuda_lines;
 
-// One of a list of contiguous copies: numel elements, converted between float32, bfloat16 and float16, or of one dtype.
+// A copy of numel contiguous elements, one of a list: between float32, bfloat16 and float16, or within one dtype.
 typedef struct ms_cuda_copy {
     void *dst;
     const void *src;  // NULL: zeros
@@ -102,23 +103,25 @@ typedef struct {
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
     // Multiplies the gradients by *inverse. The job's sums are the largest |g| of each owner (norms of an infinite
-    // order); if one is not finite, stores 1 in *found. stop: owners from that one on keep their values.
+    // order); if one is not finite, stores 1 in *found. stop: gradients of that owner and of later owners keep their
+    // values.
     ms_status (*unscale)(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
 } ms_cuda_gradients;
 
 // The part of the table (ms_cuda_table) for work between ranks, and for lists of work.
 typedef struct ms_cuda_ranks {
     // Events for which other processes of this machine can wait (stream_wait): made by event_new, opened there by
-    // event_open. A wait refers to the latest record at the time of the call. event_record on the device of event_new.
+    // event_open. A wait refers to the latest record at the time of the call. event_record must be called for the
+    // device of event_new.
     ms_status (*event_new)(int index, void **event, uint8_t handle[MS_CUDA_HANDLE]);
     ms_status (*event_open)(int index, const uint8_t handle[MS_CUDA_HANDLE], void **event);
     ms_status (*event_record)(int index, int stream, void *event);
     ms_status (*copy_lines)(int index, int stream, const ms_cuda_lines *l);
     ms_status (*reduce)(int index, int stream, const ms_cuda_reduction *r);
     ms_status (*copy_all)(int index, int stream, int n, const ms_cuda_copy *list);  // in as few launches as possible
-    // Makes host memory that a mapping of this process holds pinned.
+    // Pins host memory that this process has mapped.
     ms_status (*pin)(void *p, size_t bytes);
-    ms_status (*pause)(int index, int stream, double seconds);  // for specs: the stream does nothing for a while
+    ms_status (*pause)(int index, int stream, double seconds);  // for specs: keeps the stream busy
     // For libraries that queue work themselves (NCCL): makes the device current in this thread and returns the stream,
     // a cudaStream_t; NULL with the error set.
     void *(*native_stream)(int index, int stream);
@@ -136,8 +139,8 @@ typedef struct ms_cuda_table {
     // Returns MS_ENOMEM without storing a message when the device is out of memory.
     ms_status (*alloc)(int index, size_t bytes, void **out);
     void (*free)(int index, void *p);
-    // For memory checkers: marks, in stream order, the first `used` of p's `size` bytes as owned. NULL if there is no
-    // memory checker.
+    // For memory checkers: marks, in stream order, the first `used` of p's `size` bytes as accessible and the others as
+    // not. NULL if there is no memory checker.
     void (*mark)(int index, void *p, size_t used, size_t size);
     ms_status (*host_alloc)(size_t bytes, void **out);  // pinned memory
     void (*host_free)(void *p);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// device/history.h -- which allocations are live and which were at the peak, by the place in the script.
+// device/history.h -- the allocations that are live and those at the peak, by the place in the script that made them.
 #ifndef MS_HISTORY_H
 #define MS_HISTORY_H
 

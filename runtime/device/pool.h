@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// device/pool.h -- the caching allocator: one pool per device. Freed blocks are reused without a system call: kept by
-// size class, or, large ones of a GPU, merged with their neighbours (slab.h). If there are peers on the node, the CPU's
-// arenas are memfds, so that peers can map them and read any tensor in place.
+// device/pool.h -- the caching allocator: one pool per device. Freed blocks are reused without a system call: they are
+// kept by size class; large blocks of a GPU are instead merged with their neighbours (slab.h). If there are peers on
+// the node, the CPU's arenas are memfds, so that peers can map them and read any tensor in place.
 //
 // The ledger counts requested bytes exactly: `allocated` is their sum over all live blocks, `kinds` their sums by what
 // the blocks hold.
@@ -27,7 +27,7 @@ typedef struct ms_block {
     size_t size;   // the size of its class, or of its range on a GPU; 0: not from a pool
     int device;
     uint32_t tag;           // the kind in the low 4 bits, above it the record of history.c; 0: neither
-    ms_segment *segment;    // NULL for foreign memory and for GPU memory
+    ms_segment *segment;    // the CPU's arena that contains it; NULL: none
     struct ms_block *next;  // free list
 } ms_block;
 
@@ -37,8 +37,8 @@ void ms__free(ms_block *b);
 static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }
 void ms__set_kind(ms_block *b, ms_memory_kind kind);  // records what b holds; a new block is MS_MEMORY_OTHER
 
-// Finds what peers need to map b: its arena's descriptor in this process, id and size, and b's offset. False if peers
-// cannot map it.
+// Finds what peers need to map b: the file descriptor of its arena in this process, the arena's id and size, and b's
+// offset. False if peers cannot map b.
 bool ms__segment_of(const ms_block *b, int *fd, uint64_t *offset, uint64_t *segment_id, uint64_t *segment_bytes);
 // Maps fd (-1: anonymous memory) at a multiple of the huge page size. NULL with errno on failure.
 void *ms__map_aligned(int fd, size_t bytes);

@@ -37,8 +37,8 @@ ms_status ms__event_wait(ms_pending *e);
 bool ms__event_done(ms_pending *e);
 ms_pending *ms__event_retain(ms_pending *e);
 void ms__event_release(ms_pending *e);  // e may be NULL
-// Work on a GPU. A record may only queue its work there: its function then calls ms__queued, with an event of the
-// device's table at the end of that work, which the pending event owns from then on. The pending event is done as soon
+// Work on a GPU. A record may only queue its work there: its function then calls ms__queued with `end`, a device event
+// (ms_cuda_table.record) after that work, which the pending event owns from then on. The pending event is done as soon
 // as the record has run. Waiting for it makes the compute stream of `device` wait for `end`, not the host: whatever
 // uses the bytes later, also a copy to the CPU, is ordered by that stream.
 void ms__queued(int device, int stream, void *end);
@@ -46,15 +46,15 @@ void ms__queued(int device, int stream, void *end);
 ms_status ms__event_join(ms_pending *e);
 // Whether all work of e is complete, also on a GPU.
 bool ms__event_reached(ms_pending *e);
-// Whether e's record has queued its work, or will, on this stream of this device: later work there is ordered by it.
+// Whether e's record runs on streams of this kind, which then order later work after it.
 bool ms__event_on(const ms_pending *e, ms_stream_kind kind);
-// A holder will wait for e. Until then the record is not retired if its work is on a GPU: the memory that it uses would
-// be used again in the order of the compute stream, which would have to wait first.
+// Registers a holder that will wait for e. Until it has waited, a record with work on a GPU is not retired: its memory
+// could be reused in the order of the compute stream, which would have to wait for that work first.
 void ms__event_hold(ms_pending *e);
 void ms__event_unhold(ms_pending *e);
 void ms__stream_reap(void);         // retires the records that have finished
 ms_status ms__streams_drain(void);  // waits until every record has run
-void ms__streams_join(void);        // joins all records that have run, and retires them: for memory
+void ms__streams_join(void);        // joins and retires all records that have run: frees their memory
 bool ms__stream_cancelled(void);    // the process is ending: waits must stop
 
 // Hooks for collectives: comm/error.c sets them when the library is loaded.

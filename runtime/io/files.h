@@ -19,9 +19,9 @@ ms_status ms__place(ms_place *out, const char *path, const char *who);
 void ms__place_clear(ms_place *p);
 ms_status ms__place_sync(const ms_place *p);  // makes the folder's entries durable
 
-// A temporary name for a place: NAME.tmp-RANDOM-HOST-PID-START, of 16 random digits, 16 digits for the boot and the
-// process namespace, and the number and start time of the process that makes it. The name alone identifies the process
-// that made a temporary file or folder, and no other file has such a name. out has MS_TEMPORARY bytes.
+// A temporary name for a place: NAME.tmp-RANDOM-HOST-PID-START, of 16 random digits, 16 digits for the boot and the PID
+// namespace, and the PID and start time of the process that makes it. The name alone identifies the process that made a
+// temporary file or folder, and no other file has such a name. out has MS_TEMPORARY bytes.
 enum { MS_TEMPORARY = 256 };
 ms_status ms__temporary_name(const char *name, char *out);
 void ms__set_temporary_kind(char *temporary, const char *kind);  // "tmp", or "old": a folder that was replaced

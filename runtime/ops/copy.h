@@ -13,8 +13,8 @@ extern "C" {
 // tensor waits. The caller releases *event; event may be NULL.
 ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
 
-// A list of copies, as of ms__copy. On a GPU those of contiguous tensors are launched together at the end, until which
-// their bytes must stay; all others run when they are added.
+// A list of copies, as of ms__copy. On a GPU, copies of contiguous tensors are launched together at the end, and their
+// tensors must live until then; all others run when they are added.
 typedef struct ms_copies {
     int n, cap, index;
     struct ms_cuda_copy *list;

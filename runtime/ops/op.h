@@ -3,8 +3,9 @@
 //
 // An operator is one constant row: `const ms_op ms__op_relu = {…}`. A family file ends with the list of its rows;
 // families.c lists the families. Lua and the specs find rows by name. A new operator needs a row (kernels/rows: check,
-// backward, samples), kernels (kernels/cpu, kernels/cuda) and a Lua method. The generic specs test gradients, strides,
-// size 0 and devices with the row's samples.
+// backward, samples), kernels (kernels/cpu, kernels/cuda) and a Lua method; an elementwise one only a line in
+// kernels/rows/elementwise.def and its formulas. The generic specs test gradients, strides, size 0 and devices with the
+// row's samples.
 #ifndef MS_OP_H
 #define MS_OP_H
 

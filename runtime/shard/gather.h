@@ -10,7 +10,7 @@
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
 ms_status ms__unit_fetch(unit *u);          // only waits for the gathered bytes
 ms_status ms__unit_finish_gather(unit *u);  // waits for the gather and makes the parameters whole
-// Makes the parameters views of the gathered bytes, or of the tensors that they show while sharded.
+// Makes the parameters views of the gathered bytes (whole), or of what they show while sharded.
 void ms__unit_show(unit *u, bool whole);
 void ms__unit_shard(unit *u);  // reshards the parameters unconditionally
 // As ms__unit_shard, but the ranks of post_group keep slices of the whole parameters.

@@ -56,8 +56,8 @@ typedef struct unit_options {
     double before, after;  // fsdp.FSDP: divisors of the gradients before and after they are summed
 } unit_options;
 
-// Settings that the script may change between the unit's passes (ms_unit_set and others in script.c). The schedule only
-// reads them; lazy initialisation replaces -1 in reshard_after_forward.
+// Settings that the script may change between the unit's passes (ms_unit_set, ms_unit_set_comm_hook,
+// ms_unit_set_prefetch). The schedule only reads them; lazy initialisation replaces -1 in reshard_after_forward.
 typedef struct unit_settings {
     int param_dtype, reduce_dtype;  // as in the options; -1 after MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
@@ -172,7 +172,7 @@ ms_status ms__unit_handle_new(unit *u);
 void ms__unit_handle_drop(double handle);
 bool ms__unit_idle(const unit *u);                         // whether no forward, backward or summon of u is in progress
 ms_label ms__unit_label(const unit *u, const char *name);  // the label for a collective of u
-void ms__unit_accumulates(unit *u);  // records that gradients of this backward wait for a later one to be reduced
+void ms__unit_accumulates(unit *u);  // records that this backward's gradients are not reduced, but kept for a later one
 ms_id ms__unit_local_id(ms_tensor *local);  // the id of a tensor that the unit owns: the same at every call
 
 // ---- recording and logging ----

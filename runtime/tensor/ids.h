@@ -17,10 +17,11 @@ ms_id ms__name(ms_tensor *t);
 // As ms__name; an error after the tensor's release names made_by, an operator. made_by is not copied.
 ms_id ms__name_made(ms_tensor *t, const char *made_by);
 ms_id ms__name_unscoped(ms_tensor *t);  // gives t an unscoped id; for a tensor with an owner: a grad, a parameter
-ms_status ms__names_reserve(int n, const char *what);  // afterwards ms__name cannot fail for n tensors; n <= MS_MAX_OUT
+ms_status ms__names_reserve(int n, const char *what);  // the next n calls of ms__name cannot fail; n <= MS_MAX_OUT
 
-// Owners in the engine (a leaf's grad, an optimizer's state). An owned id has no scope. After the last ms__disown the
-// id moves to the innermost scope; without an open scope it is released, unless Lua's collector will release it.
+// Owners in the engine (a leaf's grad, an optimizer's state). An owned id has no scope. After the last ms__disown, an
+// id that Lua's collector will release stays unscoped; any other id moves to the innermost scope, or is released if no
+// scope is open.
 void ms__own(ms_tensor *t);
 void ms__disown(ms_tensor *t);
 

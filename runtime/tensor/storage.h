@@ -16,7 +16,7 @@ typedef struct ms_storage {
     int device;
     void *data;  // NULL while vacated, for 0 bytes, and on meta
     size_t bytes;
-    ms_block *block;  // NULL for foreign memory and on meta
+    ms_block *block;  // NULL while vacated and on meta; has 0 bytes for foreign memory
     bool vacated;
     uint8_t kind;       // ms_memory_kind of its bytes
     const char *owner;  // for messages: "parameter 'w' of unit 'blocks.0'"; interned; may be NULL
@@ -31,7 +31,8 @@ void ms__storage_release(ms_storage *s);
 void ms__storage_vacate(ms_storage *s);                         // frees the bytes; views remain
 ms_status ms__storage_refill(ms_storage *s, const char *what);  // allocates the bytes again, uninitialised
 void ms__storage_hold(ms_storage *s, ms_memory_kind kind);      // records what its bytes hold, now and after a refill
-ms_status ms__storage_sync(ms_storage *s, bool write);          // waits for its events; fails if the storage is vacated
+// Waits for the work that writes to s and, with write, for the work that reads it. Fails if s is vacated.
+ms_status ms__storage_sync(ms_storage *s, bool write);
 
 #ifdef __cplusplus
 }

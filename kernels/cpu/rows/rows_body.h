@@ -6,7 +6,8 @@ typedef REAL R(ms_lanes) __attribute__((vector_size(16 * sizeof(REAL)), aligned(
 typedef INT R(ms_ints) __attribute__((vector_size(16 * sizeof(REAL))));
 #define V R(ms_lanes)
 
-#define LANES_AT(x) (*(const V *)(x))  // a macro: functions returning vectors have an ABI per instruction set
+// A macro, because the ABI of a function that returns a vector depends on the instruction set.
+#define LANES_AT(x) (*(const V *)(x))
 
 // The sum of the 16 lanes, in a fixed tree.
 MS_INLINE REAL R(ms__fold)(const V *p)

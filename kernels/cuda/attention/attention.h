@@ -6,8 +6,8 @@
 #include "ops/philox.h"
 #include "cuda/cuda.h"
 
-// Sizes of q [shape..., tq, d] and of k and v [shape..., tk, d]; shape has n dimensions, count heads in all. p: the
-// probability of dropout. scale: what the scores are multiplied by.
+// Sizes of q [shape..., tq, d] and of k and v [shape..., tk, d]. shape: the n batch dimensions; count: their product,
+// the number of heads. p: the probability of dropout. scale: what the scores are multiplied by.
 struct heads {
     int n;
     int64_t count, tq, tk, d, shape[MS_MAX_DIMS];
@@ -36,7 +36,8 @@ static inline heads heads_of(const ms_call *c, const ms_tensor *q, const ms_tens
     h.scale = c->n_f > 1 && c->f[1] != 0 ? c->f[1] : 1 / std::sqrt((double)(h.d ? h.d : 1));
     return h;
 }
-// Describes t. The stride of a dimension that t lacks, or in which its size is 1, is 0: t is broadcast along it.
+// Describes t. In a dimension that t lacks, or in which its size is 1, the stride is 0: t is broadcast along the
+// dimension.
 static inline strided_part part_of(const ms_tensor *t, const heads &h)
 {
     strided_part x = {};

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention/cudnn_graph.h -- flash attention as graphs of cuDNN's C backend, and plans for them. The plugin runs
-// the plans (cudnn.cu); spec/support/cuda/cudnn/plans.cpp makes them for a GPU that is not there.
+// cuda/attention/cudnn_graph.h -- flash attention as graphs of cuDNN's C backend, and plans for them. The plugin makes
+// and runs plans (cudnn.cu); spec/support/cuda/cudnn/plans.cpp makes them for a GPU that it describes, without having
+// one.
 //
-// All sums are float32. The backward has one writer for each gradient, so it repeats bitwise; cuDNN holds the
-// probabilities and their gradients for it, 2 bytes per pair of a query and a key.
+// All sums are float32. Only engines whose results repeat bitwise are used. For the backward, such an engine needs a
+// workspace of 2 bytes for each pair of a query and a key of each head.
 #ifndef MS_CUDNN_GRAPH_H
 #define MS_CUDNN_GRAPH_H
 
@@ -38,10 +39,12 @@ struct cudnn_functions {
 #undef POINTER
 };
 
-// The tensors of a graph in memory, and its numbers; also their unique ids. LOWEST: the score of a hidden key.
+// The unique ids of a graph's tensors in memory and of its scalars. NN_LOWEST: the score of keys that causality
+// excludes.
 enum { NN_Q = 1, NN_K, NN_V, NN_O, NN_LSE, NN_G, NN_DQ, NN_DK, NN_DV, NN_DELTA, NN_SCALE, NN_ONE, NN_LOWEST, NN_IDS };
 
-// Heads [batch, heads, rows, d] of 16 bits. strides: of q, k, v, o, g, dq, dk, dv by their ids: batch, head, row.
+// Sizes of a call, whose tensors are [batch, heads, rows, d] of 16-bit numbers. strides: of q, k, v, o, g, dq, dk and
+// dv, indexed by their ids: from a batch, a head and a row to the next.
 struct cudnn_attention {
     int64_t batch, heads, tq, tk, d, strides[NN_DV + 1][3];
     bool bf16, causal;
@@ -52,7 +55,7 @@ class cudnn_graph
 {
     const cudnn_functions &f;
     const cudnn_attention &a;
-    int64_t next = 100;  // ids of virtual tensors
+    int64_t next = 100;  // the next id of a virtual tensor
     cudnn_desc scale = NULL;
 
   public:
@@ -112,7 +115,7 @@ class cudnn_graph
         int64_t one[] = { 1, 1, 1, 1 };
         return tensor(id, CUDNN_DATA_FLOAT, one, one, NUMBER);
     }
-    // Heads in memory. turned: with rows and columns exchanged.
+    // The heads of tensor `id`, in memory or virtual. turned: with rows and columns exchanged.
     cudnn_desc heads(int64_t id, bool turned = false, int kind = REAL)
     {
         int64_t rows = id == NN_K || id == NN_V || id == NN_DK || id == NN_DV ? a.tk : a.tq;
@@ -121,7 +124,7 @@ class cudnn_graph
         int64_t stride[] = { s[0], s[1], turned ? 1 : s[2], turned ? s[2] : 1 };
         return tensor(kind == REAL ? id : next++, half(), dim, stride, kind);
     }
-    // A contiguous tensor with a row per query, virtual or in memory.
+    // A contiguous tensor with a row per query: in memory if it has an id, otherwise virtual.
     cudnn_desc by_query(int type, int64_t columns, int64_t id = 0)
     {
         int64_t dim[] = { a.batch, a.heads, a.tq, columns };
@@ -158,7 +161,7 @@ class cudnn_graph
         int mode, type;
         int64_t axis;  // of GEN_INDEX, otherwise -1
     };
-    // y = mode(x, b), or with t a selection. b and t may be NULL.
+    // y = mode(x, b); if the mode is BINARY_SELECT, y = t ? x : b. b and t may be NULL.
     cudnn_desc point(const pointwise &how, cudnn_desc x, cudnn_desc b, cudnn_desc t, cudnn_desc y)
     {
         cudnn_desc p = make(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
@@ -198,7 +201,7 @@ class cudnn_graph
         add(o);
         return y;
     }
-    // Scores of later keys become the lowest number.
+    // In causal attention, sets the scores of keys that come after their query to NN_LOWEST.
     cudnn_desc hide(cudnn_desc s)
     {
         if (!a.causal) return s;
@@ -230,7 +233,7 @@ class cudnn_graph
         point(CUDNN_POINTWISE_DIV, e, sum, p);
         matmul(p, heads(NN_V), heads(NN_O));
     }
-    // Reads lse and o; writes dq, dk, dv and, for itself, delta.
+    // Reads q, k, v, g, o and lse; writes dq, dk and dv, and delta, which only this graph reads.
     void backward()
     {
         cudnn_desc q = heads(NN_Q), k_turned = heads(NN_K, true), g = heads(NN_G);
@@ -248,8 +251,8 @@ class cudnn_graph
         matmul(ds, reshape(k_turned, heads(NN_K, false, VIRTUAL)), heads(NN_DQ));
     }
 
-    // A plan for the first engine that repeats bitwise and needs at most `room` bytes; NULL if there is none, and *text
-    // says why. handle: of the GPU; or, without a GPU, properties: a descriptor of one.
+    // A plan for the first engine whose results repeat bitwise and which needs at most `room` bytes; NULL if there is
+    // none, and `text` says why. handle: of the GPU; or, without a GPU, properties: a descriptor of one.
     cudnn_desc plan(void *handle, cudnn_desc properties, int64_t room, int64_t *bytes)
     {
         cudnn_desc graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -287,7 +290,7 @@ class cudnn_graph
         }
         return NULL;
     }
-    // Whether an engine's results may differ from run to run.
+    // Whether an engine's results may differ from run to run; also true if cuDNN does not tell.
     bool is_random(cudnn_desc configuration)
     {
         cudnn_desc engine = make(CUDNN_BACKEND_ENGINE_DESCRIPTOR);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/attention/cudnn_values.h -- the enumerators of cuDNN 9's C backend that Moonshard uses. They are part of its
-// ABI, so that the plugin needs no header of cuDNN. spec/support/cuda/cudnn/values.c compares them with the header
+// cuda/attention/cudnn_values.h -- the enumerators of cuDNN 9's C backend that Moonshard uses. Their values are part of
+// cuDNN's ABI, so the plugin needs none of its headers. spec/support/cuda/cudnn/values.c compares them with the header
 // where there is one.
 #ifndef MS_CUDNN_VALUES_H
 #define MS_CUDNN_VALUES_H

@@ -2,8 +2,8 @@
 // cuda/attention/flash.h -- tiles of attention on tensor cores, shared by flash.cu and flash_backward.cu.
 //
 // A block has 4 warps and computes 64 rows of a result, 16 per warp. A tile in shared memory has rows of D (64 or 128)
-// numbers of 16 bits, in chunks of 16 bytes; chunk c of row r is stored at c ^ (r % 8), so that 8 rows of one column of
-// chunks lie in different banks. Heads of other sizes are padded with zeros to 64 or 128 columns.
+// numbers of 16 bits, in chunks of 16 bytes; chunk c of row r is stored at c ^ (r % 8), so that the chunks c of 8
+// successive rows lie in different banks. Heads of other sizes are padded with zeros to 64 or 128 columns.
 #ifndef MS_FLASH_H
 #define MS_FLASH_H
 
@@ -205,8 +205,8 @@ static __device__ inline float kept_or_0(float x, uint32_t kept, int n, int e)
 {
     return kept >> (4 * n + e) & 1 ? x : 0;
 }
-// exp(s - top). ALTERED kernels subtract before they multiply, because s * unit may be infinite if a mask adds the most
-// negative number.
+// exp((s - top) scale); in ALTERED kernels, whose scores are scaled already, exp(s - top). ALTERED kernels subtract
+// before they multiply, because s * unit may be infinite if a mask adds the most negative number.
 template <bool ALTERED> static __device__ inline float exp_score(float s, float unit, float top)
 {
     return exp2_fast(ALTERED ? (s - top) * unit : fmaf(s, unit, -top * unit));

@@ -30,7 +30,7 @@ typedef struct {
     int op;                // MS_DIST_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _BROADCAST, _REDUCE or _ALL_TO_ALL
     int dtype, reduction;  // reduction: of ms_reduction
     int root;              // a member number
-    size_t count;          // elements of a block: what a member sends to one other member
+    size_t count;          // elements of the tensor, or of a member's block (all-gather, reduce-scatter, all-to-all)
     const void *in;        // NULL on a member that sends nothing; may be `out`
     void *out;             // NULL on a member that receives nothing
 } ms_gpu_call;
@@ -38,8 +38,8 @@ typedef struct {
     // Makes an id on one rank. All ranks then join with it; the caller has made the rank's GPU current in this thread.
     ms_gpu_result (*make_id)(char id[MS_GPU_ID], char *text, size_t n);
     ms_gpu_result (*join)(ms_gpu_group **out, const char id[MS_GPU_ID], int rank, int size, char *text, size_t n);
-    // All ranks of a communicator that joined by an id call split. member: this rank's number in the new one, -1: it is
-    // not a member.
+    // To be called by all ranks of a communicator that `join` has made. member: this rank's number in the new one, -1:
+    // it is not a member.
     ms_gpu_result (*split)(ms_gpu_group **out, ms_gpu_group *whole, int member, char *text, size_t n);
     // Queues the calls as one operation on a stream of the CUDA plugin (ms_cuda_table.native_stream).
     ms_gpu_result (*queue)(ms_gpu_group *g, int n_calls, const ms_gpu_call *calls, void *stream, char *text, size_t n);
@@ -52,7 +52,7 @@ typedef struct {
 
 // ---- how ranks connect ----
 
-// All functions are called under one lock. Only init, all_gather and finalize may block.
+// Once the job has started, all functions are called under one lock. Only init, all_gather, own and finalize may block.
 typedef struct {
     int version;
     const char *name;

@@ -48,7 +48,7 @@ static inline ms_status ms__copy_into(ms_tensor *flat, int64_t offset, ms_tensor
     return st;
 }
 
-// Adds the same to a list.
+// Adds the copy that ms__copy_into would make to a list.
 static inline ms_status ms__add_into(ms_copies *c, ms_tensor *flat, int64_t offset, ms_tensor *src)
 {
     ms_tensor *dst = ms__tensor_on(flat->storage, flat->dtype, src->ndim, src->shape, offset);

@@ -14,7 +14,7 @@ ms_status ms__classic_reduce(ms_run *run, unit *u, reduction *reducing);
 ms_status ms__classic_land(ms_run *run, reduction *reducing);
 void ms__classic_drop_waiting(unit *u);
 
-// The rows that both tables of views share.
+// The fields that both tables of views share.
 #define CLASSIC_VIEWS                                                                              \
     .check = ms__classic_check, .whole_for_backward = true, .rewraps = true, .reduces_once = true, \
     .take = ms__classic_take, .reduce = ms__classic_reduce, .land = ms__classic_land,              \
