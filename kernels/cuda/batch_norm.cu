@@ -247,8 +247,8 @@ static ms_status run_batch_norm(ms_call *c)
     return apply(c, z, NULL, h.in[0], room.factors, y);
 }
 
-// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask
-// (rows/grad.h). Number: eps. Outputs: those of dx, dw, db, dmean, dvar that the mask selects.
+// Inputs: gradient (optional), x, weight (optional), mean, var, and optionally the gradients of mean and of var.
+// Integers: training, mask (rows/grad.h). Number: eps. Outputs: those of dx, dw, db, dmean, dvar that the mask selects.
 static ms_status run_batch_norm_backward(ms_call *c)
 {
     if (c->in[1]->numel == 0) return nothing(c);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cuda/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
-// time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel (with stride 1
-// and no padding) the images are the matrices. A bias is stored as an additional column of the weight and a row of
-// ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in a fixed
+// time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel with stride 1,
+// no padding and no bias, the images are the matrices. A bias is stored as an additional column of the weight and a row
+// of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in a fixed
 // order; gradients of the bias in float64.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
@@ -58,9 +58,9 @@ __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some
     write_pack(cols + row * L, l, L, out);
 }
 
-// The gradients of these images: for each element the sum over the kernel elements that read it, in order. A thread
-// computes WIDE elements of a row; if the stride is 1 or 2, a kernel element's contributions to them are adjacent in
-// cols.
+// The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order. A
+// thread computes WIDE elements of a row; if the stride is 1 or 2, a kernel element's contributions to them are
+// adjacent in cols.
 template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, S *dx)
 {
     typedef real_of<S> T;
@@ -157,7 +157,7 @@ template <class S> __global__ void bias_kernel(channel_parts p, const S *g, doub
     if (parts) parts[blockIdx.x] = sum;
     else store_one(db + my.c, sum);
 }
-// A warp per channel.
+// Adds up a channel's parts; a warp per channel.
 template <class S> __global__ void bias_join_kernel(channel_parts p, const double *parts, S *db)
 {
     int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -275,8 +275,8 @@ static ms_status run_conv2d(ms_call *c)
 static int sums_dtype(const conv_job *j) { return j->dtype == MS_F64 ? MS_F64 : MS_F32; }
 static int64_t sums_size(const conv_job *j) { return ms__dtype_size(sums_dtype(j)); }
 
-// Memory of a weight's gradient: partial results of `at_once` images; where the weight is small, sums of several runs
-// of these; the sum so far.
+// Memory of a weight's gradient. parts: partial results of `at_once` images; runs: where the weight is small, sums of
+// runs of parts; sums: the sum so far.
 struct weight_room {
     scratch parts, runs, sums;
     int64_t n_runs;  // 1: a launch that adds all parts has enough blocks, of 64 threads with WIDE elements each

@@ -161,7 +161,7 @@ static ms_status run_loop(const char *what, int n, const ms_tensor *const *x, in
 // The computing type of an operator on this dtype; bools are computed as integers.
 static int class_of(int dtype) { return dtype == MS_F64 ? MS_F64 : dtype <= MS_BF16 ? MS_F32 : MS_I64; }
 
-// As on the CPU: computes in a type that can represent the output and every input.
+// As on the CPU: computes in the output's computing type, or in double if an input with dimensions is float64.
 static ms_status run(ms_call *c, int n, const chosen &f)
 {
     const ms_tensor *x[MAX_OPERANDS] = { c->out[0] };
@@ -317,7 +317,7 @@ __global__ void truth_kernel(uint8_t *out, int *same, int begin)
     else *out = (uint8_t)*same;
 }
 static bool is_narrow(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
-// a and b are broadcast to the shape of `over`, whose data is not read.
+// The two inputs are broadcast to the shape of `over`, whose data is not read.
 static ms_status all_true(ms_call *c, int code, bool same, const ms_tensor *over)
 {
     const ms_tensor *a = c->in[0], *b = c->in[1], *x[] = { over, a, b };

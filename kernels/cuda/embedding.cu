@@ -22,7 +22,7 @@ static __device__ inline int64_t position(const positions &q, int64_t k)
 }
 
 enum { TAKE, PUT, ADD };  // with p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]
-// Lines along dimension d, the one that positions index.
+// Lines along dimension d, in which positions select elements.
 struct job : positions {
     int ndim;                                                // number of other dimensions, joined where possible
     int64_t lines, shape[MS_MAX_DIMS];                       // number of lines; sizes of the other dimensions
@@ -94,7 +94,7 @@ struct read_id {
 enum { STORE_SUM, ADD_SUM, ADD_ROWS };
 struct row_sum {
     int how;
-    int64_t padding;  // the position whose row is left as it is
+    int64_t padding;  // the id whose gradients are left out; negative: none
 };
 template <class S> static __device__ __forceinline__ real_of<S> rounded(real_of<S> v)
 {
@@ -128,7 +128,7 @@ template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const ent
         for (int a = 0; a < AHEAD; a++) {
             entry e = sorted[k + a < q.length ? k + a : r.k];
             mine[a] = k + a < q.length && e.key == id;
-            at[a] = mine[a] ? e.at : own;  // read again, from the cache
+            at[a] = mine[a] ? e.at : own;  // past the last one: the own row again, from the cache
         }
         if (wide) {
             UNROLL

@@ -245,8 +245,8 @@ static ms_status run_cross_entropy(ms_call *c)
     cross_let_go(&h);
     return st;
 }
-// Inputs: gradient, logits, ids, weight?, logsumexp, its gradient?. Integers: reduction, ignore_index, mask. Number:
-// label_smoothing.
+// Inputs: gradient, logits, ids, weight (optional), logsumexp, and optionally its gradient. Integers: reduction,
+// ignore_index, the mask (rows/grad.h). Number: label_smoothing.
 static ms_status run_cross_entropy_backward(ms_call *c)
 {
     cross q;
@@ -432,7 +432,7 @@ template <class S> __global__ void mse_parts_kernel(int64_t n, int64_t piece, co
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
-// One block.
+// Adds up the parts, in one block, and divides by the divisor.
 __global__ void mse_join_kernel(int64_t parts, const double *part, double divisor, int dtype, void *out)
 {
     __shared__ double shared[BLOCK];

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
     for (int64_t row = first + warp; row < last; row += WARPS) {
         const S *x = (const S *)r.x + row * n, *g = (const S *)g_ + row * n;
         T q[K][N], h[K][N], f[N], sum = 0, spread = 0, mq = 0, mh = 0;
-        if (wide) {  // all loads at once; lanes past the row's end load its start
+        if (wide) {  // all loads are in flight together; lanes past the row's end load its start
             UNROLL
             for (int k = 0; k < K; k++) {
                 int64_t j = (k * 32 + lane) * N < n ? (k * 32 + lane) * N : 0;
@@ -255,8 +255,8 @@ static ms_status norm(ms_call *c, bool rms)
 static ms_status run_layer_norm(ms_call *c) { return norm(c, false); }
 static ms_status run_rms_norm(ms_call *c) { return norm(c, true); }
 
-// A call of the backward. Inputs: gradient, x, w?, and the gradient that x already has? (dx then holds it: add).
-// Outputs: those of dx, dw, db that the mask (rows/grad.h) selects; the others are NULL.
+// A call of the backward. Inputs: gradient, x, w (optional), and optionally the gradient that x already has (dx then
+// holds it, and is added to). Outputs: those of dx, dw, db that the mask (rows/grad.h) selects; the others are NULL.
 struct norm_gradients {
     const ms_call *c;
     norm_rows q;

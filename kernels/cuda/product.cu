@@ -213,8 +213,11 @@ static int alignment(const void *p) { return (int)((uintptr_t)p & 15 ? (uintptr_
 
 static ms_status lt_failed(int index, const product *p, const char *call, cublasStatus_t s)
 {
-    return ms__fail(MS_ESTATE, "%s: cuda:%d: %s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what, index,
-                    call, (int)s, (long long)p->m, (long long)p->n, (long long)p->k);
+    bool member = strncmp(call, "lt.", 3) == 0;  // LT_TRY passes a whole call of a member of lt
+    if (member) call += 3;
+    return ms__fail(MS_ESTATE, "%s: cuda:%d: %s%.*s failed with cuBLAS status %d (m %lld, n %lld, k %lld)", p->what,
+                    index, member ? "cublasLt" : "", (int)strcspn(call, "("), call, (int)s, (long long)p->m,
+                    (long long)p->n, (long long)p->k);
 }
 #define LT_TRY(expr)                              \
     do {                                          \

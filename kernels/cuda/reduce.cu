@@ -248,7 +248,7 @@ static ms_status run_min(ms_call *c) { return extreme(c, SMALLEST, c->out[0], c-
 static ms_status run_argmax(ms_call *c) { return extreme(c, LARGEST, NULL, c->out[0]); }
 static ms_status run_argmin(ms_call *c) { return extreme(c, SMALLEST, NULL, c->out[0]); }
 
-// ---- along lines of one dimension: cumsum and the gradient of prod ----
+// ---- cumsum: scans along lines of one dimension ----
 
 // The lines of x along a dimension: `count` lines of `length` elements. shape has the other dimensions; a and b are
 // their strides in x and in o, in bytes.
@@ -392,6 +392,8 @@ static ms_status run_cumsum(ms_call *c)
     return launch(c->op->name, index_of(x), real ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
                   BLOCK, l, from, to, back);
 }
+
+// ---- the gradient of prod ----
 
 // Inputs: g (expanded to x's shape), x. The gradient of an element is g times the product of the other elements: the
 // product / x where no element is 0. If one element is 0, only its gradient is not 0; if more are 0, all gradients are

@@ -40,7 +40,7 @@ template <class S> __global__ void softmax_rows_kernel(packed_rows r, const S *x
         for (int e = 0; e < WIDE; e++) most = larger(most, v[e]);
     }
     most = group_max(most, r.width, shared);
-    if (most == -(T)INFINITY) most = 0;  // a row in which all elements are -inf gives 0 / 0, as in PyTorch
+    if (most == -(T)INFINITY) most = 0;  // a row whose elements are all -inf gives NaN (0 / 0), as in PyTorch
     for (int64_t j = my.first; j < r.n; j += my.step) {
         read_pack(x, j, r.n, -(T)INFINITY, v);
         UNROLL
@@ -91,7 +91,7 @@ template <class T> __global__ void softmax_kernel(ms_rows r, int dtype, const vo
         most = ((v > most) | (v != v)) ? v : most;
     }
     most = block_max(most, shared);
-    if (most == -(T)INFINITY) most = 0;  // a row in which all elements are -inf gives 0 / 0, as in PyTorch
+    if (most == -(T)INFINITY) most = 0;  // a row whose elements are all -inf gives NaN (0 / 0), as in PyTorch
     for (int64_t j = threadIdx.x; j < r.n; j += BLOCK) sum += exp_of(load<T>(dtype, x, at + j * r.stride) - most);
     sum = block_sum(sum, shared);
     T shift = most + log_of(sum), scale = 1 / sum;

@@ -37,8 +37,9 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
         more = "; this process cannot use its GPUs any more. An earlier operator may have caused it: "
                "MOONSHARD_CUDA_SYNC=1 names the operator";
     cudaGetLastError();
-    return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %s, %s: %s (CUDA error %d)%s",
-                    index, call, what, cudaGetErrorString(e), (int)e, more);
+    int name = (int)strcspn(call, "(");  // CUDA_TRY passes the whole call
+    return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %.*s, %s: %s (CUDA error %d)%s",
+                    index, name, call, what, cudaGetErrorString(e), (int)e, more);
 }
 
 // Whether the plugin has no code for a GPU: it is compiled for compute capability 8.0 and newer.

@@ -9,8 +9,8 @@
 
 static int stats_dtype(int dtype) { return dtype == MS_F64 ? MS_F64 : MS_F32; }
 
-// Inputs: x [N, C, ...], weight?, bias?, running mean?, running var?. Integer: training. Number: eps. Outputs: y; in
-// training also mean and var.
+// Inputs: x [N, C, ...], and optionally weight, bias, running mean and running var. Integer: training. Number: eps.
+// Outputs: y; in training also mean and var.
 static ms_status batch_norm_check(ms_call *c)
 {
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
@@ -40,8 +40,9 @@ static ms_status batch_norm_check(ms_call *c)
     return MS_OK;
 }
 
-// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Integers: training, mask. Number: eps.
-// Outputs: dx, dw, db; in evaluation also the gradients of the running statistics.
+// Inputs: gradient (optional), x, weight (optional), mean, var, and optionally the gradients of mean and of var.
+// Integers: training, the mask (rows/grad.h). Number: eps. Outputs: those of dx, dw, db and, in evaluation, of the
+// gradients of the running statistics that the mask selects.
 static ms_status batch_norm_backward_check(ms_call *c)
 {
     const ms_tensor *x = c->in[1];

@@ -19,7 +19,8 @@ static ms_status embedding_check(ms_call *c)
     return ms__call_out(c, 0, w->dtype, ms__device(w), ids->ndim + 1, shape);
 }
 
-// Inputs: gradient, ids, the gradient that the table already has?. Integers: padding_idx, number of rows of the table.
+// Inputs: gradient, ids, and optionally the gradient that the table already has. Integers: padding_idx, number of rows
+// of the table.
 static ms_status embedding_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0];
@@ -34,8 +35,8 @@ static ms_status embedding_backward(ms_backward_call *b)
 {
     if (!b->need[0] || !b->gout[0]) return MS_OK;
     int64_t i[] = { b->n_i > 0 ? b->i[0] : -1, b->in_meta[0].shape[0] };
-    // If the table is also the weight of the last product, it has a gradient already: add to it in place, since few
-    // rows change.
+    // If the table has a gradient already (it may also be the weight of the last linear layer), adds to it in place,
+    // because few rows change.
     ms_tensor *so_far = b->so_far(b, 0);
     return ms__run_op(&op_embedding_backward,
                       &(ms_op_args) { so_far ? 3 : 2, (ms_tensor *[]) { b->gout[0], b->in[1], so_far }, .n_i = 2,

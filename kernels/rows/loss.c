@@ -37,8 +37,8 @@ static ms_status cross_entropy_check(ms_call *c)
     return ms__call_out(c, 1, x->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(x), ids->ndim, ids->shape);
 }
 
-// Inputs: gradient, logits, ids, weight?, logsumexp, its gradient?. Integers: reduction, ignore_index, mask. Number:
-// label_smoothing.
+// Inputs: gradient, logits, ids, weight (optional), logsumexp, and optionally its gradient. Integers: reduction,
+// ignore_index, the mask (rows/grad.h). Number: label_smoothing.
 static ms_status cross_entropy_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
 static const ms_op op_cross_entropy_backward =
@@ -73,11 +73,11 @@ static const ms_op op_cross_entropy =
 // ---- linear_cross_entropy -------------------------------------------------------------------------
 
 // cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows never exist at once. Inputs: x, w,
-// ids, bias?, class weights?. Integers: reduction, ignore_index, rows of a chunk (0: all), and two that the check adds:
-// the dtype of the loss, and the mask of the inputs whose gradients are computed with the loss. These gradients are for
-// a loss whose own gradient is 1; backward multiplies them by the loss's gradient. With reduction "none" and in float16
-// they are computed in backward instead, which computes the logits again: with "none" each row has a gradient of its
-// own, and in float16 small gradients would round to 0 without the loss's scale.
+// ids, and optionally bias and class weights. Integers: reduction, ignore_index, rows of a chunk (0: all), and two that
+// the check adds: the dtype of the loss, and the mask of the inputs whose gradients are computed with the loss. These
+// gradients are for a loss whose own gradient is 1; backward multiplies them by the loss's gradient. With reduction
+// "none" and in float16 they are computed in backward instead, which computes the logits again: with "none" each row
+// has a gradient of its own, and in float16 small gradients would round to 0 without the loss's scale.
 enum { X, W, IDS, BIAS, WEIGHT, INPUTS };  // inputs; gradients of X, W and BIAS are outputs 1, 2 and 3
 
 static const int differentiable[] = { X, W, BIAS };
@@ -174,7 +174,7 @@ static ms_status mse_loss_check(ms_call *c)
     return ms__call_out(c, 0, a->dtype, ms__device(a), c->i[0] == NONE ? a->ndim : 0, a->shape);
 }
 
-// Inputs: gradient, a, b. Integers: reduction, mask. Outputs: da, db.
+// Inputs: gradient, a, b. Integers: reduction, the mask (rows/grad.h). Outputs: da, db.
 static ms_status mse_loss_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

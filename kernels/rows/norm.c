@@ -27,7 +27,7 @@ static ms_status softmax_check(ms_call *c)
     return ms__call_out_like(c, 0, c->in[0]);
 }
 
-// Inputs: gradient, output. Integers: dimension, mask.
+// Inputs: gradient, output. Integers: dimension, the mask (rows/grad.h).
 static ms_status softmax_backward_check(ms_call *c) { return ms__call_out_like(c, 0, c->in[1]); }
 
 static const ms_op op_softmax_backward =
@@ -83,8 +83,9 @@ static ms_status layer_norm_check(ms_call *c)
 }
 static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
 
-// Inputs: gradient, x, w?, the gradient that x already has?. The last integer is the mask (rows/grad.h). Outputs: those
-// of dx, dw, db that the mask selects; dw and db have the shape of the normalised dimensions.
+// Inputs: gradient, x, w (optional), and optionally the gradient that x already has. The last integer is the mask
+// (rows/grad.h). Outputs: those of dx, dw, db that the mask selects; dw and db have the shape of the normalised
+// dimensions.
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];

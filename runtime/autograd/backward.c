@@ -345,7 +345,7 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
                         who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
-        if (!all && !g) continue;  // nil keeps the gradient unchanged
+        if (!all && !g) continue;  // a hook that returned nil leaves the gradient unchanged
         if (g && (!n->in_meta[k].present || !(n->edges[k].node || n->edges[k].leaf))) ms__drop(&g);
         if (g) MS_TRY(ms__fit_gradient(&g, &n->in_meta[k], who, k));
         ms__release(r->at.gin[k]);

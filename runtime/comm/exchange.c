@@ -7,7 +7,8 @@
 //  4 move      the bytes (comm/move.c)
 //  5 complete  set `done`; wait for the `done` of peers that access this rank's tensors
 //
-// A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit, never after it.
+// A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit; after it only if the group has members
+// on several nodes, which access only each other's windows.
 #include <sched.h>
 #include <stdio.h>
 #include "comm/internal.h"
@@ -330,7 +331,7 @@ static ms_status resume(ms_waiter *w, const places *r)
                     ROW(c->op)->name, g->ranks[r->ahead], cause);
 }
 
-// Whether some member's call can be neither repeated nor matched by its place.
+// Whether some member's call can be neither repeated nor matched by its place in the script.
 static bool cannot_ask(const ms_coll *c)
 {
     for (int k = 0; k < c->g->n; k++) {
@@ -435,7 +436,8 @@ static ms_status agree(ms_waiter *w)
     return MS_OK;
 }
 
-// The members on this node decide together, once. Returns the decision, which another member may have made first.
+// Decides, once for all members on this node, whether the collective is committed (`go`) or abandoned. Returns whether
+// it is committed: another member may have decided first.
 static bool decide(ms_coll *c, bool go)
 {
     _Atomic uint64_t *commit = &slot_of(c->g, c->g->leader, c->seq)->commit;

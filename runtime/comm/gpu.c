@@ -84,7 +84,7 @@ void ms__gpu_publish(ms_coll *c, ms_slot *s)
         ((ms_part_place *)s->payload)[i] = (ms_part_place) { t->parts[i].arena, t->parts[i].at, c->parts[i].stride };
 }
 
-// ---- agreement on the way ----
+// ---- agreement on how bytes move ----
 
 // Maps all memory that member k has published. Returns false with the error set if that fails.
 static bool map_member(const ms_coll *c, int k)

@@ -23,7 +23,7 @@ typedef struct {
     uint8_t event[EVENTS][MS_CUDA_HANDLE];
 } directory;
 
-// ---- this rank's, used by the engine thread ----
+// ---- memory and events of this rank, used by the engine thread ----
 
 static directory *mine;
 static ms_storage *mine_in;
@@ -42,7 +42,7 @@ static struct own_event {
 } events[EVENTS];
 static int n_events;
 
-// ---- peers', used by all threads under the lock ----
+// ---- memory and events of peers, used by all threads under the lock ----
 
 typedef struct {
     directory *there;

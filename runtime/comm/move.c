@@ -17,7 +17,7 @@ static inline void put(void *to, const void *from, size_t n)
     if (n) memmove(to, from, n);
 }
 
-// put, where `to` or `from` is in a tensor of c that may be on a GPU, and the other in a window.
+// As put, but `to` (put_out) or `from` (put_in) is in a tensor of c, which may be on a GPU; the other is in a window.
 static inline void put_out(ms_coll *c, void *to, const void *from, size_t n)
 {
     if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_copy(c, to, from, n, MS_TO_DEVICE);
@@ -55,7 +55,7 @@ static size_t share(size_t count, int n_members, int k, size_t *first)
     return count - *first < each ? count - *first : each;
 }
 
-// Copies, where the tensors are: in CPU memory at once, on a GPU in the order of the collective's stream.
+// Copies at once in CPU memory, or on the GPU that holds the tensors, in the order of the collective's stream.
 static inline void copy(ms_coll *c, char *dst, const char *src, size_t n)
 {
     if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_copy(c, dst, src, n, MS_ON_DEVICE);
@@ -101,7 +101,7 @@ static void move_blocks(ms_coll *c, const char **in)
     }
 }
 
-// ---- small: every input is in a payload ------------------------------------------------------------
+// ---- inline: every input is in a payload ------------------------------------------------------------
 
 ms_status ms__move_inline(ms_coll *c)
 {

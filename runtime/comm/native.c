@@ -81,8 +81,8 @@ ms_status ms__native_open(const ms_launch *launch)
     return MS_OK;
 }
 
-// Whether a peer could not complete what all ranks have begun. A published error alone does not show that, because a
-// peer's script may be further; but it does if the job ends.
+// Whether a peer failed to complete what all ranks have begun: an error was published and the job is ending. An error
+// alone does not show that: the peer may have failed in a later call.
 static bool is_lost(uint64_t epoch) { return ms__comm_error_since(epoch) && atomic_load(&ms__world.board->failing); }
 
 enum { EXPLAINED = 300 * 1000000 };  // ns in which the rank that caused a failure reports it
@@ -166,7 +166,7 @@ ms_status ms__native_leave(ms_group *g)
     return MS_OK;
 }
 
-// ---- making ---------------------------------------------------------------------------------------
+// ---- making collectives ----------------------------------------------------------------------------
 
 static bool lies_here(const ms_storage *s) { return !s || s->device == device; }
 
@@ -204,8 +204,8 @@ static ms_status room(ms_storage **out, size_t bytes, const ms_coll *c)
     return ms__storage_new(out, device, bytes, ROW(c->op)->name);
 }
 
-// Makes the calls of a gather: one for a piece whose blocks are all full and lie one after the other, otherwise a
-// broadcast of each block.
+// Makes the calls of an all-gather: one all-gather for a piece whose blocks are all full and lie one after the other,
+// otherwise a broadcast of each block.
 static ms_status gather_calls(ms_coll *c, ms_native *n)
 {
     int members = c->g->n, me = c->g->me;
@@ -320,7 +320,7 @@ void ms__native_drop(ms_coll *c)
     c->gpu.native = NULL;
 }
 
-// ---- running --------------------------------------------------------------------------------------
+// ---- running collectives ---------------------------------------------------------------------------
 
 // This rank alone cannot complete the collective, for the reason in `why`. Its peers may have queued it and cannot
 // complete it either, so the job ends.
@@ -345,7 +345,8 @@ static ms_status pause_in(ms_waiter *w)
     return st;
 }
 
-// Handles a result other than MS_GPU_DONE. Returns MS_OK if the library is to be asked again.
+// Handles a result of the library. Returns MS_OK for MS_GPU_DONE, and if the caller is to ask again (MS_GPU_BUSY).
+// MS_GPU_PEER: the failed peer gets time to report its error first.
 static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
 {
     if (r == MS_GPU_DONE) return MS_OK;
@@ -355,7 +356,7 @@ static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
     return fail(w, text);
 }
 
-// Copies the blocks of pieces that consist of lines to their places.
+// Copies the blocks of pieces that consist of lines to the output.
 static ms_status place_lines(ms_coll *c)
 {
     const char *from = c->gpu.native->whole->data;

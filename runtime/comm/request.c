@@ -57,7 +57,7 @@ static void label(ms_coll *c, const ms_label *l)
         size_t n = strlen(l->site);
         memcpy(p->site, n < SITE ? l->site : l->site + n - SITE + 1, n < SITE ? n + 1 : SITE);
     }
-    if (l->unit) {  // "" names a root; NULL is no unit
+    if (l->unit) {  // "" is the name of the root unit; NULL: no unit
         c->unit = ms__intern(l->unit);
         snprintf(p->unit, UNIT_NAME, "%s", l->unit);
         p->model = l->model;
@@ -93,7 +93,7 @@ static ms_status take_pieces(ms_coll *c, const ms_request *r)
         c->in.numel += (double)(mine / esize);
         c->out.numel += (double)(p->total / esize);
         c->in.bytes += mine;
-        // Places in the output may differ between ranks; places that peers read must be equal.
+        // Offsets in the output may differ between ranks; what peers read must be equal.
         agree_on(c, p->in_offset);
         agree_on(c, p->bytes);
         agree_on(c, p->total);
@@ -191,7 +191,7 @@ static ms_status take(ms_coll *c, const ms_request *r)
     return MS_OK;
 }
 
-// ---- making ---------------------------------------------------------------------------------------
+// ---- making collectives ----------------------------------------------------------------------------
 
 ms_status ms__coll_make(const ms_request *r, ms_coll **out)
 {

@@ -9,7 +9,7 @@
 static ms_status check_tensor(const char *op, const char *what, ms_tensor *t)
 {
     if (ms__device(t) == MS_META)
-        return ms__fail(MS_EUNSUPPORTED, "%s: %s is %s, which has no data to send", op, what, ms__tensor_text(t));
+        return ms__fail(MS_EUNSUPPORTED, "%s: %s is %s, which has no data", op, what, ms__tensor_text(t));
     if (t->sharded)
         return ms__fail(MS_ESTATE, "%s: %s is sharded parameter '%s'; pass its to_local() or full_tensor()", op, what,
                         t->name ? t->name : "?");

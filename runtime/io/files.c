@@ -17,7 +17,7 @@ ms_status ms__io_failed(const char *who, const char *doing, const char *path)
     return ms__fail(MS_EIO, "%s: cannot %s '%s': %s", who, doing, path, strerror(errno));
 }
 
-// ---- places -------------------------------------------------------------------------------------
+// ---- paths --------------------------------------------------------------------------------------
 
 // *out: the absolute path without symbolic links; the caller frees it. The last part of the path need not exist.
 static ms_status resolve(char **out, char *path, const char *who)

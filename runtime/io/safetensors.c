@@ -274,7 +274,7 @@ static ms_status whole_number(parser *p, uint64_t *out)
         p->at++;
     }
     if (p->at == first) return bad_byte(p, "expected a whole number that is not negative");
-    if (*first == '0' && p->at - first > 1) return bad(p, "a number begins with 0");
+    if (*first == '0' && p->at - first > 1) return bad(p, "a number has a leading 0, expected none");
     if (p->at < p->end && *p->at == '.') return bad(p, "expected a whole number, this one has a fraction");
     if (p->at < p->end && (*p->at == 'e' || *p->at == 'E'))
         return bad(p, "expected a whole number, this one has an exponent");
@@ -575,9 +575,10 @@ ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char
     }
     if (*length > MS_ST_MAX_HEADER ||
         ms__utf8_error((const unsigned char *)*text, (const unsigned char *)*text + *length)) {
-        ms_status st = ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER
-                                               ? "save: the header is larger than 100 MB, the most that is allowed"
-                                               : "save: a name or a metadata text is not valid UTF-8");
+        ms_status st =
+            ms__fail(MS_EINVAL, *length > MS_ST_MAX_HEADER
+                                    ? "save: the header is larger than 100 MB, the most that is allowed"
+                                    : "save: a tensor's name, or a key or value of the metadata, is not valid UTF-8");
         free(*text);
         *text = NULL;
         return st;

@@ -199,7 +199,8 @@ static void aborted(ms_run *run)
     for (context *c = ms__contexts(); c; c = c->next) {
         if (gave_up) ms__unit_drop_pending(c);
         if (!c->in_backward) {
-            if (outermost && ms__run_has_units(run)) c->n_order = 0;  // the run failed before it reached these units
+            if (outermost && ms__run_has_units(run))
+                c->n_order = 0;  // the run failed before its backward reached c's units
             continue;
         }
         if (outermost) ms__reduction_drop(&c->reducing);

@@ -301,16 +301,16 @@ static ms_status check_whole(const unit *u, const extension *x, const unit_param
     for (int d = 0; fits && d < t->ndim; d++)
         fits = d == 0 ? t->shape[0] >= p->param->shape[0] : t->shape[d] == p->param->shape[d];
     if (fits) return MS_OK;
-    return ms__fail(
-        MS_EINVAL,
-        "fsdp_post_all_gather of '%s' returned %s, expected a contiguous tensor of shape %s (more rows are padding)",
-        name_of(u, x), ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
+    return ms__fail(MS_EINVAL,
+                    "fsdp_post_all_gather of '%s' returned %s, expected a contiguous tensor of shape %s (more rows are "
+                    "padding) on the unit's device",
+                    name_of(u, x), ms__tensor_text(t), ms__shape_text(p->param->ndim, p->param->shape));
 }
 
 static ms_status free_with(unit *u, extension *x, ms_tensor *t)
 {
     ms_storage *s = t->storage;
-    if (s == u->memory.gather_buffer) return MS_OK;  // it is vacated with the unit anyway
+    if (s == u->memory.gather_buffer) return MS_OK;  // resharding vacates it in any case
     if (s == u->memory.shard)
         return ms__fail(MS_EINVAL,
                         "fsdp_post_all_gather of '%s': a tensor to free is a view of the shard, which must stay",

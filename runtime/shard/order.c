@@ -57,8 +57,8 @@ void ms__order_entered(context *c, unit *u)
     c->entered[c->n_entered++] = u;
 }
 
-// The unit that the last complete forward (c->last) entered `ahead` places after the place that this forward has
-// reached; NULL if the last forward entered another unit at this place, or ended before.
+// The unit that the last complete forward (c->last) entered `ahead` units after the one that this forward has just
+// entered; NULL if the last forward entered another unit at this point of its order, or no more units.
 static unit *forward_successor(const context *c, int ahead)
 {
     int at = c->n_entered - 1;

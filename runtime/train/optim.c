@@ -206,8 +206,8 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
         if (!t) return ms__failure();
         if (t->dtype != dtype || t->numel != p->numel || !ms__is_contiguous(t))
             return ms__fail(MS_EINVAL,
-                            "optimizer: state %s of parameter %s, expected a contiguous %s of the parameter's size",
-                            ms__tensor_text(t), ms__tensor_text(p), ms__dtype_name(dtype));
+                            "optimizer: a state is %s, expected a contiguous %s of the size of its parameter, %s",
+                            ms__tensor_text(t), ms__dtype_name(dtype), ms__tensor_text(p));
         MS_TRY(ms__storage_sync(t->storage, true));
         ms__storage_hold(t->storage, MS_MEMORY_OPTIMIZER);
         j->state[k] = ms__data(t);
@@ -223,8 +223,8 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
     if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p))
         return ms__fail(
             MS_EINVAL,
-            "optimizer: gradient %s of parameter %d, %s: size and device must be equal, and both floating-point "
-            "or of one dtype",
+            "optimizer: gradient %s of parameter %d, %s: expected the parameter's size and device, and its dtype or "
+            "two floating-point dtypes",
             ms__tensor_text(g), number, ms__tensor_text(p));
     if (cast)  // a gradient kept in low precision is converted, as arithmetic between both dtypes would do
         MS_TRY(ms__tensor_new(out, p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"));

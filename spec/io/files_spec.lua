@@ -325,7 +325,7 @@ describe("safetensors files", function()
     { "a fraction", file('{"x":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}}', 4), "fraction" },
     { "a negative number", file('{"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', 4), "not negative" },
     { "a number with a leading 0", file('{"x":{"dtype":"F32","shape":[01],"data_offsets":[0,4]}}', 4),
-    "begins with 0" },
+    "a leading 0" },
     { "a number beyond 2^63", file('{"x":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}}', 4),
     "too large" },
     { "nine dimensions", file('{"x":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}}', 1),

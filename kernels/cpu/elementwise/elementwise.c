@@ -68,7 +68,8 @@ static inline uint8_t from_u8(double v) { return v != 0; }
 // Arithmetic on bools is done in int64; results are stored as 0 or 1.
 static int arithmetic_class(int dtype) { return dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype); }
 
-// Computes in a type that can represent the output and every input: an in-place f16 += f32 adds in float.
+// Computes in the output's computing type, or in double if an input with dimensions is float64: an in-place float32 +=
+// float64 adds in double.
 static ms_status run(ms_call *c, int n, const ms_loop_fn *fns)
 {
     int dtype = c->out[0]->dtype;
@@ -173,7 +174,8 @@ ms_status ms__cpu_where(ms_call *c)
              fns_where[cls], NULL);
     return MS_OK;
 }
-// Inputs: condition, gradient of the output. Integer: the branch whose gradient is computed.
+// Inputs: condition, gradient of the output. Integer: 0 for the gradient of the first branch (condition true), 1 for
+// that of the second.
 ms_status ms__cpu_where_backward(ms_call *c)
 {
     uint8_t cls = (uint8_t)ms__class_of(c->out[0]->dtype);

@@ -7,7 +7,7 @@
 #define ID(x) (x)
 #define TRUTH(x) ((x) != 0)
 #define NOT0_F16(x) (((x).bits & 0x7fffu) != 0)
-// Conversions out of int64's range are undefined in C. NaN and both infinities become INT64_MIN, as on x86.
+// Conversions out of int64's range are undefined in C. NaN and numbers out of range become INT64_MIN, as on x86.
 #define TO_I64(x) ((x) >= -0x1p63 && (x) < 0x1p63 ? (int64_t)(x) : INT64_MIN)
 #define F16_I64(x) TO_I64(ms_f16_to_float(x))
 #define BF16_I64(x) TO_I64(ms_bf16_to_float(x))
@@ -104,7 +104,7 @@ void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const v
 
 // ---- iteration over operands ----
 
-// A cast. Needs only one conversion when either side has the computing type.
+// Converts a row, for a cast: once if either side has the computing type, otherwise to it and back.
 static void convert_row(const ms_loop *l, int64_t n, char *const *at)
 {
     int cls = l->cls[0];

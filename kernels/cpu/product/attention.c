@@ -148,7 +148,7 @@ ms_status ms__cpu_attention(ms_call *c)
     return MS_OK;
 }
 
-// Inputs: gradient, q, k, v, mask?, out, lse, gradient of lse?
+// Inputs: gradient, q, k, v, mask (optional), out, lse, and optionally the gradient of lse.
 ms_status ms__cpu_attention_backward(ms_call *c)
 {
     ms_tensor *q = c->in[1], *k = c->in[2], *v = c->in[3], *mask = c->in[4], *g_lse = NULL;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/conv.c -- conv2d on the CPU. Each image is unfolded to a matrix with one row per kernel element (im2col),
 // and one matrix product per group computes the output, in every dtype and with the guarantees of products (fixed order
-// of sums, any number of threads). For a 1 x 1 kernel the image itself is that matrix, and nothing is copied. oneDNN's
-// convolutions lack float64 and sum in a different order; convolutions do not limit the speed of the example models.
+// of sums, any number of threads). For a 1 x 1 kernel with stride 1, no padding and no bias, the image itself is that
+// matrix, and nothing is copied. oneDNN's convolutions lack float64 and sum in a different order; convolutions do not
+// limit the speed of the example models.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 // A bias is stored as an additional column of the weight and a row of ones in the matrix, so that half types round

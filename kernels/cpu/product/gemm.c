@@ -4,11 +4,12 @@
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
 // adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels of KC x 3 vectors, as many at a
-// time as fit in half of the second-level cache; A is packed into panels of KC x 8 rows. A panel of A stays in the
-// first-level cache while all panels of B are read. (The opposite order, one panel of B against all of A, reads both
-// from the second-level cache and is 13 % slower.) Strides that are powers of two, which cause conflicts in caches and
-// TLBs, are met only while packing. Half types are converted while packing, accumulate in float32 and are rounded once
-// at the end. The order in which an element of C is summed depends neither on the number of threads nor on the tiles.
+// time as fit in half of the second-level cache; A is packed into panels of KC x 8 rows (6 without AVX-512). A panel of
+// A stays in the first-level cache while all panels of B are read. (The opposite order, one panel of B against all of
+// A, reads both from the second-level cache and is 13 % slower.) Strides that are powers of two, which cause conflicts
+// in caches and TLBs, are met only while packing. Half types are converted while packing, accumulate in float32 and are
+// rounded once at the end. The order in which an element of C is summed depends neither on the number of threads nor on
+// the tiles.
 //
 // Built with -ffp-contract=fast (CMakeLists.txt): here, and only here, a*b + c may become an fma.
 #include <unistd.h>
@@ -19,7 +20,7 @@ enum {
     KC = 1024,         // depth of a panel in floats (doubles: half). It splits the sums, so it is the same on all CPUs
     FEW = 400,         // largest number of columns of C for which rows of A are read in place: packing would not pay
     ROWS = 2048,       // largest number of rows of A packed at a time
-    ROWS_HALF = 1024,  // the same for half types
+    ROWS_HALF = 1024,  // ROWS for half types
     COLUMNS_HALF = 2304,  // half types, if k is above KC: number of columns whose float32 sums are kept
     RUN = 128,  // bytes of a column of A packed together where A's columns are contiguous: two cache lines, fetched as
                 // a pair

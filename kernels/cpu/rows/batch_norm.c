@@ -201,8 +201,8 @@ ms_status ms__cpu_batch_norm(ms_call *c)
     return st;
 }
 
-// Inputs: gradient?, x, weight?, mean, var, gradient of mean?, gradient of var?. Outputs: those of dx, dw, db, dmean,
-// dvar that the mask (rows/grad.h) selects.
+// Inputs: gradient (optional), x, weight (optional), mean, var, and optionally the gradients of mean and of var.
+// Outputs: those of dx, dw, db, dmean, dvar that the mask (rows/grad.h) selects.
 ms_status ms__cpu_batch_norm_backward(ms_call *c)
 {
     bn p = { .training = c->i[0] != 0, .eps = c->f[0] };

@@ -13,12 +13,14 @@ enum { PIECE = 512, BLOCK = 16384 };
 
 typedef struct cross {
     int dtype, g_dtype;
-    bool g_rows;           // g has one element per row; otherwise a single one
-    int64_t n, ignore;     // number of classes; the target of rows that do not count
-    double smooth, scale;  // label smoothing; backward: the gradient of each loss, or a factor of g's elements
+    bool g_rows;        // g has one element per row; otherwise a single one
+    int64_t n, ignore;  // number of classes; the target of rows that do not count
+    double smooth;      // label smoothing
+    double scale;       // in backward: the gradient of each loss, or a factor of g's elements
     const void *x, *w, *g, *g_lse;
     const int64_t *ids;
-    void *lse, *losses, *out;  // one number per row: logsumexp, loss; backward: the gradient of x
+    void *lse, *losses;  // one number per row
+    void *out;           // in backward: the gradient of x
     char *room;
     size_t room_bytes;  // per thread
 } cross;
@@ -254,8 +256,8 @@ static ms_status chunk(ms_call *c, chunked *k, int64_t first, int64_t rows)
     return MS_OK;
 }
 
-// in: x, w, ids, bias?, class weights?. g: the gradient of the loss; NULL in a forward, where it is 1 and the loss is
-// stored. grad: dx, dw, dbias; those that are not NULL are computed.
+// in: x, w, ids, and optionally bias and class weights. g: the gradient of the loss; NULL in a forward, where it is 1
+// and the loss is stored. grad: dx, dw, dbias; those that are not NULL are computed.
 static ms_status chunks(ms_call *c, ms_tensor *const *in, int n_in, ms_tensor *g, ms_tensor *const *grad)
 {
     chunked k = { .dx = grad[0] };

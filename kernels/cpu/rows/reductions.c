@@ -158,7 +158,7 @@ ms_status ms__cpu_argmax(ms_call *c) { return extreme(c, MS_FOLD_MAX, one_dim(c)
 ms_status ms__cpu_argmin(ms_call *c) { return extreme(c, MS_FOLD_MIN, one_dim(c), -1, 0); }
 
 // Inputs: g (expanded to x's shape), x. Integers: keepdim, dims. The gradient of an element is g times the product of
-// the other elements: the product / x where no element is 0. If one element is 0, only its gradient is not 0; if two
+// the other elements: the product / x where no element is 0. If one element is 0, only its gradient is not 0; if more
 // are 0, all gradients are 0.
 ms_status ms__cpu_prod_backward(ms_call *c)
 {

@@ -67,7 +67,8 @@ void ms__far_error(uint64_t number, const char *text, const ms_resumption *furth
     pthread_mutex_lock(&error_lock);
     for (int node = 0; node < ms__world.nodes; node++)
         if (node != ms__world.node) send_error(node, &e);
-    // The script may not call MPI again for a long time, so the connection is made now, if the peer answers soon.
+    // The script may not call MPI again for a long time, so this rank waits up to 20 ms here, in which MPI can connect
+    // to the peers and send.
     for (int64_t until = ms__now_ns() + 20 * 1000 * 1000; !sent_errors() && ms__now_ns() < until;) sched_yield();
     pthread_mutex_unlock(&error_lock);
 }

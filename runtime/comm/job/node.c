@@ -65,8 +65,9 @@ static void group_nodes(ms_group *g)
 ms_status ms__group_place(ms_group *g)
 {
     size_t bytes = page_up(group_bytes(g->n));
-    // Room for freeing every group: freeing must not fail.
-    MS_TRY(ms__grow(&holes, &cap_holes, (int)n_groups + 2, sizeof *holes, "dist.new_group", "places of groups"));
+    // Makes room in the list of free places for all groups, because freeing a group must not fail.
+    MS_TRY(ms__grow(&holes, &cap_holes, (int)n_groups + 2, sizeof *holes, "dist.new_group",
+                    "the list of free places of groups"));
     if (ms__world.up && ms__world.size > 1) {
         size_t k = 0;
         while (k < n_holes && holes[k].bytes < bytes) k++;

@@ -3,8 +3,8 @@
 //
 // A wait polls flags. It yields first, and sleeps after 50 us (20 ms while a collective moves data between nodes).
 // Every few milliseconds it checks whether the wait can still succeed: a peer may have published an error, left or
-// died; ranks may wait for each other in a cycle; the timeout may have passed. A rank may leave a collective only
-// before it is committed (comm/exchange.c); afterwards peers may be reading and writing its tensors.
+// died; ranks may wait for each other in a cycle; the timeout may have passed. On one node a rank may leave a
+// collective only before it is committed (comm/exchange.c); afterwards peers may be reading and writing its tensors.
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
