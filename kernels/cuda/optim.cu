@@ -125,7 +125,7 @@ static ms_status to_device(int index, void *there, const void *here, size_t byte
     return MS_OK;
 }
 
-// All jobs are those of one optimizer.
+// All jobs must be of one optimizer.
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
 {
     static void (*const kernels[])(int, const ms_optim_job *, int64_t) = {

@@ -29,7 +29,8 @@ typedef struct {
 } ms_cuda_kernel;
 
 // One leaf of a fused optimizer step (train/optim.c).
-// MS_OPTIM_SIGN: the factor that every gradient is multiplied by, after those of the formula; -1 to maximize, else 1.
+// MS_OPTIM_SIGN: index of the factor by which every gradient is multiplied, after the formula's factors: -1 to
+// maximize, else 1.
 enum { MS_OPTIM_FACTORS = 11, MS_OPTIM_SIGN = MS_OPTIM_FACTORS };
 typedef struct ms_optim_job {
     int kind, dtype;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // formulas/optim/asgd.h -- averaged SGD (Polyak & Juditsky 1992, in PyTorch's form): g += wd*p; p -= lambd*eta*p; p -=
-// eta*g; a
-// += (p - a) * mu. eta = lr at the first step, then lr / (1 + lambd*lr*(step-1))^alpha; mu = 1 / max(1, step - 1 - t0).
-// See list.h.
+// eta*g; a += (p - a) * mu, with eta = lr / (1 + lambd*lr*(step-1))^alpha and mu = 1 / max(1, step - 1 - t0). See
+// list.h.
 #ifndef MS_OPTIM_ASGD
 #define MS_OPTIM_ASGD
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // formulas/optim/radam.h -- RAdam (Liu et al. 2020, algorithm 2): g += wd*p, or decoupled: p -= lr*wd*p; m = b1*m +
 // (1-b1)*g, v = b2*v + (1-b2)*g*g; with n = 2/(1-b2) - 1 and n_t = n - 2*step*b2^step / (1 - b2^step), p -= lr / (1 -
-// b1^step) * m, if n_t > 5 times sqrt((n_t-4)(n_t-2)n / ((n-4)(n-2)n_t)) * sqrt(1 - b2^step) / (sqrt(v) + eps). See
-// list.h.
+// b1^step) * m * r, where r = sqrt((n_t-4)(n_t-2)n / ((n-4)(n-2)n_t)) * sqrt(1 - b2^step) / (sqrt(v) + eps) if n_t > 5,
+// else 1. See list.h.
 #ifndef MS_OPTIM_RADAM
 #define MS_OPTIM_RADAM
 
-// Factors. SIZE: lr / (1 - b1^step); RECT: the numerator of the last factor, 0 while n_t is at most 5.
+// Factors. SIZE: lr / (1 - b1^step); RECT: the numerator of r; 0 while n_t is at most 5.
 enum { RADAM_L2, RADAM_DECAY, RADAM_B1, RADAM_A1, RADAM_B2, RADAM_A2, RADAM_SIZE, RADAM_RECT, RADAM_EPS };
 enum { MS_KEEPS_radam = 1 << 3 };  // supported sets of states: m and v
 

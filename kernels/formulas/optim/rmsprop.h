@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // formulas/optim/rmsprop.h -- RMSprop (Tieleman & Hinton 2012): g += wd*p; v = alpha*v + (1-alpha)*g*g; d = g /
-// (sqrt(v) + eps). centered (Graves 2013): a = alpha*a + (1-alpha)*g, and v - a*a in place of v. With momentum b =
-// momentum*b + d, used for d; p -= lr*d. See list.h.
+// (sqrt(v) + eps). centered (Graves 2013): a = alpha*a + (1-alpha)*g, and v - a*a in place of v. With momentum: b =
+// momentum*b + d, and b in place of d. p -= lr*d. See list.h.
 #ifndef MS_OPTIM_RMSPROP
 #define MS_OPTIM_RMSPROP
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // formulas/optim/rprop.h -- Rprop (Riedmiller & Braun 1993, in PyTorch's form, without weight backtracking): s *=
-// etas[2] where g has the sign of the last g, s *= etas[1] where it has the other one, and g = 0 there; s stays in
+// etas[2] where g has the sign of the previous g; where the sign has changed, s *= etas[1] and g = 0; s stays within
 // step_sizes; p -= sign(g) * s. s starts at lr. See list.h.
 #ifndef MS_OPTIM_RPROP
 #define MS_OPTIM_RPROP
