@@ -434,8 +434,8 @@ typedef struct {
 } ms_unit_options;
 
 // Makes a unit of n parameters and keeps this rank's part of each. The parameters must be whole, contiguous, equal on
-// all ranks, and have at least one dimension; they may be on meta. name: the module's name, for errors. Pass shared
-// parameters once. n 0 makes a unit that only has hooks.
+// all ranks, and have at least one dimension; they may be on meta. name: the class of the module, or of the modules,
+// for errors until ms_unit_set_name. Pass shared parameters once. n 0 makes a unit that only has hooks.
 MS_API double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_options *o);
 // The script's owner of a unit: its finalizer, a C function, frees the unit when the module is collected.
 typedef struct {

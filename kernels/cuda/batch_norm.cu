@@ -26,13 +26,14 @@ struct by_channel {
     int dtype;
     const void *data;
 };
-// The number of channel c, or `absent` if the call has no such tensor.
+// t's value for channel c, or `absent` if the call has no such tensor.
 static __device__ inline double at_channel(const by_channel &t, int64_t c, double absent)
 {
     return t.data ? load<double>(t.dtype, t.data, c) : absent;
 }
 
-// The mean of every segment of a channel, and the sum of the squared deviations from it: parts[2 * block], [.. + 1].
+// The mean of every segment of a channel, and the sum of the squared deviations from it: parts[2 * block] and parts[2 *
+// block + 1].
 template <class S> __global__ void bn_stats_kernel(bn_sizes z, const S *x, double *parts)
 {
     __shared__ double shared[BLOCK];
@@ -130,7 +131,7 @@ struct bn_channels {
     by_channel w, mean, var, gmean, gvar;
     void *dw, *db, *dmean, *dvar;
 };
-// The sums of g and of g (x - mean) over a segment of a channel: parts[2 * block], [.. + 1].
+// The sums of g and of g (x - mean) over a segment of a channel: parts[2 * block] and parts[2 * block + 1].
 template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const S *x, by_channel mean, double *parts)
 {
     typedef real_of<S> T;

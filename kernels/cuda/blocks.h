@@ -181,8 +181,7 @@ static __device__ inline int64_t offset_of(int64_t i, int n, const int64_t *shap
     return at;
 }
 
-// ---- sums and maxima over a warp or a group of `width` threads (32, or the whole block); every thread gets the result
-// ----
+// ---- sums and maxima over a warp or over `width` threads (32 or all of the block); every thread gets the result ----
 
 enum { WARPS = BLOCK / 32 };
 template <class T> static __device__ inline T warp_sum(T v)

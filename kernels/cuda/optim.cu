@@ -338,9 +338,10 @@ ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse
                          (const double *)r.sums, inverse, found, stop);
 }
 
-// ---- before and after a sum that the transport's library (NCCL) computes: half types are converted to float32 before
-// it; scales, means and the only rounding come after it, in the CPU's arithmetic (comm/reduce.c) ----
+// ---- sums computed by the transport's library (NCCL) ----
 
+// Half types are converted to float32 before the sum; scales, means and the only rounding come after it, in the CPU's
+// arithmetic (comm/reduce.c).
 template <class S, class D>
 __global__ void finish_kernel(D *dst, const S *src, int64_t n, real_of<S> divisor, real_of<S> scale)
 {

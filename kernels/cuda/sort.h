@@ -33,7 +33,7 @@ static inline int64_t sort_bytes(const sort_sizes &s) { return 16 * s.n + 4 * DI
 
 struct sort_room {
     uint16_t counts[DIGITS]
-                   [SORTERS];  // how many entries of each thread have a digit; then, where the thread's next goes
+                   [SORTERS];  // how many entries of each thread have a digit; then, where the thread's next entry goes
     int32_t base[DIGITS], sums[SORTERS];
 };
 // One pass over the digits at bit `shift`: entries are moved to `to`.
@@ -41,7 +41,7 @@ struct sort_pass {
     sort_sizes s;
     int shift;
     entry *to;
-    int32_t *all;  // the digits' counts of each chunk; NULL: there is only one
+    int32_t *all;  // the digits' counts of each chunk; NULL: one chunk
 };
 // Calls fn for this thread's entries of a chunk, in order. from(i): entry i before the pass. The loads of several
 // entries are in flight together.

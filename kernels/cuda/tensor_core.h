@@ -33,8 +33,8 @@ MS_MMA(mma_f16, "f16")
 #undef MS_MMA
 
 // Loads N (1, 2 or 4) matrices of 8 rows of 8 numbers of 16 bits from shared memory. Lane 8 m + r gives the address of
-// row r of matrix m, aligned to 16 bytes. Register m receives row l / 4, columns 2 (l % 4) and the next, of matrix m;
-// with TRANSPOSED, of its transpose.
+// row r of matrix m, aligned to 16 bytes. In lane l, register m receives row l / 4, columns 2 (l % 4) and the next, of
+// matrix m; with TRANSPOSED, of its transpose.
 template <int N, bool TRANSPOSED = false> static __device__ inline void load_matrices(uint32_t *r, const void *row)
 {
     static_assert(N == 1 || N == 2 || N == 4, "1, 2 or 4 matrices");

@@ -39,7 +39,9 @@ static ms_status conv_check(ms_call *c)
                              (long long)groups, ms__shape_text(4, w->shape), ms__shape_text(4, x->shape),
                              (long long)(w->shape[1] * groups), (long long)x->shape[1]);
     if (w->shape[0] % groups != 0)
-        return ms__call_fail(c, "Given groups=%lld, expected weight's %lld outputs to be divisible by it: %s",
+        return ms__call_fail(c,
+                             "Given groups=%lld, expected the number of output channels, %lld, to be divisible by "
+                             "groups; the weight is %s",
                              (long long)groups, (long long)w->shape[0], ms__shape_text(4, w->shape));
     if (w->shape[2] < 1 || w->shape[3] < 1)
         return ms__call_fail(c, "the weight's height and width must be at least 1, got %s",

@@ -18,7 +18,7 @@
 struct ms_native {
     void *ready;        // an event of the compute stream, after which the tensors may be read and written
     ms_storage *wide;   // half types: the input as float32, and the sum
-    ms_storage *whole;  // gathers: blocks that are copied to their places line by line
+    ms_storage *whole;  // all-gathers: blocks that are copied to the output line by line
     int n_calls, n_lines;
     ms_gpu_call *calls;
     ms_cuda_finish before, after;  // n 0: nothing to convert

@@ -175,9 +175,9 @@ ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const
                           int length, double ignore, ms_id *out)
 {
     if (n < 0 || length < 1)
-        return ms__fail(MS_EINVAL,
-                        "tokens: a batch of %d sequences of %d tokens, expected at least 0 sequences of at least 1", n,
-                        length);
+        return ms__fail(
+            MS_EINVAL, "tokens: a batch of %d sequences of %d tokens, expected 0 or more sequences of 1 or more tokens",
+            n, length);
     for (int k = 0; k < n; k++)
         if (!(starts[k] >= 0 && starts[k] < (double)t->count))
             return ms__fail(

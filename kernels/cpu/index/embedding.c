@@ -135,7 +135,7 @@ ms_status ms__cpu_embedding_backward(ms_call *c)
     if (st == MS_OK) st = read_ids(c, ids, t.rows, &held, &block, &t.ids);
     if (st == MS_OK) st = ms__alloc(&sorted, MS_CPU, (size_t)(t.rows + 2 + ids->numel) * sizeof(int64_t), c->op->name);
     if (st == MS_OK && out->numel) {
-        // start[row + 1] is the next place of a row during the sort, and the row's end afterwards.
+        // start[row + 1] is where the row's next entry goes during the sort, and the row's end afterwards.
         int64_t *start = sorted->data, *order = start + t.rows + 2;
         memset(start, 0, (size_t)(t.rows + 2) * sizeof *start);
         for (int64_t k = 0; k < ids->numel; k++) start[t.ids[k] + 2]++;

@@ -31,7 +31,7 @@ static MS_KERNEL void R(cross_rows)(void *arg, int64_t first, int64_t last, int6
 }
 
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t])
-// plus the gradient of the logsumexp output, if any, times exp(x[c] - lse).
+// plus the gradient of the logsumexp output, if any, times exp(x[c] - lse). [c = t] is 1 if c = t, else 0.
 static MS_KERNEL void R(cross_rows_backward)(void *arg, int64_t first, int64_t last, int64_t block)
 {
     (void)block;

@@ -219,8 +219,9 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
     return ms__cuda_product(index_of(call->out[0]), &p);
 }
 
-// Gets the mask as the kernels read it: a bool mask as it is, another in the scores' dtype with adjacent keys: a copy
-// if it is not so already, in which broadcast dimensions other than the keys have size 1. The caller releases *out.
+// *out: the mask as the kernels read it. A bool mask is passed as it is. Any other mask must have the scores' dtype and
+// adjacent keys; if it does not, it is copied, and broadcast dimensions other than the keys get size 1 in the copy. The
+// caller releases *out.
 static ms_status mask_of(ms_call *c, ms_tensor *mask, int dtype, ms_tensor **out)
 {
     int64_t shape[MS_MAX_DIMS];

@@ -10,7 +10,7 @@
 static MPI_Comm world = MPI_COMM_NULL;
 static int my_rank, n_ranks;
 
-// Whether the folder has room for Open MPI's segments: 4 MiB per rank of this node, with a margin 5 MB.
+// Whether the folder has room for Open MPI's segments, which take 4 MiB per rank of this node: at least 5 MB per rank.
 static int has_room(const char *folder, int ranks)
 {
     struct statvfs fs;
