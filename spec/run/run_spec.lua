@@ -397,6 +397,28 @@ describe("a run", function()
     assert.are.same({ 1, 2 }, { list[1].loss, list[2].loss })            -- the first line has waited
   end)
 
+  it("goes on with one warning without pictures and texts that the disk has no room for", function()
+    local run = start { out = path "media_full" }
+    run:log { loss = 1 }
+    assert(lfs.mkdir(path "media_full/digit.txt"))
+    assert(lfs.mkdir(path "media_full/media.jsonl"))
+    process.write(path "media_full/images", "")         -- a file in the folder's place
+    local warnings = ms.catch_warnings(function()
+      for _ = 1, 3 do
+        run:image("digit", ms.ones(2, 2))
+        run:text("digit", "seven")
+        run:histogram("weight", ms.ones(2))
+      end
+    end)
+    assert.are.equal(3, #warnings)
+    assert.matches("run: cannot write 'images' in '.*media_full': ", warnings[1])
+    assert.matches("run: cannot write 'digit.txt' in", warnings[2])
+    assert.matches("run: cannot write 'media.jsonl' in", warnings[3])
+    run:log { loss = 2 }
+    run:finish()
+    assert.are.equal(2, #ms.run.metrics(path "media_full"))
+  end)
+
   it("goes on without its CSV and event files where these cannot be written", function()
     local run = start { out = path "sinks", sinks = { "csv", "tensorboard" } }
     run:log { loss = 1 }

@@ -120,7 +120,7 @@ function M.new(path, name, config)
     end
     if not path then return nil, ("%s%s; give a folder as 'out'"):format(note, err_home and ", and " .. err_home or "") end
   end
-  local self = setmetatable({ path = path, note = note }, Folder)
+  local self = setmetatable({ path = path, note = note, failed = {} }, Folder)
   -- First metrics.jsonl, which makes the folder a run: one that is killed in between can be continued.
   local ok, err = open_metrics(self, "wx")
   if not ok then return nil, err end
@@ -186,7 +186,7 @@ end
 ---@param facts string[]  the names in config that describe a start
 ---@return RunFolder
 function M.continue(path, step, config, facts)
-  local self = setmetatable({ path = path }, Folder)
+  local self = setmetatable({ path = path, failed = {} }, Folder)
   local opened, err = open_metrics(self, "a")
   if not opened then error(err, 0) end
   local file = io.open(path .. "/config.json", "rb")
@@ -245,6 +245,14 @@ function Folder:metric(object, names)
   append(self, line, self.metrics)
 end
 
+-- A file beside the metrics that cannot be written, for example because the disk is full, does not end the run.
+local function written(self, name, ok, err)
+  if ok then return true end
+  if not self.failed[name] then log.warn_once(("run: cannot write '%s' in '%s': %s"):format(name, self.path, err)) end
+  self.failed[name] = true
+  return false
+end
+
 --- Appends a line to media.jsonl.
 ---@param object table  step, kind, name, and the values of this kind
 ---@param names string[]  the names to write, in order
@@ -252,20 +260,27 @@ function Folder:medium(object, names)
   if not self.media then
     local err
     self.media, err = io.open(self.path .. "/media.jsonl", "ae")
-    if not self.media then error(err, 0) end
+    if not self.media then return written(self, "media.jsonl", false, err) end
     self.medium_line = buffers.new()
   end
   self.medium_line:text(M.json(object, names) .. "\n")
   append(self, self.medium_line, self.media)
 end
 
---- Writes a file in the folder of the run; one with that name is replaced.
+--- Writes a file in the folder of the run; one with that name is replaced. Returns false after a warning if it cannot be
+--- written.
 ---@param name string  name of the file, with at most one folder before it
 ---@param text string  its contents
+---@return boolean ok
 function Folder:put(name, text)
   local into = name:match "^(.*)/"
-  if into then assert(make(self.path .. "/" .. into)) end
-  assert(write(self.path .. "/" .. name, text, "wb"))
+  local path, ok, err = self.path .. "/" .. name, true, nil
+  if into then ok, err = make(self.path .. "/" .. into) end
+  if ok then
+    ok, err = write(path, text, "wb")
+    if not ok then os.remove(path) end                  -- a part of it
+  end
+  return written(self, into or name, ok, err)
 end
 
 --- Appends a text to samples.txt or another file of this form.
@@ -273,7 +288,8 @@ end
 ---@param text string  the text
 ---@param name? string  name of the file, without .txt (default: "samples")
 function Folder:sample(step, text, name)
-  assert(write(("%s/%s.txt"):format(self.path, name or "samples"), ("---- step %d ----\n%s\n"):format(step, text), "a"))
+  name = (name or "samples") .. ".txt"
+  written(self, name, write(self.path .. "/" .. name, ("---- step %d ----\n%s\n"):format(step, text), "a"))
 end
 
 function Folder:close()

@@ -193,7 +193,7 @@ function Run:image(name, t)
   if not self.writes then return end
   local width, height, channels, pixels = pictures.image(t, "run:image: argument 2")
   local text, path = png(width, height, channels, pixels), ("images/%s-%06d.png"):format(file, self.step)
-  self.folder:put(path, text)
+  if not self.folder:put(path, text) then return end
   self.folder:medium({ step = self.step, kind = "image", name = name, file = path, width = width, height = height },
     IMAGE)
   if self.events then self.events:image(self.step, name, width, height, channels, text) end
