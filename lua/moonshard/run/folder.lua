@@ -267,8 +267,8 @@ function Folder:medium(object, names)
   append(self, self.medium_line, self.media)
 end
 
---- Writes a file in the folder of the run; one with that name is replaced. Returns false after a warning if it cannot be
---- written.
+--- Writes a file in the folder of the run; one with that name is replaced. Returns false after a warning if it cannot
+--- be written.
 ---@param name string  name of the file, with at most one folder before it
 ---@param text string  its contents
 ---@return boolean ok
