@@ -190,7 +190,7 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     gpu *g = &gpus[index];
     if (ms__over_limit(g->use.allocated, bytes))
         return ms__pool_no_memory(device, bytes, what, "limit of ms_set_memory_limit");
-    if (bytes > (size_t)1 << 40) return ms__pool_no_memory(device, bytes, what, "more than the memory of a device");
+    if (bytes > (size_t)1 << 40) return ms__pool_no_memory(device, bytes, what, "more than the largest block, 1 TiB");
     int c = ms__class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     ms_status st = MS_OK;
     ms_block *b;

@@ -288,7 +288,7 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
     if (MS_UNLIKELY(ms__over_limit(pool.use.allocated, bytes)))
         return ms__pool_no_memory(device, bytes, what, "limit of ms_set_memory_limit");
     if (MS_UNLIKELY(bytes > (size_t)1 << 40))
-        return ms__pool_no_memory(device, bytes, what, "more than the memory of this machine");
+        return ms__pool_no_memory(device, bytes, what, "more than the largest block, 1 TiB");
     size_t size;
     int c = ms__class_of(bytes, &size);
     if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;

@@ -32,31 +32,32 @@ static void adamw_factors(const ms_optim_options *o, double step, double *f)
     f[ADAM_DECAY] = 1 - o->lr * o->weight_decay;
 }
 
-#define ADAM_ROW(NAME, FACTORS, DOC, WEIGHT_DECAY, DECAY_DOC)                                                    \
-    static const optimizer ms__optim_##NAME = {                                                                  \
-        .row = { .name = #NAME,                                                                                  \
-                 .doc = DOC,                                                                                     \
-                 .states = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" },                                        \
-                 .needed = 3,                                                                                    \
-                 .options = { MS_OPTION(lr, lr, 1e-3, 0, "learning rate"),                                       \
-                              MS_OPTION_PAIR(betas, beta1, 0.9, 0.999, 0, 1,                                     \
-                                             "decay of the first and second moment, from 0 to below 1"),         \
-                              MS_OPTION(eps, eps, 1e-8, 0, "added to the root of the second moment"),            \
-                              MS_OPTION(weight_decay, weight_decay, WEIGHT_DECAY, 0, DECAY_DOC),                 \
-                              MS_OPTION_FLAG(amsgrad, amsgrad, "divides by the largest second moment so far"),   \
-                              MS_OPTION_FLAG(maximize, maximize, "ascends: steps by the negative gradient") } }, \
-        .range = #NAME ".step",                                                                                  \
-        .keeps = adam_keeps,                                                                                     \
-        .factors = FACTORS,                                                                                      \
+#define ADAM_ROW(NAME, FACTORS, DOC, WEIGHT_DECAY, DECAY_DOC)                                                  \
+    static const optimizer ms__optim_##NAME = {                                                                \
+        .row = { .name = #NAME,                                                                                \
+                 .doc = DOC,                                                                                   \
+                 .states = { "exp_avg", "exp_avg_sq", "max_exp_avg_sq" },                                      \
+                 .needed = 3,                                                                                  \
+                 .options = { MS_OPTION(lr, lr, 1e-3, 0, "learning rate"),                                     \
+                              MS_OPTION_PAIR(betas, beta1, 0.9, 0.999, 0, 1,                                   \
+                                             "decay of the first and second moment, from 0 to below 1"),       \
+                              MS_OPTION(eps, eps, 1e-8, 0, "added to the root of the second moment"),          \
+                              MS_OPTION(weight_decay, weight_decay, WEIGHT_DECAY, 0, DECAY_DOC),               \
+                              MS_OPTION_FLAG(amsgrad, amsgrad, "divides by the largest second moment so far"), \
+                              MS_OPTION_FLAG(maximize, maximize,                                               \
+                                             "maximizes instead of minimizing: negates the gradient") } },     \
+        .range = #NAME ".step",                                                                                \
+        .keeps = adam_keeps,                                                                                   \
+        .factors = FACTORS,                                                                                    \
     };
 ADAM_ROW(Adam, adam_factors,
          "Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). "
-         "weight_decay adds weight_decay p to the gradient.",
-         0, "this times p is added to the gradient")
+         "weight_decay adds weight_decay p to the gradient of parameter p.",
+         0, "weight_decay times the parameter is added to the gradient")
 ADAM_ROW(AdamW, adamw_factors,
-         "Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): lr weight_decay p is subtracted "
-         "from p, too.",
-         0.01, "lr times this times p is subtracted from p")
+         "Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): each step also subtracts lr "
+         "weight_decay p from parameter p.",
+         0.01, "the parameter is reduced by lr times weight_decay times itself")
 #undef ADAM_ROW
 #endif
 #endif

@@ -27,16 +27,17 @@ static void lion_factors(const ms_optim_options *o, double step, double *f)
 
 static const optimizer ms__optim_Lion = {
     .row = { .name = "Lion",
-             .doc =
-                 "Lion (Chen et al. 2023, algorithm 2): steps by the sign of an average gradient; lr weight_decay p is "
-                 "subtracted from p, too.",
+             .doc = "Lion (Chen et al. 2023, algorithm 2): steps by the sign of an average gradient, and subtracts "
+                    "lr weight_decay p from parameter p.",
              .states = { "exp_avg" },
              .needed = 1,
              .options = { MS_OPTION(lr, lr, 1e-4, 0, "learning rate"),
                           MS_OPTION_PAIR(betas, beta1, 0.9, 0.99, 0, 1,
                                          "share of the average in the step, and its decay, from 0 to below 1"),
-                          MS_OPTION(weight_decay, weight_decay, 0, 0, "lr times this times p is subtracted from p"),
-                          MS_OPTION_FLAG(maximize, maximize, "ascends: steps by the negative gradient") } },
+                          MS_OPTION(weight_decay, weight_decay, 0, 0,
+                                    "the parameter is reduced by lr times weight_decay times itself"),
+                          MS_OPTION_FLAG(maximize, maximize,
+                                         "maximizes instead of minimizing: negates the gradient") } },
     .range = "Lion.step",
     .keeps = lion_keeps,
     .factors = lion_factors,

@@ -600,66 +600,68 @@ function Tensor:logical_xor_(u) end
 ---@class SGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number, maximize: boolean }): SGD
 ---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
----   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: this times p is added to the
----   gradient; maximize: ascends: steps by the negative gradient
+---   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: weight_decay times the parameter
+---   is added to the gradient; maximize: maximizes instead of minimizing: negates the gradient
 local SGD = {}
 
 --- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay adds
---- weight_decay p to the gradient.
+--- weight_decay p to the gradient of parameter p.
 ---@class Adam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean, maximize: boolean }): Adam
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: this times p is added to the gradient; amsgrad: divides by the largest second moment
----   so far; maximize: ascends: steps by the negative gradient
+---   second moment; weight_decay: weight_decay times the parameter is added to the gradient; amsgrad: divides by the
+---   largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient
 local Adam = {}
 
---- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): lr weight_decay p is subtracted from p,
---- too.
+--- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): each step also subtracts lr weight_decay p
+--- from parameter p.
 ---@class AdamW: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean, maximize: boolean }): AdamW
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: lr times this times p is subtracted from p; amsgrad: divides by the largest second
----   moment so far; maximize: ascends: steps by the negative gradient
+---   second moment; weight_decay: the parameter is reduced by lr times weight_decay times itself; amsgrad: divides by
+---   the largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient
 local AdamW = {}
 
 --- RMSprop (Tieleman & Hinton 2012): divides by the root of a moving average of squares; centered (Graves 2013)
 --- subtracts the square of the average gradient from it.
 ---@class RMSprop: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, alpha: number, eps: number, weight_decay: number, momentum: number, centered: boolean, maximize: boolean }): RMSprop
----   lr: learning rate; alpha: share of the averages that is kept; eps: added to the root; weight_decay: this times p
----   is added to the gradient; momentum: share of the last step that is kept; centered: divides by an estimate of the
----   variance; maximize: ascends: steps by the negative gradient
+---   lr: learning rate; alpha: share of the averages that is kept; eps: added to the root; weight_decay: weight_decay
+---   times the parameter is added to the gradient; momentum: share of the last step that is kept; centered: divides by
+---   an estimate of the variance; maximize: maximizes instead of minimizing: negates the gradient
 local RMSprop = {}
 
 --- Adagrad (Duchi, Hazan & Singer 2011): divides by the root of the sum of all squares so far.
 ---@class Adagrad: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, lr_decay: number, weight_decay: number, initial_accumulator_value: number, eps: number, maximize: boolean }): Adagrad
----   lr: learning rate; lr_decay: step k uses lr / (1 + (k - 1) lr_decay); weight_decay: this times p is added to the
----   gradient; initial_accumulator_value: the sum's value before the first step; eps: added to the root; maximize:
----   ascends: steps by the negative gradient
+---   lr: learning rate; lr_decay: step k uses lr / (1 + (k - 1) lr_decay); weight_decay: weight_decay times the
+---   parameter is added to the gradient; initial_accumulator_value: the sum's value before the first step; eps: added
+---   to the root; maximize: maximizes instead of minimizing: negates the gradient
 local Adagrad = {}
 
 --- Adadelta (Zeiler 2012): scales the gradient by the root of average squared steps over average squared gradients.
 ---@class Adadelta: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, rho: number, eps: number, weight_decay: number, maximize: boolean }): Adadelta
----   lr: learning rate; rho: share of the averages that is kept; eps: added to both averages; weight_decay: this times
----   p is added to the gradient; maximize: ascends: steps by the negative gradient
+---   lr: learning rate; rho: share of the averages that is kept; eps: added to both averages; weight_decay:
+---   weight_decay times the parameter is added to the gradient; maximize: maximizes instead of minimizing: negates the
+---   gradient
 local Adadelta = {}
 
 --- Adamax (Kingma & Ba 2015, section 7.1): Adam with a decaying maximum of |g| in place of the second moment.
 ---@class Adamax: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, maximize: boolean }): Adamax
 ---   lr: learning rate; betas: decay of the first moment and of the maximum, from 0 to below 1; eps: added to |g|;
----   weight_decay: this times p is added to the gradient; maximize: ascends: steps by the negative gradient
+---   weight_decay: weight_decay times the parameter is added to the gradient; maximize: maximizes instead of
+---   minimizing: negates the gradient
 local Adamax = {}
 
 --- NAdam (Dozat 2016, with PyTorch's schedule of the momentum): Adam with Nesterov momentum.
 ---@class NAdam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, momentum_decay: number, decoupled_weight_decay: boolean, maximize: boolean }): NAdam
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: this times p is added to the gradient; momentum_decay: speed at which the momentum
----   grows to betas[1]; decoupled_weight_decay: subtracts lr times weight_decay times p from p instead; maximize:
----   ascends: steps by the negative gradient
+---   second moment; weight_decay: weight_decay times the parameter is added to the gradient; momentum_decay: speed at
+---   which the momentum grows to betas[1]; decoupled_weight_decay: reduces the parameter by lr times weight_decay times
+---   itself instead; maximize: maximizes instead of minimizing: negates the gradient
 local NAdam = {}
 
 --- RAdam (Liu et al. 2020, algorithm 2): Adam whose first steps do without the second moment, until its variance is
@@ -667,16 +669,18 @@ local NAdam = {}
 ---@class RAdam: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, decoupled_weight_decay: boolean, maximize: boolean }): RAdam
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
----   second moment; weight_decay: this times p is added to the gradient; decoupled_weight_decay: subtracts lr times
----   weight_decay times p from p instead; maximize: ascends: steps by the negative gradient
+---   second moment; weight_decay: weight_decay times the parameter is added to the gradient; decoupled_weight_decay:
+---   reduces the parameter by lr times weight_decay times itself instead; maximize: maximizes instead of minimizing:
+---   negates the gradient
 local RAdam = {}
 
---- Lion (Chen et al. 2023, algorithm 2): steps by the sign of an average gradient; lr weight_decay p is subtracted from
---- p, too.
+--- Lion (Chen et al. 2023, algorithm 2): steps by the sign of an average gradient, and subtracts lr weight_decay p from
+--- parameter p.
 ---@class Lion: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], weight_decay: number, maximize: boolean }): Lion
----   lr: learning rate; betas: share of the average in the step, and its decay, from 0 to below 1; weight_decay: lr
----   times this times p is subtracted from p; maximize: ascends: steps by the negative gradient
+---   lr: learning rate; betas: share of the average in the step, and its decay, from 0 to below 1; weight_decay: the
+---   parameter is reduced by lr times weight_decay times itself; maximize: maximizes instead of minimizing: negates the
+---   gradient
 local Lion = {}
 
 --- Rprop (Riedmiller & Braun 1993, in PyTorch's form): each element has a step size of its own, which grows while the
@@ -684,7 +688,7 @@ local Lion = {}
 ---@class Rprop: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, etas: number[], step_sizes: number[], maximize: boolean }): Rprop
 ---   lr: the first step's size; etas: factors of the step size after a change of sign, and otherwise; step_sizes: the
----   smallest and largest step; maximize: ascends: steps by the negative gradient
+---   smallest and largest step; maximize: maximizes instead of minimizing: negates the gradient
 local Rprop = {}
 
 --- Averaged stochastic gradient descent (Polyak & Juditsky 1992, in PyTorch's form): state ax is the average of the
@@ -692,6 +696,6 @@ local Rprop = {}
 ---@class ASGD: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, lambd: number, alpha: number, t0: number, weight_decay: number, maximize: boolean }): ASGD
 ---   lr: learning rate; lambd: decay of the parameter, and of the learning rate; alpha: power of the learning rate's
----   decay; t0: the step at which averaging begins; weight_decay: this times p is added to the gradient; maximize:
----   ascends: steps by the negative gradient
+---   decay; t0: the step at which averaging begins; weight_decay: weight_decay times the parameter is added to the
+---   gradient; maximize: maximizes instead of minimizing: negates the gradient
 local ASGD = {}
