@@ -89,8 +89,8 @@ static inline void ms__in_order(int ndim, const int *order, const int64_t *shape
     for (int d = 0; d < ndim; d++) out[d] = shape[order[d]];
 }
 
-// Gives `shape` to t, a contiguous tensor that was made with the sizes of ms__in_order. Its strides then follow
-// `order`.
+// Gives `shape` to t, a contiguous tensor that was made with the sizes of ms__in_order. Its strides are then in this
+// order.
 static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *shape)
 {
     int64_t stride[MS_MAX_DIMS];
