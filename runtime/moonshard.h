@@ -881,6 +881,29 @@ MS_API double ms_hash_below(double a, double b, double c, double n);         // 
 MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip,
                                  const double *scored, int length, double ignore, ms_id *out);
 
+// ---- captured steps ----------------------------------------------------------------------------
+
+// A step that is recorded while it runs once, and repeated without the script: the same operators, backward, clipping,
+// optimizer steps and collectives on the same memory, with new arguments and new random numbers. Only on the CPU.
+//  begin    starts a recording; own[k] is the step's copy of argument in[k], which the step must use instead. NULL on
+//           failure
+//  results  to be called in the recording, with what the step returns: out[k] is a copy of results[k]
+//  end      ends the recording, after the tensors that the step made have been released. Fails if the step cannot be
+//           repeated; then call free
+//  repeat   runs the step: copies in[] to the step's arguments; out[] are copies of its results
+//  free     frees the step and its memory; also ends a recording
+// The options and step counts that the recorded step passed to ms_optim_step must stay valid: repetitions read the
+// options again, and count on.
+typedef struct ms_captured ms_captured;
+MS_API ms_captured *ms_capture_begin(int n, const ms_id *in, ms_id *own);
+MS_API ms_status ms_capture_results(ms_captured *c, int n, const ms_id *results, ms_id *out);
+MS_API ms_status ms_capture_end(ms_captured *c);
+MS_API ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out);
+MS_API void ms_capture_free(ms_captured *c);
+// bytes: the memory that only the step uses; work: the number of pieces of work that it repeats.
+MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work);
+MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that is being recorded: MS_ESTATE
+
 // ---- profiler ---------------------------------------------------------------------------------
 
 typedef enum {

@@ -113,8 +113,9 @@ static ms_status attention_backward_check(ms_call *c)
     return ms__call_out(c, k, q->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(q), n, shape);
 }
 
-static const ms_op op_attention_backward = MS_ROW("attention_backward", 7, 8, .check = attention_backward_check,
-                                                  .run = { [MS_CPU] = ms__cpu_attention_backward });
+static const ms_op op_attention_backward =
+    MS_ROW("attention_backward", 7, 8, .flags = MS_OP_SEEDED, .check = attention_backward_check,
+           .run = { [MS_CPU] = ms__cpu_attention_backward });
 
 static ms_status attention_backward(ms_backward_call *b)
 {

@@ -28,8 +28,8 @@ static ms_status dropout_backward_check(ms_call *c)
     return check_p(c);
 }
 
-static const ms_op op_dropout_backward =
-    MS_ROW("dropout_backward", 1, 1, .check = dropout_backward_check, .run = { [MS_CPU] = ms__cpu_dropout });
+static const ms_op op_dropout_backward = MS_ROW("dropout_backward", 1, 1, .flags = MS_OP_SEEDED,
+                                                .check = dropout_backward_check, .run = { [MS_CPU] = ms__cpu_dropout });
 
 static ms_status dropout_backward(ms_backward_call *b)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // rows/sparse.c -- positions of sparse tensors: int64 [D, N], one column per value. Coalescing is not an operator,
 // because the shape of its result depends on the values.
+#include "device/capture.h"
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 
@@ -53,6 +54,7 @@ ms_status ms_sparse_coalesce(ms_id indices, const int64_t *sizes, ms_id *unique,
 {
     ms_tensor *t = ms__tensor(indices), *u = NULL, *p = NULL;
     if (!t) return ms_error_code();
+    if (ms__recording) return ms__capture_refuse("sparse tensors cannot be captured: their shapes depend on values");
     MS_TRY(check_positions(t));
     MS_TRY(ms__storage_sync(t->storage, false));
     int64_t n = t->shape[1], dims = t->shape[0], m = 0;

@@ -33,6 +33,7 @@ merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "de
 merge(require "moonshard.tensor.scope", "scope", "steps")
 merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled")
 merge(require "moonshard.autograd.function", "Function", "checkpoint")
+merge(require "moonshard.autograd.capture", "capture")
 merge(require "moonshard.autograd.sparse", "sparse_coo")
 merge(require "moonshard.tensor.random", "manual_seed", "get_rng_state", "set_rng_state")
 merge(require "moonshard.core.log", "warn", "log", "catch_warnings")

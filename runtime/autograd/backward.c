@@ -9,6 +9,7 @@
 // saves the outer run's state and restores it at its end.
 #include "autograd/owner.h"
 #include "autograd/backward.h"
+#include "device/capture.h"
 
 enum { PHASE_HOOKS, PHASE_BACKWARD, PHASE_ANSWER, PHASE_DELIVER };
 
@@ -48,6 +49,10 @@ static ms_status set_aside_leaf(ms_run *r, ms_leaf *l)
 static ms_status add_node(ms_run *r, ms_node *n)
 {
     if (MS_UNLIKELY(n->freed && n->keeps)) return ms__used_up(n);
+    if (MS_UNLIKELY(ms__recording != NULL && n->seq < ms__recording->first_node))
+        return ms__capture_refuse("backward reaches %s, which ran before the step; run the forward inside the step, or "
+                                  "detach() what comes from outside",
+                                  n->op ? ms__op_title(n->op->name) : "a function or module");
     MS_TRY(
         ms__grow(&r->agenda, &r->cap_agenda, r->n_agenda, sizeof *r->agenda, "backward", "the lists of pending work"));
     if (MS_UNLIKELY(n->run != NULL)) MS_TRY(set_aside_node(r, n));

@@ -5,6 +5,7 @@
 // its backward reads. Of its own outputs it holds only aliases, so that the graph has no cycles and is freed with the
 // last tensor that needs it. Of a unit's parameters it holds aliases too: the parameter tensor changes its storage
 // while the graph still needs the earlier view.
+#include "autograd/captured.h"
 #include "autograd/graph.h"
 #include "base/watched.h"
 
@@ -12,6 +13,8 @@ enum { CLASS = 256, CLASSES = 17 };  // blocks of up to 4 KiB are pooled
 static ms_node *pool[CLASSES];
 static uint64_t next_seq = 1;
 static ms_leaf *spare_leaf;  // free list, linked through tensor
+
+uint64_t ms__next_node(void) { return next_seq; }
 
 // ---- dead keys --------------------------------------------------------------------------------
 
@@ -158,6 +161,7 @@ ms_leaf *ms__leaf_of(ms_tensor *t)
 void ms__leaf_set_grad(ms_leaf *l, ms_tensor *g)
 {
     ms_tensor *old = l->grad;
+    if (MS_UNLIKELY(ms__capturing != NULL)) ms__note_grad_set(ms__capturing, l, g);
     if (g) {
         ms__own(g);
         if (g->storage->kind == MS_MEMORY_OTHER) ms__storage_hold(g->storage, MS_MEMORY_GRADIENTS);
@@ -210,6 +214,7 @@ ms_status ms_set_requires_grad(ms_id id, int on)
 ms_id ms_get_grad(ms_id id)
 {
     ms_tensor *t = ms__tensor(id);
+    if (t && t->leaf) ms__grad_is_read(t->leaf);
     if (!t || !t->leaf || !t->leaf->grad) return 0;
     ms_tensor *g = t->leaf->grad;
     bool named = g->slot != 0;

@@ -87,6 +87,7 @@ void ms__node_free_saved(ms_node *n);  // called after the node's backward, unle
 ms_node *ms__node_new(ms_node_kind kind, int n_in, ms_tensor *const *in, int n_out);
 void ms__node_output(ms_node *n, int k, ms_tensor *t);  // makes t output k of n
 ms_meta ms__meta_of(const ms_tensor *t);
+uint64_t ms__next_node(void);                    // the sequence number that the next node will get
 bool ms__any_grad(int n, ms_tensor *const *in);  // whether grad mode is on and an input requires grad
 void ms__dead_key(double key);                   // makes ms_dead_keys report the key
 ms_hook *ms__hook_add(ms_hook **list, ms_hook_kind kind, int index);  // appends a hook; NULL if there is no memory

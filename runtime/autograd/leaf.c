@@ -3,6 +3,7 @@
 // completes leaves: runs the hooks on a leaf's total and adds it to the leaf's grad.
 #include "autograd/owner.h"
 #include "autograd/backward.h"
+#include "autograd/captured.h"
 
 bool ms__exclusive(const ms_tensor *t)
 {
@@ -85,6 +86,7 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
     }
     if (l->grad) {
         ms_tensor *same;
+        ms__grad_is_read(l);
         ms_status st = ms__op2(&same, ms__op_by_name("add_"), l->grad, g);
         if (st == MS_OK) ms__release(same);
         ms__release(g);

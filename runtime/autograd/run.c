@@ -8,6 +8,7 @@
 #include "autograd/owner.h"
 #include "autograd/backward.h"
 #include "base/watched.h"
+#include "device/capture.h"
 
 static ms_run *top, *spare_run;
 static ms_stacked *spare_task;
@@ -93,6 +94,13 @@ ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
         "run",        "tensor hook",    "backward of a Function", "module backward hook", "leaf hook",
         "checkpoint", "pre-all-gather", "post-all-gather",        "reduction hook",       "all-reduce hook"
     };
+    if (MS_UNLIKELY(ms__recording != NULL && q->kind != MS_EV_FUNCTION && q->kind != MS_EV_RECOMPUTE)) {
+        (void)ms__capture_refuse("it calls a %s, which repetitions would not call; remove it, or do not capture this "
+                                 "step",
+                                 names[q->kind]);
+        *ev = (ms_event) { .kind = q->kind, .key = q->key, .unit = q->unit };
+        return MS_RUN_FAILED;
+    }
     drop_answers(r);
     r->event.kind = q->kind;
     r->modes.grad_mode = ms__state.grad_mode;

@@ -7,6 +7,7 @@
 // record.
 #include <stdio.h>
 #include "comm/internal.h"
+#include "device/capture.h"
 #include "base/trace.h"
 #include "base/watched.h"
 
@@ -344,6 +345,10 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     ms_storage *marked = NULL;
     if (work) *work = NULL;
     ms__stream_reap();
+    if (MS_UNLIKELY(ms__capturing != NULL)) {
+        status = ms__capture_refuse("%s: collectives cannot be captured", ROW(c->op)->name);
+        goto drop;
+    }
     if (g->freed) {
         status = ms__fail(MS_EINVAL, "%s: this group was freed by dist.free_group", ROW(c->op)->name);
         goto drop;

@@ -12,6 +12,7 @@
 
 #include "base/activity.h"
 #include "base/plugin.h"
+#include "device/capture.h"
 #include "device/device.h"
 
 ms_cuda_client ms__cuda_client;
@@ -92,6 +93,8 @@ ms_status ms__cuda_sync(int device, int stream) { return table ? table->sync(ms_
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
 {
     if (bytes == 0) return MS_OK;
+    if (MS_UNLIKELY(ms__capturing != NULL))
+        return ms__capture_refuse("%zu bytes are moved outside of operators", bytes);
     if (!ms__is_cuda(to) && !ms__is_cuda(from)) {
         memmove(dst, src, bytes);
         return MS_OK;

@@ -58,6 +58,14 @@ static struct {
 
 int64_t ms__live_tensors;
 
+struct ms_pins {
+    ms_block *free[MS_CLASSES];
+    size_t bytes;  // what the ledger counts for all blocks
+    int in_use;
+    bool over;  // the step was freed: blocks in use return to the pool
+};
+ms_pins *ms__pinning;
+
 static ms_usage *usage_of(int device)
 {
     if (ms__is_cuda(device)) return ms__gpu_usage(ms__index(device));
@@ -267,6 +275,32 @@ ms_status ms__pool_no_memory(int device, size_t bytes, const char *what, const c
                     what ? what : "allocation", bytes, name, why, u->allocated, u->reserved);
 }
 
+// b is in use, for `bytes` bytes: a free block of p, or one from the pool.
+static void pin(ms_pins *p, ms_block *b, size_t bytes)
+{
+    if (b->pins) p->bytes -= b->size;
+    b->pins = p;
+    p->bytes += bytes;
+    p->in_use++;
+}
+
+// A pinned block of class c is no longer in use. Returns false if it goes back to the pool.
+static bool unpin(ms_block *b, int c)
+{
+    ms_pins *p = b->pins;
+    p->in_use--;
+    p->bytes += b->size - b->bytes;
+    if (!p->over) {
+        b->bytes = b->size;
+        ms__add_allocated(&pool.use, b, "captured step");
+        ms__push(&p->free[c], b);
+        return true;
+    }
+    b->pins = NULL;
+    if (p->in_use == 0) free(p);
+    return false;
+}
+
 ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
 {
     ms_block *b;
@@ -291,9 +325,12 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what)
         return ms__pool_no_memory(device, bytes, what, "more than the largest block, 1 TiB");
     size_t size;
     int c = ms__class_of(bytes, &size);
-    if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
+    ms_pins *pins = ms__pinning;
+    if (MS_UNLIKELY(pins != NULL) && (b = ms__pop(&pins->free[c]))) ms__drop_allocated(&pool.use, b);
+    else if (MS_LIKELY(pool.top && (b = pool.top->free[c]))) pool.top->free[c] = b->next;
     else if (!(b = alloc_slow(c, size, false)))
         return ms__pool_no_memory(device, bytes, what, "more than the memory that this process may still use");
+    if (MS_UNLIKELY(pins != NULL)) pin(pins, b, bytes);
     b->bytes = bytes;
     b->device = device;
     MS_UNPOISON(b->data, bytes);
@@ -315,7 +352,26 @@ void ms__free(ms_block *b)
     MS_POISON(b->data, b->size);
     size_t size;
     int c = ms__class_of(b->size, &size);
+    if (MS_UNLIKELY(b->pins != NULL) && unpin(b, c)) return;
     ms__push(&s->free[c], b);
+}
+
+// ---- pinned blocks --------------------------------------------------------------------------------
+
+ms_pins *ms__pins_new(void) { return calloc(1, sizeof(ms_pins)); }
+size_t ms__pins_bytes(const ms_pins *p) { return p->bytes; }
+int ms__pins_in_use(const ms_pins *p) { return p->in_use; }
+
+void ms__pins_free(ms_pins *p)
+{
+    p->over = true;
+    p->in_use++;  // keeps p during the loop
+    for (int c = 0; c < MS_CLASSES; c++)
+        for (ms_block *b; (b = ms__pop(&p->free[c]));) {
+            p->in_use++;
+            ms__free(b);
+        }
+    if (--p->in_use == 0) free(p);
 }
 
 void ms__set_kind(ms_block *b, ms_memory_kind kind)

@@ -21,6 +21,8 @@ static inline bool ms__is_cuda(int device) { return ms__device_type(device) == M
 static inline bool ms__is_meta(int device) { return ms__device_type(device) == MS_META; }
 
 typedef struct ms_segment ms_segment;
+typedef struct ms_captured ms_captured;  // device/capture.h
+typedef struct ms_pins ms_pins;
 typedef struct ms_block {
     void *data;    // 64-byte aligned; NULL for 0 bytes
     size_t bytes;  // the requested size
@@ -29,6 +31,7 @@ typedef struct ms_block {
     uint32_t tag;           // the kind in the low 4 bits, above it the record of history.c; 0: neither
     ms_segment *segment;    // the CPU's arena that contains it; NULL: none
     struct ms_block *next;  // free list
+    ms_pins *pins;          // the captured step that has pinned it; NULL: none
 } ms_block;
 
 // Allocates a block of `bytes` bytes. On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.
@@ -36,6 +39,15 @@ ms_status ms__alloc(ms_block **out, int device, size_t bytes, const char *what);
 void ms__free(ms_block *b);
 static inline ms_memory_kind ms__kind_of(const ms_block *b) { return (ms_memory_kind)(b->tag & 15); }
 void ms__set_kind(ms_block *b, ms_memory_kind kind);  // records what b holds; a new block is MS_MEMORY_OTHER
+
+// Memory of a captured step. Blocks that are allocated while ms__pinning is set are pinned: when they are freed they
+// return to the pins, where only allocations of the same recording find them, and to the pool when the pins are freed.
+// Free pinned blocks count as allocated, with the size of their class.
+extern ms_pins *ms__pinning;
+ms_pins *ms__pins_new(void);  // NULL: no memory
+void ms__pins_free(ms_pins *p);
+size_t ms__pins_bytes(const ms_pins *p);  // what the ledger counts for all its blocks
+int ms__pins_in_use(const ms_pins *p);    // the number of its blocks that are in use
 
 // Finds what peers need to map b: the file descriptor of its arena in this process, the arena's id and size, and b's
 // offset. False if peers cannot map b.

@@ -10,6 +10,7 @@
 #include <time.h>
 #include "base/activity.h"
 #include "base/thread.h"
+#include "device/capture.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "base/trace.h"
@@ -26,6 +27,8 @@ struct ms_pending {
     // The observer's epoch when the record was launched. If the record failed only because a record that it waited for
     // had failed: the epoch of that record.
     uint64_t epoch;
+    const void *step;  // the captured step during whose recording it was queued; NULL: none
+    int number;        // its number in that step
     // See ms__queued. end: written before `done`, NULL: no work was queued on a GPU. joined, holders: engine thread
     // only.
     int device, gpu_stream;
@@ -159,6 +162,18 @@ void ms__event_release(ms_pending *e)
     free(e);
 }
 
+void ms__event_number(ms_pending *e, const void *step, int number)
+{
+    e->step = step;
+    e->number = number;
+}
+
+// A captured step repeats a wait, and also the retirement of a record: afterwards its memory may be in use again.
+static void note_wait(const ms_pending *e)
+{
+    if (MS_UNLIKELY(ms__recording != NULL) && e->step == ms__recording) ms__capture_wait(e->number);
+}
+
 // ---- work on a GPU ----
 
 void ms__queued(int device, int stream, void *end)
@@ -261,6 +276,7 @@ bool ms__event_done(ms_pending *e) { return !e || atomic_load_explicit(&e->done,
 
 static void retire(ms_record *r)
 {
+    note_wait(r->event);
     if (r->retire) r->retire(r->arg, r->event->status);
     drop_waits(r->waits, r->n_waits);
     ms__event_release(r->event);
@@ -342,6 +358,7 @@ ms_status ms__event_wait(ms_pending *e)
                                          "waiting for the copy queue" };
     MS_RANGE(MS_RANGE_WAIT, names[e->kind], NULL);
     if (!ms__event_done(e)) atomic_store_explicit(ms__engine_waits, (int)e->kind, memory_order_release);
+    note_wait(e);
     ms_status status = wait_for(e);
     atomic_store_explicit(ms__engine_waits, -1, memory_order_release);
     if (status == MS_OK) status = ms__event_join(e);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "device/capture.h"
 #include "device/device.h"
 #include "io/direct.h"
 #include "io/files.h"
@@ -158,6 +159,7 @@ static ms_status get(ms_loader *l, const ms_st_entry *e, uint64_t from, uint64_t
 
 ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at)
 {
+    if (ms__recording) return ms__capture_refuse("it reads a file; pass what it reads as arguments");
     ms_tensor *t = ms__tensor(dst);
     const ms_st_entry *e = t ? entry_at(l, k) : NULL;
     if (!e) return ms__failure();
@@ -328,6 +330,7 @@ ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out)
 
 ms_id ms_loader_read(ms_loader *l, int k, double first, double count)
 {
+    if (ms__recording) return ms__no_id(ms__capture_refuse("it reads a file; pass what it reads as arguments"));
     const ms_st_entry *e = entry_at(l, k);
     if (!e) return 0;
     int64_t shape[MS_MAX_DIMS], rows = e->ndim ? e->shape[0] : 1;

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "device/capture.h"
 #include "io/files.h"
 #include "tensor/tensor.h"
 
@@ -174,6 +175,7 @@ double ms_hash_below(double a, double b, double c, double n) { return n >= 1 ? (
 ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts, const double *skip, const double *scored,
                           int length, double ignore, ms_id *out)
 {
+    if (ms__recording) return ms__capture_refuse("it reads a batch of tokens; pass batches as arguments");
     if (n < 0 || length < 1)
         return ms__fail(
             MS_EINVAL, "tokens: a batch of %d sequences of %d tokens, expected 0 or more sequences of 1 or more tokens",

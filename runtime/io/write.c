@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device/capture.h"
 #include "device/device.h"
 #include "io/direct.h"
 #include "io/files.h"
@@ -198,6 +199,7 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
 {
     ms_tensor *t = ms__tensor(id), *c;
     if (!t) return ms__failure();
+    if (ms__recording) return ms__capture_refuse("it writes a file; save outside of the step");
     if (!s->text) MS_TRY(fix_header(s));
     ms_st_entry *e = ms__st_find(&s->h, name);
     if (!e) return ms__fail(MS_EINVAL, "save: tensor '%s' was not declared", name);

@@ -3,6 +3,7 @@
 // copying.
 #include "cpu/cpu.h"
 #include "device/device.h"
+#include "ops/captured.h"
 #include "rows/ops.h"
 
 static int kind_of(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
@@ -105,6 +106,7 @@ ms_status ms__grad_to(ms_tensor **out, ms_tensor *g, const ms_meta *input)
 ms_status ms__fill_data(ms_tensor *t, double value)
 {
     if (t->numel == 0 || ms__device(t) == MS_META) return MS_OK;
+    if (MS_UNLIKELY(ms__capturing != NULL)) return ms__capture_fill(t, value);
     if (ms__is_cuda(ms__device(t))) return ms__cuda()->fill_tensor(t, value);
     ms__cpu_fill_tensor(t, value);
     return MS_OK;
@@ -125,6 +127,7 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
 {
     int to = ms__device(dst), from = ms__device(src);
     if (dst->numel == 0 || to == MS_META) return MS_OK;
+    if (MS_UNLIKELY(ms__capturing != NULL)) return ms__capture_copy(dst, src);
     if (MS_LIKELY(to == MS_CPU && from == MS_CPU)) {
         ms__cpu_copy_tensor(dst, src);
         return MS_OK;

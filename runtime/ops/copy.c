@@ -6,6 +6,7 @@
 // The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that was on the compute
 // stream when the copy was issued, copies, and ends when the copy is complete. Both storages carry the record's event,
 // so that the next operator on either waits, and are retained until the record has ended.
+#include "device/capture.h"
 #include "device/device.h"
 #include "ops/op.h"
 
@@ -54,6 +55,9 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
 {
     int to = ms__device(dst), from = ms__device(src);
     if (event) *event = NULL;
+    if (MS_UNLIKELY(ms__capturing != NULL))
+        return ms__capture_refuse("an asynchronous copy of %s to %s cannot be captured", ms__tensor_text(src),
+                                  ms__tensor_text(dst));
     if (dst->dtype != src->dtype || dst->numel != src->numel || !ms__is_contiguous(dst) || !ms__is_contiguous(src))
         return ms__fail(MS_EINVAL, "copy_async: %s and %s must be contiguous and have the same dtype and size",
                         ms__tensor_text(dst), ms__tensor_text(src));

@@ -9,6 +9,7 @@
 
 #include "base/launcher.h"
 #include "base/env.h"
+#include "device/capture.h"
 #include "ops/op.h"
 
 static int threads = 1;
@@ -129,6 +130,7 @@ static uint64_t rng_seed = 20231, rng_offset;
 
 void ms_manual_seed(double seed)
 {
+    if (ms__recording) (void)ms__capture_refuse("it sets the random generator; call manual_seed outside");
     rng_seed = (uint64_t)(int64_t)seed;
     rng_offset = 0;
 }
@@ -152,4 +154,5 @@ void ms__rng_next(uint64_t *seed, uint64_t *offset)
 }
 
 uint64_t ms__rng_offset(void) { return rng_offset; }
+uint64_t ms__rng_seed(void) { return rng_seed; }
 void ms__rng_rewind(uint64_t offset) { rng_offset = offset; }

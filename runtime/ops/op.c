@@ -13,6 +13,7 @@
 #include "base/activity.h"
 #include "base/trace.h"
 #include "device/device.h"
+#include "ops/captured.h"
 #include "ops/families.h"
 #include "ops/op.h"
 
@@ -321,7 +322,7 @@ static ms_status dispatch(ms_call *c, bool record)
     if (device != MS_META) {
         ms_status (*run)(ms_call *) = kernel_for(op, device);
         if (MS_LIKELY(run != NULL)) {
-            st = run(c);
+            st = MS_UNLIKELY(ms__capturing != NULL) ? ms__capture_call(c, run, drawn) : run(c);
             if (MS_UNLIKELY(device == MS_CUDA && sync_each() && st == MS_OK))
                 st = finish(c, ms__device(c->n_out ? c->out[0] : first));
         } else if (!(op->flags & MS_OP_VIEW)) {

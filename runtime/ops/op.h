@@ -56,6 +56,10 @@ typedef struct ms_meta {
     int64_t shape[MS_MAX_DIMS];
 } ms_meta;
 
+// A flag of rows beside those of moonshard.h: the last three integers are the seed and offset of a forward's random
+// numbers, used if its first number, a probability, is above 0, and a mask (rows/grad.h).
+enum { MS_OP_SEEDED = 1 << 10 };
+
 struct ms_op {
     const char *name;
     int8_t n_in_min, n_in_max;   // number of inputs

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ops/read.c -- public functions that read a tensor: its values as numbers, its address, a copy of its whole storage.
 #include "base/activity.h"
+#include "device/capture.h"
 #include "device/device.h"
 #include "ops/op.h"
 
@@ -20,6 +21,10 @@ static double load(const void *data, int dtype, int64_t k)
 // Waits for the tensor's bytes. Fails for a tensor without bytes: sharded, vacated or on meta.
 static ms_status readable(ms_tensor *t, const char *who)
 {
+    if (MS_UNLIKELY(ms__recording != NULL))
+        return ms__capture_refuse("%s reads values of %s, and a captured step repeats its work without the script; "
+                                  "return the tensor from the step and read it outside",
+                                  who, ms__tensor_text(t));
     if (t->sharded)
         return ms__fail(MS_ESTATE, "%s: parameter '%s' is sharded; use to_local() or full_tensor()", who,
                         t->name ? t->name : "?");

@@ -3,6 +3,7 @@
 // waiting, landing. backward.c decides when to reduce, the views decide how.
 #include <stdio.h>
 
+#include "autograd/captured.h"
 #include "device/device.h"
 #include "shard/reduce.h"
 #include "shard/views/views.h"
@@ -91,6 +92,7 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
         ms__leaf_set_grad(l, ms__retain(part));
         return MS_OK;
     }
+    ms__grad_is_read(l);
     return ms__add_to(l->grad, part);
 }
 

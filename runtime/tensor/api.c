@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "device/capture.h"
 #include "base/activity.h"
 #include "device/device.h"
 #include "device/gpu_pool.h"
@@ -55,7 +56,10 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
     MS_BUSY;
     ms_tensor *t;
     if (check_dtype("tensor", dtype) || check_shape("tensor", ndim, shape)) return 0;
-    if (ms__tensor_new(&t, dtype, MS_CPU, ndim, shape, "tensor")) return 0;
+    ms_captured *step = ms__capture_suspend();
+    ms_status st = ms__tensor_new(&t, dtype, MS_CPU, ndim, shape, "tensor");
+    ms__capture_resume(step);
+    if (st != MS_OK) return 0;
     for (int64_t k = 0; k < t->numel; k++) {
         double v = values[k];
         if (!ms__holds(dtype, v)) {
@@ -69,6 +73,7 @@ ms_id ms_from_data(int dtype, int ndim, const int64_t *shape, const double *valu
         }
         store(t->storage->data, dtype, k, v);
     }
+    if (MS_UNLIKELY(step != NULL) && ms__capture_constant(&t)) return 0;
     return ms__name(t);
 }
 
@@ -202,6 +207,7 @@ ms_status ms_set_data(ms_id id, ms_id src)
 {
     ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);
     if (!t || !s) return ms__failure();
+    if (ms__recording) return ms__capture_refuse("it gives a tensor other memory (data), and repetitions would not");
     if (t->node)
         return ms__fail(MS_EINVAL,
                         "set_data: the tensor is the result of an operator; only the data of leaves can be replaced");

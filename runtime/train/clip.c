@@ -8,9 +8,11 @@
 // collectives of their groups stay on GPUs, so does the norm, and the host waits for nothing.
 #include <math.h>
 
+#include "autograd/captured.h"
 #include "base/activity.h"
 #include "device/device.h"
 #include "base/trace.h"
+#include "ops/captured.h"
 #include "shard/script.h"
 #include "shard/unit.h"
 
@@ -175,6 +177,7 @@ static ms_status collect(gradients *s, int n, const ms_id *leaves)
             t = managed->local;
         }
         ms_tensor *g = t->leaf ? t->leaf->grad : NULL;
+        if (t->leaf) ms__grad_is_read(t->leaf);
         if (s->dtype < 0) s->dtype = t->dtype == MS_F64 ? MS_F64 : MS_F32;
         if (!g || g->numel == 0 || ms__device(g) == MS_META) continue;
         if (!ms__is_contiguous(g))
@@ -189,6 +192,7 @@ static ms_status collect(gradients *s, int n, const ms_id *leaves)
         s->devices[place] = ms__device(g);
         s->parts[place] = (ms_norm_part) { .g = ms__data(g), .dtype = g->dtype, .owner = at, .numel = g->numel };
         g->version->count++;
+        if (MS_UNLIKELY(ms__capturing != NULL)) (void)ms__capture_tensor(ms__capturing, g);
     }
     if (s->dtype < 0) s->dtype = MS_F32;
     while (s->n_cpu < s->n && s->devices[s->n_cpu] == MS_CPU) s->n_cpu++;
@@ -284,6 +288,52 @@ static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_
     return MS_OK;
 }
 
+// ---- captured steps ----
+
+// A call as work of a captured step.
+typedef struct {
+    gradients s;
+    part_list list;
+    int64_t blocks;
+    double max_norm;
+    ms_tensor *norm;
+} clip_work;
+
+static ms_status repeat_clip(void *arg, ms_captured *c)
+{
+    clip_work *w = arg;
+    (void)c;
+    MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
+    memset(w->s.sums, 0, sizeof w->s.sums);
+    return clip(&w->s, &w->list, w->blocks, w->max_norm, w->norm);
+}
+
+static void drop_clip(void *arg)
+{
+    clip_work *w = arg;
+    for (int k = 0; k < w->s.n_groups; k++) ms__group_release(w->s.groups[k]);
+    free(w->list.partial);
+    free(w->s.parts);
+    free(w->s.devices);
+}
+
+// Clips, and adds that to the step that is being recorded, which takes over the lists.
+static ms_status capture(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
+{
+    if (s->n_cpu < s->n) return ms__capture_refuse("clip_grad_norm_: only steps on the CPU can be captured");
+    ms_captured *c = ms__capture_suspend();
+    ms_status st = clip(s, list, blocks, max_norm, norm);
+    ms__capture_resume(c);
+    clip_work *w = st == MS_OK ? ms__capture_work(c, repeat_clip, drop_clip, sizeof *w) : NULL;
+    if (!w) return st;
+    *w = (clip_work) { *s, *list, blocks, max_norm, ms__capture_tensor(c, norm) };
+    for (int k = 0; k < s->n_groups; k++) { c->sends |= ms__group_size(ms__group_hold(s->groups[k])) > 1; }
+    s->parts = NULL;
+    s->devices = NULL;
+    list->partial = NULL;
+    return MS_OK;
+}
+
 ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
     MS_BUSY;
@@ -316,7 +366,8 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
     // gradients are on one device, the norm is there, too.
     int device = s.n > 0 && s.devices[0] == s.devices[s.n - 1] ? s.devices[0] : MS_CPU;
     if (ms__names_reserve(1, "clip_grad_norm_") || ms__tensor_new(&norm, s.dtype, device, 0, NULL, "clip_grad_norm_") ||
-        clip(&s, &list, blocks, max_norm, norm))
+        (MS_UNLIKELY(ms__capturing != NULL) ? capture(&s, &list, blocks, max_norm, norm)
+                                            : clip(&s, &list, blocks, max_norm, norm)))
         goto out;
     result = ms__name(norm);
     norm = NULL;
@@ -382,6 +433,8 @@ ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_
 {
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
+    if (MS_UNLIKELY(ms__recording != NULL))
+        return ms__capture_refuse("a gradient scaler decides by values whether to step; train in bfloat16 without one");
     ms_tensor *factor = ms__tensor(inverse), *flag = ms__tensor(found);
     if (!factor || !flag) return ms__failure();
     int device = ms__device(factor);

@@ -10,10 +10,12 @@
 #include <xmmintrin.h>
 #endif
 
+#include "autograd/captured.h"
 #include "base/activity.h"
 #include "device/device.h"
 #include "device/gpu_pool.h"
 #include "base/trace.h"
+#include "ops/captured.h"
 #include "shard/script.h"
 
 enum { BLOCK = 1 << 14 };
@@ -152,28 +154,52 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
     keep_tiny(mode);
 }
 
+typedef struct {
+    ms_tensor *leaf;
+    double *steps;  // the steps that it has taken
+    const ms_optim_options *options;
+    int job;  // index of its job; -1: it has no elements
+    ms_tensor *state[MS_OPTIM_STATES];
+} stepped;
+
+// The factors of the leaf before: most leaves of a group have taken the same number of steps.
+typedef struct {
+    const ms_optim_options *options;
+    double steps, values[MS_OPTIM_FACTORS + 1];
+} factors;
+
 // A step over all leaves of some groups: its jobs, and what must be undone or released at its end.
 typedef struct {
     int n_jobs, n_stepped, n_made, n_copies;
     int64_t blocks;
     job *jobs;
-    double **steps;       // the step counts of the stepped leaves
-    ms_tensor **stepped;  // the stepped leaves
-    ms_id *made;          // states that this step made
-    ms_tensor **copies;   // gradients that were copied to be contiguous
+    stepped *stepped;
+    ms_id *made;         // states that this step made
+    ms_tensor **copies;  // gradients that were copied to be contiguous
+    factors factors;
 } step;
 
 static ms_status step_begin(step *s, int n)
 {
     *s = (step) { .jobs = malloc((size_t)n * sizeof *s->jobs),
-                  .steps = malloc((size_t)n * sizeof *s->steps),
                   .stepped = malloc((size_t)n * sizeof *s->stepped),
                   .made = malloc((size_t)n * MS_OPTIM_STATES * sizeof *s->made),
                   .copies = malloc((size_t)n * sizeof *s->copies) };
-    if (s->jobs && s->steps && s->stepped && s->made && s->copies) return MS_OK;
-    return ms__no_memory((size_t)n * (sizeof *s->jobs + sizeof *s->steps + sizeof *s->stepped +
-                                      MS_OPTIM_STATES * sizeof *s->made + sizeof *s->copies),
+    if (s->jobs && s->stepped && s->made && s->copies) return MS_OK;
+    return ms__no_memory((size_t)n * (sizeof *s->jobs + sizeof *s->stepped + MS_OPTIM_STATES * sizeof *s->made +
+                                      sizeof *s->copies),
                          "optimizer", "the list of %d parameters", n);
+}
+
+static void set_factors(factors *last, const stepped *l, double *f)
+{
+    if (last->options != l->options || last->steps != *l->steps) {
+        optimizer_at(l->options->kind)->factors(l->options, *l->steps + 1, last->values);
+        last->values[MS_OPTIM_SIGN] = l->options->maximize ? -1 : 1;
+        last->options = l->options;
+        last->steps = *l->steps;
+    }
+    memcpy(f, last->values, sizeof last->values);
 }
 
 static void step_end(step *s)
@@ -181,23 +207,24 @@ static void step_end(step *s)
     for (int k = 0; k < s->n_made; k++) ms_release(s->made[k]);
     for (int k = 0; k < s->n_copies; k++) ms__release(s->copies[k]);
     free(s->jobs);
-    free(s->steps);
     free(s->stepped);
     free(s->made);
     free(s->copies);
 }
 
 // Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet.
-static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *state, job *j)
+static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *state, stepped *l)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
     for (int k = 0; k < MS_OPTIM_STATES; k++) {
         if (!(keeps >> k & 1)) continue;
         if (state[k] == 0) {
             ms_tensor *t = NULL;
+            ms_captured *c = ms__capture_suspend();  // a captured step does not make state again
             ms__gpu_lasting = true;
             ms_status st = ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape);
             ms__gpu_lasting = false;
+            ms__capture_resume(c);
             MS_TRY(st);
             if (!(state[k] = ms__name_unscoped(t))) return ms__failure();
             s->made[s->n_made++] = state[k];
@@ -210,7 +237,7 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
                             ms__tensor_text(t), ms__dtype_name(dtype), ms__tensor_text(p));
         MS_TRY(ms__storage_sync(t->storage, true));
         ms__storage_hold(t->storage, MS_MEMORY_OPTIMIZER);
-        j->state[k] = ms__data(t);
+        l->state[k] = t;
         t->version->count++;
     }
     return MS_OK;
@@ -233,6 +260,14 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
     return cast ? ms__copy(*out, g) : MS_OK;
 }
 
+// For a captured step: keeps the memory of a leaf's job.
+static void keep_leaf(ms_captured *c, ms_tensor *p, ms_tensor *g, const stepped *l)
+{
+    (void)ms__capture_tensor(c, p);
+    (void)ms__capture_tensor(c, g);
+    for (int k = 0; k < MS_OPTIM_STATES; k++) (void)ms__capture_tensor(c, l->state[k]);
+}
+
 // Adds the job of leaf k of a group if the leaf has a gradient. An empty shard is stepped too: there is no work, but
 // its step count must agree with its peers'.
 static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
@@ -243,6 +278,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     bool unreduced = ms__unit_unreduced(p);
     p = ms__unit_local(p);
     ms_tensor *g = p->leaf ? p->leaf->grad : NULL;
+    if (p->leaf) ms__grad_is_read(p->leaf);
     if (!g || ms__device(p) == MS_META) return MS_OK;
     if (unreduced)
         return ms__fail(MS_ESTATE,
@@ -253,8 +289,11 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
         return ms__fail(MS_EINVAL, "optimizer: parameter %d (%s) is not contiguous", k + 1, ms__tensor_text(p));
     job *j = &s->jobs[s->n_jobs];
     memset(j, 0, sizeof *j);
+    stepped *l = &s->stepped[s->n_stepped];
+    *l = (stepped) { .leaf = leaf, .steps = &of->steps[k], .options = of->options, .job = -1 };
     MS_TRY(take_gradient(s, p, g, k + 1, &g));
-    MS_TRY(take_state(s, row->keeps(of->options), p, of->state + MS_OPTIM_STATES * k, j));
+    MS_TRY(take_state(s, row->keeps(of->options), p, of->state + MS_OPTIM_STATES * k, l));
+    for (int i = 0; i < MS_OPTIM_STATES; i++) j->state[i] = l->state[i] ? ms__data(l->state[i]) : NULL;
     MS_TRY(ms__storage_sync(g->storage, false));
     MS_TRY(ms__storage_sync(p->storage, true));
     j->kind = of->options->kind;
@@ -264,12 +303,11 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     j->numel = p->numel;
     j->block = s->blocks;
     j->device = ms__device(p);
-    row->factors(of->options, of->steps[k] + 1, j->factors);
-    j->factors[MS_OPTIM_SIGN] = of->options->maximize ? -1 : 1;
     s->blocks += (p->numel + BLOCK - 1) / BLOCK;
-    s->steps[s->n_stepped] = &of->steps[k];
-    s->stepped[s->n_stepped++] = leaf;
-    if (p->numel > 0) s->n_jobs++;
+    set_factors(&s->factors, l, j->factors);
+    if (MS_UNLIKELY(ms__capturing != NULL)) keep_leaf(ms__capturing, p, g, l);
+    if (p->numel > 0) l->job = s->n_jobs++;
+    s->n_stepped++;
     return MS_OK;
 }
 
@@ -294,6 +332,60 @@ static ms_status run_jobs(job *jobs, int n)
     return MS_OK;
 }
 
+// ---- captured steps ----
+
+// A pass as work of a captured step. The options and step counts are read again in each repetition.
+typedef struct {
+    int n_jobs, n_stepped;
+    job *jobs;
+    stepped *stepped;
+} pass;
+
+static ms_status repeat_pass(void *arg, ms_captured *c)
+{
+    const pass *p = arg;
+    factors last = { 0 };
+    (void)c;
+    MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(p->stepped[0].options->kind)->range, NULL);
+    for (int k = 0; k < p->n_stepped; k++)
+        if (p->stepped[k].job >= 0) set_factors(&last, &p->stepped[k], p->jobs[p->stepped[k].job].factors);
+    MS_TRY(run_jobs(p->jobs, p->n_jobs));
+    for (int k = 0; k < p->n_stepped; k++) {
+        const stepped *l = &p->stepped[k];
+        ++*l->steps;
+        ms__unit_stepped(l->leaf);
+        for (int i = 0; i < MS_OPTIM_STATES; i++)
+            if (l->state[i]) l->state[i]->version->count++;
+    }
+    return MS_OK;
+}
+
+static void drop_pass(void *arg)
+{
+    pass *p = arg;
+    for (int k = 0; k < p->n_stepped; k++) {
+        ms__release(p->stepped[k].leaf);
+        for (int i = 0; i < MS_OPTIM_STATES; i++) ms__release(p->stepped[k].state[i]);
+    }
+    free(p->jobs);
+    free(p->stepped);
+}
+
+// Moves the lists of s to the step that is being recorded.
+static void capture(ms_captured *c, step *s)
+{
+    pass *p = s->n_stepped ? ms__capture_work(c, repeat_pass, drop_pass, sizeof *p) : NULL;
+    if (!p) return;
+    *p = (pass) { s->n_jobs, s->n_stepped, s->jobs, s->stepped };
+    for (int k = 0; k < p->n_stepped; k++) {
+        ms__retain(p->stepped[k].leaf);
+        for (int i = 0; i < MS_OPTIM_STATES; i++) ms__retain(p->stepped[k].state[i]);
+    }
+    s->jobs = NULL;
+    s->stepped = NULL;
+    s->n_stepped = 0;
+}
+
 static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups)
 {
     for (int i = 0; i < n_groups; i++)
@@ -302,10 +394,11 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     // can fail.
     MS_TRY(run_jobs(s->jobs, s->n_jobs));
     for (int k = 0; k < s->n_stepped; k++) {
-        ++*s->steps[k];
-        ms__unit_stepped(s->stepped[k]);
+        ++*s->stepped[k].steps;
+        ms__unit_stepped(s->stepped[k].leaf);
     }
     s->n_made = 0;
+    if (MS_UNLIKELY(ms__capturing != NULL)) capture(ms__capturing, s);
     return MS_OK;
 }
 

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Autograd: backward advances the engine's run (ms_run) and answers its events, such as calls of hooks. Functions with
 --- their own backward and checkpoints are in autograd/function.lua.
+local capture = require "moonshard.autograd.capture"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -108,6 +109,15 @@ local function handle(run, event)
   if lib.ms_run_answer(run, ids, n) ~= 0 then errors.fail() end
 end
 
+-- The text of the run's failure. A captured step refuses events; the text then says where the hook is.
+local function failure(event)
+  local text = errors.last()
+  if not capture.active() or not text:find("captured step: it calls", 1, true) then return text end
+  local entry = by_key[event.key] or {}
+  local hooks = entry[1] and entry[1]._back
+  return (text:gsub(", which", capture.place(entry.fn or hooks and hooks[1].fn) .. "%0", 1))
+end
+
 local function pull_events(run, event)
   while true do
     places.mark()
@@ -116,7 +126,7 @@ local function pull_events(run, event)
     local s = lib.ms_run_next(run, event)
     if s == DONE then return end
     if s ~= EVENT then
-      local text = errors.last()
+      local text = failure(event)
       lib.ms_run_abort(run)
       errors.raise_text(text)
     end
@@ -205,7 +215,7 @@ local function pull(run, ...)
       error(message, 0)
     end
   elseif s ~= DONE then
-    local text = errors.last()
+    local text = failure(event)
     lib.ms_run_abort(run)
     end_all(2, text)
     errors.raise_text(text)

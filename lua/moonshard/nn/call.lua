@@ -5,6 +5,8 @@
 --- pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back` are lists of hooks (or false);
 --- `_hooked` is true if at least one of them is a list.
 local autograd = require "moonshard.autograd"
+local capture = require "moonshard.autograd.capture"
+local captured = require "moonshard.nn.captured"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -72,6 +74,9 @@ local function no_forward(self) raise("%s has no forward, so it cannot be called
 
 local hooked_body               -- runs forward between its hooks
 
+local recorded = false          -- a captured step is being recorded
+capture.on_change(function(on) recorded = on end)
+
 local function call(self, ...)
   if self._hooked then
     return finish(self, open(self._scope), pcall(hooked_body, self, { n = select("#", ...), ... }))
@@ -121,6 +126,7 @@ ranges.on_change(function(on)
 end)
 
 function Module.__call(self, ...)
+  if recorded then captured.note(self) end
   if profiled then return profiled_call(self, ...) end
   if self._hooked then return call(self, ...) end
   return finish(self, open(self._scope), pcall(forward_of(self) or no_forward, self, ...))
@@ -171,6 +177,7 @@ end
 
 hooked_body = function(self, args)
   local pre, post, back = self._pre, self._post, self._back
+  if recorded then captured.refuse_hooks(self) end
   if pre then
     for i = 1, #pre do
       local changed = pre[i].fn(self, args)

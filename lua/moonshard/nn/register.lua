@@ -6,6 +6,7 @@
 --- kind; `_params`, `_buffers` and `_children` list them in order. The instance has no other fields, so __newindex is
 --- called for every assignment. Containers keep their children as array elements of the instance instead
 --- (containers.lua).
+local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -144,7 +145,10 @@ function Module.__index(self, name)
   return value
 end
 
-function Module.__newindex(self, name, value) return self._assign(self, name, value) end
+function Module.__newindex(self, name, value)
+  capture.touch()
+  return self._assign(self, name, value)
+end
 
 -- ---- registration -------------------------------------------------------------------------------
 

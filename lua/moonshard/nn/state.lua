@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Module: modes (training, requires_grad), moving to devices and dtypes, and state dicts.
+local capture = require "moonshard.autograd.capture"
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -24,6 +25,7 @@ function Module:train(mode)
   if mode == nil then mode = true end
   opts.expect(mode, opts.boolean, "train: argument 1")
   for _, m in ipairs(self:modules()) do m._slots.training = mode end
+  capture.touch()
   return self
 end
 

@@ -14,6 +14,7 @@ local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
 
 local lib, ffi = engine.lib, engine.ffi
+local capture = require "moonshard.autograd.capture"
 local autograd = require "moonshard.autograd"
 local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
 local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
@@ -243,6 +244,51 @@ local function with_groups_dense(self, n, k)
   return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1)
 end
 
+-- For a captured step: the compiled groups, whose options its repetitions read. Fails if the step changed options after
+-- the optimizer's step, because repetitions would not change them.
+local function note_groups(self)
+  local noted, groups, options = {}, self.param_groups, self._row.options
+  for k, group in ipairs(groups) do
+    noted[k] = self._compiled[k]
+    local now = ffi.new "ms_optim_options"
+    self:_check(group, true, now)
+    if ffi.string(now, ffi.sizeof(now)) ~= ffi.string(noted[k].options, ffi.sizeof(now)) then
+      raise("captured step: it changes options of group %d of %s, and repetitions would not; call the schedule's step outside",
+        k, self:class_name())
+    end
+  end
+  local last = {}                                       -- the groups' options at the last repetition, one after the other
+  local function check()
+    local at, changed = 0, #groups ~= #noted
+    for k = 1, #noted do
+      local c, group = noted[k], groups[k]
+      if changed or self._compiled[k] ~= c or not unchanged(c, group.params) then
+        raise("captured step: groups or state of %s were replaced after the step was recorded; capture the step again",
+          self:class_name())
+      end
+      local same = true
+      for j = 1, #options do
+        local v = group[options[j].name]
+        at = at + 2
+        if type(v) == "table" then
+          same = same and last[at] == v[1] and last[at + 1] == v[2]
+          last[at], last[at + 1] = v[1], v[2]
+        else
+          same = same and last[at] == v
+          last[at] = v
+        end
+      end
+      if not same then
+        local now = last
+        last = {}                                       -- checked again if this raises
+        self:_check(group, true, c.options)
+        last = now
+      end
+    end
+  end
+  return check
+end
+
 --- Makes one step with all parameters that have a gradient.
 ---@param closure? fun(): any  recomputes the loss and its backward before the step
 ---@return any  the closure's result, or true
@@ -254,6 +300,7 @@ function Optimizer:step(closure)
   end
   local groups = self.param_groups
   local n = #groups
+  capture.note(self, note_groups, true)
   for k = 1, n do
     local group = groups[k]
     local c = compiled(self, k, group)
@@ -285,6 +332,7 @@ end
 Optimizer.step = calls.apart(Optimizer.step, has_peers)
 
 local function step_leaves(self, group, c, at)
+  capture.refuse(self:class_name() .. " steps some of its parameters at a time")
   local n = #at
   local ids, state, steps = ffi.new("ms_id[?]", n), ffi.new("ms_id[?]", STATES * n), ffi.new("double[?]", n)
   for j, k in ipairs(at) do

@@ -50,6 +50,8 @@ ms.Function { forward = function(ctx, x)
   return x * 1
 end, backward = function(_, g) return g end }(hooked)
 
+local captured = methods_of(ms.capture(function() end))
+
 -- A corpus of one short file, for its class and that of its batches.
 local path = os.tmpname()
 do
@@ -98,6 +100,8 @@ return {
       section("CUDA", "ms.cuda.", ms.cuda),
       section("Autograd", "ms.", ms, [[grad no_grad enable_grad is_grad_enabled set_grad_enabled checkpoint Function]]),
       section("Context of a Function", "Context:", context),
+      section("Captured steps", "ms.", ms, "capture"),
+      section("", "CapturedStep:", captured),
       section("Scopes", "ms.", ms, "scope steps"),
       section("Random numbers", "ms.", ms, "randperm manual_seed get_rng_state set_rng_state"),
       section("Files", "ms.", ms, "save load"),

@@ -1,0 +1,363 @@
+-- SPDX-License-Identifier: MIT
+--- ms.capture: a training step that is recorded while it runs once and repeated by the engine without Lua.
+---
+--- A repetition runs none of the step's Lua, so everything that its Lua read must be as it was. What the engine uses
+--- (tensors, parameters, grads) it checks itself; this file checks modes, the modules that the step called and the
+--- groups of its optimizers, and gives the engine the optimizers' current options.
+local class = require "moonshard.core.class"
+local context = require "moonshard.core.context"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local position = require "moonshard.core.position"
+local scope = require "moonshard.tensor.scope"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi, state = engine.lib, engine.ffi, engine.state
+local raise, is_tensor, wrap = errors.raise, tensor.is_tensor, tensor.wrap
+local select, type, pcall, error, ipairs, unpack, rawget = select, type, pcall, error, ipairs, unpack, rawget
+
+local M = {}
+
+-- ---- what the recording notes ---------------------------------------------------------------------
+
+-- The recording: modules and the functions that note and check them, optimizers' functions.
+local now
+local watchers = {}
+
+-- Counts assignments to fields of modules, and changes of their modes.
+local touched = 0
+--- To be called when a field or mode of a module changes.
+function M.touch() touched = touched + 1 end
+
+--- Registers fn, which is called when a recording begins, with true, and when it ends, with false.
+---@param fn fun(on: boolean)  on: whether a step is being recorded
+function M.on_change(fn) watchers[#watchers + 1] = fn end
+
+--- While a step is recorded: makes a checker for what the step's Lua reads of `of`, once for each `of`, at the end of the
+--- recording. checker() is called before repetitions, and raises if that has changed.
+---@param of table  a module or optimizer
+---@param note fun(of: any): fun()  returns the checker; may raise
+---@param always? boolean  true: called before each repetition; otherwise if a module was touched since the last one
+function M.note(of, note, always)
+  if not now or now.of[of] then return end
+  now.of[of] = true
+  local list = now.list
+  list[#list + 1] = { of = of, note = note, always = always }
+end
+
+--- While a step is recorded: the element t[k], which is replaced without a touch, must be as it is at the end of the
+--- recording.
+---@param t table  a container
+---@param k integer
+---@param failed fun(t: table, k: integer)  raises
+function M.note_element(t, k, failed)
+  local e = now.elements
+  e[#e + 1] = { t = t, k = k, failed = failed }
+end
+
+--- Whether a step is being recorded.
+---@return boolean
+function M.active() return now ~= nil end
+
+--- Where a script's function is defined, for messages: " (train.lua:12)"; "" if that is not known.
+---@param fn any
+---@return string
+function M.place(fn)
+  local info = type(fn) == "function" and debug.getinfo(fn, "S")
+  return info and info.what ~= "C" and (" (%s:%d)"):format(info.short_src, info.linedefined) or ""
+end
+
+--- Raises if a step is being recorded, which then fails even if the script catches the error.
+---@param text string  why the step cannot be captured
+function M.refuse(text)
+  if not now then return end
+  lib.ms_capture_refuse(text)
+  errors.fail()
+end
+
+--- As M.refuse, for a hook.
+---@param what string  describes the hook
+---@param fn any  the hook
+function M.refuse_hook(what, fn)
+  M.refuse(("it calls %s%s, which repetitions would not call; remove it, or do not capture this step")
+    :format(what, M.place(fn)))
+end
+
+local function begin()
+  now = { of = {}, list = {}, elements = {} }
+  for _, fn in ipairs(watchers) do fn(true) end
+end
+
+local function finish()
+  local noted = now
+  now = nil
+  for _, fn in ipairs(watchers) do fn(false) end
+  return noted
+end
+
+-- Before a repetition. The elements of containers are in three flat lists, so that this is one short loop.
+local function check_noted(c)
+  local tables, keys, values = c.tables, c.keys, c.values
+  for k = 1, #tables do
+    if rawget(tables[k], keys[k]) ~= values[k] then c.failed[k](tables[k], keys[k]) end
+  end
+  local always = c.always
+  for k = 1, #always do always[k]() end
+  if c.touches == touched then return end
+  for _, check in ipairs(c.touchy) do check() end
+  c.touches = touched
+end
+
+local function checks_of(noted)
+  local c = { tables = {}, keys = {}, values = {}, failed = {}, always = {}, touchy = {} }
+  for _, entry in ipairs(noted.list) do
+    local list = entry.always and c.always or c.touchy
+    list[#list + 1] = entry.note(entry.of)
+  end
+  for k, e in ipairs(noted.elements) do
+    c.tables[k], c.keys[k], c.values[k], c.failed[k] = e.t, e.k, rawget(e.t, e.k), e.failed
+  end
+  c.touches = touched
+  return c
+end
+
+-- ---- arguments and results ------------------------------------------------------------------------
+
+local ids, made = ffi.new("ms_id[?]", engine.MAX_IN), ffi.new("ms_id[?]", engine.MAX_IN)
+
+local function check_argument(v, k)
+  local kind = type(v)
+  if is_tensor(v) then
+    if v.id < 0 then raise("captured step: argument %d is %s, expected plain tensors", k, errors.kind(v)) end
+  elseif kind ~= "nil" and kind ~= "number" and kind ~= "boolean" and kind ~= "string" then
+    raise("captured step: argument %d is %s, expected a tensor, number, string, boolean or nil", k, errors.kind(v))
+  end
+end
+
+-- Writes the ids of the tensors among the arguments to `ids`. fixed: the arguments of the recording.
+local function take_arguments(fixed, n, ...)
+  local tensors = 0
+  if fixed and n == 2 and fixed.two then                  -- the usual case: a batch and its targets
+    local a, b = ...
+    if is_tensor(a) and is_tensor(b) and a.id >= 0 and b.id >= 0 then
+      ids[0], ids[1] = a.id, b.id
+      return 2
+    end
+  end
+  if fixed and fixed.n ~= n then
+    raise("captured step: %d arguments given, expected %d, as when the step was recorded", n, fixed.n)
+  end
+  if n > engine.MAX_IN then raise("captured step: %d arguments given, expected at most %d", n, engine.MAX_IN) end
+  for k = 1, n do
+    local v = (select(k, ...))
+    if type(v) == "table" and is_tensor(v) and v.id >= 0 then
+      ids[tensors] = v.id
+      tensors = tensors + 1
+      if fixed and fixed[k] ~= true then
+        raise("captured step: argument %d is a Tensor, but was %s when the step was recorded", k, errors.show(fixed[k]))
+      end
+    elseif not fixed then
+      check_argument(v, k)
+    elseif fixed[k] ~= v then
+      check_argument(v, k)
+      raise("captured step: argument %d is %s, but was %s when the step was recorded: only tensors may change", k,
+        errors.show(v), fixed[k] == true and "a Tensor" or errors.show(fixed[k]))
+    end
+  end
+  return tensors
+end
+
+-- Runs fn in its own scope. Its tensors are results without a graph.
+local function detached(n, ...)
+  local out = { n = n, ... }
+  for k = 1, n do
+    if is_tensor(out[k]) and out[k].requires_grad then out[k] = out[k]:detach() end
+  end
+  return unpack(out, 1, n)
+end
+
+local function count_detached(...) return detached(select("#", ...), ...) end
+
+-- Copies of the tensors among the results of the recorded function, as the engine returns them.
+local function copy_results(self, n, ...)
+  local out, tensors = { n = n, ... }, 0
+  for k = 1, n do
+    local v = out[k]
+    if is_tensor(v) then
+      if v.id < 0 then raise("captured step: result %d is %s, expected plain tensors", k, errors.kind(v)) end
+      ids[tensors] = v.id
+      tensors = tensors + 1
+    elseif type(v) == "table" or type(v) == "function" or type(v) == "userdata" then
+      raise("captured step: result %d is %s, expected a tensor, number, string, boolean or nil", k, errors.kind(v))
+    end
+  end
+  if lib.ms_capture_results(self._step, tensors, ids, made) ~= 0 then errors.fail(...) end
+  local fixed, at = { n = n, is_tensor = {} }, 0
+  for k = 1, n do
+    fixed.is_tensor[k] = is_tensor(out[k])
+    if fixed.is_tensor[k] then
+      out[k] = wrap(made[at])
+      at = at + 1
+    else
+      fixed[k] = out[k]
+    end
+  end
+  self._results = fixed
+  return unpack(out, 1, n)
+end
+
+local function count_copies(self, ...) return copy_results(self, select("#", ...), ...) end
+
+-- ---- steps ----------------------------------------------------------------------------------------
+
+--- A captured step, from ms.capture. Calling it runs the step; its results are new tensors without a graph.
+---@class CapturedStep
+---@operator call: any
+local CapturedStep = class.new "CapturedStep"
+
+local function modes()
+  return state.grad_mode, state.autocast, state.default_dtype, context.now.device or false
+end
+
+local function run_recorded(self, arguments, n)
+  return count_copies(self, self._fn(unpack(arguments, 1, n)))
+end
+
+local function drop(self)
+  for _, t in ipairs(self._own or {}) do lib.ms_release(t.id) end
+  if self._step then lib.ms_capture_free(ffi.gc(self._step, nil)) end
+  self._step, self._own = nil, nil
+end
+
+local function close_recording(self, noted)
+  if lib.ms_capture_end(self._step) ~= 0 then errors.fail() end
+  self._noted = checks_of(noted)
+end
+
+local function end_recording(self, fixed, before, ok, ...)
+  local noted, message = finish(), (...)
+  if ok then ok, message = pcall(close_recording, self, noted) end
+  if not ok then
+    drop(self)
+    error(message, 0)
+  end
+  self._arguments, self._modes = fixed, before
+  return ...
+end
+
+local function record(self, n, ...)
+  local tensors = take_arguments(nil, n, ...)
+  local noted = { modes() }
+  local arguments, fixed = { ... }, { n = n }
+  -- The scope ends before the recording does, so that what outlives the step is known.
+  local step = lib.ms_capture_begin(tensors, ids, made)
+  if step == nil then errors.fail(...) end
+  self._step = ffi.gc(step, lib.ms_capture_free)
+  local own = {}                                          -- the step's copies of the tensors
+  for k = 1, n do
+    fixed[k] = arguments[k]
+    if is_tensor(arguments[k]) then
+      own[#own + 1] = wrap(made[#own]):keep()
+      arguments[k], fixed[k] = own[#own], true
+    end
+  end
+  self._own, fixed.two = own, n == 2 and #own == 2
+  begin()
+  return end_recording(self, fixed, noted, pcall(context.block, "ms.capture", scope.run, "captured step",
+    run_recorded, self, arguments, n))
+end
+
+local function check_modes(self)
+  local grad, cast, dtype, device = modes()
+  local m = self._modes
+  if grad ~= m[1] or cast ~= m[2] or dtype ~= m[3] or device ~= m[4] then
+    raise("captured step: %s is not as when the step was recorded", grad ~= m[1] and "the grad mode (no_grad)"
+      or cast ~= m[2] and "autocast" or dtype ~= m[3] and "the default dtype" or "the default device")
+  end
+end
+
+local function results(r, k, at, n)
+  if k > n then return end
+  if r.is_tensor[k] then return wrap(made[at]), results(r, k + 1, at + 1, n) end
+  return r[k], results(r, k + 1, at, n)
+end
+
+local function repeat_step(self, n, ...)
+  check_modes(self)
+  check_noted(self._noted)
+  local tensors = take_arguments(self._arguments, n, ...)
+  if lib.ms_capture_repeat(self._step, tensors, ids, made) ~= 0 then errors.fail(...) end
+  local r = self._results
+  if r.n == 1 and r.is_tensor[1] then return wrap(made[0]) end
+  return results(r, 1, 0, r.n)
+end
+
+function CapturedStep:__call(...)
+  local n = select("#", ...)
+  if self._step then return repeat_step(self, n, ...) end
+  if self._left == false then raise("captured step: it was released") end
+  if self._left > 0 then
+    take_arguments(nil, n, ...)
+    local before = self._left
+    self._left = 0
+    return (function(ok, ...)
+      self._left = ok and before - 1 or before
+      if not ok then error((...), 0) end
+      return ...
+    end)(pcall(scope.run, "captured step", function(...) return count_detached(self._fn(...)) end, ...))
+  end
+  return record(self, n, ...)
+end
+
+--- Frees the step's recording and its memory. Later calls are errors.
+function CapturedStep:release()
+  drop(self)
+  self._left, self._arguments, self._noted, self._results = false, nil, nil, nil
+end
+
+local out = ffi.new "double[2]"
+
+--- The memory that only this step uses: its arguments, intermediate tensors, results and the grads that it leaves; 0
+--- until it has been recorded. It is freed with the step, except for grads that are still in use.
+---@return integer bytes
+function CapturedStep:memory()
+  if not self._step then return 0 end
+  lib.ms_capture_info(self._step, out, out + 1)
+  return out[0]
+end
+
+function CapturedStep:__tostring()
+  if self._left == false then return "CapturedStep(released)" end
+  if not self._step then
+    return ("CapturedStep(not recorded, %d more call%s before)"):format(self._left, self._left == 1 and "" or "s")
+  end
+  lib.ms_capture_info(self._step, out, out + 1)
+  return ("CapturedStep(%d pieces of work, %d bytes)"):format(out[1], out[0])
+end
+
+--- Captures a training step. The first `warmup` calls of the result run fn as it is; the next one runs it and records
+--- what the engine does; all later calls repeat that without Lua, on the same memory: forward, backward, clipping,
+--- optimizer steps, zero_grad. Every call is one step with the same bits as fn itself: new arguments are copied in,
+--- random numbers and step counts advance, and options of optimizers that changed between calls (learning rates of
+--- schedules) take effect. Results are new tensors without a graph.
+---
+--- What fn does in Lua is not repeated: it must have the same shapes in every call and read no values. Errors: fn reads
+--- values (item, tolist, printing), calls hooks, keeps tensors that it makes, changes a learning rate or sets the
+--- random generator; later calls with other shapes, dtypes or numbers, or after a parameter, module, mode or group that
+--- fn used was replaced. Only on the CPU.
+---@param fn fun(...): any  the step; its arguments are tensors, numbers, strings, booleans or nil
+---@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for what only first calls
+---   do
+---@return CapturedStep
+function M.capture(fn, given)
+  opts.expect(fn, opts.fn, "capture: argument 1")
+  local o = opts("capture", given, { warmup = 1 })
+  opts.need(o.warmup >= 0 and o.warmup % 1 == 0, o.warmup, "a whole number from 0", "capture: option 'warmup'")
+  local self = CapturedStep()
+  self._fn, self._left = fn, o.warmup
+  return self
+end
+position.calls_once(M.capture)
+
+return M

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+// autograd/captured.h -- what a captured step (device/capture.h) does to the grads of leaves.
+//
+// A repetition runs no backward: it leaves the grads that the recorded step left, whose bytes its work has computed. It
+// is only right if the grads that the step reads or adds to are those that it found when it was recorded.
+#ifndef MS_AUTOGRAD_CAPTURED_H
+#define MS_AUTOGRAD_CAPTURED_H
+
+#include "autograd/graph.h"
+#include "device/capture.h"
+
+// While a step is recorded: to be called before a leaf's grad is read or added to.
+void ms__note_grad_read(ms_captured *c, ms_leaf *l);
+// To be called before a leaf's grad is set, or cleared (NULL).
+void ms__note_grad_set(ms_captured *c, ms_leaf *l, const ms_tensor *g);
+static inline void ms__grad_is_read(ms_leaf *l)
+{
+    if (MS_UNLIKELY(ms__capturing != NULL)) ms__note_grad_read(ms__capturing, l);
+}
+
+// To be called at the end of the recording. *pinned: the number of pinned blocks that the grads use.
+ms_status ms__captured_grads_end(ms_captured *c, int *pinned);
+ms_status ms__captured_grads_check(const ms_captured *c);  // before a repetition
+void ms__captured_grads_set(const ms_captured *c);         // after a repetition
+void ms__captured_grads_forget(ms_captured *c);
+
+#endif

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// device/capture.h -- captured steps: the work of a training step, recorded while the step runs once and repeated
+// without the script.
+//
+// A captured step is a list of pieces of work, each a function and an argument block whose pointers are final. The part
+// of the engine that does a piece of work adds it while it does it: ops/captured.c calls of operators, fills and
+// copies; comm/captured.c collectives; train/optim.c and train/clip.c their passes. autograd/captured.c notes what the
+// step did to the grads of leaves, and train/captured.c has the public functions.
+//
+// Memory that is allocated during the recording is pinned (ms_pins in pool.h): nothing else gets it before the step is
+// freed, so the list can repeat the recorded order of uses.
+#ifndef MS_CAPTURE_H
+#define MS_CAPTURE_H
+
+#include "device/pool.h"
+#include "device/stream.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Repeats a piece of work. arg: its block; it may change it.
+typedef ms_status (*ms_repeat_fn)(void *arg, ms_captured *c);
+
+typedef struct ms_captured_work ms_captured_work;
+typedef struct ms_captured_chunk ms_captured_chunk;
+
+struct ms_captured {
+    ms_captured_work *first, *last;
+    ms_captured_chunk *chunks;
+    int n_work;
+    ms_pins *pins;
+    char *refusal;  // why the step cannot be captured; NULL: so far it can
+    // Events of queued work, by number from 1. Work that queues something sets its event; later work waits for it.
+    ms_pending **events;
+    int n_events, cap_events;
+    // The random generator when the recording began, and when the current repetition began.
+    uint64_t seed, offset, seed_now, offset_now;
+    uint64_t draws;          // how many offsets the step uses
+    uint64_t first_node;     // nodes of the graph with a lower sequence number are older than the step
+    bool sends;              // the step has collectives of several ranks
+    struct ms_seen *seen;    // ops/captured.c: the tensors and storages that the work uses
+    struct ms_noted *noted;  // autograd/captured.c: the leaves whose grads the step uses or sets
+    struct ms_ends *ends;    // train/captured.c: the step's inputs and results
+};
+
+extern ms_captured *ms__capturing;  // the step to which work that begins now belongs; NULL: none
+extern ms_captured *ms__recording;  // the same, also while a piece of its work runs
+
+// For the time of a piece of work: what it does inside is not recorded, and what it allocates is not pinned.
+ms_captured *ms__capture_suspend(void);
+void ms__capture_resume(ms_captured *c);
+
+// Appends work with an argument block of `bytes` bytes, which the caller fills. drop releases what the block refers to;
+// NULL: nothing. Returns NULL if there is no memory: then the step is refused when it ends, not the work itself.
+void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes);
+void ms__capture_no_memory(ms_captured *c);
+// Refuses the step that is being recorded: fails with MS_ESTATE and the text, which names what cannot be captured.
+ms_status ms__capture_refuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+// Called with a new tensor of values that the script gave, while a step is recorded: repetitions make it again. *t is
+// replaced, or released on failure. ops/captured.c sets it when the library is loaded.
+struct ms_tensor;
+extern ms_status (*ms__capture_constant)(struct ms_tensor **t);
+
+int ms__capture_event(ms_captured *c, ms_pending *e);  // gives an event of queued work its number; 0: no memory
+void ms__capture_queued(ms_captured *c, int number, ms_pending *e);  // in a repetition: the event of that number
+void ms__capture_wait(int number);                                   // the script's thread waits for that event
+
+ms_captured *ms__captured_new(void);
+ms_status ms__captured_repeat(ms_captured *c);  // all work, in order; afterwards nothing is queued
+void ms__captured_drop(ms_captured *c);         // frees the list, its memory and c
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

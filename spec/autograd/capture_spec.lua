@@ -1,0 +1,423 @@
+-- SPDX-License-Identifier: MIT
+--- Captured steps: every call gives the bits of the function itself, and what cannot be repeated is refused.
+local ms = require "moonshard"
+local nn, optim = ms.nn, ms.optim
+
+local function same(a, b)
+  assert.are.equal(#a, #b)
+  for k = 1, #a do
+    assert.is_true(ms.equal(a[k], b[k]), ("tensor %d differs"):format(k))
+  end
+end
+
+-- The model, its optimizer and the step of one kind of training.
+local kinds = {}
+
+kinds["an MLP with AdamW, zero_grad first"] = function()
+  local model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+  return model, opt, function(x, y)
+    opt:zero_grad()
+    local loss = nn.F.mse_loss(model(x), y)
+    loss:backward()
+    opt:step()
+    return loss
+  end
+end
+
+kinds["dropout, clipping and SGD with momentum, zero_grad last"] = function()
+  local model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(16), nn.Linear(16, 3))
+  local opt = optim.SGD(model:parameters(), { lr = 5e-2, momentum = 0.9 })
+  return model, opt, function(x, y)
+    local out = model(x)
+    local loss = nn.F.mse_loss(out, y)
+    loss:backward()
+    local norm = nn.utils.clip_grad_norm_(model:parameters(), 0.05)
+    opt:step()
+    opt:zero_grad()
+    return loss, norm, out
+  end
+end
+
+kinds["bfloat16 by autocast, two groups, Adam with amsgrad"] = function()
+  local model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+  local opt = optim.Adam({ { params = model[1]:parameters() }, { params = model[3]:parameters(), lr = 1e-3 } },
+    { lr = 1e-2, amsgrad = true })
+  return model, opt, function(x, y)
+    opt:zero_grad()
+    local loss = ms.amp.autocast("bfloat16", function() return nn.F.mse_loss(model(x):float(), y) end)
+    loss:backward()
+    opt:step()
+    return loss
+  end
+end
+
+kinds["batch norm, noise drawn in the step, accumulation over two halves"] = function()
+  local model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+  return model, opt, function(x, y)
+    local total
+    for half = 0, 1 do
+      local part = x:narrow(1, 4 * half + 1, 4)
+      local loss = nn.F.mse_loss(model(part + ms.randn(4, 6) * 0.1), y:narrow(1, 4 * half + 1, 4))
+      loss:backward()
+      total = total and total + loss:detach() or loss:detach()
+    end
+    opt:step()
+    opt:zero_grad()
+    return total
+  end
+end
+
+kinds["attention with dropout, an embedding, cross-entropy, a checkpoint and a Function"] = function()
+  local model = nn.Module:extend "Model"()
+  model.embedding, model.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+  local twice = ms.Function {
+    forward = function(_, x) return x * 2 end,
+    backward = function(_, g) return g * 2 end,
+  }
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+  return model, opt, function(x, y)
+    local ids, targets = x:abs():mul(3):clamp(0, 10):long(), y:abs():mul(3):clamp(0, 10):long():narrow(2, 1, 3)
+    local h = model.embedding(ids:narrow(2, 1, 3)):reshape(8, 3, 8)
+    h = ms.checkpoint(function(t)
+      local q = nn.F.dropout(t, 0.2)
+      return nn.F.scaled_dot_product_attention(q, q, q, { is_causal = true, dropout_p = 0.1 })
+    end, h)
+    local loss = nn.F.cross_entropy(twice(model.head(h)):reshape(24, 11), targets:reshape(24))
+    loss:backward()
+    opt:step()
+    opt:zero_grad()
+    return loss
+  end
+end
+
+-- Runs the training `n` steps, captured or not, with an evaluation in between. Returns all results, and the parameters,
+-- buffers, states and random numbers at the end.
+local function train(make, n, capture)
+  ms.manual_seed(3)
+  local model, opt, fn = make()
+  local schedule = optim.lr_scheduler.lambda(opt, function(k) return 1 / (1 + k) end)
+  local step = capture and ms.capture(fn) or fn
+  local seen = {}
+  for k in ms.steps(n) do
+    local results = { step(ms.randn(8, 6), ms.randn(8, 3)) }
+    for _, r in ipairs(results) do seen[#seen + 1] = r:detach():clone():keep() end
+    schedule:step()
+    if k % 7 == 0 then seen[#seen + 1] = ms.randn(2):keep() end
+  end
+  for _, p in ipairs(model:parameters()) do
+    seen[#seen + 1] = p:detach()
+    for _, state in pairs(opt:state_of(p)) do
+      if ms.is_tensor(state) then seen[#seen + 1] = state end
+    end
+    if p.grad then seen[#seen + 1] = p.grad end
+  end
+  for _, b in ipairs(model:buffers()) do seen[#seen + 1] = b end
+  if capture then assert.is_true(step:memory() > 0) end
+  return seen, step
+end
+
+describe("a captured step", function()
+  for name, make in pairs(kinds) do
+    it("gives the bits of 50 uncaptured steps: " .. name, function()
+      same(train(make, 50, false), (train(make, 50, true)))
+    end)
+  end
+
+  it("gives the same bits with two threads", function()
+    local threads = ms.num_threads()
+    ms.set_num_threads(2)
+    local make = kinds["dropout, clipping and SGD with momentum, zero_grad last"]
+    same(train(make, 12, false), (train(make, 12, true)))
+    ms.set_num_threads(threads)
+  end)
+
+  it("returns new tensors without a graph at every call", function()
+    local _, _, fn = kinds["an MLP with AdamW, zero_grad first"]()
+    local step = ms.capture(fn)
+    local losses, x, y = {}, ms.randn(8, 6), ms.randn(8, 3)
+    for k = 1, 5 do
+      losses[k] = step(x, y)
+      assert.is_false(losses[k].requires_grad)
+    end
+    local before = losses[3]:item()
+    step(x, y)
+    assert.are.equal(before, losses[3]:item())
+    assert.is_true(losses[5]:item() < losses[1]:item())
+  end)
+
+  it("leaves the grads of its last call in the parameters", function()
+    local model, opt, fn = kinds["an MLP with AdamW, zero_grad first"]()
+    local step = ms.capture(fn)
+    local x, y = ms.randn(8, 6), ms.randn(8, 3)
+    for _ = 1, 4 do step(x, y) end
+    local p = model:parameters()[1]
+    local kept = p:detach():clone()
+    opt:zero_grad()
+    assert.is_nil(p.grad)
+    step(x, y)
+    assert.is_not_nil(p.grad)
+    assert.are.equal(tostring(p.shape), tostring(p.grad.shape))
+    assert.is_false(ms.equal(kept, p:detach()))
+  end)
+
+  it("knows its memory, which is constant and freed with it", function()
+    collectgarbage()
+    local _, _, fn = kinds["dropout, clipping and SGD with momentum, zero_grad last"]()
+    local x, y = ms.randn(8, 6), ms.randn(8, 3)
+    local step = ms.capture(fn)
+    ms.scope(function() step(x, y) end)
+    local engine = require "moonshard.core.ffi"
+    local out = engine.ffi.new "ms_memory"
+    local function allocated()
+      engine.lib.ms_memory_stats(0, out)
+      return out.allocated
+    end
+    local before = allocated()
+    ms.scope(function() step(x, y) end)
+    local bytes = step:memory()
+    assert.is_true(bytes > 8 * 16 * 4)
+    assert.are.equal(before + bytes, allocated())
+    ms.scope(function() for _ = 1, 20 do step(x, y) end end)
+    assert.are.equal(before + bytes, allocated())
+    step:release()
+    assert.are.equal(before, allocated())
+    assert.has_error(function() step(x, y) end)
+    assert.are.equal("CapturedStep(released)", tostring(step))
+  end)
+
+  it("makes tensors of the script's values again in every call", function()
+    local step = ms.capture(function(x)
+      local sum = ms.tensor { 1, 2 }
+      sum:add_(x)
+      return sum, ms.zeros(2):add_(x)
+    end)
+    for k = 1, 5 do
+      local sum, zeros = step(ms.tensor { k, k })
+      assert.are.same({ 1 + k, 2 + k }, sum:tolist())
+      assert.are.same({ k, k }, zeros:tolist())
+    end
+  end)
+
+  it("sees the grads that scripts read in it", function()
+    local p = nn.Parameter(ms.ones(2))
+    local step = ms.capture(function(x)
+      p.grad = nil;
+      (p * x):sum():backward()
+      ms.no_grad(function() p:sub_(p.grad * 0.5) end)
+      return p:detach()
+    end)
+    for k = 1, 4 do assert.are.same({ 1 - k, 1 - k }, step(ms.tensor { 2, 2 }):tolist()) end
+  end)
+
+  it("takes numbers and strings as they were, and other tensors of the same kind", function()
+    local step = ms.capture(function(x, factor, how) return how == "add" and x + factor or x * factor end,
+      { warmup = 0 })
+    assert.are.equal(5, step(ms.tensor { 3 }, 2, "add"):item())
+    assert.are.equal(7, step(ms.tensor { 5 }, 2, "add"):item())
+    assert.has_error(function() step(ms.tensor { 5 }, 3, "add") end)
+    assert.has_error(function() step(ms.tensor { 5 }, 2) end)
+    assert.has_error(function() step(2, 2, "add") end)
+  end)
+end)
+
+-- What is refused: a function that makes a step and what is done after 3 calls; the message.
+local x, y = ms.ones(8, 6), ms.ones(8, 3)
+
+local function mlp()
+  local model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+  local opt = optim.AdamW(model:parameters())
+  return model, opt, function(a, b)
+    local loss = nn.F.mse_loss(model(a), b)
+    loss:backward()
+    opt:step()
+    opt:zero_grad()
+    return loss
+  end
+end
+
+local refused = {
+  { "reading a value", "item reads values of float32 %[%] cpu", function()
+    local _, _, fn = mlp()
+    return function(a, b) return fn(a, b):item() end
+  end },
+  { "printing a tensor", "tolist reads values", function() return function(a) return #tostring(a * 2) end end },
+  { "a tensor hook", "it calls a tensor hook %(.-capture_spec.lua:%d+%)", function()
+    local model, _, fn = mlp()
+    model:parameters()[1]:register_hook(function() end)
+    return fn
+  end },
+  { "a hook after accumulation", "it calls a leaf hook %(.-capture_spec.lua:%d+%)", function()
+    local model, _, fn = mlp()
+    model:parameters()[1]:register_post_accumulate_grad_hook(function() end)
+    return fn
+  end },
+  { "a forward hook", "a forward hook of Dropout %(.-capture_spec.lua:%d+%)", function()
+    local model, _, fn = mlp()
+    model[2]:register_forward_hook(function() end)
+    return fn
+  end },
+  { "a full backward hook", "backward hook.-%(.-capture_spec.lua:%d+%)", function()
+    local model, _, fn = mlp()
+    model[3]:register_full_backward_hook(function() end)
+    return fn
+  end },
+  { "a schedule inside", "changes options of group 1 of AdamW", function()
+    local _, opt, fn = mlp()
+    local schedule = optim.lr_scheduler.lambda(opt, function(k) return 1 / (1 + k) end)
+    return function(a, b)
+      local loss = fn(a, b)
+      schedule:step()
+      return loss
+    end
+  end },
+  { "a tensor that outlives it", "1 tensor made inside is still in use after it", function()
+    local kept = {}
+    return function(a)
+      kept[1] = (a * 2):keep()
+      return kept[1]
+    end
+  end },
+  { "a result whose graph no backward used", "result 1, float32 %[8, 3%] cpu, has a graph", function()
+    local model = mlp()
+    return function(a) return model(a) end
+  end },
+  { "a graph from outside", "which ran before the step", function()
+    local model = mlp()
+    local graphs = {}
+    for k = 1, 3 do graphs[k] = model(x):sum() end
+    local k = 0
+    return function()
+      k = k + 1
+      graphs[k]:backward()
+      return graphs[k]:detach()
+    end
+  end },
+  { "setting the random generator", "sets the random generator", function()
+    return function(a)
+      ms.manual_seed(5)
+      return a + 1
+    end
+  end },
+  { "a gradient scaler", "gradient scaler", function()
+    local model, opt = mlp()
+    local scaler = ms.amp.GradScaler { init_scale = 2 }
+    return function(a, b)
+      local loss = nn.F.mse_loss(model(a), b)
+      scaler:scale(loss):backward()
+      scaler:step(opt)
+      scaler:update()
+      opt:zero_grad()
+      return loss
+    end
+  end },
+  { "a yield", "coroutine.yield inside ms.capture", function()
+    local calls = 0
+    return function(a)
+      calls = calls + 1
+      if calls > 1 then coroutine.yield() end
+      return a * 2
+    end
+  end, outside = true },
+  { "a captured step inside", "captured inside each other", function()
+    local inner = ms.capture(function(a) return a * 2 end, { warmup = 0 })
+    inner(x)
+    return function(a) return inner(a) end
+  end },
+}
+
+local changed = {
+  { "another shape", "argument 1 is float32 %[4, 6%] cpu, expected float32 %[8, 6%] cpu",
+    function(step) step(ms.ones(4, 6), y) end },
+  { "another dtype", "argument 2 is float64 %[8, 3%] cpu, expected float32", function(step) step(x, y:double()) end },
+  { "fewer arguments", "1 arguments given, expected 2", function(step) step(x) end },
+  { "an argument that requires grad", "requires grad", function(step)
+    step(ms.ones(8, 6, { requires_grad = true }), y)
+  end },
+  { "a replaced parameter", "field 'weight' of Linear is replaced", function(step, model)
+    model[1].weight = nn.Parameter(ms.zeros(4, 6))
+    step(x, y)
+  end },
+  { "a replaced module", "field '2' of Sequential is replaced", function(step, model)
+    model[2] = nn.Dropout(0.5)
+    step(x, y)
+  end },
+  { "eval()", "field 'training' of Sequential is now false", function(step, model)
+    model:eval()
+    step(x, y)
+  end },
+  { "another probability of dropout", "field 'p' of Dropout is now 0.1", function(step, model)
+    model[2].p = 0.1
+    step(x, y)
+  end },
+  { "parameters of another dtype", "moved to other memory or another dtype", function(step, model)
+    model:double()
+    step(x, y)
+  end },
+  { "a loaded optimizer state", "groups or state of AdamW were replaced", function(step, _, opt)
+    opt:load_state_dict(opt:state_dict())
+    step(x, y)
+  end },
+  { "another group", "groups or state of AdamW were replaced", function(step, _, opt)
+    opt:add_param_group { params = { nn.Parameter(ms.ones(1)) } }
+    step(x, y)
+  end },
+  { "an option that the optimizer refuses", "AdamW: lr is a string", function(step, _, opt)
+    opt.param_groups[1].lr = "fast"
+    step(x, y)
+  end },
+  { "a grad where there was none", "has a grad, but had none when the step was recorded", function(step, model)
+    model:parameters()[1].grad = ms.ones(4, 6)
+    step(x, y)
+  end },
+  { "no_grad", "the grad mode %(no_grad%) is not as when the step was recorded", function(step)
+    ms.no_grad(function() step(x, y) end)
+  end },
+}
+
+describe("what a captured step refuses", function()
+  for _, case in ipairs(refused) do
+    it(case[1] .. ", when it is recorded", function()
+      local step = ms.capture(case[3]())
+      step(x, y)
+      local ok, message = pcall(step, x, y)
+      assert.is_false(ok)
+      assert.matches(case[2], message)
+      if not case.outside then assert.matches("captured step", message) end
+      assert.are.equal(2, (ms.tensor { 1 } + 1):item())         -- nothing is recorded any more
+      assert.is_false(pcall(step, x, y))                        -- refused again: the state is as before
+    end)
+  end
+
+  for _, case in ipairs(changed) do
+    it(case[1] .. ", when it is repeated", function()
+      local model, opt, fn = mlp()
+      local step = ms.capture(fn)
+      for _ = 1, 3 do step(x, y) end
+      local before = model[1].bias:detach():clone()
+      local ok, message = pcall(case[3], step, model, opt)
+      assert.is_false(ok)
+      assert.matches(case[2], message)
+      assert.is_true(ms.equal(before, model[1].bias:detach():float()))  -- nothing has run
+    end)
+  end
+
+  it("an error of an operator, which a repetition reports as the function would", function()
+    local weight = nn.Parameter(ms.ones(3, 2))
+    local step = ms.capture(function(ids) return nn.F.embedding(ids, weight):detach():sum() end)
+    local good, bad = ms.tensor({ 1, 2 }, { dtype = "int64" }), ms.tensor({ 1, 9 }, { dtype = "int64" })
+    for _ = 1, 3 do step(good) end
+    local ok, message = pcall(step, bad)
+    assert.is_false(ok)
+    assert.matches("embedding", message)
+    assert.are.equal(4, step(good):item())
+  end)
+
+  it("wrong arguments of ms.capture", function()
+    assert.has_error(function() ms.capture(1) end)
+    assert.has_error(function() ms.capture(function() end, { warmup = -1 }) end)
+    assert.has_error(function() ms.capture(function() end, { warm = 1 }) end)
+    assert.has_error(function() ms.capture(function() end)({}) end)
+  end)
+end)
