@@ -5,6 +5,7 @@
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
+local calls = require "moonshard.dist.calls"
 local classic = require "moonshard.parallel.fsdp.classic"
 local create = require "moonshard.tensor.create"
 local generator = require "moonshard.tensor.random"
@@ -128,7 +129,7 @@ end
 ---@param optimizer table  an optimizer of the model's parameters
 ---@param config table  without nested tables; the options that a resumed run needs
 ---@param step integer  number of steps taken
-function M.save(path, model, optimizer, config, step)
+M.save = calls.several(function(path, model, optimizer, config, step)
   autograd.no_grad(function()
     scope(function()
       local list, numbers = contents(model, optimizer)
@@ -157,12 +158,12 @@ function M.save(path, model, optimizer, config, step)
     end)
   end)
   dist.barrier()                                        -- another rank may read the file next
-end
+end)
 
 --- Whether all weights are finite on all ranks. Collective.
 ---@param model Module  sharded or whole
 ---@return boolean
-function M.finite(model)
+M.finite = calls.several(function(model)
   local bad = 0
   autograd.no_grad(function()
     for _, p in model:named_parameters() do
@@ -175,7 +176,7 @@ function M.finite(model)
     end)
   end)
   return bad == 0
-end
+end)
 
 ---@class Checkpoint
 ---@field step integer  number of steps taken
@@ -243,7 +244,7 @@ end
 
 --- Sets a model's parameters and persistent buffers, whether it is sharded or whole. Collective.
 ---@param model Module  with the shapes of the checkpoint
-function Checkpoint:load_model(model)
+Checkpoint.load_model = calls.several(function(self, model)
   if not is_by_rows(model) then
     return autograd.no_grad(function()
       scope(function() states.load_state_dict(model, read_model(self), { broadcast_from_rank0 = true }) end)
@@ -266,12 +267,12 @@ function Checkpoint:load_model(model)
     end
     task.report("loading", total, total)
   end)
-end
+end)
 
 --- Sets an optimizer's state and the state of the random generator.
 ---@param model Module  with the shapes of the checkpoint
 ---@param optimizer table  an optimizer of the model's parameters
-function Checkpoint:load_training(model, optimizer)
+Checkpoint.load_training = calls.several(function(self, model, optimizer)
   local numbers = cjson.decode(self.reader.metadata.optimizer)
   local random = cjson.decode(self.reader.metadata.random)
   generator.set_rng_state { random.seed, random.offset }
@@ -312,7 +313,7 @@ function Checkpoint:load_training(model, optimizer)
       optimizer:load_state_dict(sd)
     end)
   end)
-end
+end)
 
 function Checkpoint:close() self.reader:close() end
 

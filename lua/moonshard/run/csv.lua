@@ -5,6 +5,7 @@ local buffers = require "moonshard.run.buffer"
 local folders = require "moonshard.run.folder"
 local lib = require("moonshard.core.ffi").lib
 local log = require "moonshard.core.log"
+local regular = require "moonshard.io.regular"
 
 local M = {}
 
@@ -45,7 +46,7 @@ end
 
 -- Writes the whole file. Returns it, open for more rows; or nil and the reason.
 local function write_all(self, path)
-  local file, err = io.open(path .. ".tmp", "w")
+  local file, err = regular.create(path, path .. ".tmp")
   if not file then return nil, err end
   local buffer, header, ok = self.buffer, {}, true
   for k, name in ipairs(self.columns) do header[k] = quoted(name) end

@@ -11,6 +11,7 @@ local ffi = require "ffi"
 local json = require "moonshard.run.json"
 local lfs = require "lfs"
 local log = require "moonshard.core.log"
+local regular = require "moonshard.io.regular"
 
 ffi.cdef "int truncate(const char *, long); char *strerror(int); int flock(int, int);"
 
@@ -21,6 +22,7 @@ local M = { json = json }
 ---@class RunFolder
 ---@field path string  path of the folder
 ---@field note? string  why the folder is not in runs/
+---@field texts? table<string, boolean>  names of the texts that a new run has written; nil: the run continues another
 ---@field taken? boolean  another run of this process continues it
 local Folder = {}
 Folder.__index = Folder
@@ -37,15 +39,46 @@ local function make(path)
   return true
 end
 
--- Mode "x" does not replace a file and does not wait for a pipe.
-local function write(path, text, mode)
-  local f, err = io.open(path, mode or "wx")
+-- Writes a text to a file and closes it. f, err: the results of opening it.
+local function fill(path, text, f, err)
   if not f then return nil, err end
   local ok
   ok, err = f:write(text)
   local closed, why = f:close()
   if not (ok and closed) then return nil, ("cannot write '%s': %s"):format(path, err or why) end
   return true
+end
+
+-- Mode "x" does not replace a file.
+local function write(path, text, mode) return fill(path, text, regular.open(path, mode or "wx")) end
+
+-- Writes a file; one with that name is replaced at once by the whole text.
+local function replace(path, text)
+  local temporary = path .. ".tmp"
+  local file, err = regular.create(path, temporary)
+  if not file then return nil, err end
+  local ok
+  ok, err = fill(path, text, file)
+  if ok then ok, err = os.rename(temporary, path) end
+  if not ok then os.remove(temporary) end
+  return ok, err
+end
+
+-- The files that a run writes under fixed names, and what messages call them; `x.tmp` replaces x.
+local OWN = { ["metrics.jsonl"] = "a run" }
+for _, name in ipairs { "config.json", "config.json.tmp", "media.jsonl", "superseded.jsonl", "metrics.csv",
+  "metrics.csv.tmp", "report.html", "samples.txt" } do OWN[name] = name end
+
+-- What a new run in a folder would replace or append to; nil: nothing.
+local function in_the_way(path)
+  if lfs.symlinkattributes(path .. "/metrics.jsonl", "mode") then return OWN["metrics.jsonl"] end
+  if lfs.attributes(path, "mode") ~= "directory" then return nil end
+  local found
+  for name in lfs.dir(path) do
+    local what = OWN[name] or (name == "images" or name:find "^step%-%d+%.safetensors") and name
+    if what and (not found or what < found) then found = what end
+  end
+  return found
 end
 
 local function config_text(config) return M.json(config, nil, { digits = 17, separator = ",\n " }) .. "\n" end
@@ -75,7 +108,7 @@ local LOCK_EX, LOCK_NB, EAGAIN = 2, 4, 11
 -- Started processes do not inherit the file ("e"). File systems without locks are used without.
 local function open_metrics(self, mode)
   local path = self.path .. "/metrics.jsonl"
-  local file, err = io.open(path, mode .. "e")
+  local file, err = regular.open(path, mode .. "e")
   if not file then return nil, err end
   self.metrics = file
   local at = lfs.attributes(path)
@@ -104,11 +137,9 @@ end
 function M.new(path, name, config)
   local note
   if path then
-    for _, file in ipairs { "metrics.jsonl", "config.json", "samples.txt" } do
-      if lfs.symlinkattributes(path .. "/" .. file, "mode") then
-        local what = file == "metrics.jsonl" and "a run" or file
-        return nil, ("'%s' already contains %s; give another folder as 'out', or omit 'out'"):format(path, what)
-      end
+    local what = in_the_way(path)
+    if what then
+      return nil, ("'%s' already contains %s; give another folder as 'out', or omit 'out'"):format(path, what)
     end
     local ok, err = make(path)
     if not ok then return nil, ("cannot make the folder '%s': %s"):format(path, err) end
@@ -120,7 +151,7 @@ function M.new(path, name, config)
     end
     if not path then return nil, ("%s%s; give a folder as 'out'"):format(note, err_home and ", and " .. err_home or "") end
   end
-  local self = setmetatable({ path = path, note = note, failed = {} }, Folder)
+  local self = setmetatable({ path = path, note = note, failed = {}, texts = {} }, Folder)
   -- First metrics.jsonl, which makes the folder a run: one that is killed in between can be continued.
   local ok, err = open_metrics(self, "wx")
   if not ok then return nil, err end
@@ -140,7 +171,7 @@ function M.exists(path) return lfs.attributes(path .. "/metrics.jsonl", "mode") 
 ---@param path string  path of metrics.jsonl or media.jsonl
 ---@return fun(): table?, integer?  the object, and the number of bytes up to the end of its line
 function M.lines(path)
-  local file, err = io.open(path, "rb")
+  local file, err = regular.open(path, "rb")
   if not file then error(err, 0) end
   local at = 0
   return function()
@@ -187,9 +218,10 @@ end
 ---@return RunFolder
 function M.continue(path, step, config, facts)
   local self = setmetatable({ path = path, failed = {} }, Folder)
+  for name in pairs(OWN) do assert(regular.check(path .. "/" .. name)) end       -- in any order, before any change
   local opened, err = open_metrics(self, "a")
   if not opened then error(err, 0) end
-  local file = io.open(path .. "/config.json", "rb")
+  local file = regular.open(path .. "/config.json", "rb")
   local ok, old = pcall(cjson.decode, file and file:read "*a" or "{}")
   if file then file:close() end
   if not ok or type(old) ~= "table" then old = {} end
@@ -197,9 +229,7 @@ function M.continue(path, step, config, facts)
   for _, name in ipairs(facts) do session[name] = old[name] end
   sessions[#sessions + 1] = session
   config.sessions = sessions
-  local temporary = path .. "/config.json.tmp"
-  assert(write(temporary, config_text(config), "w"))
-  assert(os.rename(temporary, path .. "/config.json"))
+  assert(replace(path .. "/config.json", config_text(config)))
   for name in lfs.dir(path) do                          -- checkpoints of the steps that are repeated
     if name:find "^report%.html%.%d+%.tmp$" then os.remove(path .. "/" .. name) end      -- left by a process that was killed
     local later = tonumber(name:match "^step%-(%d+)%.safetensors$")
@@ -259,7 +289,7 @@ end
 function Folder:medium(object, names)
   if not self.media then
     local err
-    self.media, err = io.open(self.path .. "/media.jsonl", "ae")
+    self.media, err = regular.open(self.path .. "/media.jsonl", "ae")
     if not self.media then return written(self, "media.jsonl", false, err) end
     self.medium_line = buffers.new()
   end
@@ -275,21 +305,29 @@ end
 function Folder:put(name, text)
   local into = name:match "^(.*)/"
   local path, ok, err = self.path .. "/" .. name, true, nil
-  if into then ok, err = make(self.path .. "/" .. into) end
-  if ok then
-    ok, err = write(path, text, "wb")
-    if not ok then os.remove(path) end                  -- a part of it
+  if into then
+    local folder = self.path .. "/" .. into
+    if lfs.symlinkattributes(folder, "mode") == "link" then
+      ok, err = false, ("'%s' is a symbolic link, expected a folder"):format(folder)
+    else
+      ok, err = make(folder)
+    end
   end
+  if ok then ok, err = replace(path, text) end
   return written(self, into or name, ok, err)
 end
 
---- Appends a text to samples.txt or another file of this form.
+--- Appends a text to samples.txt or another file of this form. A new run does not write to a file that is there.
 ---@param step integer  the step that the text belongs to
 ---@param text string  the text
 ---@param name? string  name of the file, without .txt (default: "samples")
 function Folder:sample(step, text, name)
   name = (name or "samples") .. ".txt"
-  written(self, name, write(self.path .. "/" .. name, ("---- step %d ----\n%s\n"):format(step, text), "a"))
+  local texts = self.texts
+  local is_first = texts and not texts[name]            -- a file that is there is not this run's
+  local ok, err = write(self.path .. "/" .. name, ("---- step %d ----\n%s\n"):format(step, text), is_first and "wx" or "a")
+  if ok and texts then texts[name] = true end
+  written(self, name, ok, err)
 end
 
 function Folder:close()

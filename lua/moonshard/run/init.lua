@@ -3,6 +3,7 @@
 --- writes its own values. Only `run.start` and `Run:checkpoint` are collective.
 local a_module = require("moonshard.nn.register").a_module
 local check = require "moonshard.run.check"
+local calls = require "moonshard.dist.calls"
 local checkpoints = require "moonshard.run.checkpoint"
 local cjson = require "cjson"
 local csv = require "moonshard.run.csv"
@@ -54,12 +55,12 @@ local function open(o, config)
 end
 
 -- Loads a checkpoint of this run. Collective.
-local function load(file, model, optimizer)
+local load = calls.several(function(file, model, optimizer)
   local opened = checkpoints.open(file)
   opened:load_model(model)
   if optimizer then opened:load_training(model, optimizer) end
   opened:close()
-end
+end)
 
 local function elements(model)
   local n = 0
@@ -94,7 +95,7 @@ end
 --- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
 --- is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move
 --- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`, or whose run another process is
---- recording; or that cannot be made.
+--- recording; or files that a new run would replace; or that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for

@@ -2,6 +2,7 @@
 --- Pages (HTML) that need no network: a common head with colours for light, dark and print, followed by a template in
 --- which @name@ stands for a part.
 local ffi = require "ffi"
+local regular = require "moonshard.io.regular"
 
 ffi.cdef "int moonshard_page_self(void) __asm__(\"getpid\");"
 
@@ -57,7 +58,7 @@ end
 function M.write(path, template, parts)
   -- The name is this process's own: a page may also be written by hand while the run writes it.
   local temporary = ("%s.%d.tmp"):format(path, ffi.C.moonshard_page_self())
-  local file, err = io.open(temporary, "wb")
+  local file, err = regular.create(path, temporary)
   if not file then return nil, err end
   local ok, why = pcall(pieces, template, parts, function(piece) assert(file:write(piece)) end)
   local closed, close_err = file:close()

@@ -7,6 +7,7 @@ local environment = require "moonshard.run.environment"
 local lfs = require "lfs"
 local lib = require("moonshard.core.ffi").lib
 local page = require "moonshard.run.page"
+local regular = require "moonshard.io.regular"
 
 local M = {}
 
@@ -15,7 +16,7 @@ local IMAGES = 32                                       -- the page contains at 
 local METRICS, MEDIA = 32 * 2 ^ 20, 8 * 2 ^ 20          -- and about this many bytes of lines
 
 local function read(path)
-  local file = io.open(path, "rb")
+  local file = regular.open(path, "rb")
   local text = file and file:read "*a" or ""
   if file then file:close() end
   return text
@@ -41,7 +42,7 @@ end
 
 -- The lines of media.jsonl; of a long file, its end.
 local function media_of(path)
-  local file = io.open(path .. "/media.jsonl", "rb")
+  local file = regular.open(path .. "/media.jsonl", "rb")
   if not file then return "" end
   local skip = size_of(path .. "/media.jsonl") - MEDIA
   if skip > 0 then
