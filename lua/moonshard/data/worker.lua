@@ -10,6 +10,8 @@ local ffi = engine.ffi
 
 if not processes.follow_parent(parent) then os.exit(0) end
 engine.lib.ms_set_num_threads(1)                          -- the workers share the cores
+-- A worker has its rank's environment. A second process that joined the job as this rank would make the job hang.
+require("moonshard.dist.calls").not_a_rank = "a worker of a DataLoader"
 
 local slots = {}
 for k = 1, slots_count do slots[k] = processes.block(processes.SLOTS + k - 1) end

@@ -3,6 +3,7 @@
 --- that survives the error would match later collectives wrongly. The error therefore makes the peers' calls fail, too.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local launcher = require "moonshard.core.launcher"
 local opts = require "moonshard.core.opts"
 local places = require "moonshard.core.places"
 local resume = require "moonshard.dist.resume"
@@ -18,9 +19,24 @@ local M = {}
 local Group = { __name = "Group" }
 M.Group = Group
 
+--- What this process is if it is not a rank, although it has a rank's environment; nil: it may be a rank.
+---@type string?
+M.not_a_rank = nil
+
+--- Joins the job.
+---@param backend? string
+---@param timeout number  in seconds; 0: unchanged
+function M.join(backend, timeout)
+  if M.not_a_rank and launcher().name ~= "" then
+    errors.raise("dist: %s is not a rank and cannot join the job; call dist.rank() and the like before, and use their "
+      .. "results there", M.not_a_rank)
+  end
+  if lib.ms_dist_init(backend, timeout) ~= 0 then errors.fail() end
+end
+
 --- Joins the job if this rank has not joined yet. An error before that cannot be published.
 function M.ensure()
-  if state.dist_failures < 0 and lib.ms_dist_init(nil, 0) ~= 0 then errors.fail() end
+  if state.dist_failures < 0 then M.join(nil, 0) end
 end
 local ensure = M.ensure
 

@@ -63,7 +63,7 @@ end
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
-  if lib.ms_dist_init(o.backend, o.timeout or 0) ~= 0 then fail() end
+  calls.join(o.backend, o.timeout or 0)
 end
 
 --- Leaves the job. The end of a script does so automatically. No collective may be called afterwards.
