@@ -53,8 +53,8 @@ local function line_between(from, to, part) return from + (to - from) * part end
 ---@param given { max_lr: number, total_steps: integer, epochs: integer, steps_per_epoch: integer, pct_start: number, anneal_strategy: "cos"|"linear", cycle_momentum: boolean, base_momentum: number, max_momentum: number, div_factor: number, final_div_factor: number, three_phase: boolean }
 ---   max_lr: the highest learning rate; total_steps: length of the cycle, or epochs and steps_per_epoch: their product;
 ---   epochs: number of epochs; steps_per_epoch: steps of an epoch; pct_start: part of the cycle that rises (default:
----   0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the momentum (default: true);
----   base_momentum: at the highest learning rate (default: 0.85); max_momentum: at the ends (default: 0.95);
+---   0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the momentum (default:
+---   true); base_momentum: at the highest learning rate (default: 0.85); max_momentum: at the ends (default: 0.95);
 ---   div_factor: max_lr divided by the first learning rate (default: 25); final_div_factor: the first learning rate
 ---   divided by the last (default: 1e4); three_phase: falls as it rose, before the final fall (default: false)
 ---@return LRScheduler
@@ -246,6 +246,29 @@ function M.sequential(optimizer, given)
       if part.each then part:each(group, since, k) end
     end,
   })
+end
+
+--- From the present learning rate to swa_lr, which then stays: for the steps that are averaged (SWA: Izmailov et al.
+--- 2018), after another schedule.
+---@param optimizer Optimizer  its groups' lr is set
+---@param given { swa_lr: number, anneal_steps: integer, anneal_strategy: "cos"|"linear" }
+---   swa_lr: the final learning rate; anneal_steps: steps until it is reached (default: 10); anneal_strategy: form of
+---   the curve (default: "cos")
+---@return LRScheduler
+function M.swa(optimizer, given)
+  local o = options("swa", given, { swa_lr = positive, anneal_steps = opts.option(opts.whole_from(0), 10),
+    anneal_strategy = opts.one_of({ "cos", "linear" }, "cos") })
+  local fields = { remembers = {} }
+  for k, group in ipairs(type(optimizer) == "table" and optimizer.param_groups or {}) do
+    local name = "start_" .. k
+    fields[name], fields.remembers[k] = group.lr, name
+  end
+  function fields.lr_at(self, t, k)
+    local part = o.anneal_steps == 0 and 1 or math.min(1, t / o.anneal_steps)
+    local between = o.anneal_strategy == "cos" and cosine_between or line_between
+    return between(self["start_" .. k] or self.base_lrs[k], o.swa_lr, part)
+  end
+  return new("swa", optimizer, fields)
 end
 
 --- Several schedules at once: the initial learning rate times the factors of all.

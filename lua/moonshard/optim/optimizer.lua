@@ -511,7 +511,7 @@ function Optimizer:_prepare_load(sd)
           local t = entry[name]
           if t ~= nil then
             opts.expect(t, a_tensor, "%s: load_state_dict: %s of parameter %d", who, name, k)
-            local shape = self:_state_shape(p, part, name)
+            local shape = self:_state_shape(p, part, name, t)
             if tostring(t.shape) ~= shape then
               raise("%s: load_state_dict: %s of parameter %d has shape %s, but %s", who, name, k, tostring(t.shape),
                 shape == tostring(part.shape) and "the parameter has shape " .. shape or "expected is " .. shape)

@@ -204,10 +204,14 @@ return {
     sections = { section("Hooks", "nn.ddp_hooks.", nn.ddp_hooks) },
   },
   {
-    file = "optim", title = "optim", intro = "Optimizers: one fused pass over all parameters of a group.",
+    file = "optim", title = "optim", intro = "Optimizers: most are one fused pass over all parameters of a group.",
     sections = {
       section("Optimizers", "optim.", optim),
       section("Methods of Optimizer", "Optimizer:", optim.Optimizer),
+      section("Methods of LBFGS", "LBFGS:", optim.LBFGS, "step"),
+      section("Averages", "optim.swa_utils.", optim.swa_utils),
+      section("Methods of EMA", "EMA:", optim.EMA),
+      section("Methods of AveragedModel", "AveragedModel:", optim.swa_utils.AveragedModel),
       section("Methods of ZeroRedundancyOptimizer", "ZeroRedundancyOptimizer:", optim.ZeroRedundancyOptimizer),
       section("Schedules", "optim.lr_scheduler.", optim.lr_scheduler),
       section("Methods of schedules", "Schedule:",

@@ -47,7 +47,7 @@ cases = {
     "asgd": (O.ASGD, dict()), "asgd_averaged": (O.ASGD, dict(lr=0.05, lambd=0.1, alpha=0.5, t0=3, weight_decay=0.1)),
 }
 matrices = {
-    "muon_bfloat16": (O.Muon, dict(lr=0.02)), "muon": (O.Muon, dict()), "muon_plain": (O.Muon, dict(lr=0.02, weight_decay=0.0, momentum=0.8, nesterov=False, ns_steps=3)),
+    "muon": (O.Muon, dict()), "muon_plain": (O.Muon, dict(lr=0.02, weight_decay=0.0, momentum=0.8, nesterov=False, ns_steps=3)),
     "muon_rms": (O.Muon, dict(lr=0.02, adjust_lr_fn="match_rms_adamw")),
     "adafactor": (O.Adafactor, dict()), "adafactor_options": (O.Adafactor, dict(lr=0.05, beta2_decay=-0.5, eps=(1e-8, 1e-2), weight_decay=0.1, maximize=True)),
     "lbfgs": (O.LBFGS, dict(lr=0.5)), "lbfgs_wolfe": (O.LBFGS, dict(line_search_fn="strong_wolfe", history_size=3, max_iter=6)),
@@ -85,7 +85,6 @@ def steps(shape, make, options):
 
 if __name__ == "__main__":
     out = {name: steps((5,), *case) for name, case in cases.items()}
-    out["muon_bfloat16"] = steps((6, 4), *matrices.pop("muon_bfloat16"))
     torch.optim._muon._zeropower_via_newtonschulz = orthogonal
     out.update({name: steps((6, 4), *case) for name, case in matrices.items()})
     with open(os.path.join(sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__)), "optimizers.json"), "w") as f:

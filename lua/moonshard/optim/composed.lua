@@ -1,0 +1,182 @@
+-- SPDX-License-Identifier: MIT
+--- Composed: the base of optimizers whose steps are tensor functions called from Lua, one parameter after the other.
+--- Optimizers that treat every element alike are rows of the engine's table instead (kernels/formulas/optim).
+---
+--- A class has `_row` (the names of its states), `_options` (defaults and kinds), and `_update(group, p, part, g, entry)`,
+--- which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in `entry`; it may have
+--- `_check_group(group, later)` and `_accept(p, k)`, which refuses a parameter.
+local capture = require "moonshard.autograd.capture"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local places = require "moonshard.core.places"
+local tensor = require "moonshard.tensor"
+local autograd = require "moonshard.autograd"
+local scope = require "moonshard.tensor.scope"
+local hooks = require "moonshard.optim.hooks"
+local Optimizer = require "moonshard.optim.optimizer".Optimizer
+
+local lib, ffi, C = engine.lib, engine.ffi, engine.ffi.C
+local raise, is_plain = errors.raise, opts.is_plain
+local ipairs, pairs, rawget, unpack = ipairs, pairs, rawget, unpack
+
+local Composed = Optimizer:extend "Composed"
+local info = ffi.new "ms_shard_info"
+
+--- Makes a class.
+---@param name string
+---@param states string[]  the names of the states
+---@param options table<string, any>  defaults, or kinds with a default
+function Composed.define(name, states, options)
+  local cls = Composed:extend(name)
+  cls._row, cls._options = { name = name, states = states, needed = 0 }, options
+  return cls
+end
+
+function Composed:init(params, given)
+  self._entries = setmetatable({}, { __mode = "k" })
+  local defaults = {}
+  for name, value in pairs(self._options) do   -- the order of pairs does not affect the copy
+    defaults[name] = is_plain(value) and { unpack(value) } or value
+  end
+  self:_construct(params, given, defaults)
+end
+
+--- Checks a group's options, and its parameters when it is added. later: after construction.
+function Composed:_check(group, later)
+  local given = {}
+  for name in pairs(self._defaults) do given[name] = group[name] end   -- the order of pairs does not affect the copy
+  opts(self:class_name(), given, self._options)
+  if self._check_group then self:_check_group(group, later) end
+  if later or not self._accept then return end
+  for k, p in ipairs(group.params) do self:_accept(p, k) end
+end
+
+-- The tensor that holds a parameter's values here, and its gradient: those of this rank's part of a sharded one.
+local function part_of(p)
+  local part = rawget(p, "_unit") and p:to_local() or p
+  return part, part.grad
+end
+
+--- Returns the whole of a tensor that has the form of this rank's part of p: t itself if p is not sharded, else a new
+--- tensor. Collective for a sharded p.
+---@return Tensor
+function Composed.whole(p, t)
+  if not rawget(p, "_unit") then return t end
+  local id = lib.ms_unit_gather_like(p.id, t.id)
+  return tensor.wrap_new(id, p)
+end
+
+--- This rank's part of a whole tensor: a view of the shape that p has here.
+---@return Tensor
+function Composed.own(p, whole)
+  if not rawget(p, "_unit") then return whole end
+  if lib.ms_unit_shard_info(p.id, info) ~= 0 then errors.fail(p) end
+  local first, here = tonumber(info.first), tonumber(info.here)
+  if info.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
+  return whole:narrow(info.dim + 1, first + 1, here)
+end
+
+--- Releases a gathered copy of p, which a change of this rank's part has made stale.
+function Composed.drop_gathered(p)
+  local unit = lib.ms_unit_of(p.id)
+  if unit ~= 0 and lib.ms_unit_is_gathered(unit) ~= 0 and lib.ms_unit_is_idle(unit) ~= 0 then
+    errors.check(lib.ms_unit_reshard(unit), p)
+  end
+end
+
+local function step_parameter(self, group, p, k)
+  if p.id < 0 then
+    raise("%s: parameter %d is a %s; tensor classes are not supported", self:class_name(), k, p:class_name())
+  end
+  if self._accept then self:_accept(p, k) end
+  if lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
+  local part, g = part_of(p)
+  if g == nil then return end
+  local entry = self._entries[p] or { step = 0 }
+  local before = {}
+  for _, name in ipairs(self._row.states) do before[name] = entry[name] end
+  scope.scope(function()
+    self:_update(group, p, part, g, entry)
+    for _, name in ipairs(self._row.states) do
+      if entry[name] and not rawequal(entry[name], before[name]) then entry[name] = entry[name]:detach():keep() end
+    end
+  end)
+  entry.step = entry.step + 1
+  self._entries[p] = entry
+  Composed.drop_gathered(p)
+end
+
+local function step_groups(self, has)
+  capture.refuse(("the steps of %s are Lua functions, which repetitions would not call"):format(self:class_name()))
+  for _, group in ipairs(self.param_groups) do
+    self:_check(group, true)                            -- scripts may have changed options since the last step
+    for k, p in ipairs(group.params) do
+      if has == nil or has[p] then step_parameter(self, group, p, k) end
+    end
+  end
+end
+
+--- Makes one step with all parameters that have a gradient.
+---@param closure? fun(): any  recomputes the loss and its backward before the step
+---@return any  the closure's result, or true
+function Composed:step(closure)
+  local result = true
+  if closure ~= nil then
+    opts.expect(closure, opts.fn, "%s: step: closure", self:class_name())
+    result = autograd.enable_grad(closure)
+  end
+  autograd.no_grad(step_groups, self)
+  places.mark()
+  return result
+end
+
+hooks.around(Composed)
+
+function Composed:_step_part(has) autograd.no_grad(step_groups, self, has) end
+
+-- ---- state ---------------------------------------------------------------------------------------
+
+function Composed:state_of(p) return self._entries[p] end
+
+function Composed:state_dict()
+  local sd, position = { state = {}, param_groups = {} }, 0
+  for index, group in ipairs(self.param_groups) do
+    local out = { params = {} }
+    for name, value in pairs(group) do         -- the order of pairs does not affect the copy
+      if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
+    end
+    for k, p in ipairs(group.params) do
+      position = position + 1
+      out.params[k] = position
+      local entry = self:state_of(p)
+      if entry then
+        sd.state[position] = {}
+        for name, value in pairs(entry) do sd.state[position][name] = value end   -- the order does not affect the copy
+      end
+    end
+    sd.param_groups[index] = out
+  end
+  return sd
+end
+
+--- The shape of a state, as text: by default, that of this rank's part of the parameter.
+function Composed._state_shape(_, p) return tostring((part_of(p)).shape) end
+
+function Composed:_forget(_, group)
+  for _, p in ipairs(group.params) do self._entries[p] = nil end
+end
+
+function Composed:_load_entry(index, k, entry)
+  local p = self.param_groups[index].params[k]
+  local own = { step = entry.step or 1 }
+  for _, name in ipairs(self._row.states) do
+    if entry[name] then
+      local part = part_of(p)
+      own[name] = entry[name]:detach():clone():to(part.device):keep()
+    end
+  end
+  self._entries[p] = own
+end
+
+return Composed
