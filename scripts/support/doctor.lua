@@ -17,7 +17,9 @@ end
 
 local ok, ms = pcall(require, "moonshard")
 if not ok then
-  local why, remedy = tostring(ms):match "[^\n]*":gsub("^moonshard: ", ""), "scripts/setup"
+  local why = tostring(ms):match "[^\n]*":gsub("^moonshard: ", "")
+  local variable = why:match "^(MOONSHARD_[%u_]+) is "
+  local remedy = variable and ("correct or unset %s"):format(variable) or "scripts/setup"
   if as_json then
     local quoted = why:gsub('[%c"\\]', function(c) return ("\\u%04x"):format(c:byte()) end)
     local entry = ('{"remedy": "%s", "state": "broken", "subject": "engine", "text": "%s"}'):format(remedy, quoted)

@@ -80,6 +80,19 @@ describe("scripts/compare", function()
     }, "\n"):gsub("  +", " "), (text:match "^(.-)\n\n":gsub("  +", " ")))
   end)
 
+  it("gives many options a table of their own, with a row for each", function()
+    local function with(name, value)
+      local config = {}
+      for k = 1, 12 do config[("option_number_%02d"):format(k)] = value * k end
+      ms.run.start({ out = path(name), config = config, quiet = true }):finish()
+    end
+    with("much", 1)
+    with("more", 2)
+    local text = compare(("'%s' '%s'"):format(path "much", path "more"))
+    assert.matches("^run\nmuch\nmore\n\noption            much  more\noption_number_01  1     2\n", text)
+    assert.matches("option_number_12  12    24\n", text)
+  end)
+
   it("tells runs apart whose folders have the same name", function()
     for _, top in ipairs { "first", "second" } do
       require("lfs").mkdir(path(top))

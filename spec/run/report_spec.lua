@@ -308,7 +308,8 @@ describe_page("report.html in Chromium", function()
   check("shows numbers at the ends of what a double holds, and skips lines that are no steps", function()
     local run = ms.run.start { out = path "odd", quiet = true }
     run:log { huge = -1e308, tiny = 5e-324, both = 1e300, none = 0 / 0 }
-    run:log { huge = 1e308, tiny = 1e-323, both = 1e-300, none = 1 / 0 }
+    run:log { huge = 1e308, tiny = 1e-323, both = 1e-300, none = 1 / 0, step = 2 ^ 53 - 2 }
+    run:log { late = 1 }                                -- one point, at the last step that a number can count
     run:finish()
     process.write(path "odd/metrics.jsonl", process.read(path "odd/metrics.jsonl")
       .. '[1, 2]\nnull\n5\n"x"\n{"loss": 1}\n{"step": "3", "loss": 1}\n')
@@ -316,9 +317,9 @@ describe_page("report.html in Chromium", function()
     local use = opened "odd"
     local page = use.page
     finally(function() page:close() end)
-    assert.are.equal(2, page:value "rows.length")
+    assert.are.equal(3, page:value "rows.length")
     for _, log in ipairs { false, true } do
-      for name, y in pairs { huge = log and 1 or 2, tiny = 2, both = 2, none = 0 } do
+      for name, y in pairs { huge = log and 1 or 2, tiny = 2, both = 2, none = 0, late = 1 } do
         local drawn = page:value(([[(p => {
           p.log = %s;
           p.draw();

@@ -163,7 +163,8 @@ describe("a run", function()
     ended:finish()
     ended:finish()                                      -- changes nothing
     local cases = {
-      { function() run:log { step = 3 } end, "run:log: step is 3, expected a whole number from 4 on" },
+      { function() run:log { step = 3 } end, "run:log: step is 3, expected a whole number from 4 to 9007199254740991" },
+      { function() run:log { step = 2 ^ 53 } end, "run:log: step is .*, expected a whole number from 4 to" },
       { function() run:log { note = "x" } end, "run:log: 'note' is a string %('x'%), expected a number" },
       { function() run:log(3) end, "run:log: argument 1 is a number %(3%), expected a table of numbers" },
       { function() run:image("a b", ms.ones(2, 2)) end, "run:image: the name 'a b' has characters" },

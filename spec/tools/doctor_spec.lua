@@ -87,6 +87,16 @@ describe("ms.doctor", function()
     assert.matches("^broken\t.*/full: tmpfs mounted on .*/full, 1%.05 MB of 1%.05 MB free; .*No space left.*\tfree some space", out)
   end)
 
+  it("names a folder on a file system that is mounted read-only, which more room does not help", function()
+    if not mounts then return pending "this user may not make mount namespaces" end
+    lfs.mkdir(folder .. "/only")
+    process.write(folder .. "/only.lua", ([[
+      require("moonshard.tools.doctor.disk").check(function(state, _, text, remedy) print(state, text, remedy) end, "%s/only")
+    ]]):format(folder))
+    local _, out = sh(with_tmpfs(folder .. "/only", "1m,ro", luajit(folder .. "/only.lua")))
+    assert.matches("^broken\t.*Read%-only file system\tname a folder in which this user can write files", out)
+  end)
+
   it("names a tiny /dev/shm, and a machine with no room for MPI's shared memory at all", function()
     if not mounts then return pending "this user may not make mount namespaces" end
     local tiny = with_tmpfs("/dev/shm", "64k", "%s")
@@ -180,10 +190,13 @@ describe("scripts/doctor", function()
   it("names an engine that cannot be loaded, also as JSON", function()
     local code, out = sh(("'%s/scripts/doctor'"):format(root), { MOONSHARD_LIB = "/nowhere/libmoonshard.so" })
     assert.are.equal(1, code)
-    assert.matches("^broken%s+engine%s+MOONSHARD_LIB is '/nowhere/libmoonshard.so'.*\n%s+%-> scripts/setup\n$", out)
+    assert.matches("^broken%s+engine%s+MOONSHARD_LIB is '/nowhere/libmoonshard.so'.*\n%s+%-> correct or unset MOONSHARD_LIB\n$", out)
     code, out = sh(("'%s/scripts/doctor' --json"):format(root), { MOONSHARD_LIB = "/nowhere/libmoonshard.so" })
     assert.are.equal(1, code)
     assert.matches("^MOONSHARD_LIB is", cjson.decode(out).lines[1].text)
+    code, out = sh(("'%s/scripts/doctor'"):format(root), { MOONSHARD_THREADS = "many" })
+    assert.are.equal(1, code)
+    assert.matches("MOONSHARD_THREADS is 'many', expected.*\n%s+%-> correct or unset MOONSHARD_THREADS\n$", out)
   end)
 
   it("refuses an unknown option", function()

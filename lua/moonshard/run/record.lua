@@ -94,6 +94,8 @@ local function names_of(self, values, object)
   return order
 end
 
+local LAST_STEP = 2 ^ 53 - 1                            -- from 2^53 on, adding 1 does not change a number
+
 local fine = {}                                         -- names that were checked before
 local function check_value(name, value)
   if not check.is_name(name) then
@@ -133,8 +135,8 @@ function Run:log(values)
   if type(values) ~= "table" or getmetatable(values) then opts.wrong(values, "a table of numbers", "run:log: argument 1") end
   if self.ended or self.folder and self.folder.taken then need_open(self, "run:log") end
   local step = values.step or self.step + 1
-  if type(step) ~= "number" or step % 1 ~= 0 or step < self.step then
-    errors.raise("run:log: step is %s, expected a whole number from %d on", errors.show(step), self.step)
+  if type(step) ~= "number" or step % 1 ~= 0 or step < self.step or step > LAST_STEP then
+    errors.raise("run:log: step is %s, expected a whole number from %d to %d", errors.show(step), self.step, LAST_STEP)
   end
   for name, value in pairs(values) do
     if not fine[name] or type(value) ~= "number" then check_value(name, value) end

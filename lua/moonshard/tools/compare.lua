@@ -166,11 +166,9 @@ local function cell_of(text)
   return text:sub(1, at - 1) .. "..."
 end
 
---- The comparison for a terminal.
----@param c table  made by M.read
----@return string
-function M.text(c)
-  local rows, widths, out = rows_of(c), {}, {}
+-- Rows as lines with aligned columns, and their width.
+local function aligned(rows)
+  local widths, out, wide = {}, {}, 0
   for _, row in ipairs(rows) do
     for k, cell in ipairs(row) do
       row[k] = cell_of(cell)
@@ -180,8 +178,35 @@ function M.text(c)
   for _, row in ipairs(rows) do
     local cells = {}
     for k, cell in ipairs(row) do cells[k] = cell .. (" "):rep(widths[k] - characters(cell)) end
-    out[#out + 1] = (table.concat(cells, "  "):gsub(" +$", "")) .. "\n"
+    local line = table.concat(cells, "  "):gsub(" +$", "")
+    out[#out + 1], wide = line .. "\n", math.max(wide, characters(line))
   end
+  return table.concat(out), wide
+end
+
+-- The options as a table of their own, with a row for each.
+local function options_of(c)
+  local rows = { { "option" } }
+  for _, run in ipairs(c.runs) do table.insert(rows[1], run.name) end
+  for _, name in ipairs(c.options) do
+    local row = { name }
+    for _, run in ipairs(c.runs) do row[#row + 1] = text_of(run.config[name]) end
+    rows[#rows + 1] = row
+  end
+  return rows
+end
+
+local NARROW = 120                                      -- characters of a line that most terminals show
+
+--- The comparison for a terminal. Options that would make the table too wide get one of their own.
+---@param c table  made by M.read
+---@return string
+function M.text(c)
+  local text, wide = aligned(rows_of(c))
+  if wide > NARROW and #c.options > 0 then
+    text = aligned(rows_of { runs = c.runs, metrics = c.metrics, options = {} }) .. "\n" .. aligned(options_of(c))
+  end
+  local out = { text }
   for _, p in ipairs(plots_of(c)) do out[#out + 1] = "\n" .. p:text() end
   return table.concat(out)
 end

@@ -43,7 +43,7 @@ function M.check(line, folder)
   local rate = #data / read.best(function() put(#data) end, 0)
   local small = read.best(function() put(512) end, 0)
   if why then
-    local full = free and size > 0 and free < #data
+    local full = why:find "No space" or free and size > 0 and free < #data and not why:find "Read%-only"
     return line("broken", "disk", ("%s; %s"):format(text, why),
       full and "free some space, or name another folder" or "name a folder in which this user can write files")
   end

@@ -67,7 +67,7 @@ function M.mpi(line)
   if not read.has "mpirun" then
     return line("broken", "MPI", "there is no mpirun in the PATH", "apt-get install openmpi-bin, then scripts/setup")
   end
-  local version = read.run({ "mpirun", "--version" }, 10):match "[^\n]*" or ""
+  local version = read.run({ "mpirun", "--version" }, 10):match "[^\n]+" or "mpirun, which does not tell its version"
   if read.has "srun" then version = version .. "; srun is in the PATH, too" end
   local luajit = arg and arg[-1] and arg[-1]:find "luajit" and arg[-1] or "luajit"
   local words = { "env" }

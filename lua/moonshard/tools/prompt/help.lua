@@ -55,7 +55,7 @@ function M.help(name)
   if name == "" then
     return "ms is the library: ms.randn(2, 3), ms.nn.Linear(3, 4). An expression prints its value; Ctrl-C interrupts; Ctrl-D or exit leaves.\n"
       .. "? name, or help(name), explains a function (? ms.cat, ? softmax); Tab completes names, fields and, inside quotes, file names.\n"
-      .. "? *pool* searches names and texts; ? nn lists a module, ? nn.Module a class's methods; ? t describes a tensor and its values."
+      .. "? *norm* searches names and texts; ? nn lists a module, ? nn.Module a class's methods; ? t describes a tensor and its values."
       .. (engine.state.dist_failures >= 0 and "\nEvery line runs on all ranks; @2 line runs it on rank 2 alone, without collectives." or "")
   end
   if name:find("*", 1, true) then return search.find(name) end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The public names of the library with the first sentence of their documentation: `? *pool*` searches them, and `? nn`
+--- The public names of the library with the first sentence of their documentation: `? *norm*` searches them, and `? nn`
 --- and `? nn.Module` list those of a module and the methods of a class.
 local annotations = require "moonshard.tools.annotations"
 local class = require "moonshard.core.class"
@@ -102,7 +102,7 @@ local function columns(entries)
 end
 
 --- The names that match a pattern with `*`, then those whose text matches it, regardless of upper and lower case.
----@param pattern string  such as "*pool*"
+---@param pattern string  such as "*norm*"
 ---@return string
 function M.find(pattern)
   local middle = pattern:lower():gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*+", ".*")
