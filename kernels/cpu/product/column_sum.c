@@ -31,18 +31,20 @@ static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)
     int64_t j0 = block * SUM_COLS, n = w->n - j0 < SUM_COLS ? w->n - j0 : SUM_COLS;
     (void)end, (void)unused;
     if (w->dtype == MS_F64) {
-        double total[SUM_COLS] = { 0 };
+        double total[SUM_COLS], s[SUM_COLS];  // cleared as far as they are used: a narrow sum is shorter than that
+        memset(total, 0, (size_t)n * sizeof *total);
         for (int64_t i = 0; i < w->m; i += SUM_ROWS) {
-            double s[SUM_COLS] = { 0 };
+            memset(s, 0, (size_t)n * sizeof *s);
             add_rows_f64(s, (const double *)w->x + i * w->rs + j0, w->m - i < SUM_ROWS ? w->m - i : SUM_ROWS, n, w->rs);
             for (int64_t j = 0; j < n; j++) total[j] += s[j];
         }
         memcpy((double *)w->out + j0, total, (size_t)n * sizeof(double));
         return;
     }
-    float total[SUM_COLS] = { 0 };
+    float total[SUM_COLS], s[SUM_COLS], t[SUM_COLS];
+    memset(total, 0, (size_t)n * sizeof *total);
     for (int64_t i = 0; i < w->m; i += SUM_ROWS) {
-        float s[SUM_COLS] = { 0 }, t[SUM_COLS];
+        memset(s, 0, (size_t)n * sizeof *s);
         int64_t rows = w->m - i < SUM_ROWS ? w->m - i : SUM_ROWS;
         if (w->dtype == MS_F32) add_rows_f32(s, (const float *)w->x + i * w->rs + j0, rows, n, w->rs);
         else
