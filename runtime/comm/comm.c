@@ -198,6 +198,7 @@ ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
 
 // ---- works ----------------------------------------------------------------------------------------
 
+ms_pending *ms__work_event(const ms_work *w) { return w ? w->event : NULL; }
 ms_status ms_work_wait(ms_work *w) { return w ? ms__event_wait(w->event) : MS_OK; }
 int ms_work_done(ms_work *w) { return !w || ms__event_reached(w->event); }
 void ms_work_free(ms_work *w)

@@ -436,7 +436,12 @@ ms_coll *ms__coll_new(int op);  // zeroed; NULL with the error set
 void ms__coll_drop(ms_coll *c);
 // Takes ownership of c, but not of its storages. On the compute stream c is complete on return. work may be NULL.
 ms_status ms__coll_issue(ms_coll *c, ms_work **work);
+ms_pending *ms__work_event(const ms_work *w);       // borrowed; NULL if w is NULL
 int ms__group_member(const ms_group *g, int rank);  // member number of a world rank; -1: not a member
+
+// ---- comm/captured.c ----
+// Issues a collective, and adds it to the captured step that is being recorded.
+ms_status ms__capture_collective(const ms_request *r, ms_work **work);
 
 // ---- comm/recording.c ----
 ms_status ms__record_collective(const ms_coll *c);

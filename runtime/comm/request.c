@@ -3,6 +3,7 @@
 // operation, and the fields that ranks compare.
 #include <stdio.h>
 #include "comm/internal.h"
+#include "device/capture.h"
 
 // Name; kind; the ranks that read the input; the ranks that write the output; the stream of a script's asynchronous
 // call.
@@ -247,6 +248,7 @@ ms_status ms__coll_make(const ms_request *r, ms_coll **out)
 ms_status ms__collective(const ms_request *r, ms_work **work)
 {
     ms_coll *c = NULL;
+    if (MS_UNLIKELY(ms__capturing != NULL)) return ms__capture_collective(r, work);
     if (work) *work = NULL;
     MS_TRY(ms__coll_make(r, &c));
     return ms__coll_issue(c, work);

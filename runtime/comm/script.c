@@ -2,6 +2,7 @@
 // comm/script.c -- collectives as scripts call them: tensors are passed by id, and all arguments are checked before
 // anything is sent. Lists, views and Lua's strings are copied to contiguous tensors.
 #include <stdio.h>
+#include "device/capture.h"
 #include "device/device.h"
 #include "ops/op.h"
 #include "comm/internal.h"
@@ -181,8 +182,11 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     operands o = { 0 };
     ms_coll *c = NULL;
     ms_status status = r.op == OP_BARRIER ? MS_OK : prepare(d, name, &o, &r);
-    if (status == MS_OK) status = ms__coll_make(&r, &c);
-    if (status == MS_OK) {
+    if (status == MS_OK && MS_UNLIKELY(ms__capturing != NULL)) {
+        if (o.out) o.out->version->count++;
+        status = ms__capture_collective(&r, d->async ? work : NULL);
+    } else if (status == MS_OK) status = ms__coll_make(&r, &c);
+    if (status == MS_OK && c) {
         if (c->out.storage) o.out->version->count++;
         status = ms__coll_issue(c, d->async ? work : NULL);
     }
@@ -267,9 +271,16 @@ static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, ms_label l
     return ms__collective(&r, NULL);
 }
 
+// A captured step repeats no Lua, so nothing would read what the ranks send.
+static ms_status no_objects(const char *name)
+{
+    return ms__capture_refuse("%s sends values of the script; collectives of tensors can be captured", name);
+}
+
 ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, double n, const char **all,
                                const double **lengths)
 {
+    if (ms__recording) return no_objects("all_gather_object");
     ms_label label = label_of(c);
     ms_group *g = ms__group_by_id(c->group);
     if (!g) return MS_EINVAL;
@@ -325,6 +336,7 @@ ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, double 
 
 ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, const char **bytes, double *n)
 {
+    if (ms__recording) return no_objects("broadcast_object");
     ms_label label = label_of(c);
     ms_group *g = ms__group_by_id(c->group);
     if (!g) return MS_EINVAL;

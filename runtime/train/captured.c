@@ -145,26 +145,15 @@ static ms_status fill_inputs(const ms_captured *c, int n, const ms_id *in)
     return MS_OK;
 }
 
-ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
+static ms_status repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
 {
-    MS_BUSY;
-    MS_RANGE(MS_RANGE_USER, "captured step", NULL);
-    if (MS_UNLIKELY(ms__recording != NULL))
-        return ms__capture_refuse("another step runs inside it; steps cannot be captured inside each other");
-    if (MS_UNLIKELY(ms__state.run_depth))
-        return ms__fail(MS_ESTATE, "captured step: it cannot run inside a backward or its hooks");
     MS_TRY(ms__names_reserve(c->ends->n_out ? c->ends->n_out : 1, "captured step"));
     MS_TRY(ms__captured_check(c));
     MS_TRY(ms__captured_grads_check(c));
     MS_TRY(fill_inputs(c, n, in));
     c->seed_now = ms__rng_seed();
     c->offset_now = ms__rng_offset();
-    uint64_t epoch = ms__comm_epoch();
-    ms_status st = ms__captured_repeat(c);
-    if (MS_UNLIKELY(st != MS_OK)) {
-        if (c->sends) ms__comm_publish_error(ms_error(), epoch, true);  // peers wait in the step's next collective
-        return st;
-    }
+    MS_TRY(ms__captured_repeat(c));
     ms__rng_rewind(c->offset_now + c->draws);
     ms__captured_grads_set(c);
     for (int k = 0; k < c->ends->n_out; k++) {
@@ -175,12 +164,28 @@ ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     return MS_OK;
 }
 
+ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
+{
+    MS_BUSY;
+    MS_RANGE(MS_RANGE_USER, "captured step", NULL);
+    if (MS_UNLIKELY(ms__recording != NULL))
+        return ms__capture_refuse("another step runs inside it; steps cannot be captured inside each other");
+    if (MS_UNLIKELY(ms__state.run_depth))
+        return ms__fail(MS_ESTATE, "captured step: it cannot run inside a backward or its hooks");
+    uint64_t epoch = ms__comm_epoch();
+    ms_status st = repeat(c, n, in, out);
+    // Peers wait in the step's next collective.
+    if (MS_UNLIKELY(st != MS_OK && c->sends)) ms__comm_publish_error(ms_error(), epoch, true);
+    return st;
+}
+
 void ms_capture_info(const ms_captured *c, double *bytes, double *work)
 {
     *bytes = (double)ms__pins_bytes(c->pins);
     *work = c->n_work;
 }
 
+int ms_capture_sends(const ms_captured *c) { return c->sends; }
 ms_status ms_capture_refuse(const char *text) { return ms__capture_refuse("%s", text); }
 
 void ms_capture_free(ms_captured *c)

@@ -15,7 +15,8 @@ local tensor = require "moonshard.tensor"
 
 local lib, ffi, state = engine.lib, engine.ffi, engine.state
 local raise, is_tensor, wrap = errors.raise, tensor.is_tensor, tensor.wrap
-local select, type, pcall, error, ipairs, unpack, rawget = select, type, pcall, error, ipairs, unpack, rawget
+local select, type, pcall, error, ipairs, unpack, rawget, tostring = select, type, pcall, error, ipairs, unpack, rawget,
+  tostring
 
 local M = {}
 
@@ -242,7 +243,7 @@ local function end_recording(self, fixed, before, ok, ...)
     drop(self)
     error(message, 0)
   end
-  self._arguments, self._modes = fixed, before
+  self._arguments, self._modes, self._sends = fixed, before, lib.ms_capture_sends(self._step) ~= 0
   return ...
 end
 
@@ -293,8 +294,20 @@ local function repeat_step(self, n, ...)
   return results(r, 1, 0, r.n)
 end
 
+-- Peers wait in the collectives of a rank that cannot repeat the step.
+local function published(since, ok, ...)
+  if not ok then
+    lib.ms_dist_publish_error(tostring((...)), since)
+    error((...), 0)
+  end
+  return ...
+end
+
 function CapturedStep:__call(...)
   local n = select("#", ...)
+  if self._step and self._sends then
+    return published(lib.ms_dist_errors(), pcall(repeat_step, self, n, ...))
+  end
   if self._step then return repeat_step(self, n, ...) end
   if self._left == false then raise("captured step: it was released") end
   if self._left > 0 then
@@ -338,9 +351,9 @@ end
 
 --- Captures a training step. The first `warmup` calls of the result run fn as it is; the next one runs it and records
 --- what the engine does; all later calls repeat that without Lua, on the same memory: forward, backward, clipping,
---- optimizer steps, zero_grad. Every call is one step with the same bits as fn itself: new arguments are copied in,
---- random numbers and step counts advance, and options of optimizers that changed between calls (learning rates of
---- schedules) take effect. Results are new tensors without a graph.
+--- optimizer steps, zero_grad, collectives. Every call is one step with the same bits as fn itself: new arguments are
+--- copied in, random numbers and step counts advance, and options of optimizers that changed between calls (learning
+--- rates of schedules) take effect. Results are new tensors without a graph.
 ---
 --- What fn does in Lua is not repeated: it must have the same shapes in every call and read no values. Errors: fn reads
 --- values (item, tolist, printing), calls hooks, keeps tensors that it makes, changes a learning rate or sets the

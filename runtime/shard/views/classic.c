@@ -4,6 +4,7 @@
 // It lands in the unit's leaves: in the flat parameter, or in the pieces of the parameters.
 #include <stdio.h>
 
+#include "device/capture.h"
 #include "device/device.h"
 #include "shard/layout/layout.h"
 #include "shard/views/classic.h"
@@ -291,6 +292,8 @@ static ms_status keep_whole(unit *u)
     int k = 0;
     while (k < u->n && !u->params[k].fresh) k++;
     if (k == u->n) return MS_OK;
+    if (ms__recording)
+        return ms__capture_refuse("unit '%s' accumulates gradients without reducing them (no_sync)", u->name);
     bool *filled = malloc((size_t)u->n * sizeof *filled);
     if (!filled) return ms__no_memory((size_t)u->n * sizeof *filled, "fsdp", "gradients of unit '%s'", u->name);
     ms_status st = ms__tensor_reserve(2 * u->n + 2, "fsdp");
