@@ -254,6 +254,16 @@ describe("a run", function()
     assert.are.equal(2, #ms.run.metrics(path "taken"))
   end)
 
+  it("may be started again after its record was dropped without an end", function()
+    for k = 1, 5 do
+      local run = start { out = path "dropped", resume = true, first = k - 1 }
+      run:log { loss = k }
+      run = nil                                         -- luacheck: ignore 311
+      start({ out = path("between" .. k) }):finish()    -- the library forgets the dropped record
+    end
+    assert.are.equal(5, #ms.run.metrics(path "dropped"))
+  end)
+
   it("continues where a start was killed before its first line", function()
     assert(lfs.mkdir(path "early"))
     process.write(path "early/metrics.jsonl", "")       -- config.json is written after it

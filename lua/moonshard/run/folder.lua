@@ -118,7 +118,9 @@ local function open_metrics(self, mode)
     before:close()
     before.taken = true
   end
-  if ffi.C.flock(buffers.fileno(file), LOCK_EX + LOCK_NB) ~= 0 and ffi.errno() == EAGAIN then
+  local function taken() return ffi.C.flock(buffers.fileno(file), LOCK_EX + LOCK_NB) ~= 0 and ffi.errno() == EAGAIN end
+  if taken() then collectgarbage() end                  -- a record that this process has dropped may still be open
+  if taken() then
     file:close()
     return nil, ("another process is recording the run '%s'"):format(self.path)
   end
