@@ -261,13 +261,24 @@ ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number)
 
 // ---- the end ----
 
+static void close_peer(peer *p)
+{
+    for (int d = 0; d < MS_CUDA_DEVICES; d++) {
+        for (int k = 0; p->base[d] && k < LISTED; k++)
+            if (p->base[d][k]) ms__cuda()->close(d, p->base[d][k]);
+        free(p->base[d]);
+    }
+    for (int k = 0; k < EVENTS; k++)
+        if (p->event[k]) ms__cuda()->drop(p->event[k]);
+    free(p);
+}
+
+// This rank's own events stay until the process ends: an event must not be destroyed while a peer may wait for it.
 void ms__gpu_memory_stop(void)
 {
     pthread_mutex_lock(&lock);
     for (int r = 0; peers && r < ms__world.size; r++)
-        for (int d = 0; peers[r] && d < MS_CUDA_DEVICES; d++)
-            for (int k = 0; peers[r]->base[d] && k < LISTED; k++)
-                if (peers[r]->base[d][k]) ms__cuda()->close(d, peers[r]->base[d][k]);
+        if (peers[r]) close_peer(peers[r]);
     free(peers);
     peers = NULL;
     pthread_mutex_unlock(&lock);
