@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- Llama: a decoder-only transformer of the Llama family (Touvron et al. 2023): RMSNorm, rotary positions, grouped-query
---- attention (Ainslie et al. 2023) and SwiGLU. `llama(ids)` returns logits [B, T, vocab]; `llama(ids, targets)` returns
---- the mean cross-entropy. Parameters have the names of Hugging Face's LlamaForCausalLM, with layers counted from 1.
+--- Llama: a decoder-only transformer of the Llama family (Touvron et al. 2023): RMSNorm, rotary positions,
+--- grouped-query attention (Ainslie et al. 2023) and SwiGLU. `llama(ids)` returns logits [B, T, vocab]; `llama(ids,
+--- targets)` returns the mean cross-entropy. Parameters have the names of Hugging Face's LlamaForCausalLM, with layers
+--- counted from 1.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
@@ -81,11 +82,11 @@ function Model:forward(ids) return self.norm(self.layers(self.embed_tokens(ids))
 
 ---@class Llama: Module
 ---@overload fun(opts?: { vocab: integer, layers: integer, heads: integer, kv_heads: integer, dim: integer, mlp_dim: integer, base: number, eps: number, tie: boolean, init_std: number, dtype: string, device: string }): Llama
----   vocab: number of token ids (default: 256, bytes); layers: number of blocks (default: 4); heads: query heads per block
----   (default: 4); kv_heads: key and value heads, divides heads (default: heads); dim: channels (default: 128); mlp_dim:
----   inner size of the mlp (default: 8 / 3 of dim, rounded up to a multiple of 32); base: of the rotary angles (default:
----   10000); eps: of the norms (default: 1e-5); tie: the head's weight is the token table (default: false); init_std:
----   standard deviation of the initial weights (default: 0.02)
+---   vocab: number of token ids (default: 256, bytes); layers: number of blocks (default: 4); heads: query heads per
+---   block (default: 4); kv_heads: key and value heads, divides heads (default: heads); dim: channels (default: 128);
+---   mlp_dim: inner size of the mlp (default: 8 / 3 of dim, rounded up to a multiple of 32); base: of the rotary angles
+---   (default: 10000); eps: of the norms (default: 1e-5); tie: the head's weight is the token table (default: false);
+---   init_std: standard deviation of the initial weights (default: 0.02)
 local Llama = nn.Module:extend "Llama"
 
 function Llama:init(given)

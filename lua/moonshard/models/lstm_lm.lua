@@ -8,9 +8,9 @@ local opts = require "moonshard.core.opts"
 
 ---@class LSTMLanguageModel: Module
 ---@overload fun(opts?: { vocab: integer, dim: integer, layers: integer, dropout: number, tie: boolean, dtype: string, device: string }): LSTMLanguageModel
----   vocab: number of token ids (default: 256, bytes); dim: channels of tokens and states (default: 256); layers: of the
----   LSTM (default: 2); dropout: probability after the table, between layers and before the head (default: 0); tie: the
----   head's weight is the token table (default: true)
+---   vocab: number of token ids (default: 256, bytes); dim: channels of tokens and states (default: 256); layers: of
+---   the LSTM (default: 2); dropout: probability after the table, between layers and before the head (default: 0); tie:
+---   the head's weight is the token table (default: true)
 local LSTMLanguageModel = nn.Module:extend "LSTMLanguageModel"
 
 function LSTMLanguageModel:init(given)

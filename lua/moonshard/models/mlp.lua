@@ -7,9 +7,9 @@ local opts = require "moonshard.core.opts"
 
 ---@class MLP: Sequential
 ---@overload fun(sizes: integer[], opts?: { activation: string, dropout: number, bias: boolean, dtype: string, device: string }): MLP
----   sizes: features of the input, of each hidden layer, and of the output; activation: the name of a layer of nn without
----   arguments (default: "ReLU"); dropout: probability after each activation (default: 0); bias: of the linear layers
----   (default: true)
+---   sizes: features of the input, of each hidden layer, and of the output; activation: the name of a layer of nn
+---   without arguments (default: "ReLU"); dropout: probability after each activation (default: 0); bias: of the linear
+---   layers (default: true)
 local MLP = nn.Sequential:extend "MLP"
 
 function MLP:init(sizes, given)

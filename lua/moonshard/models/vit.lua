@@ -48,10 +48,10 @@ end
 
 ---@class VisionTransformer: Module
 ---@overload fun(opts: { image: integer, patch: integer, classes: integer, channels: integer, dim: integer, layers: integer, heads: integer, mlp_dim: integer, dropout: number, attention_dropout: number, dtype: string, device: string }): VisionTransformer
----   image: height and width of a picture (default: 224); patch: of a patch, divides image (default: 16); classes: number
----   of logits (default: 1000); channels: of a picture (default: 3); dim: channels of a position (default: 768); layers:
----   number of blocks (default: 12); heads: attention heads per block (default: 12); mlp_dim: inner size of the mlp
----   (default: 3072); dropout, attention_dropout: probabilities (default: 0)
+---   image: height and width of a picture (default: 224); patch: of a patch, divides image (default: 16); classes:
+---   number of logits (default: 1000); channels: of a picture (default: 3); dim: channels of a position (default: 768);
+---   layers: number of blocks (default: 12); heads: attention heads per block (default: 12); mlp_dim: inner size of the
+---   mlp (default: 3072); dropout, attention_dropout: probabilities (default: 0)
 local VisionTransformer = nn.Module:extend "VisionTransformer"
 
 function VisionTransformer:init(given)
