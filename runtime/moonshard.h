@@ -40,7 +40,7 @@ typedef enum {
     MS_EUNSUPPORTED  // the device is not available, or the call is not supported for this device or dtype
 } ms_status;
 
-typedef enum { MS_F32, MS_F64, MS_F16, MS_BF16, MS_I64, MS_I32, MS_U8, MS_BOOL, MS_DTYPES } ms_dtype;
+typedef enum { MS_F32, MS_F64, MS_F16, MS_BF16, MS_I64, MS_I32, MS_U8, MS_BOOL, MS_I8, MS_I16, MS_DTYPES } ms_dtype;
 
 typedef enum { MS_CPU, MS_CUDA, MS_META, MS_DEVICES } ms_device_type;
 
@@ -260,6 +260,8 @@ typedef struct {
 //   transpose                                   i: dim, dim
 //   permute                                     i: dim...
 //   narrow                                      i: dim, first, length
+//   slice                                       i: dim, first, length, step
+//   unfold                                      i: dim, size, step
 //   select                                      i: dim, position
 //   squeeze                                     i: dim... (none: all of size 1)
 //   unsqueeze                                   i: dim
@@ -270,7 +272,13 @@ typedef struct {
 //   max min logsumexp                           i: dim, keepdim?
 //   argmax argmin                               i: dim?, keepdim?
 //   cumsum softmax log_softmax                  i: dim
+//   cumprod cummax cummin logcumsumexp          i: dim
+//   sort                                        i: dim, descending?
+//   topk                                        i: dim, k, largest? (1)
+//   searchsorted                                i: right?, int32?
+//   nonzero                                     i: count
 //   cat stack index_select gather scatter_ scatter_add_  i: dim
+//   scatter_reduce                              i: dim, kind (0: product, 1: largest, 2: smallest)
 //   tile                                        i: times...
 //   tril triu                                   i: diagonal?
 //   layer_norm                                  i: dims (the number of last dimensions); f: eps

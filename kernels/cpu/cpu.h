@@ -14,7 +14,11 @@
     X(logsumexp) X(cumsum) X(prod_backward)
 // clang-format on
 // index.c
-#define MS_CPU_INDEX(X) X(index_select) X(index_add) X(gather) X(scatter) X(scatter_add)
+#define MS_CPU_INDEX(X) X(index_select) X(index_add) X(gather) X(scatter) X(scatter_add) X(scatter_reduce)
+// order/sort.c, order/search.c
+#define MS_CPU_ORDER(X) X(sort) X(topk) X(searchsorted) X(nonzero)
+// order/scan.c
+#define MS_CPU_SCAN(X) X(cumprod) X(cumprod_backward) X(cummax) X(cummin) X(logcumsumexp) X(logcumsumexp_backward)
 // random.c
 #define MS_CPU_RANDOM(X) X(rand) X(randn) X(randint) X(trunc_normal)
 
@@ -23,6 +27,8 @@
 MS_CPU_COPY(MS_DECLARE)
 MS_CPU_REDUCE(MS_DECLARE)
 MS_CPU_INDEX(MS_DECLARE)
+MS_CPU_ORDER(MS_DECLARE)
+MS_CPU_SCAN(MS_DECLARE)
 MS_CPU_RANDOM(MS_DECLARE)
 // clang-format on
 #define ROW(name, n, check, kernel, ...) MS_DECLARE(kernel)

@@ -328,7 +328,7 @@ template <class A> static __device__ inline A finish(const reduction &l, A a)
     return a;
 }
 
-template <class T> constexpr bool has_wide = std::is_same_v<T, float> || sizeof(T) == 2;
+template <class T> constexpr bool has_wide = std::is_same_v<T, float> || (sizeof(T) == 2 && !std::is_integral_v<T>);
 
 template <class T, class A, bool logical> __global__ void ranks_kernel(const __grid_constant__ reduction l)
 {
@@ -379,6 +379,8 @@ static ms_status launch_reduction(int index, int dtype, const reduction &l, int6
     case MS_I64: return launch("reduce", index, ranks_kernel<int64_t, int64_t, false>, blocks, BLOCK, l);
     case MS_I32: return launch("reduce", index, ranks_kernel<int32_t, int32_t, false>, blocks, BLOCK, l);
     case MS_U8: return launch("reduce", index, ranks_kernel<uint8_t, uint8_t, false>, blocks, BLOCK, l);
+    case MS_I8: return launch("reduce", index, ranks_kernel<int8_t, int8_t, false>, blocks, BLOCK, l);
+    case MS_I16: return launch("reduce", index, ranks_kernel<int16_t, int16_t, false>, blocks, BLOCK, l);
     default: return launch("reduce", index, ranks_kernel<uint8_t, uint8_t, true>, blocks, BLOCK, l);
     }
 }

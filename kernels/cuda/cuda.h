@@ -229,6 +229,8 @@ template <class T> struct value {
         case MS_BF16: return convert<T>(ms_bf16_to_float(*(const ms_bf16 *)p));
         case MS_I64: return convert<T>(*(const int64_t *)p);
         case MS_I32: return convert<T>(*(const int32_t *)p);
+        case MS_I8: return convert<T>(*(const int8_t *)p);
+        case MS_I16: return convert<T>(*(const int16_t *)p);
         default: return convert<T>(*(const uint8_t *)p);
         }
     }
@@ -242,6 +244,8 @@ template <class T> struct value {
         case MS_I64: *(int64_t *)p = convert<int64_t>(v); break;
         case MS_I32: *(int32_t *)p = convert<int32_t>(v); break;
         case MS_U8: *(uint8_t *)p = convert<uint8_t>(v); break;
+        case MS_I8: *(int8_t *)p = convert<int8_t>(v); break;
+        case MS_I16: *(int16_t *)p = convert<int16_t>(v); break;
         default: *(uint8_t *)p = v != 0; break;
         }
     }

@@ -84,6 +84,7 @@ template <class T> struct gathered {
         case MS_F16: return convert<T>(ms_f16_to_float({ two[j] }));
         case MS_BF16: return convert<T>(ms_bf16_to_float({ two[j] }));
         case MS_I32: return convert<T>((int32_t)four[j]);
+        case MS_I16: return convert<T>((int16_t)two[j]);
         default: return v[j];
         }
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cuda/embedding.cu -- reads and writes by position: embedding, index_select, index_add_, gather, scatter_,
-// scatter_add_. Sums are computed in the order of the positions, without atomics, so they repeat bitwise. A position
-// out of range cannot stop the call: the kernel records the error, and the host raises it when it next waits for the
-// device.
+// scatter_add_, scatter_reduce. Sums are computed in the order of the positions, without atomics, so they repeat
+// bitwise. A position out of range cannot stop the call: the kernel records the error, and the host raises it when it
+// next waits for the device.
 #include "cuda/sort.h"
+#include "formulas/order.h"
 
 // A line of positions in [0, limit). complaint: the error (MS_COMPLAINT_*) recorded for a position out of range.
 struct positions {
@@ -21,7 +22,9 @@ static __device__ inline int64_t position(const positions &q, int64_t k)
     return -1;
 }
 
-enum { TAKE, PUT, ADD };  // with p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]
+// With p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]. From REDUCE on: to[l, p]
+// becomes ms_reduce_* (formulas/order.h) of itself and from[l, k].
+enum { TAKE, PUT, ADD, REDUCE };
 // Lines along dimension d, in which positions select elements.
 struct job : positions {
     int ndim;                                                // number of other dimensions, joined where possible
@@ -244,6 +247,13 @@ template <class T> __global__ void index_kernel(job q, int how)
         int64_t at = position(q, p + k * q.step);
         if (at < 0) continue;
         int64_t from = x + (how == TAKE ? at : k) * q.xd, to = y + (how == TAKE ? k : at) * q.yd;
+        if constexpr (!std::is_same_v<T, float>)
+            if (how >= REDUCE) {
+                T a = load<T>(q.dtype, q.to, to), b = load<T>(q.dtype, q.from, from);
+                if constexpr (std::is_integral_v<T>) store<T>(q.dtype, q.to, to, ms_reduce_i64(how - REDUCE, a, b));
+                else store<T>(q.dtype, q.to, to, ms_reduce_f64(how - REDUCE, a, b));
+                continue;
+            }
         if (how == ADD) store<T>(q.dtype, q.to, to, load<T>(q.dtype, q.to, to) + load<T>(q.dtype, q.from, from));
         else move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);
     }
@@ -288,9 +298,9 @@ static ms_status run_index(ms_call *c, int how, bool one)
     }
     int64_t n = q.length == 0 ? 0 : how == TAKE ? q.lines * q.length : q.lines;
     return launch(c->op->name, index,
-                  y->dtype == MS_F64 ? index_kernel<double>
-                  : real             ? index_kernel<float>
-                                     : index_kernel<int64_t>,
+                  y->dtype == MS_F64 || (real && how >= REDUCE) ? index_kernel<double>
+                  : real                                        ? index_kernel<float>
+                                                                : index_kernel<int64_t>,
                   up(n, BLOCK), BLOCK, q, how);
 }
 static ms_status run_index_select(ms_call *c) { return run_index(c, TAKE, true); }
@@ -298,8 +308,13 @@ static ms_status run_index_add_(ms_call *c) { return run_index(c, ADD, true); }
 static ms_status run_gather(ms_call *c) { return run_index(c, TAKE, false); }
 static ms_status run_scatter_(ms_call *c) { return run_index(c, PUT, false); }
 static ms_status run_scatter_add_(ms_call *c) { return run_index(c, ADD, false); }
+static ms_status run_scatter_reduce(ms_call *c)
+{
+    MS_TRY(ms__cuda_copy_tensor(c->out[0], c->in[0]));
+    return run_index(c, REDUCE + (int)c->i[1], false);
+}
 
 extern const ms_cuda_kernel ms__cuda_embedding[];
 #define ROW(name) { #name, run_##name },
-const ms_cuda_kernel ms__cuda_embedding[] = { ROW(embedding) ROW(embedding_backward) ROW(index_select) ROW(index_add_)
-                                                  ROW(gather) ROW(scatter_) ROW(scatter_add_) { NULL, NULL } };
+const ms_cuda_kernel ms__cuda_embedding[] = { ROW(embedding) ROW(embedding_backward) ROW(index_select) ROW(
+    index_add_) ROW(gather) ROW(scatter_) ROW(scatter_add_) ROW(scatter_reduce) { NULL, NULL } };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // rows/index.c -- rows that read or write by position: index_select, index_add_ (its gradient), gather, scatter_,
-// scatter_add_. Positions are int64 or int32 tensors, count from 0 and are never negative.
+// scatter_add_, scatter_reduce. Positions are int64 or int32 tensors, count from 0 and are never negative.
 #include "cpu/cpu.h"
+#include "formulas/order.h"
 #include "rows/grad.h"
 
 static ms_status check_positions(const ms_call *c)
@@ -85,6 +86,25 @@ static ms_status check_scatter_(ms_call *c)
 }
 static ms_status check_scatter_add_(ms_call *c) { return check_scatter_(c); }
 
+// Integers: dimension, kind (formulas/order.h).
+static ms_status check_scatter_reduce(ms_call *c)
+{
+    const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    int d;
+    if (c->n_i < 2 || c->i[1] < MS_REDUCE_PROD || c->i[1] > MS_REDUCE_MIN)
+        return ms__call_fail(c, "a dimension or the kind of the reduction is missing");
+    if (!ms__same_shape(index, src))
+        return ms__call_fail(c, "the source must have the shape of the positions, %s, got %s",
+                             ms__shape_text(index->ndim, index->shape), ms__tensor_text(src));
+    MS_TRY(check_positions(c));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    MS_TRY(within(c, x, d));
+    if (src->dtype != x->dtype)
+        return ms__call_fail(c, "source and tensor must have the same dtype, got %s and %s", ms__tensor_text(src),
+                             ms__tensor_text(x));
+    return ms__call_out_like(c, 0, x);
+}
+
 #define ROW(NAME, N, KERNEL, BACKWARD, FLAGS, SAMPLES)                                                  \
     const ms_op ms__op_##NAME =                                                                         \
         MS_ROW(#NAME, N, N, .flags = MS_OP_DIFFERENTIABLE | FLAGS, .save_in = 2, .check = check_##NAME, \
@@ -151,6 +171,95 @@ static ms_status scatter_add_grad(ms_backward_call *b)
     return b->need[2] ? source_grad(b) : MS_OK;
 }
 
+// ---- the gradient of scatter_reduce ----
+
+// Operators that run one after another; after one that fails, none does. Their results are released at the end.
+typedef struct {
+    ms_tensor *made[24];
+    int n;
+    ms_status st;
+} steps;
+static ms_tensor *step(steps *s, const char *op, ms_op_args a)
+{
+    ms_tensor *out = NULL;
+    if (s->st) return NULL;
+    s->st = ms__run_op(ms__op_by_name(op), &a, 1, &out);
+    if (!s->st) s->made[s->n++] = out;
+    return out;
+}
+static ms_tensor *with(steps *s, const char *op, ms_tensor *a, ms_tensor *b)
+{
+    return step(s, op, (ms_op_args) { .n_in = b ? 2 : 1, .in = (ms_tensor *[]) { a, b } });
+}
+static ms_tensor *is_zero(steps *s, ms_tensor *t)
+{
+    return step(s, "eq_scalar", (ms_op_args) { 1, &t, .n_f = 1, .f = (double[]) { 0 } });
+}
+static ms_tensor *ones_where(steps *s, ms_tensor *t, ms_tensor *truth)
+{
+    return step(s, "masked_fill", (ms_op_args) { 2, (ms_tensor *[]) { t, truth }, .n_f = 1, .f = (double[]) { 1 } });
+}
+static ms_tensor *number(steps *s, ms_tensor *truth, const ms_tensor *like)
+{
+    return step(s, "cast", (ms_op_args) { 1, &truth, .n_i = 1, .i = (int64_t[]) { like->dtype } });
+}
+// At the positions of the call: reads t, adds src to a copy of t, or reduces src into one.
+static ms_tensor *at_positions(steps *s, const ms_backward_call *b, ms_tensor *t)
+{
+    return step(s, "gather", (ms_op_args) { 2, (ms_tensor *[]) { t, b->in[1] }, .n_i = 1, .i = b->i });
+}
+static ms_tensor *added(steps *s, const ms_backward_call *b, ms_tensor *t, ms_tensor *src)
+{
+    ms_tensor *copy = with(s, "clone", t, NULL);
+    return step(s, "scatter_add_", (ms_op_args) { 3, (ms_tensor *[]) { copy, b->in[1], src }, .n_i = 1, .i = b->i });
+}
+static ms_tensor *reduced(steps *s, const ms_backward_call *b, ms_tensor *t, ms_tensor *src)
+{
+    return step(s, "scatter_reduce", (ms_op_args) { 3, (ms_tensor *[]) { t, b->in[1], src }, .n_i = 2, .i = b->i });
+}
+
+// The elements that are equal to the extreme one share its gradient.
+static void extreme_grads(steps *s, ms_backward_call *b, ms_tensor **gx, ms_tensor **gsrc)
+{
+    ms_tensor *x = b->in[0], *src = b->in[2], *y = b->out[0];
+    ms_tensor *mine = number(s, with(s, "eq", x, y), x);
+    ms_tensor *theirs = number(s, with(s, "eq", src, at_positions(s, b, y)), x);
+    ms_tensor *share = with(s, "div", b->gout[0], added(s, b, mine, theirs));
+    *gx = with(s, "mul", share, mine);
+    *gsrc = with(s, "mul", at_positions(s, b, share), theirs);
+}
+// The gradient of a factor is that of the product times the product of the others: the product / the factor, unless it
+// is 0.
+static void product_grads(steps *s, ms_backward_call *b, ms_tensor **gx, ms_tensor **gsrc)
+{
+    ms_tensor *x = b->in[0], *src = b->in[2], *g = b->gout[0];
+    ms_tensor *filled = ones_where(s, x, is_zero(s, x));
+    *gx = with(s, "div", with(s, "mul", g, reduced(s, b, filled, src)), filled);
+    ms_tensor *zero = is_zero(s, src), *none = with(s, "sub", x, x);
+    ms_tensor *zeros = at_positions(s, b, added(s, b, none, number(s, zero, x)));
+    ms_tensor *one = step(s, "eq_scalar", (ms_op_args) { 1, &zeros, .n_f = 1, .f = (double[]) { 1 } });
+    ms_tensor *alone = with(s, "logical_and", zero, one);
+    ms_tensor *others = reduced(s, b, x, ones_where(s, src, alone));
+    ms_tensor *by_others = at_positions(s, b, with(s, "mul", g, others));
+    ms_tensor *by_product = with(s, "div", at_positions(s, b, with(s, "mul", g, b->out[0])), ones_where(s, src, zero));
+    *gsrc = step(s, "where", (ms_op_args) { .n_in = 3, .in = (ms_tensor *[]) { alone, by_others, by_product } });
+}
+static ms_status scatter_reduce_grad(ms_backward_call *b)
+{
+    steps s = { .n = 0 };
+    ms_tensor *gx = NULL, *gsrc = NULL;
+    (b->i[1] == MS_REDUCE_PROD ? product_grads : extreme_grads)(&s, b, &gx, &gsrc);
+    if (!s.st && b->need[0]) b->gin[0] = ms__retain(gx);
+    if (!s.st && b->need[2]) b->gin[2] = ms__retain(gsrc);
+    while (s.n) ms__release(s.made[--s.n]);
+    return s.st;
+}
+static const ms_op scatter_reduce_row =
+    MS_ROW("scatter_reduce", 3, 3, .flags = MS_OP_DIFFERENTIABLE, .save_in = 7, .save_out = 1,
+           .check = check_scatter_reduce, .run = { [MS_CPU] = ms__cpu_scatter_reduce }, .backward = scatter_reduce_grad,
+           .samples = "[5,4] [3,4]i5 [3,4] i=0,0;[5,4] [3,4]i5 [3,4] i=0,1;[2,3,4] [2,3,2]i4 [2,3,2] i=-1,2;"
+                      "[2,3] [2,7]i3 [2,7] i=1,0;[2,3] [2,7]i3 [2,7] i=1,1");
+
 // clang-format off
 ROW(index_select, 2, index_select, index_select_grad, 0,             "[5,4] [3]i5 i=0;[2,3,4] [5]i4 i=-1;[2,3,4] [2]i3 i=1")
 ROW(gather,       2, gather,       gather_grad,       0,             "[5,4] [3,4]i5 i=0;[2,3,4] [2,3,6]i4 i=-1;[5] [3]i5 i=0")
@@ -158,5 +267,5 @@ ROW(scatter_,     3, scatter,      scatter_grad,      MS_OP_INPLACE, "[6] [1]i6 
 ROW(scatter_add_, 3, scatter_add,  scatter_add_grad,  MS_OP_INPLACE, "[5,4] [3,4]i5 [3,4] i=0;[2,3,4] [2,3,2]i4 [2,3,3] i=-1")
 // clang-format on
 
-const ms_op *const ms__ops_index[] = { &ms__op_index_select, &ms__op_gather, &ms__op_scatter_, &ms__op_scatter_add_,
-                                       NULL };
+const ms_op *const ms__ops_index[] = { &ms__op_index_select, &ms__op_gather,      &ms__op_scatter_,
+                                       &ms__op_scatter_add_, &scatter_reduce_row, NULL };

@@ -168,6 +168,87 @@ static ms_status narrow_backward(ms_backward_call *b)
     return put_back(b, d, first, b->gout[0], b->gout[0]->shape);
 }
 
+// Integers: dimension, first, count, step: every step-th element.
+static ms_status check_slice(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(check_count(c, 4));
+    if (x->ndim == 0) return ms__call_fail(c, "a 0-dim tensor has no dimension to slice");
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    int64_t first = c->i[1], count = c->i[2], step = c->i[3], size = x->shape[d];
+    if (count < 0 || first < 0 || step < 1 || (count > 0 && (first >= size || (size - 1 - first) / step < count - 1)))
+        return ms__call_fail(
+            c, "%lld elements from %lld (counted from 0) in steps of %lld are not inside dimension %d of %s",
+            (long long)count, (long long)first, (long long)step, d + 1, ms__tensor_text(x));
+    ms_tensor *v = ms__part_of(x, d, count > 0 ? first : 0, count);
+    if (count > 1) v->stride[d] *= step;
+    return ms__call_view(c, 0, v);
+}
+static ms_status slice_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0];
+    const ms_tensor *g = b->gout[0];
+    int d = ms__dim_of(b->i[0], m->ndim);
+    ms_tensor *whole;
+    MS_TRY(ms__zeros_of(&whole, m));
+    int64_t stride[MS_MAX_DIMS];
+    memcpy(stride, whole->stride, sizeof stride);
+    stride[d] *= b->i[3];
+    ms_tensor *part =
+        ms__tensor_view(whole, m->ndim, g->shape, stride, g->shape[d] > 0 ? b->i[1] * whole->stride[d] : 0);
+    ms_status st = ms__copy(part, b->gout[0]);
+    ms__release(part);
+    b->gin[0] = whole;
+    return ms__or_drop(st, &b->gin[0]);
+}
+
+// Integers: dimension, size, step. Windows of `size` elements, `step` apart; the elements of a window are the last
+// dimension.
+static ms_status check_unfold(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int d;
+    MS_TRY(check_count(c, 3));
+    if (x->ndim == 0 || x->ndim == MS_MAX_DIMS)
+        return ms__call_fail(c, "%s: expected 1 to %d dimensions", ms__tensor_text(x), MS_MAX_DIMS - 1);
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
+    int64_t size = c->i[1], step = c->i[2];
+    if (size < 0 || size > x->shape[d] || step < 1)
+        return ms__call_fail(c, "windows of %lld elements, %lld apart, do not fit dimension %d of %s", (long long)size,
+                             (long long)step, d + 1, ms__tensor_text(x));
+    int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof shape);
+    memcpy(stride, x->stride, sizeof stride);
+    shape[d] = (x->shape[d] - size) / step + 1;
+    stride[d] *= step;
+    shape[x->ndim] = size;
+    stride[x->ndim] = x->stride[d];
+    return ms__call_view(c, 0, ms__tensor_view(x, x->ndim + 1, shape, stride, x->offset));
+}
+// Adds the gradients of the windows' first elements, then of the second ones, and so on: these do not overlap.
+static ms_status unfold_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0];
+    ms_tensor *g = b->gout[0], *whole;
+    int d = ms__dim_of(b->i[0], m->ndim);
+    MS_TRY(ms__zeros_of(&whole, m));
+    ms_status st = MS_OK;
+    int64_t stride[MS_MAX_DIMS];
+    memcpy(stride, whole->stride, sizeof stride);
+    stride[d] *= b->i[2];
+    for (int64_t k = 0; k < b->i[1] && st == MS_OK; k++) {
+        ms_tensor *part = ms__tensor_view(whole, m->ndim, g->shape, stride, k * whole->stride[d]);
+        ms_tensor *of = ms__slice_of(g, m->ndim, k), *same = NULL;
+        st = ms__op2(&same, &ms__op_add_, part, of);
+        ms__release(same);
+        ms__release(of);
+        ms__release(part);
+    }
+    b->gin[0] = whole;
+    return ms__or_drop(st, &b->gin[0]);
+}
+
 static ms_status check_select(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
@@ -365,6 +446,8 @@ VIEW(view,      reshape_backward,   "[3,4] i=2,6;[3,4] i=-1;[2,3,4] i=6,-1;[1,1]
 VIEW(transpose, transpose_backward, "[3,4] i=0,1;[2,3,4] i=-1,0")
 VIEW(permute,   permute_backward,   "[2,3,4] i=2,0,1;[2,3,4] i=-1,1,0")
 VIEW(narrow,    narrow_backward,    "[5,4] i=0,1,3;[3,4] i=-1,2,2;[3,4] i=1,0,0")
+VIEW(slice,     slice_backward,     "[5,4] i=0,1,2,3;[3,4] i=-1,0,2,2;[3,4] i=1,0,0,1")
+VIEW(unfold,    unfold_backward,    "[7,2] i=0,3,2;[2,5] i=-1,2,1;[4] i=0,4,1")
 VIEW(select,    select_backward,    "[5,4] i=0,3;[2,3,4] i=1,-1")
 VIEW(expand,    expand_backward,    "[3,1] i=3,4;[4] i=2,3,-1;[1,3] i=2,5,3")
 VIEW(squeeze,   reshape_backward,   "[1,3,1];[1,3,1] i=0;[1,3,1] i=-1;[1,3] i=1")
@@ -376,6 +459,7 @@ static const ms_op reshape_row =
            .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape }, .backward = reshape_backward,
            .samples = "[3,4] i=2,6;[2,3,4] i=-1,4");
 
-const ms_op *const ms__ops_views[] = { &view_row,   &reshape_row, &transpose_row, &permute_row,   &narrow_row,
-                                       &select_row, &expand_row,  &squeeze_row,   &unsqueeze_row, &split_row,
+const ms_op *const ms__ops_views[] = { &view_row,   &reshape_row, &transpose_row, &permute_row,
+                                       &narrow_row, &slice_row,   &unfold_row,    &select_row,
+                                       &expand_row, &squeeze_row, &unsqueeze_row, &split_row,
                                        NULL };

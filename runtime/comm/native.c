@@ -190,6 +190,8 @@ bool ms__native_serves(const ms_request *r)
     bool moved = r->op == OP_ALL_REDUCE || r->op == OP_ALL_GATHER || r->op == OP_REDUCE_SCATTER ||
                  r->op == OP_BROADCAST || r->op == OP_REDUCE || r->op == OP_ALL_TO_ALL;
     if (!moved || !r->group->gpu || r->n_parts) return false;
+    const ms_tensor *first = r->in ? r->in : r->out;
+    if ((first ? first->dtype : r->dtype) == MS_I16) return false;  // a type that NCCL does not have
     const ms_storage *used[] = { r->in ? r->in->storage : NULL, r->out ? r->out->storage : NULL, r->from, r->to };
     for (int k = 0; k < MS_COUNT(used); k++)
         if (!lies_here(used[k])) {

@@ -59,6 +59,8 @@ ADD_LOOPS(bf16, ms_bf16, float, ms_bf16_to_float)
 ADD_LOOPS(i64, uint64_t, uint64_t, SAME)        // unsigned, because sums of integers wrap around
 ADD_LOOPS(i32, uint32_t, uint32_t, SAME)
 ADD_LOOPS(u8, uint8_t, uint8_t, SAME)
+ADD_LOOPS(i8, uint8_t, uint8_t, SAME)
+ADD_LOOPS(i16, uint16_t, uint16_t, SAME)
 ORDER_LOOPS(f32, float, float, SAME)
 ORDER_LOOPS(f64, double, double, SAME)
 ORDER_LOOPS(f16, ms_f16, float, ms_f16_to_float)
@@ -66,6 +68,8 @@ ORDER_LOOPS(bf16, ms_bf16, float, ms_bf16_to_float)
 ORDER_LOOPS(i64, int64_t, int64_t, SAME)
 ORDER_LOOPS(i32, int32_t, int32_t, SAME)
 ORDER_LOOPS(u8, uint8_t, uint8_t, SAME)
+ORDER_LOOPS(i8, int8_t, int8_t, SAME)
+ORDER_LOOPS(i16, int16_t, int16_t, SAME)
 // clang-format on
 
 MS_KERNEL static void or_bool(uint8_t *restrict a, const uint8_t *restrict s, size_t n)
@@ -155,6 +159,8 @@ void ms__acc_add(const ms_reducer *how, void *acc, const void *src, size_t n)
     case MS_I64: PICK(i64);
     case MS_I32: PICK(i32);
     case MS_U8: PICK(u8);
+    case MS_I8: PICK(i8);
+    case MS_I16: PICK(i16);
     default:
         if (how->reduction == MS_MIN || how->reduction == MS_PROD) and_bool(acc, src, n);
         else or_bool(acc, src, n);

@@ -16,8 +16,8 @@ static const struct {
     const char *name;
     int dtype;
 } names[] = {
-    { "F32", MS_F32 }, { "F64", MS_F64 }, { "F16", MS_F16 }, { "BF16", MS_BF16 },
-    { "I64", MS_I64 }, { "I32", MS_I32 }, { "U8", MS_U8 },   { "BOOL", MS_BOOL },
+    { "F32", MS_F32 }, { "F64", MS_F64 }, { "F16", MS_F16 },   { "BF16", MS_BF16 }, { "I64", MS_I64 },
+    { "I32", MS_I32 }, { "U8", MS_U8 },   { "BOOL", MS_BOOL }, { "I8", MS_I8 },     { "I16", MS_I16 },
 };
 
 static const char *st_name(int dtype)

@@ -17,6 +17,8 @@
     X(dropout) \
     X(assemble) \
     X(index) \
+    X(order) \
+    X(scan) \
     X(attention) \
     X(random)
 // clang-format on

@@ -14,6 +14,8 @@ static double load(const void *data, int dtype, int64_t k)
     case MS_BF16: return ms_bf16_to_float(((const ms_bf16 *)data)[k]);
     case MS_I64: return (double)((const int64_t *)data)[k];
     case MS_I32: return ((const int32_t *)data)[k];
+    case MS_I8: return ((const int8_t *)data)[k];
+    case MS_I16: return ((const int16_t *)data)[k];
     default: return ((const uint8_t *)data)[k];
     }
 }

@@ -47,6 +47,8 @@ static void store(void *data, int dtype, int64_t k, double v)
     case MS_I64: ((int64_t *)data)[k] = (int64_t)v; break;
     case MS_I32: ((int32_t *)data)[k] = (int32_t)(int64_t)v; break;
     case MS_U8: ((uint8_t *)data)[k] = (uint8_t)(int64_t)v; break;
+    case MS_I8: ((int8_t *)data)[k] = (int8_t)(int64_t)v; break;
+    case MS_I16: ((int16_t *)data)[k] = (int16_t)(int64_t)v; break;
     case MS_BOOL: ((uint8_t *)data)[k] = v != 0; break;
     }
 }

@@ -70,7 +70,7 @@ MS_FN ms_f16 ms_float_to_f16(float x)
 
 // The sizes are the hexadecimal digits of one constant, a digit per dtype. Every operator call reads several sizes;
 // this needs no load from memory.
-MS_FN int ms__dtype_size(int dtype) { return 0x11482284 >> (4 * dtype) & 15; }
+MS_FN int ms__dtype_size(int dtype) { return (int)(0x2111482284 >> (4 * dtype) & 15); }
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -85,12 +85,9 @@ MS_FN int ms__is_half(int dtype) { return dtype == MS_F16 || dtype == MS_BF16; }
 // Whether v can be stored in the dtype. Floating-point dtypes and bool (0 or not 0) accept every number.
 MS_FN int ms__holds(int dtype, double v)
 {
-    double low = dtype == MS_I64   ? -0x1p63
-                 : dtype == MS_I32 ? -0x1p31
-                                   : 0,
-           high = dtype == MS_I64   ? 0x1p63
-                  : dtype == MS_I32 ? 0x1p31
-                                    : 256;
+    // As many bits as the dtype has, one of them for the sign unless it is uint8.
+    int bits = 8 * ms__dtype_size(dtype) - (dtype != MS_U8);
+    double high = bits == 63 ? 0x1p63 : (double)((int64_t)1 << bits), low = dtype == MS_U8 ? 0 : -high;
     return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));
 }
 // Runs the statement that is given for the dtype; none if it is not floating-point.

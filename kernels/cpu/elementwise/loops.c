@@ -41,6 +41,10 @@
     }
 #define F32_I32(x) ((int32_t)TO_I64(x))
 #define F32_U8(x) ((uint8_t)TO_I64(x))
+#define F32_I8(x) ((int8_t)TO_I64(x))
+#define F32_I16(x) ((int16_t)TO_I64(x))
+#define I8(x) ((int8_t)(x))
+#define I16(x) ((int16_t)(x))
 #define I32(x) ((int32_t)(x))
 #define U8(x) ((uint8_t)(x))
 #define F32(x) ((float)(x))
@@ -56,6 +60,8 @@ LOAD(bf16_i64, ms_bf16, int64_t, BF16_I64)       LOAD(bf16_b, ms_bf16, uint8_t, 
 LOAD(i64_f32, int64_t, float, ID)    LOAD(i64_f64, int64_t, double, ID)   LOAD(i64_i64, int64_t, int64_t, ID)      LOAD(i64_b, int64_t, uint8_t, TRUTH)
 LOAD(i32_f32, int32_t, float, ID)    LOAD(i32_f64, int32_t, double, ID)   LOAD(i32_i64, int32_t, int64_t, ID)      LOAD(i32_b, int32_t, uint8_t, TRUTH)
 LOAD(u8_f32, uint8_t, float, ID)     LOAD(u8_f64, uint8_t, double, ID)    LOAD(u8_i64, uint8_t, int64_t, ID)       LOAD(u8_b, uint8_t, uint8_t, TRUTH)
+LOAD(i8_f32, int8_t, float, ID)      LOAD(i8_f64, int8_t, double, ID)     LOAD(i8_i64, int8_t, int64_t, ID)
+LOAD(i16_f32, int16_t, float, ID)    LOAD(i16_f64, int16_t, double, ID)   LOAD(i16_i64, int16_t, int64_t, ID)      LOAD(i16_b, int16_t, uint8_t, TRUTH)
 
 STORE(f32_f32, float, float, ID)     STORE(f32_f64, float, double, F32)   STORE(f32_i64, float, int64_t, F32)      STORE(f32_b, float, uint8_t, F32)
 STORE(f64_f32, double, float, F64)   STORE(f64_f64, double, double, ID)   STORE(f64_i64, double, int64_t, F64)     STORE(f64_b, double, uint8_t, F64)
@@ -66,6 +72,8 @@ STORE(bf16_i64, ms_bf16, int64_t, D_BF16)         STORE(bf16_b, ms_bf16, uint8_t
 STORE(i64_f32, int64_t, float, TO_I64)   STORE(i64_f64, int64_t, double, TO_I64)  STORE(i64_i64, int64_t, int64_t, ID)  STORE(i64_b, int64_t, uint8_t, ID)
 STORE(i32_f32, int32_t, float, F32_I32)  STORE(i32_f64, int32_t, double, F32_I32) STORE(i32_i64, int32_t, int64_t, I32) STORE(i32_b, int32_t, uint8_t, ID)
 STORE(u8_f32, uint8_t, float, F32_U8)    STORE(u8_f64, uint8_t, double, F32_U8)   STORE(u8_i64, uint8_t, int64_t, U8)   STORE(u8_b, uint8_t, uint8_t, ID)
+STORE(i8_f32, int8_t, float, F32_I8)     STORE(i8_f64, int8_t, double, F32_I8)    STORE(i8_i64, int8_t, int64_t, I8)
+STORE(i16_f32, int16_t, float, F32_I16)  STORE(i16_f64, int16_t, double, F32_I16) STORE(i16_i64, int16_t, int64_t, I16) STORE(i16_b, int16_t, uint8_t, ID)
 STORE(b_f32, uint8_t, float, TRUTH)      STORE(b_f64, uint8_t, double, TRUTH)     STORE(b_i64, uint8_t, int64_t, TRUTH)
     // clang-format on
 
@@ -83,6 +91,8 @@ void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t
         [MS_I32] = { load_i32_f32, load_i32_f64, load_i32_i64, load_i32_b },
         [MS_U8] = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
         [MS_BOOL] = { load_u8_f32, load_u8_f64, load_u8_i64, load_u8_b },
+        [MS_I8] = { load_i8_f32, load_i8_f64, load_i8_i64, load_u8_b },
+        [MS_I16] = { load_i16_f32, load_i16_f64, load_i16_i64, load_i16_b },
     };
     table[dtype][cls](n, dst, src, stride);
 }
@@ -98,6 +108,8 @@ void ms__store(int cls, int dtype, int64_t n, char *dst, int64_t stride, const v
         [MS_I32] = { store_i32_f32, store_i32_f64, store_i32_i64, store_i32_b },
         [MS_U8] = { store_u8_f32, store_u8_f64, store_u8_i64, store_u8_b },
         [MS_BOOL] = { store_b_f32, store_b_f64, store_b_i64, store_u8_b },
+        [MS_I8] = { store_i8_f32, store_i8_f64, store_i8_i64, store_u8_b },
+        [MS_I16] = { store_i16_f32, store_i16_f64, store_i16_i64, store_i16_b },
     };
     table[dtype][cls](n, dst, stride, src);
 }

@@ -32,10 +32,7 @@ typedef struct ms_loop {
 // The computing type of an operator on this dtype.
 static inline int ms__class_of(int dtype)
 {
-    return dtype == MS_F64                                        ? MS_C_F64
-           : dtype == MS_BOOL                                     ? MS_C_BOOL
-           : dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U8 ? MS_C_I64
-                                                                  : MS_C_F32;
+    return dtype == MS_F64 ? MS_C_F64 : dtype == MS_BOOL ? MS_C_BOOL : !ms__is_float(dtype) ? MS_C_I64 : MS_C_F32;
 }
 static inline int ms__class_dtype(int cls)
 {

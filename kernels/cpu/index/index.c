@@ -4,6 +4,7 @@
 // line, elements are processed in index order, so sums repeat bitwise.
 #include "cpu/cpu.h"
 #include "cpu/elementwise/loops.h"
+#include "formulas/order.h"
 
 static int64_t index_at(const ms_tensor *t, int64_t offset)
 {
@@ -47,9 +48,15 @@ static void iterator_next(iterator *w, int n)
 static ms_status positions_inside(const ms_call *c, const ms_tensor *index, int64_t limit, int d)
 {
     if (index->numel == 0) return MS_OK;
+    ms_tensor once = *index;  // repeated positions (stride 0) are checked once
+    for (int k = 0; k < once.ndim; k++)
+        if (once.stride[k] == 0) {
+            once.numel /= once.shape[k];
+            once.shape[k] = 1;
+        }
     iterator w;
-    iterator_start(&w, index, -1, 1, (const ms_tensor *[]) { index }, 0);
-    for (int64_t k = 0; k < index->numel; k++) {
+    iterator_start(&w, &once, -1, 1, (const ms_tensor *[]) { &once }, 0);
+    for (int64_t k = 0; k < once.numel; k++) {
         int64_t at = index_at(index, w.at[0]);
         if (limit == 0)
             return ms__call_fail(c, "position %lld is not inside dimension %d of %s, which has size 0", (long long)at,
@@ -109,8 +116,25 @@ ms_status ms__cpu_index_select(ms_call *c)
 }
 
 enum { STRIP = 512 };
-// Adds one strip (at most STRIP adjacent elements) of every slice, in the order of the positions. No other task writes
-// these elements.
+// Adds n adjacent elements (at most STRIP).
+static void add_strip(int dtype, int64_t n, char *to, const char *from)
+{
+    int cls = dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype), size = ms__dtype_size(dtype);
+    union {
+        float f[STRIP];
+        double d[STRIP];
+        int64_t i[STRIP];
+    } a, b;
+    ms__load(cls, dtype, n, &a, to, size);
+    ms__load(cls, dtype, n, &b, from, size);
+    for (int64_t k = 0; k < n; k++) {
+        if (cls == MS_C_F32) a.f[k] += b.f[k];
+        else if (cls == MS_C_F64) a.d[k] += b.d[k];
+        else a.i[k] = (int64_t)((uint64_t)a.i[k] + (uint64_t)b.i[k]);
+    }
+    ms__store(cls, dtype, n, to, size, &a);
+}
+// Adds one strip of every slice, in the order of the positions. No other task writes these elements.
 static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;
@@ -118,23 +142,10 @@ static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
     const slices *s = arg;
     int64_t strips = (s->inner + STRIP - 1) / STRIP, outer = task / strips, c0 = task % strips * STRIP;
     int64_t n = s->inner - c0 < STRIP ? s->inner - c0 : STRIP, stride = s->index->ndim ? s->index->stride[0] : 0;
-    int cls = s->dtype == MS_BOOL ? MS_C_I64 : ms__class_of(s->dtype);
-    union {
-        float f[STRIP];
-        double d[STRIP];
-        int64_t i[STRIP];
-    } a, b;
     for (int64_t j = 0; j < s->count; j++) {
         int64_t at = index_at(s->index, s->index->offset + j * stride);
-        char *to = s->dst + ((outer * s->to + at) * s->inner + c0) * s->size;
-        ms__load(cls, s->dtype, n, &a, to, s->size);
-        ms__load(cls, s->dtype, n, &b, s->src + ((outer * s->count + j) * s->inner + c0) * s->size, s->size);
-        for (int64_t k = 0; k < n; k++) {
-            if (cls == MS_C_F32) a.f[k] += b.f[k];
-            else if (cls == MS_C_F64) a.d[k] += b.d[k];
-            else a.i[k] = (int64_t)((uint64_t)a.i[k] + (uint64_t)b.i[k]);
-        }
-        ms__store(cls, s->dtype, n, to, s->size, &a);
+        add_strip(s->dtype, n, s->dst + ((outer * s->to + at) * s->inner + c0) * s->size,
+                  s->src + ((outer * s->count + j) * s->inner + c0) * s->size);
     }
 }
 // Inputs: dst (contiguous), index, src. dst[…, index[j], …] += src[…, j, …]
@@ -156,15 +167,16 @@ ms_status ms__cpu_index_add(ms_call *c)
     return MS_OK;
 }
 
-// ---- gather, scatter_, scatter_add_ ----
+// ---- gather, scatter_, scatter_add_, scatter_reduce ----
 
-typedef enum { GATHER, SCATTER, ADD } line_kind;
+typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // from PROD on: ms_reduce_* of formulas/order.h
 typedef struct {
     line_kind kind;
     const ms_tensor *index, *a;  // gather: a is read at positions; scatter: a is the source
     ms_tensor *o;
     int d;
     int64_t length, lines, group;
+    int64_t inner;  // adjacent lines that share their positions
 } lines_job;
 
 static inline void move(int size, char *to, const char *from)
@@ -176,19 +188,18 @@ static inline void move(int size, char *to, const char *from)
     default: memcpy(to, from, 8); break;
     }
 }
-static void add_one(int dtype, char *to, const char *from)
+static void reduce_one(line_kind kind, int dtype, char *to, const char *from)
 {
-    int cls = dtype == MS_BOOL ? MS_C_I64 : ms__class_of(dtype);
+    bool whole = !ms__is_float(dtype);
     union {
-        float f;
         double d;
         int64_t i;
     } a, b;
+    int cls = whole ? MS_C_I64 : MS_C_F64;
     ms__load(cls, dtype, 1, &a, to, 8);
     ms__load(cls, dtype, 1, &b, from, 8);
-    if (cls == MS_C_F32) a.f += b.f;
-    else if (cls == MS_C_F64) a.d += b.d;
-    else a.i = (int64_t)((uint64_t)a.i + (uint64_t)b.i);
+    if (whole) a.i = ms_reduce_i64(kind - PROD, a.i, b.i);
+    else a.d = ms_reduce_f64(kind - PROD, a.d, b.d);
     ms__store(cls, dtype, 1, to, 8, &a);
 }
 static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
@@ -209,9 +220,48 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
             int64_t at = index_at(j->index, w.at[0] + k * si);
             if (j->kind == GATHER) move(size, to + (w.at[2] + k * so) * size, from + (w.at[1] + at * sa) * size);
             else if (j->kind == SCATTER) move(size, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
-            else add_one(j->o->dtype, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
+            else if (j->kind == ADD)
+                add_strip(j->o->dtype, 1, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
+            else reduce_one(j->kind, j->o->dtype, to + (w.at[2] + at * so) * size, from + (w.at[1] + k * sa) * size);
         }
         iterator_next(&w, 3);
+    }
+}
+// The number of adjacent elements after dimension d that have one position, as in index_add_, where they are moved and
+// added together; 1 if there are no such.
+static int64_t inner_of(const lines_job *j)
+{
+    int64_t n = 1;
+    for (int k = j->index->ndim - 1; k > j->d; k--) {
+        int64_t size = j->index->shape[k];
+        if (size == 1) continue;
+        if (j->index->stride[k] != 0 || j->a->stride[k] != n || j->o->stride[k] != n) return 1;
+        n *= size;
+    }
+    return n;
+}
+// A strip of adjacent lines that share their positions.
+static void strips_range(void *arg, int64_t first, int64_t last, int64_t task)
+{
+    (void)first;
+    (void)last;
+    const lines_job *j = arg;
+    int64_t strips = (j->inner + STRIP - 1) / STRIP, c0 = task % strips * STRIP;
+    int64_t n = j->inner - c0 < STRIP ? j->inner - c0 : STRIP;
+    int size = ms__dtype_size(j->o->dtype), d = j->d;
+    ms_tensor once = *j->index;
+    for (int k = d + 1; k < once.ndim; k++) once.shape[k] = 1;
+    iterator w;
+    iterator_start(&w, &once, d, 3, (const ms_tensor *[]) { j->index, j->a, j->o }, task / strips);
+    const char *from = (const char *)j->a->storage->data + (w.at[1] + c0) * size;
+    char *to = (char *)j->o->storage->data + (w.at[2] + c0) * size;
+    for (int64_t k = 0; k < j->length; k++) {
+        int64_t at = index_at(j->index, w.at[0] + k * j->index->stride[d]);
+        int64_t y = j->kind == GATHER ? k : at, x = j->kind == GATHER ? at : k;
+        char *p = to + y * j->o->stride[d] * size;
+        const char *q = from + x * j->a->stride[d] * size;
+        if (j->kind == ADD) add_strip(j->o->dtype, n, p, q);
+        else memcpy(p, q, (size_t)(n * size));
     }
 }
 static ms_status lines(ms_call *c, line_kind kind, const ms_tensor *a, int64_t limit)
@@ -228,6 +278,12 @@ static ms_status lines(ms_call *c, line_kind kind, const ms_tensor *a, int64_t l
                     .length = index->ndim ? index->shape[d] : 1,
                     .group = 1 };
     j.lines = index->numel / j.length;
+    j.inner = kind <= ADD ? inner_of(&j) : 1;
+    if (j.inner > 1) {
+        int64_t strips = (j.inner + STRIP - 1) / STRIP, weight = j.length * (j.inner < STRIP ? j.inner : STRIP);
+        ms__parallel(j.lines / j.inner * strips * weight, weight, strips_range, &j);
+        return MS_OK;
+    }
     if (j.length < 4096) j.group = (4096 + j.length - 1) / j.length;
     int64_t weight = j.group * j.length;
     ms__parallel((j.lines + j.group - 1) / j.group * weight, weight, lines_range, &j);
@@ -240,3 +296,9 @@ static int64_t limit_of(const ms_tensor *t, const ms_call *c)
 ms_status ms__cpu_gather(ms_call *c) { return lines(c, GATHER, c->in[0], limit_of(c->in[0], c)); }
 ms_status ms__cpu_scatter(ms_call *c) { return lines(c, SCATTER, c->in[2], limit_of(c->out[0], c)); }
 ms_status ms__cpu_scatter_add(ms_call *c) { return lines(c, ADD, c->in[2], limit_of(c->out[0], c)); }
+// Integers: dimension, kind (formulas/order.h).
+ms_status ms__cpu_scatter_reduce(ms_call *c)
+{
+    ms__cpu_copy_tensor(c->out[0], c->in[0]);
+    return lines(c, (line_kind)(PROD + c->i[1]), c->in[2], limit_of(c->out[0], c));
+}

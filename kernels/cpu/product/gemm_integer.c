@@ -19,6 +19,7 @@
 // clang-format off
 PRODUCT(int64_t, uint64_t)
 PRODUCT(int32_t, uint32_t)
+PRODUCT(int16_t, uint16_t)
 PRODUCT(uint8_t, uint8_t)
 // clang-format on
 
@@ -28,7 +29,8 @@ static void rows(void *arg, int64_t first, int64_t last, int64_t block)
     (void)block;
     if (g->dtype == MS_I64) rows_int64_t(g, first, last);
     else if (g->dtype == MS_I32) rows_int32_t(g, first, last);
-    else rows_uint8_t(g, first, last);
+    else if (g->dtype == MS_I16) rows_int16_t(g, first, last);
+    else rows_uint8_t(g, first, last);  // int8, too: the bits are the same
 }
 
 ms_status ms__gemm_integer(const ms_gemm *g)

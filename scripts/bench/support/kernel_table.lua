@@ -144,6 +144,8 @@ M.SMALL = set [[
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:sort_alone_kernel
   embedding:sort_count_kernel embedding:sort_place_kernel embedding:index_kernel product:product_kernel
+  sort:sort_alone_kernel sort:sort_count_kernel sort:sort_place_kernel sort:write_sorted_kernel
+  search:search_kernel search:count_kernel search:place_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
@@ -151,7 +153,8 @@ M.SMALL = set [[
 --- All other kernels are streaming kernels, except for their exact instances.
 M.STRIDED = set [[
   elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
-  reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_kernel
+  reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_kernel scan:scan_lines_kernel
+  scan:scan_block_kernel
 ]]
 
 --- Whether the kernel of a row combines partial results.

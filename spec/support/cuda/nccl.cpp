@@ -299,6 +299,7 @@ int dtype_of(nccl_type t)
     case NCCL_Bfloat16: return MS_BF16;
     case NCCL_Int64: return MS_I64;
     case NCCL_Int32: return MS_I32;
+    case NCCL_Int8: return MS_I8;
     case NCCL_Uint8: return MS_U8;
     default: return MS_F32;
     }
@@ -332,7 +333,8 @@ void receive(const operation &o, ncclComm *c, size_t at, size_t n, size_t number
         int begin = o.kind == REDUCE_SCATTER ? c->rank + 1 : (int)(number + 1);
         char *out = o.out + at * size;
         if (o.type == NCCL_Float64) combine<double>(o, c, skip, n, begin, out);
-        else if (o.type == NCCL_Int64 || o.type == NCCL_Int32 || o.type == NCCL_Uint8)
+        else if (o.type == NCCL_Int64 || o.type == NCCL_Int32 || o.type == NCCL_Int8 ||
+                 o.type == NCCL_Uint8)
             combine<int64_t>(o, c, skip, n, begin, out);
         else combine<float>(o, c, skip, n, begin, out);
         return;

@@ -185,6 +185,7 @@ static nccl_type type_of(int dtype)
     case MS_BF16: return NCCL_Bfloat16;
     case MS_I64: return NCCL_Int64;
     case MS_I32: return NCCL_Int32;
+    case MS_I8: return NCCL_Int8;
     case MS_U8:
     case MS_BOOL: return NCCL_Uint8;
     default: return NCCL_Float32;

@@ -14,7 +14,7 @@ enum { NCCL_OLDEST = 22800 };  // version 2.28, the first with this configuratio
     X(Success, 0) X(UnhandledCudaError, 1) X(SystemError, 2) X(InternalError, 3) X(InvalidArgument, 4) \
     X(InvalidUsage, 5) X(RemoteError, 6) X(InProgress, 7)
 #define NCCL_TYPES(X) \
-    X(Uint8, 1) X(Int32, 2) X(Int64, 4) X(Float16, 6) X(Float32, 7) X(Float64, 8) X(Bfloat16, 9)
+    X(Int8, 0) X(Uint8, 1) X(Int32, 2) X(Int64, 4) X(Float16, 6) X(Float32, 7) X(Float64, 8) X(Bfloat16, 9)
 #define NCCL_REDUCTIONS(X) X(Sum, 0) X(Prod, 1) X(Max, 2) X(Min, 3) X(Avg, 4)
 // clang-format on
 #define NCCL_VALUE(name, value) NCCL_##name = value,
