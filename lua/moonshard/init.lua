@@ -26,16 +26,19 @@ merge(require "moonshard.tensor.ops", "where")
 merge(require "moonshard.tensor.shape", "cat", "stack")
 merge(require "moonshard.tensor.rearrange", "hstack", "vstack", "meshgrid")
 merge(require "moonshard.tensor.products", "einsum")
-merge(require "moonshard.tensor.draws", "randperm")
+merge(require "moonshard.tensor.draws", "randperm", "normal")
+for name, fn in pairs(require "moonshard.tensor.diagonals") do ms[name] = fn end
+for name, fn in pairs(require "moonshard.tensor.number_types") do ms[name] = fn end
 for name, fn in pairs(require "moonshard.tensor.free") do ms[name] = fn end
 for name, fn in pairs(require "moonshard.tensor.create") do ms[name] = fn end
 merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "default_device", "set_default_device")
 merge(require "moonshard.tensor.scope", "scope", "steps")
-merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "is_grad_enabled", "set_grad_enabled")
+merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "inference_mode", "is_grad_enabled",
+  "set_grad_enabled")
 merge(require "moonshard.autograd.function", "Function", "checkpoint")
 merge(require "moonshard.autograd.capture", "capture")
 merge(require "moonshard.autograd.sparse", "sparse_coo")
-merge(require "moonshard.tensor.random", "manual_seed", "get_rng_state", "set_rng_state")
+merge(require "moonshard.tensor.random", "manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state")
 merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 

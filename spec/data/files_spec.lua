@@ -44,7 +44,7 @@ local function npy(header, elements)
 end
 
 describe("npy files", function()
-  for _, dtype in ipairs { "float64", "float32", "float16", "int64", "int32", "uint8", "bool" } do
+  for _, dtype in ipairs { "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool" } do
     it("keep " .. dtype .. " of every shape", function()
       for _, shape in ipairs { {}, { 3 }, { 0, 2 }, { 2, 3, 4 } } do
         local t = (ms.rand(shape) * 3):to(dtype)
@@ -60,7 +60,7 @@ describe("npy files", function()
   it("of NumPy are read in either byte order, by rows or columns, with widened types", function()
     local path = write("a.npy", npy("{'descr': '>i2', 'fortran_order': False, 'shape': (2, 3), }", "\255\253\255\254\255\255\0\0\0\1\0\2"))
     local t = data.read_npy(path)
-    assert.are.equal("int32", t.dtype)
+    assert.are.equal("int16", t.dtype)
     assert.are.same({ { -3, -2, -1 }, { 0, 1, 2 } }, t:tolist())
     path = write("b.npy", npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }",
       "\0\0\0\0\0\0@@\0\0\128?\0\0\128@\0\0\0@\0\0\160@"))

@@ -3,7 +3,7 @@
 --- emulated GPU: odd and empty sizes, every dtype, both ways of waiting, compared with sums in Lua.
 local ranks = require "spec.support.ranks"
 
-local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
+local DTYPES = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool" }
 local REDUCTIONS = { "sum", "max", "min", "prod" }
 
 -- Element i (from 1) of the input of rank `rank`; small, so that sums are exact in every dtype.

@@ -75,6 +75,21 @@ local cases = {
   histc = function(t) return t:histc(7) end,
   histc_limits = function(t) return t:histc(5, -1, 1.5) end,
   bincount = function(t) return ids { 1, 4, 1, 0 }:bincount { weights = t, minlength = 7 } end,
+  trace = function(t) return t:trace() end,
+  diag_embed = function(t) return t:diag_embed(1) end,
+  diag_embed_dims = function(t) return t:diag_embed(-2, 1, 3) end,
+  fill_diagonal = function(t) return (t * 1):fill_diagonal_(0.5) end,
+  fill_diagonal_wrap = function(t) return (t * 1):fill_diagonal_(0.5, true) end,
+  dist = function(a, b) return a:dist(b, 3) end,
+  renorm = function(t) return t:renorm(2, 1, 2.5) end,
+  block_diag = function(a, b, c) return ms.block_diag { a, b, c } end,
+  dstack = function(a, b) return ms.dstack { a, b } end,
+  tril_indices = function() return ms.tril_indices(3, 5, 1) end,
+  triu_indices = function() return ms.triu_indices(3, 5, -1) end,
+  broadcast_tensors = function(a, b)
+    local list = ms.broadcast_tensors { a, b }
+    return list[1] * list[2]
+  end,
   linspace = function(t) return t * ms.linspace(-3, 7, 4, { dtype = t.dtype }) end,
   logspace = function(t) return t * ms.logspace(-1, 2, 4, { base = 2, dtype = t.dtype }) end,
 }

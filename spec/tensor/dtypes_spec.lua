@@ -3,20 +3,22 @@
 --- as data.
 local ms = require "moonshard"
 
-local names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
+local names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "int8", "int16" }
 local short = { f4 = "float32", f8 = "float64", f2 = "float16", b2 = "bfloat16", i8 = "int64", i4 = "int32",
-  u1 = "uint8", b1 = "bool" }
+  i2 = "int16", i1 = "int8", u1 = "uint8", b1 = "bool" }
 
 -- torch.promote_types, rows and columns in the order of `names`.
 local promotion = [[
-  f4 f8 f4 f4 f4 f4 f4 f4
-  f8 f8 f8 f8 f8 f8 f8 f8
-  f4 f8 f2 f4 f2 f2 f2 f2
-  f4 f8 f4 b2 b2 b2 b2 b2
-  f4 f8 f2 b2 i8 i8 i8 i8
-  f4 f8 f2 b2 i8 i4 i4 i4
-  f4 f8 f2 b2 i8 i4 u1 u1
-  f4 f8 f2 b2 i8 i4 u1 b1 ]]
+  f4 f8 f4 f4 f4 f4 f4 f4 f4 f4
+  f8 f8 f8 f8 f8 f8 f8 f8 f8 f8
+  f4 f8 f2 f4 f2 f2 f2 f2 f2 f2
+  f4 f8 f4 b2 b2 b2 b2 b2 b2 b2
+  f4 f8 f2 b2 i8 i8 i8 i8 i8 i8
+  f4 f8 f2 b2 i8 i4 i4 i4 i4 i4
+  f4 f8 f2 b2 i8 i4 u1 u1 i2 i2
+  f4 f8 f2 b2 i8 i4 u1 b1 i1 i2
+  f4 f8 f2 b2 i8 i4 i2 i1 i1 i2
+  f4 f8 f2 b2 i8 i4 i2 i2 i2 i2 ]]
 
 local pairs_of = {}
 do
@@ -28,7 +30,8 @@ do
   end
 end
 
-local kind_of = { float32 = 2, float64 = 2, float16 = 2, bfloat16 = 2, int64 = 1, int32 = 1, uint8 = 1, bool = 0 }
+local kind_of = { float32 = 2, float64 = 2, float16 = 2, bfloat16 = 2, int64 = 1, int32 = 1, int16 = 1, int8 = 1,
+  uint8 = 1, bool = 0 }
 local function is_float(name) return kind_of[name] == 2 end
 
 local function failure(fn, ...)

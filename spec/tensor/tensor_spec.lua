@@ -32,7 +32,7 @@ describe("making tensors", function()
     assert.matches("not floating point", failure(ms.set_default_dtype, "int64"))
   end)
 
-  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8" } do
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8" } do
     it("holds small whole numbers in " .. dtype, function()
       local t = ms.tensor({ 0, 1, 2, 100 }, { dtype = dtype })
       assert.are.equal(dtype, t.dtype)

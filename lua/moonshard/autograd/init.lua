@@ -362,6 +362,15 @@ function M.no_grad(fn, ...)
   return restore(lib.ms_set_grad_mode(0), pcall(fn, ...))
 end
 
+--- no_grad by another name of PyTorch's: tensors made inside may be used in a graph afterwards.
+---@param fn function  called with the arguments that follow
+---@param ... any  arguments of fn
+---@return any  the results of fn
+function M.inference_mode(fn, ...)
+  opts.expect(fn, opts.fn, "inference_mode: argument")
+  return restore(lib.ms_set_grad_mode(0), pcall(fn, ...))
+end
+
 --- Runs fn(…) recording a graph, also inside no_grad.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -371,6 +380,7 @@ function M.enable_grad(fn, ...)
   return restore(lib.ms_set_grad_mode(1), pcall(fn, ...))
 end
 position.calls_once(M.no_grad)
+position.calls_once(M.inference_mode)
 position.calls_once(M.enable_grad)
 
 --- Whether operations record a graph now.
@@ -424,6 +434,21 @@ end
 ---@return Handle  its remove() removes the hook
 function methods.register_hook(t, fn) return hook(lib.ms_register_hook, "register_hook", t, fn) end
 
+--- Makes backward keep the gradient of a tensor that is not a leaf in its field grad, added up over backwards. A leaf
+--- keeps its gradient anyway. Errors: t does not require a gradient.
+function methods.retain_grad(t)
+  id_of(t, "retain_grad")
+  if not t.requires_grad then errors.raise("retain_grad: the tensor does not require a gradient") end
+  if t.is_leaf or rawget(t, "_retains") then return end
+  local here = setmetatable({ t }, { __mode = "v" })        -- the hook must not keep t alive
+  rawset(t, "_retains", true)
+  methods.register_hook(t, function(grad)
+    if not here[1] then return end
+    local before = rawget(here[1], "_retained")
+    rawset(here[1], "_retained", (before and before + grad or methods.clone(methods.detach(grad))):keep())
+  end)
+end
+
 --- Calls fn(p) each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf or
 --- does not require a gradient.
 ---@param fn fun(p: Tensor)  p is the leaf
@@ -454,6 +479,6 @@ end
 
 M.restore = restore
 M.drop_dead = drop_dead
-opts.fix(methods, { "register_hook" })
+opts.fix(methods, { "register_hook", "retain_grad" })
 
 return M

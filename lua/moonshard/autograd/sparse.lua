@@ -406,5 +406,24 @@ rawset(Sparse, "__tostring", function(t)
   return head .. "\n" .. table.concat(lines, "\n")
 end)
 
+-- ---- plain tensors ---------------------------------------------------------------------------------
+
+--- t itself, which is dense; of a sparse tensor, see there.
+---@return Tensor
+function Plain.methods.to_dense(t)
+  tensor.id_of(t, "to_dense")
+  return t
+end
+
+--- A sparse tensor with the elements that are not 0. No gradient. Waits for the device.
+---@return SparseTensor
+function Plain.methods.to_sparse(t)
+  tensor.id_of(t, "to_sparse")
+  return autograd.no_grad(function()
+    local there = t:detach()
+    return M.sparse_coo(there:nonzero():t(), there[there:ne(0)], there.shape)
+  end)
+end
+
 M.Sparse = Sparse
 return M

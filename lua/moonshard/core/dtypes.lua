@@ -14,7 +14,7 @@ for number = 0, C.MS_DTYPES - 1 do
   names[number] = name
   numbers[name] = number
 end
-M.names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" }
+M.names = { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool" }
 M.numbers = numbers
 
 --- The name of a dtype number.

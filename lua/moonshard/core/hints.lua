@@ -39,7 +39,8 @@ local instead = {
   device = "devices are strings: 'cpu', 'cuda', 'meta'",
   from_numpy = "read a file with ms.load, or wrap memory with ms.from_pointer",
 }
-for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool" } do
+for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
+  "bool" } do
   instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)
 end
 instead.max_pool2d, instead.avg_pool2d = instead.MaxPool2d, instead.AvgPool2d

@@ -4,11 +4,13 @@
 --- Declarations of functions that are made in loops, for editors, `? name` and docs/api. Never loaded.
 
 --- An array of elements of one dtype on one device, in row-major order. `t[i]` is the part at position i of the first
---- dimension, and `t[i] = v` assigns to it. `+ - * / ^` and unary `-` work element by element, also with numbers.
+--- dimension, `t[{ {1, 3}, 2 }]` positions 1 to 3 of the first and 2 of the second one, `t[mask]` the elements where a
+--- bool tensor is true, and `t[key] = v` assigns to them (Positions in an index). `+ - * / ^` and unary `-` work element
+--- by element, also with numbers.
 ---@class Tensor
 ---@field shape integer[]        sizes; an array that prints as [2, 3]
 ---@field ndim integer           number of dimensions
----@field dtype string           'float32' 'float64' 'float16' 'bfloat16' 'int64' 'int32' 'uint8' 'bool'
+---@field dtype string           'float32' 'float64' 'float16' 'bfloat16' 'int64' 'int32' 'int16' 'int8' 'uint8' 'bool'
 ---@field device string          'cpu', 'cuda:0', 'meta'
 ---@field grad Tensor?           the gradient of a leaf, nil until there is one; assignable on leaves
 ---@field requires_grad boolean  whether backward computes its gradient; assignable on leaves
@@ -43,6 +45,18 @@ function Tensor:bfloat16() end
 --- Converts to int64; returns t itself if it has that dtype.
 ---@return Tensor
 function Tensor:long() end
+
+--- Converts to int16; returns t itself if it has that dtype.
+---@return Tensor
+function Tensor:short() end
+
+--- Converts to int8; returns t itself if it has that dtype.
+---@return Tensor
+function Tensor:char() end
+
+--- Converts to uint8; returns t itself if it has that dtype.
+---@return Tensor
+function Tensor:byte() end
 
 --- Converts to int32; returns t itself if it has that dtype.
 ---@return Tensor
@@ -148,10 +162,47 @@ function Tensor:softmax(d) end
 ---@return Tensor
 function Tensor:log_softmax(d) end
 
+--- div by its other name: t / u, element by element. Integers give the default dtype.
+---@param u Tensor|number  broadcasts with t
+---@return Tensor
+function Tensor:true_divide(u) end
+
 --- Running sums along d.
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function Tensor:cumsum(d) end
+
+--- cumsum in place.
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor self
+function Tensor:cumsum_(d) end
+
+--- Running products along d.
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor  int64 for integers and bools
+function Tensor:cumprod(d) end
+
+--- cumprod in place.
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor self
+function Tensor:cumprod_(d) end
+
+--- `log(cumsum(exp(t)))` along d, computed without overflow.
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor
+function Tensor:logcumsumexp(d) end
+
+--- The largest element so far, along d; of equal ones, the last.
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor values
+---@return Tensor indices  int64: where each of them is, from 0
+function Tensor:cummax(d) end
+
+--- The smallest element so far, along d; of equal ones, the last.
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor values
+---@return Tensor indices  int64: where each of them is, from 0
+function Tensor:cummin(d) end
 
 -- ---- making tensors -----------------------------------------------------------------------------------
 

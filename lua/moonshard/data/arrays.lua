@@ -13,12 +13,12 @@ local M = {}
 -- are converted to a wider one.
 local TYPES = {
   f8 = { "float64", "double", 8 }, f4 = { "float32", "float", 4 }, f2 = { "float16", "uint16_t", 2 },
-  i8 = { "int64", "int64_t", 8 }, i4 = { "int32", "int32_t", 4 }, i2 = { "int32", "int16_t", 2 },
-  i1 = { "int32", "int8_t", 1 }, u4 = { "int64", "uint32_t", 4 }, u2 = { "int32", "uint16_t", 2 },
+  i8 = { "int64", "int64_t", 8 }, i4 = { "int32", "int32_t", 4 }, i2 = { "int16", "int16_t", 2 },
+  i1 = { "int8", "int8_t", 1 }, u4 = { "int64", "uint32_t", 4 }, u2 = { "int32", "uint16_t", 2 },
   u1 = { "uint8", "uint8_t", 1 }, b1 = { "bool", "uint8_t", 1 },
 }
 local C_TYPES = { float64 = "double", float32 = "float", float16 = "uint16_t", int64 = "int64_t", int32 = "int32_t",
-  uint8 = "uint8_t", bool = "uint8_t" }
+  int16 = "int16_t", int8 = "int8_t", uint8 = "uint8_t", bool = "uint8_t" }
 
 local function swapped(text, bytes, at, n)
   local from, to = ffi.cast("const uint8_t *", text) + at, ffi.new("uint8_t[?]", math.max(1, n * bytes))
@@ -71,7 +71,7 @@ local function npy(text, who, path)
   return decode(text, at, kind, order == ">", back):permute(unpack(places)):contiguous()
 end
 
---- Reads an array that NumPy saved. int8, int16, uint16 and uint32 become a wider type that tensors have. Errors:
+--- Reads an array that NumPy saved. uint16 and uint32 become a wider type that tensors have. Errors:
 --- element types that none can represent (uint64, complex numbers, strings, objects).
 ---@param path string  the file, also compressed by gzip
 ---@return Tensor  with the array's shape

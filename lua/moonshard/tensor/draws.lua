@@ -15,7 +15,7 @@ local op, a_in, a_f, args = engine.op, engine.a_in, engine.a_f, engine.args
 local methods, id_of, is_tensor = tensor.methods, tensor.id_of, tensor.is_tensor
 
 local M = {}
-local RAND_, RANDN_ = op "rand_", op "randn_"
+local RAND_, RANDN_, RANDINT_ = op "rand_", op "randn_", op "randint_"
 
 local function check_float(who, t)
   id_of(t, who)
@@ -51,6 +51,52 @@ function methods.normal_(t, mean, std)
   mean = opts.expect(mean == nil and 0 or mean, opts.number, "normal_: mean")
   std = opts.expect(std == nil and 1 or std, opts.number_from(0), "normal_: standard deviation")
   return fill("normal_", RANDN_, t, mean, std)
+end
+
+--- Fills t with random whole numbers from low to high - 1. Without limits, from 0 to the largest that t's dtype holds
+--- exactly with all smaller ones.
+---@param low? integer  lowest number, or with one argument the upper limit (default: 0)
+---@param high? integer  upper limit (default: see above)
+---@return Tensor self
+function methods.random_(t, low, high)
+  id_of(t, "random_")
+  if high == nil then low, high = 0, low end
+  high = high or ({ float32 = 2 ^ 24 + 1, float64 = 2 ^ 53, float16 = 2 ^ 11 + 1, bfloat16 = 2 ^ 8 + 1, int64 = 2 ^ 53,
+    int32 = 2 ^ 31, int16 = 2 ^ 15, int8 = 2 ^ 7, uint8 = 2 ^ 8, bool = 2 })[t.dtype]
+  opts.expect(low, opts.whole, "random_: lower limit")
+  opts.expect(high, opts.whole, "random_: upper limit")
+  if high <= low then errors.raise("random_: the upper limit is %g, expected a number above the lower one, %g", high, low) end
+  args.n_in, args.n_i, args.n_f = 1, 0, 2
+  a_in[0], a_f[0], a_f[1] = t.id, low, high
+  tensor.call(RANDINT_, t)
+  return t
+end
+
+--- Normally distributed random numbers: with one mean and deviation for all of a size, or those of tensors.
+---@param mean number|Tensor  their mean (default: 0)
+---@param std? number|Tensor  their standard deviation, at least 0; broadcasts with mean (default: 1)
+---@param sizes? integer|integer[]  of the result, if both are numbers
+---@param given? { dtype: string, device: string }  of the result, if both are numbers
+---@return Tensor
+function M.normal(mean, std, sizes, given)
+  if opts.is(std) and given == nil then std, given = nil, std end
+  if std == nil then std = 1 end
+  for what, v in pairs { mean = mean, ["standard deviation"] = std } do
+    if not is_tensor(v) and type(v) ~= "number" then opts.wrong(v, "a number or a tensor", "normal: %s", what) end
+  end
+  if type(std) == "number" then opts.expect(std, opts.number_from(0), "normal: standard deviation") end
+  return scope.run("normal", function()
+    if not is_tensor(mean) and not is_tensor(std) then
+      if type(sizes) ~= "number" and not opts.is_plain(sizes) then
+        opts.wrong(sizes, "sizes, as mean and deviation are numbers", "normal: argument 3")
+      end
+      return methods.normal_(create.empty(sizes, opts("normal", given, { dtype = opts.string, device = opts.string })),
+        mean, std)
+    end
+    local like = is_tensor(mean) and (is_tensor(std) and mean + std or mean) or std
+    check_float("normal", like)
+    return create.randn_like(methods.detach(like), { requires_grad = false }) * std + mean
+  end)
 end
 
 -- Uniform numbers from 0 to 1 of t's shape; in float32 for half types, whose numbers are too coarse.
@@ -182,6 +228,6 @@ function M.randperm(n, given)
   end)
 end
 
-opts.fix(methods, { "uniform_", "normal_", "exponential_", "bernoulli", "bernoulli_" })
+opts.fix(methods, { "uniform_", "normal_", "random_", "exponential_", "bernoulli", "bernoulli_" })
 
 return M

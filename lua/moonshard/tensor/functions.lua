@@ -58,6 +58,18 @@ function methods.logit(t, given)
   return methods.log(t / (1 - t))
 end
 
+local SOFTPLUS = op "softplus"
+--- log(1 + e^(beta t)) / beta, a smooth relu, element by element; t itself where beta t > threshold.
+---@param given? { beta: number, threshold: number }
+---   beta: sharpness, not 0 (default: 1); threshold: where beta t exceeds it, the result is t (default: 20)
+---@return Tensor
+function methods.softplus(t, given)
+  local o = opts("softplus", given, { beta = 1, threshold = 20 })
+  if o.beta == 0 then opts.wrong(o.beta, "a number other than 0", "softplus: option 'beta'") end
+  a_f[0], a_f[1] = o.beta, o.threshold
+  return wrap(tensor.call1_with(SOFTPLUS, t, "softplus", 0, 2))
+end
+
 -- ---- three tensors --------------------------------------------------------------------------------
 
 local LERP, LERP_, LERP_TENSOR = op "lerp", op "lerp_", op "lerp_tensor"

@@ -326,8 +326,8 @@ end
 function getters.grad(t)
   local id = lib.ms_get_grad(t.id)
   if id == 0 then
-    local sparse = rawget(t, "_sparse")
-    if sparse then return sparse end
+    local other = rawget(t, "_sparse") or rawget(t, "_retained")     -- autograd/sparse.lua, retain_grad
+    if other then return other end
     if lib.ms_is_alive(t.id) == 0 then info_of(t) end
     return nil
   end
@@ -354,14 +354,8 @@ function setters.requires_grad(t, on)
   if lib.ms_set_requires_grad(t.id, on and 1 or 0) ~= 0 then fail(t) end
 end
 
--- PyTorch also accepts masks and lists of positions as an index. A script's own fields have strings as keys.
-local function bad_key(key)
-  errors.raise("a tensor can only be indexed by a whole number, got %s: see narrow, index_select, masked_fill, where",
-    errors.kind(key))
-end
-
 -- Defines how fields of a class's instances are read: methods first, then getters (own_getters before those of plain
--- tensors), then t[i]. All other names are fields of the script.
+-- tensors), then t[i]. All other names are fields of the script. Lists and tensors as keys: tensor/index.lua.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
@@ -369,7 +363,7 @@ local function install(cls, own_methods, own_getters, own_setters)
     local getter = own_getters and own_getters[key] or getters[key]
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
-    if type(key) ~= "string" then return bad_key(key) end
+    if type(key) ~= "string" then return own_methods._item(t, key) end
     if key:sub(1, 1) ~= "_" then misspelt.look(cls, key, own_methods, 2) end
     return nil
   end)
@@ -388,7 +382,7 @@ function Tensor.__newindex(t, key, value)
   local setter = setters[key]
   if setter ~= nil then return setter(t, value) end
   if type(key) == "number" then return methods._set_item(t, key, value) end
-  if type(key) ~= "string" then bad_key(key) end
+  if type(key) ~= "string" then return methods._set_part(t, key, value) end
   if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
   if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
   rawset(t, key, value)

@@ -443,7 +443,7 @@ end
 
 local casts = {
   float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64", int = "int32",
-  bool = "bool",
+  bool = "bool", short = "int16", char = "int8", byte = "uint8",
 }
 for name, dtype in pairs(casts) do
   local number = dtypes.numbers[dtype]
@@ -512,5 +512,13 @@ opts.fix(methods, { "pow_", "clamp", "clamp_", "matmul", "masked_fill", "fill_",
   "contiguous", "cpu", "cuda", "equal" })
 opts.fix(M, { "where" })
 methods.mm, methods.bmm = methods.matmul, methods.matmul
+methods.true_divide = methods.div
+
+--- The index of the CUDA device of t; -1 if it is on the CPU or on meta.
+---@return integer
+function methods.get_device(t)
+  id_of(t, "get_device")
+  return tonumber(t.device:match "^cuda:(%d+)$" or -1)
+end
 
 return M

@@ -395,6 +395,41 @@ function M.einsum(equation, ...)
   end)
 end
 
+--- The p-norm of t - u.
+---@param u Tensor  broadcasts with t
+---@param p? number  the exponent (default: 2)
+---@return Tensor  []
+function methods.dist(t, u, p)
+  id_of(t, "dist")
+  opts.expect(u, a_tensor, "dist: argument 1")
+  return scope.run("dist", function() return methods.norm(t - u, p or 2) end)
+end
+
+--- t with the slices along d whose p-norm exceeds max_norm scaled to it.
+---@param p number  the exponent, above 0
+---@param d integer  from 1; negative from the end
+---@param max_norm number  the limit, from 0
+---@return Tensor
+function methods.renorm(t, p, d, max_norm)
+  local at = dimension(t, d, "renorm") + 1
+  opts.expect(p, opts.positive, "renorm: p")
+  opts.expect(max_norm, opts.number_from(0), "renorm: limit")
+  local others = {}
+  for k = 1, #t.shape do others[#others + 1] = k ~= at and k or nil end
+  return scope.run("renorm", function()
+    local norm = #others > 0 and methods.norm(t, p, others, { keepdim = true }) or methods.abs(t)
+    local factor = max_norm / (norm + 1e-7)
+    return t * methods.where(factor, methods.gt(norm, max_norm), methods.detach(factor) * 0 + 1)
+  end)
+end
+--- renorm in place.
+---@param p number  the exponent, above 0
+---@param d integer  from 1; negative from the end
+---@param max_norm number  the limit, from 0
+---@return Tensor self
+function methods.renorm_(t, p, d, max_norm) return methods.copy_(t, methods.renorm(t, p, d, max_norm)) end
+
+opts.fix(methods, { "dist", "renorm", "renorm_" })
 opts.fix(methods, { "outer", "dot", "mv", "kron", "tensordot", "cdist", "cross" })
 
 return M

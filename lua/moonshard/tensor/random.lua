@@ -18,6 +18,21 @@ function M.manual_seed(n)
   engine.lib.ms_manual_seed(n)
 end
 
+--- Sets a seed that differs from run to run, from the system's random numbers.
+---@return integer  the seed
+function M.seed()
+  local file = assert(io.open("/dev/urandom", "rb"))
+  local n = 0
+  for _, byte in ipairs { file:read(6):byte(1, 6) } do n = n * 256 + byte end
+  file:close()
+  M.manual_seed(n)
+  return n
+end
+
+--- The seed of this process's generator.
+---@return integer
+function M.initial_seed() return M.get_rng_state()[1] end
+
 local pair = engine.ffi.new "double[2]"
 
 --- The generator's state, for set_rng_state.

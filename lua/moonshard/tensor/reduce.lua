@@ -90,12 +90,27 @@ function methods.norm(t, p, d, given)
   return wrap(call1_with(NORM, t, "norm", n, 1))
 end
 
-for _, name in ipairs { "softmax", "log_softmax", "cumsum" } do
+for _, name in ipairs { "softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp" } do
   local number = op(name)
   methods[name] = opts.fixed(name, function(t, d)
     a_i[0] = position(d or -1, name)
     return wrap(call1_with(number, t, name, 1))
   end)
+end
+
+for _, name in ipairs { "cummax", "cummin" } do
+  local number = op(name)
+  methods[name] = opts.fixed(name, function(t, d)
+    a_i[0] = position(d or -1, name)
+    local values = call1_with(number, t, name, 1)
+    local indices = engine.a_out[1]
+    return wrap(values), wrap(indices)
+  end)
+end
+
+for _, name in ipairs { "cumsum", "cumprod" } do
+  local fn = methods[name]
+  methods[name .. "_"] = opts.fixed(name .. "_", function(t, d) return methods.copy_(t, fn(t, d)) end)
 end
 
 local LOGSUMEXP = op "logsumexp"

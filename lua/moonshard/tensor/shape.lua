@@ -183,6 +183,25 @@ function methods.squeeze(t, ...)
   return wrap_same(call1_with(SQUEEZE, t, "squeeze", n), t)
 end
 
+local UNFOLD = op "unfold"
+--- Windows of neighbours along d, without copying; the elements of a window are the result's last dimension. Errors: a
+--- window larger than the dimension.
+---@param d integer  from 1; negative from the end
+---@param size integer  elements of a window
+---@param step integer  from one window's first element to that of the next, at least 1
+---@return Tensor  shares t's storage
+function methods.unfold(t, d, size, step)
+  id_of(t, "unfold")
+  local at = dimension(t, d, "unfold")
+  local n = tonumber(engine.info.shape[at])
+  if whole(size, "unfold", "size") < 0 or size > n then
+    errors.raise("unfold: size is %d, expected 0 to %d, the size of dimension %d", size, n, d)
+  end
+  if whole(step, "unfold", "step") < 1 then errors.raise("unfold: step is %d, expected at least 1", step) end
+  a_i[0], a_i[1], a_i[2] = at, size, step
+  return wrap(call1_with(UNFOLD, t, "unfold", 3))
+end
+
 --- Adds a dimension of size 1.
 ---@param d integer  its position in the result, from 1; -1: after the last dimension
 ---@return Tensor  shares t's storage
@@ -399,7 +418,8 @@ end
 ---@return Tensor
 function methods.scatter(t, d, idx, src) return methods.scatter_(methods.clone(t), d, idx, src) end
 
-opts.fix(methods, { "flatten", "transpose", "t", "narrow", "select", "unsqueeze", "split", "chunk", "tril", "triu",
+opts.fix(methods, { "flatten", "transpose", "t", "narrow", "select", "unfold", "unsqueeze", "split", "chunk",
+  "tril", "triu",
   "index_select", "gather", "scatter_" })
 opts.fix(M, { "cat", "stack" })
 

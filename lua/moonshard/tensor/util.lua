@@ -171,6 +171,16 @@ function M.empty_cache() lib.ms_empty_cache() end
 ---@return integer
 function M.num_threads() return lib.ms_num_threads() end
 
+--- num_threads by PyTorch's name.
+---@return integer
+function M.get_num_threads() return lib.ms_num_threads() end
+
+--- Accepted for PyTorch's scripts: results repeat bit by bit in either mode.
+---@param on boolean  whether only deterministic algorithms may run
+function M.use_deterministic_algorithms(on)
+  opts.expect(on, opts.boolean, "use_deterministic_algorithms: argument")
+end
+
 --- Sets the number of threads that an operator of this rank uses on the CPU. Results do not depend on it.
 ---@param n integer  1 to 1024
 function M.set_num_threads(n)

@@ -92,21 +92,24 @@ return {
       .. "These [methods of tensors](tensor.md) are functions of `ms`, too, with the tensor as first argument: "
       .. table.concat(free_names, " ") .. ".",
     sections = {
-      section("Making tensors", "ms.", ms, [[tensor empty zeros ones full rand randn randint arange linspace logspace eye empty_like
-        zeros_like ones_like full_like rand_like randn_like from_pointer sparse_coo cat stack hstack vstack
-        meshgrid einsum where deepcopy]]),
+      section("Making tensors", "ms.", ms, [[tensor empty zeros ones full rand randn normal randint arange linspace
+        logspace eye empty_like zeros_like ones_like full_like rand_like randn_like from_pointer sparse_coo cat stack
+        hstack vstack dstack block_diag tril_indices triu_indices meshgrid broadcast_tensors atleast_1d atleast_2d
+        atleast_3d einsum where deepcopy]]),
       section("Dtypes and devices", "ms.", ms, [[default_dtype set_default_dtype default_device set_default_device
-        with_device]]),
+        with_device finfo iinfo can_cast result_type promote_types]]),
       section("CUDA", "ms.cuda.", ms.cuda),
-      section("Autograd", "ms.", ms, [[grad no_grad enable_grad is_grad_enabled set_grad_enabled checkpoint Function]]),
+      section("Autograd", "ms.", ms, [[grad no_grad inference_mode enable_grad is_grad_enabled set_grad_enabled checkpoint
+        Function]]),
       section("Context of a Function", "Context:", context),
       section("Captured steps", "ms.", ms, "capture"),
       section("", "CapturedStep:", captured),
       section("Scopes", "ms.", ms, "scope steps"),
-      section("Random numbers", "ms.", ms, "randperm manual_seed get_rng_state set_rng_state"),
+      section("Random numbers", "ms.", ms, "randperm manual_seed seed initial_seed get_rng_state set_rng_state"),
       section("Files", "ms.", ms, "save load"),
       section("Memory, threads, time", "ms.", ms, [[memory_stats reset_peak_memory_stats empty_cache
-        record_memory_history memory_report lr_range_test num_threads set_num_threads time doctor]]),
+        record_memory_history memory_report lr_range_test num_threads get_num_threads set_num_threads
+        use_deterministic_algorithms time doctor]]),
       section("Warnings and tables", "ms.", ms, "warn log catch_warnings sorted_pairs is_tensor"),
       section("More", "ms.", ms, nil, free),
     },
@@ -123,21 +126,26 @@ return {
       section("Comparison and choice", "Tensor:", methods,
         listed(false) .. "where masked_fill masked_fill_ equal allclose"),
       section("Reductions", "Tensor:", methods, [[sum mean prod var std max min argmax argmin all any norm softmax
-        log_softmax logsumexp cumsum]]),
+        log_softmax logsumexp cumsum cumsum_ cumprod cumprod_ cummax cummin logcumsumexp]]),
       section("Shape", "Tensor:", methods, [[size dim numel nelement stride is_contiguous reshape view view_as flatten
         squeeze unsqueeze transpose t permute expand expand_as tile repeat narrow select split chunk
-        unbind tril triu]]),
-      section("Products and distances", "Tensor:", methods, "outer dot mv addmm baddbmm kron tensordot cdist cross"),
+        unfold unbind tril triu]]),
+      section("Products and distances", "Tensor:", methods, "outer dot mv addmm baddbmm kron tensordot cdist dist renorm renorm_ cross"),
       section("Counts and differences", "Tensor:", methods, [[amax amin aminmax nansum nanmean count_nonzero diff histc
         bincount]]),
       section("Rearrangement", "Tensor:", methods, [[flip roll rot90 movedim moveaxis swapaxes swapdims broadcast_to unflatten
-        reshape_as type_as tensor_split diagonal diag repeat_interleave take_along_dim]]),
-      section("By index", "Tensor:", methods, "index_select gather scatter scatter_ scatter_add_"),
-      section("Filling and copying", "Tensor:", methods, "fill_ zero_ copy_ clone contiguous"),
-      section("Random numbers", "Tensor:", methods, "uniform_ normal_ exponential_ bernoulli bernoulli_ multinomial"),
-      section("Dtype and device", "Tensor:", methods, [[to float double half bfloat16 long int bool type cpu cuda
-        element_size is_floating_point]]),
-      section("Autograd", "Tensor:", methods, [[backward requires_grad_ detach register_hook
+        reshape_as type_as tensor_split diagonal diag diag_embed fill_diagonal_ trace repeat_interleave
+        take_along_dim]]),
+      section("Order", "Tensor:", methods, [[sort argsort msort topk kthvalue median nanmedian quantile nanquantile mode
+        unique unique_consecutive searchsorted bucketize]]),
+      section("By index", "Tensor:", methods, [[index_select index_add index_add_ index_copy index_copy_ index_fill
+        index_fill_ index_put index_put_ gather scatter scatter_ scatter_add scatter_add_ scatter_reduce
+        scatter_reduce_ take put put_ nonzero argwhere masked_select masked_scatter masked_scatter_]]),
+      section("Filling and copying", "Tensor:", methods, "fill_ zero_ copy_ clone contiguous to_dense to_sparse"),
+      section("Random numbers", "Tensor:", methods, "uniform_ normal_ random_ exponential_ bernoulli bernoulli_ multinomial"),
+      section("Dtype and device", "Tensor:", methods, [[to float double half bfloat16 long int short char byte bool type cpu cuda
+        get_device element_size is_floating_point]]),
+      section("Autograd", "Tensor:", methods, [[backward requires_grad_ retain_grad detach register_hook
         register_post_accumulate_grad_hook]]),
       section("Values and lifetime", "Tensor:", methods, "item tolist data_ptr keep release is_released"),
       section("Classes", "Tensor:", methods),

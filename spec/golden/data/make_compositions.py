@@ -69,6 +69,18 @@ cases = {
     "bincount": (lambda t: torch.bincount(torch.tensor([1, 4, 1, 0]), t.detach(), 7), [v]),
     "linspace": (lambda t: t * torch.linspace(-3, 7, 4), [v]),
     "logspace": (lambda t: t * torch.logspace(-1, 2, 4, 2), [v]),
+    "trace": (torch.trace, [square]),
+    "diag_embed": (lambda t: torch.diag_embed(t, 1), [x]),
+    "diag_embed_dims": (lambda t: torch.diag_embed(t, -2, 0, 2), [x]),
+    "fill_diagonal": (lambda t: (t * 1).fill_diagonal_(0.5), [x]),
+    "fill_diagonal_wrap": (lambda t: (t * 1).fill_diagonal_(0.5, wrap=True), [wave((7, 2), 0.4)]),
+    "dist": (lambda a, b: torch.dist(a, b, 3), [v, v2]),
+    "renorm": (lambda t: torch.renorm(t, 2, 0, 2.5), [x]),
+    "block_diag": (lambda a, b, c: torch.block_diag(a, b, c), [square, v, torch.tensor(2.0)]),
+    "dstack": (lambda a, b: torch.dstack((a, b)), [v, v2]),
+    "tril_indices": (lambda t: torch.tril_indices(3, 5, 1) * 1.0, [v]),
+    "triu_indices": (lambda t: torch.triu_indices(3, 5, -1) * 1.0, [v]),
+    "broadcast_tensors": (lambda a, b: torch.mul(*torch.broadcast_tensors(a, b)), [square[:, :1], w]),
     **{"einsum_" + name: (lambda *a, e=e: torch.einsum(e, *a), args) for name, e, args in einsums},
 }
 
