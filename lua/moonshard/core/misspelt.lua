@@ -9,7 +9,7 @@ local errors = require "moonshard.core.errors"
 local M = {}
 
 local has_util, util = pcall(require, "jit.util")
--- the opcodes of these two instructions, found in a sample function
+-- The opcodes of the two instructions of a method call: the copy and the lookup. Read from a sample function.
 local op_copy, op_look
 
 local function parts(instruction)

@@ -15,7 +15,7 @@
 ---@field grad Tensor?           the gradient of a leaf, nil until there is one; assignable on leaves
 ---@field requires_grad boolean  whether backward computes its gradient; assignable on leaves
 ---@field is_leaf boolean        made by the script, not by an operation that records
----@field is_sparse boolean      made by ms.sparse_coo, or the gradient of a sparse embedding
+---@field is_sparse boolean      an instance of SparseTensor, such as the gradient of a sparse embedding
 ---@operator add(Tensor|number): Tensor
 ---@operator sub(Tensor|number): Tensor
 ---@operator mul(Tensor|number): Tensor

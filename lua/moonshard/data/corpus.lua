@@ -26,7 +26,7 @@ local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes
 ---@field offset integer   where its tokens begin in the file
 ---@field count integer    number of tokens
 ---@field train integer    number of tokens, from the first on, that are for training
----@field first integer    position of its first token in the corpus' `all`, from 0
+---@field first integer    position of its first token in the corpus's field `all`, from 0
 
 ---@class Corpus
 ---@field kind "text"|"tokens"  "text": one token per byte; "tokens": token shards
@@ -127,7 +127,7 @@ local function tokens(documents, whole)
   return t
 end
 
--- Returns nil and the reason if something cannot be read.
+-- Opens the files and makes the corpus. Returns nil and the reason if a file cannot be read.
 local function open(paths, given)
   local o = opts("corpus", given, { vocab = opts.whole_from(1), validation = 0.1 })
   opts.need(o.validation >= 0 and o.validation < 1, o.validation, "a number from 0 to below 1",

@@ -21,7 +21,7 @@ local M = {}
 local Dataset = class "Dataset"
 M.Dataset = Dataset
 
--- Whether values are the fields of one item.
+-- Whether x is a plain list, such as the fields of an item.
 local function is_list(x) return opts.is_plain(x) and x[1] ~= nil end
 M.is_list = is_list
 

@@ -216,7 +216,7 @@ local function with_seed(sampler)
   return sampler
 end
 
--- Items of a whole batch, over all ranks.
+-- The number of items of a batch, over all ranks.
 local function items_of(self)
   local s = self.batch_sampler
   if not s then return self.batch_size * self.maker.world end
@@ -226,14 +226,14 @@ end
 
 --- The state for a checkpoint: after load_state_dict, a loader of the same dataset continues with the batch after the
 --- last one that was returned. The number of ranks may differ if a batch has the same number of items over all ranks.
----@return {epoch: integer, batches: integer, items: integer, seed: integer, size: integer?}  epoch: from 0; batches: returned of this epoch; items: of a whole batch, over all ranks; size: number of items
+---@return {epoch: integer, batches: integer, items: integer, seed: integer, size: integer?}  epoch: from 0; batches: number of batches of this epoch that were returned; items: number of items of a batch, over all ranks; size: number of items of the dataset
 function DataLoader:state_dict()
   local random = with_seed(self.batch_sampler)
   return { epoch = self.epochs, batches = self.done, items = items_of(self),
     seed = random and random.seed or self.maker.seed, size = self.batch_sampler and self.dataset:size() or nil }
 end
 
---- Continues from a state dict: with the next `epoch` or `next`. Errors: the dataset or the batches have another size.
+--- Continues from a state dict, at the next call of `epoch` or `next`. Errors: the dataset or the batches have another size.
 ---@param sd table  from state_dict
 function DataLoader:load_state_dict(sd)
   local who = "DataLoader: load_state_dict: "

@@ -27,7 +27,7 @@ local M = {}
 --- Makes a maker. given: dataset, collate, seed; for iterable datasets also batch_size, rank, world and drop_last.
 function M.new(given) return setmetatable(given, Maker) end
 
--- The item that fn returns, or why it failed. Several values become a list.
+-- Takes the results of a pcall: ok, and either the item or the error. An item of several values becomes a list.
 local function packed(ok, ...)
   if select("#", ...) <= 1 then return ok, (...) end
   return ok, { ... }

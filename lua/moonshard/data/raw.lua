@@ -38,7 +38,7 @@ function M.write(path, who, parts)
   end
   local closed, at_close = file:close()
   if ok and closed then return end
-  if lfs.attributes(path, "mode") == "file" then os.remove(path) end       -- not a device
+  if lfs.attributes(path, "mode") == "file" then os.remove(path) end       -- a device file stays
   errors.raise("%s: cannot write '%s': %s", who, path, failure or at_close)
 end
 

@@ -14,7 +14,7 @@ local shuffle, below, share = lib.ms_shuffle, lib.ms_hash_below, lib.ms_hash_sha
 
 local M = {}
 
--- Streams of random numbers: the third argument of ms_shuffle and its like.
+-- Streams of random numbers: the third argument of ms_shuffle, ms_hash_below and ms_hash_share.
 local ORDER, DRAW, BATCHES = 11, 12, 13
 
 -- The size of a dataset, or a number in its place.
@@ -171,7 +171,7 @@ end
 local DistributedSampler = Sampler:extend "DistributedSampler"
 M.DistributedSampler = DistributedSampler
 
--- The rank and the number of ranks that options give; the default is those of the job.
+-- The rank and the number of ranks that options give; the defaults are those of the job.
 local function place(o, who)
   local rank, world = o.rank, o.num_replicas
   if not rank or not world then

@@ -12,7 +12,8 @@ local M = {}
 
 -- ---- CSV -------------------------------------------------------------------------------------------------
 
--- The field that begins at `at`, and where its separator or line end is. quoted fields double their quotes.
+-- The field that begins at `at`, and the position of the separator or line end after it. Inside a quoted field, quotes
+-- are doubled.
 local function field(text, at, stop, path, line)
   if text:byte(at) ~= 34 then
     local finish = text:find(stop, at) or #text + 1
@@ -84,10 +85,10 @@ end
 --- NaN. Errors: rows of different lengths, by line.
 ---@param path string  the file, also compressed by gzip
 ---@param given? {header: boolean, separator: string, dtype: string}
----   header: the first row has the columns' names; separator: one character; dtype: of numbers (default: the default
----   dtype)
+---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers
+---   (default: the default dtype)
 ---@return table<string|integer, Tensor|string[]> columns  by name; by position, from 1, if there is no header
----@return string[] names  of the columns, in order; empty without header
+---@return string[] names  the names of the columns, in order; empty without header
 function M.read_csv(path, given)
   local o = opts("read_csv", given, { header = true, separator = ",", dtype = opts.string })
   if #o.separator ~= 1 or o.separator:find '["\r\n]' then

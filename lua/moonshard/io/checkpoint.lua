@@ -39,7 +39,7 @@ local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, ch
 
 -- The position of this rank's part in the whole tensor t. dim: the dimension along which t is sharded, from 1; 0: the
 -- part is a range of elements in row-major order. first: the first position along dim, or the first element, from 0.
--- here: their number. row: the number of elements per row if dim is 1.
+-- here: the number of positions or elements. row: the number of elements per row if dim is 1.
 local function place_of(t)
   if not sharded.is_sharded(t) then return { dim = 0, first = 0, here = t:numel(), row = 1 } end
   local s = sharded.shard_info(t)

@@ -7,7 +7,7 @@ local tensor = require "moonshard.tensor"
 
 local M = {}
 
--- Checks a number given by position; nil gives the default.
+-- The value of a positional argument, which must be a number; the default if it is nil.
 local function number(who, what, value, default)
   if value == nil then return default end
   return opts.expect(value, opts.number, "%s: %s", who, what)

@@ -72,8 +72,8 @@ local rotary_spec = { base = opts.option(opts.positive, 10000), offset = opts.op
 --- as in Llama, or with interleaved 2 i and 2 i + 1. Errors: an odd number of features.
 ---@param x Tensor  [..., T, d], such as the queries or keys of attention, [B, heads, T, d]
 ---@param given? { base: number, offset: integer, interleaved: boolean }
----   base: of the angles (default: 10000); offset: position of the first time step (default: 0); interleaved: pairs
----   adjacent features (default: false)
+---   base: base of the powers in the angles (default: 10000); offset: position of the first time step (default: 0);
+---   interleaved: pairs adjacent features (default: false)
 ---@return Tensor  of x's shape and dtype
 function M.rotary_embedding(x, given)
   local o = opts("rotary_embedding", given, rotary_spec)

@@ -41,11 +41,11 @@ function EmbeddingBag:extra_repr() return Embedding.extra_repr(self) .. ", " .. 
 --- Called with x and the option offset, the position of the first time step (default: 0). It has no parameters.
 ---@class RotaryEmbedding: Module
 ---@field d integer  features of x
----@field base number  of the angles
+---@field base number  base of the powers in the angles
 ---@field interleaved boolean  pairs adjacent features
 ---@overload fun(d: integer, opts?: { base: number, interleaved: boolean }): RotaryEmbedding
----   d: features of x, even; base: of the angles (default: 10000); interleaved: pairs adjacent features, not i and
----   i + d / 2 (default: false)
+---   d: features of x, even; base: base of the powers in the angles (default: 10000); interleaved: pairs adjacent
+---   features, not i and i + d / 2 (default: false)
 local RotaryEmbedding = Module:extend "RotaryEmbedding"
 
 ---@param d integer  features of x, even

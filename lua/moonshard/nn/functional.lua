@@ -65,7 +65,7 @@ function F.log_softmax(x, d) return ops.log_softmax(x, position(d or -1, "log_so
 --- Sets elements to 0 with probability p and multiplies the others by 1 / (1 - p); returns x if not training.
 ---@param x Tensor  of any shape
 ---@param p? number  probability of setting an element to 0 (default: 0.5)
----@param given? { training: boolean }  training: false: x itself
+---@param given? { training: boolean }  training: false: returns x
 ---@return Tensor
 function F.dropout(x, p, given)
   if type(p) == "table" then p, given = nil, p end
@@ -312,8 +312,8 @@ end
 ---@param logits Tensor  [N, C], [C] or [N, C, …]
 ---@param ids Tensor  classes from 0: int64 [N], [] or [N, …]; or the probability of every class, floating point of the logits' shape
 ---@param given? { reduction: "mean"|"sum"|"none", ignore_index: integer, label_smoothing: number, weight: Tensor }
----   reduction: of the rows' losses; ignore_index: id of rows that do not count; label_smoothing: share of the target
----   that is spread evenly over all classes; weight: [C]: factor of each class
+---   reduction: how the losses of the rows are combined; ignore_index: id of rows that do not count; label_smoothing:
+---   share of the target that is spread evenly over all classes; weight: [C], factor of each class
 ---@return Tensor  [], or the shape of ids with "none"
 function F.cross_entropy(logits, ids, given)
   if given == nil then return cross_entropy(logits, ids, nil, "mean", -100, 0) end
@@ -332,8 +332,8 @@ local function first_sizes(x)
   return sizes
 end
 
--- The number of rows of a chunk: chunks have equal sizes and about 512 MiB of logits at most. Multiples of 64 rows fill
--- the tiles of products.
+-- The number of rows of a chunk: chunks have nearly equal sizes and about 512 MiB of logits at most. Multiples of 64
+-- rows fill the tiles of products.
 local function chunk_rows(x, rows, classes)
   local chunks = math.ceil(rows * classes * x:element_size() / 2 ^ 29)
   return math.ceil(rows / math.max(chunks, 1) / 64) * 64
@@ -341,10 +341,10 @@ end
 
 --- cross_entropy of linear(x, w), but the logits of all rows never exist at once: they are computed in chunks of rows,
 --- and the gradients of x, w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or
---- bfloat16, also its gradient in float32. The bits depend on the size of the chunks, not on the number of threads;
---- rows that fit one chunk are given to linear and cross_entropy. Backward computes the logits again with reduction
---- "none", and in float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks.
---- Errors: a class outside of w's rows.
+--- bfloat16, also its gradient in float32. The bits of the result depend on the size of the chunks, not on the number
+--- of threads; if one chunk has all rows, linear and cross_entropy compute the result. Backward computes the logits
+--- again with reduction "none", and in float16, whose gradients need the loss's scale. With probabilities as targets
+--- there are no chunks. Errors: a class outside of w's rows.
 ---@param x Tensor  […, in]
 ---@param w Tensor  [C, in]: a row for each class
 ---@param ids Tensor  classes from 0: int64 […]; or the probability of every class, floating point […, C]

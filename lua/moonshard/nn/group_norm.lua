@@ -117,16 +117,16 @@ end
 ---@field num_batches_tracked Tensor?  int64 []; stays 0, as in PyTorch
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): InstanceNorm1d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); affine: with weight and bias (default: false); track_running_stats: keeps running statistics
----   (default: false)
+---   (default: 0.1); affine: adds the parameters weight and bias (default: false); track_running_stats: keeps running
+---   statistics (default: false)
 local InstanceNorm1d = instance_norm_class("InstanceNorm1d", 3)
 
 --- InstanceNorm1d for images [N, C, H, W] or [C, H, W].
 ---@class InstanceNorm2d: InstanceNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): InstanceNorm2d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); affine: with weight and bias (default: false); track_running_stats: keeps running statistics
----   (default: false)
+---   (default: 0.1); affine: adds the parameters weight and bias (default: false); track_running_stats: keeps running
+---   statistics (default: false)
 local InstanceNorm2d = instance_norm_class("InstanceNorm2d", 4)
 
 return { GroupNorm = GroupNorm, InstanceNorm1d = InstanceNorm1d, InstanceNorm2d = InstanceNorm2d }

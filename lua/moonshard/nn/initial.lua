@@ -25,8 +25,8 @@ local shard_of
 ---@param fn fun(t: Tensor): Tensor?, integer, integer?, integer?  shard, position, number of runs, distance of runs
 local function on_sharded(fn) shard_of = fn end
 
--- Returns the tensor to write, the position of its first element in the whole tensor, and, if it has several runs
--- there, their number and distance.
+-- Returns the tensor to write, the position of its first element in the whole tensor, and, for several contiguous runs
+-- of the whole tensor, the number of runs and the distance between their beginnings.
 local function target(t, who)
   opts.expect(t, a_tensor, "%s: argument 1", who)
   if shard_of then
@@ -195,8 +195,8 @@ end
 --- Fills t with uniform random numbers in +-gain sqrt(3 / fan) (He et al. 2015). Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
----   a: slope of leaky_relu; mode: preserves the variance in forward or in backward; nonlinearity: the one that follows
----   this layer, as in calculate_gain
+---   a: slope of leaky_relu; mode: "fan_in" preserves the variance in forward, "fan_out" in backward; nonlinearity: the
+---   nonlinearity after this layer, as in calculate_gain
 ---@return Tensor t
 function M.kaiming_uniform_(t, given)
   local std = kaiming_std("kaiming_uniform_", t, given)
@@ -209,8 +209,8 @@ end
 --- dimensions.
 ---@param t Tensor  [out, in, …]
 ---@param given? { a: number, mode: "fan_in"|"fan_out", nonlinearity: string }
----   a: slope of leaky_relu; mode: preserves the variance in forward or in backward; nonlinearity: the one that follows
----   this layer, as in calculate_gain
+---   a: slope of leaky_relu; mode: "fan_in" preserves the variance in forward, "fan_out" in backward; nonlinearity: the
+---   nonlinearity after this layer, as in calculate_gain
 ---@return Tensor t
 function M.kaiming_normal_(t, given)
   local std = kaiming_std("kaiming_normal_", t, given)

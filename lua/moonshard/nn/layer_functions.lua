@@ -140,7 +140,7 @@ end
 --- Sets whole channels to 0 with probability p and multiplies the others by 1 / (1 - p); returns x if not training.
 ---@param x Tensor  [N, C, L] or [C, L]
 ---@param p? number  probability of setting a channel to 0 (default: 0.5)
----@param given? { training: boolean }  training: false: x itself
+---@param given? { training: boolean }  training: false: returns x
 ---@return Tensor  of x's shape
 function M.dropout1d(x, p, given)
   local active
@@ -160,7 +160,7 @@ end
 --- x if not training.
 ---@param x Tensor  [N, C, H, W] or [N, C, L]
 ---@param p? number  probability of setting a channel to 0 (default: 0.5)
----@param given? { training: boolean }  training: false: x itself
+---@param given? { training: boolean }  training: false: returns x
 ---@return Tensor  of x's shape
 function M.dropout2d(x, p, given)
   local active
@@ -179,7 +179,7 @@ local SELU_LIMIT = 1.7580993408473766
 --- SELU's limit at -infinity, then all are scaled and shifted; returns x if not training.
 ---@param x Tensor  floating point, of any shape
 ---@param p? number  probability of dropping an element (default: 0.5)
----@param given? { training: boolean }  training: false: x itself
+---@param given? { training: boolean }  training: false: returns x
 ---@return Tensor  of x's shape
 function M.alpha_dropout(x, p, given)
   local active
@@ -199,7 +199,7 @@ end
 --- size.
 ---@param x Tensor  of any shape
 ---@param pad integer[]  { before, after } of the last dimension, then those of the one before it, and so on
----@param given? { mode: "constant", value: number }  mode: only "constant" is supported; value: of the new elements (default: 0)
+---@param given? { mode: "constant", value: number }  mode: only "constant" is supported; value: value of the new elements (default: 0)
 ---@return Tensor
 function M.pad(x, pad, given)
   local o = opts("pad", given, { mode = opts.one_of({ "constant" }, "constant"), value = 0 })
@@ -240,7 +240,7 @@ end
 --- Moves channels into space: groups of r * r channels become blocks of r x r pixels (Shi et al. 2016). Errors: the
 --- channels are not divisible by r * r.
 ---@param x Tensor  [..., C * r * r, H, W]
----@param r integer  factor of height and width
+---@param r integer  the factor by which height and width grow
 ---@return Tensor  [..., C, H * r, W * r]
 function M.pixel_shuffle(x, r)
   opts.expect(x, a_tensor, "pixel_shuffle: argument 1")

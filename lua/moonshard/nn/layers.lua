@@ -8,7 +8,7 @@ local Dropout = require "moonshard.nn.dropout".Dropout
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
--- A Dropout with another function.
+-- A subclass of Dropout that calls fn instead of F.dropout.
 local function dropout_class(name, fn)
   local cls = Dropout:extend(name)
   function cls:forward(x)
@@ -39,7 +39,7 @@ local function padding_class(name, n, valued)
   local cls = Module:extend(name)
   ---@param padding integer|integer[]
   ---   elements to add at every end, or a list: before and after in the last dimension, then in the one before it
-  ---@param value? number  of the new elements
+  ---@param value? number  value of the new elements; required by padding with a constant, else refused
   function cls:init(padding, value)
     local list = {}
     local good = type(padding) == "number" or opts.is_plain(padding) and #padding == 2 * n
@@ -66,28 +66,28 @@ end
 --- Adds zeros around images [..., H, W]; negative numbers remove pixels.
 ---@class ZeroPad2d: Module
 ---@overload fun(padding: integer|integer[]): ZeroPad2d
----   padding: for all sides, or { left, right, top, bottom }
+---   padding: pixels to add on every side, or { left, right, top, bottom }
 local ZeroPad2d = padding_class("ZeroPad2d", 2, false)
 
 --- Adds elements of one value at both ends of the last dimension; negative numbers remove elements.
 ---@class ConstantPad1d: Module
 ---@overload fun(padding: integer|integer[], value: number): ConstantPad1d
----   padding: for both ends, or { before, after }; value: of the new elements
+---   padding: elements to add at both ends, or { before, after }; value: value of the new elements
 local ConstantPad1d = padding_class("ConstantPad1d", 1, true)
 
 --- Adds pixels of one value around images [..., H, W]; negative numbers remove pixels.
 ---@class ConstantPad2d: Module
 ---@overload fun(padding: integer|integer[], value: number): ConstantPad2d
----   padding: for all sides, or { left, right, top, bottom }; value: of the new elements
+---   padding: pixels to add on every side, or { left, right, top, bottom }; value: value of the new elements
 local ConstantPad2d = padding_class("ConstantPad2d", 2, true)
 
 --- F.pixel_shuffle as a module: [..., C * r * r, H, W] becomes [..., C, H * r, W * r].
 ---@class PixelShuffle: Module
----@field factor integer  of height and width
----@overload fun(r: integer): PixelShuffle  r: factor of height and width
+---@field factor integer  the factor by which height and width grow
+---@overload fun(r: integer): PixelShuffle  r: the factor by which height and width grow
 local PixelShuffle = Module:extend "PixelShuffle"
 
----@param r integer  factor of height and width
+---@param r integer  the factor by which height and width grow
 function PixelShuffle:init(r)
   self.factor = opts.expect(r, opts.whole_from(1), "PixelShuffle: argument 1, the factor,")
 end
@@ -99,7 +99,7 @@ function PixelShuffle:extra_repr() return tostring(self.factor) end
 ---@field weight Parameter  [out, in1, in2]
 ---@field bias Parameter?  [out]; nil without bias
 ---@overload fun(in1: integer, in2: integer, out: integer, opts?: { bias: boolean, dtype: string, device: string }): Bilinear
----   in1: features of the first input; in2: of the second input; out: of the output
+---   in1: features of the first input; in2: features of the second input; out: features of the output
 local Bilinear = Module:extend "Bilinear"
 
 ---@param in1 integer  features of the first input

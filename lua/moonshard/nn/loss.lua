@@ -39,8 +39,8 @@ function MSELoss:forward(a, b) return ops.mse_loss(a, b, self._slots.reduction) 
 
 function MSELoss:extra_repr() return self.reduction end
 
--- A function of nn.F whose last argument, the options, is fixed. Tensors among the options become buffers. The function
--- itself checks the options, at the first call.
+-- The class of modules that call a function of nn.F with fixed options as the last argument. Tensors among the options
+-- become buffers. The function itself checks the options, at the first call.
 local function of_function(name, fn)
   local cls = Module:extend(name)
   function cls:init(given)
@@ -72,13 +72,13 @@ local L1Loss = of_function("L1Loss", functions.l1_loss)
 --- F.smooth_l1_loss as a module.
 ---@class SmoothL1Loss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", beta: number }): SmoothL1Loss
----   beta: where the two parts meet (default: 1)
+---   beta: difference below which the loss is quadratic (default: 1)
 local SmoothL1Loss = of_function("SmoothL1Loss", functions.smooth_l1_loss)
 
 --- F.huber_loss as a module.
 ---@class HuberLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", delta: number }): HuberLoss
----   delta: where the two parts meet (default: 1)
+---   delta: difference up to which the loss is quadratic (default: 1)
 local HuberLoss = of_function("HuberLoss", functions.huber_loss)
 
 --- F.binary_cross_entropy as a module.
@@ -121,7 +121,8 @@ local GaussianNLLLoss = of_function("GaussianNLLLoss", functions.gaussian_nll_lo
 --- F.multi_margin_loss as a module.
 ---@class MultiMarginLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", p: integer, margin: number, weight: Tensor }): MultiMarginLoss
----   p: exponent (default: 1); margin: wanted distance (default: 1); weight: [C], factor of each class
+---   p: exponent (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C], factor
+---   of each class
 local MultiMarginLoss = of_function("MultiMarginLoss", functions.multi_margin_loss)
 
 --- F.cosine_embedding_loss as a module: called with both inputs and the target.
@@ -133,13 +134,13 @@ local CosineEmbeddingLoss = of_function("CosineEmbeddingLoss", functions.cosine_
 --- F.margin_ranking_loss as a module: called with both inputs and the target.
 ---@class MarginRankingLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", margin: number }): MarginRankingLoss
----   margin: wanted distance (default: 0)
+---   margin: least difference of the inputs without a loss (default: 0)
 local MarginRankingLoss = of_function("MarginRankingLoss", functions.margin_ranking_loss)
 
 --- F.hinge_embedding_loss as a module.
 ---@class HingeEmbeddingLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", margin: number }): HingeEmbeddingLoss
----   margin: wanted distance (default: 1)
+---   margin: least distance without a loss where the target is -1 (default: 1)
 local HingeEmbeddingLoss = of_function("HingeEmbeddingLoss", functions.hinge_embedding_loss)
 
 --- F.soft_margin_loss as a module.
@@ -150,8 +151,9 @@ local SoftMarginLoss = of_function("SoftMarginLoss", functions.soft_margin_loss)
 --- F.triplet_margin_loss as a module: called with anchor, positive and negative.
 ---@class TripletMarginLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"sum"|"none", margin: number, p: number, eps: number, swap: boolean }): TripletMarginLoss
----   margin: wanted difference of the distances (default: 1); p: exponent of the norm (default: 2); eps: added to each
----   difference (default: 1e-6); swap: takes the negative's distance from the positive if smaller (default: false)
+---   margin: least difference of the distances without a loss (default: 1); p: exponent of the norm (default: 2); eps:
+---   added to each difference (default: 1e-6); swap: takes the negative's distance from the positive if smaller
+---   (default: false)
 local TripletMarginLoss = of_function("TripletMarginLoss", functions.triplet_margin_loss)
 
 --- F.cosine_similarity as a module.

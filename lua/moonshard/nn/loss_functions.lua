@@ -59,7 +59,7 @@ end)
 --- Half the squared difference divided by beta below beta, the absolute difference minus beta / 2 above it.
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
----@param given? { reduction: "mean"|"sum"|"none", beta: number }  beta: where the two parts meet (default: 1)
+---@param given? { reduction: "mean"|"sum"|"none", beta: number }  beta: difference below which the loss is quadratic (default: 1)
 ---@return Tensor  [], or the input's shape with "none"
 function M.smooth_l1_loss(input, target, given) return smooth_l1(input, target, given) end
 
@@ -70,7 +70,7 @@ end)
 --- Half the squared difference up to delta, delta * (|difference| - delta / 2) above it (Huber 1964).
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
----@param given? { reduction: "mean"|"sum"|"none", delta: number }  delta: where the two parts meet (default: 1)
+---@param given? { reduction: "mean"|"sum"|"none", delta: number }  delta: difference up to which the loss is quadratic (default: 1)
 ---@return Tensor  [], or the input's shape with "none"
 function M.huber_loss(input, target, given) return huber(input, target, given) end
 
@@ -157,7 +157,7 @@ end
 
 -- ---- classes ------------------------------------------------------------------------------------------
 
--- log-probabilities [N, C, ...] and classes [N, ...] as rows [M, C] and ids [M].
+-- Log-probabilities [N, C, ...] and classes [N, ...] as rows [M, C] and ids [M].
 local function rows_of(who, input, ids)
   opts.expect(input, a_tensor, "%s: input", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
@@ -201,7 +201,8 @@ local MULTI = { p = opts.option(opts.whole_from(1), 1), margin = 1, weight = opt
 ---@param input Tensor  scores [N, C]
 ---@param ids Tensor  classes from 0: int64 [N]
 ---@param given? { reduction: "mean"|"sum"|"none", p: integer, margin: number, weight: Tensor }
----   p: exponent (default: 1); margin: wanted distance (default: 1); weight: [C], factor of each class
+---   p: exponent (default: 1); margin: least difference of two scores without a loss (default: 1); weight: [C], factor
+---   of each class
 ---@return Tensor  [], or [N] with "none"
 function M.multi_margin_loss(input, ids, given)
   local o = opts("multi_margin_loss", given, MULTI)
@@ -310,7 +311,7 @@ end
 ---@param a Tensor  of any shape
 ---@param b Tensor  of a's shape
 ---@param target Tensor  1 or -1; broadcasts
----@param given? { reduction: "mean"|"sum"|"none", margin: number }  margin: wanted distance (default: 0)
+---@param given? { reduction: "mean"|"sum"|"none", margin: number }  margin: least difference of the inputs without a loss (default: 0)
 ---@return Tensor  [], or the common shape with "none"
 function M.margin_ranking_loss(a, b, target, given)
   local o = opts("margin_ranking_loss", given, EMBEDDING)
@@ -326,7 +327,7 @@ end)
 --- The input where the target is 1, max(0, margin - input) where it is -1.
 ---@param input Tensor  distances, of any shape
 ---@param target Tensor  1 or -1, of the input's shape
----@param given? { reduction: "mean"|"sum"|"none", margin: number }  margin: wanted distance (default: 1)
+---@param given? { reduction: "mean"|"sum"|"none", margin: number }  margin: least distance without a loss where the target is -1 (default: 1)
 ---@return Tensor  [], or the input's shape with "none"
 function M.hinge_embedding_loss(input, target, given) return hinge(input, target, given) end
 
@@ -344,9 +345,9 @@ local TRIPLET = { margin = 1, p = 2, eps = 1e-6, swap = false, reduction = reduc
 ---@param positive Tensor  of the anchor's shape
 ---@param negative Tensor  of the anchor's shape
 ---@param given? { reduction: "mean"|"sum"|"none", margin: number, p: number, eps: number, swap: boolean }
----   margin: wanted difference of the distances (default: 1); p: exponent of the norm (default: 2); eps: added to each
----   difference (default: 1e-6); swap: takes the negative's distance from the positive if that is smaller (default:
----   false)
+---   margin: least difference of the distances without a loss (default: 1); p: exponent of the norm (default: 2); eps:
+---   added to each difference (default: 1e-6); swap: takes the negative's distance from the positive if that is smaller
+---   (default: false)
 ---@return Tensor  [], or [N] with "none"
 function M.triplet_margin_loss(anchor, positive, negative, given)
   local o = opts("triplet_margin_loss", given, TRIPLET)

@@ -12,7 +12,7 @@ local M = {}
 
 local function check(who, t, least, most)
   opts.expect(t, tensor.a_tensor, "%s: argument 1", who)
-  if t.to_local then                                         -- only sharded tensors have it
+  if t.to_local then                                         -- only sharded tensors have to_local
     errors.raise("%s: the tensor, shape %s, is sharded; fill it before it is sharded", who, tostring(t.shape))
   end
   if t.ndim < least or t.ndim > most then
@@ -38,7 +38,7 @@ end
 --- Fills the weight of a convolution so that output channel k of each group equals the group's input channel k; output
 --- channels without such an input are 0. Errors: the number of output channels is not divisible by groups.
 ---@param t Tensor  [out, in / groups, ...] with 1 to 3 dimensions of a kernel
----@param given? { groups: integer }  groups: of the convolution (default: 1)
+---@param given? { groups: integer }  groups: the groups of the convolution (default: 1)
 ---@return Tensor t
 function M.dirac_(t, given)
   local groups = opts("dirac_", given, { groups = opts.option(opts.whole_from(1), 1) }).groups

@@ -43,7 +43,7 @@ local function construct(self, input_size, hidden_size, given)
 end
 
 -- Divides x along dimension 1 into pieces of size 1, which are appended to list. The backward of a split joins the
--- gradients of its pieces, where that of a narrow makes a gradient of the size of x. The operator makes up to 20
+-- gradients of its pieces, while that of a narrow makes a gradient of the size of x. The operator makes up to 20
 -- pieces, so longer sequences are split in a tree.
 local function split_steps(x, list)
   local n = x:size(1)
@@ -156,8 +156,9 @@ end
 ---@class RNN: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, nonlinearity: "tanh"|"relu", bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): RNN
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
----   1), by position or as an option; nonlinearity: "relu" in place of tanh; batch_first: x and y begin with the batch;
----   dropout: probability, in training, between layers; bidirectional: also runs from the end to the beginning
+---   1), by position or as an option; nonlinearity: "relu" in place of tanh; batch_first: the first dimension of x and
+---   y is the batch; dropout: probability, in training, of setting an element between two layers to 0; bidirectional:
+---   also runs from the end to the beginning
 local RNN = recurrent_class "RNN"
 
 --- A long short-term memory (Hochreiter & Schmidhuber 1997): `y, h, c = lstm(x, h, c)`; shapes and names as in RNN, c
@@ -165,8 +166,8 @@ local RNN = recurrent_class "RNN"
 ---@class LSTM: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): LSTM
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
----   1), by position or as an option; batch_first: x and y begin with the batch; dropout: probability, in training,
----   between layers; bidirectional: also runs from the end to the beginning
+---   1), by position or as an option; batch_first: the first dimension of x and y is the batch; dropout: probability,
+---   in training, of setting an element between two layers to 0; bidirectional: also runs from the end to the beginning
 local LSTM = recurrent_class("LSTM", "lstm")
 
 --- Gated recurrent units (Cho et al. 2014): `y, h = gru(x, h)`; shapes and names as in RNN. The rows of the weights are
@@ -174,8 +175,8 @@ local LSTM = recurrent_class("LSTM", "lstm")
 ---@class GRU: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): GRU
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
----   1), by position or as an option; batch_first: x and y begin with the batch; dropout: probability, in training,
----   between layers; bidirectional: also runs from the end to the beginning
+---   1), by position or as an option; batch_first: the first dimension of x and y is the batch; dropout: probability,
+---   in training, of setting an element between two layers to 0; bidirectional: also runs from the end to the beginning
 local GRU = recurrent_class("GRU", "gru")
 
 local layers = { RNN = RNN, LSTM = LSTM, GRU = GRU }

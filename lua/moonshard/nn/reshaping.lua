@@ -28,7 +28,7 @@ function Flatten:extra_repr() return ("%d, %d"):format(self.first, self.last) en
 --- Divides one dimension into several.
 ---@class Unflatten: Module
 ---@field dim integer  the dimension to divide
----@field sizes integer[]  the sizes in its place
+---@field sizes integer[]  the sizes that replace it
 ---@overload fun(dim: integer, sizes: integer[]): Unflatten
 local Unflatten = Module:extend "Unflatten"
 

@@ -75,7 +75,8 @@ function Module:apply(fn)
   return self
 end
 
--- Makes t refer to the data of `at`; of instances of a tensor class, the inner tensors of t to those of `at`.
+-- Makes t refer to the data of `at`; for instances of a tensor class, makes the inner tensors of t refer to the data of
+-- those of `at`.
 local point
 function point(t, at)
   local parts = tensor.inner(t)
@@ -119,7 +120,7 @@ for _, name in ipairs(dtypes.names) do is_dtype[name] = true end
 --- Moves parameters and buffers to a device and converts floating point ones to a dtype; a tensor as argument gives its
 --- own device and dtype.
 ---@param ... string|Tensor|{ device: string, dtype: string }
----   a device, a dtype, both by name, or a tensor whose device and dtype to take
+---   name of a device, name of a dtype, a table with both names, or a tensor whose device and dtype to take
 ---@return Module
 function Module:to(...)
   local device, dtype

@@ -209,8 +209,8 @@ for name, default in pairs(layer_options) do transformer_options[name] = default
 
 --- Encoder and decoder, each followed by a LayerNorm. Called with (src, tgt, opts).
 ---@class Transformer: Module
----@field encoder TransformerEncoder  or custom_encoder
----@field decoder TransformerDecoder  or custom_decoder
+---@field encoder TransformerEncoder  or the option custom_encoder
+---@field decoder TransformerDecoder  or the option custom_decoder
 ---@overload fun(opts?: { d_model: integer, nhead: integer, num_encoder_layers: integer, num_decoder_layers: integer, custom_encoder: Module, custom_decoder: Module, dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): Transformer
 ---   d_model: channels; nhead: heads, which divide d_model; num_encoder_layers: layers of the encoder;
 ---   num_decoder_layers: layers of the decoder; custom_encoder: instead of a TransformerEncoder; custom_decoder:

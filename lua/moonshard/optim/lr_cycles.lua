@@ -52,11 +52,12 @@ local function line_between(from, to, part) return from + (to - from) * part end
 ---@param optimizer Optimizer  its groups' lr is set, and their momentum
 ---@param given { max_lr: number, total_steps: integer, epochs: integer, steps_per_epoch: integer, pct_start: number, anneal_strategy: "cos"|"linear", cycle_momentum: boolean, base_momentum: number, max_momentum: number, div_factor: number, final_div_factor: number, three_phase: boolean }
 ---   max_lr: the highest learning rate; total_steps: length of the cycle, or epochs and steps_per_epoch: their product;
----   epochs: number of epochs; steps_per_epoch: steps of an epoch; pct_start: part of the cycle that rises (default:
----   0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the momentum (default:
----   true); base_momentum: at the highest learning rate (default: 0.85); max_momentum: at the ends (default: 0.95);
----   div_factor: max_lr divided by the first learning rate (default: 25); final_div_factor: the first learning rate
----   divided by the last (default: 1e4); three_phase: falls as it rose, before the final fall (default: false)
+---   epochs: number of epochs; steps_per_epoch: steps of an epoch; pct_start: share of the steps in which the learning
+---   rate rises (default: 0.3); anneal_strategy: form of the curve (default: "cos"); cycle_momentum: also moves the
+---   momentum (default: true); base_momentum: momentum at the highest learning rate (default: 0.85); max_momentum:
+---   momentum at the ends (default: 0.95); div_factor: max_lr divided by the first learning rate (default: 25);
+---   final_div_factor: the first learning rate divided by the last (default: 1e4); three_phase: the learning rate first
+---   falls to its initial value, in as many steps as it rose (default: false)
 ---@return LRScheduler
 function M.one_cycle(optimizer, given)
   local o = options("one_cycle", given, { max_lr = positive, total_steps = opts.number, epochs = opts.number,
@@ -103,9 +104,9 @@ end
 ---@param given { base_lr: number, max_lr: number, step_size_up: integer, step_size_down: integer, mode: "triangular"|"triangular2"|"exp_range", gamma: number, cycle_momentum: boolean, base_momentum: number, max_momentum: number }
 ---   base_lr: the lowest learning rate; max_lr: the highest; step_size_up: steps of a rise (default: 2000);
 ---   step_size_down: steps of a fall (default: step_size_up); mode: "triangular2" halves the height with each cycle,
----   "exp_range" multiplies it by gamma ^ step (default: "triangular"); gamma: of "exp_range" (default: 1);
----   cycle_momentum: also moves the momentum (default: true); base_momentum: at the highest rate (default: 0.8);
----   max_momentum: at the lowest (default: 0.9)
+---   "exp_range" multiplies it by gamma ^ step (default: "triangular"); gamma: the factor of "exp_range" (default: 1);
+---   cycle_momentum: also moves the momentum (default: true); base_momentum: momentum at the highest learning rate
+---   (default: 0.8); max_momentum: momentum at the lowest (default: 0.9)
 ---@return LRScheduler
 function M.cyclic(optimizer, given)
   local o = options("cyclic", given, { base_lr = positive, max_lr = positive,
@@ -140,7 +141,7 @@ end
 ---@return LRScheduler
 function M.multiplicative(optimizer, fn)
   opts.expect(fn, opts.fn, "lr_scheduler.multiplicative: argument 2")
-  -- product: of the factors of steps 1 to `steps`.
+  -- product: the product of the factors of steps 1 to `steps`.
   return new("multiplicative", optimizer, { product = 1, steps = 0, remembers = { "product", "steps" },
     lr_at = function(self, t, k)
       if t < self.steps then self.product, self.steps = 1, 0 end
@@ -218,7 +219,7 @@ end
 --- One schedule after the other, each counting from its own step 0.
 ---@param optimizer Optimizer  the optimizer of all schedules
 ---@param given { schedules: LRScheduler[], milestones: integer[] }
----   schedules: in their order; milestones: the step at which the second begins, the third, ...
+---   schedules: the schedules, in order; milestones: the step at which the second schedule begins, the third, ...
 ---@return LRScheduler
 function M.sequential(optimizer, given)
   local o = options("sequential", given, { schedules = opts.option(opts.table, opts.required),
@@ -273,7 +274,7 @@ end
 
 --- Several schedules at once: the initial learning rate times the factors of all.
 ---@param optimizer Optimizer  the optimizer of all schedules
----@param schedules LRScheduler[]  whose learning rates are multiples of the initial ones
+---@param schedules LRScheduler[]  schedules that multiply the initial learning rates by a factor
 ---@return LRScheduler
 function M.chained(optimizer, schedules)
   check_parts("chained", optimizer, schedules)

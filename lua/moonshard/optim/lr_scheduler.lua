@@ -25,7 +25,7 @@ end
 --- steps.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number }
----   steps: until the factor is 1; start_factor: the first factor (default: 1 / steps)
+---   steps: number of steps until the factor is 1; start_factor: the first factor (default: 1 / steps)
 ---@return LRScheduler
 function M.linear_warmup(optimizer, given)
   local o = options("linear_warmup", given, { steps = some_steps, start_factor = opts.number })
@@ -36,9 +36,9 @@ end
 --- 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
----   steps: until the last factor, warmup included; warmup: number of steps in which the factor rises linearly
----   (default: 0); min_factor: the last factor (default: 0); start_factor: the first factor of the warmup (default: 1 /
----   warmup)
+---   steps: number of steps until the last factor, warmup included; warmup: number of steps in which the factor rises
+---   linearly (default: 0); min_factor: the last factor (default: 0); start_factor: the first factor of the warmup
+---   (default: 1 / warmup)
 ---@return LRScheduler
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = some_steps, warmup = opts.option(count, 0), min_factor = 0, start_factor = opts.number })
@@ -56,8 +56,8 @@ end
 --- The factor changes linearly from start_factor to end_factor over `steps` steps and stays there.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, start_factor: number, end_factor: number }
----   steps: from the first factor to the last; start_factor: the first factor (default: 1); end_factor: the last factor
----   (default: 0)
+---   steps: number of steps from the first factor to the last; start_factor: the first factor (default: 1); end_factor:
+---   the last factor (default: 0)
 ---@return LRScheduler
 function M.linear(optimizer, given)
   local o = options("linear", given, { steps = some_steps, start_factor = 1, end_factor = 0 })
@@ -69,7 +69,7 @@ end
 --- The factor is constant for a number of steps, and 1 after them.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given? { factor: number, steps: integer }
----   factor: multiplies the initial learning rate; steps: until the factor is 1 (default: never)
+---   factor: multiplies the initial learning rate; steps: number of steps until the factor is 1 (default: never)
 ---@return LRScheduler
 function M.constant(optimizer, given)
   local o = options("constant", given, { factor = 1, steps = opts.number })
@@ -136,9 +136,9 @@ end
 --- Warmup, then a constant factor of 1, then a decay to min_factor at the last of `steps` steps (WSD: Hu et al. 2024).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, decay: integer, min_factor: number, shape: "linear"|"cosine"|"sqrt" }
----   steps: until the last factor, warmup and decay included; warmup: steps in which the factor rises linearly
----   (default: 0); decay: number of steps in which it falls; min_factor: the last factor (default: 0); shape: of the
----   decay; "sqrt": 1 minus the square root of the part that has passed (default: "linear")
+---   steps: number of steps until the last factor, warmup and decay included; warmup: steps in which the factor rises
+---   linearly (default: 0); decay: number of steps in which it falls; min_factor: the last factor (default: 0); shape:
+---   form of the decay; "sqrt": 1 minus the square root of the part of the decay that has passed (default: "linear")
 ---@return LRScheduler
 function M.wsd(optimizer, given)
   local o = options("wsd", given, { steps = some_steps, warmup = opts.option(count, 0), decay = some_steps,

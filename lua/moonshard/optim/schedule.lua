@@ -86,7 +86,8 @@ M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Sch
 ---@param kind string  the function's name
 ---@param optimizer Optimizer
 ---@param fields table  lr_at(self, step, k): the learning rate of group k; each(self, group, step, k): called afterwards
----   for what else the schedule sets; remembers: names of number fields that belong to the state; others of its own
+---   for what else the schedule sets; remembers: names of number fields that belong to the state; other fields are the
+---   schedule's own
 ---@return LRScheduler
 function M.new(kind, optimizer, fields)
   opts.need(type(optimizer) == "table" and type(optimizer.param_groups) == "table", optimizer, "an optimizer",

@@ -24,7 +24,7 @@ end
 ---@field buffer_dtype string?  dtype of floating buffers
 ---@field keep_low_precision_grads boolean  leaves gradients in reduce_dtype
 ---@field cast_forward_inputs boolean  casts floating point inputs to param_dtype
----@field cast_root_forward_inputs boolean  the same for the root's inputs
+---@field cast_root_forward_inputs boolean  casts floating point inputs of the root to param_dtype
 ---@field module_classes_to_ignore table[]  modules of these classes are wrapped separately, in full precision
 local Precision = { __name = "MixedPrecision" }
 Precision.__index = Precision

@@ -81,7 +81,7 @@ local function with_negatives(words)
   return out
 end
 
-local WIDTH, COLUMN = 110, 28           -- of --help, and where its descriptions begin
+local WIDTH, COLUMN = 110, 28           -- the width of --help, and the column at which descriptions begin
 
 -- The text of --help. scripts/support/usage.lua reads it for completion and the manual page.
 local function help(about, options)

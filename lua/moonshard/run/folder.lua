@@ -232,7 +232,7 @@ function M.continue(path, step, config, facts)
   sessions[#sessions + 1] = session
   config.sessions = sessions
   assert(replace(path .. "/config.json", config_text(config)))
-  for name in lfs.dir(path) do                          -- checkpoints of the steps that are repeated
+  for name in lfs.dir(path) do                          -- rename checkpoints of steps that will be repeated
     if name:find "^report%.html%.%d+%.tmp$" then os.remove(path .. "/" .. name) end      -- left by a process that was killed
     local later = tonumber(name:match "^step%-(%d+)%.safetensors$")
     if later and later > step then

@@ -216,8 +216,8 @@ end
 
 --- Runs fn(...), usually one training step, and records where its time went on every rank: forward, backward, optimizer
 --- and communication that the script waited for; by layer, and by unit of sharding. Collective. Recording makes a step
---- slower by some percent, so profile single steps, after the first ones: they allocate and tune. On device cuda an
---- operator takes as long as its launch.
+--- slower by some percent, so profile single steps, after the first ones: they allocate and tune. The time of an
+--- operator on a GPU is the time of its launch.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
@@ -248,7 +248,7 @@ local CONFUSION = { "step", "kind", "name", "labels", "counts" }
 --- class t was predicted as class p.
 ---@param name string  name of the series; letters, digits and _ . - /
 ---@param targets Tensor|integer[]  the classes, from 0
----@param predictions Tensor|integer[]  the predicted classes, as many
+---@param predictions Tensor|integer[]  the predicted classes, as many as targets
 ---@param given? {labels: string[]}  labels: names of the classes
 ---@return integer[][]? counts
 function Run:confusion(name, targets, predictions, given)

@@ -13,7 +13,7 @@ local M = {}
 
 local PAGE = debug.getinfo(1, "S").source:match "^@(.*)%.lua$" .. ".html"
 local IMAGES = 32                                       -- the page contains at most this many images, the latest
-local METRICS, MEDIA = 32 * 2 ^ 20, 8 * 2 ^ 20          -- and about this many bytes of lines
+local METRICS, MEDIA = 32 * 2 ^ 20, 8 * 2 ^ 20          -- and about this many bytes of each JSONL file
 
 local function read(path)
   local file = regular.open(path, "rb")
@@ -24,8 +24,8 @@ end
 
 local function size_of(path) return lfs.attributes(path, "size") or 0 end
 
--- The lines of metrics.jsonl. If they are too many, every k-th one, and those that repeat the step of the line before:
--- a script logs its validation loss so, at few steps. Returns k, too.
+-- The lines of metrics.jsonl. If there are too many, every k-th line, and every line with the step of the line before,
+-- because scripts log the validation loss in such lines. Returns k, too.
 local function metrics_of(path)
   local name = path .. "/metrics.jsonl"
   local every = math.ceil(size_of(name) / METRICS)
@@ -40,7 +40,7 @@ local function metrics_of(path)
   return table.concat(list, "\n"), every
 end
 
--- The lines of media.jsonl; of a long file, its end.
+-- The lines of media.jsonl; only the last ones if the file is long.
 local function media_of(path)
   local file = regular.open(path .. "/media.jsonl", "rb")
   if not file then return "" end

@@ -191,7 +191,7 @@ local Instance = tensor.subclass "Tensor"
 local methods = Instance.methods
 local own_getters, own_setters = {}, {}
 
--- Fields are searched in `more`, then in own_getters, then in those of plain tensors.
+-- Fields are searched in `more`, then in own_getters, then in the getters of plain tensors.
 local function install(cls, own_methods, more)
   tensor.install(cls, own_methods, more and setmetatable(more, { __index = own_getters }) or own_getters, own_setters)
 end

@@ -199,8 +199,8 @@ local function spaced(who, first, last, steps, given, of)
 end
 
 --- Numbers at equal distances.
----@param first number  the first one
----@param last number  the last one
+---@param first number  the first number
+---@param last number  the last number
 ---@param steps integer  how many numbers
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  [steps]
@@ -209,10 +209,10 @@ function M.linspace(first, last, steps, given)
 end
 
 --- Powers of a base with exponents at equal distances.
----@param first number  exponent of the first one
----@param last number  exponent of the last one
+---@param first number  exponent of the first power
+---@param last number  exponent of the last power
 ---@param steps integer  how many numbers
----@param given? { base: number, dtype: string, device: string, requires_grad: boolean }  base: of the powers (default: 10)
+---@param given? { base: number, dtype: string, device: string, requires_grad: boolean }  base: base of the powers (default: 10)
 ---@return Tensor  [steps]
 function M.logspace(first, last, steps, given)
   local o = opts("logspace", given, { base = 10, dtype = opts.string, device = opts.string, requires_grad = opts.boolean })
@@ -346,7 +346,7 @@ end
 --- in use. Nothing is copied.
 ---@param pointer ffi.cdata*  elements row by row in the CPU's memory
 ---@param sizes integer|integer[]  a number, or a list; {} is a single value
----@param given? { dtype: string }  dtype: of the elements (default: "float32")
+---@param given? { dtype: string }  dtype: dtype of the elements (default: "float32")
 ---@return Tensor
 function M.from_pointer(pointer, sizes, given)
   opts.need(type(pointer) == "cdata" or type(pointer) == "userdata" or pointer == nil, pointer, "a pointer of the FFI",

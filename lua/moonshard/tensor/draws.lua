@@ -122,7 +122,7 @@ local function check_probability(who, p)
 end
 
 --- Random zeros and ones: each element is 1 with a probability that t or p gives. No gradient.
----@param p? number  the probability of every element (default: t's elements, from 0 to 1, are the probabilities)
+---@param p? number|Tensor  the probability of 1; a tensor broadcasts to t's shape (default: t's elements)
 ---@return Tensor  of t's shape and dtype
 function methods.bernoulli(t, p)
   id_of(t, "bernoulli")
@@ -212,7 +212,7 @@ end
 
 --- The numbers from 0 to n - 1 in random order.
 ---@param n integer  how many, from 0
----@param given? { dtype: string, device: string }  dtype: of the result (default: int64)
+---@param given? { dtype: string, device: string }  dtype: dtype of the result (default: int64)
 ---@return Tensor  [n]
 function M.randperm(n, given)
   opts.expect(n, opts.whole_from(0), "randperm: argument")

@@ -171,8 +171,8 @@ local LARGEST = { float32 = (2 - 2 ^ -23) * 2 ^ 127, float64 = (2 - 2 ^ -52) * 2
   bfloat16 = (2 - 2 ^ -7) * 2 ^ 127 }
 --- Replaces nan and infinities, element by element; other elements and integer tensors stay.
 ---@param given? { nan: number, posinf: number, neginf: number }
----   nan: for nan (default: 0); posinf: for infinity (default: the dtype's largest number); neginf: for -infinity
----   (default: the dtype's lowest number)
+---   nan: replaces nan (default: 0); posinf: replaces infinity (default: the dtype's largest number); neginf: replaces
+---   -infinity (default: the dtype's lowest number)
 ---@return Tensor
 function methods.nan_to_num(t, given)
   local o = opts("nan_to_num", given, { nan = 0, posinf = opts.number, neginf = opts.number })
@@ -185,8 +185,8 @@ function methods.nan_to_num(t, given)
 end
 --- nan_to_num in place.
 ---@param given? { nan: number, posinf: number, neginf: number }
----   nan: for nan (default: 0); posinf: for infinity (default: the dtype's largest number); neginf: for -infinity
----   (default: the dtype's lowest number)
+---   nan: replaces nan (default: 0); posinf: replaces infinity (default: the dtype's largest number); neginf: replaces
+---   -infinity (default: the dtype's lowest number)
 ---@return Tensor self
 function methods.nan_to_num_(t, given) return methods.copy_(t, methods.nan_to_num(t, given)) end
 

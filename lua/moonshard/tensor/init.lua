@@ -34,8 +34,8 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 -- The error "released with its scope" names the line that made the tensor, if that line was recorded. Finding a line
 -- takes microseconds, makes kilobytes of garbage and ends JIT traces, so the number of recorded lines is limited: those
 -- of the first 512 tensors, 256 more after each such error, and 16 whenever a script opens a scope or begins a loop, up
--- to another 512 and while this takes less than 3 % of the time. MOONSHARD_DEBUG=info or detail removes the limit. `ticks`: number of tensors until the next call of
--- note; 0 while lines are recorded.
+-- to another 512 and while this takes less than 3 % of the time. MOONSHARD_DEBUG=info or detail removes the limit.
+-- `ticks`: number of tensors until the next call of note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
 local sites_always, history = false, false

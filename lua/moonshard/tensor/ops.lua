@@ -61,7 +61,7 @@ end
 
 function Tensor.__mod(a, b) return methods.remainder(a, b) end
 
--- An operand of `..`: of a tensor, which must have one element, the text of its number.
+-- Converts an operand of `..`: a tensor, which must have one element, becomes the text of its number.
 local function joined(x)
   if not is_tensor(x) then return x end
   if x:numel() ~= 1 then
@@ -101,7 +101,7 @@ local function add_scaled(number, who, sign, t, u, alpha)
   return wrap(scaled(number, who, t, u, alpha))
 end
 
--- The same in place.
+-- Adds sign * alpha * u to t in place.
 local function add_in_place(number, who, sign, t, u, given)
   local alpha = given == nil and 1 or alpha_of(who, given)
   if type(u) == "number" then

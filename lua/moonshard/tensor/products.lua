@@ -209,7 +209,7 @@ end
 
 -- ---- einsum ---------------------------------------------------------------------------------------
 
--- One label a dimension: letters, and for "..." numbers that count dimensions from the end.
+-- One label for each dimension: letters, and for "..." numbers that count dimensions from the end.
 local function labels_of(text, ndim, k)
   local list = {}
   local letters = text:gsub("%.%.%.", "")

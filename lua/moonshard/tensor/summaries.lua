@@ -185,7 +185,8 @@ end
 --- Counts how often each number from 0 occurs, or adds weights. No gradient. Errors: negative numbers, other than 1
 --- dimension, a dtype other than int64 and int32.
 ---@param given? { weights: Tensor, minlength: integer }
----   weights: of t's shape, added in place of 1; minlength: lowest size of the result (default: 0)
+---   weights: a tensor of t's shape, whose elements are added in place of 1; minlength: lowest size of the result
+---   (default: 0)
 ---@return Tensor  [largest number + 1 or minlength], int64 or of weights' dtype
 function methods.bincount(t, given)
   local o = opts("bincount", given, { weights = a_tensor, minlength = opts.option(opts.whole_from(0), 0) })

@@ -110,8 +110,8 @@ local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
 --- The share of correct predictions. `update(scores, ids)`: scores [N, C, ...] or classes of ids' shape; ids int64
 --- [N, ...], from 0. top_k: a prediction is correct if its class is among the k highest scores [N, C].
 ---@param given? { top_k: integer, ignore_index: integer, group: Group }
----   top_k: see above (default: 1); ignore_index: class that does not count (default: -100); group: whose ranks have
----   the data (default: the world)
+---   top_k: number of highest scores among which the class must be (default: 1); ignore_index: class that does not
+---   count (default: -100); group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.Accuracy(given) return accuracy(given) end
 
@@ -144,7 +144,7 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, functio
 --- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
 --- `update(scores, ids)` as for Accuracy.
 ---@param given { classes: integer, group: Group }
----   classes: number of classes; group: whose ranks have the data (default: the world)
+---   classes: number of classes; group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.ConfusionMatrix(given) return confusionMatrix(given) end
 
@@ -189,20 +189,20 @@ local precision = averaged("Precision", "precision")
 --- mean over classes, "weighted" the mean weighted by their members, "micro" the share of all predictions, "none" a
 --- number for each class.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: number of classes; average: see above (default: "macro"); group: whose ranks have the data (default: the
----   world)
+---   classes: number of classes; average: how the values of the classes are combined (default: "macro"); group: the
+---   ranks that have the data (default: the world)
 ---@return Metric
 function M.Precision(given) return precision(given) end
 local recall = averaged("Recall", "recall")
 --- The share of a class's members that were predicted as the class. Arguments as for Precision.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: number of classes; average: as for Precision; group: whose ranks have the data (default: the world)
+---   classes: number of classes; average: as for Precision; group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.Recall(given) return recall(given) end
 local f1 = averaged("F1", "f1")
 --- The harmonic mean of precision and recall. Arguments as for Precision.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
----   classes: number of classes; average: as for Precision; group: whose ranks have the data (default: the world)
+---   classes: number of classes; average: as for Precision; group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.F1(given) return f1(given) end
 
@@ -218,7 +218,7 @@ end, function(_, sums) return sums[1] / sums[2] end)
 --- The mean of numbers. `update(value, weight)`: a number or a tensor, all elements of which count; weight of each
 --- (default: 1).
 ---@param given? { group: Group }
----   group: whose ranks have the data (default: the world)
+---   group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.Mean(given) return mean(given) end
 
@@ -230,7 +230,7 @@ local perplexity = define("Perplexity", {}, function() return 2 end, function(_,
 end, function(_, sums) return math.exp(sums[1] / sums[2]) end)
 --- e to the mean loss of a token. `update(loss, tokens)`: the mean loss of a batch in nats, and its number of tokens.
 ---@param given? { group: Group }
----   group: whose ranks have the data (default: the world)
+---   group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.Perplexity(given) return perplexity(given) end
 
@@ -250,7 +250,7 @@ end)
 --- The coefficient of determination: 1 - (squared errors) / (squared deviations from the mean). `update(predictions,
 --- targets)`: tensors of one shape.
 ---@param given? { group: Group }
----   group: whose ranks have the data (default: the world)
+---   group: the ranks that have the data (default: the world)
 ---@return Metric
 function M.R2(given) return r2(given) end
 

@@ -96,7 +96,8 @@ function DDP:init(m, given)
   local policy, as_they_are = low_precision.check(o.mixed_precision), {}
   local ignored = {}
   for _, name in ipairs(m._ddp_params_and_buffers_to_ignore or {}) do ignored[name] = true end
-  -- Sparse gradients are not stored in the engine's leaves: they are only complete at the end of backward.
+  -- Parameters with sparse gradients are reduced at the end of backward: such gradients are not stored in the engine's
+  -- leaves and are complete only then.
   local late = {}
   for _, sub in ipairs(m:modules()) do
     if sub:isa(Embedding) and sub.sparse then late[sub.weight] = true end

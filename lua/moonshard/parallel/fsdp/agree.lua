@@ -55,7 +55,7 @@ function M.groups_of(m, x)
     end
   end
   if seen[dist.default_group()] then return { dist.default_group() } end
-  -- The groups are the two dimensions of a mesh over the whole world.
+  -- Two groups whose sizes multiply to the world's are the two dimensions of a mesh over all ranks.
   if #list == 2 and dist.world_size(list[1]) * dist.world_size(list[2]) == dist.world_size() then
     return { dist.default_group() }
   end

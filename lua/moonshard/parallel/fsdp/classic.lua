@@ -135,7 +135,7 @@ local function engine_unit(self, o, placed, params, names, on)
   options.keep_low_precision_grads = precision.keep_low_precision_grads and 1 or 0
   options.reshard_after_forward = groups.RESHARDS[placed.strategy] and -1 or 0
   options.param_dtype = number_of(precision.param_dtype)
-  options.reduce_dtype = number_of(precision.reduce_dtype)     -- default: param_dtype, as of gradients
+  options.reduce_dtype = number_of(precision.reduce_dtype)     -- default: param_dtype, the dtype of the gradients
   options.output_dtype = -1
   options.device = #params > 0 and dtypes.device(params[1].device, "FSDP") or -1
   options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0

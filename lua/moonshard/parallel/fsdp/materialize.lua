@@ -154,7 +154,7 @@ function M.move(modules, device, given)
   end)
 end
 
-local BUCKET = 250 * 2 ^ 20             -- a broadcast ends with the tensor with which it reaches this size in bytes
+local BUCKET = 250 * 2 ^ 20             -- bytes: tensors are collected for one broadcast until this size is reached
 
 local function broadcast(dist, list, source, group)
   no_grad(function()

@@ -194,7 +194,8 @@ in_place("zero_", always)
 in_place("fill_", number_first)
 for _, name in ipairs { "add_", "sub_", "mul_", "div_" } do in_place(name, number_first) end
 
--- Whether both are sharded in the same way: over the same ranks and with equal whole shapes.
+-- Whether both are sharded in the same way: over equally many ranks, along the same dimension, with the same part on
+-- this rank.
 local function alike(t, u)
   if not M.is_sharded(u) then return false end
   local a = shard_info(t)

@@ -196,7 +196,7 @@ function M.luajit(line)
   if not jit.status() then
     line("slow", "LuaJIT", text .. "; its compiler is off", "remove -joff or jit.off() from the command and script")
   elseif seconds > 0.5 * slowly then                    -- compiled: about a tenth
-    line("slow", "LuaJIT", text .. ": it is not compiled",
+    line("slow", "LuaJIT", text .. ": the loop is not compiled",
       "a security policy may forbid memory that is written and executed (SELinux: execmem)")
   else
     line("good", "LuaJIT", text)

@@ -138,7 +138,7 @@ local function values(ok, ...)
   return true
 end
 
--- Ctrl-C may also arrive between two statements of this file.
+-- Called by pcall, because Ctrl-C may also arrive between two statements of this file, outside of xpcall.
 local function protected(chunk) return values(xpcall(chunk, report)) end
 
 -- Closes scopes and aborts backwards that an error or break left open, and ignores a Ctrl-C that came too late.
