@@ -30,7 +30,7 @@ describe("an error", function()
   end)
 
   it("has no position if Lua knows no line", function()
-    assert.are.equal("zeros: size -1 is negative", message(ms.zeros, -1))
+    assert.are.equal("zeros: size is -1, expected a whole number from 0", message(ms.zeros, -1))
   end)
 
   it("of the block passes with-blocks unchanged", function()

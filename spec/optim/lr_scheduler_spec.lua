@@ -108,7 +108,7 @@ describe("lr_scheduler", function()
     local opt, other = sgd(), sgd()
     local plain = optim.SGD({ nn.Parameter(ms.zeros(1)) }, { lr = 1 })
     for _, case in ipairs {
-      { "one_cycle", opt, { max_lr = 1 }, "expected total_steps, or epochs and steps_per_epoch" },
+      { "one_cycle", opt, { max_lr = 1 }, "expected a number, or options epochs and steps_per_epoch" },
       { "one_cycle", plain, { max_lr = 1, total_steps = 5 }, "group 1 has no momentum to cycle" },
       { "cyclic", plain, { base_lr = 0.1, max_lr = 1 }, "group 1 has no momentum to cycle" },
       { "wsd", opt, { steps = 5, decay = 4, warmup = 2 }, "expected at most option 'steps', 5, together" },

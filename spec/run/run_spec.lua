@@ -440,8 +440,8 @@ describe("a run", function()
     end
     local warnings = ms.catch_warnings(function() run:log { loss = 2 } end)
     assert.are.equal(2, #warnings)
-    assert.matches("run: metrics.csv of '.*sinks' ends: No space left on device", warnings[1])
-    assert.matches("run: the event file '.*' ends: No space left on device", warnings[2])
+    assert.matches("run: metrics.csv of '.*sinks' is no longer written: No space left on device", warnings[1])
+    assert.matches("run: the event file '.*' is no longer written: No space left on device", warnings[2])
     run:log { loss = 3, other = 1 }
     run:finish()
     assert.are.equal(3, #ms.run.metrics(path "sinks"))

@@ -457,7 +457,7 @@ describe("refused with the reason:", function()
     { "a number for a pointer", function() ms.from_pointer(5, { 2 }) end,
     "from_pointer: argument 1 is a number %(5%), expected a pointer" },
     { "no pointer", function() ms.from_pointer(nil, { 2 }) end, "pointer is NULL" },
-    { "a size below 0 of memory", function() ms.from_pointer(ffi.new "float[4]", { -2 }) end, "size %-2 is negative" },
+    { "a size below 0 of memory", function() ms.from_pointer(ffi.new "float[4]", { -2 }) end, "size is %-2, expected a whole number from 0" },
     { "no function on a device", function() ms.with_device "meta" end,
     "with_device: argument 2 is nil, expected a function" },
     { "a device that is none", function() ms.with_device("gpu", print) end, "unknown device 'gpu'" },

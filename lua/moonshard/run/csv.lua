@@ -64,12 +64,12 @@ local function write_all(self, path)
   return nil, err
 end
 
--- Ends the file, for example because the disk is full. The run goes on without it, and writes the whole file again when
--- it is resumed.
+-- Stops writing the file, for example because the disk is full. The run goes on without it; a resumed run writes the
+-- whole file again.
 local function give_up(self, err)
   if self.file then self.file:close() end
   self.file = nil
-  log.warn_once(("run: metrics.csv of '%s' ends: %s"):format(self.folder, err))
+  log.warn_once(("run: metrics.csv of '%s' is no longer written: %s"):format(self.folder, err))
 end
 
 -- Writes the whole file, and keeps it open for more rows.

@@ -97,13 +97,14 @@ end
 
 local INTERVAL = 1                                      -- seconds between writes to the disk
 
--- Ends the file, for example because the disk is full: a record of which a part is missing would end it for readers.
+-- Stops writing the file if a record was written only in part, for example because the disk is full: readers cannot
+-- read beyond such a record.
 local function flush(self)
   local ok, err, lost = self.buffer:write(self.file)
   if lost then
     self.file:close()
     self.file = nil
-    log.warn_once(("run: the event file '%s' ends: %s"):format(self.path, err))
+    log.warn_once(("run: the event file '%s' is no longer written: %s"):format(self.path, err))
   end
   return ok
 end

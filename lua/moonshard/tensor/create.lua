@@ -20,7 +20,7 @@ local OPTIONS = { dtype = opts.string, device = opts.string, requires_grad = opt
 
 local function whole_size(v, who)
   opts.expect(v, opts.whole, "%s: size", who)
-  if v < 0 then errors.raise("%s: size %d is negative", who, v) end
+  if v < 0 then errors.raise("%s: size is %d, expected a whole number from 0", who, v) end
   if v >= 2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: size", who) end
   return v
 end

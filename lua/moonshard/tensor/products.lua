@@ -247,7 +247,7 @@ local function without_repeats(operand)
     local first = place_of(labels, labels[k])
     if first < k then
       if t.shape[first] ~= t.shape[k] then
-        errors.raise("einsum: label '%s' has sizes %d and %d", labels[k], t.shape[first], t.shape[k])
+        errors.raise("einsum: label '%s' has sizes %d and %d, expected equal sizes", labels[k], t.shape[first], t.shape[k])
       end
       t = methods.diagonal(t, 0, first, k)
       labels[#labels + 1] = labels[k]
@@ -362,7 +362,7 @@ local function check_sizes(operands)
     for k, label in ipairs(operand.labels) do
       local size = operand.t.shape[k]
       if sizes[label] and sizes[label] ~= size and sizes[label] ~= 1 and size ~= 1 then
-        errors.raise("einsum: label '%s' has sizes %d and %d", label, sizes[label], size)
+        errors.raise("einsum: label '%s' has sizes %d and %d, expected equal sizes", label, sizes[label], size)
       end
       if not sizes[label] or sizes[label] == 1 then sizes[label] = size end
     end

@@ -233,7 +233,7 @@ function methods.split(t, size, d)
     local sum = 0
     count = #size
     for k = 1, count do
-      if whole(size[k], "split", "size") < 0 then errors.raise("split: size %d is negative", size[k]) end
+      if whole(size[k], "split", "size") < 0 then errors.raise("split: size %d is %d, expected a whole number from 0", k, size[k]) end
       sum = sum + size[k]
     end
     if sum ~= total then
@@ -241,7 +241,7 @@ function methods.split(t, size, d)
         tostring(setmetatable({ unpack(size) }, tensor.Shape)), sum, d or 1, total)
     end
   else
-    if whole(size, "split", "size") <= 0 then errors.raise("split: size %d is not positive", size) end
+    if whole(size, "split", "size") <= 0 then errors.raise("split: size is %d, expected a whole number from 1", size) end
     count = math.max(math.ceil(total / size), 1)
   end
   local out = new_table(count, 0)

@@ -250,7 +250,7 @@ end
 
 local function check_path(path)
   if type(path) ~= "string" or path == "" then opts.wrong(path, "a path", "export_chrome_trace: argument 1") end
-  if path:find("%z") then raise("export_chrome_trace: the path %s has a zero byte in it", ("%q"):format(path)) end
+  if path:find("%z") then raise("export_chrome_trace: the path %s contains a zero byte", ("%q"):format(path)) end
 end
 
 local function save(self, path, key)

@@ -41,7 +41,7 @@ function M.gradcheck(fn, inputs, given)
     local weights
     local function total()
       local list = outputs(fn, inputs)
-      if #list == 0 then errors.raise "gradcheck: the function returned no floating point tensor" end
+      if #list == 0 then errors.raise "gradcheck: the function returned no floating point tensor, expected at least one" end
       weights = weights or (function()
         local w = {}
         for k, out in ipairs(list) do w[k] = create.rand(out.shape, { dtype = "float64" }):to(out.device) + 0.5 end

@@ -82,7 +82,7 @@ function M.threads(line)
     line("slow", "threads", text, ("unset %s, which is %s"):format(set, os.getenv(set)))
   elseif allowed and online and allowed < online then
     line("slow", "threads", ("%s; this process is bound to %d of the machine's %d cores"):format(text, allowed, online),
-      "start it without taskset; with mpirun, add --bind-to none")
+      "start this process without taskset; with mpirun, add --bind-to none")
   else
     line("good", "threads", text)
   end
