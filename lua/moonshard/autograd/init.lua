@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Autograd: backward advances the engine's run (ms_run) and answers its events, such as calls of hooks. Functions with
---- their own backward and checkpoints are in autograd/function.lua.
+--- Autograd: backward, ms.grad, hooks, and whether operations record a graph. backward advances the engine's run
+--- (ms_run) and answers its events, such as calls of hooks. Functions with their own backward and checkpoints are in
+--- autograd/function.lua.
 local capture = require "moonshard.autograd.capture"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"

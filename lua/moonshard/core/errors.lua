@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Raises errors at the user's line: the line of the first stack frame outside lua/moonshard. If Lua does not know that
---- line, as for `pcall(f, x)` with a function of the library, the message has none.
+--- Raises errors, and writes the parts that their messages share: values, and similar names. An error is raised at the
+--- user's line: the line of the first stack frame outside lua/moonshard. If Lua does not know that line, as for
+--- `pcall(f, x)` with a function of the library, the message has none.
 local engine = require "moonshard.core.ffi"
 local lib, string_of = engine.lib, engine.ffi.string
 

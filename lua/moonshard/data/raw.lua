@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- What the readers of files share: whole files as text, tensors of bytes, and libraries that are loaded on first use.
+--- What the readers and writers of files share: whole files as text, tensors of bytes, and libraries that are loaded on
+--- first use.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names})`. The format is safetensors,
---- which other programs can read, too. A save either writes the complete file to disk or changes nothing. A load checks
---- the whole header before it uses the file, and verifies the checksums in it (runtime/io/read.c).
+--- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names, verify})`. The format is
+--- safetensors, which other programs can read, too. A save either writes the complete file to disk or changes nothing.
+--- A load checks the whole header before it uses the file, and verifies the checksums in it (runtime/io/read.c).
 local engine = require "moonshard.core.ffi"
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The activations of nn.F that have parameters.
+--- The activations of nn.F that have arguments or are made of others.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"

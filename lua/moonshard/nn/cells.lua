@@ -47,7 +47,7 @@ function M.reset(m)
   for _, p in ipairs(m:parameters { recurse = false }) do init.uniform_(p, -bound, bound) end
 end
 
---- Makes the four parameters of one step, whose names end in suffix.
+--- Makes the parameters of one step, whose names end in suffix: two weights and, with o.bias, two biases.
 ---@param m Module  gets the parameters
 ---@param kind string  a key of M.gates
 ---@param size_in integer  features of the input

@@ -25,7 +25,7 @@ function F.linear(x, w, b) return ops.linear(x, w, b) end
 
 -- The activations: relu, silu and the other rows of kernels/rows/elementwise.def with the flag ACTIVATION.
 for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = fn end
--- Activations with parameters.
+-- Activations that have arguments or are made of others.
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
 -- Layers that are made of other operators.
 for _, file in ipairs { "layer_functions", "embedding_functions" } do

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Losses as modules: functions of nn.F whose options are fixed in the constructor.
+--- Losses and distances as modules: functions of nn.F whose options are fixed in the constructor.
 local tensor = require "moonshard.tensor"
 local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The losses of nn.F that are made of other operators, and the distances that they use. Each runs in a scope, which
+--- The losses of nn.F that are made of other operators; one_hot, normalize and distances. Each runs in a scope, which
 --- releases its intermediate results.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"

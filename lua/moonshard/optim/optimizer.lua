@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- The optimizers of the engine. One passes each of its groups (`param_groups`: leaves and their options, which scripts
---- may change between steps) to the engine as one list. The formulas, and the names, defaults and limits of options,
---- are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first step; for a sharded
---- parameter it covers only this rank's part.
+--- The optimizers of the engine's table. An optimizer passes each of its groups (`param_groups`: leaves and their
+--- options, which scripts may change between steps) to the engine as one list. The formulas, and the names, defaults
+--- and limits of options, are rows of the engine's table (kernels/formulas/optim). State is made at a leaf's first
+--- step; for a sharded parameter it covers only this rank's part.
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
@@ -158,7 +158,7 @@ local function construct(self, params, given, spec)
   end
 end
 
---- Fills a new optimizer. spec: its options, as opts takes them.
+--- Initialises a new optimizer. spec: its options, as opts takes them.
 Optimizer._construct = construct
 
 --- Adds a group. Errors: a parameter that belongs to another group or is not a leaf.
@@ -455,10 +455,10 @@ end
 --- The shape of a parameter's state, as text. part: this rank's part of the parameter.
 function Optimizer._state_shape(_, _, part) return tostring(part.shape) end
 
---- Drops the state of a group, which another one is loaded into.
+--- Drops the state of a group, before a saved state is loaded.
 function Optimizer:_forget(index, group) self._compiled[index] = compile(self, group) end
 
---- Takes a copy of a state for parameter k of a group.
+--- Copies the saved state `entry` to parameter k of a group. part: this rank's part of the parameter.
 function Optimizer:_load_entry(index, k, entry, part)
   local c = self._compiled[index]
   local at, parts = c.first[k], tensor.flat { part }
@@ -514,7 +514,8 @@ function Optimizer:_prepare_load(sd)
             local shape = self:_state_shape(p, part, name, t)
             if tostring(t.shape) ~= shape then
               raise("%s: load_state_dict: %s of parameter %d has shape %s, but %s", who, name, k, tostring(t.shape),
-                shape == tostring(part.shape) and "the parameter has shape " .. shape or "expected is " .. shape)
+                shape == tostring(part.shape) and "the parameter has shape " .. shape
+                  or "its shape should be " .. shape)
             end
           end
         end
@@ -562,7 +563,8 @@ function Optimizer:__tostring()
     tostring(self.param_groups[1].lr))
 end
 
---- Checks a group's options. later: after construction. into: the engine's struct, which takes them, or nil.
+--- Checks a group's options. later: called after construction. into: the engine's struct that gets the options; nil:
+--- none.
 function Optimizer:_check(group, later, into) rows.check(self._row, group, later, into) end
 
 -- ---- classes ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ function Axis:place(v)
   return (v / 2 - self.low / 2) / (self.high / 2 - self.low / 2)         -- the difference of huge values is infinite
 end
 
-local LEAST, MOST = 1e-290, 1.7e308                     -- of ranges and values: ticks need some room in a double
+local LEAST, MOST = 1e-290, 1.7e308                     -- the least range and the largest value that can have ticks
 
 -- An axis from the least to the greatest value. If these differ only by rounding, they count as equal.
 local function new(scale, low, high)

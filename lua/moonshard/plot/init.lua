@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- plot: plots of numbers, as SVG and as text for the terminal.
+--- plot: plots of numbers and of images, as SVG and as text for the terminal.
 local autograd = require "moonshard.autograd"
 local axes = require "moonshard.plot.axis"
 local errors = require "moonshard.core.errors"

@@ -5,7 +5,7 @@ local bit = require "bit"
 
 local M = {}
 
--- Texts of users are shown on one line; a terminal would obey control characters.
+-- Replaces control characters, which a terminal would obey, by spaces.
 local function clean(text) return (text:gsub("[%c\127]", " ")) end
 
 --- Whether the locale's characters are UTF-8.

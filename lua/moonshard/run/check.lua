@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Checks of what a script gives to a run: names, and options to record. They are made on every rank and before
---- anything is written, so that an error leaves no half a folder behind.
+--- Checks of what a script gives to a run: names, and options to record. Every rank makes them before anything is
+--- written, so that an error leaves no incomplete folder behind.
 local errors = require "moonshard.core.errors"
 local utf8 = require "moonshard.run.text".utf8
 
@@ -15,7 +15,9 @@ local EXPECTED = "a number, a string, a boolean, a list or a table with names"
 
 local function wrong(who, at, value) errors.raise("%s: %s is %s, expected %s", who, at, errors.kind(value), EXPECTED) end
 
--- A list has the keys 1 to n, another table names. Either may contain the other, but not itself.
+-- Raises unless value can be written as JSON. A list has the keys 1 to n, any other table has names as keys; both may
+-- contain lists and tables, but not themselves. at: where value is, for messages; above: the tables that contain it, as
+-- keys.
 local function check(who, at, value, above)
   local kind = type(value)
   if kind == "number" or kind == "string" or kind == "boolean" then return end
@@ -24,10 +26,10 @@ local function check(who, at, value, above)
   above[value] = true
   local count, length = 0, #value
   for _ in pairs(value) do count = count + 1 end
-  for key, part in pairs(value) do                      -- any order: the first error of any is as good
+  for key, part in pairs(value) do                      -- in any order: the first error found is raised
     local in_list = length > 0 and type(key) == "number" and key % 1 == 0 and key >= 1 and key <= length
     if not in_list and (length > 0 or type(key) ~= "string") then
-      errors.raise("%s: %s has the key %s among %d, expected names only, or a list without holes", who, at,
+      errors.raise("%s: %s has the key %s among %d keys, expected names only, or a list without holes", who, at,
         errors.show(key), count)
     end
     check(who, in_list and ("%s[%d]"):format(at, key) or ("%s.%s"):format(at, key), part, above)
@@ -35,7 +37,7 @@ local function check(who, at, value, above)
   above[value] = nil
 end
 
---- Raises an error that names what in a table of options a JSON file cannot hold.
+--- Raises if a table of options contains what cannot be written as JSON; the error says where it is.
 ---@param who string  the function's name in messages
 ---@param config? table  options by name
 function M.config(who, config)

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Facts about the start of a run, for its config.json: versions, commit, host, ranks, devices, command, time.
+--- Facts about the start of a run, for its config.json: M.names lists them.
 local engine = require "moonshard.core.ffi"
 local generator = require "moonshard.tensor.random"
 local lib, string_of = engine.lib, engine.ffi.string

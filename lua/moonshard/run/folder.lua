@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The folder of one training run: `config.json`, `metrics.jsonl` (per line an object with numbers of a step),
---- `media.jsonl` (images, texts, counts), `step-N.safetensors` (checkpoints). Rank 0 writes these files.
+--- `media.jsonl` (images, texts, counts, profiles, warnings), `step-N.safetensors` (checkpoints). Rank 0 writes these
+--- files.
 ---
 --- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
 --- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which
@@ -23,7 +24,7 @@ local M = { json = json }
 ---@field path string  path of the folder
 ---@field note? string  why the folder is not in runs/
 ---@field texts? table<string, boolean>  names of the texts that a new run has written; nil: the run continues another
----@field taken? boolean  another run of this process continues it
+---@field taken? boolean  true: a later run of this process continues in this folder
 local Folder = {}
 Folder.__index = Folder
 
@@ -99,13 +100,13 @@ local function numbered(top, name)
   return nil, ("cannot make the folder '%s': %s"):format(path, err)
 end
 
--- The folders that this process records in, by their files' device and number.
+-- The folders in which this process records, by the device and inode of metrics.jsonl.
 local open_here = setmetatable({}, { __mode = "v" })
 
 local LOCK_EX, LOCK_NB, EAGAIN = 2, 4, 11
 
 -- Opens metrics.jsonl and locks it until it is closed or the process ends, so that no two processes record one run.
--- Started processes do not inherit the file ("e"). File systems without locks are used without.
+-- Child processes do not inherit the file (mode "e"). On a file system without locks, the file is not locked.
 local function open_metrics(self, mode)
   local path = self.path .. "/metrics.jsonl"
   local file, err = regular.open(path, mode .. "e")
@@ -154,7 +155,8 @@ function M.new(path, name, config)
     if not path then return nil, ("%s%s; give a folder as 'out'"):format(note, err_home and ", and " .. err_home or "") end
   end
   local self = setmetatable({ path = path, note = note, failed = {}, texts = {} }, Folder)
-  -- First metrics.jsonl, which makes the folder a run: one that is killed in between can be continued.
+  -- Opens metrics.jsonl first, because this file makes the folder a run: a run that is killed in between can be
+  -- continued.
   local ok, err = open_metrics(self, "wx")
   if not ok then return nil, err end
   ok, err = write(path .. "/config.json", config_text(config))

@@ -56,7 +56,7 @@ end
 ---@return true?
 ---@return string? err
 function M.write(path, template, parts)
-  -- The name is this process's own: a page may also be written by hand while the run writes it.
+  -- Each process has its own temporary file, because run.report may write a page while the run writes it, too.
   local temporary = ("%s.%d.tmp"):format(path, ffi.C.moonshard_page_self())
   local file, err = regular.create(path, temporary)
   if not file then return nil, err end

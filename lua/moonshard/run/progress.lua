@@ -80,7 +80,7 @@ local function bar(done, width)
   return ("#"):rep(full) .. ("."):rep(width - full)
 end
 
--- The beginning of a line: n characters, of which none is cut.
+-- The first n characters of a line of UTF-8.
 local function beginning(line, n)
   if not line:find "[\128-\255]" then return line:sub(1, n) end
   local count = 0

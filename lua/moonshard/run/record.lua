@@ -100,7 +100,7 @@ local fine = {}                                         -- names that were check
 local function check_value(name, value)
   if not check.is_name(name) then
     local shown = type(name) == "string" and ("%q"):format(name) or errors.show(name)
-    errors.raise("run:log: the name %s is not a text of UTF-8 without control characters", shown)
+    errors.raise("run:log: the name is %s, expected UTF-8 text without control characters, not empty", shown)
   end
   fine[name] = true
   if type(value) == "number" then return end

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Generates text with a language model, and counts how many of its words occur in the corpus.
+--- Generates text with a language model, counts how many of its words occur in the corpus, and makes texts safe to
+--- print.
 local create = require "moonshard.tensor.create"
 local no_grad = require "moonshard.autograd".no_grad
 local scope = require "moonshard.tensor.scope".scope

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Tensors: the class, its fields, lifetimes. Operations are in tensor/ops, tensor/shape and tensor/reduce; functions
---- that make tensors in tensor/create; printing in tensor/print.
+--- Tensors: the class, its fields, lifetimes. The other files of this folder add the rest: create.lua makes tensors,
+--- print.lua prints them, and ops.lua, shape.lua, reduce.lua and others have the operations.
 ---
 --- A tensor is `{ id = number }`; the engine assigns the id and checks it at every use. An unscoped tensor has an owner
 --- with a C finalizer; a tensor that belongs to a scope has no finalizer.
@@ -518,7 +518,7 @@ function methods.item(t)
   return v
 end
 
---- Returns all elements as doubles: buffer, count. Used by tolist and printing.
+--- Returns all elements as doubles: buffer, count.
 local function read(t)
   while t.id < 0 do t = inner(t)[1] end
   info_of(t)

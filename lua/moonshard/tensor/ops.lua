@@ -402,7 +402,7 @@ end
 
 --- The tensor on another device, in another dtype, or with device and dtype of another tensor; t itself if nothing
 --- changes. Errors: an unknown dtype or device; a device that does not exist.
----@param what string|Tensor|{ device: string, dtype: string }  a dtype, a device, a tensor whose dtype and device to take, or both by name
+---@param what string|Tensor|{ device: string, dtype: string }  name of a dtype, name of a device, a table with both names, or a tensor whose dtype and device to take
 ---@param and_dtype? string  a dtype, if the first argument is a device
 ---@return Tensor
 function methods.to(t, what, and_dtype)

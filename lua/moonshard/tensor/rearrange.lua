@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Rearrangements made of views, index_select, gather and cat: reversing, rotating, splitting, repeating, diagonals.
---- Those that need intermediate tensors run in a scope, which releases them.
+--- Rearrangements made of views, index_select, gather and cat: reversing, rolling, rotating, moving dimensions,
+--- splitting, joining, repeating, diagonals, grids. Those that need intermediate tensors run in a scope, which releases
+--- them.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Shapes: views, splitting, joining, indexing.
+--- Shapes: views, splitting, joining, repeating, triangles, indexing.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local create = require "moonshard.tensor.create"

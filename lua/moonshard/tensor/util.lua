@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Utilities: ordered pairs, deep copies, devices, memory.
+--- Utilities: ordered pairs, deep copies, devices, memory, threads, time.
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"

@@ -151,7 +151,7 @@ local function characters(text) return select(2, text:gsub("[^\128-\191]", "")) 
 
 local WIDEST = 40                                       -- characters of a cell
 
--- A value as one line of a table: without the control characters that a terminal obeys, and not too long.
+-- A value as the text of a cell: one line without control characters, at most WIDEST characters.
 local function cell_of(text)
   text = utf8(text):gsub("[%c\127]", " ")
   if characters(text) <= WIDEST then return text end

@@ -137,7 +137,7 @@ function M.place_of(p)
   return first + 1, sharded.Sharded.methods.to_local(p):numel()
 end
 
---- The unit of p, if p is a parameter or the flat parameter of an FSDP instance.
+--- The unit of p if p is a parameter or the flat parameter of an FSDP instance, else nil.
 function M.unit_of(p)
   local unit = tensor.is_tensor(p) and (rawget(p, "_unit") or rawget(p, "_flat"))
   return unit and unit.classic and unit or nil

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Functions that the checks of ms.doctor share: read files of the system, run commands, format numbers.
+--- Functions that the checks of ms.doctor share: read files of the system, run commands, measure times, format numbers.
 local engine = require "moonshard.core.ffi"
 local ffi = engine.ffi
 

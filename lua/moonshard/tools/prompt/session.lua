@@ -481,7 +481,7 @@ function Session:target(text)
   return tonumber(rank), rest
 end
 
---- Ends the ranks that are left and starts new ones.
+--- Ends the remaining ranks and starts new ones; says why if that is impossible.
 function Session:restart()
   if not self.command then return say "restart: these ranks were started by a launcher: leave, and enter its command again" end
   self:leave()
