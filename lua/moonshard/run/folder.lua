@@ -279,7 +279,8 @@ function Folder:metric(object, names)
   append(self, line, self.metrics)
 end
 
--- A file beside the metrics that cannot be written, for example because the disk is full, does not end the run.
+-- Returns ok. If it is false, warns once for each file `name`: files other than metrics.jsonl that cannot be written,
+-- for example because the disk is full, do not end the run.
 local function written(self, name, ok, err)
   if ok then return true end
   if not self.failed[name] then log.warn_once(("run: cannot write '%s' in '%s': %s"):format(name, self.path, err)) end
