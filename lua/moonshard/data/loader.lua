@@ -16,7 +16,7 @@ local workers = require "moonshard.data.workers"
 ---@class DataLoader
 ---@field dataset Dataset|IterableDataset  where items come from
 ---@field epochs integer  number of the current epoch, from 0
----@field done integer  batches of the current epoch that have been returned
+---@field done integer  number of batches of the current epoch that have been returned
 local DataLoader = class "DataLoader"
 
 local count = opts.whole_from(1)
