@@ -38,7 +38,7 @@ end
 
 local fill_at
 function fill_at(op, x, place, n_f, a, b, c, d)
-  -- for an instance of a tensor class, each inner tensor gets its own random numbers
+  -- For an instance of a tensor class, each inner tensor gets its own random numbers.
   if x.id < 0 then
     for _, part in ipairs(tensor.inner(x)) do fill_at(op, part, place, n_f, a, b, c, d) end
     return

@@ -46,7 +46,8 @@ local function members_of(p, name_of)
   return list
 end
 
--- Calls fn(position, parameter, members, group) for each parameter of the optimizer.
+-- Calls fn(position, parameter, members, group) for each parameter of the optimizer. Raises for a parameter that is not
+-- the model's.
 local function each_parameter(who, optim, name_of, fn)
   local position = 0
   for g, group in ipairs(optim.param_groups) do
@@ -69,9 +70,9 @@ local function signature(fields)
   return table.concat(parts, ", ")
 end
 
--- This rank's report to the others: the fields of each parameter's state (the dtype of a sharded field, the value of a
--- scalar), and the names of parameters that have no elements on this rank. group: the optimizer's group of each
--- parameter.
+-- This rank's report to the others: the type that it asks for (kind), the fields of each parameter's state (the dtype
+-- of a sharded field, the value of a scalar), and the names of parameters that have no elements on this rank. group:
+-- the optimizer's group of each parameter.
 local function describe(names, by_name, entries, kind, group)
   local reported = { type = kind, fields = {}, empty = {}, group = group }
   for _, name in ipairs(names) do
@@ -109,7 +110,8 @@ local function compare(groups, own, summaries)
   return { [me] = own }
 end
 
--- The state fields of each name that at least one rank has. Raises if a rank lacks a state or has a different one.
+-- The state fields of each name that at least one rank has. Raises if ranks ask for different types, or if a rank that
+-- has elements of a parameter lacks its state or has a different one.
 local function common_fields(names, by_name, reported)
   local ranks, types = {}, {}
   for rank, t in pairs(reported) do ranks[#ranks + 1], types[rank] = rank, t.type end
@@ -186,7 +188,7 @@ end
 --- instances with no_shard always give whole tensors.
 ---@param m table  the model whose parameters optim steps
 ---@param optim table  an optimizer of optim
----@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}  type: "full", "sharded" or "local"
+---@param given? {type: string, rank0_only: boolean, offload_to_cpu: boolean}  type: "full", "sharded" or "local"; offload_to_cpu: whole tensors are moved to the CPU
 function M.optim_state_dict(m, optim, given)
   local groups, o = agree.begin("optim_state_dict", m, given, { type = opts.one_of(state.TYPES, "full"),
     rank0_only = false, offload_to_cpu = false })
@@ -306,7 +308,8 @@ local function check_state(sd, by_name, whole_only)
   for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
 end
 
--- Describes rank 0's state to the other ranks: shapes and dtypes of tensors, and the values of all other fields.
+-- Describes rank 0's state dict to the other ranks: its groups, the shapes and dtypes of tensors, and the values of all
+-- other fields and of 0-dim tensors.
 local function state_to_send(sd)
   local reported = { param_groups = sd.param_groups, state = {} }
   for name, entry in pairs(sd.state) do

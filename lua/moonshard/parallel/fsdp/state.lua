@@ -31,7 +31,7 @@ end
 --- get an empty table); "sharded": sharded tensors; "local": this rank's rows. The last two share the model's storage.
 --- FSDP instances with no_shard always give whole tensors.
 ---@param m table  a model with sharded modules
----@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"
+---@param given? {type: string, offload_to_cpu: boolean, rank0_only: boolean}  type: "full", "sharded" or "local"; offload_to_cpu: tensors that are not sharded are moved to the CPU
 ---@return table<string, Tensor>
 function M.state_dict(m, given)
   local groups, o = agree.begin("state_dict", m, given, { type = opts.one_of(M.TYPES, "full"), offload_to_cpu = false,
