@@ -64,8 +64,9 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
--- Names, tensors and positions of everything to save, in the same order on every rank. Each object occurs once, under
--- its first name.
+-- Returns names, tensors and positions of everything to save, in the same order on every rank; each object occurs once,
+-- under its first name. Then a table from other names to the first one, the optimizer's numbers by parameter, and its
+-- groups.
 local function entries_of(m, optim)
   local list, seen, aliases = {}, {}, {}
   local names, values = m:_state()

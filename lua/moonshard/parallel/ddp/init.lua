@@ -38,9 +38,9 @@ local start_used_map, used_anywhere, GRAPH_CHANGED = reducer.start_used_map, red
 local raise, is_tensor, no_grad = errors.raise, tensor.is_tensor, autograd.no_grad
 local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type, ipairs, pcall, error, select
 
---- Wraps a module that every rank holds whole: all ranks start with rank 0's parameters, and backward computes the mean
---- of all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module. Errors: models that
---- differ between ranks.
+--- Wraps a module that every rank holds whole: all ranks start with rank 0's parameters and buffers, and backward
+--- computes the mean of all ranks' gradients (docs/semantics.md#ddp). Fields that DDP lacks are read from the module.
+--- Errors: models that differ between ranks.
 ---@class DDP: Module
 ---@field module Module  the wrapped module
 ---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
@@ -66,7 +66,7 @@ local OPTIONS = {
   mixed_precision = opts.any, delay_all_reduce_named_params = opts.table, param_to_hook_all_reduce = opts.any,
 }
 
--- Buffers that are broadcast from the first rank, whether they are persistent or not.
+-- The module's buffers that DDP broadcasts: persistent or not, without ignored ones.
 local function buffers_of(m, st)
   local list = {}
   for name, b in m:named_buffers() do
@@ -233,8 +233,8 @@ local function each_tensor(v, fn)
   return found
 end
 
--- Wrappers whose forward awaits a backward, as keys. If a backward fails before it reaches a parameter, its error is
--- published, because the peers wait in the reductions.
+-- Wrappers that have run a forward outside of no_sync, as keys. If a backward fails before it reaches a parameter of a
+-- wrapper whose forward awaits a backward, the error is published, because the peers wait in the reductions.
 local waiting = setmetatable({}, { __mode = "k" })
 local expects = false
 
@@ -249,8 +249,9 @@ local function expect(st)
   end, true)
 end
 
--- Enables the reduction after a forward outside of no_sync. Hooks on the outputs detect a backward that reaches no
--- parameter of this rank.
+-- Enables the reduction after a forward outside of no_sync. Where parameters may be unused, or have sparse gradients,
+-- hooks on the outputs detect a backward that reaches no parameter of this rank; if no output requires a gradient,
+-- unused parameters are reduced at once.
 local function prepare(st, ...)
   forget(st)
   st.armed = true

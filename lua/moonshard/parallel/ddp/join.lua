@@ -110,7 +110,7 @@ local function shadow_all(st)
   end
 end
 
--- Makes parameters, buffers and the static graph equal on all ranks at the end of a join.
+-- Makes buckets, parameters, buffers and the static graph equal on all ranks at the end of a join.
 local function settle(st, model)
   local ranks = dist.group_ranks(st.group)
   local last = st.join.last or ranks[#ranks]

@@ -37,7 +37,7 @@ State.__index = State
 ---   matrix_approximation_rank: columns of P and Q; start_powerSGD_iter: first iteration that compresses;
 ---   min_compression_rate: a matrix that shrinks less is sent whole; use_error_feedback: adds a rank's approximation
 ---   error to its next gradient; warm_start: starts from the last iteration's Q; orthogonalization_epsilon: added to
----   norms of columns, against division by 0; random_seed: seed of the first Q
+---   norms of columns, against division by 0; random_seed: seed of random Qs
 ---@return PowerSGDState
 function M.PowerSGDState(group, given)
   local o = opts("PowerSGDState", given, {

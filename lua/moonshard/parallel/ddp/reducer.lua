@@ -128,7 +128,7 @@ local function abandon(st)
   end
 end
 
--- Cleans up after a failed backward.
+-- After a failed backward: publishes the error to peers that wait for the reductions, and gives up the iteration.
 local function fail(st, message)
   if st.armed then tell(st, message) end
   abandon(st)
@@ -266,7 +266,7 @@ local function arrived(st, k)
   mark_ready(st, p)
 end
 
--- Called when the gradient of a delayed parameter has arrived.
+-- Called when the gradient of a delayed parameter, or of param_to_hook_all_reduce, has arrived.
 local function delayed_arrived(st, p)
   if not st.armed then return end
   finish_later(st)

@@ -79,7 +79,8 @@ local function number_of(dtype) return dtype and dtypes.number(dtype) or -1 end
 -- ---- parameters of an instance ------------------------------------------------------------------
 
 -- The parameters of m and of its descendants, except ignored ones and those of FSDP instances. Returns values and names
--- without duplicates, and every place that contains one of them: { module, field, parameter, name }.
+-- without duplicates, and every place that contains one of them: { module, field, parameter, name }. Raises for a
+-- parameter that an FSDP instance already has.
 local function managed(m, ignored_modules, ignored_params)
   local params, names, places, seen, visited = {}, {}, {}, {}, {}
   local function visit(sub, prefix)
