@@ -81,9 +81,8 @@ local function scaled(self, outputs)
 end
 
 --- Multiplies outputs by the scale; dtypes do not change.
----@generic T
----@param outputs Tensor|table  tables of tensors to any depth
----@return Tensor|table
+---@param outputs Tensor|table|function  tables of tensors to any depth; of an iterator, each value is scaled when it is read
+---@return Tensor|table|function
 function GradScaler:scale(outputs)
   if not self._enabled then return outputs end
   return scaled(self, outputs)
@@ -165,7 +164,8 @@ local function one_element(t, name)
   if not is_tensor(t) or t:numel() ~= 1 then raise("%s must be a 1-element tensor.", name) end
 end
 
--- Multiplies gradients on one device by `inverse`, and fills `found` with 1 if one of them is not finite.
+-- Multiplies gradients on one device by `inverse`, and fills `found` with 1 if one of them is not finite; with `stops`,
+-- the gradients after that one stay scaled.
 local function unscale_all(list, inverse, found, stops)
   local ids, copies = engine.ffi.new("ms_id[?]", #list), {}
   local flag = found.dtype == "float32" and found or found:to "float32"

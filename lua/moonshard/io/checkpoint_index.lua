@@ -275,8 +275,9 @@ local function is_hashed(path, file)
   return read_whole and hash == file.hash
 end
 
--- The files that a sealed index lists, by name, and their bytes. Nil if the folder is not a checkpoint of Moonshard;
--- with the reason if there is one to name. Does not check the rest of the index.
+-- The files that an index lists, by name, and their bytes. The index must have the right checksum or, in format 1, the
+-- right hash of every file. Nil if the folder is not a checkpoint of Moonshard; with the reason if there is one to
+-- name. Does not check the rest of the index.
 local function listed_in(path, at)
   local text, why = read(path, "save")
   if not text then return nil, why end
