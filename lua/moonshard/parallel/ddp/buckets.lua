@@ -79,7 +79,7 @@ function Bucket:reset()
   self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
 end
 
---- Copies p's gradient into the bucket, or zeros if p has no gradient.
+--- Copies the gradient of p, parameter k, into the bucket (a sparse one densely), or zeros if p has no gradient.
 function Bucket:take(k, p)
   local view, grad = self.gradients[k], p.grad
   if not grad then
@@ -91,8 +91,8 @@ function Bucket:take(k, p)
   end
 end
 
---- Stores the reduced gradient in p's grad, in p's dtype. as_view: the gradient shares the bucket's memory if both have
---- the same dtype.
+--- Stores the reduced gradient of p, parameter k, in p.grad, in p's dtype. as_view: the gradient shares the bucket's
+--- memory if both have the same dtype.
 function Bucket:give(k, as_view)
   local p, view = self.parameters[k], self.gradients[k]
   local grad = p.grad
@@ -126,7 +126,8 @@ function Bucket:launch(group, world, hook, state)
   end
 end
 
---- Waits for the reduction; afterwards `flat` contains the result.
+--- Waits for the reduction; afterwards `flat` contains the result. Raises if a hook's result is not a tensor of flat's
+--- size.
 function Bucket:finish(hook)
   local value = self.work
   self.work = nil

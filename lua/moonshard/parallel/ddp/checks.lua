@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Checks before DDP wraps a module: all parameters are on one type of device and are equal on all ranks
+--- Checks before DDP wraps a module: all parameters are on one type of device and have equal shapes on all ranks
 --- (docs/semantics.md#ddp-construction).
 local dist = require "moonshard.dist"
 local raise = require "moonshard.core.errors".raise
@@ -26,7 +26,7 @@ function M.devices(params)
   end
 end
 
---- Raises unless shapes and dtypes of parameters on every rank equal those on the group's first rank.
+--- Raises unless the number, shapes and dtypes of parameters on every rank equal those on the group's first rank.
 function M.same_model(params, group)
   local mine = {}
   for k, p in ipairs(params) do mine[k] = tostring(p.shape) .. " " .. p.dtype end

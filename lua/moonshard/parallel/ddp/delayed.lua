@@ -82,7 +82,7 @@ function Delayed:prepare(dtype_of)
 end
 
 --- Called when the gradient of p, a delayed parameter or the hook parameter, has arrived; the latter starts the
---- reduction.
+--- reduction. Raises if the reduction of this backward has already started.
 function Delayed:arrived(p, group, divisor)
   if self.launched then
     raise("DDP: the gradient of parameter '%s' arrived after the gradient of param_to_hook_all_reduce ('%s') and is not reduced; "

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Communication hooks for nn.DDP: fn(state, bucket). state is the group to reduce over; nil means all ranks.
+--- Communication hooks for nn.DDP: fn(state, bucket). state is what the script registered with the hook: for the
+--- built-in hooks that only reduce, the group to reduce over (nil: all ranks).
 ---
 --- A hook is called with one bucket at a time. The bucket's fields: `flat` (the gradients, 1-d), `parameters`,
 --- `gradients` (views of flat), `index` (from 1) and `last`. The hook returns nothing if it changed flat in place, a
@@ -8,7 +9,6 @@
 local dist = require "moonshard.dist"
 local opts = require "moonshard.core.opts"
 local flat_of = require "moonshard.parallel.ddp.flat"
-
 
 local M = {}
 
@@ -136,7 +136,6 @@ end
 
 -- Hooks that are in other files.
 for _, file in ipairs { "power_sgd", "local_sgd", "quantization", "zero" } do
-
   for name, value in pairs(require("moonshard.parallel.ddp." .. file)) do M[name] = value end
 end
 

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Post-local SGD for nn.DDP (Lin et al. 2020; docs/semantics.md#ddp-hooks). In the first iterations gradients are
---- averaged over all ranks. Later they are averaged over a subgroup, or not at all, and parameters are averaged over
---- all ranks every few steps.
+--- averaged over all ranks. Later they are averaged over a subgroup, or not at all, and an averager averages
+--- parameters, over all ranks or a group, every few steps.
 ---
 ---   local hooks = nn.ddp_hooks
 ---   ddp:register_comm_hook(hooks.PostLocalSGDState(nil, nil, { start_localSGD_iter = 100 }), hooks.post_localSGD_hook)
@@ -94,7 +94,7 @@ end
 
 -- ---- averagers -----------------------------------------------------------------------------------
 
--- If averaging fails on one rank, it fails on all ranks.
+-- Makes an averager's average_parameters raise on all ranks if it fails on one.
 local function together(average_parameters)
   return calls.several(average_parameters, function(self)
     return self.levels ~= nil or dist.world_size(self.process_group) > 1
@@ -143,7 +143,8 @@ end
 
 --- Averages parameters over the group every `period` steps, from step warmup_steps on.
 ---@param given {period: integer, warmup_steps: integer, process_group: Group?}
----   period: steps from one average to the next; warmup_steps: steps before the first average
+---   period: steps from one average to the next; warmup_steps: steps before the first average; process_group: the ranks
+---   to average over (nil: all)
 ---@return ModelAverager
 function M.PeriodicModelAverager(given)
   local o = opts("PeriodicModelAverager", given, { period = opts.required, warmup_steps = 0, process_group = opts.any })

@@ -173,7 +173,7 @@ function Low:run(fn, ...)
   return leave(self, outer, copies, hidden, pcall(fn, ...))
 end
 
---- Runs the wrapped module's forward on inputs that are cast as the policy says.
+--- Runs the wrapped module's forward, on floating point inputs cast to param_dtype if the policy casts inputs.
 function Low:forward(m, ...)
   local policy = self.policy
   if not policy.param_dtype or not (policy.cast_root_forward_inputs or policy.cast_forward_inputs) then

@@ -96,7 +96,8 @@ local function across_ranks(order, unit)
   end
 end
 
---- Called before a unit runs forward.
+--- Checks a unit's forward before it runs: in the first iteration against the other ranks, later against the first
+--- iteration.
 function M.check(unit, m)
   local order = unit.order
   if not m.training or order.status == "warned" or engine.state.run_depth > 0 then return end
@@ -117,7 +118,7 @@ function M.check(unit, m)
       order.names[unit] or "a newly-added parameter since construction time"))
 end
 
--- Compares without a collective: only the first iteration's checks communicate.
+-- Ends an iteration; warns if fewer units ran than in the first one. Communicates nothing.
 local function close_iteration(order)
   if order.first_iteration then
     order.first_iteration = false
@@ -133,7 +134,7 @@ local function close_iteration(order)
   order.position = 0
 end
 
---- Called at the end of an outermost backward.
+--- At the end of an outermost backward, ends the iteration of each checked root whose units ran in the backward.
 function M.after_backward()
   local ended = {}
   for root, order in pairs(roots) do

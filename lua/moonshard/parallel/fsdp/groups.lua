@@ -48,7 +48,7 @@ local function hybrid_groups(dist, o, strategy)
   local given, mesh = o.process_group, o.device_mesh
   if mesh ~= nil then
     if mesh.ndim ~= 2 then errors.raise("Expected device_mesh to have ndim=2 but got %d", mesh.ndim) end
-    return { mesh:get_group(2), mesh:get_group(1) }         -- (replicate, shard)
+    return { mesh:get_group(2), mesh:get_group(1) }  -- mesh dimensions: replicate, shard
   end
   if given == nil then
     if o.auto_wrap_policy == nil then
@@ -66,7 +66,8 @@ local function hybrid_groups(dist, o, strategy)
 end
 
 --- Returns `{ strategy, group, replicate, given }` of an instance: parameters are sharded over group; the ranks of
---- replicate (may be nil) hold the same shards.
+--- replicate (may be nil) hold the same shards; given is the group, or the pair { shard, replicate }, before a change
+--- of strategy to "no_shard".
 ---@param o table       the checked options of FSDP
 ---@param quiet boolean?  an enclosing instance has already warned
 function M.resolve(o, quiet)

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Prepares a module's parameters and buffers before FSDP shards them: allocates those on meta, moves them to the
---- compute device, and makes them equal on all ranks (docs/semantics.md#sync-module-states).
+--- Prepares a module's parameters and buffers before FSDP shards them: selects the compute device, allocates those on
+--- meta, moves them to the device, makes them equal on all ranks (docs/semantics.md#sync-module-states), and casts
+--- buffers.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -15,7 +16,7 @@ local lib, raise = engine.lib, errors.raise
 local M = {}
 
 --- Returns root and those of its descendants whose tensors an FSDP instance of root manages: excludes ignored modules
---- and other instances.
+--- and other instances, with all modules below them.
 ---@return Module[]
 function M.modules(root, ignored, is_fsdp)
   local list, seen = {}, {}
@@ -29,7 +30,7 @@ function M.modules(root, ignored, is_fsdp)
   return list
 end
 
--- The parameters and buffers of a module itself, without descendants.
+-- The parameters and buffers of a module itself, without its descendants', that are not sharded.
 local function own(m)
   local list = {}
   for _, names in ipairs { m._params, m._buffers } do
@@ -51,7 +52,8 @@ local function point(t, at)
   at:release()
 end
 
--- Raises unless all parameters are on one device or, with device_id, on the CPU and one GPU.
+-- Raises unless all parameters are on one device or, with device_id, on the CPU and one GPU. Skips parameters that are
+-- ignored, sharded or on meta.
 local function check_devices(modules, device_id, ignored_params)
   local devices, seen, on_cpu = {}, {}, false
   for _, m in ipairs(modules) do
@@ -75,7 +77,9 @@ local function check_devices(modules, device_id, ignored_params)
   end
 end
 
---- The device on which an instance computes, from its option device_id or from the parameters of its modules.
+--- The device on which an instance computes: that of its option device_id, otherwise that of the first parameter or
+--- buffer that is not on meta, otherwise the default device. Raises if the parameters are on several devices, unless
+--- these are the CPU and one GPU and device_id is given.
 ---@param modules Module[]  the modules that the instance manages
 ---@param device_id? integer|string  the option: an index from 0 or a device's name
 ---@param ignored_params table<Parameter, boolean>  parameters that the instance ignores, as keys
@@ -105,7 +109,8 @@ function M.device(modules, device_id, ignored_params)
   return dtypes.canonical_device(dtypes.default_device(), "FSDP")
 end
 
---- Allocates and initializes tensors that are on meta: by fn(module), or by to_empty and reset_parameters.
+--- Allocates and initializes tensors that are on meta: calls fn(module) or, if fn is nil, allocates them on the device
+--- and calls the module's reset_parameters().
 function M.from_meta(modules, fn, device)
   if fn ~= nil and type(fn) ~= "function" then
     raise("Expected %s to be callable but got %s", errors.show(fn), type(fn))
@@ -130,7 +135,8 @@ function M.from_meta(modules, fn, device)
   end
 end
 
---- Moves parameters and buffers to the compute device if `given`, the option device_id, is not nil.
+--- Moves parameters and buffers from the CPU to the compute device if `given`, the option device_id, is not nil. Raises
+--- if one is on another GPU.
 function M.move(modules, device, given)
   local elsewhere
   for _, m in ipairs(modules) do
@@ -171,8 +177,8 @@ local function broadcast(dist, list, source, group)
   end)
 end
 
---- Broadcasts parameters and buffers of the first rank of each group to its other ranks. Sends each tensor once, even
---- if several instances contain it.
+--- Broadcasts parameters, except ignored ones, and buffers of the first rank of each group to its other ranks. Sends
+--- each tensor once, even if several instances contain it.
 function M.sync(modules, groups, ignored_params)
   local dist = require "moonshard.dist"
   local by_dtype, order, seen = {}, {}, {}
@@ -206,7 +212,7 @@ function M.sync(modules, groups, ignored_params)
   end
 end
 
---- Casts floating point buffers for computation (nil: back to their original dtypes). State dicts contain them in their
+--- Casts floating point buffers to dtype (nil: back to their original dtypes). State dicts contain them in their
 --- original dtypes.
 function M.cast_buffers(modules, dtype)
   no_grad(function()

@@ -43,7 +43,8 @@ local function replacements(unit)
   return by, kept
 end
 
--- Allocates a unit on meta; returns false if one of its parameters has no replacement with memory.
+-- Moves a unit from meta to the device of its replacements; returns false if one of its parameters has no replacement
+-- with memory.
 local function leave_meta(unit, by, kept)
   local device
   for _, p in ipairs(unit.params) do
@@ -54,7 +55,7 @@ local function leave_meta(unit, by, kept)
   return true
 end
 
---- At the first forward, makes units use the parameters that replaced theirs. Other replacements remain; the check
+--- At the first forward, makes a unit use the parameters that replaced its own. Other replacements remain; M.check
 --- reports them.
 function M.take_in(unit)
   local by, kept = replacements(unit)

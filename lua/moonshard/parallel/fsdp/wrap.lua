@@ -86,10 +86,10 @@ function M.module_wrap_policy(classes)
     decide = function(m) return is_any(m, list) end }, Policy)
 end
 
---- Wraps the modules that fn(module) selects: fn returns false (do not wrap), true (wrap with the root's options), or a
---- table (wrap with these options).
+--- Wraps the modules that fn(module) selects: fn returns false (do not wrap; an empty table, too), true (wrap with the
+--- root's options), or a table (wrap with the root's options, overridden by these).
 ---@param fn fun(m: Module): boolean|table
----   false: not wrapped; true: wrapped with the root's options; a table: with these
+---   false or {}: not wrapped; true: wrapped with the root's options; a table: options that override the root's
 function M.custom_policy(fn)
   callable("custom_policy", fn)
   return setmetatable({ name = "custom_policy", decide = function(m)
