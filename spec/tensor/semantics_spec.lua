@@ -276,7 +276,7 @@ local groups = {
     { "eye of two sizes", function() return ms.eye(2, 3) end, "[2, 3] {{1 0 0} {0 1 0}}" },
     { "randint of one number", function() return ms.randint(7, 8, { 2, 1 }) end, "[2, 1] {{7} {7}}" },
     { "full of truth", function() return ms.full({ 2 }, true) end, "[2] {true true}" },
-    { "zeros of a negative size", function() return ms.zeros(2, -1) end, "error: negative" },
+    { "zeros of a negative size", function() return ms.zeros(2, -1) end, "error: expected a whole number from 0" },
     { "nine dimensions", function() return ms.zeros(1, 1, 1, 1, 1, 1, 1, 1, 1) end, "error: at most 8" },
   },
   ["positions in tensors"] = {

@@ -102,8 +102,8 @@ function Batches:train(step, part, parts)
   return ids, targets, last - first
 end
 
---- Windows that score every validation token exactly once. Each scored token is preceded by at least half a context of
---- tokens from its own file, if the file has so many before it.
+--- Windows that score every validation token exactly once, except the first token of a file. Each scored token is
+--- preceded by at least half a context of tokens from its own file, if the file has so many before it.
 local function validation_windows(corpus, context)
   local windows = {}
   for _, d in ipairs(corpus.documents) do

@@ -31,7 +31,7 @@ local SHARDS = { [20240520] = { bytes = 2, vocab = 50257 }, [20240801] = { bytes
 ---@class Corpus
 ---@field kind "text"|"tokens"  "text": one token per byte; "tokens": token shards
 ---@field vocab integer  number of token ids
----@field documents Document[]   in byte order of names
+---@field documents Document[]   in the order of the given paths; those of a folder by name
 ---@field train ffi.cdata*       ms_tokens: training tokens of all documents, one after the other
 ---@field all ffi.cdata*         ms_tokens: whole documents, one after the other
 ---@field train_count integer  number of training tokens
@@ -127,7 +127,7 @@ local function tokens(documents, whole)
   return t
 end
 
--- Opens the files and makes the corpus. Returns nil and the reason if a file cannot be read.
+-- Opens the files and makes the corpus. Returns nil and the reason if that fails.
 local function open(paths, given)
   local o = opts("corpus", given, { vocab = opts.whole_from(1), validation = 0.1 })
   opts.need(o.validation >= 0 and o.validation < 1, o.validation, "a number from 0 to below 1",
@@ -195,8 +195,8 @@ end
 
 local PIECE, PIECES = 65536, 256
 
---- A hash of the sizes and contents of the documents, to distinguish corpora. For a corpus of up to 16 MiB it covers
---- all contents; for a larger one, pieces at equal distances in each document.
+--- A hash of the sizes and contents of the documents, to distinguish corpora. With n documents it covers all of a
+--- document of up to 16 / n MiB; of a larger one, pieces at equal distances, at least its beginning and its end.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0

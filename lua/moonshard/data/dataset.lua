@@ -218,7 +218,8 @@ function Subset:batch(positions)
   return self.dataset:batch(there)
 end
 
--- Sizes from fractions that add up to 1: each rounded down, what is left over goes to the first ones.
+-- Sizes from fractions that add up to 1: each rounded down, what is left over goes to the first ones. Returns lengths
+-- that do not add up to 1 unchanged.
 local function sizes_of(lengths, n)
   local sizes, sum, total = {}, 0, 0
   for _, share in ipairs(lengths) do total = total + share end

@@ -89,7 +89,7 @@ function M.block(fd)
   return setmetatable({ fd = fd, size = 0 }, Block)
 end
 
---- Makes the block at least as large, with room to grow, and maps it.
+--- Makes the block at least `size` bytes large, with room to grow, and maps it.
 function Block:grow(size)
   if size <= self.size then return end
   unmap(self)

@@ -130,7 +130,7 @@ function WeightedRandomSampler:init(weights, num_samples, given)
     positive = positive + (w > 0 and 1 or 0)
     self.sums[k] = sum
   end
-  if sum <= 0 then errors.raise "WeightedRandomSampler: the weights add up to 0, expected a positive one" end
+  if sum <= 0 then errors.raise "WeightedRandomSampler: the weights add up to 0, expected a positive sum" end
   if not o.replacement and num_samples > positive then
     errors.raise("WeightedRandomSampler: %d samples without replacement, but only %d weights are positive", num_samples,
       positive)
@@ -253,9 +253,9 @@ M.BucketBatchSampler = BucketBatchSampler
 ---@param lengths integer[]|Tensor  the length of each item
 ---@param batch_size integer  items in a batch, on each rank
 ---@param given? {bucket: integer, shuffle: boolean, seed: integer, drop_last: boolean, num_replicas: integer, rank: integer}
----   bucket: batches in a bucket; shuffle: false keeps the order of the items; seed: the same on every rank (default:
----   that of ms.manual_seed); drop_last: leave out the batch that is not full; num_replicas: number of ranks; rank:
----   this rank, from 0
+---   bucket: batches in a bucket; shuffle: false cuts buckets from the items in order, and visits batches in order;
+---   seed: the same on every rank (default: that of ms.manual_seed); drop_last: leaves out the batch that is not full;
+---   num_replicas: number of ranks; rank: this rank, from 0
 function BucketBatchSampler:init(lengths, batch_size, given)
   local who = "BucketBatchSampler"
   local o = opts(who, given, { bucket = opts.option(opts.whole_from(1), 100), shuffle = true, seed = opts.whole,

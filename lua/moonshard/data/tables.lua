@@ -61,7 +61,7 @@ local function number_of(text)
   return not lower:find "^[+-]?0x" and tonumber(lower) or nil
 end
 
--- A column as a tensor, if all its fields are numbers (an empty one is NaN), else as strings.
+-- A column as a tensor, if all its fields are numbers (an empty one is NaN) and not all of them NaN, else as strings.
 local function column_of(rows, k, first, dtype)
   local numbers, any = {}, false
   for j = first, #rows do
@@ -82,7 +82,8 @@ local function column_of(rows, k, first, dtype)
 end
 
 --- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
---- NaN. Errors: rows of different lengths, by line.
+--- NaN. Errors: no rows; rows of different lengths; columns of the same name; text after a quoted field, or a quoted
+--- field that does not end.
 ---@param path string  the file, also compressed by gzip
 ---@param given? {header: boolean, separator: string, dtype: string}
 ---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers

@@ -130,7 +130,7 @@ function M.Pad(padding, given)
 end
 
 --- The middle of an image, which is padded with 0 if it is smaller.
----@param size integer|integer[]  height and width, or { height, width }
+---@param size integer|integer[]  one number for both sides, or { height, width }
 ---@return fun(image: Tensor): Tensor
 function M.CenterCrop(size)
   local tall, wide = pair(size, "CenterCrop")
@@ -148,7 +148,7 @@ function M.CenterCrop(size)
 end
 
 --- A random part of an image. Errors: the image is smaller than the part.
----@param size integer|integer[]  height and width, or { height, width }
+---@param size integer|integer[]  one number for both sides, or { height, width }
 ---@param given? {padding: integer|integer[], fill: number}
 ---   padding: pixels that are added before cropping, as Pad takes them; fill: their value
 ---@return fun(image: Tensor): Tensor
@@ -269,8 +269,9 @@ function M.Resize(size, given)
   end
 end
 
---- A random part of an image of random area and ratio of sides, resized.
----@param size integer|integer[]  height and width, or { height, width }
+--- A part of an image at a random place, of random area and ratio of sides, resized. If none of 10 drawn parts fits,
+--- the largest part in the middle that has a valid ratio.
+---@param size integer|integer[]  one number for both sides, or { height, width }
 ---@param given? {scale: number[], ratio: number[], interpolation: string, antialias: boolean}
 ---   scale: least and largest share of the area; ratio: least and largest width over height; interpolation, antialias:
 ---   as for Resize
