@@ -335,19 +335,19 @@ local changed = {
   { "an argument that requires grad", "requires grad", function(step)
     step(ms.ones(8, 6, { requires_grad = true }), y)
   end },
-  { "a replaced parameter", "field 'weight' of Linear is replaced", function(step, model)
+  { "a replaced parameter", "field 'weight' of Linear was replaced", function(step, model)
     model[1].weight = nn.Parameter(ms.zeros(4, 6))
     step(x, y)
   end },
-  { "a replaced module", "field '2' of Sequential is replaced", function(step, model)
+  { "a replaced module", "field '2' of Sequential was replaced", function(step, model)
     model[2] = nn.Dropout(0.5)
     step(x, y)
   end },
-  { "eval()", "field 'training' of Sequential is now false", function(step, model)
+  { "eval()", "field 'training' of Sequential was changed to false", function(step, model)
     model:eval()
     step(x, y)
   end },
-  { "another probability of dropout", "field 'p' of Dropout is now 0.1", function(step, model)
+  { "another probability of dropout", "field 'p' of Dropout was changed to 0.1", function(step, model)
     model[2].p = 0.1
     step(x, y)
   end },
@@ -371,7 +371,7 @@ local changed = {
     model:parameters()[1].grad = ms.ones(4, 6)
     step(x, y)
   end },
-  { "no_grad", "the grad mode %(no_grad%) is not as when the step was recorded", function(step)
+  { "no_grad", "the grad mode %(no_grad%) has changed since the step was recorded", function(step)
     ms.no_grad(function() step(x, y) end)
   end },
 }

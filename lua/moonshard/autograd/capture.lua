@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- ms.capture: a training step that is recorded while it runs once and repeated by the engine without Lua.
 ---
---- A repetition runs none of the step's Lua, so everything that its Lua read must be as it was. What the engine uses
---- (tensors, parameters, grads) it checks itself; this file checks modes, the modules that the step called and the
---- groups of its optimizers, and gives the engine the optimizers' current options.
+--- A repetition runs none of the step's Lua, so everything that the step read in Lua must be unchanged. The engine
+--- itself checks the tensors, parameters and grads that it uses; this file checks modes, the modules that the step
+--- called and the groups of its optimizers, and gives the engine the optimizers' current options.
 local class = require "moonshard.core.class"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
@@ -22,7 +22,8 @@ local M = {}
 
 -- ---- what the recording notes ---------------------------------------------------------------------
 
--- The recording: modules and the functions that note and check them, optimizers' functions.
+-- The recording in progress, or nil: { of, list, elements }: the noted modules and optimizers, as keys; their entries,
+-- in order; the noted elements of containers.
 local now
 local watchers = {}
 
@@ -35,8 +36,8 @@ function M.touch() touched = touched + 1 end
 ---@param fn fun(on: boolean)  on: whether a step is being recorded
 function M.on_change(fn) watchers[#watchers + 1] = fn end
 
---- While a step is recorded: makes a checker for what the step's Lua reads of `of`, once for each `of`, at the end of the
---- recording. checker() is called before repetitions, and raises if that has changed.
+--- While a step is recorded: arranges that note(of) is called once at the end of the recording. It returns a checker,
+--- which is called before repetitions, and raises if what the step read of `of` in Lua has changed.
 ---@param of table  a module or optimizer
 ---@param note fun(of: any): fun()  returns the checker; may raise
 ---@param always? boolean  true: called before each repetition; otherwise if a module was touched since the last one
@@ -47,8 +48,8 @@ function M.note(of, note, always)
   list[#list + 1] = { of = of, note = note, always = always }
 end
 
---- While a step is recorded: the element t[k], which is replaced without a touch, must be as it is at the end of the
---- recording.
+--- While a step is recorded: repetitions require that the element t[k] is the same as at the end of the recording. An
+--- assignment to an element does not call M.touch.
 ---@param t table  a container
 ---@param k integer
 ---@param failed fun(t: table, k: integer)  raises
@@ -97,7 +98,8 @@ local function finish()
   return noted
 end
 
--- Before a repetition. The elements of containers are in three flat lists, so that this is one short loop.
+-- Raises if a noted element, module or optimizer has changed; called before a repetition. The elements of containers
+-- are in flat lists, so that one short loop compares them.
 local function check_noted(c)
   local tables, keys, values = c.tables, c.keys, c.values
   for k = 1, #tables do
@@ -136,7 +138,9 @@ local function check_argument(v, k)
   end
 end
 
--- Writes the ids of the tensors among the arguments to `ids`. fixed: the arguments of the recording.
+-- Writes the ids of the tensors among the n arguments to `ids` and returns their number. fixed: the arguments of the
+-- recording (nil: this is the recording); raises unless these have tensors at the same positions and equal other
+-- values.
 local function take_arguments(fixed, n, ...)
   local tensors = 0
   if fixed and n == 2 and fixed.two then                  -- the usual case: a batch and its targets
@@ -169,7 +173,7 @@ local function take_arguments(fixed, n, ...)
   return tensors
 end
 
--- Runs fn in its own scope. Its tensors are results without a graph.
+-- Returns n results; those that are tensors with a graph are detached.
 local function detached(n, ...)
   local out = { n = n, ... }
   for k = 1, n do
@@ -180,7 +184,7 @@ end
 
 local function count_detached(...) return detached(select("#", ...), ...) end
 
--- Copies of the tensors among the results of the recorded function, as the engine returns them.
+-- Returns the results of the recorded function, each tensor as a copy, as repetitions return them.
 local function copy_results(self, n, ...)
   local out, tensors = { n = n, ... }, 0
   for k = 1, n do
@@ -273,7 +277,7 @@ local function check_modes(self)
   local grad, cast, dtype, device = modes()
   local m = self._modes
   if grad ~= m[1] or cast ~= m[2] or dtype ~= m[3] or device ~= m[4] then
-    raise("captured step: %s is not as when the step was recorded", grad ~= m[1] and "the grad mode (no_grad)"
+    raise("captured step: %s has changed since the step was recorded", grad ~= m[1] and "the grad mode (no_grad)"
       or cast ~= m[2] and "autocast" or dtype ~= m[3] and "the default dtype" or "the default device")
   end
 end
@@ -309,7 +313,7 @@ function CapturedStep:__call(...)
     return published(lib.ms_dist_errors(), pcall(repeat_step, self, n, ...))
   end
   if self._step then return repeat_step(self, n, ...) end
-  if self._left == false then raise("captured step: it was released") end
+  if self._left == false then raise("captured step: called after release()") end
   if self._left > 0 then
     take_arguments(nil, n, ...)
     local before = self._left
@@ -332,7 +336,7 @@ end
 local out = ffi.new "double[2]"
 
 --- The memory that only this step uses: its arguments, intermediate tensors, results and the grads that it leaves; 0
---- until it has been recorded. It is freed with the step, except for grads that are still in use.
+--- until the step has been recorded. It is freed with the step, except for grads that are still in use.
 ---@return integer bytes
 function CapturedStep:memory()
   if not self._step then return 0 end
@@ -360,8 +364,8 @@ end
 --- random generator; later calls with other shapes, dtypes or numbers, or after a parameter, module, mode or group that
 --- fn used was replaced. Only on the CPU.
 ---@param fn fun(...): any  the step; its arguments are tensors, numbers, strings, booleans or nil
----@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for what only first calls
----   do
+---@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for work that only first calls
+---   do, such as making an optimizer's state
 ---@return CapturedStep
 function M.capture(fn, given)
   opts.expect(fn, opts.fn, "capture: argument 1")

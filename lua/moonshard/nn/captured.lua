@@ -8,10 +8,10 @@ local M = {}
 
 local plain = { number = true, string = true, boolean = true }
 
-local function show(v) return type(v) == "table" and "replaced" or "now " .. errors.show(v) end
+local function show(v) return type(v) == "table" and "was replaced" or "was changed to " .. errors.show(v) end
 
 local function changed(m, name, value)
-  errors.raise("captured step: field '%s' of %s is %s, which the step was not recorded with; capture the step again, or change it back",
+  errors.raise("captured step: field '%s' of %s %s after the step was recorded; capture the step again, or change it back",
     tostring(name), m:class_name(), show(value))
 end
 
@@ -35,13 +35,14 @@ end
 local seen = setmetatable({}, { __mode = "k" })
 capture.on_change(function() seen = setmetatable({}, { __mode = "k" }) end)
 
---- Called at each call of a module while a step is recorded.
+--- Notes a module's mode and fields for the check before repetitions. Called at each call of a module while a step is
+--- recorded.
 ---@param m Module
 function M.note(m)
   if seen[m] then return end
   seen[m] = true
   capture.note(m, note)
-  -- Containers replace elements without a call of __newindex.
+  -- An assignment to an existing element of a container does not call __newindex.
   for k = 1, #m > 0 and #m + 1 or 0 do capture.note_element(m, k, element_changed) end
 end
 

@@ -244,8 +244,8 @@ local function with_groups_dense(self, n, k)
   return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1)
 end
 
--- For a captured step: the compiled groups, whose options its repetitions read. Fails if the step changed options after
--- the optimizer's step, because repetitions would not change them.
+-- For a captured step: notes the compiled groups, whose options repetitions read, and returns the checker. Raises if
+-- the step changed options after the optimizer's step, because repetitions would not change them.
 local function note_groups(self)
   local noted, groups, options = {}, self.param_groups, self._row.options
   for k, group in ipairs(groups) do
@@ -253,7 +253,7 @@ local function note_groups(self)
     local now = ffi.new "ms_optim_options"
     self:_check(group, true, now)
     if ffi.string(now, ffi.sizeof(now)) ~= ffi.string(noted[k].options, ffi.sizeof(now)) then
-      raise("captured step: it changes options of group %d of %s, and repetitions would not; call the schedule's step outside",
+      raise("captured step: it changes options of group %d of %s, but repetitions would not; call the scheduler's step outside",
         k, self:class_name())
     end
   end
