@@ -123,7 +123,7 @@ return {
   { "x:diff(-1)", "diff: n is a number (-1), expected a whole number from 0" },
   { "x:histc(0)", "histc: number of bins is a number (0), expected a whole number from 1" },
   { "x:histc(3, 2, 1)", "histc: the lower end 2 is above the upper end 1" },
-  { "w:bincount()", "bincount: the tensor is float32 [3], expected int64 [n]" },
+  { "w:bincount()", "bincount: the tensor is float32 [3], expected int64 or int32, [n]" },
   { [[ms.tensor({-1}, {dtype = "int64"}):bincount()]], "bincount: the lowest element is -1, expected at least 0" },
   { "ms.linspace(0, 1)", "linspace: number of steps is nil, expected a whole number from 0" },
   { [[ms.logspace("a", 1, 2)]], "logspace: first number is a string ('a'), expected a number" },

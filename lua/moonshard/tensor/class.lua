@@ -245,8 +245,8 @@ end
 
 -- ---- fields --------------------------------------------------------------------------------------
 
---- An instance made of the inner tensors' gradients, nil if none has one; the same object as long as these stay the
---- same.
+--- An instance made of the inner tensors' gradients, nil if none has one; an inner tensor without a gradient gets one of
+--- zeros. Returns the same object as long as the gradients stay the same.
 function own_getters.grad(t)
   local list = inner(t)
   local grads, any = {}, false

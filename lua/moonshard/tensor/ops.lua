@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Elementwise arithmetic, functions and comparisons, and matrix products. `a + b` is on the hot path: it checks types,
---- calls the engine once and makes one table.
+--- Elementwise arithmetic, functions and comparisons, matmul, selection by conditions, fills, copies, casts, and the
+--- comparison of whole tensors. `a + b` is on the hot path: it checks types, calls the engine once and makes one table.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -116,7 +116,7 @@ end
 
 --- t + alpha * u, element by element; shapes broadcast, dtypes promote.
 ---@param u Tensor|number  broadcasts with t
----@param given? { alpha: number }
+---@param given? { alpha: number }  alpha: factor of u (default: 1)
 ---@return Tensor
 function methods.add(t, u, given)
   if given == nil then return Tensor.__add(t, u) end
@@ -125,7 +125,7 @@ end
 
 --- t - alpha * u, element by element; shapes broadcast, dtypes promote.
 ---@param u Tensor|number  broadcasts with t
----@param given? { alpha: number }
+---@param given? { alpha: number }  alpha: factor of u (default: 1)
 ---@return Tensor
 function methods.sub(t, u, given)
   if given == nil then return Tensor.__sub(t, u) end
@@ -134,13 +134,13 @@ end
 
 --- t + alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
 ---@param u Tensor|number  broadcasts to t's shape
----@param given? { alpha: number }
+---@param given? { alpha: number }  alpha: factor of u (default: 1)
 ---@return Tensor self
 function methods.add_(t, u, given) return add_in_place(ADD_, "add_", 1, t, u, given) end
 
 --- t - alpha * u in place. u broadcasts to t's shape; the result keeps t's dtype.
 ---@param u Tensor|number  broadcasts to t's shape
----@param given? { alpha: number }
+---@param given? { alpha: number }  alpha: factor of u (default: 1)
 ---@return Tensor self
 function methods.sub_(t, u, given) return add_in_place(SUB_, "sub_", -1, t, u, given) end
 
@@ -470,7 +470,7 @@ end
 -- ---- comparisons of whole tensors ---------------------------------------------------------------
 
 local out1 = engine.ffi.new "double[1]"
--- Converts a 0-dim result to a Lua boolean.
+-- Converts a 0-dim result to a Lua boolean, and releases it.
 local function truth(id)
   if id < 0 then  -- an instance of a tensor class is true if all its inner tensors are
     local parts = tensor.flat { inner_tensors.take(id) }

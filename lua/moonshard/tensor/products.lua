@@ -27,7 +27,7 @@ function methods.outer(t, u)
   return scope.run("outer", function() return methods.unsqueeze(t, 2) * methods.unsqueeze(u, 1) end)
 end
 
---- The sum of the products of two vectors' elements. Errors: other than 1 dimension, different sizes or dtypes.
+--- The sum of the products of two vectors' elements. Errors: other than 1 dimension, different sizes.
 ---@param u Tensor  of t's shape
 ---@return Tensor  []
 function methods.dot(t, u)
@@ -169,7 +169,7 @@ end
 --- sizes.
 ---@param u Tensor  [..., R, M]; leading dimensions broadcast
 ---@param p? number  the exponent, at least 0; math.huge: the largest difference; 0: the number of differences
----(default: 2)
+---   (default: 2)
 ---@return Tensor  [..., P, R] if t has shape [..., P, M]
 function methods.cdist(t, u, p)
   id_of(t, "cdist")

@@ -192,7 +192,7 @@ function methods.bincount(t, given)
   local o = opts("bincount", given, { weights = a_tensor, minlength = opts.option(opts.whole_from(0), 0) })
   id_of(t, "bincount")
   if #t.shape ~= 1 or t.dtype ~= "int64" and t.dtype ~= "int32" then
-    errors.raise("bincount: the tensor is %s %s, expected int64 [n]", t.dtype, tostring(t.shape))
+    errors.raise("bincount: the tensor is %s %s, expected int64 or int32, [n]", t.dtype, tostring(t.shape))
   end
   if o.weights ~= nil and o.weights.shape ~= t.shape then
     errors.raise("bincount: the weights have shape %s, expected %s", tostring(o.weights.shape), tostring(t.shape))

@@ -20,7 +20,7 @@ local function before(a, b)
   return tostring(a) < tostring(b)
 end
 
---- Iterates over a table in the order of its keys: numbers first, then strings.
+--- Iterates over a table in the order of its keys: numbers, then strings, then booleans, then other keys by their text.
 ---@param t table  any table
 ---@return fun(): any, any  an iterator of key and value
 function M.sorted_pairs(t)
