@@ -55,7 +55,7 @@ end
 
 --- Raises an error unless a and b are close: |a - b| <= atol + rtol * |b|. Tolerances that are not given depend on the
 --- dtype. Errors: different shapes or, with check_dtype, different dtypes.
----@param a any  tensors, numbers, nil, tables of them
+---@param a any  tensors, numbers, booleans, strings, nil, tables of them
 ---@param b any  the expected values
 ---@param given? { rtol: number, atol: number, check_dtype: boolean, equal_nan: boolean }
 ---   rtol: relative tolerance (default: by dtype); atol: absolute tolerance (default: by dtype); check_dtype: dtypes

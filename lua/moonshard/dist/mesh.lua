@@ -36,7 +36,7 @@ local function position(self, d, who)
 end
 
 --- The number of ranks along dimension d, or of the whole mesh.
----@param d? integer  from 1
+---@param d? integer|string  from 1, negative from the end; or the dimension's name
 ---@return integer
 function methods:size(d)
   if d == nil then
@@ -48,12 +48,13 @@ function methods:size(d)
 end
 
 --- This rank's position along dimension d. Errors: d is missing and the mesh has several dimensions.
----@param d? integer  from 1
+---@param d? integer|string  from 1, negative from the end; or the dimension's name
 ---@return integer  from 0
 function methods:rank(d) return dist.rank(self.groups[position(self, d, "mesh:rank")]) end
 
---- The group of the ranks on the line through this rank along dimension d.
----@param d? integer  from 1; 1 in a mesh of one dimension
+--- The group of the ranks on the line through this rank along dimension d. Errors: d is missing and the mesh has
+--- several dimensions.
+---@param d? integer|string  from 1, negative from the end, or the dimension's name; nil: the only dimension
 ---@return Group
 function methods:get_group(d) return self.groups[position(self, d, "mesh:get_group")] end
 
@@ -159,7 +160,8 @@ end
 
 --- Makes a mesh from existing groups, one per dimension. To be called only by members of all these groups.
 ---@param groups Group|Group[]  one group, or { replicate, shard }
----@param given? { names: string[], device: string }  names: names of the dimensions
+---@param given? { names: string[], device: string }
+---   names: names of the dimensions; device: "cpu" or "cuda" (default: the type of the default device)
 ---@return DeviceMesh
 function M.mesh_from_group(groups, given)
   local o = opts("mesh_from_group", given, { names = opts.table, device = opts.string })

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
 --- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Tensors are whole, so
---- any number of ranks can read the file. Rank 0 writes one tensor at a time, so no rank has all of them in memory.
+--- any number of ranks can read the file. Rank 0 writes one tensor at a time, so no rank has all of them in memory,
+--- except for models that are saved as whole state dicts (is_by_rows).
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
@@ -127,7 +128,7 @@ end
 ---@param path string  path of the file
 ---@param model Module  sharded or whole
 ---@param optimizer table  an optimizer of the model's parameters
----@param config table  without nested tables; the options that a resumed run needs
+---@param config table  the options that a resumed run needs
 ---@param step integer  number of steps taken
 M.save = calls.several(function(path, model, optimizer, config, step)
   autograd.no_grad(function()
@@ -269,7 +270,7 @@ Checkpoint.load_model = calls.several(function(self, model)
   end)
 end)
 
---- Sets an optimizer's state and the state of the random generator.
+--- Sets an optimizer's state and the state of the random generator. Collective.
 ---@param model Module  with the shapes of the checkpoint
 ---@param optimizer table  an optimizer of the model's parameters
 Checkpoint.load_training = calls.several(function(self, model, optimizer)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- run: the record of a training run in a folder, and its progress. Every rank makes the same calls; rank 0 writes, and
---- writes its own values. Only `run.start` and `Run:checkpoint` are collective.
+--- writes its own values. Only `run.start`, `Run:checkpoint` and `Run:profile` are collective.
 local a_module = require("moonshard.nn.register").a_module
 local check = require "moonshard.run.check"
 local calls = require "moonshard.dist.calls"

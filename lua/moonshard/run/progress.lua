@@ -44,7 +44,9 @@ end
 
 --- Shows the progress over steps first + 1 .. total.
 ---@param given {total: integer?, first: integer?, silent: boolean?, style: string?, write: function?, width: function?, stderr: boolean?}
----   total: nil if it is not known; silent: prints nothing; stderr: prints to stderr instead of stdout
+---   total: nil if it is not known; first: number of steps taken before; silent: prints nothing; style: "bar" or
+---   "lines" (default: M.style); write: prints a text; width: returns the terminal's width; stderr: prints to stderr
+---   instead of stdout
 ---@return Progress
 function M.new(given)
   local self = setmetatable({ total = given.total, first = given.first or 0, silent = given.silent }, Progress)

@@ -68,7 +68,7 @@ function Metric:compute()
   return self:result(sums)
 end
 
--- Predicted classes of [N, C] scores, [N] classes, or classes of any shape; and the true ones, as flat int64 tensors.
+-- The predicted classes, from scores [N, C, ...] or classes of ids' shape, and the true ones, as flat int64 tensors.
 local function classes_of(who, given, ids)
   opts.expect(given, a_tensor, "%s: predictions", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
