@@ -82,7 +82,7 @@ local ReLU6 = activation("ReLU6", functions.relu6)
 -- An activation with one number as argument, which is stored in the field named `field`.
 local function with_number(name, field, default, fn)
   local cls = Module:extend(name)
-  ---@param value? number  factor for negative elements
+  ---@param value? number  the activation's number (default: that of the class)
   function cls:init(value) self[field] = value == nil and default or opts.expect(value, opts.number, "%s: %s", name, field) end
   function cls:forward(x) return fn(x, self._slots[field]) end
   function cls:extra_repr() return ("%g"):format(self[field]) end
@@ -98,13 +98,13 @@ local LeakyReLU = with_number("LeakyReLU", "negative_slope", 0.01, functions.lea
 --- F.elu as a module.
 ---@class ELU: Module
 ---@overload fun(alpha?: number): ELU
----@field alpha number  factor for negative elements (default: 1)
+---@field alpha number  minus the limit of the result at -infinity (default: 1)
 local ELU = with_number("ELU", "alpha", 1, functions.elu)
 
 --- F.celu as a module.
 ---@class CELU: Module
 ---@overload fun(alpha?: number): CELU
----@field alpha number  factor for negative elements (default: 1)
+---@field alpha number  minus the limit of the result at -infinity, not 0 (default: 1)
 local CELU = with_number("CELU", "alpha", 1, functions.celu)
 
 --- F.softplus as a module.

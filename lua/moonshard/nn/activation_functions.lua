@@ -34,7 +34,7 @@ function M.selu(x) return ops.elu(x, 1.6732632423543772848170429916717, 1.050700
 
 --- x where x > 0, alpha * (e^(x / alpha) - 1) elsewhere: elu with a continuous derivative (Barron 2017).
 ---@param x Tensor  of any shape
----@param alpha? number  not 0 (default: 1)
+---@param alpha? number  minus the limit of the result at -infinity, not 0 (default: 1)
 ---@return Tensor
 function M.celu(x, alpha)
   alpha = number("celu", "alpha", alpha, 1)

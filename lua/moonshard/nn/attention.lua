@@ -35,7 +35,8 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 ---@field bias_v Parameter?  [1, 1, d]; nil without add_bias_kv
 ---@field out_proj Linear  [d, d]; maps the concatenated heads to the output
 ---@overload fun(d: integer, heads: integer, opts?: { dropout: number, bias: boolean, add_bias_kv: boolean, add_zero_attn: boolean, kdim: integer, vdim: integer, batch_first: boolean, dtype: string, device: string }): MultiheadAttention
----   add_bias_kv: adds a learned key and value; add_zero_attn: adds a key and value of zeros; kdim: channels of key
+---   dropout: probability, in training, of setting an attention weight to 0 (default: 0); add_bias_kv: adds a learned
+---   key and value; add_zero_attn: adds a key and value of zeros; kdim: channels of key
 ---   (default: d); vdim: channels of value (default: d)
 local MultiheadAttention = Module:extend("MultiheadAttention")
 
@@ -173,7 +174,7 @@ local forward_options = {
 ---@param value Tensor  [S, N, vdim], [N, S, vdim] with batch_first, or [S, vdim]
 ---@param given? { key_padding_mask: Tensor, need_weights: boolean, attn_mask: Tensor, average_attn_weights: boolean, is_causal: boolean }
 ---   key_padding_mask: [N, S], or [S]; true: the key is not attended to; need_weights: returns the weights, too
----   (default: true); attn_mask: [T, S] or [N heads, T, S]; average_attn_weights: averages weights over heads (default:
+---   (default: true); attn_mask: [T, S] or [N * heads, T, S]; average_attn_weights: averages weights over heads (default:
 ---   true); is_causal: position t attends to positions up to t
 ---@return Tensor out
 ---@return Tensor? weights

@@ -69,8 +69,8 @@ local function batch_norm_class(name)
 end
 
 --- Computes (x - mean) / sqrt(var + eps) * weight + bias for each channel of [N, C] or [N, C, L]: with the batch's
---- statistics in training, with the running statistics in evaluation. With momentum = false the running statistics are
---- the averages over all batches.
+--- statistics in training and if there are no running ones, with the running statistics in evaluation. With momentum =
+--- false the running statistics are the averages over all batches.
 ---@class BatchNorm1d: Module
 ---@field weight Parameter?  [d]; nil without affine
 ---@field bias Parameter?  [d]; nil without affine
@@ -80,7 +80,8 @@ end
 ---@field reset_running_stats fun(self)  sets the running mean to 0, the variance to 1, the number of batches to 0
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm1d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); false: the average over all batches
+---   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
+---   track_running_stats: keeps running statistics (default: true)
 local BatchNorm1d = batch_norm_class "BatchNorm1d"
 
 function BatchNorm1d._check_input(x)
@@ -92,7 +93,8 @@ end
 ---@class BatchNorm2d: BatchNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm2d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
----   (default: 0.1); false: the average over all batches
+---   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
+---   track_running_stats: keeps running statistics (default: true)
 local BatchNorm2d = batch_norm_class "BatchNorm2d"
 
 function BatchNorm2d._check_input(x)

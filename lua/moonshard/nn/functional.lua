@@ -152,7 +152,7 @@ local function batch_norm(x, mean, var, w, b, training, factor, eps)
   if n <= 1 and x:size(2) > 0 then
     raise("Expected more than 1 value per channel when training, got input size %s", tostring(x.shape))
   end
-  -- As in PyTorch: backward refuses weights in low precision with float32 statistics, unless x is [N, C].
+  -- PyTorch's backward refuses weights in low precision with statistics of another dtype, unless x is [N, C].
   if mean ~= nil and w ~= nil and HALF[w.dtype] and mean.dtype ~= w.dtype and x.ndim > 2 and autograd.is_grad_enabled()
     and (x.requires_grad or w.requires_grad) then
     raise("Expected running_mean to have type %s but got %s; cast the buffers running_mean and running_var too, or leave the batch norm out of the low "

@@ -162,7 +162,7 @@ end
 --- Fills t with uniform random numbers in +-gain sqrt(6 / (fan_in + fan_out)) (Glorot & Bengio 2010). Errors: fewer
 --- than 2 dimensions.
 ---@param t Tensor  [out, in, …]
----@param given? { gain: number }
+---@param given? { gain: number }  gain: factor of the numbers (default: 1)
 ---@return Tensor t
 function M.xavier_uniform_(t, given)
   local fan_in, fan_out = fans(t, "xavier_uniform_")
@@ -173,7 +173,7 @@ end
 --- Fills t with normal random numbers of standard deviation gain sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 --- Errors: fewer than 2 dimensions.
 ---@param t Tensor  [out, in, …]
----@param given? { gain: number }
+---@param given? { gain: number }  gain: factor of the numbers (default: 1)
 ---@return Tensor t
 function M.xavier_normal_(t, given)
   local fan_in, fan_out = fans(t, "xavier_normal_")

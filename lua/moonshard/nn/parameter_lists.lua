@@ -81,7 +81,7 @@ function ParameterList:append(p)
   return self
 end
 
--- The shapes of the parameters in a listing of `self`.
+-- The shapes of the parameters as text, each after key(name).
 local function shapes(self, key)
   local out = {}
   for k, name in ipairs(self._params) do out[k] = key(name) .. tostring(self._slots[name].shape) end
