@@ -10,7 +10,6 @@ local optim = {
   lr_scheduler = require "moonshard.optim.lr_scheduler",
 }
 for _, file in ipairs { "optimizer", "muon", "adafactor", "sparse_adam", "lbfgs", "zero", "averages" } do
-
   for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end
 end
 
