@@ -84,8 +84,9 @@ function Model:forward(ids) return self.norm(self.layers(self.embed_tokens(ids))
 ---@overload fun(opts?: { vocab: integer, layers: integer, heads: integer, kv_heads: integer, dim: integer, mlp_dim: integer, base: number, eps: number, tie: boolean, init_std: number, dtype: string, device: string }): Llama
 ---   vocab: number of token ids (default: 256, bytes); layers: number of blocks (default: 4); heads: query heads per
 ---   block (default: 4); kv_heads: key and value heads, divides heads (default: heads); dim: channels (default: 128);
----   mlp_dim: inner size of the mlp (default: 8 / 3 of dim, rounded up to a multiple of 32); base: of the rotary angles
----   (default: 10000); eps: of the norms (default: 1e-5); tie: the head's weight is the token table (default: false);
+---   mlp_dim: inner size of the MLP (default: 8 / 3 of dim, rounded up to a multiple of 32); base: base of the
+---   powers in the rotary angles (default: 10000); eps: added to the mean square in the norms (default: 1e-5); tie: the
+---   head's weight is the token table (default: false);
 ---   init_std: standard deviation of the initial weights (default: 0.02)
 local Llama = nn.Module:extend "Llama"
 

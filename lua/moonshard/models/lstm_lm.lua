@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- LSTMLanguageModel: a table of tokens, layers of LSTM, and a projection to the logits of the next token.
---- `model(ids, state)` returns logits [B, T, vocab] and the state after the last token, with which the text goes on.
+--- `model(ids, state)` returns logits [B, T, vocab] and the state after the last token, from which the next call continues.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
@@ -8,9 +8,9 @@ local opts = require "moonshard.core.opts"
 
 ---@class LSTMLanguageModel: Module
 ---@overload fun(opts?: { vocab: integer, dim: integer, layers: integer, dropout: number, tie: boolean, dtype: string, device: string }): LSTMLanguageModel
----   vocab: number of token ids (default: 256, bytes); dim: channels of tokens and states (default: 256); layers: of
----   the LSTM (default: 2); dropout: probability after the table, between layers and before the head (default: 0); tie:
----   the head's weight is the token table (default: true)
+---   vocab: number of token ids (default: 256, bytes); dim: channels of tokens and states (default: 256); layers:
+---   layers of the LSTM (default: 2); dropout: probability after the table, between layers and before the head
+---   (default: 0); tie: the head's weight is the token table (default: true)
 local LSTMLanguageModel = nn.Module:extend "LSTMLanguageModel"
 
 function LSTMLanguageModel:init(given)

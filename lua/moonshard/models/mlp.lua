@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- MLP: linear layers with an activation, and dropout if wanted, between them.
+--- MLP: linear layers with an activation, and optionally dropout, between them.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
@@ -8,8 +8,8 @@ local opts = require "moonshard.core.opts"
 ---@class MLP: Sequential
 ---@overload fun(sizes: integer[], opts?: { activation: string, dropout: number, bias: boolean, dtype: string, device: string }): MLP
 ---   sizes: features of the input, of each hidden layer, and of the output; activation: the name of a layer of nn
----   without arguments (default: "ReLU"); dropout: probability after each activation (default: 0); bias: of the linear
----   layers (default: true)
+---   without arguments (default: "ReLU"); dropout: probability after each activation (default: 0); bias: the linear
+---   layers have a bias (default: true)
 local MLP = nn.Sequential:extend "MLP"
 
 function MLP:init(sizes, given)

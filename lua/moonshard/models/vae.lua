@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- VAE: a variational autoencoder (Kingma & Welling 2014) of vectors with values from 0 to 1, such as grey pictures.
+--- VAE: a variational autoencoder (Kingma & Welling 2014) of vectors with values from 0 to 1, such as grey images.
 --- `vae(x)` returns the logits of the reconstruction, and mean and log variance of the code; `vae:loss(x)` their loss.
 require "moonshard.autograd.methods"
 local create = require "moonshard.tensor.create"
@@ -8,7 +8,7 @@ local opts = require "moonshard.core.opts"
 
 ---@class VAE: Module
 ---@overload fun(opts?: { input: integer, hidden: integer, latent: integer, dtype: string, device: string }): VAE
----   input: size of a vector (default: 784); hidden: of the layer between (default: 400); latent: size of the code
+---   input: size of a vector (default: 784); hidden: size of the hidden layers (default: 400); latent: size of the code
 ---   (default: 20)
 local VAE = nn.Module:extend "VAE"
 
@@ -58,7 +58,7 @@ function VAE:loss(x, given)
 end
 
 --- Draws n examples.
----@param n integer
+---@param n integer  number of examples
 ---@return Tensor  [n, input], values from 0 to 1
 function VAE:sample(n)
   local p = self.mean.weight

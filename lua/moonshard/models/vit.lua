@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- VisionTransformer (Dosovitskiy et al. 2021): a picture as a sequence of patches, a transformer encoder, and a
---- classifier on its first position. Parameters have torchvision's names, counted from 1.
+--- VisionTransformer (Dosovitskiy et al. 2021): an image as a sequence of patches, a transformer encoder, and a
+--- classifier on its first position. Parameters have torchvision's names, with the elements of a Sequential counted
+--- from 1.
 require "moonshard.autograd.methods"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -48,10 +49,11 @@ end
 
 ---@class VisionTransformer: Module
 ---@overload fun(opts: { image: integer, patch: integer, classes: integer, channels: integer, dim: integer, layers: integer, heads: integer, mlp_dim: integer, dropout: number, attention_dropout: number, dtype: string, device: string }): VisionTransformer
----   image: height and width of a picture (default: 224); patch: of a patch, divides image (default: 16); classes:
----   number of logits (default: 1000); channels: of a picture (default: 3); dim: channels of a position (default: 768);
----   layers: number of blocks (default: 12); heads: attention heads per block (default: 12); mlp_dim: inner size of the
----   mlp (default: 3072); dropout, attention_dropout: probabilities (default: 0)
+---   image: height and width of an image (default: 224); patch: those of a patch, divides image (default: 16); classes:
+---   number of logits (default: 1000); channels: channels of an image (default: 3); dim: channels of a position
+---   (default: 768); layers: number of blocks (default: 12); heads: attention heads per block (default: 12); mlp_dim:
+---   inner size of the mlp (default: 3072); dropout: probability of dropout (default: 0); attention_dropout: the same
+---   of attention weights (default: 0)
 local VisionTransformer = nn.Module:extend "VisionTransformer"
 
 function VisionTransformer:init(given)

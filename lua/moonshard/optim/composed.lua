@@ -4,7 +4,7 @@
 ---
 --- A class has `_row` (the names of its states), `_options` (defaults and kinds), and `_update(group, p, part, g, entry)`,
 --- which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in `entry`; it may have
---- `_check_group(group, later)` and `_accept(p, k)`, which refuses a parameter.
+--- `_check_group(group, later)`, and `_accept(p, k)`, which raises for a parameter that the optimizer cannot step.
 local capture = require "moonshard.autograd.capture"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"

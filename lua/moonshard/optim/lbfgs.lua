@@ -24,7 +24,7 @@ local positive_whole = opts.whole_from(1)
 ---   (default: 20); max_eval: calls of the closure in a step (default: 1.25 max_iter); tolerance_grad: ends the step
 ---   when no gradient is larger (default: 1e-7); tolerance_change: ends the step when no parameter, or the loss,
 ---   changes by more (default: 1e-9); history_size: number of changes that approximate the Hessian (default: 100);
----   line_search_fn: "strong_wolfe" or nil (default: nil); maximize: ascends (default: false)
+---   line_search_fn: "strong_wolfe" or nil (default: nil); maximize: maximizes instead of minimizing (default: false)
 local LBFGS = composed.define("LBFGS", { "direction", "last_grad", "changes", "steps" }, {
   lr = option(opts.number_from(0), 1), max_iter = option(positive_whole, 20), max_eval = positive_whole,
   tolerance_grad = option(opts.number_from(0), 1e-7), tolerance_change = option(opts.number_from(0), 1e-9),

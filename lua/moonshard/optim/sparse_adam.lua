@@ -14,7 +14,7 @@ local option = opts.option
 ---@overload fun(params: Tensor[]|table[], opts: { lr: number, betas: number[], eps: number, maximize: boolean }): SparseAdam
 ---   params: leaves, or groups { params = {…}, lr = …, … }; lr: learning rate (default: 1e-3); betas: decay of the
 ---   first and second moment, from 0 to below 1 (default: { 0.9, 0.999 }); eps: added to the root of the second moment
----   (default: 1e-8); maximize: ascends (default: false)
+---   (default: 1e-8); maximize: maximizes instead of minimizing (default: false)
 local SparseAdam = composed.define("SparseAdam", { "exp_avg", "exp_avg_sq" }, {
   lr = option(opts.positive, 1e-3), betas = { 0.9, 0.999 }, eps = option(opts.positive, 1e-8), maximize = false,
 })

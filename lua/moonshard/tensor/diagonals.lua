@@ -100,17 +100,17 @@ local function triangle(who, rows, columns, k, given, lower)
 end
 
 --- The positions of a matrix's lower triangle, row by row; they count from 0.
----@param rows integer  of the matrix
----@param columns integer  of the matrix
+---@param rows integer  rows of the matrix
+---@param columns integer  columns of the matrix
 ---@param k? integer  up to this diagonal: 0 is the main one, 1 the one above it (default: 0)
----@param given? { dtype: string, device: string }  dtype: of the result (default: int64)
+---@param given? { dtype: string, device: string }  dtype: dtype of the result (default: int64)
 ---@return Tensor  [2, number of elements]: rows, columns
 function M.tril_indices(rows, columns, k, given) return triangle("tril_indices", rows, columns, k, given, true) end
 --- The positions of a matrix's upper triangle, row by row; they count from 0.
----@param rows integer  of the matrix
----@param columns integer  of the matrix
+---@param rows integer  rows of the matrix
+---@param columns integer  columns of the matrix
 ---@param k? integer  from this diagonal on: 0 is the main one, 1 the one above it (default: 0)
----@param given? { dtype: string, device: string }  dtype: of the result (default: int64)
+---@param given? { dtype: string, device: string }  dtype: dtype of the result (default: int64)
 ---@return Tensor  [2, number of elements]: rows, columns
 function M.triu_indices(rows, columns, k, given) return triangle("triu_indices", rows, columns, k, given, false) end
 

@@ -242,7 +242,7 @@ local function fitting(v, shape)
   return methods.expand(v, size)
 end
 
--- Writes to t as a whole, so that the tape can record the change: t becomes a copy with v at the key's positions.
+-- Writes to t as a whole, so that the graph records the change: t becomes a copy with v at the key's positions.
 local function write_recorded(t, key, v, accumulate)
   local numbers = methods.reshape(create.arange(t:numel(), { device = t.device }), t.shape)
   local at = read(numbers, key)

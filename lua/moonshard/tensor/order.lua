@@ -239,14 +239,14 @@ end
 ---@param q number|Tensor  from 0 to 1; a tensor, [n] of t's dtype, gives n results along a new first dimension
 ---@param d? integer  from 1; negative from the end (default: all elements)
 ---@param given? { keepdim: boolean, interpolation: "linear"|"lower"|"higher"|"midpoint"|"nearest" }
----   keepdim: leaves the dimension with size 1; interpolation: between two elements (default: linear)
+---   keepdim: leaves the dimension with size 1; interpolation: rule for a rank between two elements (default: linear)
 ---@return Tensor
 function methods.quantile(t, q, d, given) return quantile_of("quantile", t, q, d, given, false) end
 --- quantile of the elements that are not nan; nan if there are none.
 ---@param q number|Tensor  from 0 to 1; a tensor, [n] of t's dtype, gives n results along a new first dimension
 ---@param d? integer  from 1; negative from the end (default: all elements)
 ---@param given? { keepdim: boolean, interpolation: "linear"|"lower"|"higher"|"midpoint"|"nearest" }
----   keepdim: leaves the dimension with size 1; interpolation: between two elements (default: linear)
+---   keepdim: leaves the dimension with size 1; interpolation: rule for a rank between two elements (default: linear)
 ---@return Tensor
 function methods.nanquantile(t, q, d, given) return quantile_of("nanquantile", t, q, d, given, true) end
 
@@ -353,8 +353,9 @@ end
 
 --- The different elements, sorted; nan differs from every nan. No gradient.
 ---@param given? { sorted: boolean, return_inverse: boolean, return_counts: boolean, dim: integer }
----   sorted: accepted for PyTorch's scripts, the result is always sorted; return_inverse, return_counts: whether to
----   return these (default: false); dim: different slices along this dimension, from 1 (default: elements)
+---   sorted: accepted for PyTorch's scripts, the result is always sorted; return_inverse: also returns inverse
+---   (default: false); return_counts: also returns counts (default: false); dim: different slices along this dimension,
+---   from 1 (default: elements)
 ---@return Tensor values
 ---@return Tensor? inverse  int64, of t's shape (with dim: [size of dim]): where each element is in values, from 0
 ---@return Tensor? counts  int64: how often each of them occurs; the second result without return_inverse
@@ -362,8 +363,8 @@ function methods.unique(t, given) return unique_of("unique", t, given, true) end
 
 --- t without elements that are equal to the one before. No gradient.
 ---@param given? { return_inverse: boolean, return_counts: boolean, dim: integer }
----   return_inverse, return_counts: whether to return these (default: false); dim: slices along this dimension, from 1
----   (default: elements of t, flattened)
+---   return_inverse: also returns inverse (default: false); return_counts: also returns counts (default: false); dim:
+---   slices along this dimension, from 1 (default: elements of t, flattened)
 ---@return Tensor values
 ---@return Tensor? inverse  int64, of t's shape (with dim: [size of dim]): where each element is in values, from 0
 ---@return Tensor? counts  int64: how many equal neighbours each stands for; the second result without return_inverse
@@ -387,8 +388,8 @@ end
 --- boundaries, sorted along the last dimension. No gradient. Errors: different dtypes.
 ---@param values Tensor|number  of t's dtype; t has one dimension, or the shape of values except for the last dimension
 ---@param given? { right: boolean, side: "left"|"right", out_int32: boolean, sorter: Tensor }
----   right: behind equal boundaries (default: before them); side: the same by name; out_int32: int32 in place of int64
----   (default: false); sorter: int64, the positions that sort t (default: t is sorted)
+---   right: behind equal boundaries (default: before them); side: "right" is the same as right = true; out_int32: the
+---   result is int32 instead of int64 (default: false); sorter: int64, the positions that sort t (default: t is sorted)
 ---@return Tensor  int64, of values' shape
 function methods.searchsorted(t, values, given)
   local o = opts("searchsorted", given, { right = opts.boolean, side = opts.one_of { "left", "right" },
@@ -404,8 +405,8 @@ end
 --- The number of the bucket of each element: how many boundaries are below it. No gradient. Errors: different dtypes.
 ---@param boundaries Tensor  [n], sorted, of t's dtype
 ---@param given? { right: boolean, out_int32: boolean }
----   right: a boundary belongs to the bucket above it (default: below); out_int32: int32 in place of int64 (default:
----   false)
+---   right: a boundary belongs to the bucket above it (default: below); out_int32: the result is int32 instead of
+---   int64 (default: false)
 ---@return Tensor  int64, of t's shape
 function methods.bucketize(t, boundaries, given)
   local o = opts("bucketize", given, { right = false, out_int32 = false })

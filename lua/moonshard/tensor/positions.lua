@@ -183,7 +183,7 @@ local function along(who, t, d, idx)
   local at = dimension(t, d, who) + 1
   opts.expect(idx, a_tensor, "%s: index", who)
   if #idx.shape > 1 or idx.dtype ~= "int64" and idx.dtype ~= "int32" then
-    errors.raise("%s: the index is %s %s, expected int64 [n]", who, idx.dtype, tostring(idx.shape))
+    errors.raise("%s: the index is %s %s, expected int64 or int32, [n]", who, idx.dtype, tostring(idx.shape))
   end
   local list, size = {}, { unpack(t.shape) }
   for k = 1, #size do list[k] = k == at and idx:numel() or 1 end
@@ -265,7 +265,7 @@ end
 --- t with the slices along d at positions filled with one value. Errors: an id outside of 0 to size - 1.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64 [n]; ids from 0
----@param value number|boolean|Tensor  a tensor has no dimensions
+---@param value number|boolean|Tensor  a tensor must have no dimensions
 ---@return Tensor
 function methods.index_fill(t, d, idx, value)
   id_of(t, "index_fill")
@@ -274,7 +274,7 @@ end
 --- index_fill in place.
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64 [n]; ids from 0
----@param value number|boolean|Tensor  a tensor has no dimensions
+---@param value number|boolean|Tensor  a tensor must have no dimensions
 ---@return Tensor self
 function methods.index_fill_(t, d, idx, value)
   scope.run("index_fill_", fill_slices, "index_fill_", t, d, idx, value)
@@ -295,7 +295,7 @@ local KINDS = { prod = 0, amax = 1, amin = 2 }
 local REDUCTIONS = { "sum", "prod", "mean", "amax", "amin" }
 local NOTHING = { sum = 0, mean = 0, prod = 1, amax = -math.huge, amin = math.huge }
 
--- The number that leaves every other one of a dtype as it is.
+-- The neutral element of a reduction in a dtype.
 local function nothing(reduce, dtype)
   local value = NOTHING[reduce]
   if math.abs(value) ~= math.huge or dtype:find "float" then return value end
@@ -349,7 +349,7 @@ end
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor  at least of idx's shape, of t's dtype
----@param reduce "sum"|"prod"|"mean"|"amax"|"amin"  how elements for one place are combined
+---@param reduce "sum"|"prod"|"mean"|"amax"|"amin"  how elements for one position are combined
 ---@param given? { include_self: boolean }  include_self: t's own element counts, too (default: true)
 ---@return Tensor
 function methods.scatter_reduce(t, d, idx, src, reduce, given)
@@ -359,7 +359,7 @@ end
 ---@param d integer  from 1; negative from the end
 ---@param idx Tensor  int64, of as many dimensions as t; ids from 0
 ---@param src Tensor  at least of idx's shape, of t's dtype
----@param reduce "sum"|"prod"|"mean"|"amax"|"amin"  how elements for one place are combined
+---@param reduce "sum"|"prod"|"mean"|"amax"|"amin"  how elements for one position are combined
 ---@param given? { include_self: boolean }  include_self: t's own element counts, too (default: true)
 ---@return Tensor self
 function methods.scatter_reduce_(t, d, idx, src, reduce, given)
