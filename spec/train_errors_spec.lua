@@ -180,8 +180,7 @@ describe("scripts/train.lua, when it cannot continue,", function()
         words[#words + 1] = a
       end
       for _, a in ipairs(TINY) do words[#words + 1] = tostring(a) end
-      local child = process.start(words, { stdout = out, stderr = out .. ".err", env = {
-        OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+      local child = process.start(words, { stdout = out, stderr = out .. ".err", env = process.mpirun_env() })
       local function await(pattern)
         local deadline = process.now() + 100 * process.patience
         while not process.read(out):find(pattern) and process.now() < deadline and not child:poll() do

@@ -305,9 +305,7 @@ describe("a job #mpi", function()
     ]])
     local out = folder .. "/out"
     local child = process.start({ "mpirun", "-n", "2", "luajit", folder .. "/script.lua" },
-      { stdout = out, stderr = out .. ".err",
-      env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-        OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+      { stdout = out, stderr = out .. ".err", env = process.mpirun_env() })
     local deadline = process.now() + 60 * patience
     while select(2, process.read(out):gsub("job %d+ pid %d+\n", "")) < 2 and process.now() < deadline do
       process.sleep(0.01)
@@ -535,7 +533,7 @@ describe("a disturbed job #mpi", function()
   end)
 end)
 
-describe("over pretended nodes #mpi", function()
+describe("over simulated nodes #mpi", function()
   it("a mismatch, a published error and an absence reach every rank", function() within(4, function()
     local job = ranks.run(4, marks .. [[
       local lib = require "moonshard.core.ffi".lib

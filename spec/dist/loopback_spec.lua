@@ -47,13 +47,11 @@ describe("on one host #mpi", function()
       ("package.path = %q require 'moonshard'.dist.barrier() print 'step 1/' io.flush() os.execute 'sleep 60'"):format(
       ("@/lua/?.lua;@/lua/?/init.lua;@/?.lua;"):gsub("@", process.root)))
     local plain = { "mpirun", "-n", "2", "luajit", folder .. "/wait.lua" }
-    local as_root = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-      OMPI_MCA_rmaps_base_oversubscribe = "1" }
     for k, words in ipairs { train, shim, plain } do
-      as_root.LD_PRELOAD = k == 2 and build .. "/libmoonshard_loopback.so" or nil
+      local env = process.mpirun_env { LD_PRELOAD = k == 2 and build .. "/libmoonshard_loopback.so" or nil }
       if k > 1 or not process.tool then
         local out = ("%s/%d"):format(folder, k)
-        local child = process.start(words, { stdout = out, stderr = out .. ".err", env = as_root })
+        local child = process.start(words, { stdout = out, stderr = out .. ".err", env = env })
         local deadline = process.now() + 60 * patience
         while not process.read(out):find "step +1/" and process.now() < deadline and not child:poll() do
           process.sleep(0.02)

@@ -182,8 +182,7 @@ describe("a save that is disturbed", function()
         argv[#argv + 1] = w
       end
       local child = process.start(argv, { stdout = work .. "/out", stderr = work .. "/out.err",
-        env = { LD_PRELOAD = false, OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-          OMPI_MCA_rmaps_base_oversubscribe = "1" } })
+        env = process.mpirun_env { LD_PRELOAD = false } })
       assert.are.equal(0, child:wait(60) or child:stop(), process.read(work .. "/out.err"))
       assert.are.equal(1, follow(trace, path, kind))
       assert.are.equal(NEW, saves.value_of(kind, path))

@@ -55,10 +55,7 @@ function M.new(work)
     local argv = traced
     if world > 1 then
       argv = { "mpirun", "--mca", "odls_base_sigkill_timeout", "0", "-n", "1" }
-      for k, v in pairs { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-        OMPI_MCA_rmaps_base_oversubscribe = "1" } do
-        env[k] = v
-      end
+      env = process.mpirun_env(env)
       for _, w in ipairs(words) do argv[#argv + 1] = w end
       argv[#argv + 1] = ":"
       argv[#argv + 1] = "-n"
@@ -100,14 +97,14 @@ function M.new(work)
         values[#values + 1] = t:min():item()
         values[#values + 1] = t:max():item()
       end
-      assert(#values == 5, "not two tensors")
+      assert(#values == 5, "the file does not hold two tensors")
     end
-    for _, v in ipairs(values) do assert(v == values[1], "of two saves") end
+    for _, v in ipairs(values) do assert(v == values[1], "the file mixes values of two saves") end
     return values[1]
   end
 
-  --- Names beside the checkpoint that begin with the checkpoint's name, and the names inside those folders, without the
-  --- checkpoint itself.
+  --- What a save left behind: names beside the checkpoint that begin with its name, and names inside the checkpoint's
+  --- folder that its index does not list.
   function self.leftovers(kind, path)
     local list = {}
     for name in lfs.dir(work) do
@@ -136,8 +133,8 @@ function M.new(work)
     end
   end
 
-  --- { call, n, line }: every call between the two marks, as the n-th of its kind in its thread. `renames`: index of
-  --- the first call after an attempt to rename folders.
+  --- The calls of a save, between the two marks of save_once.lua: a list of { call, n, line }, call number n of its
+  --- kind in its thread. `renames`: index of the first call after an attempt to rename folders.
   function self.calls_of(kind, path, world)
     local trace = work .. "/trace"
     local code, out, err = self.start(kind, path, NEW, { "-o", trace, "-e", "trace=" .. table.concat(M.CALLS, ",") },
@@ -161,7 +158,7 @@ function M.new(work)
         end
       end
     end
-    assert(#list > 8, #list)
+    assert(#list > 8, ("strace has recorded only %d calls of a save"):format(#list))
     return list
   end
 

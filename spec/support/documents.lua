@@ -5,7 +5,7 @@
 ---   ```lua                 the blocks that follow continue it, also under the next headings
 ---   ```text                what the program has printed since the last `text` block, to the byte; … is any text
 ---   ```lua file=a.lua      a file of the program (also c file=a.c); the blocks `sh` of such a program are its commands
----   ```console prompt      lines for the prompt (scripts/repl, with ranks=N over ranks) behind > and what it prints
+---   ```console prompt      lines that are typed at the prompt, after `> `, and what it prints (ranks=N: over ranks)
 ---   ```console             a session that no spec can run: another machine, a terminal
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
@@ -82,14 +82,14 @@ function M.programs(path)
       add(block)
     elseif block.language == "text" then
       local part = now and now.parts[#now.parts]
-      assert(part and not now.prompt, ("%s:%d: what is printed stands behind no program"):format(path, block.line))
+      assert(part and not now.prompt, ("%s:%d: this `text` block follows no program"):format(path, block.line))
       part.printed, part.line = part.printed .. block.text, block.line
     end
   end
   return list
 end
 
--- Between the outputs of two blocks; rank 0 writes it, in front of the second block's first line.
+-- Separates the outputs of two blocks: rank 0 writes it before the second block's first line.
 local MARK = "\1"
 local mark = ('if (os.getenv "OMPI_COMM_WORLD_RANK" or "0") == "0" then io.write "\\1" end; ')
 
@@ -113,11 +113,10 @@ function M.run(program)
   local here = { "env", "-C", folder }
   local build = os.getenv "MOONSHARD_BUILD" or "build"
   if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
-  local env = {
+  local env = process.mpirun_env {
     LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root), MOONSHARD = process.root,
     MOONSHARD_BUILD = build, MOONSHARD_THREADS = "1",
   }
-  for name, value in pairs(ranks.mpirun_env) do env[name] = value end
   for name, text in pairs(program.files) do
     process.write(folder .. "/" .. name, text)
     if name:find "%.c$" then                             -- pkg-config gives the engine that was built, not installed
@@ -164,10 +163,10 @@ function M.describe(path, skip)
   for _, program in ipairs(M.programs(path)) do
     if not (skip and skip(program)) then
       count = count + 1
-      busted.it(("%s:%d has a program for '%s' that prints what it says"):format(path, program.line, program.heading),
+      busted.it(("%s:%d: the program under '%s' prints what the document says"):format(path, program.line, program.heading),
         function()
           if process.tool and program.shell then
-            busted.pending "commands that a document shows run without sanitizers and valgrind"
+            busted.pending "commands of documents are not run under sanitizers and valgrind"
             return
           end
           local outputs, job = M.run(program)

@@ -101,9 +101,7 @@ end
 function inject.run(o)
   local folder = process.temp_folder()
   process.write(folder .. "/script.lua", script)
-  local env = { MOONSHARD_TIMEOUT = tostring(o.limit), OMPI_ALLOW_RUN_AS_ROOT = "1",
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-    OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
+  local env = process.mpirun_env { MOONSHARD_TIMEOUT = tostring(o.limit),
     LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root) }
   local argv = { "mpirun", "-n", tostring(o.world), "luajit", folder .. "/script.lua", o.where, o.how,
     tostring(o.victim),

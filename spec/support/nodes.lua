@@ -8,7 +8,7 @@ local nodes = {}
 
 local function sh(command) return os.execute(("exec >/dev/null 2>&1; %s"):format(command)) == 0 end
 
---- The reason why such nodes are not possible on this machine; nil if they are.
+--- Returns the reason why this machine cannot have such nodes, or nil if it can.
 function nodes.missing()
   if process.tool then return "the sanitizer's leak check fails in unshare, whose children are in another process namespace" end
   for _, tool in ipairs { "ip", "unshare", "mpirun" } do
@@ -64,9 +64,7 @@ function Pair:command(n, argv, env)
     words[#words + 1] = name .. "=" .. value
   end
   for _, word in ipairs(argv) do words[#words + 1] = word end
-  return words, { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-    OMPI_MCA_rmaps_base_oversubscribe = "1",
-    OMPI_MCA_hwloc_base_binding_policy = "none" }
+  return words, process.mpirun_env()
 end
 
 --- Runs a script on both nodes, n ranks on each, as ranks.run does.

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Child processes for specs: started with output files of their own, observed, ended. io.popen gives only one pipe, no
---- exit by signal and no time-out; this uses posix_spawn and waitpid through the FFI.
+--- Child processes for specs: starts them with output files of their own, observes and ends them. io.popen gives only
+--- one pipe, no exit by signal and no time-out; this uses posix_spawn and waitpid through the FFI.
 local ffi = require "ffi"
 
 ffi.cdef [[
@@ -42,6 +42,17 @@ function process.crash_env(env)
   return env
 end
 
+--- Environment (with `changes`) of an mpirun that a spec starts: it may run as root, and start more ranks than there are
+--- cores; ranks are not bound to cores. Only mpirun reads these settings; the engine makes all others itself.
+---@param changes? table<string, string|false>
+---@return table<string, string|false>
+function process.mpirun_env(changes)
+  local env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
+    OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none" }
+  for name, value in pairs(changes or {}) do env[name] = value end
+  return env
+end
+
 --- The source tree of this file, as an absolute path.
 process.root = (function()
   local source = debug.getinfo(1, "S").source:sub(2)
@@ -64,8 +75,8 @@ function process.sleep(seconds)
 end
 
 --- Checks a time limit on a machine that may preempt any process at any moment: calls fn up to five times, until one
---- call takes less than the limit. fn returns the time that it measured (math.huge and a text if the event did not
---- happen in time); assertions that do not depend on time are in fn.
+--- call takes less than the limit. fn returns the seconds that it measured (or math.huge and a reason, if the event did
+--- not happen in time). Assertions that do not depend on time belong into fn.
 ---@param limit number  seconds, times the patience
 ---@param fn fun(): number, string?
 function process.within(limit, fn)
@@ -192,7 +203,7 @@ function Child:poll()
   return self.code
 end
 
---- Waits up to `limit` seconds, times the factor; exit status, or nil.
+--- Waits up to `limit` seconds, times process.patience. Returns the exit status, or nil if the process still runs.
 function Child:wait(limit)
   local deadline = process.now() + limit * process.patience
   local nap = 0.0002

@@ -9,7 +9,7 @@
 ---
 --- The tests are ordinary `it`s. The first one starts a gang, `mpirun -n 4 luajit worker.lua`. Every rank runs the
 --- tests in order and writes the result of each to its own file; after each test the ranks synchronise on a board
---- (board.lua). The busted process watches. If a rank fails, dies, leaves or hangs during a test, that test gets the
+--- (board.lua). The busted process watches. If a rank fails, dies, exits or hangs during a test, that test fails with a
 --- message; the gang is ended at once and started again with the next test. A message that several ranks report is
 --- shown once.
 ---
@@ -23,24 +23,17 @@ local ranks = {
   grace = 1.0,  -- seconds that the other ranks may continue after one has failed
 }
 
--- Settings that only mpirun accepts; the engine handles all others.
-ranks.mpirun_env = {
-  OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1",
-  OMPI_MCA_rmaps_base_oversubscribe = "1", OMPI_MCA_hwloc_base_binding_policy = "none",
-}
 
 -- Arguments and environment for n ranks of `command`. A preloaded sanitizer is meant for the ranks, not for mpirun.
 local function launch(n, command, opts)
-  local argv, env = { "mpirun", "-n", tostring(n) }, {}
-  for k, v in pairs(ranks.mpirun_env) do env[k] = v end
+  local argv, env = { "mpirun", "-n", tostring(n) }, process.mpirun_env(opts.env)
   local preload = os.getenv "LD_PRELOAD"
   if preload then
-    env.LD_PRELOAD = false
+    if env.LD_PRELOAD == nil then env.LD_PRELOAD = false end
     argv[#argv + 1] = "-x"
     argv[#argv + 1] = "LD_PRELOAD=" .. preload
   end
   for _, a in ipairs(opts.mpirun or {}) do argv[#argv + 1] = a end
-  for k, v in pairs(opts.env or {}) do env[k] = v end
   for _, a in ipairs(command) do argv[#argv + 1] = a end
   return argv, env
 end
@@ -319,7 +312,7 @@ function ranks.describe(n, name, opts, body)
     local info = { world = n, opts = opts, depth = #(names_to(describe_now)) }
     for _, alias in ipairs { "it", "test", "spec" } do
       env[alias] = function(title, fn)
-        if type(fn) ~= "function" then error("it: a name and a function, please", 2) end
+        if type(fn) ~= "function" then error(("it: argument 2 is %s, expected a function"):format(tostring(fn)), 2) end
         return busted.it(title, function() run_test(info) end)
       end
     end

@@ -252,7 +252,7 @@ describe("mpirun scripts/repl", function()
   local words = { "mpirun", "-n", "2", "luajit", prompt.program }
 
   it("owns the terminal: editing, completion and Ctrl-C, which mpirun does not see", function()
-    local p = prompt.open(words, nil, prompt.mpirun_env)
+    local p = prompt.open(words, nil, process.mpirun_env())
     finally(function() p:finish(0) end)
     assert.are.equal(by_rank(2, tostring), ask(p, "ms.dist.rank()"))
     ask(p, "some_tensor = ms.tensor{1, 2, 3}")
@@ -273,7 +273,7 @@ describe("mpirun scripts/repl", function()
       { PS1 = "shell: ", TERM = "xterm", MOONSHARD_HISTORY = "", COLUMNS = "300", INPUTRC = "/dev/null" })
     finally(function() p:finish(0) end)
     assert(p:expect "shell: ")
-    for name, value in pairs(prompt.mpirun_env) do p:type(("export %s=%s\n"):format(name, value)) end
+    for name, value in pairs(process.mpirun_env()) do p:type(("export %s=%s\n"):format(name, value)) end
     p:type(command)
     assert(p:expect("Ctrl-D to leave.", 60))
     assert(p:expect "> ")
@@ -297,7 +297,7 @@ describe("mpirun scripts/repl", function()
     finally(function() process.remove_folder(folder) end)
     process.write(folder .. "/in",
       "ms.dist.rank()\nt = ms.ones(1); ms.dist.all_reduce(t)\nt:item()\nfor k = 1, 2 do\nprint(k)\nend\n")
-    local child = process.start(words, { stdin = folder .. "/in", stdout = folder .. "/out", env = prompt.mpirun_env })
+    local child = process.start(words, { stdin = folder .. "/in", stdout = folder .. "/out", env = process.mpirun_env() })
     assert.are.equal(0, child:wait(60) or child:stop())
     local text = process.read(folder .. "/out"):gsub(">+ ", "")
     assert.matches("2 ranks: the library is ms.", text)
@@ -388,7 +388,7 @@ describe("the start of a prompt over ranks", function()
 
   it("refuses --ranks in a process that a launcher started", function()
     local child = process.start({ "mpirun", "-n", "1", "luajit", prompt.program, "--ranks", "2" },
-      { stdout = folder .. "/out", stderr = folder .. "/err", env = prompt.mpirun_env })
+      { stdout = folder .. "/out", stderr = folder .. "/err", env = process.mpirun_env() })
     assert.are.equal(2, child:wait(20) or child:stop())
     assert.matches("repl: %-%-ranks 2 starts ranks, but mpirun has started this process", process.read(folder .. "/err"))
   end)

@@ -274,7 +274,7 @@ describe("luajit -i under mpirun", function()
   it("refuses at once on every rank", function()
     local out = own_folder .. "/out"
     local child = process.start({ "mpirun", "-n", "2", unpack(ways["luajit -i"]) },
-      { stdout = out, stderr = out .. ".err", env = prompt.mpirun_env })
+      { stdout = out, stderr = out .. ".err", env = process.mpirun_env() })
     assert.are.equal(2, child:wait(20) or child:stop())
     local text = process.read(out .. ".err")
     assert.matches("repl: this prompt is for one process, and this is a job of 2 ranks: start scripts/repl %-%-ranks 2", text)
