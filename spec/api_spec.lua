@@ -1,6 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- The API contract as data, section by section. A missing name fails, and so does an existing name that the list
---- `soon` still excuses. For functions with options, the accepted options are checked, too.
+--- Names, fields, operators and options of the API that scripts rely on, as data: a missing one fails.
 local ms = require "moonshard"
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 
@@ -23,21 +22,7 @@ local function look(path)
   return value
 end
 
---- Names to come; a name is removed when its feature lands.
-local soon = words [[
-]]
--- Members of a missing name are excused with it.
-local excused = {}
-for _, path in ipairs(soon) do excused[path] = true end
-
-local function is_excused(path)
-  while path do
-    if excused[path] then return true end
-    path = path:match "^(.*)[.:][^.:]+$"
-  end
-  return false
-end
-
+-- { title, prefix of the names, names }
 local sections = {
   { "entry", "", [[version nn dist fsdp optim amp data testing warn log catch_warnings sorted_pairs]] },
   { "making tensors", "", [[
@@ -115,43 +100,19 @@ local sections = {
     lr_scheduler.linear_warmup lr_scheduler.cosine lr_scheduler.linear lr_scheduler.constant lr_scheduler.lambda]] },
 }
 
-describe("the contract's names", function()
+describe("the API's names", function()
   for _, section in ipairs(sections) do
     local title, prefix, names = section[1], section[2], words(section[3])
     it("are there: " .. title, function()
       local missing = {}
       for _, name in ipairs(names) do
         local path = prefix .. name
-        if look(path) == nil and not is_excused(path) then missing[#missing + 1] = path end
+        if look(path) == nil then missing[#missing + 1] = path end
       end
       assert.are.equal("", table.concat(missing, " "))
     end)
   end
 
-  it("are not in the list `soon` once they exist", function()
-    local there = {}
-    for _, path in ipairs(soon) do
-      if look(path) ~= nil then there[#there + 1] = path end
-    end
-    assert.are.equal("", table.concat(there, " "))
-  end)
-
-  it("are on a section's list if the list `soon` has them", function()
-    local known, strange = {}, {}
-    for _, section in ipairs(sections) do
-      for _, name in ipairs(words(section[3])) do
-        local path = section[2] .. name
-        while path do
-          known[path] = true
-          path = path:match "^(.*)[.:][^.:]+$"
-        end
-      end
-    end
-    for _, path in ipairs(soon) do
-      if not known[path] then strange[#strange + 1] = path end
-    end
-    assert.are.equal("", table.concat(strange, " "))
-  end)
 
   it("can be required as modules", function()
     for _, name in ipairs(words "nn dist fsdp optim amp data") do
@@ -173,7 +134,7 @@ end)
 
 -- ---- fields -------------------------------------------------------------------------------------
 
-describe("the contract's fields", function()
+describe("the API's fields", function()
   it("are there: tensors", function()
     local t = ms.ones(2, 3, { requires_grad = true })
     t:sum():backward()
@@ -298,7 +259,7 @@ local function with(o, name)
   return o
 end
 
---- Functions with options: a call with an unknown option, and the options of the contract.
+-- Functions with options: name, a call of the function with the given options, and options that it must accept.
 local takes = {
   { "tensor", function(o) ms.tensor(1, o) end, "dtype device requires_grad" },
   { "zeros", function(o) ms.zeros(2, o) end, "dtype device requires_grad" },
@@ -389,7 +350,7 @@ local takes = {
   { "AdamW", function(o) optim.AdamW({ t }, o) end, "lr betas eps weight_decay amsgrad" },
 }
 
-describe("the contract's options", function()
+describe("the API's options", function()
   for _, row in ipairs(takes) do
     it("are accepted by " .. row[1], function()
       local ok, message = pcall(row[2], unknown())
@@ -407,7 +368,7 @@ describe("the contract's options", function()
   end
 end)
 
-describe("a module of the contract", function()
+describe("a module of the API", function()
   it("that is required first gives tensors all their methods", function()
     local process = require "spec.support.process"
     for _, name in ipairs { "nn", "dist", "fsdp", "optim", "amp", "data", "models.gpt" } do

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- scripts/bundle: the packed folder runs where there is nothing but a kernel.
+--- scripts/bundle: the packed folder runs where there is nothing but a Linux kernel.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 

@@ -11,7 +11,7 @@ local sanitized = process.read(build .. "/CMakeCache.txt"):find "\nMS_SANITIZE:S
 
 describe("cmake --install", function()
   local folder, prefix
-  -- what a user sets for a prefix other than /usr/local
+  -- The variables that a user sets for a prefix other than /usr/local.
   local env
 
   -- Runs a shell line in an empty folder; returns its output, or raises with its output.

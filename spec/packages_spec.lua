@@ -87,7 +87,8 @@ describe("packages", function()
     end)
   end
 
-  -- Trains as a user without any setting: a program over two ranks, and by the command.
+  -- Trains as a user who has set no variable: with a program, alone and over two ranks, and by the command `moonshard`,
+  -- whose other parts run, too.
   local function trains(engine)
     local home = "/home/moonshard/"
     process.write(root.path .. home .. "two.lua", program)

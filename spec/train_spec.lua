@@ -20,7 +20,7 @@ describe("scripts/train.lua", function()
   end)
   teardown(function() process.remove_folder(folder) end)
 
-  it("writes a line a step with the fields of the contract, and validation in lines of their own", function()
+  it("writes a line a step with the documented fields, and validation in lines of their own", function()
     ok(train(0, "fields", { "--steps", 4, "--eval-every", 2, "--sample", 20 }))
     local steps, validations = metrics "fields"
     assert.are.equal(4, #steps)

@@ -30,7 +30,7 @@ local function attend(tensors, device, dtype, given)
   out:backward(tensors[4]:to(device):to(dtype))
   return { out:detach(), x[1].grad, x[2].grad, x[3].grad }
 end
---- q, k, v and a gradient, [B, H, T, D], laid out as [B, T, H, D].
+--- q [B, H, T, D], k and v [B, H, S, D], and a gradient like q; in memory H follows T or S.
 local function random(B, H, T, S, D, dtype)
   local out = {}
   for k, length in ipairs { T, S, S, T } do out[k] = ms.randn({ B, length, H, D }):to(dtype):transpose(2, 3) end

@@ -28,7 +28,7 @@ local function check(words, env)
   return code, process.read(folder .. "/text") .. process.read(folder .. "/err"), list, parts, child.seconds
 end
 
---- A spec file of the temporary folder.
+--- Writes a spec file with one test, whose body is given, into the temporary folder; returns its path.
 local function spec(name, body)
   process.write(("%s/%s_spec.lua"):format(folder, name), ([[
     local process = require "spec.support.process"

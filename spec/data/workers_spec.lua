@@ -138,7 +138,7 @@ describe("a loader with workers", function()
       message(epoch_of, loader))
   end)
 
-  it("says that a worker was killed, and while it made which item", function()
+  it("says that a worker was killed, and which item it was making", function()
     local set = data.Dataset { size = 4, get = function(i)
       if i == 3 then require("ffi").C.moonshard_worker_kill(require("ffi").C.moonshard_worker_self(), 9) end
       return i

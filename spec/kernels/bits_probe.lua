@@ -30,7 +30,8 @@ for _, dtype in ipairs { E.MS_F32, E.MS_BF16, E.MS_F16, E.MS_F64 } do
   local x, y = randn(dtype, 300, 259), randn(dtype, 300, 259)
   print_bits("randn", x)
   for name in ("exp log sqrt rsqrt sin cos relu silu tanh sigmoid gelu neg abs reciprocal"):gmatch "%S+" do
-    -- For float64 these functions are libm's, whose bits may depend on the CPU, except sqrt and reciprocal.
+    -- In float64 most of these functions call libm, whose bits may depend on the CPU. Those that are chosen by "sq" and
+    -- "re" do not: sqrt, rsqrt, relu, reciprocal.
     if dtype ~= E.MS_F64 or name:find "sq" or name:find "re" then
       print_bits(name, one(name, { name == "log" and one("abs", { x }) or x }))
     end

@@ -68,7 +68,7 @@ describe("products:", function()
     end)
   end
 
-  it("have the same bits with any number of threads, which cut them along rows and along columns, and float32 and 64 wherever operands lie", function()
+  it("have equal bits with any number of threads, and in float32 and float64 also for operands in any order of memory", function()
     local threads = lib.ms_num_threads()
     local ok, message = pcall(ms.no_grad, function()
       for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do

@@ -3,7 +3,7 @@
 local ranks = require "spec.support.ranks"
 
 -- Prints a line per operator: its name and a hash of its outputs and gradients. Inputs are large enough for several
--- threads, and odd enough for every tail.
+-- threads, and most rows have 701 elements, so that the code for the elements after the last whole vector runs, too.
 local script = [[
   local ms = require "moonshard"
   local samples = require "spec.support.samples"

@@ -9,7 +9,7 @@ local M = {}
 
 M.is_there = os.execute "command -v chromium >/dev/null 2>&1" == 0
 
---- Appended to the sentence of a spec that is pending because there is no Chromium.
+--- The reason to append to the title of a spec that is pending without Chromium; "" if there is one.
 M.missing = M.is_there and "" or ": there is no chromium; scripts/setup --with chromium"
 
 -- ---- the protocol ----------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ function Page:call(method, params)
   while at <= #text do at = at + assert(unistd.write(self.to, text:sub(at, at + 32767))) end
   while true do
     local message = receive(self, 60)
-    if not message then error("no answer to " .. method, 2) end
+    if not message then error(("chromium: no answer to %s within 60 s"):format(method), 2) end
     if message.id == self.id then
       if message.error then error(("%s: %s"):format(method, message.error.message), 2) end
       return message.result
@@ -72,7 +72,7 @@ end
 local function wait_for(self, event)
   while not self.seen[event] do
     local message = receive(self, 60)
-    if not message then error("no " .. event, 2) end
+    if not message then error(("chromium: the page has no event %s within 60 s"):format(event), 2) end
     self.seen[message.method or ""] = true
     note(self, message)
   end
@@ -88,7 +88,7 @@ function M.page(path, given)
   local folder = process.temp_folder()
   assert(os.execute(("mkfifo '%s/in' '%s/out'"):format(folder, folder)) == 0)
   local self = setmetatable({ folder = folder, text = "", id = 0, console = {}, seen = {} }, Page)
-  -- Opened for both directions: the open of a pipe's one end waits for the other.
+  -- Opened for reading and writing, because opening one end of a named pipe waits until the other is opened.
   self.to, self.from = assert(fcntl.open(folder .. "/in", fcntl.O_RDWR)), assert(fcntl.open(folder .. "/out",
     fcntl.O_RDWR))
   -- Chromium does not run with a sanitizer's library.
@@ -162,7 +162,8 @@ function Page:hover(x, y)
   self:frame()
 end
 
---- Turns the mouse's wheel.
+--- Turns the mouse's wheel at (x, y) by a distance in pixels; positive: down.
+---@param held? string  "shift", "control"
 function Page:wheel(x, y, by, held)
   self:call("Input.dispatchMouseEvent", { type = "mouseWheel", x = x, y = y, deltaX = 0, deltaY = by,
     modifiers = modifiers(held) })
@@ -180,7 +181,7 @@ function Page:key(key, held)
   self:frame()
 end
 
---- What a screen reader is told: the nodes of the accessibility tree with a role and a name, in order.
+--- What a screen reader gets: the nodes of the accessibility tree that have a role, in order.
 ---@return { role: string, name: string, properties: table<string, any> }[]
 function Page:accessible()
   local list = {}

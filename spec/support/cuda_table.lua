@@ -23,7 +23,7 @@ extern const spec_cuda_table ms_cuda_table_v1;
 ]]
 
 local M = {}
---- The table; the engine must have loaded the plugin.
+--- Returns the table of the plugin, which the engine must have loaded.
 function M.open()
   local build = os.getenv "MOONSHARD_BUILD" or "build"
   if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- A Debian without anything but what apt needs, in a folder (mmdebstrap), for specs that install packages into it.
+--- A Debian with only the packages that apt needs, in a folder (mmdebstrap), for specs that install packages into it.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -21,8 +21,8 @@ end
 ---@return string? reason
 local function new(path)
   local self = setmetatable({ path = path }, Root)
-  if require("posix.unistd").geteuid() ~= 0 then return nil, "installs packages into a root: only as root" end
-  if run(self, { "unshare", "--mount", "true" }) ~= 0 then return nil, "there are no mount namespaces here" end
+  if require("posix.unistd").geteuid() ~= 0 then return nil, "only the user root can install packages into a folder" end
+  if run(self, { "unshare", "--mount", "true" }) ~= 0 then return nil, "this machine has no mount namespaces" end
   local release = process.read "/etc/os-release":match "VERSION_CODENAME=(%S+)"
   -- The machine's own sources of Debian's packages.
   local sources = "/etc/apt/sources.list.d/debian.sources"

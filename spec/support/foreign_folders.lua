@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- A user's files and folders where a checkpoint is to be saved: for checkpoint_folder_spec and scripts/bench/durability.
+--- A user's files and folders at the path where a checkpoint is to be saved: for checkpoint_folder_spec and
+--- scripts/bench/durability.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -15,7 +16,7 @@ function M.everything(folder)
   return text
 end
 
--- A folder with a file `x`, and an index with this content and its correct checksum.
+-- A folder with a user's file `x`, and an index with this content and a correct checksum.
 local function sealed(at, content)
   lfs.mkdir(at)
   process.write(at .. "/x", "mine")
@@ -23,8 +24,8 @@ local function sealed(at, content)
     '{"format":"moonshard checkpoint 2",' .. content .. "}"))
 end
 
---- Things that a save refuses to replace: name, a function that makes it at a path (with `save(path, value)`), and the
---- expected message.
+--- Things that a save refuses to replace: the name, a function that makes the thing at a path (with `save(path,
+--- value)`), and the expected message.
 M.list = {
   { "a file", function(at) process.write(at, "mine") end, "is not a folder" },
   { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is not a folder" },
@@ -35,12 +36,12 @@ M.list = {
     process.write(at .. ".mine", "mine")
     lfs.link("checkpoint.mine", at, true)
   end, "checkpoint.mine' is not a folder" },
-  { "a link to a folder of something else", function(at)
+  { "a link to a folder of other files", function(at)
     lfs.mkdir(at .. ".mine")
     process.write(at .. ".mine/thesis.txt", "mine")
     lfs.link("checkpoint.mine", at, true)
   end, "checkpoint.mine' exists and is not a checkpoint: it contains 'thesis.txt'" },
-  { "a folder of something else", function(at)
+  { "a folder of other files", function(at)
     lfs.mkdir(at)
     process.write(at .. "/thesis.txt", "mine")
   end, "exists and is not a checkpoint: it contains 'thesis.txt'" },
@@ -62,15 +63,15 @@ M.list = {
     os.rename(at .. "/index.json", at .. ".index")
     lfs.link("../checkpoint.index", at .. "/index.json", true)
   end, "exists and is not a checkpoint" },
-  { "a checkpoint with a file more", function(at, save)
+  { "a checkpoint with an extra file", function(at, save)
     save(at, 1)
     process.write(at .. "/notes.txt", "mine")
   end, "contains 'notes.txt', which its index does not list" },
-  { "a checkpoint with a rank's file more", function(at, save)
+  { "a checkpoint with an extra rank's file", function(at, save)
     save(at, 1)
     process.write(at .. "/rank-00001.safetensors", "mine")
   end, "contains 'rank%-00001.safetensors', which its index does not list" },
-  { "a checkpoint with a folder more", function(at, save)
+  { "a checkpoint with an extra folder", function(at, save)
     save(at, 1)
     lfs.mkdir(at .. "/logs")
   end, "contains 'logs', which its index does not list" },
@@ -83,34 +84,34 @@ M.list = {
     lfs.mkdir(at)
     process.write(at .. "/rank-00000-0123456789abcdef.safetensors", "mine")
   end, "exists and is not a checkpoint: it contains 'rank%-00000%-0123456789abcdef.safetensors'" },
-  { "a checkpoint with a file like one that a save moves beside others", function(at, save)
+  { "a checkpoint with a file named like those that a save moves into it", function(at, save)
     save(at, 1)
     process.write(at .. "/rank-00000-0123456789abcdef.safetensors", "mine")
   end, "contains 'rank%-00000%-0123456789abcdef.safetensors', which its index does not list" },
-  { "a checkpoint whose index has another sum", function(at, save)
+  { "a checkpoint whose index has a wrong checksum", function(at, save)
     save(at, 1)
     local text = process.read(at .. "/index.json")
     process.write(at .. "/index.json", (text:gsub('"bytes":%d', '"bytes":9')))
   end, "index.json in '.*checkpoint' is damaged: its checksum differs" },
-  { "an index without a sum that lists it", function(at)
+  { "an index without a checksum that lists the user's file", function(at)
     lfs.mkdir(at)
     process.write(at .. "/x", "mine")
     process.write(at .. "/index.json", '{"format":"moonshard checkpoint 2","files":[{"name":"x","bytes":4}]}')
   end, "is damaged: its checksum differs" },
-  { "an index of the version before that lists it", function(at)
+  { "an index of format 1 that lists the user's file", function(at)
     lfs.mkdir(at)
     process.write(at .. "/rank-00000.safetensors", "mine")
     process.write(at .. "/index.json",
       '{"format":"moonshard checkpoint 1","files":[{"name":"rank-00000.safetensors"}]}')
   end, "'rank%-00000.safetensors' in '.*' is not the file that its index.json lists" },
-  { "a sealed index that lists it", function(at) sealed(at, '"files":[{"name":"x","bytes":4}],"replaces":[]') end,
+  { "an index with a correct checksum that lists the user's file", function(at) sealed(at, '"files":[{"name":"x","bytes":4}],"replaces":[]') end,
   "lists 'x', which is not a name of a checkpoint's file" },
-  { "a sealed index that lists it for another rank",
+  { "an index with a correct checksum that lists a file of another rank",
   function(at) sealed(at, '"files":[{"name":"rank-00001.safetensors"}]') end,
   "lists 'rank%-00001.safetensors', which is not a name" },
-  { "a sealed index that replaces it", function(at) sealed(at, '"files":[],"replaces":["x"]') end,
+  { "an index with a correct checksum that replaces the user's file", function(at) sealed(at, '"files":[],"replaces":["x"]') end,
   "has 'x' under 'replaces', which is not a name of a checkpoint's file" },
-  { "a sealed index that replaces something outside",
+  { "an index with a correct checksum that replaces a file outside",
   function(at) sealed(at, '"files":[],"replaces":["rank-00000.safetensors/../x"]') end, "which is not a name" },
 }
 

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The reference data of spec/golden/data (make_golden.py there explains them): reads them, and makes the same weights,
---- inputs and ids in Lua. MOONSHARD_GOLDEN names another folder of the same form.
+--- Reads the reference numbers of spec/golden/data, and makes the same weights, inputs and ids in Lua (the formulas are
+--- in make_golden.py there). MOONSHARD_GOLDEN names another folder of the same form.
 local cjson = require "cjson"
 local ms = require "moonshard"
 local numel = require "spec.support.numel"
@@ -108,8 +108,8 @@ function M.close_digest(digest, t, rtol, atol)
   M.close(name .. " last", digest.last, list[#list], rtol, atol)
 end
 
---- Models of the golden runs by name: { make, loss(model, rank, step), optim(params), units(model) -> modules to wrap
---- }.
+--- Models of the golden runs, by name: make(kind), loss(model, rank, step, golden), optim(params), and units(model),
+--- the modules to wrap.
 M.models = {}
 for _, name in ipairs { "net", "nested_wrapped_module", "non_uniform_req_grad", "mlp_stack", "exec_order",
   "transformer_lm",

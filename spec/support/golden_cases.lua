@@ -25,7 +25,7 @@ end
 ---@param same_as? table<string, string>  functions that are compared with another function's case
 return function(file, functions, same_as)
   local reference = golden.load(file)
-  local tests = { { "are all known here", function()
+  local tests = { { "have no case that the spec leaves out", function()
     local unknown = {}
     for name in ms.sorted_pairs(reference.cases) do
       if not functions[name] then unknown[#unknown + 1] = name end
@@ -36,7 +36,7 @@ return function(file, functions, same_as)
     local case = reference.cases[same_as and same_as[name] or name]
     for _, kind in ipairs { { "float64", 1e-10, 1e-12 }, { "float32", 2e-5, 2e-6 } } do
       tests[#tests + 1] = { ("give PyTorch's output and gradients: %s in %s"):format(name, kind[1]), function()
-        compare(assert(case, "no such case"), fn, unpack(kind))
+        compare(assert(case, ("%s.json has no case '%s'"):format(file, name)), fn, unpack(kind))
       end }
     end
   end

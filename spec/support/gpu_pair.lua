@@ -14,11 +14,6 @@ function M.pair(host, shape, skip, twin)
   return of(twin and host:to(twin) or host), of(host:to "cuda")
 end
 
---- The product of a shape's sizes.
-function M.numel(shape)
-  local numel = 1
-  for _, size in ipairs(shape) do numel = numel * size end
-  return numel
-end
+M.numel = require "spec.support.numel"
 
 return M

@@ -7,7 +7,7 @@ local run = require("moonshard").run
 
 local M = {}
 
--- The job notes each step that it has logged in a second file, so that lost lines are found.
+-- The job also writes the number of each step that it has logged to a second file, so that lost lines are detected.
 local JOB = [[
 local ms = require "moonshard"
 ms.manual_seed(3)
@@ -46,7 +46,7 @@ local function losses(out)
   return list
 end
 
--- report.html is replaced at once, so that it is whole at any moment; it can be written anew for a killed run.
+-- Checks that report.html is whole, and can be written anew, after a kill at any moment.
 local function check_report(out)
   local text = process.read(out .. "/report.html")
   if text ~= "" and text:sub(-8) ~= "</html>\n" then error("report.html is not whole", 0) end
@@ -109,7 +109,7 @@ function M.run(given)
   end
   if #losses(out) ~= given.steps then error(("%d lines for %d steps"):format(#losses(out), given.steps), 0) end
   local _, rows = process.read(out .. "/metrics.csv"):gsub("\n", "")
-  if rows ~= given.steps + 1 then error(("metrics.csv has %d rows, which differs from the number of steps"):format(rows - 1), 0) end
+  if rows ~= given.steps + 1 then error(("metrics.csv has %d rows for %d steps"):format(rows - 1, given.steps), 0) end
   local _, superseded = process.read(out .. "/superseded.jsonl"):gsub("\n", "")
   return kills, superseded
 end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Finds which files use which others, from symbols of object files, includes, declarations, and Lua's requires and
---- assignments; compares these uses with an order of layers. Every function takes a root folder, so that specs can
---- plant faults in another one.
+--- assignments; compares these uses with an order of layers. Functions that read sources take a root folder, so that
+--- specs can plant faults in another one.
 local lfs = require "lfs"
 
 local M = {}
@@ -233,9 +233,9 @@ function M.upward(uses, place_of)
     local from, low = place_of(use.user)
     local to, high = place_of(use.used)
     if not from then
-      wrong[#wrong + 1] = use.user .. " has no place"
+      wrong[#wrong + 1] = use.user .. " belongs to no layer"
     elseif not to then
-      wrong[#wrong + 1] = use.used .. " has no place"
+      wrong[#wrong + 1] = use.used .. " belongs to no layer"
     elseif from ~= to then
       between = between + 1
       if high > low then wrong[#wrong + 1] = ("%s uses %s (%s)"):format(use.user, use.used, use.by) end

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- The reference suites' test harness: checks that FSDP trains as DDP does, and both as one process. It compares the
---- scales in every iteration, in float32 also scaled losses (the suites compare the last one), and also parameters in
---- half precision (which the suites leave out).
+--- The test harness of PyTorch's FSDP suites: checks that FSDP trains as DDP does, and both as one process. It compares
+--- the scales in every iteration, in float32 also the scaled losses (PyTorch compares the last one), and the parameters
+--- in half precision, too (which PyTorch does not).
 local assert = require "luassert"
 
 local M = {}
@@ -164,11 +164,12 @@ local function check_half(ref, params, bound)
     local d = (p - ref.params[k]):double():norm():item()
     local u = (ref.params[k] - ref.first[k]):double():norm():item()
     off, way = off + d ^ 2, way + u ^ 2
-    assert.is_true(d <= bound * u + 1e-6, ("'%s' is %.3g off its reference's, which went %.3g"):format(ref.names[k], d,
-      u))
+    assert.is_true(d <= bound * u + 1e-6, ("'%s' differs by %.3g from the reference's, which training moved by %.3g")
+      :format(ref.names[k], d, u))
   end
   assert.is_true(math.sqrt(off) <= bound * math.sqrt(way),
-    ("all are %.3g off their reference's, which went %.3g"):format(math.sqrt(off), math.sqrt(way)))
+    ("all parameters differ by %.3g from the reference's, which training moved by %.3g"):format(math.sqrt(off),
+      math.sqrt(way)))
 end
 
 -- The reference's parameters and gradients in a copy on the CPU, where offloaded shards are.

@@ -1,12 +1,10 @@
 -- SPDX-License-Identifier: MIT
---- The prompt in a terminal of its own: started, asked, answered.
+--- Drives a prompt in a pseudo-terminal: starts it, types lines, and reads what it prints.
 local process = require "spec.support.process"
 local Pty = require "spec.support.pty"
 
 local M = { program = process.root .. "/scripts/repl" }
 
---- What mpirun needs here: it may run as root, and start more ranks than cores.
-M.mpirun_env = { OMPI_ALLOW_RUN_AS_ROOT = "1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = "1", OMPI_MCA_rmaps_base_oversubscribe = "1" }
 
 local own_folder = process.temp_folder()
 local inputrc = own_folder .. "/inputrc"
@@ -14,15 +12,15 @@ process.write(inputrc, "set enable-bracketed-paste off\n")
 
 local typed = 0                                         -- lines and Ctrl-C, at all prompts
 
---- Removes the files of this module, and prints how many exchanges there were.
+--- Removes the files of this module, and prints how many lines and Ctrl-C were typed.
 function M.remove()
   process.remove_folder(own_folder)
   io.write(("        counted: %d lines and Ctrl-C typed at prompts\n"):format(typed))
 end
 
---- Starts a prompt and waits until it reads. history: a file.
+--- Starts a prompt and waits until it reads.
 ---@param command string[]
----@param history? string
+---@param history? string  file of the history (default: none)
 ---@param env? table<string, string>
 function M.open(command, history, env)
   local all = {
@@ -71,7 +69,8 @@ function M.ask_lines(p, lines)
   return M.ask(p, lines[#lines])
 end
 
---- Types a line, and waits until it runs: what is printed is not what is typed.
+--- Types a line, and waits until it runs. The line first prints a text that it does not contain, because the terminal
+--- echoes what is typed.
 function M.run(p, line)
   p:type("print('it ' .. 'runs') " .. line .. "\n")
   assert(p:expect "it runs\r\n", line)

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Calls operators with the samples in the operator table (grammar: runtime/ops/op.h), through the C interface alone. A
---- sample is parsed into a description (shapes, kinds, numbers); a description and options give tensors and a call.
+--- Calls operators with the samples of the operator table (their grammar is in runtime/ops/op.h), through the C
+--- interface alone. samples.of parses the samples into descriptions (shapes, kinds, numbers); samples.evaluate makes
+--- tensors from a description, and calls the operator.
 local F = require "moonshard.core.ffi"
 local ffi, lib = F.ffi, F.lib
 local E = ffi.C
@@ -253,7 +254,7 @@ function samples.backward(roots, grads)
     lib.ms_run_abort(run)
     error("backward: " .. text, 0)
   end
-  assert(state == E.MS_RUN_DONE, "an event nobody asked for")
+  assert(state == E.MS_RUN_DONE, "backward: the run raised an event, but there are no hooks")
   lib.ms_run_free(run)
 end
 

@@ -23,7 +23,8 @@ end
 
 if not root then return M end
 local kind, path, value = arg[1], arg[2], tonumber(arg[3])
--- Load modules that a first save loads. A large save starts a thread, in which system calls would be counted from 1.
+-- Saves once before the marks, so that the traced save loads no modules. A large save would start a thread, in which
+-- strace counts system calls from 1 again: a small one loads the same modules.
 M.save(kind == "large" and "file" or kind, path .. ".other", value)()
 local save = M.save(kind, path, value)
 io.write "begins\n"

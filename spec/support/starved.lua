@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Scenarios for failing allocations, and the requirement: the undisturbed run's bits, or a clean error after which the
---- same process continues and gives those bits. Used by spec/kernels/no_memory_spec.lua and scripts/starve.
+--- Scenarios for failing allocations. A job must give the bits of an undisturbed run, or a clean error after which the
+--- same process runs the scenario again and gives those bits. For spec/kernels/no_memory_spec.lua and scripts/starve.
 ---
 --- A scenario is run(ms, rank, folder, world) -> list of tensors, numbers and texts: its result, bit by bit.
 local starved = {}

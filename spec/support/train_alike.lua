@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Steps `from` to `to` on batches of `width` columns that are equal on all ranks, so that an unsharded model trains
---- alike.
+--- Trains steps `from` to `to` on batches of `width` columns that are equal on all ranks, so that a sharded and an
+--- unsharded model train alike.
 return function(model, optim, from, to, width)
   local ms = require "moonshard"
   for step = from, to do

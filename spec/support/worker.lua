@@ -33,7 +33,7 @@ local function frames_of(level)
   return table.concat(frames, "\n")
 end
 
--- A rank that exits during a test records this first; the parent would see only that it has ended.
+-- A rank that calls os.exit during a test first records the call, because the parent sees only that it has ended.
 local exit = os.exit
 os.exit = function(code, close)                                      -- luacheck: ignore
   say { test = current, left = ("os.exit(%s)\n%s"):format(tostring(code), frames_of(2)) }
@@ -153,19 +153,19 @@ local function run(test)
   return line
 end
 
-local function everybody_is_through(k)
+local function all_have_finished(k)
   for r = 0, world - 1 do
     if shared.rank[r].done < k then return false end
   end
   return true
 end
-jit.off(everybody_is_through)
+jit.off(all_have_finished)
 
 -- Waits until every rank has finished test k. If one failed, the parent ends the gang.
 local function agree(k)
   local nap = 0
   while true do
-    if everybody_is_through(k) then
+    if all_have_finished(k) then
       local failed = false
       for r = 0, world - 1 do failed = failed or shared.rank[r].failed == k end
       if not failed then return end
@@ -177,7 +177,7 @@ local function agree(k)
 end
 jit.off(agree)
 
--- The specs of a backend run other specs on its device.
+-- Specs of NCCL and of nodes run other specs with their ranks on a GPU.
 local device = os.getenv "MOONSHARD_SPEC_DEVICE"
 if device then require("moonshard").set_default_device(device) end
 
@@ -223,6 +223,5 @@ current = 0
 if target then
   for _, fn in ipairs(target.teardown) do fn() end
 end
-me.closing = 1
 log:close()
 exit(0, true)

@@ -18,7 +18,7 @@ describe("making tensors", function()
     assert.are.equal("[0]", tostring(ms.tensor({}).shape))
   end)
 
-  it("chooses dtypes as the contract says", function()
+  it("chooses dtypes by kind of value and by default_dtype", function()
     assert.are.equal("float32", ms.tensor({ 1, 2 }).dtype)
     assert.are.equal("bool", ms.tensor({ true, false }).dtype)
     assert.are.equal("int64", ms.tensor({ 1, 2 }, { dtype = "int64" }).dtype)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Records functions of PyTorch as cases for spec/support/golden_cases.lua, in float64: for each name the inputs, the output, and, where
 the output has a gradient, the gradient of the output (a sine of its position) and those of the inputs."""
 import json, math, os

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes compositions.json: tensor functions that are made of others.  usage: make_compositions.py [OUT_DIR]"""
+# SPDX-License-Identifier: MIT
+"""Writes compositions.json: tensor functions that Moonshard composes from other operators.  usage: make_compositions.py [OUT_DIR]"""
 import os, sys
 import torch
 from cases import record, wave

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes embeddings.json: bags of rows, and rotary positions, which PyTorch has not: here they are products of complex
-numbers.  usage: make_embeddings.py [OUT_DIR]"""
+# SPDX-License-Identifier: MIT
+"""Writes embeddings.json: bags of rows, and rotary position embeddings, which PyTorch does not have: they are computed here
+as products of complex numbers.  usage: make_embeddings.py [OUT_DIR]"""
 import os, sys
 import torch
 import torch.nn.functional as F

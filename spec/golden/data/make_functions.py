@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes functions.json: elementwise functions and activations.  usage: make_functions.py [OUT_DIR]"""
 import os, sys
 import torch

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes layers.json: normalisation over groups and instances, padding, pixel shuffling, bilinear forms.
 usage: make_layers.py [OUT_DIR]"""
 import os, sys

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes losses.json: losses and distances.  usage: make_losses.py [OUT_DIR]"""
 import os, sys
 import torch

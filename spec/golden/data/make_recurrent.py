@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes recurrent.json: RNN, LSTM, GRU and their cells. Inputs are x, the states, and the weights in the order of the
 module's parameters; the output is everything that the module returns, flattened.  usage: make_recurrent.py [OUT_DIR]"""
 import os, sys

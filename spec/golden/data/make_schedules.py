@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes schedules.json: learning rates, and momenta where they move, of 40 steps of PyTorch's schedules.  usage: make_schedules.py [OUT_DIR]"""
+# SPDX-License-Identifier: MIT
+"""Writes schedules.json: learning rates and momenta of 40 steps of PyTorch's schedules.  usage: make_schedules.py [OUT_DIR]"""
 import json, os, sys
 import torch
 from torch.optim import lr_scheduler as S

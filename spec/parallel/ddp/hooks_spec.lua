@@ -317,7 +317,7 @@ for _, world in ipairs { 3, 4 } do
       end)
     end
 
-    -- Each makes a hook and its state. Iterations that count are those that succeed.
+    -- Each returns a hook and its state. Failed backwards must not count as iterations of the state.
     local _, _, _, hooks = load()
     local STATEFUL = {
       powerSGD_hook = function()

@@ -46,6 +46,7 @@ inline arena arenas[8];
 inline std::mutex memory_lock;
 inline int key = -1;  // protection key, -1: none
 
+// Allows, or forbids, this thread to access the devices' memory.
 inline void may_touch(bool yes)
 {
     if (key >= 0) pkey_set(key, yes ? 0 : PKEY_DISABLE_ACCESS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/modes.h -- the modes in which the emulated GPU can fail, chosen by MOONSHARD_EMULATOR, and how it reports a
-// fault.
+// cuda/modes.h -- modes of the emulated GPU that find faults in kernels and in their callers, chosen by
+// MOONSHARD_EMULATOR; random orders, and injected failures.
 //
 //   seed:N   threads, blocks and streams run in an order drawn from N
 //   late     a copy from pinned memory reads its source when the stream reaches it
@@ -145,7 +145,8 @@ struct order {
 inline std::atomic<long> counted { 0 };
 inline std::atomic<int> sticky { 0 };  // as in CUDA: after a fault of a kernel every call fails
 
-// The error that a call returns before it does anything. An error from 700 on persists: all later calls return it, too.
+// The error that a call returns without doing anything; cudaSuccess: it runs. An error from 700 on persists: all later
+// calls return it, too.
 inline cudaError_t injected(const char *call)
 {
     if (mode.failing.empty()) return cudaSuccess;

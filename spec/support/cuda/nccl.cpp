@@ -68,7 +68,10 @@ settings read_settings()
         else if (n >= 4 && (f.kind != DIE || !strcmp(kind, "die")) && n == (f.kind <= ASYNC ? 5 : 4))
             s.faults.push_back(f);
         else {
-            fprintf(stderr, "libnccl_standin: MOONSHARD_NCCL_STANDIN has '%s', which is not a fault\n", word.c_str());
+            fprintf(stderr,
+                    "libnccl_standin: MOONSHARD_NCCL_STANDIN has '%s', expected fail or async:CALL:N:RANK:RESULT, hang "
+                    "or die:CALL:N:RANK, version:CODE, or duplicates\n",
+                    word.c_str());
             _exit(2);
         }
     }
@@ -245,7 +248,8 @@ void join(ncclComm *c, const fault &f)
 
 ncclComm *comm_new(memory *mem, int rank, int size)
 {
-    // All are kept, so that a use after the end is found; the list, so that a leak checker finds them.
+    // Communicators are never freed, so that a use after the end is detected; the list keeps them reachable for leak
+    // checkers.
     static std::mutex lock;
     static std::vector<ncclComm *> &all = *new std::vector<ncclComm *>;
     ncclComm *c = new ncclComm;
@@ -348,15 +352,15 @@ void receive(const operation &o, ncclComm *c, size_t at, size_t n, size_t number
 bool run(ncclComm *c, const operation &o, const fault &f)
 {
     size_t size = (size_t)ms__dtype_size(dtype_of(o.type)), blocks = kinds[o.kind].cut ? (size_t)c->size : 1;
-    uint64_t print = 1469598103934665603ull;
+    uint64_t fingerprint = 1469598103934665603ull;
     for (uint64_t v : { (uint64_t)o.kind, (uint64_t)o.type, (uint64_t)(kinds[o.kind].adds ? o.how : 0),
                         (uint64_t)(kinds[o.kind].rooted ? o.root : 0), (uint64_t)o.count })
-        print = (print ^ v) * 1099511628211ull;
-    c->me().operation = print;
+        fingerprint = (fingerprint ^ v) * 1099511628211ull;
+    c->me().operation = fingerprint;
     if ((f.kind == ASYNC || f.kind == HANG) && meet_fault(c, f)) return false;
     if (!meet(c)) return false;
     for (int k = 0; k < c->size; k++)
-        if (c->mem->of[k].operation != print) {
+        if (c->mem->of[k].operation != fingerprint) {
             fprintf(stderr, "libnccl_standin: ranks %d and %d queued operations that do not match (%s here)\n", c->rank,
                     k, kinds[o.kind].call);
             abort();

@@ -20,8 +20,8 @@ namespace ms_shim
 
 // The latest record. Waiters keep a reference, so an event may be destroyed while a stream still waits for it.
 typedef std::shared_ptr<std::atomic<int>> flag;
-// Of an event between processes, in memory that both map. recorded: number of records; reached: of the latest one that
-// the stream has reached; wanted: of the latest one for which another process waits.
+// The state of an event between processes, in memory that both map. recorded: how many records there are; reached: the
+// number of the latest record that the stream has reached; wanted: of the latest one for which another process waits.
 struct counters {
     std::atomic<uint64_t> recorded, reached, wanted;
 };

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- DoubleLinear: two outputs, or a second Linear that is never used.
+--- DoubleLinear: two Linears on the same input with an output each, or, as an option, the second of them unused.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn = ms.nn

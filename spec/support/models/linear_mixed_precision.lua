@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- LinearMixedPrecision: a product without bias and a float64 buffer; in mixed precision its forward checks all dtypes.
+--- LinearMixedPrecision: a Linear without bias, and a float64 buffer; in mixed precision its forward checks all dtypes.
 --- Two in sequence are the suite's nested model: its units are the first layer and the root.
 local assert = require "luassert"
 local ms = require "moonshard"

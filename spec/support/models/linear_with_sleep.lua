@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- LinearWithSleep: a product that sleeps in forward, and twice as long in backward; ReLU. For specs about work that
---- overlaps with a slow layer.
+--- LinearWithSleep: a matrix product that sleeps in forward, and twice as long in backward, followed by ReLU. For specs
+--- about communication that overlaps with a slow layer.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- NestedWrappedModule: its units are the 2nd Linear, the 2nd and 3rd together, and the 4th.
+--- NestedWrappedModule: five Linears. Units are the 2nd, nested in one of the 2nd and 3rd, and the 4th.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

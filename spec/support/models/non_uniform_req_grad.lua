@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- NonUniformReqGradNWM: only the last Linear is not frozen, and one rank holds all its elements.
+--- NonUniformReqGradNWM: a NestedWrappedModule in which all parameters except those of the last Linear are frozen.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nested = require "spec.support.models.nested_wrapped_module"

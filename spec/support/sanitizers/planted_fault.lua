@@ -12,9 +12,9 @@ end
 
 local world = tonumber(os.getenv "MOONSHARD_PLANTED_RANKS")
 if world then
-  require("spec.support.ranks").describe(world, "what was planted", function()
-    it("is committed", commit)
+  require("spec.support.ranks").describe(world, "the planted fault", function()
+    it("is committed on every rank", commit)
   end)
 else
-  it("commits what was planted", commit)
+  it("commits the planted fault", commit)
 end

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 # The tools of scripts/test --sanitize, --tsan and --valgrind: how specs run under them, the planted faults they must
-# detect first, and their reports. Sourced by scripts/test, which sets $tool and $build; sets $watch, the words before
-# busted's command.
+# detect first, and their reports. scripts/test sources this file, and sets $tool and $build. tool_start sets $watch,
+# the words before a command that runs under the tool.
 #
-# Reports go to separate files, $reports/*: all processes that the specs start, at any depth, are covered, also where a
-# spec expects them to fail.
+# Reports go to separate files, $reports/*, so those of all processes that the specs start are found, at any depth, even
+# where a spec expects the process to fail.
 here=$PWD/spec/support/sanitizers
 reports=
 
@@ -99,7 +99,7 @@ tool_check() {
     # shellcheck disable=SC2086
     gcc -g -O0 $flags -fvisibility=hidden -shared -fPIC -o "$build/libplanted.so" "$here/planted.c" -lpthread \
         || fail 1 "planted.c"
-    echo "test: what was planted for $tool"
+    echo "test: planted faults for $tool"
     planted none ""
     case "$tool" in
         sanitize)

@@ -46,7 +46,7 @@ local function train(model, o)
   return losses
 end
 
--- The model in DDP, or unwrapped if its experts reduce gradients themselves.
+-- Returns the model in DDP (not wrapped, if it reduces its gradients itself), and the model.
 local function reference(name, o)
   local _, nn = load()
   local m = zoo(name).init(nil, "no_fsdp", "before", { deterministic = true })

@@ -16,7 +16,7 @@ local function inner_and_root(inner_options, options)
 end
 
 ranks.describe(2, "messages of FSDP", function()
-  it("of parameters that are another instance's", function()
+  it("are about parameters that are another instance's", function()
     local _, nn, fsdp, _, quietly = load()
     local inner = quietly(fsdp.FSDP, nn.Linear(2, 2))
     local other = nn.Linear(2, 2)
@@ -24,13 +24,13 @@ ranks.describe(2, "messages of FSDP", function()
     raises("Cannot flatten a `FlatParameter`", quietly, fsdp.FSDP, other)
   end)
 
-  it("of options that differ between instances", function()
+  it("are about options that differ between instances", function()
     local ms = load()
     raises("Expects one homogeneous value for limit_all_gathers but got both true and false",
       inner_and_root({ limit_all_gathers = false }, {}), ms.ones(1, 2))
   end)
 
-  it("of groups that hybrid instances don't share", function()
+  it("are about groups that hybrid instances do not share", function()
     local ms, _, _, dist = load()
     local self, all = dist.self_group(), dist.default_group()
     local again = dist.new_group { 0, 1 }
@@ -45,7 +45,7 @@ ranks.describe(2, "messages of FSDP", function()
       inner_and_root(of { all, alone }, of { all, self }), ms.ones(1, 2))
   end)
 
-  it("of apply while parameters are whole", function()
+  it("are about apply while parameters are whole", function()
     local ms, nn, fsdp, _, quietly = load()
     local model = inner_and_root({}, {})
     raises("expected to be in states ['idle'] but current state is 'summon_full_params'", fsdp.summon_full_params,
@@ -58,12 +58,12 @@ ranks.describe(2, "messages of FSDP", function()
     raises("expected to be in states ['idle'] but current state is 'forward_backward'", wrapped, ms.ones(1, 2))
   end)
 
-  it("of summon_full_params in backward, and with unsupported gradients", function()
+  it("are about summon_full_params in backward, and with unsupported gradients", function()
     local ms, _, fsdp, dist = load()
     local model = inner_and_root({}, {})
     local y = model(ms.ones(1, 2))
     y:register_hook(function()
-      dist.barrier()             -- a rank that is ahead would refuse it for both
+      dist.barrier()             -- otherwise the error of a rank that is ahead could end the other's backward
       fsdp.summon_full_params(model, function() end)
     end)
     local loss = y:sum()
@@ -74,7 +74,7 @@ ranks.describe(2, "messages of FSDP", function()
       { with_grads = true, offload_to_cpu = true }, function() end)
   end)
 
-  it("of devices", function()
+  it("are about modules on several devices, on another device than device_id, and moved to a GPU with CPU offload", function()
     local ms, nn, fsdp, dist, quietly = load()
     if ms.cuda.device_count() < 2 then return end
     local function pair(a, b) return nn.Sequential(nn.Linear(2, 2):to(a), nn.Linear(2, 2):to(b)) end
@@ -103,8 +103,8 @@ ranks.describe(2, "messages of FSDP", function()
   end)
 end)
 
-ranks.describe(4, "messages of extensions", function()
-  it("refuse to reshard to a smaller group", function()
+ranks.describe(4, "messages about extensions", function()
+  it("refuse a number for reshard_after_forward", function()
     local ms, nn, fsdp = load()
     local layer = fsdp.fully_shard(nn.Linear(4, 8, { bias = false }), { reshard_after_forward = 2 })
     local part = layer.weight:to_local()
@@ -115,7 +115,7 @@ ranks.describe(4, "messages of extensions", function()
   end)
 end)
 
-ranks.describe(2, "messages of order checks", function()
+ranks.describe(2, "warnings of the check of the forward order", function()
   it("report a sequence longer than the first one", function(rank)
     local ms, nn, fsdp, dist = load()
     dist.set_debug_level "detail"

@@ -117,7 +117,8 @@ ranks.describe(2, "activation checkpoints and", function()
     it(front[1] .. ": the order of a backward is that without them", function(rank, world)
       for _, inside in ipairs { false, true } do
         local plain = backward(front[2], "none", inside, rank, world)
-        -- A recomputed region gathers its units before the reduction of the later unit has been queued.
+        -- A region of two units gathers both before the later one's reduction has been queued. FSDP that gathers behind
+        -- queues the reduction first, so for that kind of region the order differs.
         local kinds = front[1]:find "behind" and { "each", "every other" } or { "each", "every other", "two and two" }
         for _, kind in ipairs(kinds) do assert.same(plain, backward(front[2], kind, inside, rank, world), kind) end
       end

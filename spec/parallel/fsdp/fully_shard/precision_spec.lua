@@ -283,7 +283,7 @@ ranks.describe(3, "state dicts", function()
     end
   end)
 
-  it("with the optimizer's resume exactly", function()
+  it("of model and optimizer resume training to the bit", function()
     local model, ms, optim, steps = trained()
     steps(3)
     local sd = ms.fsdp.state_dict(model, { type = "full" })

@@ -265,17 +265,11 @@ bool takes(const node *graph)
 }
 int64_t workspace_of(const node *graph)
 {
-    int64_t most = 0;
-    for (const node *o : operations(graph)) {
-        tensor x(o->of(o->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR ? CUDNN_ATTR_OPERATION_RESHAPE_YDESC
-                       : o->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR
-                           ? CUDNN_ATTR_OPERATION_MATMUL_CDESC
-                           : (o->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR
-                                  ? (int)CUDNN_ATTR_OPERATION_REDUCTION_YDESC
-                                  : (int)CUDNN_ATTR_OPERATION_POINTWISE_YDESC)));
-        if (o->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR) most = std::max(most, 2 * x.extent());
-    }
-    return most;  // a forward has no reshape
+    int64_t most = 0;  // a graph of forward has no reshape, and so needs no workspace
+    for (const node *o : operations(graph))
+        if (o->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)
+            most = std::max(most, 2 * tensor(o->of(CUDNN_ATTR_OPERATION_RESHAPE_YDESC)).extent());
+    return most;
 }
 bool has_all(const node *n, std::initializer_list<int> names)
 {

@@ -12,7 +12,7 @@
 
 // ---- counters ----
 
-// Threads of collectives call, too.
+// Calls come from several threads: those of collectives, too.
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static void unlock(int *held) { (void)held, pthread_mutex_unlock(&lock); }
 #define HOLD                                             \

@@ -118,7 +118,8 @@ static cublasStatus_t lt_Matmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cons
 
 #endif
 
-// The objects look for cuBLASLt with dlopen and dlsym, which the linker turns to these (--wrap).
+// The plugin's objects find cuBLASLt with dlopen and dlsym. The linker replaces these by the following functions
+// (--wrap).
 static char library;
 extern void *__real_dlopen(const char *name, int flags);
 extern void *__real_dlsym(void *lib, const char *name);

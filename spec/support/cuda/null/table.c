@@ -24,9 +24,9 @@ static int slot_of(const char *name)
 // The call that runs; NULL outside of operators.
 static _Thread_local const ms_call *running;
 
-// The products of attention in tiles (flash.cu, flash_backward.cu) are in its kernels, so their flops follow from the
-// call: a block of 64 rows passes over tiles of 64 rows, or of 32 if heads have more than 64 columns. Columns are
-// padded to 64 or 128. Parts of visited tiles that causality hides are computed, and count.
+// Attention in tiles (flash.cu, flash_backward.cu) computes its products inside its kernels, so their flops follow from
+// the operator's call: a block of 64 rows passes over tiles of 64 rows, or of 32 if heads have more than 64 columns.
+// Columns are padded to 64 or 128. Parts of visited tiles that causality hides are computed, too, and count.
 double ms__null_flops(const char *kernel)
 {
     static const struct {
