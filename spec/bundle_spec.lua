@@ -3,8 +3,7 @@
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 
 describe("the bundle", function()
   local folder, bundle

@@ -97,7 +97,7 @@ local function results_of(text)
 end
 
 describe("ranks.describe", function()
-  it("pins a crash, an exit, a lone failure, a failure of all and a hang to their tests and runs the others", function()
+  it("attributes a crash, an exit, a failure of one rank or of all, and a hang to their tests, and runs the others", function()
     local said, out, rc = results_of [[
       local ranks = require "spec.support.ranks"
       -- The crash is intended; a sanitizer must not report it.

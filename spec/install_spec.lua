@@ -5,8 +5,7 @@ local lfs = require "lfs"
 local process = require "spec.support.process"
 
 local root = process.root
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = root .. "/" .. build end
+local build = process.build
 local sanitized = process.read(build .. "/CMakeCache.txt"):find "\nMS_SANITIZE:STRING=[^\n]" ~= nil
 
 describe("cmake --install", function()

@@ -47,8 +47,7 @@ local state = { ["core.context"] = "now", ["core.ffi"] = "state" }
 local function names(list) return table.concat(list, "\n") end
 local function count(...) io.write(("        counted: " .. (...) .. "\n"):format(select(2, ...))) end
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-local objects = (build:sub(1, 1) == "/" and build or process.root .. "/" .. build) .. "/CMakeFiles/moonshard.dir"
+local objects = process.build .. "/CMakeFiles/moonshard.dir"
 local symbols
 
 describe("layering", function()

@@ -5,7 +5,6 @@ local empty_root = require "spec.support.empty_root"
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
 local packaging = process.root .. "/scripts/packaging"
 
 -- The recipe's stages: { image, from = name, { instruction, arguments }... }
@@ -63,7 +62,9 @@ describe("packages", function()
 
   setup(function()
     if process.tool then why = "is not run under sanitizers or valgrind" end
-    if build ~= "build" then why = "packages are made of build/, and this run tests " .. build end
+    if process.build ~= process.root .. "/build" then
+      why = "packages are made of build/, and this run tests " .. process.build
+    end
     if not lfs.attributes(process.root .. "/build/libmoonshard_mpi.so") then why = "this build has no MPI plugin" end
     if why then return end
     folder = process.temp_folder()
@@ -113,7 +114,7 @@ describe("packages", function()
     assert.are.equal("", (root:run [[find / -xdev \( -path /home -o -path /proc -o -path /dev \) -prune -o -name "*moonshard*" -print]]))
   end
 
-  it_possible("of Debian need what their libraries need, and the programs that use them", function()
+  it_possible("of Debian depend on the packages of the libraries and programs that they use", function()
     local version = process.read(process.root .. "/CMakeLists.txt"):match "project%(moonshard VERSION (%S+)"
     local function field(package, name)
       return sh(("dpkg-deb -f %s/%s_*.deb %s"):format(packages, package, name)):gsub("\n$", "")

@@ -123,7 +123,7 @@ describe("scripts/train.lua, when it cannot continue,", function()
     assert.matches("there is no checkpoint", job.stderr)
   end)
 
-  it("does not write with weights that are not finite", function()
+  it("refuses to generate text with weights that are not finite", function()
     local path = folder .. "/alone/step-000020.safetensors"
     local model = require("moonshard.models.gpt") { vocab = 256, context = 16, layers = 2, heads = 2, dim = 16,
       position = "alibi", tie = false }

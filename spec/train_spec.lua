@@ -307,7 +307,7 @@ describe("scripts/train.lua", function()
       arg = { [0] = "%s/scripts/train.lua", %s }
       package.path = "%s/lua/?.lua;" .. package.path
       local runs = require "moonshard.run"
-      -- The report's text is garbage of the moments when one is due, not of the steps.
+      -- No report is written: when its text becomes garbage depends on the time, not on the steps.
       require "moonshard.run.report".update = function() return math.huge end
       local start = runs.start
       runs.start = function(given)

@@ -3,11 +3,7 @@
 local ms = require "moonshard"
 local nn, amp = ms.nn, ms.amp
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 
 local device = "cpu"
 local function f32(...) return ms.randn(...):to(device) end

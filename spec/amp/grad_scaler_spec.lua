@@ -4,11 +4,7 @@ local ms = require "moonshard"
 local ranks = require "spec.support.ranks"
 local nn, optim, amp = ms.nn, ms.optim, ms.amp
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 local function one(value) return ms.full({ 1 }, value) end
 
@@ -385,8 +381,8 @@ for _, world in ipairs { 2, 3 } do
       end
     end)
 
-    -- One rank's second step fails, and the rank's script catches the error: the other ranks may have done what it
-    -- skipped.
+    -- One rank's second step fails, and the rank's script catches the error. The other ranks may already have done the
+    -- part of the step that it skipped.
     local FRONTS = {
       DDP = function(m) return nn.DDP(m) end,
       FSDP = function(m) return require("spec.support.wrapped").quietly(ms.fsdp.FSDP, m) end,
@@ -396,7 +392,7 @@ for _, world in ipairs { 2, 3 } do
     for front, wrap in ms.sorted_pairs(FRONTS) do
       for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
         for _, place in ipairs { "before unscale_", "after unscale_", "in the optimizer's step", "before update" } do
-          -- In the other cases each rank checks its own gradients only.
+          -- With an infinity, too, where all ranks learn of it; elsewhere each rank checks its own gradients only.
           for _, infinite in ipairs { false, (kind == "ShardedGradScaler" or front == "fully_shard") or nil } do
             it(("of class %s scales right again after an error %s of %s%s"):format(kind, place, front, infinite
               and ", with an infinity" or ""), function(rank)

@@ -3,11 +3,7 @@
 local ms = require "moonshard"
 local close = ms.testing.assert_close
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 local function leaf(list, dtype) return ms.tensor(list, { requires_grad = true, dtype = dtype }) end
 local collected = require "spec.support.collected"
 

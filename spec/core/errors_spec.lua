@@ -33,7 +33,7 @@ describe("an error", function()
     assert.are.equal("zeros: size is -1, expected a whole number from 0", message(ms.zeros, -1))
   end)
 
-  it("of the block passes with-blocks unchanged", function()
+  it("that a block of no_grad, scope and the like raises is passed on unchanged", function()
     local e = {}
     for _, block in ipairs { ms.no_grad, ms.enable_grad, ms.scope, ms.catch_warnings,
       function(fn) return ms.with_device("cpu", fn) end } do

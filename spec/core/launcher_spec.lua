@@ -78,7 +78,7 @@ local broken = {
   { { RANK = "9", WORLD_SIZE = "8", LOCAL_RANK = "1" }, "torchrun", "RANK is '9', expected a rank from 0 to 7" },
 }
 
-describe("The environment of a process", function()
+describe("the environment of a process", function()
   for _, case in ipairs(cases) do
     local what, env, name, rank, world, local_rank, local_world = unpack(case)
     it(("with %s variables means %s, rank %d of %d"):format(what, name == "" and "no launcher" or name, rank, world),

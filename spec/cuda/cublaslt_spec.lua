@@ -5,8 +5,7 @@ local lfs = require "lfs"
 local ffi = require "ffi"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local library = build .. "/standin/libcublasLt_standin.so.13"
 
 local function it_built(name, fn)
@@ -16,24 +15,18 @@ local function it_built(name, fn)
   end)
 end
 
---- Runs a script on the emulated GPU in a process of its own; returns its output and errors. `standin` counts what the
---- stand-in was asked for.
+--- Runs a script on the emulated GPU in a process of its own; returns its output and errors. In the script, `standin`
+--- is the stand-in's library, which counts its calls.
 local function script(source, env)
-  local folder = process.temp_folder()
-  process.write(folder .. "/script.lua", ([[
+  local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUBLAS = "on", LD_LIBRARY_PATH = build .. "/standin" }
+  for name, value in pairs(env or {}) do given[name] = value end
+  local job = process.script(([[
     local ms, ffi = require "moonshard", require "ffi"
     ffi.cdef "struct counts { double heuristics, products, refused; } *ms_standin_counts(); void ms_standin_plant(int, int);"
     %s
-    %s]]):format(source:find "standin%." and ('local standin = ffi.load "%s"'):format(library) or "", source))
-  local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUBLAS = "on", LD_LIBRARY_PATH = build .. "/standin" }
-  for name, value in pairs(env or {}) do given[name] = value end
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
-    { stdout = folder .. "/out", stderr = folder .. "/err", env = given })
-  local code = child:wait(120)
-  local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
-  process.remove_folder(folder)
-  assert.are.equal(0, code, err)
-  return out, err
+    %s]]):format(source:find "standin%." and ('local standin = ffi.load "%s"'):format(library) or "", source), given)
+  assert.are.equal(0, job.code, job.stderr)
+  return job.stdout, job.stderr
 end
 
 describe("the stand-in for cuBLASLt", function()

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- cuDNN's flash attention (kernels/cuda/attention/cudnn.cu). It compiles the engine's graphs for an H200 on a machine without a
---- GPU: the library is real, the driver is a stand-in, the device is a file of properties. On the emulated GPU a
---- stand-in for the library computes them (spec/support/cuda/cudnn).
+--- cuDNN's flash attention (kernels/cuda/attention/cudnn.cu). cuDNN compiles the engine's graphs for an H200 on a
+--- machine without a GPU: the library is real, the driver is a stand-in, the device is a file of properties. On the
+--- emulated GPU a stand-in for cuDNN computes the graphs (spec/support/cuda/cudnn).
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
@@ -47,7 +47,7 @@ describe("cuDNN's flash attention", function()
   local scores = 2 * 8 * 12 * 1024 ^ 2
   for _, case in ipairs {
     { "forward", 64, true, 2 ^ 20 }, { "forward", 64, false, 2 ^ 20 }, { "forward", 128, true, 2 ^ 20 },
-    -- The backward repeats bitwise, and has a workspace for the scores.
+    -- The backward, which gives the same bits each time, has a workspace for the scores in half precision.
     { "backward", 64, true, scores + 2 ^ 20, scores }, { "backward", 64, false, scores + 2 ^ 20, scores },
     { "backward", 128, true, scores + 2 ^ 20, scores },
   } do
@@ -69,16 +69,16 @@ describe("cuDNN's flash attention", function()
   end)
 end)
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local library = build .. "/standin/libcudnn_standin.so.9"
 
 describe("attention by the stand-in for cuDNN", function()
   --- What a script prints on the emulated GPU, with `attend`, the stand-in's counts and `plant`.
   local function script(source, env)
     if not lfs.attributes(library) then return nil end
-    local folder = process.temp_folder()
-    process.write(folder .. "/script.lua", ([[
+    local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDNN = "on", LD_LIBRARY_PATH = build .. "/standin" }
+    for name, value in pairs(env or {}) do given[name] = value end
+    local job = process.script(([[
       local ms, ffi = require "moonshard", require "ffi"
       ffi.cdef "struct cudnn_counts { double plans, runs; } *cudnn_standin_counts(); int *cudnn_standin_planted();"
       local standin = ffi.load "%s"
@@ -110,16 +110,9 @@ describe("attention by the stand-in for cuDNN", function()
         end
         return most, got
       end
-      %%s]]):format(library):format(source))
-    local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDNN = "on", LD_LIBRARY_PATH = build .. "/standin" }
-    for name, value in pairs(env or {}) do given[name] = value end
-    local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
-      { stdout = folder .. "/out", stderr = folder .. "/err", env = given })
-    local code = child:wait(120)
-    local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
-    process.remove_folder(folder)
-    assert.are.equal(0, code, err)
-    return out, err
+      %%s]]):format(library):format(source), given)
+    assert.are.equal(0, job.code, job.stderr)
+    return job.stdout, job.stderr
   end
   local function it_built(name, fn)
     it(name, function()
@@ -171,10 +164,10 @@ describe("attention by the stand-in for cuDNN", function()
     local out = script [[
       plant(5000)
       print(pcall(attend, 1, 1, 40, 40, 64))]]
-    assert.matches("^false\t.*attention: cuda:0: cuDNN: cudnnBackendExecute failed with status 5000: the stand%-in refuses it", out)
+    assert.matches("^false\t.*attention: cuda:0: cuDNN: cudnnBackendExecute failed with status 5000: the stand%-in refuses the call", out)
   end)
 
-  it_built("is not used with MOONSHARD_CUDNN=off, nor for more than 64 shapes, which a line says", function()
+  it_built("is not used with MOONSHARD_CUDNN=off, nor for more than 64 shapes; then a line says so", function()
     assert.are.equal("0\t0\n", (script("attend(1, 1, 40, 40, 64) print(counts.plans, counts.runs)",
       { MOONSHARD_CUDNN = "off" })))
     local out, err = script [[

@@ -22,25 +22,13 @@ local function message(fn, ...)
   return tostring(text)
 end
 
---- Runs a script in another process, with another MOONSHARD_CUDA.
-local function script(source, env)
-  local folder = process.temp_folder()
-  process.write(folder .. "/script.lua", source)
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
-    { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
-  local code = child:wait(60)
-  local job = { code = code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err") }
-  process.remove_folder(folder)
-  return job
-end
-
 describe("ms.cuda", function()
   it("gives the reason why there is no GPU", function()
     local why = "local ms = require 'moonshard' print(ms.cuda.is_available(), ms.cuda.device_count(), ms.cuda.why_unavailable())"
-    local off = script(why, { MOONSHARD_CUDA = "off" })
+    local off = process.script(why, { MOONSHARD_CUDA = "off" })
     assert.are.equal("false\t0\tMOONSHARD_CUDA is off\n", off.stdout)
     -- Without a GPU the message names what is missing; with a GPU there is none.
-    local real = script(why, { MOONSHARD_CUDA = "real" })
+    local real = process.script(why, { MOONSHARD_CUDA = "real" })
     assert.is_truthy(real.stdout:find "^true\t%d+\tnil\n$" or real.stdout:find "no NVIDIA driver is installed"
       or real.stdout:find "no CUDA device"
       or real.stdout:find "this build has no CUDA plugin" or real.stdout:find "driver is too old", real.stdout)
@@ -53,7 +41,7 @@ describe("ms.cuda", function()
       "the NVIDIA driver is too old: it supports CUDA 12.4, the plugin was built with CUDA 13.0" },
   } do
     it(("starts with %s, and gives the reason why it is not used"):format(case[1]), function()
-      local job = script([[
+      local job = process.script([[
         local ms = require "moonshard"
         print(ms.cuda.is_available(), ms.cuda.why_unavailable())
         print(select(2, pcall(ms.zeros, 2, { device = "cuda" })))
@@ -68,7 +56,7 @@ describe("ms.cuda", function()
   end
 
   it("uses a GPU beside one that is too old", function()
-    local job = script([[
+    local job = process.script([[
       local ms = require "moonshard"
       print(ms.ones(2, { device = "cuda:0" }):sum():item())
       print(select(2, pcall(ms.zeros, 2, { device = "cuda:1" })))]],
@@ -85,7 +73,7 @@ describe("ms.cuda", function()
       ms.cuda.set_device(0)
       print(ms.zeros(1, { device = "cuda" }).device)]]
     for _, case in ipairs { { 0, 2, 0 }, { 1, 2, 1 }, { 2, 2, 0 }, { 3, 2, 1 }, { 3, 8, 3 }, { 1, 1, 0 } } do
-      local job = script(where, { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_DEVICES = tostring(case[2]),
+      local job = process.script(where, { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_DEVICES = tostring(case[2]),
         RANK = tostring(case[1]), WORLD_SIZE = "4", LOCAL_RANK = tostring(case[1]), LOCAL_WORLD_SIZE = "4" })
       assert.are.equal(("%d\tcuda:%d\tcuda:%d\tcuda:0\ncuda:0\n"):format(case[3], case[3], case[3]), job.stdout,
         job.stderr)
@@ -99,14 +87,14 @@ describe("ms.cuda", function()
       local ok, message = pcall(ms.nn.F.embedding, ids, table)
       print(ok, message)
       print(select(2, pcall(ms.cuda.synchronize)))]]
-    local job = script(source, { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_SYNC = "1" })
+    local job = process.script(source, { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_SYNC = "1" })
     assert.matches("^false\t[^\n]*embedding%([^\n]*%[4, 3%][^\n]*%): embedding: id 9 is out of range, expected 0 or more and below 4", job.stdout)
-    job = script(source, { MOONSHARD_CUDA = "emulated" })
+    job = process.script(source, { MOONSHARD_CUDA = "emulated" })
     assert.matches("^true\t[^\n]*\n[^\n]*embedding: id 9 is out of range, expected 0 or more and below 4", job.stdout:gsub("\n +", " "))
   end)
 
   it("never selects the emulated GPU by default", function()
-    local job = script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
+    local job = process.script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
     assert.is_nil(job.stdout:find "emulated")
   end)
 
@@ -131,7 +119,7 @@ describe("ms.cuda", function()
     assert.are.equal("cuda:0", ms.zeros(2, { device = "cuda" }).device)
   end)
 
-  on_gpu("is a device for defaults and with-blocks", function()
+  on_gpu("may be the default device, and that of with_device", function()
     ms.with_device("cuda", function()
       assert.are.equal("cuda:0", ms.zeros(2).device)
       assert.are.equal("cuda:0", ms.tensor({ 1, 2 }).device)
@@ -351,7 +339,7 @@ describe("tensors on cuda", function()
 
   it("run out of memory with an error, and continue", function()
     if not there or not emulated then return pending "needs the small memory of the emulated GPU" end
-    local job = script([[
+    local job = process.script([[
       local ms = require "moonshard"
       local a = ms.zeros(100000, { device = "cuda" })
       print(pcall(function() local b = ms.zeros(2000000, { device = "cuda" }) return b end))
@@ -363,7 +351,7 @@ describe("tensors on cuda", function()
 
   it("cannot be read by the CPU's operators", function()
     if not there or not emulated then return pending "needs the emulated GPU" end
-    local job = script([[
+    local job = process.script([[
       local ms, ffi = require "moonshard", require "ffi"
       local a = ms.zeros(4, { device = "cuda" })
       ms.cuda.synchronize()
@@ -441,7 +429,7 @@ describe("models on cuda", function()
       local grads = {}
       for k = 1, 3 do
         local g = ms.randn(1000, { dtype = dtype })
-        -- No subnormal gradients: the CPU takes them for 0, whose sign is another one (Lion, Rprop).
+        -- No subnormal gradients: the CPU takes them for 0, so their sign would be 0 there (Lion, Rprop).
         grads[k] = g:masked_fill(g:abs():lt(2 ^ -12), 0.5):to(device)
       end
       local optimizer = make { p }

@@ -1,25 +1,16 @@
 -- SPDX-License-Identifier: MIT
---- The modes of the emulated GPU (MOONSHARD_EMULATOR): each finds a fault that passes unseen without it.
+--- The modes of the emulated GPU (MOONSHARD_EMULATOR): each finds faults that pass unnoticed without it, or makes a
+--- CUDA function fail.
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local planted = build .. "/libmoonshard_cuda_planted.so"
-
-local folder
-setup(function() folder = process.temp_folder() end)
-teardown(function() process.remove_folder(folder) end)
 
 --- Runs a script with these modes of the emulated GPU.
 local function run(source, modes, words, env)
-  process.write(folder .. "/script.lua", source)
   env = process.crash_env(env)
   env.MOONSHARD_CUDA, env.MOONSHARD_EMULATOR = "emulated", modes
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$@"', process.root, folder .. "/script.lua",
-    unpack(words or {}) },
-    { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
-  local code = child:wait(60)
-  return { code = code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err") }
+  return process.script(source, env, { args = words })
 end
 
 --- Runs a program of spec/support/cuda/planted.cpp: "right", "wrong" (its result), or the emulator's message.

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Folds and scans on the (emulated) GPU against float64 on the CPU: along rows, columns and both, in one segment and
---- in several, with lengths that are no multiple of 16 bytes, and views that are not aligned to 16 bytes.
+--- Reductions (kernels/cuda/fold.h) and scans on the (emulated) GPU against float64 on the CPU: along rows, columns and
+--- both, in one segment and in several, with lengths that are no multiple of 16 bytes, and views that are not aligned
+--- to 16 bytes.
 local ms = require "moonshard"
 local gpu = require "spec.support.gpu_pair"
 
@@ -29,7 +30,7 @@ local function check(got, want, dtype, text)
 end
 
 for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
-  describe("on a GPU a fold of " .. dtype, function()
+  describe("on a GPU a reduction of " .. dtype, function()
     for _, case in ipairs {
       { { 7 }, 1, 0 }, { { 8 }, 1, 3 }, { { 40000 }, 1, 0 }, { { 40001 }, 1, 1 },
       { { 5, 300 }, 2, 0 }, { { 5, 301 }, 2, 1 }, { { 70, 33 }, 2, 0 }, { { 3, 20000 }, 2, 0 },

@@ -3,7 +3,6 @@
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
 
 --- The output of the benchmark on a tiny shape; peer: the stub, a shell script.
 local function measured(peer)
@@ -12,7 +11,7 @@ local function measured(peer)
   os.execute(("chmod +x '%s/python'"):format(folder))
   local child = process.start({ "sh", "-c", 'cd "$0" && exec scripts/bench/gpt2 --quick', process.root },
     { stdout = folder .. "/out", stderr = folder .. "/err",
-      env = { MOONSHARD_CUDA = "emulated", MOONSHARD_PEER_PYTHON = folder .. "/python", MOONSHARD_BUILD = build } })
+      env = { MOONSHARD_CUDA = "emulated", MOONSHARD_PEER_PYTHON = folder .. "/python", MOONSHARD_BUILD = process.build } })
   local code = child:wait(120)
   local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
   process.remove_folder(folder)
@@ -48,11 +47,10 @@ describe("scripts/bench/gpt2", function()
   end)
 
   it("counts the step sharded over ranks of a node, on the null device", function()
-    local path = build:sub(1, 1) == "/" and build or process.root .. "/" .. build
-    if not lfs.attributes(path .. "/libmoonshard_cuda_null.so") then
+    if not lfs.attributes(process.build .. "/libmoonshard_cuda_null.so") then
       return pending "this build has no null device: there is no nvcc"
     end
-    local pipe = io.popen(("cd '%s' && MOONSHARD_BUILD='%s' scripts/bench/gpt2 --ranks 2 2>&1"):format(process.root, path))
+    local pipe = io.popen(("cd '%s' && MOONSHARD_BUILD='%s' scripts/bench/gpt2 --ranks 2 2>&1"):format(process.root, process.build))
     local out = pipe:read "*a"
     pipe:close()
     assert.matches("# counted on rank 0 of 2: %d+ launches, 150 products, %d+ copies on the device of %d+ MB; peak %d+ MiB\n",

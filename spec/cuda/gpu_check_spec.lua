@@ -4,8 +4,7 @@ local cjson = require "cjson"
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 
 local folder
 before_each(function() folder = process.temp_folder() end)

@@ -12,8 +12,7 @@ local function load(name)
 end
 local kernels, ptx, known, predict = load "kernel_table", load "ptx", load "kernel_exceptions", load "predict"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 
 --- One kernel with this body, analysed.
 local function analyse(body)

@@ -6,8 +6,7 @@ local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 local within = process.within
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local built = lfs.attributes(build .. "/standin/libnccl_standin.so.2") ~= nil
 local LIMIT = 1
 
@@ -81,7 +80,8 @@ describe("a call of NCCL #cuda", function()
     end)
   end
 
-  -- An error of one rank is that of all, at once. Errors about a peer wait until the peer has reported.
+  -- Every rank raises the error of the rank whose call failed, at once. NCCL's errors about a peer are raised after the
+  -- peer's own error, if it has one.
   for _, case in ipairs {
     { "fail:ncclGetUniqueId:1:0:3", "ncclGetUniqueId: internal error .*NCCL error 3" },
     { "fail:ncclCommInitRankConfig:1:1:2", "dist%.init: ncclCommInitRankConfig: unhandled system error .*NCCL error 2" },

@@ -5,8 +5,7 @@ local lfs = require "lfs"
 local ranks = require "spec.support.ranks"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local built = lfs.attributes(build .. "/standin/libnccl_standin.so.2") ~= nil
 
 local function it_built(name, fn)
@@ -16,7 +15,7 @@ local function it_built(name, fn)
   end)
 end
 
---- Runs a job over NCCL's stand-in. given: MOONSHARD_NCCL_STANDIN's faults, and other variables.
+--- Runs a job over NCCL's stand-in. given: further variables, such as MOONSHARD_NCCL_STANDIN for its faults.
 local function job(n, script, given)
   local env = { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl" }
   for name, value in pairs(given or {}) do env[name] = value end

@@ -3,9 +3,9 @@
 --- backend. Their expectations hold for any order of sums, or compare what NCCL did with itself.
 local lfs = require "lfs"
 local process = require "spec.support.process"
+local run_suite = require "spec.support.suite"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local built = lfs.attributes(build .. "/standin/libnccl_standin.so.2") ~= nil
 
 -- device: the ranks' default device; without it the spec itself puts tensors on the GPU.
@@ -23,16 +23,8 @@ describe("backend nccl #cuda", function()
   for _, suite in ipairs(suites) do
     it("passes " .. suite[1], function()
       if not built then return pending "this build has no emulated GPU: there is no g++" end
-      local folder = process.temp_folder()
-      local child = process.start({ "busted", process.root .. "/" .. suite[1] }, { stdout = folder .. "/out",
-        stderr = folder .. "/err", env = { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl",
-          MOONSHARD_CUDA_DEVICES = "1", MOONSHARD_SPEC_DEVICE = suite.device } })
-      local code = child:wait(400 * process.patience)
-      if not code then child:stop(3) end
-      local out = process.read(folder .. "/out")
-      process.remove_folder(folder)
-      assert.are.equal(0, code, out)
-      assert.matches("\n[1-9]%d* passed, 0 failed\n$", out)
+      run_suite(suite[1], { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl", MOONSHARD_CUDA_DEVICES = "1",
+        MOONSHARD_SPEC_DEVICE = suite.device })
     end)
   end
 end)

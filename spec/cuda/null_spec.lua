@@ -4,27 +4,19 @@
 local lfs = require "lfs"
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 
 --- Runs a script in a process of its own, or on ranks, with `ms` and `null`; returns its exit code, output and errors.
 local function script(source, env, ranks)
-  local folder = process.temp_folder()
-  process.write(folder .. "/script.lua", ([[
+  env = env or {}
+  env.MOONSHARD_CUDA = "null"
+  if ranks then env = process.mpirun_env(env) end
+  local job = process.script(([[
     package.path = "%s/scripts/bench/support/?.lua;" .. package.path
     local ms, null = require "moonshard", require "null_device"
     if ms.cuda.is_available() then null.open "%s" end
-    %s]]):format(process.root, build, source))
-  env = env or {}
-  env.MOONSHARD_CUDA = "null"
-  local launcher = ranks and ("mpirun --allow-run-as-root --oversubscribe -n %d "):format(ranks) or ""
-  local child = process.start({ "sh", "-c", ('cd "$0" && exec %sluajit "$1"'):format(launcher), process.root,
-    folder .. "/script.lua" },
-    { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
-  local code = child:wait(120)
-  local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
-  process.remove_folder(folder)
-  return code, out, err
+    %s]]):format(process.root, build, source), env, { launcher = ranks and { "mpirun", "-n", tostring(ranks) } })
+  return job.code, job.stdout, job.stderr
 end
 
 --- What a script prints, as numbers.
@@ -184,7 +176,7 @@ describe("the null device", function()
     end)
   end
 
-  it_built("holds attention of 8 x 12 heads of 1024 x 64 to its memory beside its outputs", function()
+  it_built("limits the memory of attention beside its outputs, for 8 x 12 heads of 1024 x 64", function()
     local list = numbers [[
       local function leaf()
         return ms.nn.Parameter(ms.zeros({ 8, 12, 1024, 64 }, { dtype = "bfloat16", device = "cuda" }))

@@ -111,7 +111,7 @@ for world = 1, 4 do
       end
     end)
 
-    it("gathers gradients on the device while they are not synchronised", function(rank)
+    it("accumulates gradients on the device while they are not synchronised", function(rank)
       local ms, _, fsdp = load()
       local reference, model = build(), shard(build():to "cuda", offloaded())
       for round = 1, 2 do                                               -- the second round accumulates

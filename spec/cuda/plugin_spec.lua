@@ -2,8 +2,7 @@
 --- The plugin that nvcc builds: its target processors, exported symbols and dependencies.
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 local plugin = build .. "/libmoonshard_cuda.so"
 
 local function output(line)

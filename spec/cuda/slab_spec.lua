@@ -2,27 +2,19 @@
 --- Large blocks of a GPU's memory, on the emulated GPU with chunks and slabs as on a real one.
 local process = require "spec.support.process"
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-
 --- Runs a script; returns its output. `MiB(n)` makes a tensor of n MiB, `at` its address, `reserved()` is in MiB.
 local function run(source, env)
-  local folder = process.temp_folder()
-  process.write(folder .. "/script.lua", [[
+  local given = { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = "chunks" }
+  for name, value in pairs(env or {}) do given[name] = value end
+  local job = process.script([[
     local ms, ffi = require "moonshard", require "ffi"
     local cuda = { device = "cuda", dtype = "uint8" }
     local function MiB(n) return ms.empty(n * 2 ^ 20, cuda) end
     local function at(t) return tonumber(ffi.cast("intptr_t", t:data_ptr())) end
     local function reserved() return ms.memory_stats("cuda").reserved / 2 ^ 20 end
-  ]] .. source)
-  env = env or {}
-  env.MOONSHARD_CUDA, env.MOONSHARD_EMULATOR, env.MOONSHARD_BUILD = "emulated", "chunks", build
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec luajit "$1"', process.root, folder .. "/script.lua" },
-    { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
-  local code = child:wait(60)
-  local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
-  process.remove_folder(folder)
-  assert.are.equal(0, code, out .. err)
-  return out
+  ]] .. source, given)
+  assert.are.equal(0, job.code, job.stdout .. job.stderr)
+  return job.stdout
 end
 
 local function on_gpu(name, fn)

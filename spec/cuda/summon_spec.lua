@@ -38,7 +38,7 @@ local function step(model, rank)
 end
 
 for _, world in ipairs { 2, 3 } do
-  ranks.describe(world, ("summon_full_params beside a GPU on %d ranks #cuda"):format(world), function()
+  ranks.describe(world, ("summon_full_params where a GPU computes, on %d ranks #cuda"):format(world), function()
     for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
       for _, pieces in ipairs { false, true } do
         for _, low in ipairs { false, "bfloat16" } do

@@ -5,8 +5,8 @@ local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end
 
--- Models with convolutions or batch norms are not included. `once`: a model with attention, which is slow on the
--- emulator.
+-- Models with convolutions or batch norms are not included. `once`: with one strategy only, because attention is slow
+-- on the emulator.
 local MODELS = {
   { "nested_wrapped_module" },
   { "always_wrap_nested_wrapped_module" },
@@ -28,7 +28,7 @@ local MODELS = {
   { "linear_mixed_precision" },
 }
 
-ranks.describe(2, "the zoo with CPU offload beside a GPU #cuda", function()
+ranks.describe(2, "a model with CPU offload and computation on a GPU #cuda", function()
   -- Combinations of strategies, dtypes, ways onto the device and use_orig_params alternate.
   for turn, model in ipairs(MODELS) do
     for k, strategy in ipairs { "full_shard", not model.once and (turn % 2 == 0 and "shard_grad_op" or "no_shard")

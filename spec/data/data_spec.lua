@@ -80,7 +80,7 @@ describe("a corpus", function()
     assert.are.equal("A", train.text:sub(91, 91))
   end)
 
-  it("of the default folder has no link, no equal files and all bytes", function()
+  it("of the default folder has no link and no equal files, and divides all bytes into training and validation", function()
     local path = "/usr/share/common-licenses"
     if lfs.attributes(path, "mode") ~= "directory" then return pending "this system has no such folder" end
     local corpus = ms.data.corpus(path)

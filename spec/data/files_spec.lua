@@ -35,7 +35,7 @@ end
 before_each(function() folder = process.temp_folder() end)
 after_each(function() process.remove_folder(folder) end)
 
--- fn(...) must fail with a message that begins so.
+-- fn(...) must fail with a message that begins with the text.
 local function begins(text, fn, ...) assert.are.equal(text, message(fn, ...):sub(1, #text)) end
 
 local function npy(header, elements)

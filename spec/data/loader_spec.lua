@@ -63,7 +63,7 @@ describe("a dataset", function()
     assert.are.same({ { { 9, 10, 11 }, { 0, 1, 2 } }, { 3, 0 } }, { rows[1]:tolist(), rows[2]:tolist() })
   end)
 
-  it("of others has their items one after the other, or chosen ones", function()
+  it("of other datasets has their items one after the other, or selected ones", function()
     local d = data.ConcatDataset { { 10, 20 }, counted(3), { 30 } }
     local list = {}
     for k = 1, d:size() do list[k] = d[k] end
@@ -82,7 +82,7 @@ describe("a dataset", function()
       assert.are.same(range(10), sorted(all))
       assert.are_not.same(range(10), all)
     end
-    -- As PyTorch: rounded down, and the rest from the first part on.
+    -- As in PyTorch: sizes are rounded down, and what is left goes to the first parts, one item each.
     local parts = data.random_split(counted(11), { 0.5, 0.25, 0.25 })
     assert.are.same({ 6, 3, 2 }, { parts[1]:size(), parts[2]:size(), parts[3]:size() })
   end)
@@ -161,7 +161,7 @@ describe("a sampler", function()
     assert.are.same({ 1 }, data.DistributedSampler(1, { num_replicas = 3, rank = 2, shuffle = false }):tolist())
   end)
 
-  it("of one epoch for all that follow is set by set_epoch", function()
+  it("takes the epoch of set_epoch where none is given", function()
     local s = data.DistributedSampler(50, { num_replicas = 2, rank = 0 })
     local third = s:tolist(3)
     s:set_epoch(3)
@@ -274,7 +274,7 @@ describe("a loader", function()
     end
   end)
 
-  it("gives of tensors the same batches as item by item", function()
+  it("takes the rows of tensors as one batch, equal to that of single items", function()
     local x, y = ms.randn(17, 3), ms.arange(0, 17)
     local rows = data.TensorDataset(x, y)
     local each = data.Dataset { size = 17, get = function(i) return x[i], y[i] end }

@@ -27,7 +27,7 @@ describe("transforms", function()
     end)
   end
 
-  it("crop at random: every place, with padding, as large as asked", function()
+  it("crop at random: at every place, with padding, to the given size", function()
     local x, seen, count = image({ 1, 4, 4 }, "float32"), {}, 0
     local crop = transforms.RandomCrop { 3, 2 }
     ms.manual_seed(1)
@@ -43,7 +43,7 @@ describe("transforms", function()
     assert.is_true(padded:equal(transforms.Pad(2, { fill = 9 })(x)))
   end)
 
-  it("mirror as often as asked", function()
+  it("mirror with the given probability", function()
     local x = image({ 1, 2, 3 }, "uint8")
     assert.are.same({ { { 74, 37, 0 }, { 185, 148, 111 } } }, transforms.RandomHorizontalFlip(1)(x):tolist())
     assert.are.same({ { { 111, 148, 185 }, { 0, 37, 74 } } }, transforms.RandomVerticalFlip(1)(x):tolist())

@@ -25,11 +25,11 @@ local function workers_of(pid)
   return list
 end
 
--- Waits until the condition holds; fails after some seconds.
+-- Waits until fn returns true; fails after 20 s (times process.patience).
 local function eventually(fn)
   local stop = process.now() + 20 * process.patience
   while not fn() do
-    assert.is_true(process.now() < stop, "still not so")
+    assert.is_true(process.now() < stop, "the condition does not hold after 20 s")
     process.sleep(0.01)
   end
 end

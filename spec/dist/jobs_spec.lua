@@ -117,7 +117,7 @@ describe("a job #mpi", function()
       ]] .. peers)
       assert.is_false(job.timed_out)
       assert.are_not.equal(0, job.code)
-      -- On a stalled machine the job may end before a rank reports, or before mpirun does: either report counts.
+      -- On a stalled machine the job may end before a rank or mpirun has reported. That attempt does not count.
       local told = job.stderr:find "all_reduce: collective #2 of the world .-: rank 1 %(process %d+%) died"
         or not peers:find "all_reduce"
       local named = job.code == 128 + 9 and job.stderr:find "process rank 1 .- signal 9"        -- printed by mpirun
@@ -566,7 +566,8 @@ describe("over simulated nodes #mpi", function()
     ]], { env = { MOONSHARD_COMM_NODES = "2", MOONSHARD_TIMEOUT = "2" } })
     assert.matches("through\n", job.stdout, job.stderr)
     assert.matches("rank 2 has not arrived", job.stderr)
-    -- Within a second, with a text that names all ranks, except ranks that arrived late.
+    -- The error comes within a second, with a text that names all ranks. A rank that arrives late is missing in the
+    -- text; such an attempt does not count.
     local _, all = job.stdout:gsub(
       "ranks 0, 1, 2: all_reduce of 1000 float32, sum, [^\n]- rank 3: all_reduce of 1000 float32, max", "")
     local latest, told = 0, 0

@@ -39,9 +39,10 @@ for _, layout in ipairs { { 4 }, { 4, "0,0,1,1" } } do
         assert.are.equal(n, #failures, table.concat(failures, "\n"))
       end
 
-      -- Each forward fails on the ranks behind and is published, and another one of them is the first to leave it.
-      it("combine no different calls, and the furthest rank does not fail, whoever leaves a call first", function()
-        -- The furthest rank of an earlier error is another one.
+      -- Each forward below fails on the ranks that are behind, and they publish the error. In each, another one of
+      -- these ranks is the first to leave the call.
+      it("combine no different calls, and the rank furthest ahead does not fail, whichever rank leaves a call first", function()
+        -- First, an error after which another rank is the one furthest ahead.
         pcall(function()
           if rank == world - 1 then refused() end
           for _ = 1, 2 do pcall(sum, 1) end
@@ -78,7 +79,7 @@ for _, layout in ipairs { { 4 }, { 4, "0,0,1,1" } } do
         late(0)
         for v = 3, 5 do guarded(sum, v) end
         assert.is_nil(wrong)
-        -- Its own refused call, and the one that rank 1's refused call makes fail.
+        -- Rank 0 fails twice: in its own refused call, and in the call that rank 1's refused call makes fail.
         if rank == 0 then succeeds(2) end
       end)
 

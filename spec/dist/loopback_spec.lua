@@ -3,8 +3,7 @@
 local process = require "spec.support.process"
 local patience = process.patience
 
-local build = os.getenv "MOONSHARD_BUILD" or "build"
-if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+local build = process.build
 
 describe("on one host #mpi", function()
   local has_ss = os.execute "command -v ss >/dev/null" == 0

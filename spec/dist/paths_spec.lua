@@ -2,7 +2,7 @@
 --- Every path between ranks gives the same bits.
 local ranks = require "spec.support.ranks"
 
--- Random numbers over every path give the same bits.
+-- Prints hashes of what each rank gets in collectives of random numbers, by dtype and size.
 local bits = [[
   local ms = require "moonshard"
   local dist = ms.dist

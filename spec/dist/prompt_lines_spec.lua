@@ -78,7 +78,7 @@ ranks.describe(3, "lines of a prompt", function(rank)
     assert.is_true(line(sum_is_right))
   end)
 
-  it("refuse an outdated number", function()
+  it("are settled with the current number of errors only", function()
     assert.is_false(pcall(errors.check, lib.ms_dist_settle(0)))
     assert.matches("ms_dist_settle: number is 0, expected 1 %+ ms_dist_published%(%)", errors.last())
   end)

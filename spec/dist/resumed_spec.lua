@@ -152,10 +152,11 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end
       end)
 
-      -- A rank that is behind waits for the others in its pair, while they wait for it in the world.
+      -- A rank that is behind waits for its neighbours' messages, while they wait for it in the all_reduce. Between nodes
+      -- such cycles are not found.
       if not nodes then
         local function plainly(fn) fn() end
-        -- These functions call theirs once, so that its lines run in their order.
+        -- Functions that call their argument once, so that a later line of it is a later call.
         for place, around in ms.sorted_pairs { ["a loop"] = plainly, ["a loop in ms.scope"] = ms.scope,
           ["a loop in ms.no_grad"] = ms.no_grad, ["a loop in ms.catch_warnings"] = ms.catch_warnings } do
           it("an error of the script before sends and receives in the background costs at most the next step, too: "
@@ -249,7 +250,8 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end)
       end
 
-      -- A step inside pcall, then a collective in which the ranks agree whether it succeeded.
+      -- Ways to shard a model, for loops of a step inside pcall and a collective in which the ranks agree whether the
+      -- step succeeded.
       local kinds = {
         fully_shard = function(m)
           for k = 1, 2 do fsdp.fully_shard(m[k]) end

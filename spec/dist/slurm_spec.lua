@@ -132,7 +132,7 @@ describe("srun #mpi", function()
     process.remove_folder(folder)
   end)
 
-  -- srun replaces luajit: its arguments are options and the program.
+  -- Runs the script as two tasks by srun, with further options of srun. Returns what ranks.run returns.
   local function srun(script, options)
     local file = folder .. "/script.lua"
     process.write(file, script)

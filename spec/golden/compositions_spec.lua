@@ -5,7 +5,7 @@ local golden_cases = require "spec.support.golden_cases"
 
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 
--- The pieces of a split, each times its number.
+-- Joins the pieces of a split again, each multiplied by its position.
 local function numbered(pieces)
   for k = 1, #pieces do pieces[k] = pieces[k] * k end
   return ms.cat(pieces, 2)

@@ -4,7 +4,7 @@ local ms = require "moonshard"
 local golden_cases = require "spec.support.golden_cases"
 local F = ms.nn.F
 
--- The running statistics of make_layers.py.
+-- Running statistics by the formula of make_layers.py: n values between low and high.
 local function wave(n, offset, low, high)
   local list = {}
   for i = 0, n - 1 do list[i + 1] = (low + high) / 2 + (high - low) / 2 * math.sin(0.9 * i + offset) end

@@ -5,7 +5,7 @@ local golden_cases = require "spec.support.golden_cases"
 local F = ms.nn.F
 
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
--- Makes a constant when the inputs' dtype is known.
+-- A constant in the dtype of the inputs.
 local function like(x, list) return ms.tensor(list, { dtype = x.dtype }) end
 local function with(fn, options) return function(x, y, z) return z and fn(x, y, z, options) or fn(x, y, options) end end
 

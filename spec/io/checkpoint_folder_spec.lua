@@ -6,11 +6,7 @@ local lfs = require "lfs"
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  return (message:gsub("^[^\n]-:%d+: ", ""))
-end
+local failure = require "spec.support.message"
 
 describe("the folder of a sharded checkpoint", function()
   local ms, work, path

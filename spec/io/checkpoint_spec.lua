@@ -6,11 +6,7 @@ local process = require "spec.support.process"
 
 local function load() return require "moonshard" end
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  return (message:gsub("^[^\n]-:%d+: ", ""))
-end
+local failure = require "spec.support.message"
 
 local support = require "spec.support.checkpoint_model"
 local make, train, contents = support.make, support.train, support.contents
@@ -23,7 +19,7 @@ local KINDS = {
   or { reshard_after_forward = false } end },
   { "no sharding", function() return nil end },
 }
--- fsdp.FSDP: flat parameters, sharded at any element.
+-- Options of fsdp.FSDP, which divides a unit's flat parameter at any element.
 local CLASSIC = {
   { "flat parameters", { } }, { "original parameters", { use_orig_params = true } },
   { "no_shard", { sharding_strategy = "no_shard" } },
@@ -258,7 +254,8 @@ describe("a sharded checkpoint", function()
     end)
   end
 
-  -- A copy of the base checkpoint with a fault, and the expected message.
+  -- Loads a copy of the base checkpoint that change(path) has damaged. Returns the message after the path, and whether
+  -- the model is unchanged.
   local function broken(change)
     local path = work .. "/broken"
     if lfs.attributes(path, "mode") then process.remove_folder(path) end

@@ -219,7 +219,7 @@ describe("the GPT", function()
     for name, p in gpt:named_parameters() do assert.is_not_nil(p.grad, name) end
   end)
 
-  it("has the same initial weights after meta", function()
+  it("has the same initial weights if it was made on meta", function()
     ms.manual_seed(3)
     local a = small()
     local b = GPT { vocab = 11, context = 8, layers = 2, heads = 2, dim = 8, device = "meta" }
@@ -231,7 +231,7 @@ describe("the GPT", function()
     for name, p in a:named_parameters() do assert.is_true(p:equal(b:get_parameter(name)), name) end
   end)
 
-  it("distinguishes distances by ALiBi, after meta, too", function()
+  it("distinguishes distances by ALiBi, also if it was made on meta", function()
     local o = { vocab = 11, context = 8, layers = 2, heads = 2, dim = 8, position = "alibi" }
     ms.manual_seed(9)
     local a = GPT(o)

@@ -50,7 +50,7 @@ describe("cross_entropy", function()
     end
   end
 
-  it("takes one sample, and positions behind the classes", function()
+  it("takes one sample without a batch, and further dimensions after that of the classes", function()
     local x = ms.randn(2, 3, 4, 5, f64)
     local y = ms.randint(0, 3, { 2, 4, 5 })
     local each = F.cross_entropy(x, y, { reduction = "none" })

@@ -155,7 +155,7 @@ for world = 2, 4 do
   for _, strategy in ipairs { "full_shard", "shard_grad_op" } do
     for _, shorter in ipairs { false, true } do
       local what = shorter and "an order that ends early" or "another order"
-      ranks.describe(world, ("%s without detail, %s, on %d ranks"):format(what, strategy, world), function()
+      ranks.describe(world, ("%s without debug level detail, %s, on %d ranks"):format(what, strategy, world), function()
         it("is an error on every rank before data moves", function(rank)
           local _, _, _, dist = load()
           assert.equal("off", dist.debug_level())

@@ -219,7 +219,7 @@ describe_page("report.html in Chromium", function()
       page:key "Home"
       assert.matches("^step 1, .*: loss 1  ·  val_loss 0.2 %(step 10%)$", use.read())
       page:key "ArrowRight"
-      assert.matches("^step 3, ", use.read())           -- a hundredth of the plot
+      assert.matches("^step 3, ", use.read())           -- a key press moves by a hundredth of the plot
       page:key "End"
       assert.matches("^step 200, ", use.read())
       page:key "+"

@@ -15,7 +15,7 @@ local function start(given)
   return ms.run.start(given)
 end
 
--- A model of two numbers, trained for some steps with a checkpoint after one of them.
+-- A linear model of two inputs, trained for some steps with a checkpoint after one of them.
 local function train(name, from_to, given)
   ms.manual_seed(3)
   local model = ms.nn.Linear(2, 1)
@@ -51,7 +51,7 @@ describe("a run", function()
     local config = cjson.decode(read "facts/config.json")
     assert.are.equal(0.1, config.lr)
     assert.are.same({ a = { 1, 2 } }, config.nested)
-    assert.are.equal("mine", config.host)               -- a name of the script's replaces a fact
+    assert.are.equal("mine", config.host)               -- the script's own value replaces the machine's
     assert.are.equal(ms.version, config.version)
     assert.are.same({ 1, 0, ms.num_threads() }, { config.ranks, config.from_step, config.threads })
     assert.are.same({ "cpu" }, config.devices)

@@ -8,12 +8,7 @@ local function leaf(list) return ms.tensor(list, { requires_grad = true }) end
 local function values(t) return t and t:tolist() end
 local function stats() return ms.memory_stats() end
 
--- The message without its position.
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(message):gsub("^[^\n]-:%d+: ", ""))
-end
+local failure = require "spec.support.message"
 
 describe("backward", function()
   it("adds up what reaches a leaf over several paths", function()
@@ -322,26 +317,6 @@ describe("grad", function()
 end)
 
 describe("Function", function()
-  local square = ms.Function {
-    forward = function(ctx, x, scale)
-      ctx:save(x)
-      ctx.scale = scale
-      return x * x * scale
-    end,
-    backward = function(ctx, g)
-      local x = ctx:saved()
-      return g * x * (2 * ctx.scale)
-    end,
-  }
-
-  it("has the backward it was given", function()
-    ms.scope(function()
-      local x = leaf { 1, 2 }
-      square(x, 5):sum():backward()
-      assert.same({ 10, 20 }, values(x.grad))
-    end)
-  end)
-
   it("lets the rest of the graph complete when it gives no gradient", function()
     ms.scope(function()
       local stop = ms.Function { forward = function(_, x) return x * 1 end, backward = function() return nil end }

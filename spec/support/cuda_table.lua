@@ -25,8 +25,7 @@ extern const spec_cuda_table ms_cuda_table_v1;
 local M = {}
 --- Returns the table of the plugin, which the engine must have loaded.
 function M.open()
-  local build = os.getenv "MOONSHARD_BUILD" or "build"
-  if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+  local build = process.build
   M.library = M.library or ffi.load(build .. "/libmoonshard_cuda_emulated.so")
   return M.library.ms_cuda_table_v1
 end

@@ -111,8 +111,7 @@ end
 function M.run(program)
   local folder = process.temp_folder()
   local here = { "env", "-C", folder }
-  local build = os.getenv "MOONSHARD_BUILD" or "build"
-  if build:sub(1, 1) ~= "/" then build = process.root .. "/" .. build end
+  local build = process.build
   local env = process.mpirun_env {
     LUA_PATH = ("@/lua/?.lua;@/lua/?/init.lua;;"):gsub("@", process.root), MOONSHARD = process.root,
     MOONSHARD_BUILD = build, MOONSHARD_THREADS = "1",

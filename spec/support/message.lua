@@ -4,6 +4,6 @@ local assert = require "luassert"
 
 return function(fn, ...)
   local ok, text = pcall(fn, ...)
-  assert.is_false(ok)
+  assert.is_false(ok, "no error was raised")
   return (tostring(text):gsub("^[^\n]-:%d+: ", ""))
 end

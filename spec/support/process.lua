@@ -60,6 +60,12 @@ process.root = (function()
   return (source:gsub("/%./", "/"):match "^(.*)/spec/support/process%.lua$")
 end)()
 
+--- The build folder (MOONSHARD_BUILD, or build in the source tree), as an absolute path.
+process.build = (function()
+  local path = os.getenv "MOONSHARD_BUILD" or "build"
+  return path:sub(1, 1) == "/" and path or process.root .. "/" .. path
+end)()
+
 local clock = ffi.new "spec_timespec"
 --- Seconds, monotonic, the same clock in every process of the machine.
 function process.now()
@@ -225,6 +231,25 @@ function Child:stop(patience)
     end
   end
   return self.code
+end
+
+--- Runs a Lua script in a process of its own, from the root of the source tree.
+---@param source string
+---@param env? table<string, string|false>
+---@param opts? { args: string[]?, launcher: string[]? }  launcher: the words before luajit
+---@return { code: integer, stdout: string, stderr: string }
+function process.script(source, env, opts)
+  local given, folder = opts or {}, process.temp_folder()
+  process.write(folder .. "/script.lua", source)
+  local command = { "sh", "-c", 'cd "$0" && exec "$@"', process.root }
+  for _, list in ipairs { given.launcher or {}, { "luajit", folder .. "/script.lua" }, given.args or {} } do
+    for _, word in ipairs(list) do command[#command + 1] = word end
+  end
+  local child = process.start(command, { stdout = folder .. "/out", stderr = folder .. "/err", env = env })
+  local code = child:wait(120) or child:stop()
+  local job = { code = code, stdout = process.read(folder .. "/out"), stderr = process.read(folder .. "/err") }
+  process.remove_folder(folder)
+  return job
 end
 
 return process

@@ -7,11 +7,7 @@ local TwoTensor = ms.Tensor:extend "TwoTensor"
 function TwoTensor:init(a, b) self.a, self.b = a, b end
 function TwoTensor:inner_tensors() return { self.a, self.b } end
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 
 -- fn of an instance gives what fn gives for each inner tensor.
 local function same(fn, a, b)

@@ -34,11 +34,7 @@ local kind_of = { float32 = 2, float64 = 2, float16 = 2, bfloat16 = 2, int64 = 1
   uint8 = 1, bool = 0 }
 local function is_float(name) return kind_of[name] == 2 end
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 
 local function ones(dtype) return ms.ones(2, { dtype = dtype }) end
 local function dot(dtype) return ms.tensor(dtype == "bool" and true or 1, { dtype = dtype }) end
@@ -68,7 +64,7 @@ describe("two tensors", function()
       end
     end)
 
-    it(("%s counts beside a 0-dim %s when that is of no higher kind"):format(a, b), function()
+    it(("%s decides the dtype beside a 0-dim %s that is of no higher kind"):format(a, b), function()
       local expected = kind_of[b] > kind_of[a] and want or a
       assert.are.equal(expected, (ones(a) + dot(b)).dtype)
       assert.are.equal(expected, (dot(b) * ones(a)).dtype)
@@ -141,12 +137,12 @@ describe("a number beside a tensor", function()
     end)
   end
 
-  it("does not turn into another one that the dtype cannot hold", function()
+  it("is refused if the tensor's dtype cannot hold it", function()
     assert.matches("300 is out of range for uint8", failure(function() return ones "uint8" + 300 end))
     assert.matches("inf is not a whole number", failure(function() return ones "int64" * math.huge end))
   end)
 
-  it("bounds integers by infinity too", function()
+  it("may be an infinite bound of clamp for integers", function()
     local x = ms.tensor({ -5, 7 }, { dtype = "int64" })
     assert.are.same({ 0, 7 }, x:clamp(0):tolist())
     assert.are.same({ -5, 0 }, x:clamp(nil, 0):tolist())

@@ -2,11 +2,7 @@
 --- Values of operations. spec/kernels/ops_spec tests their gradients, from the operator table.
 local ms = require "moonshard"
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 
 local T = ms.tensor
 local function ints(list) return T(list, { dtype = "int64" }) end

@@ -4,11 +4,7 @@
 local ms = require "moonshard"
 local collected = require "spec.support.collected"
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 local function live() return ms.memory_stats("cpu").live_tensors end
 
 describe("a scope", function()
@@ -148,7 +144,7 @@ describe("use after release", function()
     assert.matches("^tensor was released %(made .*by add; by release%(%)%)$", failure(function() return c + 1 end))
   end)
 
-  it("knows lines only within its budget, and again after such an error", function()
+  it("records lines for a limited number of tensors, and again after such an error", function()
     local function known()
       local n = 0
       ms.scope(function()

@@ -7,11 +7,7 @@ local T, inf, nan = ms.tensor, math.huge, 0 / 0
 local function ints(list) return T(list, { dtype = "int64" }) end
 local function half(list, dtype) return T(list, { dtype = dtype or "float16" }) end
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 
 -- Values as text, so that NaN, -0 and shapes can be compared.
 local function text(x)

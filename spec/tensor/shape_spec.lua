@@ -2,11 +2,7 @@
 --- Views, splitting, joining, indexing.
 local ms = require "moonshard"
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 local function shape(t) return tostring(t.shape) end
 
 describe("views", function()

@@ -3,11 +3,7 @@
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 
 local function example(given)

@@ -3,12 +3,7 @@
 local ms = require "moonshard"
 local collected = require "spec.support.collected"
 
--- The message without "file:line: ".
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok, "no error was raised")
-  return (message:gsub("^[^\n]-:%d+: ", "", 1))
-end
+local failure = require "spec.support.message"
 
 describe("making tensors", function()
   it("takes numbers and nested tables", function()

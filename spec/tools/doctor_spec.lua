@@ -37,7 +37,7 @@ end
 
 local mounts = os.execute "unshare -m true 2>/dev/null" == 0
 
--- Runs a command in which a file system of 1 MiB is mounted on a folder.
+-- The shell command that runs `command` where a tmpfs of this size is mounted on a folder.
 local function with_tmpfs(at, size, command)
   return ("unshare -m sh -c \"mount -t tmpfs -o size=%s none '%s' && %s\""):format(size, at, command)
 end
@@ -117,7 +117,7 @@ describe("ms.doctor", function()
     assert.matches("^slow threads: 1 of 1 cores; this process is bound to 1 of the machine's %d+ cores %-> ", out)
   end)
 
-  it("names kernels for less than the processor has", function()
+  it("names kernels for fewer instructions than the processor has", function()
     local _, out = check_in("%s", "machine", "processor", { MOONSHARD_ISA = "v1" })
     assert.matches("^slow processor: .*kernels for x86%-64%-v1", out)
   end)
@@ -172,7 +172,7 @@ describe("scripts/doctor", function()
     local code, out = sh(("unshare -m sh '%s/container'"):format(folder))
     assert.are.equal(1, code, out)
     assert.matches("slow%s+/dev/shm%s+cannot be written; MPI's shared memory is put into /%S+\n%s+%-> mount a tmpfs", out)
-    assert.matches("good%s+MPI%s+[^\n]*2 ranks: ", out)  -- all the same
+    assert.matches("good%s+MPI%s+[^\n]*2 ranks: ", out)  -- MPI works nevertheless
     assert.matches("broken%s+disk%s.*No space%s+left.*\n%s+%-> free some space", out)
     if read_cores() > 1 then assert.matches("slow%s+threads%s+1 of %d+ cores\n%s+%-> unset MOONSHARD_THREADS", out) end
     assert.matches("checks: .* 1 broken\n$", out)

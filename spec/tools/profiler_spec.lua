@@ -295,7 +295,7 @@ describe("the profiler", function()
     assert.is_true(dropped >= 15, text)
   end)
 
-  it("prints a table that is sorted as asked and cut where asked", function()
+  it("prints a table, sorted by the given column and cut at the given number of rows", function()
     local p = profiler.profile(function()
       for _ = 1, 3 do ms.ones(4):exp() end
       ms.ones(4):log()

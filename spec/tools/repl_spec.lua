@@ -130,7 +130,7 @@ for name, command in require("moonshard").sorted_pairs(ways) do
       end
     end)
 
-    it("survives errors without a text and names that it uses itself", function()
+    it("survives errors without a text, and assignments to names that it uses itself", function()
       assert.are.equal("an error that has no text (table)",
         ask(p, "error(setmetatable({}, { __tostring = function() error 'no' end }))"))
       ask(p, "tostring, pcall, io, debug = nil")

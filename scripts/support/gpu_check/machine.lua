@@ -16,7 +16,7 @@ for _, name in ipairs { "nvcc", "ncu", "compute-sanitizer" } do
   print(("%s: %s"):format(name, output(("command -v %s >/dev/null && %s --version | tail -n 1"):format(name, name))))
 end
 print("PyTorch: " .. output "python3 -c 'import torch; print(torch.__version__)' 2>/dev/null")
-print("folders added to LD_LIBRARY_PATH: " .. (os.getenv "LD_LIBRARY_PATH" or "none"))
+print("LD_LIBRARY_PATH: " .. (os.getenv "LD_LIBRARY_PATH" or "not set"))
 if not ms.cuda.is_available() then
   io.stderr:write("cuda: ", ms.cuda.why_unavailable(), "\n")
   os.exit(1)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes optimizers.json: ten steps of every optimizer in float64. PyTorch's, but for Lion, which it lacks: here Chen et al. 2023, algorithm 2.
+# SPDX-License-Identifier: MIT
+"""Writes optimizers.json: ten steps of every optimizer in float64, by PyTorch; Lion, which PyTorch lacks, by algorithm 2
+of Chen et al. 2023.
 usage: make_optimizers.py [OUT_DIR]"""
 import json, os, sys
 import torch

@@ -107,7 +107,7 @@ for world = 1, 4 do
       assert.is_true((half[5].bias.grad - low.module[5].bias.grad):abs():max():item() < 1e-6)
     end)
 
-    it("starts every rank with the first one's", function(rank)
+    it("starts every rank with rank 0's delayed parameters", function(rank)
       local ms, nn, dist = load()
       local m = make()
       ms.no_grad(function() m[5].bias:fill_(rank) end)

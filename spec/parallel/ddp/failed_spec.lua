@@ -44,7 +44,7 @@ for world = 2, 3 do
       end
     end)
 
-    it("makes buckets later for which there was no memory", function()
+    it("allocates later the buckets for which there was no memory", function()
       local ms, nn, dist = load()
       local buckets = require "moonshard.parallel.ddp.buckets"
       local build = buckets.build
@@ -72,7 +72,7 @@ for world = 2, 3 do
       end
     end)
 
-    it("raises a backward that failed before it reached a parameter on all ranks, with its reason", function()
+    it("raises on all ranks the error of a backward that failed before it reached a parameter", function()
       local _, nn, dist = load()
       for _, bad in ipairs { 0, world - 1 } do
         local ddp = nn.DDP(nn.Linear(4, 4))

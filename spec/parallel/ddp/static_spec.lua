@@ -36,11 +36,7 @@ local function input(rank, step)
   return ms.rand(5, 4, { dtype = "float64" })
 end
 
-local function message(fn, ...)
-  local ok, e = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(e):gsub("^[^\n]-:%d+: ", ""))
-end
+local message = require "spec.support.message"
 
 local CHANGED = "Your training graph has changed in this iteration, e.g., one parameter is %s in first iteration, but then got %s in the second "
   .. "iteration. this is not compatible with static_graph set to true."

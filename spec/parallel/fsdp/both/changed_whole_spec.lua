@@ -92,7 +92,7 @@ for _, world in ipairs { 1, 2, 3 } do
       end)
     end
 
-    it("are kept if columns are sharded, and if few ranks keep the whole", function()
+    it("are kept if columns are sharded, and if reshard_after_forward is a number of ranks", function()
       local ms, _, fsdp = load()
       for _, options in ipairs { { shard_placement_fn = function(_, p) return fsdp.Shard(p.ndim) end },
         { reshard_after_forward = world } } do

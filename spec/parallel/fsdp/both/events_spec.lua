@@ -92,7 +92,7 @@ local function step(model, ms, event, rank)
   return ok, message
 end
 
--- Bytes in use after dead graphs (the arguments of a checkpoint) are freed, as the next backward does.
+-- The memory in use after dead graphs (the arguments of a checkpoint) are freed, as the next backward frees them.
 local function live(ms)
   require("moonshard.autograd").drop_dead()
   return ms.memory_stats()
@@ -293,7 +293,7 @@ ranks.describe(2, "an error on one rank, with several roots,", function()
     sweep(rank, event, first, second, third, ms, event.n, all_gradients(first, second, third))
   end)
 
-  it("does so in forward, where units stay whole by request", function(rank)
+  it("in a forward leaves the same units whole on all ranks, where units stay whole by request", function(rank)
     local event, first, second, third, ms = setup()
     first:set_reshard_after_forward(false)
     second.last:set_reshard_after_forward(false)

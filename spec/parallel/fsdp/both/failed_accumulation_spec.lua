@@ -106,8 +106,8 @@ for _, world in ipairs { 2, 4 } do
       it("is an error again if the script continues without clearing them: " .. name, function()
         local m, unreduced = build(front)
         unreduced(function() m(input()):sum():backward() end)
-        -- The replicas of a mesh share no collective here, and an error also ends calls of ranks that have not got so
-        -- far.
+        -- The error below could otherwise end the backward above on a rank that is behind: the replicas of a mesh share
+        -- no collective so far.
         dist.barrier()
         assert.is_false((pcall(function()
           unreduced(function() m(rank == 1 and failing_input() or input()):sum():backward() end)

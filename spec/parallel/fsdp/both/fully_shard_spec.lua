@@ -3,11 +3,7 @@
 local ms = require "moonshard"
 local nn, fsdp = ms.nn, ms.fsdp
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  return (tostring(message):gsub("^[^\n]-:%d+: ", ""))
-end
+local failure = require "spec.support.message"
 
 describe("fully_shard", function()
   it("gives the module a class that is its own and FSDPModule, and returns it", function()

@@ -26,7 +26,8 @@ local function make(group, o, seed)
   return model, ms.optim.Adam(lists, { lr = 0.01 }), fsdp, ms
 end
 
--- The script reduces gradients of parameters that no unit manages.
+-- Trains for some steps; returns the last loss. Averages gradients of parameters that no unit manages, as a script
+-- must.
 local function train(model, optimizer, group, steps)
   local ms, _, _, dist = load()
   local mean

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- FSDP = DDP = one process: every model of spec/support/models, every strategy, dtype, with and without offload and
---- use_orig_params, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. All combinations are
---- tested, except frozen and trained parameters in one flat parameter (`pieces_only`).
+--- FSDP trains as DDP and one process do: every model of spec/support/models, every strategy and dtype, with and
+--- without offload and use_orig_params, on 2, 3 and 4 ranks; the hybrid strategies on 4, as 2 replicas of 2 shards. All
+--- combinations are tested, except frozen and trained parameters in one flat parameter (`pieces_only`).
 local ranks = require "spec.support.ranks"
 
 local function zoo(name) return require("spec.support.models." .. name) end

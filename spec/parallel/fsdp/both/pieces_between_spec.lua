@@ -220,7 +220,7 @@ for world = 1, 4 do
         end)
         local new, want = model(x):pow(2):sum(), plain(x):pow(2):sum()
         ms.testing.assert_close(new:detach(), want:detach())
-        -- The previous forward's backward lacks the values it computed with.
+        -- The backward of the earlier forward is refused: the values with which that forward computed are gone.
         if world > 1 then assert.has_error(function() old:backward() end) end
         model(x):pow(2):sum():backward()
         want:backward()

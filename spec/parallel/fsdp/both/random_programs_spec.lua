@@ -70,7 +70,8 @@ local function text_of(program)
   return table.concat(out, " ")
 end
 
--- Both return the sharded model, the layers that are units or parts of one, and a description for messages.
+-- Ways to shard a model. Each returns the sharded model, the layers that are units or parts of one, and a description
+-- for messages.
 local FRONTS = {}
 
 function FRONTS.fully_shard(model, _, pick)

@@ -287,7 +287,7 @@ ranks.describe(2, "backwards of other kinds", function()
     return gradients(model), ms
   end
 
-  it("of which the first is not the last leave nothing out", function()
+  it("of several forwards leave nothing out if set_is_last_backward marks the last one", function()
     local want, ms = reference()
     local model = chain(3)
     local losses = {}
@@ -309,7 +309,7 @@ ranks.describe(2, "backwards of other kinds", function()
     check(model, want, 2)
   end)
 
-  it("by an input alone touch no grad, and reshard", function()
+  it("for an input's gradient alone change no grad, and reshard", function()
     local want, ms = reference()
     local model, plain = chain(3), chain(3)
     local x, y = ms.ones(2, 4, { requires_grad = true }), ms.ones(2, 4, { requires_grad = true })

@@ -60,7 +60,7 @@ for _, world in ipairs { 1, 2, 3 } do
 
     it("may differ between ranks if the sharded parameters are equal", function()
       local ms, nn, fsdp, dist, quietly = load()
-      -- A rank ignores as many layers as its number; the sharded layers are the same on every rank.
+      -- Rank r ignores r + 1 layers; the sharded layers are the same on every rank.
       local extra = nn.ModuleList {}
       for _ = 1, rank + 1 do extra:append(nn.Linear(5, 5)) end
       local Net = nn.Module:extend "Net"

@@ -132,7 +132,7 @@ for _, world in ipairs { 1, 2, 3 } do
         end
       end)
 
-      it("what takes no part in a unit's forward gets zeros, a unit that takes none gets no gradient: " .. strategy,
+      it("those that their unit's forward does not use get zeros, those of a unit that does not run get no gradient: " .. strategy,
         function(rank)
         local ms, nn, fsdp = load()
         local Part = nn.Module:extend "Part"

@@ -6,13 +6,9 @@ local ranks = require "spec.support.ranks"
 local function load() return require "moonshard" end
 local collected = require "spec.support.collected"
 
-local function failure(fn, ...)
-  local ok, message = pcall(fn, ...)
-  assert.is_false(ok)
-  return (message:gsub("^[^\n]-:%d+: ", ""))
-end
+local failure = require "spec.support.message"
 
--- Gathers a parameter as dtype; log counts the calls.
+-- Gives a parameter extensions that gather it as dtype. log: where they count their calls and keep their arguments.
 local function patch(p, dtype, log)
   local part = p:to_local()
   function part.fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, policy)

@@ -77,7 +77,7 @@ for world = 1, 4 do
       assert.is_true(rows.weight.grad:full_tensor():equal(columns.weight.grad:full_tensor()))
     end)
 
-    it("fills with the numbers of the whole", function()
+    it("fills shards with the random numbers of the whole parameter", function()
       local ms = load()
       local function filled(fn)
         ms.manual_seed(5)
@@ -105,7 +105,7 @@ for world = 1, 4 do
 end
 
 ranks.describe(4, "shard_placement_fn", function()
-  it("refuses dimensions that do not divide, or are not there", function()
+  it("refuses dimensions that the ranks do not divide, or that a parameter lacks", function()
     local ms = load()
     local function failure(shape, d)
       local m = ms.nn.Linear(3, 3)
@@ -130,7 +130,7 @@ ranks.describe(4, "reshard_after_forward = 2", function()
     parity.compare(DEF, rank, world, { reshard_after_forward = 2, shard_placement_fn = largest(world) }, 3)
   end)
 
-  it("gathers over two ranks in backward, and counts as true does", function(rank)
+  it("gathers over two ranks in backward, with as many collectives as true", function(rank)
     local ms = load()
     local model = ms.nn.Sequential(ms.nn.Linear(4, 6), ms.nn.Linear(6, 6), ms.nn.Linear(6, 2))
     for _, m in ipairs(model) do ms.fsdp.fully_shard(m, { reshard_after_forward = 2 }) end

@@ -195,7 +195,7 @@ ranks.describe(2, "a unit of several modules", function(rank)
     end)
   end)
 
-  it("computes with the present parameters after an error between its modules", function()
+  it("computes with the current parameters after an error between its modules", function()
     for _, where in ipairs { "a", "mid", "b" } do
       local model, ms = wrapped()
       local plain = net(ms)

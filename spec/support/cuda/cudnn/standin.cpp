@@ -294,7 +294,7 @@ API int cudnnSetStream(void *handle, void *stream)
     *(cudaStream_t *)handle = (cudaStream_t)stream;
     return CUDNN_STATUS_SUCCESS;
 }
-API void cudnnGetLastErrorString(char *text, size_t n) { snprintf(text, n, "the stand-in refuses it"); }
+API void cudnnGetLastErrorString(char *text, size_t n) { snprintf(text, n, "the stand-in refuses the call"); }
 API int cudnnBackendCreateDescriptor(int type, cudnn_desc *out)
 {
     *out = new node { type, false, {} };
