@@ -414,6 +414,21 @@ describe("what a captured step refuses", function()
     assert.are.equal(4, step(good):item())
   end)
 
+  it("tensors on a GPU, as arguments and in it #cuda", function()
+    local there = ms.ones(2, { device = "cuda" })
+    local refusal = "captured step: .*: only steps on the CPU can be captured"
+    local ok, message = pcall(ms.capture(function(a) return a * 2 end, { warmup = 0 }), there)
+    assert.is_false(ok)
+    assert.matches("argument 1 is float32 %[2%] cuda:0", message)
+    for _, fn in ipairs { function() return there * 2 end, function(a) return a:to "cuda" end,
+      function() return ms.zeros(3, { device = "cuda" }) end } do
+      ok, message = pcall(ms.capture(fn, { warmup = 0 }), ms.ones(2))
+      assert.is_false(ok)
+      assert.matches(refusal, message)
+    end
+    assert.are.equal(4, (there * 2):sum():item())
+  end)
+
   it("wrong arguments of ms.capture", function()
     assert.has_error(function() ms.capture(1) end)
     assert.has_error(function() ms.capture(function() end, { warmup = -1 }) end)
