@@ -21,6 +21,7 @@ local SAVEZ =
 
 ffi.cdef [[
 void *spec_jpeg_new(void) __asm__("tjInitCompress");
+int spec_jpeg_drop(void *) __asm__("tjDestroy");
 int spec_jpeg_write(void *, const void *, int, int, int, int, unsigned char **, unsigned long *, int, int, int)
   __asm__("tjCompress2");
 ]]
@@ -133,7 +134,9 @@ describe("images", function()
     local pixels = ffi.new("unsigned char[?]", 3 * width * height)
     for k = 0, width * height - 1 do pixels[3 * k], pixels[3 * k + 1], pixels[3 * k + 2] = 200, 100, 50 end
     local out, size = ffi.new "unsigned char *[1]", ffi.new "unsigned long[1]"
-    assert.are.equal(0, jpeg.spec_jpeg_write(jpeg.spec_jpeg_new(), pixels, width, 0, height, 0, out, size, 0, 95, 0))
+    local writer = jpeg.spec_jpeg_new()
+    assert.are.equal(0, jpeg.spec_jpeg_write(writer, pixels, width, 0, height, 0, out, size, 0, 95, 0))
+    assert.are.equal(0, jpeg.spec_jpeg_drop(writer))
     local text = ffi.string(out[0], size[0])
     local path = write("d.jpg", text)
     local t = data.read_image(path)
