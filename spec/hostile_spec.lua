@@ -21,7 +21,7 @@ describe("views of a tensor that is changed in place, with gradients,", function
     assert.same({ 3, 3, 3, 3 }, x.grad:tolist())
   end)
 
-  it("also when the base asked for no gradient before", function()
+  it("are refused also when the base required no gradient before the change", function()
     local x = ms.ones(3, { requires_grad = true })
     local b = ms.zeros(3)
     local view = b[1]
@@ -76,12 +76,12 @@ describe("impossible sizes and counts", function()
   local A, B = 274177, 67280421310721
   local cases = {
     ["a view of 2^64 + 1 elements"] = { function() return one:view(A, B) end, "is not valid" },
-    ["an expanded one"] = { function() return one:expand(A, B) end,
+    ["an expanded tensor of 2^64 + 1 elements"] = { function() return one:expand(A, B) end,
       "expand: shape [274177, 67280421310721] has too many elements for a 64-bit size" },
-    ["repetitions of it"] = { function() return one:tile(A, B) end, "more elements than memory can hold" },
+    ["repetitions with 2^64 + 1 elements"] = { function() return one:tile(A, B) end, "more elements than memory can hold" },
     ["repetitions of one dimension"] = { function() return ms.ones(2 ^ 12):tile(2 ^ 52) end,
       "repetitions of dimension 1" },
-    ["an expanded one of one size"] = { function() return one:expand(2 ^ 64) end,
+    ["an expanded tensor of one dimension of 2^64"] = { function() return one:expand(2 ^ 64) end,
       "expected a whole number below 2^63" },
     ["a new tensor"] = { function() return ms.zeros(2 ^ 64) end, "expected a whole number below 2^63" },
     ["a Linear"] = { function() return nn.Linear(1, 2 ^ 63) end, "expected a whole number below 2^63" },

@@ -238,7 +238,7 @@ describe("the reader of the layers", function()
     { "declarators", "struct one { int a, b; int (*f)(int, int); };", 3 },
     { "an anonymous struct inside it", "typedef struct { int a; struct { int x, y; struct { int z; } d; } c; } one;", 6 },
     { "an anonymous union inside it", "struct one { int a; union { int x; float y; }; };", 3 },
-    { "another type's fields not", "struct one { int a; struct two { int x, y; } c; };", 2 },
+    { "without those of another type", "struct one { int a; struct two { int x, y; } c; };", 2 },
   } do
     it("counts the fields of a struct: " .. case[1], function()
       plant { ["runtime/base/one.h"] = case[2] .. "\n" }

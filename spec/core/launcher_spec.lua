@@ -44,23 +44,23 @@ local step = { SLURM_STEP_ID = "0", SLURM_PROCID = "3", SLURM_STEP_NUM_TASKS = "
 
 -- Each case: a name, an environment, and the launcher, rank, world size, local rank and ranks on this node it gives.
 local cases = {
-  { "nothing", {}, "", 0, 1, 0, 1 },
-  { "mpirun's", mpirun("3", "4", local_two), "mpirun", 3, 4, 1, 2 },
-  { "mpirun's, of one rank", mpirun("0", "1", { OMPI_COMM_WORLD_LOCAL_SIZE = "1" }), "mpirun", 0, 1, 0, 1 },
-  { "mpirun's in an allocation", mpirun("1", "2", step), "mpirun", 1, 2, 0, 0 },
-  { "a step's of srun", step, "srun", 3, 5, 1, 2 },
-  { "a step's without its number of tasks", { SLURM_STEP_ID = "0", SLURM_PROCID = "1", SLURM_NTASKS = "2",
+  { "no launcher", {}, "", 0, 1, 0, 1 },
+  { "mpirun", mpirun("3", "4", local_two), "mpirun", 3, 4, 1, 2 },
+  { "mpirun with one rank", mpirun("0", "1", { OMPI_COMM_WORLD_LOCAL_SIZE = "1" }), "mpirun", 0, 1, 0, 1 },
+  { "mpirun in an allocation of Slurm", mpirun("1", "2", step), "mpirun", 1, 2, 0, 0 },
+  { "a step of srun", step, "srun", 3, 5, 1, 2 },
+  { "a step of srun without its number of tasks", { SLURM_STEP_ID = "0", SLURM_PROCID = "1", SLURM_NTASKS = "2",
     PMI_RANK = "1" }, "srun", 1, 2, 0, 0 },
-  { "a step's of one task", { SLURM_STEP_ID = "0", SLURM_PROCID = "0", SLURM_STEP_NUM_TASKS = "1",
+  { "a step of srun with one task", { SLURM_STEP_ID = "0", SLURM_PROCID = "0", SLURM_STEP_NUM_TASKS = "1",
     SLURM_NTASKS = "4" }, "", 0, 1, 0, 1 },
-  { "a batch script's", { SLURM_JOB_ID = "7", SLURM_PROCID = "0", SLURM_NTASKS = "4" }, "", 0, 1, 0, 1 },
-  { "PMIx's alone", { PMIX_RANK = "2" }, "PMIx", 2, 0, 0, 0 },
-  { "mpiexec's", { PMI_RANK = "1", PMI_SIZE = "4", MPI_LOCALRANKID = "1", MPI_LOCALNRANKS = "2" }, "mpiexec", 1, 4, 1,
+  { "a batch script of Slurm", { SLURM_JOB_ID = "7", SLURM_PROCID = "0", SLURM_NTASKS = "4" }, "", 0, 1, 0, 1 },
+  { "PMIx alone", { PMIX_RANK = "2" }, "PMIx", 2, 0, 0, 0 },
+  { "mpiexec", { PMI_RANK = "1", PMI_SIZE = "4", MPI_LOCALRANKID = "1", MPI_LOCALNRANKS = "2" }, "mpiexec", 1, 4, 1,
   2 },
-  { "torchrun's", { RANK = "5", WORLD_SIZE = "8", LOCAL_RANK = "1", LOCAL_WORLD_SIZE = "4" }, "torchrun", 5, 8, 1, 4 },
-  { "torchrun's, of one rank", { RANK = "0", WORLD_SIZE = "1", LOCAL_RANK = "0", LOCAL_WORLD_SIZE = "1" }, "", 0, 1, 0,
+  { "torchrun", { RANK = "5", WORLD_SIZE = "8", LOCAL_RANK = "1", LOCAL_WORLD_SIZE = "4" }, "torchrun", 5, 8, 1, 4 },
+  { "torchrun with one rank", { RANK = "0", WORLD_SIZE = "1", LOCAL_RANK = "0", LOCAL_WORLD_SIZE = "1" }, "", 0, 1, 0,
   1 },
-  { "a RANK of something else", { RANK = "5", WORLD_SIZE = "8" }, "", 0, 1, 0, 1 },
+  { "another program that sets RANK", { RANK = "5", WORLD_SIZE = "8" }, "", 0, 1, 0, 1 },
 }
 
 -- Invalid environments: the variables, the launcher, and the reason.
@@ -81,7 +81,7 @@ local broken = {
 describe("the environment of a process", function()
   for _, case in ipairs(cases) do
     local what, env, name, rank, world, local_rank, local_world = unpack(case)
-    it(("with %s variables means %s, rank %d of %d"):format(what, name == "" and "no launcher" or name, rank, world),
+    it(("with the variables of %s means %s, rank %d of %d"):format(what, name == "" and "no launcher" or name, rank, world),
       function()
       within(env, function()
         local out = ffi.new "ms_launch"

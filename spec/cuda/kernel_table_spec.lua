@@ -30,7 +30,7 @@ describe("the PTX of a kernel", function()
       "ld.global.f32 %f1, [%rd1];\nadd.f32 %f2, %f1, %f1;\nld.global.f32 %f3, [%rd2];", float32 = { 4, 8 } },
     { "a load that cannot pass a store",
       "ld.global.f32 %f1, [%rd1];\nst.global.f32 [%rd3], %f1;\nld.global.f32 %f3, [%rd2];", float32 = { 4, 4 } },
-    { "a read-only load that can", "ld.global.nc.f32 %f1, [%rd1];\nst.global.f32 [%rd3], %f1;\nld.global.nc.f32 %f3, [%rd2];",
+    { "a read-only load, which can pass a store", "ld.global.nc.f32 %f1, [%rd1];\nst.global.f32 [%rd3], %f1;\nld.global.nc.f32 %f3, [%rd2];",
       float32 = { 4, 8 } },
     { "loads of two blocks, the first unused in between",
       "ld.global.f32 %f1, [%rd1];\n@%p1 bra $L__BB0_2;\nld.global.f32 %f2, [%rd2];\n$L__BB0_2:\nadd.f32 %f3, %f1, %f2;",
@@ -128,11 +128,11 @@ describe("the prediction of a launch", function()
       float32 = { width = 4, flight = 16 } } }
   end
   for _, case in ipairs {
-    { "whole bandwidth for enough in flight", { half = 4.3e9 }, row("a: b", 16), 1e-3 },
-    { "half of it for half of that", { half = 4.3e9 }, row("a: b", 10e3 / 2048), 2e-3 },
-    { "less for a grid that leaves processors idle", { half = 4.3e9, blocks = 66 }, row("a: b", 20e3 / 256), 2e-3 },
-    { "less for blocks that fill the shared memory", { half = 4.3e9, shared = 200 * 1024 }, row("a: b", 5e3 / 256), 4e-3 },
-    { "the class of which it touches most", { half = 1e6, float32 = 4.299e9 }, row("a: b", 1), 1e-3 },
+    { "the whole bandwidth for enough bytes in flight", { half = 4.3e9 }, row("a: b", 16), 1e-3 },
+    { "half of the bandwidth for half of these bytes", { half = 4.3e9 }, row("a: b", 10e3 / 2048), 2e-3 },
+    { "less bandwidth for a grid that leaves processors idle", { half = 4.3e9, blocks = 66 }, row("a: b", 20e3 / 256), 2e-3 },
+    { "less bandwidth for blocks that fill the shared memory", { half = 4.3e9, shared = 200 * 1024 }, row("a: b", 5e3 / 256), 4e-3 },
+    { "the bytes in flight of the dtype class of which it touches most", { half = 1e6, float32 = 4.299e9 }, row("a: b", 1), 1e-3 },
     { "the rate of the unit for products", { half = 1e6, flops = 780e9 }, nil, 1e-3 },
     { "the rate of mma.sync for kernels that use it", { half = 1e6, flops = 250e9 }, row("a: b", 16, 1), 1e-3 },
     { "the bandwidth for products that move more than they compute", { half = 4.3e9, flops = 1e9 }, nil, 1e-3 },

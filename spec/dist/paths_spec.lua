@@ -43,7 +43,7 @@ describe("the same bits #mpi", function()
       { "staged", { MOONSHARD_COMM_MAP = "refuse" } },
       { "staged through a file", { MOONSHARD_COMM_MAP = "refuse-all" } },
       { "over two nodes", { MOONSHARD_COMM_NODES = "2" } },
-      { "over nodes in turn", { MOONSHARD_COMM_NODES = "0,1,0,1" } },
+      { "over two nodes, to which ranks belong in turn", { MOONSHARD_COMM_NODES = "0,1,0,1" } },
     } do
       it(("on %d ranks, %s"):format(world, path[1]), function()
         local job = ranks.run(world, bits, { env = path[2] })

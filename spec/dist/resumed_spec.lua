@@ -97,8 +97,8 @@ for _, layout in ipairs { { 2 }, { 3 }, { 4 }, { 2, "2" }, { 3, "0,1,0" }, { 4, 
         end },
       }
       for what, case in ms.sorted_pairs(cases) do
-        for name, reduce in ms.sorted_pairs { all_reduce = all_reduce, ["asynchronous ones"] = async,
-          ["two in turn"] = in_two_groups } do
+        for name, reduce in ms.sorted_pairs { all_reduce = all_reduce, ["asynchronous all_reduce"] = async,
+          ["two groups in turn"] = in_two_groups } do
           it(what .. " costs every rank the same calls (" .. name .. ")", function()
             model()
             for _, bad in ipairs { 0, world - 1 } do

@@ -44,7 +44,7 @@ describe("elementwise values:", function()
     { "tanh", "float32 [nan 1 -1 -0.462117 0 0.964028]", function() return tensor(odd):tanh() end },
     { "sigmoid", "float32 [nan 1 0 0.377541 0.5 0.880797]", function() return tensor(odd):sigmoid() end },
     { "clamp keeps NaN", "float32 [nan 1 -1 -0.5 0 1]", function() return tensor(odd):clamp(-1, 1) end },
-    { "the larger of two is NaN if one is", "float32 [nan nan 2]",
+    { "maximum is NaN if either element is", "float32 [nan nan 2]",
       function() return tensor({ nan, 1, 1 }):maximum(tensor({ 1, nan, 2 })) end },
     { "isfinite", "bool [false false false true true true]", function() return tensor(odd):isfinite() end },
     { "isnan", "bool [true false false false false false]", function() return tensor(odd):isnan() end },
@@ -81,11 +81,11 @@ describe("in place from its own memory:", function()
       x:narrow(1, 1, 3):copy_(x:view(3, 2):select(2, 1))
       return x
     end },
-    { "its transpose", "float32 [[1 3] [2 4]]", function()
+    { "copy_ of the transpose", "float32 [[1 3] [2 4]]", function()
       local x = tensor({ { 1, 2 }, { 3, 4 } })
       return x:copy_(x:t())
     end },
-    { "itself", "float32 [2 4]", function()
+    { "add_ of the tensor itself", "float32 [2 4]", function()
       local x = tensor({ 1, 2 })
       return x:add_(x)
     end },
@@ -96,7 +96,7 @@ describe("types of results:", function()
   check {
     { "integers divided are real", "float32 [0.5 1.5]",
     function() return tensor({ 1, 3 }, "int64") / tensor({ 2, 2 }, "int64") end },
-    { "so are they by a number", "float32 [0.5 1.5]", function() return tensor({ 1, 3 }, "int32") / 2 end },
+    { "integers divided by a number are real", "float32 [0.5 1.5]", function() return tensor({ 1, 3 }, "int32") / 2 end },
     { "functions of integers are real", "float32 [1 2.71828]", function() return tensor({ 0, 1 }, "int64"):exp() end },
     { "uint8 wraps around", "uint8 [0 254]", function() return tensor({ 255, 0 }, "uint8") + tensor({ 1, 254 },
     "uint8") end },
@@ -109,7 +109,7 @@ describe("types of results:", function()
     { "bools add up to a bool", "bool [true true false]",
     function() return tensor({ true, true, false }) + tensor({ true, false, false }) end },
     { "a bool and a number are int64", "int64 [2 1]", function() return tensor({ true, false }) + 1 end },
-    { "bool sums count", "int64 2", function() return tensor({ true, true, false }):sum() end },
+    { "a sum of bools counts those that are true", "int64 2", function() return tensor({ true, true, false }):sum() end },
     { "int32 and int64", "int64 [3]", function() return tensor({ 1 }, "int32") + tensor({ 2 }, "int64") end },
     { "uint8 and int32", "int32 [300]", function() return tensor({ 250 }, "uint8") + tensor({ 50 }, "int32") end },
     { "int64 and float16", "float16 [3]", function() return tensor({ 1 }, "int64") + tensor({ 2 }, "float16") end },
@@ -118,12 +118,12 @@ describe("types of results:", function()
     { "bfloat16 and float64", "float64 [3]", function() return tensor({ 1 }, "bfloat16") + tensor({ 2 },
     "float64") end },
     { "a 0-dim float64 does not widen", "float32 [3]", function() return tensor({ 1 }) + tensor(2, "float64") end },
-    { "but a real one makes integers real", "float32 [1.5]",
+    { "a 0-dim float32 makes integers real", "float32 [1.5]",
     function() return tensor({ 1 }, "int64") + tensor(0.5) end },
     { "in place the dtype stays", "float16 [3]", function() return tensor({ 1 }, "float16"):add_(tensor({ 2 })) end },
-    { "a cast to bool asks for non-zero", "bool [true true true false]",
+    { "a cast to bool gives true for all but 0", "bool [true true true false]",
     function() return tensor({ 0.5, nan, -1, 0 }):to "bool" end },
-    { "a cast to integers cuts", "int64 [1 -1 0]", function() return tensor({ 1.9, -1.9, 0.5 }):to "int64" end },
+    { "a cast to integers rounds towards 0", "int64 [1 -1 0]", function() return tensor({ 1.9, -1.9, 0.5 }):to "int64" end },
   }
 end)
 
@@ -136,22 +136,22 @@ describe("reductions at the edges:", function()
     { "all of nothing", "bool true", function() return none:all() end },
     { "any of nothing", "bool false", function() return none:any() end },
     { "logsumexp of nothing", "float32 [-inf -inf -inf]", function() return none:logsumexp(1) end },
-    { "the largest of NaN is NaN", "float32 nan", function() return tensor({ 1, nan, 3 }):max() end },
-    { "and the smallest", "float32 nan", function() return tensor({ 1, nan, 3 }):min() end },
-    { "its position is NaN's", "int64 1", function() return tensor({ 1, nan, 3 }):argmax() end },
-    { "the first of equals", "int64 1", function() return tensor({ 1, 3, 3 }):argmax() end },
-    { "the largest of minus infinities", "float32 -inf", function() return tensor({ -inf, -inf }):max() end },
-    { "one element varies by NaN", "float32 nan", function() return tensor({ 1 }):var() end },
-    { "and not at all without correction", "float32 0", function() return tensor({ 1 }):var { correction = 0 } end },
-    { "std is two-pass: a large mean costs nothing", "float32 0.5",
+    { "max with a NaN is NaN", "float32 nan", function() return tensor({ 1, nan, 3 }):max() end },
+    { "min with a NaN is NaN", "float32 nan", function() return tensor({ 1, nan, 3 }):min() end },
+    { "argmax with a NaN is its position", "int64 1", function() return tensor({ 1, nan, 3 }):argmax() end },
+    { "argmax of equal elements is the first", "int64 1", function() return tensor({ 1, 3, 3 }):argmax() end },
+    { "max of minus infinities", "float32 -inf", function() return tensor({ -inf, -inf }):max() end },
+    { "var of one element is NaN", "float32 nan", function() return tensor({ 1 }):var() end },
+    { "var of one element without correction is 0", "float32 0", function() return tensor({ 1 }):var { correction = 0 } end },
+    { "std is computed in two passes, so a large mean loses no digits", "float32 0.5",
     function() return tensor({ 1e6, 1e6 + 1 }):std { correction = 0 } end },
     { "logsumexp does not overflow", "float32 1000.69", function() return tensor({ 1000, 1000 }):logsumexp() end },
-    { "nor at infinity", "float32 inf", function() return tensor({ inf, 1 }):logsumexp() end },
-    { "nor below", "float32 -inf", function() return tensor({ -inf, -inf }):logsumexp() end },
-    { "the 0-norm counts", "float32 2", function() return tensor({ 3, 0, -4 }):norm(0) end },
+    { "logsumexp with an infinity", "float32 inf", function() return tensor({ inf, 1 }):logsumexp() end },
+    { "logsumexp of minus infinities", "float32 -inf", function() return tensor({ -inf, -inf }):logsumexp() end },
+    { "the 0-norm counts elements that are not 0", "float32 2", function() return tensor({ 3, 0, -4 }):norm(0) end },
     { "the norm of half types accumulates in float32", "float16 300",
     function() return ms.full({ 90000 }, 1, { dtype = "float16" }):norm() end },
-    { "so does the sum", "bfloat16 4096", function() return ms.full({ 4096 }, 1, { dtype = "bfloat16" }):sum() end },
+    { "the sum of half types accumulates in float32", "bfloat16 4096", function() return ms.full({ 4096 }, 1, { dtype = "bfloat16" }):sum() end },
   }
 end)
 
@@ -164,8 +164,8 @@ describe("gradients at the edges:", function()
   check {
     { "relu at 0", "float32 [0 0 1]", function() return grad({ -1, 0, 1 }, function(x) return x:relu() end) end },
     { "norm at 0", "float32 [0 0]", function() return grad({ 0, 0 }, function(x) return x:norm() end) end },
-    { "std of equals", "float32 [0 0]", function() return grad({ 3, 3 }, function(x) return x:std() end) end },
-    { "std of one is NaN, as its value is", "float32 nan",
+    { "std of equal elements", "float32 [0 0]", function() return grad({ 3, 3 }, function(x) return x:std() end) end },
+    { "std of one element is NaN, as its value is", "float32 nan",
     function() return grad({ 3 }, function(x) return x:std() end):sum() end },
     { "logsumexp at infinity", "float32 [1 0]", function() return grad({ inf, 1 },
     function(x) return x:logsumexp(1) end) end },
@@ -175,7 +175,7 @@ describe("gradients at the edges:", function()
     function(x) return x:prod() end) end },
     { "product with two zeros", "float32 [0 0 0]", function() return grad({ 2, 0, 0 },
     function(x) return x:prod() end) end },
-    { "equal largest share", "float32 [0 0.5 0.5]", function() return grad({ 1, 2, 2 },
+    { "equal largest elements share the gradient of max", "float32 [0 0.5 0.5]", function() return grad({ 1, 2, 2 },
     function(x) return x:max() end) end },
     { "clamp outside", "float32 [0 1 0]", function() return grad({ -2, 0, 2 },
     function(x) return x:clamp(-1, 1) end) end },

@@ -42,9 +42,9 @@ end
 for world = 1, 4 do
   ranks.describe(world, ("gradients that DDP reduces later on %d ranks #mpi"):format(world), function()
     for _, case in ipairs {
-      { "by name, at the first layer's", function() return LAST, "1.weight" end },
-      { "by name and parameter", function(m) return pairs_of(m, LAST), "1.weight" end },
-      { "at one of their own", function() return { "4.weight", "1.weight" }, "1.weight" end },
+      { "given by name, reduced at the first layer's gradient", function() return LAST, "1.weight" end },
+      { "given by name and parameter", function(m) return pairs_of(m, LAST), "1.weight" end },
+      { "reduced at the gradient of one of them", function() return { "4.weight", "1.weight" }, "1.weight" end },
       { "all of them", function() return ALL, "1.bias" end },
       { "in small buckets", function() return LAST, "2.weight" end, { bucket_cap_mb = 1e-4 } },
       { "gradients in buckets", function() return LAST, "1.weight" end, { gradient_as_bucket_view = true } },

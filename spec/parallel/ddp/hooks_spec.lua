@@ -164,7 +164,7 @@ for _, world in ipairs { 3, 4 } do
       end)
     end
 
-    it("per channel has one scale for each block: a large number affects its own block only", function(rank)
+    it("quantization per channel has one scale for each block: a large number affects its own block only", function(rank)
       local ms, _, dist, hooks = load()
       local function reduce(hook, ...)
         local flat = (ms.arange(1, 101):float() / 100 * (rank + 1)):clone()

@@ -73,18 +73,18 @@ local function sometimes(r, step) return (r + step) % 3 == 0 end
 for world = 1, 3 do
   ranks.describe(world, ("join on %d ranks"):format(world), function()
     for _, case in ipairs {
-      { "as if the absent had zeros", {}, side = always },
-      { "by those that are there", {}, { divide_by_initial_world_size = false }, side = always },
+      { "as if ranks that have finished had zeros", {}, side = always },
+      { "over the ranks that still have inputs", {}, { divide_by_initial_world_size = false }, side = always },
       { "in small buckets held by gradients", { bucket_cap_mb = 1e-4, gradient_as_bucket_view = true }, side = always },
       { "where parameters may be unused", { bucket_cap_mb = 1e-4, find_unused_parameters = true }, side = sometimes },
-      { "where what nobody used is not sent", { bucket_cap_mb = 1e-4, find_unused_parameters = true,
+      { "where parameters that no rank used are not sent", { bucket_cap_mb = 1e-4, find_unused_parameters = true,
       skip_all_reduce_unused_params = true }, side = sometimes },
-      { "of a static graph", { bucket_cap_mb = 1e-4, static_graph = true }, side = never },
+      { "with a static graph", { bucket_cap_mb = 1e-4, static_graph = true }, side = never },
       { "with a hook", { bucket_cap_mb = 1e-4 }, side = always, hook = true },
-      { "where one has no input at all", { bucket_cap_mb = 1e-4 }, side = always, none = true },
-      { "where one has no input at all, of a static graph", { bucket_cap_mb = 1e-4, static_graph = true },
+      { "where one rank has no input at all", { bucket_cap_mb = 1e-4 }, side = always, none = true },
+      { "where one rank has no input at all, with a static graph", { bucket_cap_mb = 1e-4, static_graph = true },
       side = always, none = true },
-      { "without buffers' broadcast", { broadcast_buffers = false }, side = always },
+      { "without a broadcast of buffers", { broadcast_buffers = false }, side = always },
     } do
       it("averages " .. case[1], function(rank)
         local ms, nn, dist, hooks = load()

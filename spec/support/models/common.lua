@@ -51,7 +51,8 @@ function M.fsdp_options(o)
   return options
 end
 
---- m, or m in a unit of its own. wrap(m, group) wraps over that group, independently of a hybrid strategy.
+--- Returns a function wrap(m, group): m, or m in a unit of its own; over the group, if given, even under a hybrid
+--- strategy.
 function M.wrapper(o)
   if not o.wrap_fsdp then return function(m) return m end end
   return function(m, group)

@@ -9,7 +9,7 @@ local load = require("spec.support.wrapped").load
 local LAYERS = { "a", "b", "c", "d", "e" }
 local STEPS = 3
 
--- Equal on every rank, and independent of ms.manual_seed.
+-- Returns functions that draw random numbers, equal on every rank and independent of ms.manual_seed.
 local function generator(seed)
   local state = seed * 7919 + 13
   local function uniform()
