@@ -12,7 +12,7 @@ local function measured(peer)
   local child = process.start({ "sh", "-c", 'cd "$0" && exec scripts/bench/gpt2 --quick', process.root },
     { stdout = folder .. "/out", stderr = folder .. "/err",
       env = { MOONSHARD_CUDA = "emulated", MOONSHARD_PEER_PYTHON = folder .. "/python", MOONSHARD_BUILD = process.build } })
-  local code = child:wait(120)
+  local code = child:wait(300)
   local out, err = process.read(folder .. "/out"), process.read(folder .. "/err")
   process.remove_folder(folder)
   assert.are.equal(0, code, out .. err)
