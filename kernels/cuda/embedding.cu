@@ -211,8 +211,8 @@ static ms_status run_embedding_backward(ms_call *c)
     q.from = ms__data(h.in[0]), q.to = ms__data(o);
     if (!can_sort(q))
         return ms__fail(MS_EUNSUPPORTED,
-                        "%s: %lld ids of a table of %lld rows, expected at most %lld ids and 2^31 rows", c->op->name,
-                        (long long)q.length, (long long)q.limit, (long long)MOST_SORTED);
+                        "%s: %lld ids of a table of %lld rows, expected at most %lld ids and fewer than 2^31 - 1 rows",
+                        c->op->name, (long long)q.length, (long long)q.limit, (long long)MOST_SORTED);
     return add_rows(c, q, { more ? ADD_SUM : STORE_SUM, c->i[0] });
 }
 

@@ -193,7 +193,7 @@ ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count)
     ms__transport_lock();
     int rc = ms__world.transport->own(op, out, in, (size_t)count);
     ms__transport_unlock();
-    return rc == 0 ? MS_OK : ms__fail(MS_ECOMM, "ms_dist_mpi_own: MPI failed (%d)", rc);
+    return rc == 0 ? MS_OK : ms__fail(MS_ECOMM, "ms_dist_mpi_own: MPI failed with error code %d", rc);
 }
 
 // ---- works ----------------------------------------------------------------------------------------

@@ -74,13 +74,13 @@ typedef struct {
     uint64_t part;                     // hash of the part of the unit that is communicated; 0: the whole unit
     int64_t step;                      // number of the step of ms.steps; -1: none
     ms_resumption resumed;             // zero unless the call follows an error
-    char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in texts
+    char site[SITE], unit[UNIT_NAME];  // site: the script's line, used only in messages
     bool askable;                      // the call can be repeated with the script's place in `resumed`
     uint32_t model;                    // distinguishes models whose units have equal names
     char part_of[PART_OF];             // description of the part
-    uint8_t native;                    // moved between GPUs by the transport's library; used in texts
+    uint8_t native;                    // moved between GPUs by the transport's library; used in messages
     uint8_t shaped;                    // number of dimensions + 1 of the script's tensor; 0: no shape
-    uint32_t shape[MS_MAX_DIMS];       // used in texts
+    uint32_t shape[MS_MAX_DIMS];       // used in messages
 } ms_fingerprint;
 
 typedef struct {
@@ -408,7 +408,7 @@ enum {
     IN_PLACE = 2,        // the output is the input tensor
     CUT = 4,             // the input has one block per member
     SIZED_BY_INPUT = 8,  // the size of the request is that of the input; otherwise that of the output
-    IN_PAYLOAD = 16,     // a small input is sent with the ready flag
+    IN_PAYLOAD = 16,     // a small input is put into the slot's payload
     IN_BLOCK = 32,       // the smaller tensor may be this rank's block within the larger one
 };
 typedef enum { NO_RANK, EVERY_RANK, THE_ROOT, THE_OTHERS } ms_side;  // send/recv: the sender is the root

@@ -284,7 +284,7 @@ static void pin(ms_pins *p, ms_block *b, size_t bytes)
     p->in_use++;
 }
 
-// A pinned block of class c is no longer in use. Returns false if it goes back to the pool.
+// A block of class c, pinned by a captured step, is no longer in use. Returns false if it goes back to the pool.
 static bool unpin(ms_block *b, int c)
 {
     ms_pins *p = b->pins;

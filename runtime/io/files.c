@@ -28,9 +28,9 @@ static ms_status resolve(char **out, char *path, const char *who)
     if (there && S_ISLNK(info.st_mode)) {
         *out = realpath(path, NULL);
         if (*out) return MS_OK;
-        return ms__fail(MS_EIO,
-                        "%s: '%s' is a link whose target cannot be reached: %s; remove it, or name another path", who,
-                        path, strerror(errno));
+        return ms__fail(
+            MS_EIO, "%s: '%s' is a symbolic link whose target cannot be reached: %s; remove it, or name another path",
+            who, path, strerror(errno));
     }
     char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;

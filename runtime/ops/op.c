@@ -143,7 +143,9 @@ ms_status ms__call_dim(const ms_call *c, int64_t d, int ndim, int *out)
 {
     int n = ndim ? ndim : 1;  // a 0-dim tensor accepts dimensions 0 and -1
     if (d < -n || d >= n)
-        return ms__call_fail(c, "dimension %lld is out of range for a tensor of %d dimension%s (expected %d to %d)",
+        return ms__call_fail(c,
+                             "dimension %lld is out of range for a tensor of %d dimension%s "
+                             "(expected %d to %d except 0)",
                              (long long)(d >= 0 ? d + 1 : d), ndim, ndim == 1 ? "" : "s", -n, n);
     *out = (int)(d < 0 ? d + n : d);
     return MS_OK;

@@ -42,8 +42,8 @@ typedef struct ms_backward_call {
     ms_tensor **gin;  // to be filled with owned references; leave NULL where need is false
     const bool *need;
     // Returns the sum so far of the contributions to input k's gradient, a tensor of the input's shape, dtype and
-    // device, if backward may add to that tensor and return it as gin[k] (an owned reference); otherwise NULL. For
-    // gradients that are mostly zeros.
+    // device, if backward may add to that tensor and return it as gin[k] (an owned reference); otherwise NULL.
+    // This saves passes over memory, above all for gradients that are mostly zeros.
     ms_tensor *(*so_far)(const struct ms_backward_call *b, int k);
     const struct ms_run *run;  // used by so_far
     const struct ms_edge *edges;

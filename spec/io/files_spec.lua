@@ -179,7 +179,7 @@ describe("safetensors files", function()
     assert.are.same({ "link" }, names_in(path "sub"))
     os.remove(path "target")
     assert.error_matches(function() ms.save(path "sub/link", { x = ms.tensor { 3 } }) end,
-      "is a link whose target cannot be reached: No such file")
+      "is a symbolic link whose target cannot be reached: No such file")
     os.remove(path "sub/link")
     lfs.rmdir(path "sub")
   end)

@@ -136,8 +136,8 @@ describe("a run", function()
     ]]):format(path "busy/one", path "busy/two"), { env = { XDG_CACHE_HOME = path "busy" } })
     assert.are.equal(0, job.code, job.stderr)
     assert.are.same({ other = 5 }, cjson.decode(job.stdout))
-    assert.matches('"kind": "warning", "text": "the MFU is above 1: this machine was busy when the rate of its products was '
-      .. "measured %(0.001 FLOP/s%)", read "busy/two/media.jsonl")
+    assert.matches('"kind": "warning", "text": "the MFU is above 1: this machine was busy when its rate of matrix '
+      .. "products was measured %(0.001 FLOP/s%)", read "busy/two/media.jsonl")
   end)
 
   it("writes values that are not finite as null, and reads them as nan", function()

@@ -29,9 +29,10 @@ end
 M.list = {
   { "a file", function(at) process.write(at, "mine") end, "is not a folder" },
   { "a pipe", function(at) shell("mkfifo '%s'", at) end, "is not a folder" },
-  { "a link to nothing", function(at) lfs.link("nothing", at, true) end, "is a link whose target cannot be reached" },
+  { "a link to nothing", function(at) lfs.link("nothing", at, true) end,
+  "is a symbolic link whose target cannot be reached" },
   { "a link to itself", function(at) lfs.link("checkpoint", at, true) end,
-  "is a link whose target cannot be reached: Too many levels" },
+  "is a symbolic link whose target cannot be reached: Too many levels" },
   { "a link to a file", function(at)
     process.write(at .. ".mine", "mine")
     lfs.link("checkpoint.mine", at, true)

@@ -31,7 +31,7 @@ ms_status ms__gemm(const ms_gemm *g);
 ms_status ms__gemm_own(const ms_gemm *g);
 ms_status ms__gemm_onednn(const ms_gemm *g);
 bool ms__onednn_takes(const ms_gemm *g);       // float32 and, with AVX-512, bfloat16; contiguous rows or columns
-ms_status ms__gemm_integer(const ms_gemm *g);  // int64, int32, uint8: exact, overflow wraps around; no bias
+ms_status ms__gemm_integer(const ms_gemm *g);  // all integer dtypes: exact, overflow wraps around; no bias
 
 // The operands of a small product: C = A B + bias, or C += A B + bias if `add` is set. bias may be NULL; the columns of
 // B and C are adjacent. Strides in elements.

@@ -238,7 +238,7 @@ function M.unpack(from, copy)
     k = k + 1
     u.tensors[k] = copy and raw.tensor(name, sizes_of, where) or create.from_pointer(where, sizes_of, { dtype = name })
   end
-  assert(k == tonumber(count), "packing: the heads of tensors are incomplete")
+  assert(k == tonumber(count), "packing: the list of tensors is incomplete")
   return read(u)
 end
 

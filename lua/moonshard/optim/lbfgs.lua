@@ -117,7 +117,8 @@ local function narrow(at, start, points, n, limit, least)
   while n < limit and abs(high.t - low.t) >= least do
     local t, left, right = cubic_minimum(low, high), min(low.t, high.t), max(low.t, high.t)
     local margin = 0.1 * (right - left)
-    if min(right - t, t - left) < margin then     -- near an end: at the second time in a row, move away from it
+    -- A point near an end is moved away from it the second time in a row, or at once if it is not inside.
+    if min(right - t, t - left) < margin then
       if stuck or t >= right or t <= left then
         t = abs(t - right) < abs(t - left) and right - margin or left + margin
         stuck = false

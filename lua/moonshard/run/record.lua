@@ -313,8 +313,8 @@ function Run:say(format, ...) self.bar:say(select("#", ...) > 0 and format:forma
 local function check_peak(self)
   local steps, seconds = self.step - self.first, lib.ms_time() - self.began
   if not self.peak or self.flops * steps / seconds <= self.peak then return end
-  warned(self, ("the MFU is above 1: this machine was busy when the rate of its products was measured (%.3g FLOP/s); "
-    .. "the next run measures it again"):format(self.peak))
+  warned(self, ("the MFU is above 1: this machine was busy when its rate of matrix products was measured (%.3g "
+    .. "FLOP/s); the next run measures it again"):format(self.peak))
   self.forget_peak()
 end
 

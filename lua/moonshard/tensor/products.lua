@@ -198,8 +198,8 @@ function methods.cross(t, u, d)
   end
   at = at and at - #t.shape - 1                 -- from the end, because shapes broadcast
   if not at or t.shape[at + #t.shape + 1] ~= 3 or u.shape[at + #u.shape + 1] ~= 3 then
-    errors.raise("cross: shapes %s and %s, expected a dimension of size 3%s", tostring(t.shape), tostring(u.shape),
-      d ~= nil and (" at %d"):format(d) or "")
+    errors.raise("cross: shapes %s and %s, expected size 3 in %s", tostring(t.shape), tostring(u.shape),
+      d ~= nil and ("dimension %d"):format(d) or "one dimension of both")
   end
   return scope.run("cross", function()
     local function turned(x, by) return methods.roll(x, by, at) end

@@ -276,7 +276,7 @@ function M.EarlyStopping(given)
   return setmetatable({ options = o, best = o.mode == "min" and math.huge or -math.huge, waited = 0 }, EarlyStopping)
 end
 
---- Takes the next value. A value that is not a number counts as no improvement.
+--- Takes the next value. A nan counts as no improvement.
 ---@param value number|Tensor  a number, or a tensor of one element
 ---@return boolean stop  whether more than `patience` updates have passed without improvement
 ---@return boolean improved  whether this is the best value so far

@@ -126,7 +126,7 @@ static void *watch_thread(void *arg)
     first_to_fail(dead);
     int64_t since = ms__now_ns();
     // A rank that raised an error has printed it. A killed rank leaves no message; peers that wait for it in a
-    // collective can say more, so their report comes first: up to 0.8 s on a busy machine.
+    // collective can say more, so this rank waits for their report first: 0.1 s, or up to 0.8 s while one is due.
     if (state_of(dead) == RANK_RUNNING) {
         while (!atomic_load(&ms__world.board->reported) && ms__now_ns() - since < 800 * MS &&
                (ms__now_ns() - since < 100 * MS || report_due()))

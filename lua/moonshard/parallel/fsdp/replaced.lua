@@ -31,7 +31,8 @@ function M.check(unit)
   end
 end
 
--- Maps parameters of the unit to the tensor that replaced them everywhere, if that is a whole parameter.
+-- Maps parameters of the unit to the whole parameter that replaced each. Also returns the set of parameters that are
+-- kept, because at one of their places they were not replaced, or by something else.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do
