@@ -22,6 +22,7 @@ local SAVEZ =
 ffi.cdef [[
 void *spec_jpeg_new(void) __asm__("tjInitCompress");
 int spec_jpeg_drop(void *) __asm__("tjDestroy");
+void spec_jpeg_free(unsigned char *) __asm__("tjFree");
 int spec_jpeg_write(void *, const void *, int, int, int, int, unsigned char **, unsigned long *, int, int, int)
   __asm__("tjCompress2");
 ]]
@@ -138,6 +139,7 @@ describe("images", function()
     assert.are.equal(0, jpeg.spec_jpeg_write(writer, pixels, width, 0, height, 0, out, size, 0, 95, 0))
     assert.are.equal(0, jpeg.spec_jpeg_drop(writer))
     local text = ffi.string(out[0], size[0])
+    jpeg.spec_jpeg_free(out[0])
     local path = write("d.jpg", text)
     local t = data.read_image(path)
     assert.are.equal("[3, 8, 16]", tostring(t.shape))
