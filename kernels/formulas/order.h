@@ -33,7 +33,7 @@ MS_FN double ms_reduce_f64(int kind, double a, double b)
 {
     if (kind == MS_REDUCE_PROD) return a * b;
     int take = kind == MS_REDUCE_MAX ? b > a : b < a;
-    return take | (b != b) ? b : a;
+    return (take | (b != b)) ? b : a;
 }
 MS_FN int64_t ms_reduce_i64(int kind, int64_t a, int64_t b)
 {

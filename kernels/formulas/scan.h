@@ -46,8 +46,8 @@ MS_FN R(ms_scan) R(ms_scan_join)(int kind, R(ms_scan) a, R(ms_scan) b)
     case MS_SCAN_MIN: return b.v <= a.v ? b : a;
 #else
     case MS_SCAN_PROD: s.v = a.v * b.v; break;
-    case MS_SCAN_MAX: return (b.v >= a.v) | (b.v != b.v) ? b : a;  // NaN stays
-    case MS_SCAN_MIN: return (b.v <= a.v) | (b.v != b.v) ? b : a;
+    case MS_SCAN_MAX: return ((b.v >= a.v) | (b.v != b.v)) ? b : a;  // NaN stays
+    case MS_SCAN_MIN: return ((b.v <= a.v) | (b.v != b.v)) ? b : a;
     case MS_SCAN_PROD_BACK:
         s.v = a.v * b.v;
         s.w = b.w + b.v * a.w;
