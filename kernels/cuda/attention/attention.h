@@ -52,11 +52,17 @@ static inline strided_part part_of(const ms_tensor *t, const heads &h)
     return x;
 }
 
-// Applies element `at` of a mask to a score.
+// Applies element `at` of a mask, bool or of a floating-point type, to a score. Not load(): the cases for integers
+// would need registers that the kernels do not have.
 template <class T> static __device__ inline T masked(const strided_part &mask, int64_t at, T score)
 {
-    if (mask.dtype == MS_BOOL) return ((const uint8_t *)mask.data)[at] ? score : -(T)INFINITY;
-    return score + load<T>(mask.dtype, mask.data, at);
+    switch (mask.dtype) {
+    case MS_BOOL: return ((const uint8_t *)mask.data)[at] ? score : -(T)INFINITY;
+    case MS_F32: return score + (T)((const float *)mask.data)[at];
+    case MS_F64: return score + (T)((const double *)mask.data)[at];
+    case MS_F16: return score + (T)ms_f16_to_float(((const ms_f16 *)mask.data)[at]);
+    default: return score + (T)ms_bf16_to_float(((const ms_bf16 *)mask.data)[at]);
+    }
 }
 
 // Dropout of probabilities. Element `at` of [heads, queries, keys] uses word at % 4 of Philox's block at / 4.

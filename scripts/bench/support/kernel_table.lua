@@ -103,7 +103,8 @@ function M.rows(root, build)
   local float = {}
   for _, row in ipairs(rows) do if row.name:find "<float" then float[row.name:match "^[^<]*"] = true end end
   for _, row in ipairs(rows) do
-    row.exact = row.name:find "<long" ~= nil or row.name:find "<double" ~= nil and float[row.name:match "^[^<]*"] == true
+    row.exact = row.name:find "<long" ~= nil or row.name:find "<short" ~= nil
+      or row.name:find "<double" ~= nil and float[row.name:match "^[^<]*"] == true
   end
   return rows
 end
