@@ -73,11 +73,12 @@ _Noreturn void ms__end_stay(int code)
     _exit(code);
 }
 
-// Reports the death of a rank, unless another rank has done so.
+// Reports the death of a rank, unless another rank has begun to; that one gets time to print, because a rank that
+// leaves makes the launcher kill all others.
 static void report_death(int rank)
 {
-    if (!atomic_exchange(&ms__world.board->reported, true))
-        fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
+    if (atomic_exchange(&ms__world.board->reported, true)) ms__nap(20 * MS);
+    else fprintf(stderr, "rank %d: rank %d (process %d) died\n", ms__world.rank, rank, ms__world.board->rank[rank].pid);
 }
 
 // ---- watching peers -------------------------------------------------------------------------------
