@@ -356,7 +356,7 @@ describe("the profiler", function()
     says("unknown option 'shapes'", function() profiler.start { shapes = true } end)
     says("table: option 'sort_by' is 'time', expected one of",
       function() p:key_averages():table { sort_by = "time" } end)
-    says("export_chrome_trace: the path .* has a zero byte in it", function() p:export_chrome_trace(path .. "\0x") end)
+    says("export_chrome_trace: the path .* contains a zero byte", function() p:export_chrome_trace(path .. "\0x") end)
     says("table: row_limit is a number %(0.5%), expected a whole number of rows, or %-1 for all",
       function() p:key_averages():table { row_limit = 0.5 } end)
     says("table: option 'max_name_column_width' is a number %(3%), expected a number from 4",

@@ -161,7 +161,7 @@ end
 local function rows_of(who, input, ids)
   opts.expect(input, a_tensor, "%s: input", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
-  if input.ndim == 0 or ids.ndim ~= math.max(input.ndim - 1, 0) then
+  if input.ndim == 0 or ids.ndim ~= input.ndim - 1 then
     raise("%s: the input has shape %s and the classes %s; expected [N, C] and [N], or [N, C, ...] and [N, ...]", who,
       tostring(input.shape), tostring(ids.shape))
   end
