@@ -7,7 +7,7 @@
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
-    uint64_t seed, offset, place;  // place: position of element 0 in the whole tensor, of which `out` may be a shard
+    uint64_t seed, offset, place;  // place: the position of out[0] in the whole tensor; 0 unless `out` is a shard
     double f[4], limit;            // the distribution's parameters; limit: of UNIFORM, the largest value to give
     ms_truncated truncated;
     int dtype, kind;

@@ -372,7 +372,7 @@ void ms__comm_reported(uint64_t epoch, const char *text);
 void ms__comm_raised(const char *text);
 void ms__comm_raised_by_peer(const char *text);  // as ms__comm_raised, if only peers' scripts receive the error
 void ms__comm_refused(const char *text);  // as ms__comm_raised, for a call that failed this rank's own argument checks
-// Engine thread: records the place of the member that is ahead, because of which a call fails on the members behind it.
+// Engine thread: records where the member that is furthest ahead stands, when a call fails because this rank is behind.
 void ms__comm_behind(const ms_resumption *furthest);
 void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
 // Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.

@@ -47,9 +47,9 @@ end
 
 local known = setmetatable({}, { __mode = "k" })
 
--- Adds an `if` with two parts, of which one runs: the `then` part, instructions `first` to `last`, and the instructions
--- after `last` that do not run if the `then` part does. These are the `else` part or, if the `then` part returns or
--- breaks, the rest of the function or of the loop. n: the function's last instruction.
+-- Adds an `if` whose `then` part is the instructions `first` to `last`. The instructions after `last` that run only if
+-- the `then` part does not are its other part: the `else` part or, if the `then` part returns or breaks, the rest of
+-- the function or of the loop. n: the function's last instruction.
 local function add_branch(list, fn, first, last, n)
   local code = bytecode(fn, last)
   local op, target = band(code, 255), last + 1 + rshift(code, 16) - 0x8000

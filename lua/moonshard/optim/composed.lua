@@ -2,7 +2,7 @@
 --- Composed: the base of optimizers whose steps are tensor functions called from Lua, one parameter after the other.
 --- Optimizers that treat every element alike are rows of the engine's table instead (kernels/formulas/optim).
 ---
---- A class has `_row` (the names of its states), `_options` (defaults and kinds), and `_update(group, p, part, g, entry)`,
+--- A class has `_row` (its name, and the names of its states), `_options` (defaults and kinds), and `_update(group, p, part, g, entry)`,
 --- which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in `entry`; it may have
 --- `_check_group(group, later)`, and `_accept(p, k)`, which raises for a parameter that the optimizer cannot step.
 local capture = require "moonshard.autograd.capture"
