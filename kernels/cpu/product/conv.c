@@ -8,7 +8,7 @@
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 // A bias is stored as an additional column of the weight and a row of ones in the matrix, so that half types round
 // once. Gradients of half types are computed in float32.
-#include "rows/conv.h"
+#include "rows/spatial/conv.h"
 #include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "rows/ops.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cuda/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many at a
-// time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel with stride 1,
-// no padding and no bias, the images are the matrices. A bias is stored as an additional column of the weight and a row
-// of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in a fixed
-// order; gradients of the bias in float64.
+// cuda/spatial/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many
+// at a time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel with stride
+// 1, no padding and no bias, the images are the matrices. A bias is stored as an additional column of the weight and a
+// row of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in a
+// fixed order; gradients of the bias in float64.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
-#include "rows/conv.h"
+#include "rows/spatial/conv.h"
 #include "cuda/product.h"
 #include "cuda/segments.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/conv.h -- the sizes of a convolution, from its tensors and integers (rows/conv.c).
+// rows/spatial/conv.h -- the sizes of a convolution, from its tensors and integers (rows/spatial/conv.c).
 #ifndef MS_CONV_H
 #define MS_CONV_H
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// rows/conv.c -- row of conv2d: cross-correlation of images [N, C, H, W] with kernels [O, C / groups, KH, KW].
+// rows/spatial/conv.c -- row of conv2d: cross-correlation of images [N, C, H, W] with kernels [O, C / groups, KH, KW].
 // Integers: stride (2), padding (top, left, bottom, right), dilation (2), groups.
 #include "cpu/rows/layers.h"
-#include "rows/conv.h"
+#include "rows/spatial/conv.h"
 #include "rows/grad.h"
 
 static ms_status conv_check(ms_call *c)
