@@ -4,12 +4,12 @@ local lfs = require "lfs"
 local process = require "spec.support.process"
 
 
---- The output of the benchmark on a tiny shape; peer: the stub, a shell script.
-local function measured(peer)
+--- The output of the benchmark on a tiny shape; peer: the stub, a shell script; options: further ones.
+local function measured(peer, options)
   local folder = process.temp_folder()
   process.write(folder .. "/python", "#!/bin/sh\n" .. (peer or "exit 1\n"))
   os.execute(("chmod +x '%s/python'"):format(folder))
-  local child = process.start({ "sh", "-c", 'cd "$0" && exec scripts/bench/gpt2 --quick', process.root },
+  local child = process.start({ "sh", "-c", 'cd "$0" && exec scripts/bench/gpt2 --quick ' .. (options or ""), process.root },
     { stdout = folder .. "/out", stderr = folder .. "/err",
       env = { MOONSHARD_CUDA = "emulated", MOONSHARD_PEER_PYTHON = folder .. "/python", MOONSHARD_BUILD = process.build } })
   local code = child:wait(300)
@@ -45,6 +45,16 @@ describe("scripts/bench/gpt2", function()
     assert.matches("\nbar: GPT%-2 tiny: speed relative to PyTorch, eager +[%d.]+ >= 1 ", out)
     assert.matches("\n# measured: PyTorch 2%.9, compiled: not available: PyTorch 2%.9 has no GPU\n", out)
   end)
+
+  for n, words in ipairs { "1 rank", "2 ranks" } do
+    it("measures the step sharded over " .. words .. " beside the unsharded one", function()
+      local out = measured(nil, "--ranks " .. n)
+      assert.matches("\ncase: step of GPT%-2 tiny on emulated GPU .- best +[%d.]+ m?s", out)
+      assert.matches("\ncase: the same, sharded over " .. words .. " +best +[%d.]+ m?s", out)
+      assert.matches("\n# measured: %d+ tokens/s on " .. words .. ", %d+ unsharded; peak of rank 0 %d+ MiB, unsharded %d+\n", out)
+      assert.are.equal(n == 1, out:find("time of a world of one / unsharded", 1, true) ~= nil)
+    end)
+  end
 
   it("counts the step sharded over ranks of a node, on the null device", function()
     if not lfs.attributes(process.build .. "/libmoonshard_cuda_null.so") then

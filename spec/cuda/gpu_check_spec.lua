@@ -95,19 +95,29 @@ describe("gpu_check", function()
     assert.matches("CUDA error 719", list[#list].last)
   end)
 
-  it_built("reads the steps of the benchmark, and the operators", function()
+  it_built("reads the steps of the benchmark, also over ranks, and the operators", function()
     local code, text, list = check { "--only", "^GPT" }
     assert.are.equal(0, code, text)
-    local steps, operators = 0, {}
+    local steps, operators = {}, {}
     for _, r in ipairs(list) do
       if r.rate then
-        steps = steps + 1
-        assert.are.equal("step of GPT-2 tiny, bfloat16", r.rate)
-        assert.near(0.032 / r.seconds, r.value, 1e-6)
+        steps[r.rate] = r.value * r.seconds * 1e3                   -- tokens
       elseif r.operator then operators[r.operator] = r.calls end
     end
-    assert.are.equal(1, steps)
+    local step = "step of GPT-2 tiny, bfloat16"
+    for name, tokens in pairs { [step] = 32, [step .. ", fully_shard in a world of one"] = 32,
+      [step .. ", fully_shard, 2 ranks"] = 64 } do
+      assert.near(tokens, steps[name] or 0, 1e-6, name .. "\n" .. text)
+      steps[name] = nil
+    end
+    assert.is_nil(next(steps))
     assert.is_true(operators.linear >= 4 and operators["AdamW.step"] == 1, text)
+  end)
+
+  it_built("trains over two ranks", function()
+    local code, text, _, parts = check { "--only", "^training, 2 ranks$" }
+    assert.are.equal(0, code, text)
+    assert.are.equal("passed", parts["training, 2 ranks"].status)
   end)
 
   it_built("stops if there is no device, and lists what it did not run", function()

@@ -36,11 +36,12 @@ function M.of(model, shape)
   end
 end
 
---- The model of 124M, sharded by fully_shard: every block is a unit, the other parameters are the root's. It computes
---- in bfloat16 and keeps float32 master weights. Call dist.init before.
-function M.sharded()
+--- The model of a shape, sharded by fully_shard: every block is a unit, the other parameters are the root's. It
+--- computes in bfloat16 and keeps float32 master weights. Call dist.init before.
+---@param name? string  of M.SHAPES ("124M")
+function M.sharded(name)
   local ms = require "moonshard"
-  local s = M.SHAPES["124M"]
+  local s = M.SHAPES[name or "124M"]
   local model = require "moonshard.models.gpt" { vocab = s.vocab, context = s.context, layers = s.layers, heads = s.heads,
     dim = s.dim, device = "cuda", recompute = true }
   local policy = { mp_policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16" } }

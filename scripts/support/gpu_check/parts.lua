@@ -98,7 +98,7 @@ function M.list(device, files)
   end
   env.PATH = (os.getenv "PATH" or "/usr/bin:/bin") .. ":/usr/local/cuda/bin"
   if output "id -u" == "0\n" then env.OMPI_ALLOW_RUN_AS_ROOT, env.OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1, 1 end
-  env.OMPI_MCA_rmaps_base_oversubscribe = 1
+  env.OMPI_MCA_rmaps_base_oversubscribe, env.OMPI_MCA_hwloc_base_binding_policy = 1, "none"
   local function part(name, limit, command, more)
     more = more or {}
     local p = { name = name, limit = limit, command = command, spec = more.spec, missing = more.missing,
@@ -146,9 +146,19 @@ function M.list(device, files)
   local step = { rate = ("step of GPT-2 %s, bfloat16"):format(shape), tokens = quick and 32 or 8192, shape = shape }
   local measure = { "luajit", bench .. "support/gpt2_measure.lua", shape, quick and "2" or "10" }
   part("GPT-2", 40, measure, { step = step })
+  local function sharded(n)
+    local what = n == 1 and "fully_shard in a world of one" or ("fully_shard, %d ranks"):format(n)
+    local launch = n == 1 and {} or { "mpirun", "-n", tostring(n) }
+    for _, word in ipairs(measure) do table.insert(launch, word) end
+    table.insert(launch, "sharded")
+    part("GPT-2, " .. what, 40, launch, { missing = n > 1 and needs "mpirun" or nil,
+      step = { rate = step.rate .. ", " .. what, tokens = n * step.tokens } })
+  end
   rates("attention", 30)
   rates("attention", 30, ", own kernels", { MOONSHARD_CUDNN = "off" })
   rates("kernels", 40)
+  sharded(1)
+  sharded(2)
   local function peer(mode, limit)
     local words = { "python3", bench .. "support/peer_gpt2.py", "--mode", mode, "--runs", "10" }
     for name, value in pairs(gpt2.SHAPES[shape]) do
@@ -179,12 +189,17 @@ function M.list(device, files)
   end
   local runs = os.tmpname()
   os.remove(runs)
-  part("training", 60, { "sh", "-c", [[
-    out=$1 bytes=$2; shift 2; mkdir "$out" && trap 'rm -rf "$out"' EXIT
-    cat docs/*.md docs/api/*.md | head -c "$bytes" >"$out/text" &&
-      luajit scripts/train.lua --device cuda --out "$out/run" --data "$out/text" --sample 0 "$@"]], "sh", runs,
-    unpack(quick and { "3000", "--steps", "2", "--layers", "1", "--heads", "2", "--dim", "16", "--context", "16",
-      "--batch", "2" } or { "10000000", "--steps", "200", "--dtype", "bfloat16" }) })
+  local function training(name, launch, missing)
+    part(name, 60, { "sh", "-c", [[
+      out=$1 bytes=$2 launch=$3; shift 3; mkdir "$out" && trap 'rm -rf "$out"' EXIT
+      cat docs/*.md docs/api/*.md | head -c "$bytes" >"$out/text" &&
+        $launch luajit scripts/train.lua --device cuda --out "$out/run" --data "$out/text" --sample 0 "$@"]], "sh",
+      runs, quick and "3000" or "10000000", launch, unpack(quick and { "--steps", "2", "--layers", "1", "--heads", "2",
+        "--dim", "16", "--context", "16", "--batch", "2" } or { "--steps", "200", "--dtype", "bfloat16" }) },
+      { missing = missing })
+  end
+  training("training", "")
+  training("training, 2 ranks", "mpirun -n 2", needs "mpirun")
   return list
 end
 
