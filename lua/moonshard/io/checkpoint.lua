@@ -137,9 +137,10 @@ local function write_file(path, list)
   return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = written }
 end
 
-local function index_of(written, aliases, numbers, groups, extra)
+-- more: further fields of the index.
+local function index_of(written, aliases, numbers, groups, more)
   local index = { format = checkpoint_index.FORMAT, world = #written, files = {}, tensors = {}, aliases = aliases,
-    extra = extra }
+    extra = more.extra, extra_state = more.extra_state }
   for r, t in ipairs(written) do
     index.files[r] = { name = t.file, bytes = t.bytes, hash = t.hash }
     for _, e in ipairs(t.tensors) do
@@ -306,7 +307,14 @@ function M.save(dir, m, optim, given)
       local list, aliases, numbers, groups = entries_of(m, optim)
       for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- rank 0 writes tensors that every rank holds
       local ok, folder = true, nil
-      if dist.rank() == 0 then ok, folder = pcall(begin, dir) end
+      local more = { extra = o.extra }
+      if dist.rank() == 0 then
+        ok, folder = pcall(function()
+          local states = m:_extra_states()
+          if next(states) then more.extra_state = states end
+          return begin(dir)
+        end)
+      end
       local mine = ok and folder and ffi.string(lib.ms_folder_made(folder)) or folder or ""
       local all, written
       ok, all = pcall(agree, dist, "save", dir, ok, mine)
@@ -314,47 +322,13 @@ function M.save(dir, m, optim, given)
       if ok then
         ok, written = pcall(write_file, all[1] .. "/" .. file_name(dist.rank()), list)
         ok, all = pcall(agree, dist, "save", dir, ok, written)
-        if ok and folder then ok, all = pcall(finish, folder, index_of(all, aliases, numbers, groups, o.extra)) end
+        if ok and folder then ok, all = pcall(finish, folder, index_of(all, aliases, numbers, groups, more)) end
       end
       if type(folder) == "cdata" then lib.ms_folder_free(ffi.gc(folder, nil)) end
       if not agreed_to_begin then error(all, 0) end
       agree(dist, "save", dir, ok, all)
     end)
   end)
-end
-
--- ---- checkpoints on request ------------------------------------------------------------------------
-
-local agreed
-local signalled = ffi.new "double[1]"
--- A signal to the whole job reaches ranks at different times. A rank that agreed to a signal before it received its own
--- copy ignores this copy if it arrives before owed_until, within GRACE seconds.
-local owed_until, GRACE = 0, 2
-
---- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are
---- recorded for checkpoint_wanted. mpirun and srun forward both to all ranks.
----@param on? boolean  false: the signals terminate the process again
-function M.catch_checkpoint_signals(on)
-  lib.ms_catch_checkpoint_signals(on == false and 0 or 1)
-  owed_until = 0
-end
-
---- Whether a rank has received a signal since the last call. Returns "go_on" (SIGUSR1), "stop" (SIGUSR2) or nil (none),
---- the same on every rank. Collective: call it once per step.
----@return "go_on"|"stop"|nil
-function M.checkpoint_wanted()
-  local dist = require "moonshard.dist"
-  local mine = lib.ms_checkpoint_signal(signalled)
-  if dist.world_size() > 1 then
-    if mine == 1 and signalled[0] < owed_until then mine, owed_until = 0, 0 end
-    local own = mine
-    agreed = agreed or create.zeros(1, { dtype = "int32", device = "cpu" }):keep()
-    no_grad(function() agreed:fill_(mine) end)
-    dist.all_reduce(agreed, { op = "max" })
-    mine = agreed:item()
-    if mine == 1 and own == 0 then owed_until = lib.ms_time() + GRACE end
-  end
-  return mine == 1 and "go_on" or mine == 2 and "stop" or nil
 end
 
 -- ---- comparison of files with the index ---------------------------------------------------------
@@ -557,6 +531,14 @@ function M.load(dir, m, optim, given)
           end
         end
         for i, name in ipairs((m:_state())) do known["model." .. name] = i end
+        local states, has = index.extra_state or {}, {}
+        for _, name in ipairs((m:_extras())) do
+          has[name] = true
+          if states[name] == nil then missing[#missing + 1] = name end
+        end
+        for name in util.sorted_pairs(states) do
+          if not has[name] then unexpected[#unexpected + 1] = name end
+        end
         for name in util.sorted_pairs(index.tensors) do
           if name:find "^model%." and not known[name] then unexpected[#unexpected + 1] = name:sub(#"model." + 1) end
         end
@@ -573,6 +555,7 @@ function M.load(dir, m, optim, given)
         end
         local after = read_files(dir, index, wanted, o.verify, dist, fits)
         for _, fn in ipairs(after) do fn() end
+        m:_set_extra_states(function(name) return states[name] end)
         if optim then optim_state.load_parts(m, optim, sd) end
         return index.extra
       end)

@@ -2,14 +2,15 @@
 --- Module: calls and hooks.
 ---
 --- A call is a scope: tensors made during it are released at its end, except those that it returns. Calls without hooks
---- pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back` are lists of hooks (or false);
---- `_hooked` is true if at least one of them is a list.
+--- pack no arguments and make no closures. Internal protocol: `_pre`, `_post`, `_back`, `_before` (of backward) are
+--- lists of hooks (or false); `_hooked` is true if at least one of them is a list.
 local autograd = require "moonshard.autograd"
 local capture = require "moonshard.autograd.capture"
 local captured = require "moonshard.nn.captured"
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local Function = require "moonshard.autograd.function".Function
 local opts = require "moonshard.core.opts"
 local ranges = require "moonshard.core.ranges"
 local scope = require "moonshard.tensor.scope"
@@ -175,8 +176,54 @@ local function take_ids(values)
   return out
 end
 
+-- Runs full backward pre-hooks with the gradients of a call's results. ctx.at[k]: which result grads[k] belongs to.
+local function before_backward(ctx, ...)
+  local self, grads = ctx.module, { n = ctx.n }
+  for k, at in ipairs(ctx.at) do grads[at] = (select(k, ...)) end
+  for _, hook in ipairs(self._before or {}) do
+    local changed = hook.fn(self, grads)
+    if changed ~= nil then
+      local list = as_list(changed)
+      if list.n ~= grads.n then
+        raise("%s: a full backward pre-hook returned %d gradients, expected %d", self:class_name(), list.n, grads.n)
+      end
+      grads = list
+    end
+  end
+  local out = {}
+  for k, at in ipairs(ctx.at) do out[k + 2] = grads[at] end
+  return unpack(out, 1, #ctx.at + 2)
+end
+
+local watch = Function {
+  forward = function(ctx, self, n_and_at, ...)
+    ctx.module, ctx.n, ctx.at = self, n_and_at.n, n_and_at
+    ctx:set_materialize_grads(false)
+    return ...
+  end,
+  backward = before_backward,
+}
+
+-- Records an identity node around the results that need gradients; its backward runs the pre-hooks.
+local function watched(self, out)
+  local at, tensors = { n = out.n }, {}
+  for k = 1, out.n do
+    local t = out[k]
+    if is_tensor(t) and t.requires_grad then
+      if t.id < 0 then
+        raise("%s: a full backward pre-hook sees plain tensors only; result %d is %s", self:class_name(), k, show(t))
+      end
+      at[#at + 1], tensors[#tensors + 1] = k, t
+    end
+  end
+  if #at == 0 then return out end
+  local new = pack(watch(self, at, unpack(tensors)))
+  for k, place in ipairs(at) do out[place] = new[k] end
+  return out
+end
+
 hooked_body = function(self, args)
-  local pre, post, back = self._pre, self._post, self._back
+  local pre, post, back, before = self._pre, self._post, self._back, self._before
   if recorded then captured.refuse_hooks(self) end
   if pre then
     for i = 1, #pre do
@@ -197,6 +244,7 @@ hooked_body = function(self, args)
     errors.check(lib.ms_module_hook_outputs(token, out.n, ids))
     out = take_ids(out)
   end
+  if before then out = watched(self, out) end
   if post then
     for i = 1, #post do
       local bare = out
@@ -253,7 +301,7 @@ local function replace(self, list, hooks)
     end
     rawset(self, list, hooks)
   end
-  rawset(self, "_hooked", (self._pre or self._post or self._back) and true or false)
+  rawset(self, "_hooked", (self._pre or self._post or self._back or self._before) and true or false)
 end
 
 ---Removes the hook. Idempotent.
@@ -301,6 +349,16 @@ function Module:register_forward_hook(fn, given) return register(self, "_post", 
 ---@return ModuleHandle
 function Module:register_full_backward_hook(fn, given)
   return register(self, "_back", "register_full_backward_hook", fn, given)
+end
+
+--- Registers fn(module, grad_out), called before the gradients of the inputs are computed. What fn returns, if
+--- anything, replaces grad_out.
+---@param fn fun(m: Module, grad_out: table): any
+---   grad_out is a list with n; nil for results that are no tensors or got no gradient
+---@param given? { prepend: boolean }  prepend: calls fn before the hooks that are registered already
+---@return ModuleHandle
+function Module:register_full_backward_pre_hook(fn, given)
+  return register(self, "_before", "register_full_backward_pre_hook", fn, given)
 end
 
 return Module

@@ -50,7 +50,7 @@ end
 ---@param m Module
 function M.refuse_hooks(m)
   for _, list in ipairs { { "_pre", "a forward pre-hook" }, { "_post", "a forward hook" },
-    { "_back", "a full backward hook" } } do
+    { "_back", "a full backward hook" }, { "_before", "a full backward pre-hook" } } do
     local hooks = m[list[1]]
     if hooks and hooks[1] then capture.refuse_hook(("%s of %s"):format(list[2], m:class_name()), hooks[1].fn) end
   end

@@ -106,9 +106,19 @@ local function pop(self, i)
   return m
 end
 
+local function add_child(self, name, m)
+  local at = tonumber(name)
+  if not at then
+    raise("%s: add_module: children are numbered, got the name '%s'; use append, or ModuleDict for names",
+      self:class_name(), name)
+  end
+  assign(self, at, m)
+end
+
 local function list_class(name)
   local cls = Module:extend(name)
   cls.init, cls._child_list, cls._assign = take, child_list, assign
+  cls._add_child = add_child
   cls.append, cls.insert, cls.pop = append, insert, pop
   cls.__index = index
   return cls

@@ -105,7 +105,7 @@ function Module.__construct(cls, ...)
   if rawget(cls, "__call") ~= rawget(cls, "__runs_forward") then refuse_call(cls) end
   local self = setmetatable({
     _slots = { training = true }, _kind = {}, _params = {}, _buffers = {}, _children = {}, _transient = false,
-    _hooked = false, _pre = false, _post = false, _back = false, _scope = rawget(cls, "__name"),
+    _hooked = false, _pre = false, _post = false, _back = false, _before = false, _scope = rawget(cls, "__name"),
   }, cls)
   local init = cls.init
   if init then
@@ -365,12 +365,6 @@ local function iterate(names, values)
   end
 end
 
--- Returns the module inside wrappers.
-local function unwrapped(m)
-  while m._wraps do m = m._slots.module end
-  return m
-end
-
 -- Returns names and values of the parameters or buffers of self and, with recurse, of its descendants; each value once.
 -- Values whose `_hidden` function returns true are omitted.
 local function collect(self, list, prefix, recurse)
@@ -466,47 +460,6 @@ function Module:children()
   local values = {}
   for _, child in self:named_children() do values[#values + 1] = child end
   return values
-end
-
--- The direct child with that name, or nil.
-local function child_named(self, name)
-  local names, children = self:_child_list()
-  for i, n in ipairs(names) do
-    if n == name then return children[i] end
-  end
-end
-
----The module at a path such as "blocks.3.attn".
----@param path string  names joined by dots
----@return Module
-function Module:get_submodule(path)
-  if type(path) ~= "string" then opts.wrong(path, "a path", "get_submodule: argument 1") end
-  local m, done = self, ""
-  for name in path:gmatch("[^.]+") do
-    m = unwrapped(m)
-    local child = child_named(m, name)
-    if not child then
-      local names = m:_child_list()
-      raise("get_submodule: %s%s: %s", m:class_name(), done == "" and "" or " '" .. done .. "'",
-        errors.unknown("child", name, names))
-    end
-    m, done = child, join(done, name)
-  end
-  return m
-end
-
----The parameter at a path such as "blocks.3.attn.qkv.weight".
----@param path string  names joined by dots
----@return Parameter
-function Module:get_parameter(path)
-  if type(path) ~= "string" then opts.wrong(path, "a path", "get_parameter: argument 1") end
-  local parent, name = path:match("^(.*)%.([^.]+)$")
-  local m = parent and self:get_submodule(parent) or self
-  name = name or path
-  while m._wraps and m._kind[name] ~= "parameter" do m = m._slots.module end
-  local p = m._kind[name] == "parameter" and m._slots[name]
-  if not p then raise("get_parameter: %s: %s", m:class_name(), errors.unknown("parameter", name, m._params)) end
-  return p
 end
 
 -- ---- printing -----------------------------------------------------------------------------------

@@ -211,13 +211,15 @@ function Module._state(self)
   return out, values, owners
 end
 
---- Every parameter and persistent buffer, under each of its names: detached tensors that share storage with the module.
+--- Every parameter and persistent buffer, under each of its names: detached tensors that share storage with the module;
+--- and extra states.
 ---@return table<string, Tensor>
 function Module:state_dict()
+  self:_before_saving()
   local names, values = self:_state()
   local sd = {}
   for i, name in ipairs(names) do sd[name] = values[i]:detach() end
-  return sd
+  return self:_after_saving(sd)
 end
 
 -- Maps names of this model to names in which containers count from 0: "net.1.weight" -> "net.0.weight".
@@ -229,13 +231,15 @@ local function names_from_0(self)
     for _, name in ipairs(m._counted and m._params or {}) do is_position[join(prefixes[k], name)] = true end
   end
   local from_0 = {}
-  for _, name in ipairs((self:_state())) do
-    local path, parts = "", {}
-    for part in name:gmatch "[^.]+" do
-      path = join(path, part)
-      parts[#parts + 1] = is_position[path] and ("%d"):format(tonumber(part) - 1) or part
+  for _, list in ipairs { (self:_state()), (self:_extras()) } do
+    for _, name in ipairs(list) do
+      local path, parts = "", {}
+      for part in name:gmatch "[^.]+" do
+        path = join(path, part)
+        parts[#parts + 1] = is_position[path] and ("%d"):format(tonumber(part) - 1) or part
+      end
+      from_0[name] = concat(parts, ".")
     end
-    from_0[name] = concat(parts, ".")
   end
   return from_0
 end
@@ -304,6 +308,10 @@ function Module._check_state(self, sd, o, fits)
     known[name] = true
     if sd[name] == nil then missing[#missing + 1] = name else wrong[#wrong + 1] = fits(name, values[i], sd[name]) end
   end
+  for _, name in ipairs((self:_extras())) do
+    known[name] = true
+    if sd[name] == nil then missing[#missing + 1] = name end
+  end
   for name in pairs(sd) do
     if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
   end
@@ -337,7 +345,12 @@ end
 function Module:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
   opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
-  sd = self:_renamed(sd, Module._count_from(o.count_from))
+  return self:_load(self:_before_loading(sd, Module._count_from(o.count_from)), o)
+end
+
+--- Loads a state dict that _before_loading has returned. o: the options strict, assign and count_from.
+---@return string[] missing, string[] unexpected
+function Module._load(self, sd, o)
   local missing, unexpected = self:_check_state(sd, o)
   local names, values, owners = self:_state()
   no_grad(function()
@@ -360,6 +373,7 @@ function Module:load_state_dict(sd, given)
       end
     end
   end)
+  self:_after_loading(function(name) return sd[name] end, missing, unexpected)
   return missing, unexpected
 end
 

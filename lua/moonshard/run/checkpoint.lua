@@ -77,7 +77,9 @@ local function whole_contents(model, optimizer)
   local whole_there = { type = "full", rank0_only = true, offload_to_cpu = true }
   local list, steps = {}, {}
   local function add(name, t) list[#list + 1] = { name = name, part = t:detach(), shape = t.shape, sharded = false } end
-  for name, t in util.sorted_pairs(states.state_dict(model, whole_there)) do add("model." .. name, t) end
+  for name, t in util.sorted_pairs(states.state_dict(model, whole_there)) do
+    if not model._is_extra(name) then add("model." .. name, t) end
+  end
   for name, entry in util.sorted_pairs(optim_states.optim_state_dict(model, optimizer, whole_there).state or {}) do
     for key, value in util.sorted_pairs(entry) do
       if not tensor.is_tensor(value) then
@@ -145,6 +147,7 @@ M.save = calls.several(function(path, model, optimizer, config, step)
           config = run_folder.json(config, nil, exact),
           optimizer = run_folder.json(numbers, nil, exact),
           random = run_folder.json({ seed = random[1], offset = random[2] }, nil, exact),
+          extra_state = run_folder.json(model:_extra_states(), nil, exact),
         })
       end
       for k, e in ipairs(list) do
@@ -215,9 +218,20 @@ local function read_into(reader, name, target, shape, sharded)
   if here > 0 then target:copy_(reader:read(name, first + 1, here)) end
 end
 
--- The whole state of a model, read by rank 0: tensors by name.
-local function read_model(self)
-  local sd = {}
+-- The extra states by name; those that the file lacks keep the model's values.
+local function extra_states(self, model)
+  local there, out = cjson.decode(self.reader.metadata.extra_state or "{}"), {}
+  local names, modules = model:_extras()
+  for k, name in ipairs(names) do
+    out[name] = there[name]
+    if out[name] == nil then out[name] = modules[k]:get_extra_state() end
+  end
+  return out
+end
+
+-- The whole state of a model, read by rank 0: tensors and extra states by name.
+local function read_model(self, model)
+  local sd = dist.rank() == 0 and extra_states(self, model) or {}
   for _, entry in ipairs(dist.rank() == 0 and self.reader.names or {}) do
     local name = entry:match "^model%.(.+)$"
     if name then sd[name] = self.reader:read(entry) end
@@ -243,12 +257,12 @@ local function read_optimizer(self, numbers)
   return dist.rank() == 0 and { state = by_name } or {}
 end
 
---- Sets a model's parameters and persistent buffers, whether it is sharded or whole. Collective.
+--- Sets a model's parameters, persistent buffers and extra states, whether it is sharded or whole. Collective.
 ---@param model Module  with the shapes of the checkpoint
 Checkpoint.load_model = calls.several(function(self, model)
   if not is_by_rows(model) then
     return autograd.no_grad(function()
-      scope(function() states.load_state_dict(model, read_model(self), { broadcast_from_rank0 = true }) end)
+      scope(function() states.load_state_dict(model, read_model(self, model), { broadcast_from_rank0 = true }) end)
     end)
   end
   autograd.no_grad(function()
@@ -266,6 +280,8 @@ Checkpoint.load_model = calls.several(function(self, model)
         scope(function() read_into(self.reader, name, b.tensor:detach(), b.tensor.shape, false) end)
       end
     end
+    local extra = extra_states(self, model)
+    model:_set_extra_states(function(name) return extra[name] end)
     task.report("loading", total, total)
   end)
 end)

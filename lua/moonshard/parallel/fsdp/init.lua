@@ -12,6 +12,7 @@ local policies = require "moonshard.parallel.fsdp.policies"
 local optim_state = require "moonshard.parallel.fsdp.optim_state"
 local state = require "moonshard.parallel.fsdp.state"
 local checkpoint = require "moonshard.io.checkpoint"
+local checkpoint_signals = require "moonshard.io.checkpoint_signals"
 local checks = require "moonshard.parallel.fsdp.checks"
 
 ---@class moonshard.fsdp
@@ -36,8 +37,8 @@ local fsdp = {
   load_optim_state_dict = optim_state.load_optim_state_dict,
   save = calls.several(checkpoint.save),
   load = calls.several(checkpoint.load),
-  catch_checkpoint_signals = checkpoint.catch_checkpoint_signals,
-  checkpoint_wanted = calls.several(checkpoint.checkpoint_wanted),
+  catch_checkpoint_signals = checkpoint_signals.catch_checkpoint_signals,
+  checkpoint_wanted = calls.several(checkpoint_signals.checkpoint_wanted),
   record = checks.record,
   check_sharded_parity = checks.check_sharded_parity,
 }

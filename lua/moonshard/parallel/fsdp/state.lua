@@ -38,6 +38,7 @@ function M.state_dict(m, given)
     rank0_only = false })
   local mine = not o.rank0_only or agree.is_first(groups)
   return agree.together(groups, function()
+    m:_before_saving()
     module.reshard_all(m)
     writeback.write_back_all(module.units_below(m))
     local names, values = m:_state()
@@ -70,7 +71,8 @@ function M.state_dict(m, given)
         if not sharded.is_replicated(unit) then sd[name] = p:detach() end
       end
     end
-    return sd
+    m:_after_saving(sd)
+    return mine and sd or {}
   end)
 end
 
@@ -120,12 +122,16 @@ end
 local function describe(sd)
   local there = {}
   for name, t in pairs(sd) do
-    opts.expect(t, a_tensor, "load_state_dict: '%s'", tostring(name))
-    if sharded.is_sharded(t) or t.id < 0 then
-      errors.raise("load_state_dict: with broadcast_from_rank0, '%s' is %s, expected a whole, plain tensor", tostring(name),
-        t.id < 0 and errors.kind(t) or "sharded")
+    if Module._is_extra(name) then
+      there[name] = { extra = t }
+    else
+      opts.expect(t, a_tensor, "load_state_dict: '%s'", tostring(name))
+      if sharded.is_sharded(t) or t.id < 0 then
+        errors.raise("load_state_dict: with broadcast_from_rank0, '%s' is %s, expected a whole, plain tensor", tostring(name),
+          t.id < 0 and errors.kind(t) or "sharded")
+      end
+      there[name] = { dtype = t.dtype, shape = { unpack(t.shape) }, text = tostring(t.shape) }
     end
-    there[name] = { dtype = t.dtype, shape = { unpack(t.shape) }, text = tostring(t.shape) }
   end
   return there
 end
@@ -192,7 +198,7 @@ function M.load_state_dict(m, sd, given)
     Module._count_from(o.count_from)
     if not reads then return end
     opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 2")
-    sd = m:_renamed(sd, o.count_from)
+    sd = m:_before_loading(sd, o.count_from)
     if o.broadcast_from_rank0 then
       local there = describe(sd)
       return there, there
@@ -229,6 +235,10 @@ function M.load_state_dict(m, sd, given)
         if received and not reads then received:release() end
       end
     end
+    m:_after_loading(function(name)
+      if not o.broadcast_from_rank0 then return sd[name] end
+      return there[name] and there[name].extra
+    end, missing, unexpected)
   end)
   return missing, unexpected
 end

@@ -1,0 +1,193 @@
+-- SPDX-License-Identifier: MIT
+--- Module: extra state, and hooks before and after state dicts are made and loaded. A hook gets the prefix of its
+--- module's names ("blocks.1.", "" for the module whose state dict it is), because the tables have the names of all
+--- modules.
+local class = require "moonshard.core.class"
+local errors = require "moonshard.core.errors"
+local opts = require "moonshard.core.opts"
+local base = require "moonshard.nn.register"
+
+local raise, show = errors.raise, errors.kind
+local Module, walk, join = base.Module, base.walk, base.join
+local rawget, rawset, ipairs, pairs = rawget, rawset, ipairs, pairs
+
+local EXTRA = "_extra_state"
+
+-- ---- extra state ---------------------------------------------------------------------------------
+
+--- To be defined by a class that has state besides its parameters and buffers; set_extra_state must be defined, too.
+--- The result is in the state dict, under the name `_extra_state`. Files can hold it if it is a number, string, boolean,
+--- or a table of these.
+---@return any
+function Module:get_extra_state()
+  raise("get_extra_state: %s defines none; a class that defines it and set_extra_state has extra state", self:class_name())
+end
+
+--- To be defined by a class that defines get_extra_state: sets the extra state that a state dict has.
+---@param value any  what get_extra_state returned
+function Module:set_extra_state(value)
+  raise("set_extra_state: %s defines none, so it cannot take %s", self:class_name(), show(value))
+end
+
+--- The names and modules of all extra states, in listing order.
+---@return string[] names, Module[] modules
+function Module._extras(self)
+  local names, modules, found, owners = {}, {}, {}, {}
+  walk(self, "", nil, names, modules, {})
+  for k, m in ipairs(modules) do
+    local gets, sets = m.get_extra_state ~= Module.get_extra_state, m.set_extra_state ~= Module.set_extra_state
+    if not m._wraps and (gets or sets) then
+      if gets ~= sets then
+        raise("%s defines only one of get_extra_state and set_extra_state, expected both", m:class_name())
+      end
+      found[#found + 1], owners[#owners + 1] = join(names[k], EXTRA), m
+    end
+  end
+  return found, owners
+end
+
+--- All extra states by name, for a file. Errors: a value that cannot be in a file.
+---@return table<string, any>
+function Module._extra_states(self)
+  local names, modules = self:_extras()
+  local out = {}
+  local function check(name, value, depth)
+    local kind = type(value)
+    if kind == "table" and getmetatable(value) == nil and depth < 20 then
+      for key, v in pairs(value) do
+        check(name, key, depth)
+        check(name, v, depth + 1)
+      end
+    elseif kind ~= "number" and kind ~= "string" and kind ~= "boolean" then
+      opts.wrong(value, "a number, string, boolean or table of these, for a file", "extra state '%s'", name)
+    end
+  end
+  for k, name in ipairs(names) do
+    local value = modules[k]:get_extra_state()
+    if value ~= nil then check(name, value, 0) end
+    out[name] = value
+  end
+  return out
+end
+
+--- Sets the extra states.
+---@param value_of fun(name: string): any  by name; nil: left as it is
+function Module._set_extra_states(self, value_of)
+  local names, modules = self:_extras()
+  for k, name in ipairs(names) do
+    local value = value_of(name)
+    if value ~= nil then modules[k]:set_extra_state(value) end
+  end
+end
+
+--- Whether a name of a state dict is that of an extra state.
+---@param name string
+function Module._is_extra(name)
+  return type(name) == "string" and (name == EXTRA or name:sub(-#EXTRA - 1) == "." .. EXTRA)
+end
+
+-- ---- hooks ---------------------------------------------------------------------------------------
+
+-- Calls fn(hook, module, prefix) for the hooks of one kind of every module. children_first: in that order.
+local function each(self, kind, children_first, fn)
+  local names, modules = {}, {}
+  walk(self, "", nil, names, modules, {})
+  local first, last, step = 1, #modules, 1
+  if children_first then first, last, step = #modules, 1, -1 end
+  for k = first, last, step do
+    local hooks = rawget(modules[k], "_state_hooks")
+    for _, hook in ipairs(hooks and { unpack(hooks[kind]) } or {}) do
+      fn(hook.fn, modules[k], names[k] == "" and "" or names[k] .. ".")
+    end
+  end
+end
+
+--- Runs the hooks before a state dict is made.
+function Module._before_saving(self)
+  each(self, "saving", false, function(hook, m, prefix) hook(m, prefix) end)
+end
+
+--- Adds the extra states to a new state dict and runs the hooks after it.
+---@return table sd
+function Module._after_saving(self, sd)
+  local names, modules = self:_extras()
+  for k, name in ipairs(names) do sd[name] = modules[k]:get_extra_state() end
+  each(self, "saved", true, function(hook, m, prefix)
+    local result = hook(m, sd, prefix)
+    if result ~= nil then
+      raise("%s: a state dict post-hook returned %s, expected nothing; change the state dict in place", m:class_name(),
+        show(result))
+    end
+  end)
+  return sd
+end
+
+--- Returns the state dict to load: sd with this model's names, as the hooks have changed it. sd itself stays as it is.
+function Module._before_loading(self, sd, count_from)
+  local copy = {}
+  for name, t in pairs(self:_renamed(sd, count_from)) do copy[name] = t end
+  each(self, "loading", false, function(hook, m, prefix) hook(m, copy, prefix) end)
+  return copy
+end
+
+--- Sets the extra states and runs the hooks after a state dict has been loaded.
+---@param value_of fun(name: string): any  an extra state, by name
+function Module._after_loading(self, value_of, missing, unexpected)
+  self:_set_extra_states(value_of)
+  each(self, "loaded", true, function(hook, m) hook(m, missing, unexpected) end)
+end
+
+local Handle = class.new "Handle"
+
+function Handle:remove()
+  for k, hook in ipairs(self.hooks) do
+    if hook == self.hook then table.remove(self.hooks, k) break end
+  end
+end
+
+local function register(self, who, kind, fn)
+  opts.expect(fn, opts.fn, "%s: hook", who)
+  local hooks = rawget(self, "_state_hooks")
+  if not hooks then
+    hooks = { saving = {}, saved = {}, loading = {}, loaded = {} }
+    rawset(self, "_state_hooks", hooks)
+  end
+  local handle = Handle()
+  handle.hooks, handle.hook = hooks[kind], { fn = fn }
+  handle.hooks[#handle.hooks + 1] = handle.hook
+  return handle
+end
+
+--- Registers fn(module, prefix), called before a state dict that contains this module is made.
+---@param fn fun(m: Module, prefix: string)  prefix: what the module's names begin with, as "blocks.1."
+---@return ModuleHandle
+function Module:register_state_dict_pre_hook(fn)
+  return register(self, "register_state_dict_pre_hook", "saving", fn)
+end
+
+--- Registers fn(module, sd, prefix), called after a state dict that contains this module was made; it may change sd.
+---@param fn fun(m: Module, sd: table<string, Tensor>, prefix: string)
+---   sd has the names of all modules; prefix: what those of this module begin with, as "blocks.1."
+---@return ModuleHandle
+function Module:register_state_dict_post_hook(fn)
+  return register(self, "register_state_dict_post_hook", "saved", fn)
+end
+
+--- Registers fn(module, sd, prefix), called before a state dict is compared with the model and loaded; it may change
+--- sd, which is a copy of the given table, for example to rename what an older version of the class has saved.
+---@param fn fun(m: Module, sd: table<string, Tensor>, prefix: string)
+---   sd has the names of all modules; prefix: what those of this module begin with, as "blocks.1."
+---@return ModuleHandle
+function Module:register_load_state_dict_pre_hook(fn)
+  return register(self, "register_load_state_dict_pre_hook", "loading", fn)
+end
+
+--- Registers fn(module, missing, unexpected), called after a state dict was loaded, with the names that
+--- load_state_dict returns. Names that strict refuses are errors before the hook.
+---@param fn fun(m: Module, missing: string[], unexpected: string[])  the lists may be changed
+---@return ModuleHandle
+function Module:register_load_state_dict_post_hook(fn)
+  return register(self, "register_load_state_dict_post_hook", "loaded", fn)
+end
+
+return Module
