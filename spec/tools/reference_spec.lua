@@ -7,6 +7,7 @@ local collect = require "docs.collect"
 local examples = require "docs.examples"
 local write = require "docs.write"
 local interface = require "docs.interface"
+local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
 
 -- Functions with annotations, in a file of their own.
@@ -105,6 +106,25 @@ describe("the reference", function()
     assert.matches("names option 'other', which the function does not accept", faults, 1, true)
   end)
 
+  it("refuses a default that the function does not have", function()
+    local other = { twice = functions_of((source:gsub("extra: number }", "%0  extra: is added (default: 1)"))).twice }
+    assert.matches("gives 1 as the default of option 'extra', which is 0",
+      faults_of("# planted.twice\nplanted.twice(3, {})    --> 6\n", other), 1, true)
+  end)
+
+  it("is not written from an engine that is older than its sources", function()
+    local folder = process.temp_folder()
+    assert(os.execute(("cp '%s' '%s/moonshard_cdef.h' '%s' && touch -d 2001-01-01 '%s/libmoonshard.so'"):format(engine.path,
+      engine.folder, folder, folder)) == 0)
+    local command = "MOONSHARD_LIB='%s/libmoonshard.so' '%s/scripts/docs' --check 2>&1; echo \" status $?\""
+    local p = io.popen(command:format(folder, process.root))
+    local output = p:read "*a"
+    p:close()
+    process.remove_folder(folder)
+    assert.matches("^docs: the engine, [^\n]*, is older than [^\n]*/kernels/formulas/[^\n]*; build it first: scripts/setup "
+      .. "%-%-engine\n status 1\n$", output)
+  end)
+
   it("refuses a module or class that stands on no page", function()
     local faults = {}
     local function fault(...) faults[#faults + 1] = (...):format(select(2, ...)) end
@@ -121,6 +141,12 @@ describe("the reference", function()
       "Returns `number`.", "planted.twice(3, { extra = 1 })    --> 7" } do
       assert.matches(part, text, 1, true)
     end
+  end)
+
+  it("writes a default once, if the annotation names it", function()
+    local named = { twice = functions_of((source:gsub("extra: number }", "%0  extra: is added (default: 0)"))).twice }
+    local _, pages = faults_of("# planted.twice\nplanted.twice(3, { extra = 1 })    --> 7\n", named)
+    assert.matches("| `opts.extra` | `number` | is added (default: 0) |", write.files(pages)[2].text, 1, true)
   end)
 
   it("has every function of moonshard.h, with a line that calls it", function()

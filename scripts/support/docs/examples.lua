@@ -252,16 +252,30 @@ end
 
 local tensor_options = "{ dtype: string, device: string, requires_grad: boolean }"
 
--- Compares the options in the annotation with those in the library.
+-- Whether a default in an annotation is a number, a boolean or a string other than the library's default.
+local function contradicts(said, default)
+  local a, b = tonumber(said), tonumber(default)
+  if a and b then return a ~= b end
+  return (a or said == "true" or said == "false" or said:find '^"') and said ~= default
+end
+
+-- Compares the options in the annotation, and their defaults, with those in the library.
 local function compare_options(entry)
   local a = entry.annotation
   if not a or not entry.options then return end
-  local documented = {}
+  local documented, faults = {}, {}
   for _, name in ipairs(entry.arguments) do
     local kind = a.params[name] and a.params[name].type:gsub("TensorOptions", tensor_options):match "^[^{]*{%s*(.-)%s*}$"
-    for _, p in ipairs(annotations.fields_of(kind or "")) do documented[p.name] = true end
+    local fields, names = annotations.fields_of(kind or ""), {}
+    for _, p in ipairs(fields) do documented[p.name], names[p.name] = true, true end
+    local meanings = a.params[name] and (a.params[name].meanings or annotations.meanings_of(a.params[name].text, names))
+    for _, p in ipairs(fields) do
+      local said, default = (meanings[p.name] or ""):match "%(default: ([^(),]*)", entry.options[p.name]
+      if said and default and default ~= "" and contradicts(said, default) then
+        faults[#faults + 1] = ("gives %s as the default of option '%s', which is %s"):format(said, p.name, default)
+      end
+    end
   end
-  local faults = {}
   for option in pairs(entry.options) do
     if not documented[option] then faults[#faults + 1] = ("does not name option '%s'"):format(option) end
   end

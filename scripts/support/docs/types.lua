@@ -20,6 +20,18 @@ local Tensor = {}
 local nn = { F = {} }
 ]]
 
+--- The first source of the engine's tables that is newer than the engine; nil if there is none. With an old engine the
+--- reference would be that of old sources.
+---@param root string  the source tree
+---@return string?
+function M.newer_source(root)
+  local places = ("'%s/kernels/rows' '%s/kernels/formulas' '%s/runtime/moonshard.h'"):format(root, root, root)
+  local pipe = io.popen(("find %s -type f -newer '%s' | LC_ALL=C sort"):format(places, engine.path))
+  local path = pipe:read "*l"
+  pipe:close()
+  return path
+end
+
 -- Breaks text into lines of at most 120 columns, each after the comment mark.
 local function comment(mark, text)
   local lines, line = {}, mark

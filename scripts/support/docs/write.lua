@@ -58,7 +58,7 @@ local common = {
   type = "form of the tensors: whole, sharded, or this rank's part",
 }
 
--- Adds a row for each option, with the default that the library uses.
+-- Adds a row for each option, with the default that the library uses, unless the annotation names it.
 local function row(lines, name, p, defaults)
   if name == "given" then name = "opts" end
   local options = annotations.fields_of(p.type:match "^{%s*(.-)%s*}$" or "")
@@ -69,8 +69,9 @@ local function row(lines, name, p, defaults)
   if rest ~= "" then add_row(lines, name, "table", p.optional, rest) end
   for _, o in ipairs(options) do
     local default = defaults and defaults[o.name]
-    local parts = { meanings[o.name] or common[o.name] }
-    if default and default ~= "" then parts[#parts + 1] = "default `" .. default .. "`" end
+    local meaning = meanings[o.name] or common[o.name]
+    local parts = { meaning }
+    if default and default ~= "" and not (meaning and meaning:find "%(default[:)]") then parts[#parts + 1] = "default `" .. default .. "`" end
     add_row(lines, name .. "." .. o.name, o.type, false, table.concat(parts, "; "))
   end
 end
