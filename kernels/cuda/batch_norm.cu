@@ -58,7 +58,7 @@ template <class S> __global__ void bn_stats_kernel(bn_sizes z, const S *x, doubl
     parts[2 * (int64_t)blockIdx.x] = m;
     parts[2 * (int64_t)blockIdx.x + 1] = sum;
 }
-// Combines the segments of a channel: a warp computes its mean and (biased) variance (Chan, Golub and LeVeque 1983).
+// Combines the segments of a channel: a warp computes its mean and (biased) variance (Chan, Golub and LeVeque 1979).
 static __device__ inline void join_stats(const bn_sizes &z, const double *parts, double *mean, double *var)
 {
     double sum = 0, spread = 0, count = (double)(z.n * z.s);

@@ -10,8 +10,8 @@
 #ifndef MS_FORMULAS_SCAN_KINDS
 #define MS_FORMULAS_SCAN_KINDS
 typedef enum { MS_SCAN_PROD, MS_SCAN_MAX, MS_SCAN_MIN, MS_SCAN_LOG, MS_SCAN_PROD_BACK, MS_SCAN_LOG_BACK } ms_scan_kind;
-// What is read for element k, by kind: `p`, and for gradients `q`, make the state; `r` is needed for the result. A
-// gradient's p of PROD_BACK is that of the element before in the order of the scan, its r that of the element after.
+// What is read for element k, by kind: `p`, and for gradients `q`, make the state; `r` is needed for the result.
+// PROD_BACK reads the p of the element before, in the order of the scan, and the r of the element after.
 #endif
 
 // v, w: PROD: the product. MAX, MIN: the extreme, which is element `at`. LOG and LOG_BACK: a sum of w exp(v), where v

@@ -92,7 +92,7 @@ static ms_status check_scatter_reduce(ms_call *c)
     const ms_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
     int d;
     if (c->n_i < 2 || c->i[1] < MS_REDUCE_PROD || c->i[1] > MS_REDUCE_MIN)
-        return ms__call_fail(c, "a dimension or the kind of the reduction is missing");
+        return ms__call_fail(c, "a dimension is missing, or the kind of the reduction is missing or unknown");
     if (!ms__same_shape(index, src))
         return ms__call_fail(c, "the source must have the shape of the positions, %s, got %s",
                              ms__shape_text(index->ndim, index->shape), ms__tensor_text(src));
@@ -173,7 +173,8 @@ static ms_status scatter_add_grad(ms_backward_call *b)
 
 // ---- the gradient of scatter_reduce ----
 
-// Operators that run one after another; after one that fails, none does. Their results are released at the end.
+// Operators that run one after another; once one has failed, the others are skipped. Their results are released at the
+// end.
 typedef struct {
     ms_tensor *made[24];
     int n;
@@ -203,7 +204,7 @@ static ms_tensor *number(steps *s, ms_tensor *truth, const ms_tensor *like)
 {
     return step(s, "cast", (ms_op_args) { 1, &truth, .n_i = 1, .i = (int64_t[]) { like->dtype } });
 }
-// At the positions of the call: reads t, adds src to a copy of t, or reduces src into one.
+// At the positions of the call: at_positions reads t, added adds src to a copy of t, reduced reduces src into a copy.
 static ms_tensor *at_positions(steps *s, const ms_backward_call *b, ms_tensor *t)
 {
     return step(s, "gather", (ms_op_args) { 2, (ms_tensor *[]) { t, b->in[1] }, .n_i = 1, .i = b->i });
@@ -228,8 +229,8 @@ static void extreme_grads(steps *s, ms_backward_call *b, ms_tensor **gx, ms_tens
     *gx = with(s, "mul", share, mine);
     *gsrc = with(s, "mul", at_positions(s, b, share), theirs);
 }
-// The gradient of a factor is that of the product times the product of the others: the product / the factor, unless it
-// is 0.
+// The gradient of a factor is the gradient of the product times the product of the other factors: that is the whole
+// product divided by the factor, unless the factor is 0.
 static void product_grads(steps *s, ms_backward_call *b, ms_tensor **gx, ms_tensor **gsrc)
 {
     ms_tensor *x = b->in[0], *src = b->in[2], *g = b->gout[0];

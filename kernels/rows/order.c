@@ -30,7 +30,9 @@ static ms_status check_topk(ms_call *c)
     if (c->n_i < 2) return ms__call_fail(c, "a dimension or k is missing");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t n = x->ndim ? x->shape[d] : 1;
-    if (c->i[1] < 0 || c->i[1] > n || (x->ndim == 0 && c->i[1] != 1))
+    if (x->ndim == 0 && c->i[1] != 1)
+        return ms__call_fail(c, "k is %lld, expected 1 for %s", (long long)c->i[1], ms__tensor_text(x));
+    if (c->i[1] < 0 || c->i[1] > n)
         return ms__call_fail(c, "k is %lld, expected 0 to %lld, the size of dimension %d of %s", (long long)c->i[1],
                              (long long)n, d + 1, ms__tensor_text(x));
     return pair_out(c, d, c->i[1]);
@@ -55,7 +57,8 @@ static ms_status order_grad(ms_backward_call *b)
     return st;
 }
 
-// Inputs: boundaries, sorted along the last dimension; numbers. Integers: right, whether the result is int32.
+// Inputs: boundaries, sorted along the last dimension; numbers. Integers: whether to take the last place among equal
+// boundaries; whether the result is int32.
 static ms_status check_searchsorted(ms_call *c)
 {
     const ms_tensor *sorted = c->in[0], *x = c->in[1];
@@ -140,7 +143,7 @@ static ms_status by(ms_backward_call *b, const ms_op *row)
 static ms_status cumprod_grad(ms_backward_call *b) { return by(b, &cumprod_backward_row); }
 static ms_status logcumsumexp_grad(ms_backward_call *b) { return by(b, &logcumsumexp_backward_row); }
 
-// An element gets the gradients of all results that are equal to it.
+// The gradient of each result is added to that of the element from which the result came.
 static ms_status extreme_grad(ms_backward_call *b)
 {
     if (!b->gout[0]) return MS_OK;

@@ -109,7 +109,7 @@ ms_status ms__captured_grads_check(const ms_captured *c)
         if (l->need == NONE)
             return ms__fail(MS_ESTATE,
                             "captured step: %s has a grad, but had none when the step was recorded; call zero_grad in "
-                            "the step, or before it as then",
+                            "the step, or before each call of it",
                             named(l->t));
         return ms__fail(MS_ESTATE,
                         "captured step: the grad of %s is not the tensor that the step added to when it was recorded; "

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // comm/captured.c -- collectives as work of a captured step (device/capture.h).
 //
-// A repetition issues the same request again: it gets a new number, ranks compare fingerprints as always, and a rank
-// that repeats meets peers that run the step's function. A wait of the recording, and the retirement of a record, are
-// work of their own (ms__capture_wait).
+// A repetition issues the same request again: it gets a new number, and ranks compare fingerprints as always, so a rank
+// that repeats the step can meet peers that run its function. Waits for collectives are work of their own
+// (ms__capture_wait).
 #include "comm/internal.h"
 #include "ops/captured.h"
 

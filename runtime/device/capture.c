@@ -15,7 +15,7 @@ struct ms_captured_work {
     _Alignas(ALIGN) char arg[];
 };
 
-// Work lies in the order of its repetition, so that the loop reads memory forwards.
+// Work is stored in the order in which it is repeated, so that the loop reads memory forwards.
 struct ms_captured_chunk {
     ms_captured_chunk *older;
     size_t used, size;
@@ -109,8 +109,8 @@ void ms__capture_wait(int number)
     if (block) *block = number;
 }
 
-// Waits for everything that the repetition has queued. After a failure the others are waited for, too: peers use the
-// memory of collectives in flight.
+// Waits for everything that the repetition has queued, also after a failure: peers use the memory of collectives in
+// flight.
 static ms_status settle(ms_captured *c, ms_status st)
 {
     char text[2048] = "";

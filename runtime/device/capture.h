@@ -2,10 +2,10 @@
 // device/capture.h -- captured steps: the work of a training step, recorded while the step runs once and repeated
 // without the script.
 //
-// A captured step is a list of pieces of work, each a function and an argument block whose pointers are final. The part
-// of the engine that does a piece of work adds it while it does it: ops/captured.c calls of operators, fills and
-// copies; comm/captured.c collectives; train/optim.c and train/clip.c their passes. autograd/captured.c notes what the
-// step did to the grads of leaves, and train/captured.c has the public functions.
+// A captured step is a list of pieces of work, each a function and an argument block whose pointers are final. The
+// files that do the work also record it: ops/captured.c calls of operators, fills and copies; comm/captured.c
+// collectives; train/optim.c and train/clip.c their passes. autograd/captured.c notes what the step did to the grads of
+// leaves, and train/captured.c has the public functions.
 //
 // Memory that is allocated during the recording is pinned (ms_pins in pool.h): nothing else gets it before the step is
 // freed, so the list can repeat the recorded order of uses.
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-// Repeats a piece of work. arg: its block; it may change it.
+// Repeats a piece of work. arg: the work's argument block, which the function may change.
 typedef ms_status (*ms_repeat_fn)(void *arg, ms_captured *c);
 
 typedef struct ms_captured_work ms_captured_work;
@@ -47,12 +47,13 @@ struct ms_captured {
 extern ms_captured *ms__capturing;  // the step to which work that begins now belongs; NULL: none
 extern ms_captured *ms__recording;  // the same, also while a piece of its work runs
 
-// For the time of a piece of work: what it does inside is not recorded, and what it allocates is not pinned.
+// Suspends the recording while a piece of work runs: the calls inside it are not recorded, and what they allocate is
+// not pinned. Returns the step to resume.
 ms_captured *ms__capture_suspend(void);
 void ms__capture_resume(ms_captured *c);
 
 // Appends work with an argument block of `bytes` bytes, which the caller fills. drop releases what the block refers to;
-// NULL: nothing. Returns NULL if there is no memory: then the step is refused when it ends, not the work itself.
+// NULL: nothing. Returns NULL if there is no memory: the work goes on, and the step is refused when its recording ends.
 void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes);
 void ms__capture_no_memory(ms_captured *c);
 // Refuses the step that is being recorded: fails with MS_ESTATE and the text, which names what cannot be captured.
@@ -64,8 +65,8 @@ struct ms_tensor;
 extern ms_status (*ms__capture_constant)(struct ms_tensor **t);
 
 int ms__capture_event(ms_captured *c, ms_pending *e);  // gives an event of queued work its number; 0: no memory
-void ms__capture_queued(ms_captured *c, int number, ms_pending *e);  // in a repetition: the event of that number
-void ms__capture_wait(int number);                                   // the script's thread waits for that event
+void ms__capture_queued(ms_captured *c, int number, ms_pending *e);  // in a repetition: e is event `number` now
+void ms__capture_wait(int number);  // records that the script's thread waits for event `number`
 
 ms_captured *ms__captured_new(void);
 ms_status ms__captured_repeat(ms_captured *c);  // all work, in order; afterwards nothing is queued

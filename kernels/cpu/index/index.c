@@ -169,7 +169,7 @@ ms_status ms__cpu_index_add(ms_call *c)
 
 // ---- gather, scatter_, scatter_add_, scatter_reduce ----
 
-typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // from PROD on: ms_reduce_* of formulas/order.h
+typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // from PROD on: MS_REDUCE_* of formulas/order.h
 typedef struct {
     line_kind kind;
     const ms_tensor *index, *a;  // gather: a is read at positions; scatter: a is the source
@@ -228,7 +228,7 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
     }
 }
 // The number of adjacent elements after dimension d that have one position, as in index_add_, where they are moved and
-// added together; 1 if there are no such.
+// added together; 1 if there are none.
 static int64_t inner_of(const lines_job *j)
 {
     int64_t n = 1;

@@ -3,9 +3,9 @@
 //
 // A line becomes entries, which are sorted: short lines by merging, long ones by digits, the lowest first. Keys of up
 // to 32 bits are stored with their position in one 64-bit number; integers whose range is small have few bits, and
-// digits that are equal in all entries are skipped. Short lines are divided among the threads; a long line is divided
-// itself. topk keeps the best entries of a part of a line so far, and passes over blocks that have no better one. The
-// result does not depend on the division, because no two entries are equal.
+// digits that are equal in all entries are skipped. Threads share short lines among them; a long
+// line is divided into chunks. topk keeps the best entries of a part of a line so far, and skips blocks that have no
+// better one. The result does not depend on the division, because no two entries are equal.
 #include "cpu/cpu.h"
 #include "cpu/order/order.h"
 #include "formulas/order.h"
@@ -14,7 +14,7 @@ enum { DIGIT = 8, DIGITS = 1 << DIGIT, RUN = 16, SMALL = 512, LONG = 65536, MOST
 
 // How the elements of a line become keys, which increase in the order of the result.
 typedef struct {
-    int cls, bits, shift;  // bits: that a key has; shift: low bits of a half type's key that are always equal
+    int cls, bits, shift;  // bits: bits of a key; shift: low bits of a half type's key that are always equal
     bool wide, descending;
     int64_t low;    // integers whose keys are not wide: the first in the order, whose key is 0
     uint64_t flip;  // all ones to reverse the order
@@ -167,7 +167,7 @@ typedef struct {
     char *scratch;  // two buffers for each thread
     uint32_t (*count)[DIGITS];
     int64_t group;
-    // while a long line is divided:
+    // The line that is being sorted:
     keys q;
     ms_line line;
     void *e;
@@ -228,7 +228,7 @@ static void sort_line(sort_job *j, char *a, char *b, uint32_t (*count)[DIGITS])
     ms__parallel_tasks(j->chunks, write_chunk, j);
 }
 
-// Whether topk selects: for more elements than this share of the line, sorting costs less.
+// Whether topk selects instead of sorting, which costs less if k is 1/8 of the line or more.
 static bool selects(const sort_job *j, int64_t n) { return n > 2 * STEP && j->k < n / 8; }
 static int64_t room_for_selection(int64_t k) { return 4 * k > STEP ? 4 * k : STEP; }
 

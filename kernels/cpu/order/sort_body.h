@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/order/sort_body.h -- sorting and selecting entries, a key and a position each. Included by sort.c with ENTRY, the
-// type of an entry; KEY, that of its key; N(name); MAKE(key, at), KEY_OF(e), AT_OF(e); and BEFORE(a, b), whether a
-// comes before b, which stands to its left: never for equal keys.
+// type of an entry; KEY, that of its key; N(name); MAKE(key, at), KEY_OF(e), AT_OF(e); and BEFORE(a, b), whether a must
+// move before b, which stands to its left: never if their keys are equal.
 
 static void N(insert)(ENTRY *e, int64_t n)
 {
@@ -74,7 +74,7 @@ static void N(place_chunk)(void *arg, int64_t first, int64_t last, int64_t c)
 }
 
 // Sorts n entries, whose keys have `bits` bits; a and b have room for them. count has a row for each of `chunks`
-// chunks, which the rank's threads divide. Returns a or b.
+// chunks, which are divided among the threads. Returns a or b, which then contains the sorted entries.
 static ENTRY *N(sort_entries)(ENTRY *a, ENTRY *b, int64_t n, int bits, int64_t chunks, uint32_t (*count)[DIGITS])
 {
     if (n < SMALL) return N(merge_sort)(a, b, n);
@@ -113,9 +113,9 @@ static void N(read_line)(const keys *q, const ms_line *x, int64_t first, int64_t
     }
 }
 
-// Selects the first k entries of a part of a line, in order: those below the k-th so far are collected until there are
-// `room`, which are then sorted to find a better k-th. e and spare have room + STEP entries. The result is in *out;
-// returns how many there are, k or all.
+// Selects the first k entries of a part of a line, in order: entries below the k-th best so far are collected until
+// there are `room` of them, which are then sorted to find a better k-th. e and spare have room + STEP entries. The
+// result is in *out; returns how many there are, k or all.
 static int64_t N(select_part)(const part *p, ENTRY *e, ENTRY *spare, ENTRY **out)
 {
     KEY key[MS_CHUNK], limit = 0;

@@ -66,7 +66,7 @@ static void by_channel(bn *p, void (*channel)(const bn *, int64_t))
 
 static int64_t blocks_of(const bn *p) { return (p->n + p->rows - 1) / p->rows; }
 
-// Combines the means and squared deviations of blocks of rows (Chan, Golub, LeVeque 1979).
+// Combines the means and squared deviations of blocks of rows (Chan, Golub and LeVeque 1979).
 static void add_stats(const bn *p)
 {
     double count = 0;

@@ -24,7 +24,8 @@ static void adagrad_factors(const ms_optim_options *o, double step, double *f)
 
 static const optimizer ms__optim_Adagrad = {
     .row = { .name = "Adagrad",
-             .doc = "Adagrad (Duchi, Hazan & Singer 2011): divides by the root of the sum of all squares so far.",
+             .doc = "Adagrad (Duchi, Hazan & Singer 2011): divides the gradient by the root of the sum of all its "
+                    "squares so far.",
              .states = { "sum" },
              .needed = 1,
              .options = { MS_OPTION(lr, lr, 1e-2, 0, "learning rate"),

@@ -27,8 +27,8 @@ static void rmsprop_factors(const ms_optim_options *o, double step, double *f)
 
 static const optimizer ms__optim_RMSprop = {
     .row = { .name = "RMSprop",
-             .doc = "RMSprop (Tieleman & Hinton 2012): divides by the root of a moving average of squares; centered "
-                    "(Graves 2013) subtracts the square of the average gradient from it.",
+             .doc = "RMSprop (Tieleman & Hinton 2012): divides the gradient by the root of a moving average of its "
+                    "squares; centered (Graves 2013) subtracts the square of the average gradient from it.",
              .states = { "square_avg", "momentum_buffer", "grad_avg" },
              .needed = 1,
              .options = { MS_OPTION(lr, lr, 1e-2, 0, "learning rate"),

@@ -44,7 +44,7 @@ static const optimizer ms__optim_Rprop = {
              .needed = 3,
              .options = { MS_OPTION(lr, lr, 1e-2, 0, "the first step's size"),
                           MS_OPTION_PAIR(etas, more[0], 0.5, 1.2, 0, INFINITY,
-                                         "factors of the step size after a change of sign, and otherwise"),
+                                         "factors of the step size where the sign has changed, and where it has not"),
                           MS_OPTION_PAIR(step_sizes, more[2], 1e-6, 50, 0, INFINITY, "the smallest and largest step"),
                           MS_OPTION_FLAG(maximize, maximize,
                                          "maximizes instead of minimizing: negates the gradient") } },

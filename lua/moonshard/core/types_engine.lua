@@ -622,8 +622,8 @@ local Adam = {}
 ---   the largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient
 local AdamW = {}
 
---- RMSprop (Tieleman & Hinton 2012): divides by the root of a moving average of squares; centered (Graves 2013)
---- subtracts the square of the average gradient from it.
+--- RMSprop (Tieleman & Hinton 2012): divides the gradient by the root of a moving average of its squares; centered
+--- (Graves 2013) subtracts the square of the average gradient from it.
 ---@class RMSprop: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, alpha: number, eps: number, weight_decay: number, momentum: number, centered: boolean, maximize: boolean }): RMSprop
 ---   lr: learning rate; alpha: share of the averages that is kept; eps: added to the root; weight_decay: weight_decay
@@ -631,7 +631,7 @@ local AdamW = {}
 ---   an estimate of the variance; maximize: maximizes instead of minimizing: negates the gradient
 local RMSprop = {}
 
---- Adagrad (Duchi, Hazan & Singer 2011): divides by the root of the sum of all squares so far.
+--- Adagrad (Duchi, Hazan & Singer 2011): divides the gradient by the root of the sum of all its squares so far.
 ---@class Adagrad: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, lr_decay: number, weight_decay: number, initial_accumulator_value: number, eps: number, maximize: boolean }): Adagrad
 ---   lr: learning rate; lr_decay: step k uses lr / (1 + (k - 1) lr_decay); weight_decay: weight_decay times the
@@ -687,8 +687,8 @@ local Lion = {}
 --- sign of its gradient stays. For gradients of all data, not of batches.
 ---@class Rprop: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts?: { lr: number, etas: number[], step_sizes: number[], maximize: boolean }): Rprop
----   lr: the first step's size; etas: factors of the step size after a change of sign, and otherwise; step_sizes: the
----   smallest and largest step; maximize: maximizes instead of minimizing: negates the gradient
+---   lr: the first step's size; etas: factors of the step size where the sign has changed, and where it has not;
+---   step_sizes: the smallest and largest step; maximize: maximizes instead of minimizing: negates the gradient
 local Rprop = {}
 
 --- Averaged stochastic gradient descent (Polyak & Juditsky 1992, in PyTorch's form): state ax is the average of the

@@ -64,7 +64,7 @@ end
 ---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number}
 ---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
 ---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
----   data.default_collate); drop_last: leave out the last batch if it is not full; seed: the seed of the order and of
+---   data.default_collate); drop_last: leaves out the last batch if it is not full; seed: the seed of the order and of
 ---   random transforms (default: that of ms.manual_seed); rank: this rank, from 0; world: number of ranks that share
 ---   each epoch, as DistributedSampler does; device: where batches are moved (default: the default device);
 ---   workers: processes that make batches ahead (0: this process makes them), which are not ranks and cannot use
@@ -233,7 +233,8 @@ function DataLoader:state_dict()
     seed = random and random.seed or self.maker.seed, size = self.batch_sampler and self.dataset:size() or nil }
 end
 
---- Continues from a state dict, at the next call of `epoch` or `next`. Errors: the dataset or the batches have another size.
+--- Continues from a state dict, at the next call of `epoch` or `next`. Errors: the dataset or the batches have another
+--- size.
 ---@param sd table  from state_dict
 function DataLoader:load_state_dict(sd)
   local who = "DataLoader: load_state_dict: "

@@ -79,7 +79,7 @@ function SequentialSampler:order() return function(j) return j end end   -- luac
 local RandomSampler = Sampler:extend "RandomSampler"
 M.RandomSampler = RandomSampler
 
---- Without replacement, more samples than items are several random orders one after the other.
+--- Without replacement, if there are more samples than items, several random orders follow one another.
 ---@param source Dataset|integer  the dataset, or its size
 ---@param given? {replacement: boolean, num_samples: integer, seed: integer}
 ---   replacement: each entry is drawn from all items; num_samples: entries in an epoch (default: the number of items);
@@ -201,7 +201,8 @@ function DistributedSampler:init(source, given)
   self.count = o.drop_last and floor(each) or ceil(each)
 end
 
---- Uses one epoch's order for every epoch that follows, as PyTorch does. Without a call the order changes with the epoch.
+--- Uses one epoch's order for every epoch that follows, as PyTorch does. Without a call the order changes with the
+--- epoch.
 ---@param epoch integer  from 0
 function DistributedSampler:set_epoch(epoch)
   self.epoch = opts.expect(epoch, opts.whole_from(0), "DistributedSampler: set_epoch: argument")

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- LSTMLanguageModel: a table of tokens, layers of LSTM, and a projection to the logits of the next token.
---- `model(ids, state)` returns logits [B, T, vocab] and the state after the last token, from which the next call continues.
+--- `model(ids, state)` returns logits [B, T, vocab] and the state after the last token, from which the next call
+--- continues.
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn"
@@ -25,7 +26,7 @@ function LSTMLanguageModel:init(given)
   if o.tie then self.head.weight = self.token.weight end
 end
 
---- The logits of the tokens after each of ids.
+--- The logits of the next token at every position of ids.
 ---@param ids Tensor  int64 [B, T]
 ---@param state? Tensor[]  { h, c }, each [layers, B, dim]: the second result of an earlier call, detached for training
 ---@return Tensor  [B, T, vocab]

@@ -44,8 +44,8 @@ function VAE:forward(x)
   return self.decoder(code), mean, log_var
 end
 
---- The negative evidence lower bound, per example: the cross-entropy of the reconstruction plus the divergence of the
---- code's distribution from the standard normal one (appendix B), times beta.
+--- The negative evidence lower bound, per example: the cross-entropy of the reconstruction plus beta times the
+--- divergence of the code's distribution from the standard normal one (appendix B).
 ---@param x Tensor  [B, input], values from 0 to 1
 ---@param given? { beta: number }  beta: weight of the divergence (default: 1)
 ---@return Tensor  []

@@ -49,11 +49,11 @@ end
 
 ---@class VisionTransformer: Module
 ---@overload fun(opts: { image: integer, patch: integer, classes: integer, channels: integer, dim: integer, layers: integer, heads: integer, mlp_dim: integer, dropout: number, attention_dropout: number, dtype: string, device: string }): VisionTransformer
----   image: height and width of an image (default: 224); patch: those of a patch, divides image (default: 16); classes:
----   number of logits (default: 1000); channels: channels of an image (default: 3); dim: channels of a position
----   (default: 768); layers: number of blocks (default: 12); heads: attention heads per block (default: 12); mlp_dim:
----   inner size of the mlp (default: 3072); dropout: probability of dropout (default: 0); attention_dropout: the same
----   of attention weights (default: 0)
+---   image: height and width of an image (default: 224); patch: height and width of a patch, divides image (default:
+---   16); classes: number of logits (default: 1000); channels: channels of an image (default: 3); dim: channels of a
+---   position (default: 768); layers: number of blocks (default: 12); heads: attention heads per block (default: 12);
+---   mlp_dim: inner size of the mlp (default: 3072); dropout: probability of dropout (default: 0); attention_dropout:
+---   probability of dropout of attention weights (default: 0)
 local VisionTransformer = nn.Module:extend "VisionTransformer"
 
 function VisionTransformer:init(given)
@@ -76,7 +76,7 @@ end
 ---@return Tensor  [B, classes]
 function VisionTransformer:forward(x)
   if x.ndim ~= 4 or x:size(2) ~= self.channels or x:size(3) ~= self.image or x:size(4) ~= self.image then
-    errors.raise("VisionTransformer: pictures have shape %s, expected [B, %d, %d, %d]", tostring(x.shape),
+    errors.raise("VisionTransformer: images have shape %s, expected [B, %d, %d, %d]", tostring(x.shape),
       self.channels, self.image, self.image)
   end
   local patches = self.conv_proj(x):flatten(3):transpose(2, 3)

@@ -100,7 +100,7 @@ end
 -- Blocks k .. k + n - 1 of the packed projection, each with d rows.
 local function part(t, k, n, d) return t and t:narrow(1, (k - 1) * d + 1, n * d) end
 
--- The three projections [.., d]. Equal inputs share one matrix product.
+-- The three projections [..., d]. Equal inputs share one matrix product.
 local function project(self, q, k, v)
   local slots, d = self._slots, self.d
   local w, b = slots.in_proj_weight, slots.in_proj_bias
@@ -174,8 +174,8 @@ local forward_options = {
 ---@param value Tensor  [S, N, vdim], [N, S, vdim] with batch_first, or [S, vdim]
 ---@param given? { key_padding_mask: Tensor, need_weights: boolean, attn_mask: Tensor, average_attn_weights: boolean, is_causal: boolean }
 ---   key_padding_mask: [N, S], or [S]; true: the key is not attended to; need_weights: returns the weights, too
----   (default: true); attn_mask: [T, S] or [N * heads, T, S]; average_attn_weights: averages weights over heads (default:
----   true); is_causal: position t attends to positions up to t
+---   (default: true); attn_mask: [T, S] or [N * heads, T, S]; average_attn_weights: averages weights over heads
+---   (default: true); is_causal: position t attends to positions up to t
 ---@return Tensor out
 ---@return Tensor? weights
 function MultiheadAttention:forward(query, key, value, given)

@@ -62,7 +62,7 @@ function Unflatten:forward(x)
     out[open], product = size / product, size
   end
   if product ~= size then
-    opts.wrong(size, ("a size that [%s] can divide"):format(table.concat(self.sizes, ", ")),
+    opts.wrong(size, ("the product of the sizes [%s]"):format(table.concat(self.sizes, ", ")),
       "Unflatten: size of dimension %d", self.dim)
   end
   for d = at + 1, x.ndim do out[#out + 1] = x.shape[d] end

@@ -23,7 +23,7 @@ local share = opts.kind("a number from 0 to 1", function(v) return type(v) == "n
 ---@class EMA
 ---@overload fun(params: Tensor[], opts: { decay: number, warmup: boolean }): EMA
 ---   params: a list of parameters; decay: share of the average that is kept at an update (default: 0.999); warmup:
----   update k keeps at most (1 + k) / (10 + k) of it (default: false)
+---   update k, from 0, keeps at most (1 + k) / (10 + k) of it (default: false)
 ---@field updates integer  number of updates so far
 local EMA = class.new "EMA"
 

@@ -2,9 +2,10 @@
 --- Composed: the base of optimizers whose steps are tensor functions called from Lua, one parameter after the other.
 --- Optimizers that treat every element alike are rows of the engine's table instead (kernels/formulas/optim).
 ---
---- A class has `_row` (its name, and the names of its states), `_options` (defaults and kinds), and `_update(group, p, part, g, entry)`,
---- which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in `entry`; it may have
---- `_check_group(group, later)`, and `_accept(p, k)`, which raises for a parameter that the optimizer cannot step.
+--- A class has `_row` (its name, and the names of its states), `_options` (defaults and kinds), and `_update(group, p,
+--- part, g, entry)`, which changes `part`, this rank's part of the parameter p, by its gradient g, and keeps states in
+--- `entry`. It may have `_check_group(group, later)`, and `_accept(p, k)`, which raises for a parameter that the
+--- optimizer cannot step.
 local capture = require "moonshard.autograd.capture"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -52,7 +53,7 @@ function Composed:_check(group, later)
   for k, p in ipairs(group.params) do self:_accept(p, k) end
 end
 
--- The tensor that holds a parameter's values here, and its gradient: those of this rank's part of a sharded one.
+-- The tensor that holds a parameter's values on this rank, and its gradient; of a sharded parameter, this rank's part.
 local function part_of(p)
   local part = rawget(p, "_unit") and p:to_local() or p
   return part, part.grad

@@ -95,8 +95,8 @@ local ARMIJO, CURVATURE = 1e-4, 0.9
 local function enough(point, start) return point.loss <= start.loss + ARMIJO * point.t * start.slope end
 local function flat(point, start) return abs(point.slope) <= -CURVATURE * start.slope end
 
--- Finds a bracket of points that holds one with the strong Wolfe conditions (algorithm 3.5). Returns it, whether its
--- only point is such a one, and the number of evaluations after the first.
+-- Finds a bracket of points that contains one with the strong Wolfe conditions (algorithm 3.5). Returns the
+-- bracket, whether its only point fulfils them, and the number of evaluations after the first.
 local function bracket(at, start, t, limit)
   local last, now, n = start, at(t), 0
   while n < limit do

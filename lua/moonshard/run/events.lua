@@ -97,8 +97,8 @@ end
 
 local INTERVAL = 1                                      -- seconds between writes to the disk
 
--- Stops writing the file if a record was written only in part, for example because the disk is full: readers cannot
--- read beyond such a record.
+-- Writes the buffer. Stops writing the file if a part of it was dropped, for example because the disk is full: a record
+-- in the file may then be incomplete, and readers cannot read beyond it.
 local function flush(self)
   local ok, err, lost = self.buffer:write(self.file)
   if lost then

@@ -245,8 +245,8 @@ end
 
 -- ---- fields --------------------------------------------------------------------------------------
 
---- An instance made of the inner tensors' gradients, nil if none has one; an inner tensor without a gradient gets one of
---- zeros. Returns the same object as long as the gradients stay the same.
+--- An instance made of the inner tensors' gradients, nil if none has one; an inner tensor without a gradient gets one
+--- of zeros. Returns the same object as long as the gradients stay the same.
 function own_getters.grad(t)
   local list = inner(t)
   local grads, any = {}, false
@@ -327,7 +327,7 @@ function methods.register_hook(t, fn)
   return handles
 end
 
---- Calls fn(p) once, after the gradients of all inner tensors have been added.
+--- Calls fn(t) once in each backward, after the gradients of all inner tensors have been added.
 function methods.register_post_accumulate_grad_hook(t, fn)
   opts.expect(fn, opts.fn, "register_post_accumulate_grad_hook: hook")
   local handles, landed = setmetatable({}, Handles), 0

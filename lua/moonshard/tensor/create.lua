@@ -59,7 +59,7 @@ local function empty(who, dtype, device, n)
   return wrap(id)
 end
 
--- Runs an operator that fills a new tensor, without recording.
+-- Runs an operator that fills a new tensor.
 local function in_place(number, id, n_i, n_f)
   args.n_in, args.n_i, args.n_f = 1, n_i, n_f
   a_in[0] = id
@@ -226,7 +226,7 @@ end
 ---@param high integer  above low
 ---@param sizes? integer|integer[]  shape (default: {}, a single number)
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
----@return Tensor  int64
+---@return Tensor  int64 unless an option gives another dtype
 function M.randint(low, high, sizes, given)
   if type(high) == "table" then low, high, sizes, given = 0, low, high, sizes end
   if type(low) ~= "number" or type(high) ~= "number" then
@@ -272,8 +272,8 @@ local function measure(value)
   return sizes, value
 end
 
---- A tensor with the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows of different lengths,
---- other elements.
+--- A tensor with the numbers or booleans of a nested table, or a copy of a tensor. Errors: rows of different lengths;
+--- elements that are neither numbers nor booleans.
 ---@param value number|boolean|table|Tensor  of any shape, with up to 8 dimensions
 ---@param given? { dtype: string, device: string, requires_grad: boolean }
 ---@return Tensor  of a table: bool if all elements are booleans, else the default dtype; of a tensor: its dtype

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Diagonals and triangles of matrices: traces, matrices made of diagonals and blocks, positions of triangles; tensors
---- in shapes that fit together. Intermediate results are released.
+--- Diagonals and triangles of matrices: traces, matrices made of diagonals and blocks, positions of triangles. Also
+--- functions that bring tensors to shapes that fit together. Intermediate results are released.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -57,7 +57,7 @@ end
 --- Fills the main diagonal of a matrix; of a tensor of more dimensions, whose sizes must be equal, the elements whose
 --- positions are all the same.
 ---@param value number|boolean  cast to t's dtype
----@param wrap? boolean  of a matrix with more rows than columns: the diagonal begins again after each block of them
+---@param wrap? boolean  in a matrix with more rows than columns, the diagonal begins again after every columns + 1 rows
 ---  (default: false)
 ---@return Tensor self
 function methods.fill_diagonal_(t, value, wrap)
@@ -68,7 +68,7 @@ function methods.fill_diagonal_(t, value, wrap)
   end
   for d = 3, #shape do
     if shape[d] ~= shape[1] or shape[2] ~= shape[1] then
-      errors.raise("fill_diagonal_: the tensor has shape %s; more than 2 dimensions must be equal", tostring(shape))
+      errors.raise("fill_diagonal_: the tensor has shape %s; with more than 2 dimensions, all sizes must be equal", tostring(shape))
     end
   end
   return scope.run("fill_diagonal_", function()
@@ -144,7 +144,8 @@ end
 
 -- ---- shapes that fit together ---------------------------------------------------------------------
 
---- Concatenates tensors in depth: along dimension 3; those of fewer dimensions get some of size 1, as atleast_3d does.
+--- Concatenates tensors in depth: along dimension 3; those of fewer dimensions are first changed by
+--- atleast_3d.
 ---@param list Tensor[]  equal sizes except along that dimension; one dtype and device
 ---@return Tensor
 function M.dstack(list)

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Random fills, draws and permutations. All numbers are those of the library's generator, so a seed gives the same ones
---- on every device and for any number of threads and world size.
+--- Random fills, draws and permutations. All numbers are those of the library's generator, so a seed gives the same
+--- ones on every device and for any number of threads and world size.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -53,8 +53,8 @@ function methods.normal_(t, mean, std)
   return fill("normal_", RANDN_, t, mean, std)
 end
 
---- Fills t with random whole numbers from low to high - 1. Without limits, from 0 to the largest that t's dtype holds
---- exactly with all smaller ones.
+--- Fills t with random whole numbers from low to high - 1. Without limits, from 0 to the largest number, below 2^53 or
+--- less, up to which t's dtype represents every whole number.
 ---@param low? integer  lowest number, or with one argument the upper limit (default: 0)
 ---@param high? integer  upper limit (default: see above)
 ---@return Tensor self
@@ -72,7 +72,8 @@ function methods.random_(t, low, high)
   return t
 end
 
---- Normally distributed random numbers: with one mean and deviation for all of a size, or those of tensors.
+--- Normally distributed random numbers. If mean and std are numbers, they apply to all elements of a tensor of the
+--- given sizes; a tensor gives one for each element.
 ---@param mean number|Tensor  their mean (default: 0)
 ---@param std? number|Tensor  their standard deviation, at least 0; broadcasts with mean (default: 1)
 ---@param sizes? integer|integer[]  of the result, if both are numbers

@@ -27,7 +27,8 @@ local function bad_entry(entry, d)
   opts.wrong(entry, "a position, { first, last }, { at = { … } } or a tensor", "index: entry for dimension %d", d)
 end
 
--- A position that counts from 1, as one that counts from 0, of dimension d, which has n elements.
+-- Converts position v of dimension d, which has n elements: v counts from 1, or from the end if it is negative; the
+-- result counts from 0.
 local function place(v, n, d)
   if type(v) ~= "number" or v % 1 ~= 0 or v == 0 or v > n or v < -n then
     errors.raise("index: position %s is not inside dimension %d (expected 1 to %d, or -1 to -%d)", tostring(v), d, n, n)
@@ -52,6 +53,8 @@ local function ranged(t, d, entry, axis)
   for name, v in pairs(entry) do
     if name == "step" then
       step = opts.expect(v, opts.whole_from(1), "index: step in dimension %d", axis)
+    elseif type(name) ~= "number" then
+      errors.raise("index: unknown name %s in the entry for dimension %d (accepted: step)", errors.show(name), axis)
     elseif name ~= 1 and name ~= 2 then
       errors.raise("index: the entry for dimension %d is a list of %d, expected { first, last }; single positions are "
         .. "{ at = { … } }", axis, #entry)
@@ -62,7 +65,7 @@ local function ranged(t, d, entry, axis)
   local from, to = first < 0 and first + n or first - 1, last < 0 and last + n or last - 1
   -- { 3, 2 } is empty, as a loop from 3 to 2 is.
   if from < 0 or to >= n or to < from - 1 then
-    errors.raise("index: positions %d to %d are not a range of dimension %d, which has %d", first, last, axis, n)
+    errors.raise("index: positions %d to %d are not a range of dimension %d, which has size %d", first, last, axis, n)
   end
   local count = math.floor((to - from) / step) + 1
   local a_i = engine.a_i
@@ -86,8 +89,8 @@ local function check_ids(entry, t, d, axis, whole)
   return n
 end
 
--- Applies the entries that give views. Returns the view, and for the others a list of { d, tensor, dims, axis }: the
--- first dimension in the view to which each belongs, the number of them, and the first one's number in t.
+-- Applies the entries that give views. Returns the view, and for each of the others { d, tensor, dims, axis }: it
+-- indexes `dims` dimensions, the first of which is dimension d of the view and dimension `axis` of t.
 local function start(t, key)
   if is_tensor(key) then key = { key } end
   if not opts.is_plain(key) then
@@ -101,7 +104,7 @@ local function start(t, key)
   local n = #t.shape
   for name in pairs(key) do
     if type(name) ~= "number" then
-      errors.raise("index: %s has no place in a list of entries; expected one for each dimension", errors.show(name))
+      errors.raise("index: the key has the name %s, expected a list with an entry for each dimension", errors.show(name))
     end
   end
   if used > n then
@@ -170,13 +173,15 @@ local function joined(t, others)
     check_inside(ids, size[k], axes[k])
     local outside = methods.logical_or(methods.lt(ids, 0), methods.ge(ids, size[k]))
     all = all and all * size[k] + ids or ids
-    -- Makes the sum leave the joint dimension, too, where a device cannot be asked.
+    -- A position outside of its own dimension must not become a position inside the joint one. check_inside does not
+    -- read positions on a GPU; there, the kernel refuses `total`.
     all = methods.masked_fill(methods.expand(all, shape), methods.expand(outside, shape), total)
   end
   return t, first, n, all
 end
 
--- t with a single dimension for those of the entries, which the result's positions (of any shape) index.
+-- Returns a view of t, the first of the dimensions that the entries index, their number, and positions (of any shape)
+-- in these dimensions taken as one.
 local function one_dimension(t, others)
   if #others == 1 then
     local d, entry, dims = unpack(others[1])

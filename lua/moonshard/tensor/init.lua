@@ -243,8 +243,8 @@ function M.call3(op, a, b, c, who)
 end
 
 --- Calls an operator with the arguments in engine.args. Returns the id of its first output; those of all outputs are in
---- engine.a_out. a, b, c: the first tensors of the call, for error messages and for
---- instances of tensor classes among them.
+--- engine.a_out. a, b, c: the first tensors of the call, for error messages and for instances of tensor classes among
+--- them.
 function M.call(op, a, b, c)
   local args = engine.args
   if lib.ms_call_op(op, args) ~= 0 and not refused_call(op, a, b, c)

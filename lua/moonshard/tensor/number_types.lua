@@ -30,7 +30,7 @@ local function printed(name, list)
 end
 
 --- The limits of a floating-point dtype: eps (the distance of 1 to the next number), max, min, tiny (the smallest
---- normal number above 0, also smallest_normal), resolution, bits, dtype.
+--- normal number above 0, also smallest_normal), resolution (10^-d for d exact decimal digits), bits, dtype.
 ---@param dtype? string|Tensor  a name, or a tensor of that dtype (default: the default dtype)
 ---@return { eps: number, max: number, min: number, tiny: number, smallest_normal: number, resolution: number, bits: integer, dtype: string }
 function M.finfo(dtype)
@@ -46,7 +46,7 @@ function M.finfo(dtype)
     bits = 8 * engine.lib.ms_dtype_size(dtypes.numbers[dtype]), dtype = dtype })
 end
 
---- The limits of an integer dtype: min, max, bits, dtype. Those of int64 are rounded to 2^63 and -2^63.
+--- The limits of an integer dtype: min, max, bits, dtype. The max of int64 is rounded to 2^63.
 ---@param dtype string|Tensor  a name, or a tensor of that dtype
 ---@return { min: number, max: number, bits: integer, dtype: string }
 function M.iinfo(dtype)
@@ -81,8 +81,8 @@ local function one(x)
 end
 
 --- The dtype of the sum of two tensors or numbers.
----@param a Tensor|number|boolean  a number has no dimensions
----@param b Tensor|number|boolean  a number has no dimensions
+---@param a Tensor|number|boolean  a number counts as a tensor without dimensions
+---@param b Tensor|number|boolean  as a
 ---@return string
 function M.result_type(a, b)
   for k, x in ipairs { a, b } do

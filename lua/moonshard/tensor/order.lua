@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The order of elements: sorting, the largest, middle and most frequent ones, different ones, searches. NaN is larger
---- than every number, and equal elements keep their order.
+--- Sorting, the largest, middle and most frequent elements, distinct elements, searches. NaN is larger than every
+--- number, and equal elements keep their order.
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -58,7 +58,7 @@ function methods.msort(t)
   return scope.run("msort", function() return (sorted("msort", t, 1, false)) end)
 end
 
---- The k largest elements along d, the largest first; of equal ones, the first. Errors: k above the size of d.
+--- The k largest elements along d, the largest first; of equal elements, the first. Errors: k above the size of d.
 ---@param k integer  how many
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@param given? { largest: boolean, sorted: boolean }
@@ -234,8 +234,8 @@ local function quantile_of(who, t, q, d, given, ignored)
   end)
 end
 
---- Quantiles of the elements along d: where the rank q * (size - 1) lies between two elements, it is interpolated. nan
---- if there is a nan. Errors: a dtype other than float32 and float64, no elements.
+--- Quantiles of the elements along d. Where the rank q * (size - 1) lies between two elements, the result is
+--- interpolated; it is nan if there is a nan. Errors: a dtype other than float32 and float64, no elements.
 ---@param q number|Tensor  from 0 to 1; a tensor, [n] of t's dtype, gives n results along a new first dimension
 ---@param d? integer  from 1; negative from the end (default: all elements)
 ---@param given? { keepdim: boolean, interpolation: "linear"|"lower"|"higher"|"midpoint"|"nearest" }
@@ -281,9 +281,9 @@ function methods.mode(t, d, given)
   end)
 end
 
--- ---- different elements ---------------------------------------------------------------------------
+-- ---- distinct elements ----------------------------------------------------------------------------
 
--- t's slices along d as rows, and the sizes of a slice.
+-- t's slices along d as rows, their number, and the number of elements of each.
 local function rows_of(who, t, d)
   local moved = methods.movedim(t, d, 1)
   local size = { unpack(moved.shape) }
@@ -294,7 +294,7 @@ local function rows_of(who, t, d)
   return methods.reshape(moved, n, m), n, m
 end
 
--- The order of rows: by their first elements, equal ones by the second, and so on.
+-- The positions that sort rows: by their first elements, rows with equal ones by their second, and so on.
 local function order_of_rows(rows, n, m)
   local order = create.arange(n, { device = rows.device })
   for column = m, 1, -1 do
@@ -304,7 +304,8 @@ local function order_of_rows(rows, n, m)
   return order
 end
 
--- Different elements (or slices along d) of t, which is in this order (nil: in its own), as asked by o.
+-- The distinct elements of t, or its distinct slices along d. ordered: sorts them first; otherwise only neighbours are
+-- compared. o: the options of unique.
 local function different(who, t, d, o, ordered)
   local flat = d == nil
   local rows, n, m
@@ -351,10 +352,10 @@ local function unique_of(who, t, given, ordered)
   return scope.run(who, different, who, methods.detach(t), d, o, ordered)
 end
 
---- The different elements, sorted; nan differs from every nan. No gradient.
+--- The distinct elements, sorted; a nan equals no other nan. No gradient.
 ---@param given? { sorted: boolean, return_inverse: boolean, return_counts: boolean, dim: integer }
 ---   sorted: accepted for PyTorch's scripts, the result is always sorted; return_inverse: also returns inverse
----   (default: false); return_counts: also returns counts (default: false); dim: different slices along this dimension,
+---   (default: false); return_counts: also returns counts (default: false); dim: distinct slices along this dimension,
 ---   from 1 (default: elements)
 ---@return Tensor values
 ---@return Tensor? inverse  int64, of t's shape (with dim: [size of dim]): where each element is in values, from 0

@@ -66,7 +66,7 @@ end
 
 --- The shape to which tensors broadcast.
 ---@param who string  the function's name in messages
----@param list Tensor[]
+---@param list Tensor[]  shapes that broadcast
 ---@return integer[]
 function M.joint_shape(who, list)
   local n, out = 0, {}
@@ -152,7 +152,7 @@ local function put(who, t, idx, src, given)
   opts.expect(idx, a_tensor, "%s: index", who)
   opts.expect(src, a_tensor, "%s: source", who)
   if idx:numel() ~= src:numel() then
-    errors.raise("%s: the index has shape %s and the source %s; expected as many elements", who, tostring(idx.shape),
+    errors.raise("%s: the index has shape %s and the source %s; expected equal numbers of elements", who, tostring(idx.shape),
       tostring(src.shape))
   end
   return scope.run(who, function()
@@ -177,7 +177,8 @@ function methods.put_(t, idx, src, given) return methods.copy_(t, put("put_", t,
 
 -- ---- slices along a dimension ---------------------------------------------------------------------
 
--- Checks a list of positions along d. Returns d from 1, and the list as a view of the shape of a source.
+-- Checks a list of positions along d. Returns d from 1, the list as a view of the shape that a source must have, and
+-- this shape.
 local function along(who, t, d, idx)
   id_of(t, who)
   local at = dimension(t, d, who) + 1
@@ -304,7 +305,8 @@ local function nothing(reduce, dtype)
   return limits[dtype][value < 0 and 1 or 2]
 end
 
--- t, whose elements at positions are replaced, with src reduced into it.
+-- t with src reduced into it at the positions in idx. Without include_self, the elements of t there are first replaced
+-- by the neutral element.
 local function reduced(t, d, idx, src, reduce, include_self)
   local part = src
   for k = 1, #idx.shape do part = methods.narrow(part, k, 1, idx.shape[k]) end

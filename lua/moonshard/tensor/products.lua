@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Products of vectors, matrices and tensors that are made of matmul, reshape and permute, and distances between rows.
+--- Products of vectors, matrices and tensors, computed by matmul, reshape and permute, and distances between rows.
 --- Those that have intermediate results run in a scope, which releases them.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -372,7 +372,8 @@ end
 --- Sums products of tensors, as Einstein's notation describes it: `ms.einsum("bik,bkj->bij", a, b)`. A letter names a
 --- dimension; dimensions with the same letter have one index; letters that do not follow `->` are summed over; `...`
 --- stands for dimensions without a letter. More than two tensors are multiplied from left to right.
----@param equation string  without `->`: the letters that occur once, in alphabetical order, after those of `...`
+---@param equation string  without `->`, the result has the dimensions of `...`, then the letters that occur once, in
+---   alphabetical order
 ---@param ... Tensor  one for each operand of the equation, of one dtype and device
 ---@return Tensor
 function M.einsum(equation, ...)
@@ -405,7 +406,7 @@ function methods.dist(t, u, p)
   return scope.run("dist", function() return methods.norm(t - u, p or 2) end)
 end
 
---- t with the slices along d whose p-norm exceeds max_norm scaled to it.
+--- t, where slices along d whose p-norm exceeds max_norm are scaled down to that norm.
 ---@param p number  the exponent, above 0
 ---@param d integer  from 1; negative from the end
 ---@param max_norm number  the limit, from 0

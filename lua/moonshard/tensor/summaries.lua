@@ -187,7 +187,7 @@ end
 ---@param given? { weights: Tensor, minlength: integer }
 ---   weights: a tensor of t's shape, whose elements are added in place of 1; minlength: lowest size of the result
 ---   (default: 0)
----@return Tensor  [largest number + 1 or minlength], int64 or of weights' dtype
+---@return Tensor  [largest number + 1], at least [minlength]; int64, or of weights' dtype
 function methods.bincount(t, given)
   local o = opts("bincount", given, { weights = a_tensor, minlength = opts.option(opts.whole_from(0), 0) })
   id_of(t, "bincount")

@@ -31,7 +31,7 @@ function M.lines_of(path)
   return lines
 end
 
--- A type ends at the first space outside brackets that no bar, comma or colon precedes or follows.
+-- A type ends at the first space outside brackets that follows no bar, comma or colon, and precedes no bar.
 local function split_type(text)
   local depth, k = 0, 1
   while k <= #text do
