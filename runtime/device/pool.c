@@ -349,10 +349,10 @@ void ms__free(ms_block *b)
         return;
     }
     ms__drop_allocated(&pool.use, b);
-    MS_POISON(b->data, b->size);
     size_t size;
     int c = ms__class_of(b->size, &size);
-    if (MS_UNLIKELY(b->pins != NULL) && unpin(b, c)) return;
+    if (MS_UNLIKELY(b->pins != NULL) && unpin(b, c)) return;  // not poisoned: repetitions of the step use it
+    MS_POISON(b->data, b->size);
     ms__push(&s->free[c], b);
 }
 
