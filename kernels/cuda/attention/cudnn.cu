@@ -38,7 +38,8 @@ struct plan_key {
 };
 static struct {
     plan_key key;
-    cudnn_desc plan;  // NULL: cuDNN has no plan for this shape
+    cudnn_graph *graph;  // owns the plan
+    cudnn_desc plan;     // NULL: cuDNN has no plan for this shape
     int64_t bytes;
 } plans[PLANS];
 static int n_plans;
@@ -98,6 +99,13 @@ static cudnn_attention sizes_of(const flash &f, int dtype, bool backward)
     return a;
 }
 
+static void drop_plan(int at)
+{
+    plans[at].plan = NULL;
+    delete plans[at].graph;
+    plans[at].graph = NULL;
+}
+
 // The index in `plans` of a shape's plan, which is made at the first call; -1 if there is none.
 static int plan_of(int index, void *handle, const plan_key &key)
 {
@@ -114,11 +122,12 @@ static int plan_of(int index, void *handle, const plan_key &key)
         said = true;
         return -1;
     }
-    cudnn_graph graph(nn.f, key.a);
-    if (key.backward) graph.backward();
-    else graph.forward();
     plans[at].key = key;
-    plans[at].plan = graph.plan(handle, NULL, ROOM, &plans[at].bytes);
+    cudnn_graph *graph = plans[at].graph = new cudnn_graph(nn.f, plans[at].key.a);
+    if (key.backward) graph->backward();
+    else graph->forward();
+    plans[at].plan = graph->plan(handle, NULL, ROOM, &plans[at].bytes);
+    if (!plans[at].plan) drop_plan(at);
     n_plans++;
     return plans[at].plan ? at : -1;
 }
@@ -139,11 +148,10 @@ static ms_status execute(const ms_call *c, int index, void *handle, int at, void
     calls.set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     calls.done(pack, "making the variant pack");
     if (!calls.status) calls.need(nn.f.BackendExecute(handle, plans[at].plan, pack), "cudnnBackendExecute");
-    if (pack) nn.f.BackendDestroyDescriptor(pack);
     *done = !calls.status;
     if (*done) return MS_OK;
     if (calls.status / 1000 == CUDNN_STATUS_NOT_SUPPORTED / 1000) {
-        plans[at].plan = NULL;  // cuDNN has refused its plan: our own kernel computes this shape from now on
+        drop_plan(at);  // cuDNN has refused it: our own kernel computes this shape from now on
         return MS_OK;
     }
     return ms__fail(MS_ESTATE, "%s: cuda:%d: cuDNN: %s", c->op->name, index, calls.text);

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <vector>
 
 #include "cuda/attention/cudnn_values.h"
 
@@ -50,11 +51,13 @@ struct cudnn_attention {
     bool bf16, causal;
 };
 
-// Builds a graph. After a call has failed, the following ones do nothing.
+// Builds a graph. After a call has failed, the following ones do nothing. It owns all descriptors that it has made:
+// a plan is valid as long as its graph.
 class cudnn_graph
 {
     const cudnn_functions &f;
     const cudnn_attention &a;
+    std::vector<cudnn_desc> made;
     int64_t next = 100;  // the next id of a virtual tensor
     cudnn_desc scale = NULL;
 
@@ -66,6 +69,14 @@ class cudnn_graph
     int n_ops = 0;
 
     cudnn_graph(const cudnn_functions &functions, const cudnn_attention &sizes) : f(functions), a(sizes) {}
+    cudnn_graph(const cudnn_graph &) = delete;
+    ~cudnn_graph()
+    {
+        while (!made.empty()) {  // the newest first: it may hold pointers to older ones
+            f.BackendDestroyDescriptor(made.back());
+            made.pop_back();
+        }
+    }
 
     void need(int s, const char *what)
     {
@@ -78,6 +89,7 @@ class cudnn_graph
     {
         cudnn_desc d = NULL;
         if (!status) need(f.BackendCreateDescriptor(type, &d), "creating a descriptor");
+        if (d) made.push_back(d);
         return d;
     }
     void set(cudnn_desc d, int name, int type, int64_t n, const void *values)
@@ -286,7 +298,6 @@ class cudnn_graph
                     CUDNN_STATUS_SUCCESS &&
                 *bytes <= room)
                 return p;
-            if (!status) f.BackendDestroyDescriptor(p);
         }
         return NULL;
     }
