@@ -261,8 +261,9 @@ __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm n
 #undef RUN
 }
 
-// Scales by *inverse. sums: the largest |g| of each owner. Block 0 looks for one that is not finite; with `stop`, the
-// other blocks look among the owners up to their own.
+// Scales by *inverse, and sets *found if a gradient is not finite. sums: the largest |g| of each owner. Block 0 reads
+// all of them. With `stop`, every block reads those of the owners up to its own; if one is not finite, the block scales
+// nothing.
 __global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const double *sums, const float *inverse,
                                float *found, bool stop)
 {

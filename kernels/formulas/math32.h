@@ -127,7 +127,7 @@ MS_FN void ms__sincos_quarter_f32(float r, int32_t q, float *sine, float *cosine
     *sine = q & 2 ? -a : a;
     *cosine = (q + 1) & 2 ? -b : b;
 }
-// Reduces the argument in double: exact up to about |x| < 2^24.
+// Reduces the argument in double, accurately for |x| up to about 2^24.
 MS_FN void ms_sincos_f32(float x, float *sine, float *cosine)
 {
     double d = (double)x, t = d * 0.63661977236758134308;  // 2 / pi
@@ -211,8 +211,8 @@ MS_FN double ms_erfinv_f64(double x)
     return y;
 }
 
-// double serves gradient checks, where speed does not matter, so all its functions are libm's; so are the float
-// functions that training seldom uses.
+// double serves gradient checks, where speed does not matter, so its functions are libm's (which has no erfinv); so are
+// the float functions that training seldom uses.
 MS_FN double ms_exp_f64(double x) { return __builtin_exp(x); }
 MS_FN double ms_log_f64(double x) { return __builtin_log(x); }
 MS_FN double ms_tanh_f64(double x) { return __builtin_tanh(x); }

@@ -347,7 +347,7 @@ ms_status ms__coll_issue(ms_coll *c, ms_work **work)
     if (work) *work = NULL;
     ms__stream_reap();
     if (MS_UNLIKELY(ms__capturing != NULL)) {
-        status = ms__capture_refuse("%s: collectives cannot be captured", ROW(c->op)->name);
+        status = ms__capture_refuse("%s: this collective cannot be captured", ROW(c->op)->name);
         goto drop;
     }
     if (g->freed) {

@@ -275,7 +275,7 @@ ms_status ms__pool_no_memory(int device, size_t bytes, const char *what, const c
                     what ? what : "allocation", bytes, name, why, u->allocated, u->reserved);
 }
 
-// b is in use, for `bytes` bytes: a free block of p, or one from the pool.
+// Records that b, a free block of p or one from the pool, is now in use for `bytes` bytes.
 static void pin(ms_pins *p, ms_block *b, size_t bytes)
 {
     if (b->pins) p->bytes -= b->size;
@@ -284,7 +284,8 @@ static void pin(ms_pins *p, ms_block *b, size_t bytes)
     p->in_use++;
 }
 
-// A block of class c, pinned by a captured step, is no longer in use. Returns false if it goes back to the pool.
+// For b, a block of class c that a captured step has pinned and that is no longer in use: adds it to the step's free
+// blocks. Returns false once the step itself was freed: the block then goes back to the pool.
 static bool unpin(ms_block *b, int c)
 {
     ms_pins *p = b->pins;

@@ -334,7 +334,8 @@ static ms_status entry(parser *p, ms_st_entry *e)
             e->dtype = -1;
             for (int k = 0; k < MS_COUNT(names); k++)
                 if (!strcmp(names[k].name, p->buffer)) e->dtype = names[k].dtype;
-            if (e->dtype < 0) return bad(p, "an unknown dtype, expected one of F32 F64 F16 BF16 I64 I32 U8 BOOL");
+            if (e->dtype < 0)
+                return bad(p, "an unknown dtype, expected one of F32 F64 F16 BF16 I64 I32 I16 I8 U8 BOOL");
         } else if (field == SHAPE) {
             MS_TRY(shape_of(p, e));
         } else {

@@ -250,8 +250,8 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
     if ((g->dtype != p->dtype && !cast) || g->numel != p->numel || ms__device(g) != ms__device(p))
         return ms__fail(
             MS_EINVAL,
-            "optimizer: gradient %s of parameter %d, %s: expected the parameter's size and device, and its dtype or "
-            "two floating-point dtypes",
+            "optimizer: gradient %s of parameter %d, %s: expected the parameter's size, device and dtype; only "
+            "floating-point dtypes may differ",
             ms__tensor_text(g), number, ms__tensor_text(p));
     if (cast)  // a gradient kept in low precision is converted, as arithmetic between both dtypes would do
         MS_TRY(ms__tensor_new(out, p->dtype, ms__device(g), g->ndim, g->shape, "optimizer: gradient"));

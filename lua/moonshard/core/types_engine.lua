@@ -500,7 +500,7 @@ function Tensor:floor_divide(u) end
 ---@return Tensor self
 function Tensor:floor_divide_(u) end
 
---- The bits that both integers have; of bools: logical_and.
+--- The bits that are 1 in both integers; for bools as logical_and.
 ---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:bitwise_and(u) end
@@ -510,7 +510,7 @@ function Tensor:bitwise_and(u) end
 ---@return Tensor self
 function Tensor:bitwise_and_(u) end
 
---- The bits that at least one of the two integers has; of bools: logical_or.
+--- The bits that are 1 in at least one of the two integers; for bools as logical_or.
 ---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:bitwise_or(u) end
@@ -520,7 +520,7 @@ function Tensor:bitwise_or(u) end
 ---@return Tensor self
 function Tensor:bitwise_or_(u) end
 
---- The bits that one of the two integers has, but not both; of bools: logical_xor.
+--- The bits that are 1 in exactly one of the two integers; for bools as logical_xor.
 ---@param u Tensor|number  broadcasts with t
 ---@return Tensor
 function Tensor:bitwise_xor(u) end
@@ -530,7 +530,7 @@ function Tensor:bitwise_xor(u) end
 ---@return Tensor self
 function Tensor:bitwise_xor_(u) end
 
---- The bits that each integer does not have; of bools: logical_not.
+--- Each integer with all its bits inverted; for bools as logical_not.
 ---@return Tensor
 function Tensor:bitwise_not() end
 

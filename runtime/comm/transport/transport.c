@@ -28,9 +28,8 @@ static ms_status load(const ms_transport **out, const struct row *row, const cha
     if (!lib)
         return ms__fail(
             MS_EUNSUPPORTED,
-            "dist.init: started by %s, but the %s plugin cannot be loaded (%s); scripts/setup builds it if %s is "
-            "installed",
-            *launcher ? launcher : "no launcher", row->title, dlerror(), row->needs);
+            "dist.init: the %s plugin cannot be loaded (%s); scripts/setup builds it if %s is installed%s%s",
+            row->title, dlerror(), row->needs, *launcher ? "; this process was started by " : "", launcher);
     const ms_transport *t = dlsym(lib, MS_TRANSPORT_SYMBOL);
     if (!t || t->version != MS_TRANSPORT_VERSION)
         return ms__fail(MS_EUNSUPPORTED, "dist.init: %s has no %s of version %d; build engine and plugin together",
