@@ -333,7 +333,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "ms.float32", "unknown name in moonshard: 'float32'; dtypes are strings: 'float32'" },
   { "nn.gelu(x)", "unknown name in nn: 'gelu'; did you mean x:gelu() or nn.F.gelu?" },
   { "nn.functional.relu(x)", "unknown name in nn: 'functional'; did you mean 'F'?" },
-  { "nn.MaxPool2d(2)", "unknown name in nn: 'MaxPool2d'; for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)" },
+  { "nn.MaxPooling2d(2)", "unknown name in nn: 'MaxPooling2d'; did you mean 'MaxPool2d'?" },
   { "optim.lr_scheduler.CosineAnnealingLR(o)",
     "unknown name in optim.lr_scheduler: 'CosineAnnealingLR'; use optim.lr_scheduler.cosine" },
   { "nn.utils.clip_grad_norm({}, 1)", "unknown name in nn.utils: 'clip_grad_norm'; did you mean 'clip_grad_norm_'?" },

@@ -12,6 +12,7 @@
     X(norm) \
     X(batch_norm) \
     X(conv) \
+    X(pooling) \
     X(loss) \
     X(embedding) \
     X(dropout) \

@@ -91,14 +91,6 @@ describe("forward of an instance", function()
 end)
 
 describe("what a message suggests", function()
-  it("for MaxPool2d and AvgPool2d is right: reshape, and max or mean", function()
-    local x = ms.arange(0, 32):reshape(1, 2, 4, 4):float()
-    local pooled = x:reshape(1, 2, 2, 2, 2, 2):max(6):max(4)
-    assert.are.same({ { { { 5, 7 }, { 13, 15 } }, { { 21, 23 }, { 29, 31 } } } }, pooled:tolist())
-    assert.are.same({ { { { 2.5, 4.5 }, { 10.5, 12.5 } }, { { 18.5, 20.5 }, { 26.5, 28.5 } } } },
-      x:reshape(1, 2, 2, 2, 2, 2):mean({ 4, 6 }):tolist())
-  end)
-
   it("for % is right: division, and a cast to whole numbers", function()
     local t = ms.arange(0, 7)
     assert.are.same({ 0, 1, 2, 0, 1, 2, 0 }, (t - (t / 3):long() * 3):tolist())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/layers.h -- declares the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv) that the
-// operator rows in kernels/rows use.
+// cpu/rows/layers.h -- declares the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv, pooling)
+// that the operator rows in kernels/rows use.
 #ifndef MS_LAYERS_H
 #define MS_LAYERS_H
 
@@ -13,7 +13,8 @@
     X(cross_entropy) X(cross_entropy_backward) X(mse_loss) X(mse_loss_backward)                              \
     X(linear_cross_entropy) X(linear_cross_entropy_backward)                                                 \
     X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \
-    X(batch_norm) X(batch_norm_backward) X(conv2d) X(conv2d_backward)
+    X(batch_norm) X(batch_norm_backward) X(conv2d) X(conv2d_backward)                                        \
+    X(max_pool) X(max_pool_backward) X(avg_pool) X(avg_pool_backward)
 // clang-format on
 
 #define MS_DECLARE_LAYER(name) ms_status ms__cpu_##name(ms_call *c);

@@ -12,9 +12,6 @@ local synonyms = {
 
 -- Maps PyTorch's names that Moonshard lacks to what a script must write instead.
 local instead = {
-  MaxPool2d = "for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):max(6):max(4)",
-  AvgPool2d = "for k x k windows that do not overlap, write x:reshape(B, C, H / k, k, W / k, k):mean({ 4, 6 })",
-
   DataParallel = "write nn.DDP(model) and start one process per device: mpirun -n N luajit train.lua",
   DistributedDataParallel = "use nn.DDP",
   FullyShardedDataParallel = "use fsdp.FSDP",
@@ -43,7 +40,6 @@ for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "
   "bool" } do
   instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)
 end
-instead.max_pool2d, instead.avg_pool2d = instead.MaxPool2d, instead.AvgPool2d
 
 -- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
 -- loaded before all of them.

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// cpu/spatial/pooling.c -- max_pool and avg_pool on the CPU. Threads divide the rows of the output, in backward the
+// planes of the input. A row is computed for all its outputs at once, an element of the window after the other, so that
+// loops vectorise. Half types are computed in float32. Sums run over each window in row-major order, also in backward.
+#include <math.h>
+#include "cpu/cpu.h"
+#include "cpu/rows/layers.h"
+#include "cpu/rows/rows.h"
+#include "cpu/rows/work.h"
+#include "rows/spatial/pooling.h"
+
+typedef struct {
+    ms_pooling p;
+    int dtype;
+    const void *x;  // input; in backward, the gradient of the output
+    void *y;        // output; in backward, the gradient of the input
+    int64_t *at;    // positions; NULL for means
+    int32_t *room;  // positions of a row, for each thread; or REAL: a row of gradients
+    int64_t cost;   // of a row of outputs; in backward, of a plane
+} pool_job;
+
+// Calls the macro RUN(s) with a constant where the stride s is 1 or 2.
+#define WITH_STRIDE(s, RUN) \
+    switch (s) {            \
+    case 1: RUN(1); break;  \
+    case 2: RUN(2); break;  \
+    default: RUN(s);        \
+    }
+
+// The outputs from `first` to below `last` read element k of their windows inside of the input.
+typedef struct {
+    int64_t shift, first, last;
+} reach;
+static inline reach reach_of(const ms_window *w, int64_t k)
+{
+    int64_t shift = k * w->dilation - w->pad, s = w->stride;
+    int64_t first = shift < 0 ? (-shift + s - 1) / s : 0, last = w->in > shift ? (w->in - shift + s - 1) / s : 0;
+    if (last > w->out) last = w->out;
+    return (reach) { shift, first, last > first ? last : first };
+}
+
+#define REAL float
+#define R(x) x##_f32
+#include "cpu/spatial/pooling_body.h"
+#undef REAL
+#undef R
+#define REAL double
+#define R(x) x##_f64
+#include "cpu/spatial/pooling_body.h"
+
+// Runs fn over `tasks` tasks, whose cost depends only on sizes.
+static void run_tasks(pool_job *j, int64_t tasks, int64_t cost, ms_range_fn fn)
+{
+    j->cost = cost > 0 ? cost : 1;
+    ms__parallel(tasks * j->cost, (j->cost < 16384 ? 16384 / j->cost : 1) * j->cost, fn, j);
+}
+
+static int64_t window_size(const ms_pooling *p)
+{
+    int64_t size = 1;
+    for (int d = 0; d < 3; d++) size *= p->w[d].kernel ? p->w[d].kernel : p->w[d].in / (p->w[d].out + 1) + 1;
+    return size;
+}
+
+static ms_status forward(ms_call *c, bool largest)
+{
+    ms_tensor *x = NULL, *y = NULL, *o = c->out[0];
+    ms_block *room = NULL;
+    int dtype = o->dtype == MS_F64 ? MS_F64 : MS_F32, dims = (int)c->i[MS_POOLING_DIMS];
+    if (o->numel == 0) return MS_OK;
+    ms_status st = ms__as_dtype(&x, c->in[0], dtype);
+    if (!st) st = ms__work_on(&y, o, dtype, c->op->name);
+    pool_job j = { .p = ms__pooling_of(1, c->in[0]->shape + o->ndim - dims, c->i), .dtype = dtype };
+    j.p.planes = o->numel / j.p.out;
+    int64_t row = j.p.w[2].out;
+    if (!st && largest) st = ms__alloc(&room, MS_CPU, (size_t)(row * ms_num_threads()) * sizeof *j.room, c->op->name);
+    if (!st) {
+        j.x = ms__data(x), j.y = ms__data(y), j.room = room ? room->data : NULL;
+        j.at = largest ? ms__data(c->out[1]) : NULL;
+        run_tasks(&j, o->numel / row, row * window_size(&j.p), dtype == MS_F64 ? rows_f64 : rows_f32);
+    }
+    if (room) ms__free(room);
+    ms__release(x);
+    return ms__put_back(o, y, st);
+}
+ms_status ms__cpu_max_pool(ms_call *c) { return forward(c, true); }
+ms_status ms__cpu_avg_pool(ms_call *c) { return forward(c, false); }
+
+static ms_status backward(ms_call *c, bool largest)
+{
+    ms_tensor *g = NULL, *at = NULL, *dx = NULL, *o = c->out[0];
+    ms_block *room = NULL;
+    int dtype = o->dtype == MS_F64 ? MS_F64 : MS_F32, dims = (int)c->i[MS_POOLING_DIMS];
+    if (o->numel == 0) return MS_OK;
+    ms_status st = ms__as_dtype(&g, c->in[0], dtype);
+    if (!st && largest) st = ms__contiguous(&at, c->in[1]);
+    if (!st) st = ms__work_on(&dx, o, dtype, c->op->name);
+    pool_job j = { .p = ms__pooling_of(1, o->shape + o->ndim - dims, c->i), .dtype = dtype };
+    j.p.planes = o->numel / j.p.in;
+    if (!st && !largest)
+        st = ms__alloc(&room, MS_CPU, (size_t)(j.p.w[2].out * ms_num_threads() + 1) * sizeof(double), c->op->name);
+    if (!st) {
+        j.x = ms__data(g), j.y = ms__data(dx), j.at = at ? ms__data(at) : NULL, j.room = room ? room->data : NULL;
+        run_tasks(&j, j.p.planes, j.p.in + j.p.out * (largest ? 1 : window_size(&j.p)),
+                  dtype == MS_F64 ? planes_f64 : planes_f32);
+    }
+    if (room) ms__free(room);
+    ms__release(at);
+    ms__release(g);
+    return ms__put_back(o, dx, st);
+}
+ms_status ms__cpu_max_pool_backward(ms_call *c) { return backward(c, true); }
+ms_status ms__cpu_avg_pool_backward(ms_call *c) { return backward(c, false); }
