@@ -39,7 +39,7 @@ return {
     specs = "spec/runtime/graph_spec.lua",
     file = "runtime/autograd/leaf.c", old = [[return t->refs == 1 && t->storage->refs == 1 && !t->node]],
     new = [[return !t->node]] },
-  { name = "leaf-count", what = "a leaf lands at its first contribution", specs = "spec/runtime/graph_spec.lua",
+  { name = "leaf-count", what = "a gradient lands at its first contribution, not at its last", specs = "spec/runtime/graph_spec.lua",
     file = "runtime/autograd/backward.c", old = [[if (counts && --e.leaf->pending == 0)]], new = [[if (counts)]] },
   { name = "failed-gather", what = "a failed gather also fails the next use of its shard",
   specs = "spec/parallel/fsdp/both/events_spec.lua",

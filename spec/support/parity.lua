@@ -18,7 +18,7 @@ local function is_fsdp(m)
   return m:isa(fsdp.FSDP)
 end
 
--- Casts the floating tensors among the inputs.
+-- Casts the floating point tensors among the inputs.
 local function cast(input, dtype)
   for k, t in ipairs(input) do
     if t.dtype:find "float" then input[k] = t:to(dtype) end

@@ -6,7 +6,7 @@ local opts = require "moonshard.core.opts"
 
 local M = {}
 
---- Returns name if it is nil or a floating dtype; raises otherwise, naming the option.
+--- Returns name if it is nil or a floating point dtype; raises otherwise, naming the option.
 ---@param name string?  name of a dtype
 ---@param option string  the option's name
 ---@param who string  the function's name in messages
@@ -21,7 +21,7 @@ end
 ---@class MixedPrecision
 ---@field param_dtype string?   dtype of gathered parameters and of computation
 ---@field reduce_dtype string?  dtype of gradient reductions (default: param_dtype, if set)
----@field buffer_dtype string?  dtype of floating buffers
+---@field buffer_dtype string?  dtype of floating point buffers
 ---@field keep_low_precision_grads boolean  leaves gradients in reduce_dtype
 ---@field cast_forward_inputs boolean  casts floating point inputs to param_dtype
 ---@field cast_root_forward_inputs boolean  casts floating point inputs of the root to param_dtype

@@ -151,7 +151,7 @@ M.SMALL = set [[
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
 --- ask for say nothing about those in flight.
---- All other kernels are streaming kernels, except for their exact instances.
+--- All other kernels are streaming kernels, except for their instances for doubles and integers (`exact`).
 M.STRIDED = set [[
   elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
   reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_kernel scan:scan_lines_kernel
@@ -161,7 +161,7 @@ M.STRIDED = set [[
 --- Whether the kernel of a row combines partial results.
 function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
 
---- The limits that a kernel fails, sorted: "spills"; "stack" (kernels of the main job); for streaming kernels, for
+--- The limits that a kernel fails, sorted: "spills"; "stack" (kernels in MAIN); for streaming kernels, for
 --- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on an SM).
 function M.failures(row)
   local out = {}

@@ -134,7 +134,7 @@ static double slice_any(void)
 static double best_rate(double (*slice)(void), double seconds)
 {
     double best = 0, end = now() + seconds;
-    slice();  // wide registers wake up slowly
+    slice();  // a processor may power up its units for wide registers only on use, which takes time
     do {
         double t = now(), flops = slice();
         t = now() - t;

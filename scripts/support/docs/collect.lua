@@ -76,7 +76,8 @@ local function annotation_of(entry)
   return type(value) == "function" and annotations.of(value, entry.key) or nil
 end
 
--- The arguments that a caller writes: without the object of a method and without the check argument after the last one.
+-- The arguments that a caller writes: without the object of a method, and without `more`, which is present only in order
+-- to refuse options.
 local function arguments_of(entry)
   local list = {}
   for k, name in ipairs(entry.annotation.arguments) do

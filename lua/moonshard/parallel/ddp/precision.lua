@@ -40,7 +40,7 @@ function M.check(given)
   return policy
 end
 
---- Casts floating buffers permanently.
+--- Casts floating point buffers permanently.
 ---@param buffers Tensor[]  changed in place
 function M.cast_buffers(buffers, dtype)
   autograd.no_grad(function()
@@ -54,7 +54,7 @@ function M.cast_buffers(buffers, dtype)
   end)
 end
 
--- Casts the floating tensors in v, also inside plain tables. A table without such tensors is returned as it is.
+-- Casts the floating point tensors in v, also inside plain tables. A table without such tensors is returned unchanged.
 local function cast(v, dtype, seen)
   if is_tensor(v) then return is_float(v) and v.dtype ~= dtype and v:to(dtype) or v end
   if type(v) ~= "table" or getmetatable(v) ~= nil then return v end

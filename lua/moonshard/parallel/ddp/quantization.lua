@@ -43,7 +43,7 @@ local function begin(group, flat, row)
   }
   run.works = {
     dist.all_gather(run.params, run.my_params, { group = group, async = true }),
-      dist.all_gather(run.all, run.mine, { group = group, async = true }),
+    dist.all_gather(run.all, run.mine, { group = group, async = true }),
   }
   return run
 end

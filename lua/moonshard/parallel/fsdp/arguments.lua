@@ -27,7 +27,8 @@ end
 
 local function by_text(a, b) return tostring(a) < tostring(b) end
 
--- The keys of a plain table in an order that is equal on all ranks: positions first, then names.
+-- The keys of a plain table in an order that is equal on all ranks: positions first, then those other keys whose values
+-- are tables, since only these can contain tensors.
 local function keys_of(value)
   local keys, names = {}, nil
   for k = 1, #value do keys[k] = k end

@@ -473,7 +473,7 @@ function FSDPModule.set_force_sum_reduction_for_comms(_, on)
   boolean("set_force_sum_reduction_for_comms", on)
 end
 
---- Has no effect: collectives read any memory in place.
+--- Has no effect: collectives need no memory of a special kind.
 ---@param on boolean  ignored
 function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
   boolean("set_allocate_memory_from_process_group_for_comm", on)

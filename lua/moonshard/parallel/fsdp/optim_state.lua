@@ -206,7 +206,6 @@ function M.optim_state_dict(m, optim, given)
         local entry = plain.state[position]
         if entry then
           local own = {}
-
           for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end
           entries[member.name] = own
         end

@@ -9,7 +9,7 @@ local M = { MixedPrecision = precision.MixedPrecision, is_precision = precision.
 ---@class MixedPrecisionPolicy
 ---@field param_dtype string?   dtype of gathered parameters and of computation
 ---@field reduce_dtype string?  dtype of gradient reductions
----@field output_dtype string?  dtype of the module's floating outputs
+---@field output_dtype string?  dtype of the module's floating point outputs
 ---@field cast_forward_inputs boolean  casts floating point inputs to param_dtype
 local Policy = { __name = "MixedPrecisionPolicy" }
 Policy.__index = Policy

@@ -467,7 +467,8 @@ function Session:explain(name)
   say(line.text_of(page_or_error))
 end
 
---- The rank and the rest of a line such as "@2 x"; nil after a message if there is no such rank.
+--- The rank and the rest of a line such as "@2 x". Prints what is wrong and returns nil if the line has no rest or if
+--- there is no such rank.
 function Session:target(text)
   local rank, rest = text:match "^%s*@%s*(%d+)%s*(.*)$"
   if not rank or tonumber(rank) >= self.world or rest == "" then
