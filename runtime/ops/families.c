@@ -21,6 +21,8 @@
     X(order) \
     X(scan) \
     X(attention) \
+    X(linalg_solve) \
+    X(linalg_factor) \
     X(random)
 // clang-format on
 

@@ -239,6 +239,11 @@ const char *ms__op_title(const char *name)
     const char *variant = strstr(name, "_scalar"), *rest = variant ? variant + 7 : "";
     if (!variant && (variant = strstr(name, "_all"))) rest = variant + 4;
     int n = variant ? (int)(variant - name) : (int)strlen(name);
+    if (strncmp(name, "linalg_", 7) == 0 || strncmp(name, "fft_", 4) == 0) {  // functions of ms.linalg and ms.fft
+        snprintf(title, sizeof title, "%s", name);
+        *strchr(title, '_') = '.';
+        return title;
+    }
     snprintf(title, sizeof title, "%.*s%s", n, name, rest);
     return title;
 }

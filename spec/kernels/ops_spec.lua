@@ -177,8 +177,12 @@ for _, op in ipairs(operators) do
       -- Tests element by element; of large inputs some elements, and all of them along one direction.
       for _, k in ipairs(floats) do
         local count = #values[k]
-        for n = 1, count, math.max(1, math.floor(count / 24)) do along(k, { [n] = 1 }, "element " .. n - 1) end
-        if count > 24 then
+        for n = 1, count, math.max(1, math.floor(count / 24)) do
+          local direction, mirror = { [n] = 1 }, samples.mirror(sample.inputs[k], n)
+          if mirror then direction[mirror] = 1 end                -- a symmetric matrix remains symmetric
+          along(k, direction, "element " .. n - 1)
+        end
+        if count > 24 and sample.inputs[k].kind ~= "s" then
           local direction = samples.weights(count, k)
           for n = 1, count do direction[n] = direction[n] / math.sqrt(count) end
           along(k, direction, "all of it")

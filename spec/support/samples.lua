@@ -22,7 +22,7 @@ end
 local function parse(text)
   local sample = { text = text, inputs = {}, i = {}, f = {} }
   for word in text:gmatch "%S+" do
-    local shape, kind, high = word:match "^%[([%d,]*)%]([+auib]?)(%d*)$"
+    local shape, kind, high = word:match "^%[([%d,]*)%]([+auibs]?)(%d*)$"
     if word == "-" then
       table.insert(sample.inputs, { absent = true })
     elseif word:find "^i=" then
@@ -88,6 +88,24 @@ end
 local product = require "spec.support.numel"
 samples.product = product
 
+-- Makes matrices symmetric, and positive-definite by a large diagonal.
+local function make_definite(list, n)
+  for at = 1, #list do
+    local within = (at - 1) % (n * n)
+    local row, column = math.floor(within / n), within % n
+    if row > column then list[at] = list[at - within + column * n + row] end
+    if row == column then list[at] = short(2 * n + math.abs(list[at])) end
+  end
+end
+
+--- The position of the element that mirrors element `at` of a symmetric input; otherwise nil.
+function samples.mirror(input, at)
+  if input.kind ~= "s" then return nil end
+  local n = input.shape[#input.shape]
+  local within = (at - 1) % (n * n)
+  return at - within + within % n * n + math.floor(within / n)
+end
+
 --- Values of every input of a sample, equal at every call for the same sample. They stay away from 0 and from the
 --- numbers in f, and up to 64 floats are all different: kinks (relu, abs, max, clamp) would disturb finite differences.
 function samples.values(sample, salt)
@@ -122,6 +140,7 @@ function samples.values(sample, salt)
       end
       list[n] = x
     end
+    if input.kind == "s" then make_definite(list, input.shape[#input.shape]) end
     -- Ids are all different where possible (for equal ids scatter_ does not define which write is last).
     if input.kind == "i" and #list <= input.high then
       local pool = {}
@@ -237,7 +256,8 @@ end
 -- ---- whole evaluations --------------------------------------------------------------------------
 
 local function is_float(input)
-  return not input.absent and (input.kind == "" or input.kind == "+" or input.kind == "u" or input.kind == "a")
+  return not input.absent and (input.kind == "" or input.kind == "+" or input.kind == "u" or input.kind == "a"
+    or input.kind == "s")
 end
 samples.is_float = is_float
 

@@ -9,6 +9,7 @@ require "moonshard.tensor.draws"
 require "moonshard.tensor.index"
 require "moonshard.tensor.order"
 require "moonshard.tensor.diagonals"
+local linalg = require "moonshard.tensor.special.linalg"
 
 local M = {}
 for name in ([[
@@ -25,8 +26,12 @@ for name in ([[
   rot90 round rsqrt scatter scatter_add scatter_reduce searchsorted select sigmoid sign sin sinh softmax
   sort split sqrt square squeeze std sub sum swapaxes swapdims take take_along_dim tan tanh tensor_split
   tensordot tile topk trace transpose tril triu true_divide trunc unbind unflatten unique
-  unique_consecutive unsqueeze var xlogy]]):gmatch "%S+" do
+  unique_consecutive unsqueeze var xlogy
+  cholesky cholesky_inverse cholesky_solve det inverse logdet matrix_exp matrix_power pinverse qr slogdet
+  svd]]):gmatch "%S+" do
   M[name] = assert(tensor.methods[name], name)
 end
+
+M.linalg = linalg
 
 return M

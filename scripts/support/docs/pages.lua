@@ -131,6 +131,8 @@ return {
         squeeze unsqueeze transpose t permute expand expand_as tile repeat narrow select split chunk
         unfold unbind tril triu]]),
       section("Products and distances", "Tensor:", methods, "outer dot mv addmm baddbmm kron tensordot cdist dist renorm renorm_ cross"),
+      section("Linear algebra", "Tensor:", methods, [[inverse det slogdet logdet svd qr cholesky cholesky_solve
+        cholesky_inverse pinverse matrix_power matrix_exp]]),
       section("Counts and differences", "Tensor:", methods, [[amax amin aminmax nansum nanmean count_nonzero diff histc
         bincount]]),
       section("Rearrangement", "Tensor:", methods, [[flip roll rot90 movedim moveaxis swapaxes swapdims broadcast_to unflatten
@@ -153,6 +155,21 @@ return {
       section("Sparse tensors", "SparseTensor:", own_sparse),
       section("Parameters of fully_shard", "ShardedParameter:", own_sharded),
       section("Handles of hooks", "Handle:", methods_of(hooked:register_hook(function() end))),
+    },
+  },
+  {
+    file = "linalg", title = "linalg", intro = "Linear algebra of matrices, or of the matrices of a batch: the last two "
+      .. "dimensions. Matrices are float32 or float64. LAPACK computes, on the CPU and on one thread; it is loaded at "
+      .. "the first use: Debian's `libopenblas0-pthread` (faster) or `liblapack3`, or the library that "
+      .. "`MOONSHARD_LAPACK` names. Tensors on a GPU are copied to the CPU, and the results back. PyTorch's `eig`, "
+      .. "`eigvals` are not there, because their results are complex; nor are `inv_ex`, `cholesky_ex` and others, "
+      .. "because an error can be caught, and `lu`, `ldl` and `householder_product`, which the functions here contain.",
+    sections = {
+      section("Systems and inverses", "linalg.", ms.linalg, "inv solve solve_triangular lstsq pinv det slogdet"),
+      section("Factorizations", "linalg.", ms.linalg, "cholesky qr svd svdvals eigh eigvalsh"),
+      section("Norms", "linalg.", ms.linalg, "norm vector_norm matrix_norm cond matrix_rank"),
+      section("Products", "linalg.", ms.linalg, "matrix_power matrix_exp multi_dot matmul vecdot cross"),
+      section("LAPACK", "linalg.", ms.linalg, "is_available why_unavailable"),
     },
   },
   {
