@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/spatial/pooling.c -- max_pool and avg_pool on the CPU. Threads divide the rows of the output, in backward the
-// planes of the input. A row is computed for all its outputs at once, an element of the window after the other, so that
-// loops vectorise. Half types are computed in float32. Sums run over each window in row-major order, also in backward.
+// planes of the input. A row is computed for all its outputs at once, one element of the window after another, so that
+// loops vectorise. Half types are computed in float32. Sums run in row-major order: over the elements of a window, in
+// backward over the windows that contain an element.
 #include <math.h>
 #include "cpu/cpu.h"
 #include "cpu/rows/layers.h"
@@ -15,7 +16,7 @@ typedef struct {
     const void *x;  // input; in backward, the gradient of the output
     void *y;        // output; in backward, the gradient of the input
     int64_t *at;    // positions; NULL for means
-    int32_t *room;  // positions of a row, for each thread; or REAL: a row of gradients
+    int32_t *room;  // for each thread: positions of a row; in backward a row of gradients, which are REAL
     int64_t cost;   // of a row of outputs; in backward, of a plane
 } pool_job;
 
@@ -27,7 +28,7 @@ typedef struct {
     default: RUN(s);        \
     }
 
-// The outputs from `first` to below `last` read element k of their windows inside of the input.
+// The outputs o from `first` to below `last` have element k of their windows in the input, at o * stride + shift.
 typedef struct {
     int64_t shift, first, last;
 } reach;
@@ -48,7 +49,7 @@ static inline reach reach_of(const ms_window *w, int64_t k)
 #define R(x) x##_f64
 #include "cpu/spatial/pooling_body.h"
 
-// Runs fn over `tasks` tasks, whose cost depends only on sizes.
+// Runs fn over `tasks` tasks in parallel. cost: of each, in elements.
 static void run_tasks(pool_job *j, int64_t tasks, int64_t cost, ms_range_fn fn)
 {
     j->cost = cost > 0 ? cost : 1;

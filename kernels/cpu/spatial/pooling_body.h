@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/spatial/pooling_body.h -- rows and planes of pooling in one type: REAL, R(name).
 
-// Takes n elements, s apart, where they are larger than those of y, or NaN. position: that of x[0] in its plane.
+// Replaces n elements of y by those of x, s apart, that are larger, NaN, or the first of their window (at < 0).
+// position: that of x[0] in its plane.
 MS_INLINE void R(take)(int64_t n, REAL *restrict y, int32_t *restrict at, const REAL *restrict x, int64_t s,
                        int32_t position)
 {
@@ -43,7 +44,7 @@ static MS_KERNEL void R(row_from)(const ms_window *w, const REAL *plane, int64_t
     }
 }
 
-// The elements by which the mean of a window divides.
+// The number by which the mean of a window divides. rest: its part from depth and height.
 MS_INLINE REAL R(divisor)(const ms_pooling *p, int64_t rest, int64_t o)
 {
     int padding = p->count_padding != 0;

@@ -97,7 +97,7 @@ static ms_status run(ms_call *c, int64_t k, bool largest)
     for (r.first_line = 0; r.first_line < lines; r.first_line += group) {
         r.lines = lines - r.first_line < group ? lines - r.first_line : group;
         int64_t n = r.lines * l.n, first = r.first_line * l.n;
-        int last = r.lines > 1 ? 3 : 2;  // the line's number is the last thing to sort by
+        int last = r.lines > 1 ? 3 : 2;  // the number of the line is the last key
         const entry *sorted = NULL;
         for (int pass = 0, used = 0; pass < last; pass++) {
             if (pass == 1 && !wide) continue;

@@ -6,10 +6,10 @@
 #include "formulas/windows.h"
 #include "ops/op.h"
 
-// The integers begin with these, then the kernel's size along each of `dims` dimensions, and, unless adaptive, the
-// strides, paddings and dilations; a backward's end with the input's sizes. Adaptive: the output's sizes instead.
+// The integers begin with these. Then follow, for each of `dims` dimensions, the kernel's size, then the strides, the
+// paddings and the dilations; or, if adaptive, only the output's sizes. Those of a backward end with the input's sizes.
 enum { MS_POOLING_DIMS, MS_POOLING_MODE, MS_POOLING_COUNT_PADDING, MS_POOLING_DIVISOR, MS_POOLING_SIZES };
-enum { MS_POOLING_FLOOR, MS_POOLING_CEIL, MS_POOLING_ADAPTIVE };  // how the size of the output is rounded
+enum { MS_POOLING_FLOOR, MS_POOLING_CEIL, MS_POOLING_ADAPTIVE };  // the output's size: rounded down, rounded up, given
 
 // A tensor seen as planes of depth x height x width; dimensions that it lacks have one window of size 1.
 typedef struct ms_pooling {

@@ -201,8 +201,8 @@ function DistributedSampler:init(source, given)
   self.count = o.drop_last and floor(each) or ceil(each)
 end
 
---- Uses one epoch's order for every epoch that follows, as PyTorch does. Without a call the order changes with the
---- epoch.
+--- Uses this epoch's order for all following epochs, until the next call, as PyTorch does. Without any call every
+--- epoch has an order of its own.
 ---@param epoch integer  from 0
 function DistributedSampler:set_epoch(epoch)
   self.epoch = opts.expect(epoch, opts.whole_from(0), "DistributedSampler: set_epoch: argument")

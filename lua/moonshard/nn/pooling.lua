@@ -39,7 +39,7 @@ end
 ---@class MaxPool1d: Module
 ---@overload fun(kernel: integer, stride?: integer, opts?: { stride: integer, padding: integer, dilation: integer, ceil_mode: boolean, return_indices: boolean }): MaxPool1d
 ---   kernel: elements of a window; stride: distance of windows (default: kernel), also an option; padding: elements
----   added at both ends, which never are the largest (default: 0); dilation: distance of a window's elements (default:
+---   added at both ends, which are never the largest (default: 0); dilation: distance of a window's elements (default:
 ---   1); ceil_mode: keeps a last window that the input only partly fills; return_indices: also returns positions
 local MaxPool1d = windows_class("MaxPool1d", "max", 1, windows.max_pool)
 
@@ -47,7 +47,7 @@ local MaxPool1d = windows_class("MaxPool1d", "max", 1, windows.max_pool)
 ---@class MaxPool2d: Module
 ---@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[], ceil_mode: boolean, return_indices: boolean }): MaxPool2d
 ---   kernel: height and width of a window, or one number for both; stride: distance of windows (default: kernel), also
----   an option; padding: pixels added on every side, which never are the largest (default: 0); dilation: distance of a
+---   an option; padding: pixels added on every side, which are never the largest (default: 0); dilation: distance of a
 ---   window's elements (default: 1); ceil_mode: keeps last windows that the input only partly fills; return_indices:
 ---   also returns positions
 local MaxPool2d = windows_class("MaxPool2d", "max", 2, windows.max_pool)
@@ -56,7 +56,7 @@ local MaxPool2d = windows_class("MaxPool2d", "max", 2, windows.max_pool)
 ---@class MaxPool3d: Module
 ---@overload fun(kernel: integer|integer[], stride?: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[], ceil_mode: boolean, return_indices: boolean }): MaxPool3d
 ---   kernel: depth, height and width of a window, or one number for all; stride: distance of windows (default: kernel),
----   also an option; padding: elements added on every side, which never are the largest (default: 0); dilation:
+---   also an option; padding: elements added on every side, which are never the largest (default: 0); dilation:
 ---   distance of a window's elements (default: 1); ceil_mode: keeps last windows that the input only partly fills;
 ---   return_indices: also returns positions
 local MaxPool3d = windows_class("MaxPool3d", "max", 3, windows.max_pool)

@@ -12,7 +12,7 @@ local M = {}
 ---@param kernel integer  elements of a window
 ---@param stride? integer|integer[]  distance of windows (default: kernel); also an option
 ---@param given? { stride: integer, padding: integer, dilation: integer, ceil_mode: boolean, return_indices: boolean }
----   padding: elements added at both ends, which never are the largest (default: 0); dilation: distance of a window's
+---   padding: elements added at both ends, which are never the largest (default: 0); dilation: distance of a window's
 ---   elements (default: 1); ceil_mode: keeps a last window that the input only partly fills; return_indices: also
 ---   returns positions
 ---@return Tensor  [N, C, L'] with L' = floor((L + 2 padding - dilation (kernel - 1) - 1) / stride) + 1
@@ -27,7 +27,7 @@ end
 ---@param kernel integer|integer[]  height and width of a window, or one number for both
 ---@param stride? integer|integer[]  distance of windows (default: kernel); also an option
 ---@param given? { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[], ceil_mode: boolean, return_indices: boolean }
----   padding: pixels added on every side, which never are the largest (default: 0); dilation: distance of a window's
+---   padding: pixels added on every side, which are never the largest (default: 0); dilation: distance of a window's
 ---   elements (default: 1); ceil_mode: keeps last windows that the input only partly fills; return_indices: also
 ---   returns positions
 ---@return Tensor  [N, C, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1
@@ -42,7 +42,7 @@ end
 ---@param kernel integer|integer[]  depth, height and width of a window, or one number for all
 ---@param stride? integer|integer[]  distance of windows (default: kernel); also an option
 ---@param given? { stride: integer|integer[], padding: integer|integer[], dilation: integer|integer[], ceil_mode: boolean, return_indices: boolean }
----   padding: elements added on every side, which never are the largest (default: 0); dilation: distance of a window's
+---   padding: elements added on every side, which are never the largest (default: 0); dilation: distance of a window's
 ---   elements (default: 1); ceil_mode: keeps last windows that the input only partly fills; return_indices: also
 ---   returns positions
 ---@return Tensor  [N, C, D', H', W']

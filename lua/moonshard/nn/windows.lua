@@ -182,7 +182,7 @@ function M.adaptive_avg_pool(who, x, dims, size)
 end
 
 --- (sum of x^p over each window)^(1/p), from the mean, as PyTorch computes it: windows that ceil_mode cuts count as
---- whole ones, and a negative sum gives 0.
+--- whole ones, and a negative sum gives NaN.
 function M.lp_pool(who, x, p, dims, o)
   check_input(who, x, dims)
   opts.expect(p, opts.positive, "%s: argument 2, the power,", who)

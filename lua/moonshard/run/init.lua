@@ -94,8 +94,8 @@ end
 --- `report.html` (the run as a page, written periodically and at the end), and checkpoints. A run that was killed loses
 --- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
 --- is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move
---- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`, or whose run another process is
---- recording; or files that a new run would replace; or that cannot be made.
+--- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; a run that another process is
+--- recording; files that a new run would replace; a folder that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for

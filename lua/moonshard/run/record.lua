@@ -216,8 +216,8 @@ end
 
 --- Runs fn(...), usually one training step, and records where its time went on every rank: forward, backward, optimizer
 --- and communication that the script waited for; by layer, and by unit of sharding. Collective. Recording makes a step
---- slower by some percent, so profile single steps, after the first ones: they allocate and tune. The time of an
---- operator on a GPU is the time of its launch.
+--- slower by some percent, so profile single steps; not the first ones, which also allocate memory and choose
+--- algorithms. The time of an operator on a GPU is the time of its launch.
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
