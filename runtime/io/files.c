@@ -85,7 +85,7 @@ void ms__place_clear(ms_place *p)
 // Syncs a folder. File systems that cannot sync folders return EINVAL; they need no sync.
 ms_status ms__folder_sync(int fd, const char *path)
 {
-    return fsync(fd) && errno != EINVAL ? ms__io_failed("save", "sync folder", path) : MS_OK;
+    return fsync(fd) && errno != EINVAL ? ms__io_failed("save", "sync the folder", path) : MS_OK;
 }
 
 ms_status ms__place_sync(const ms_place *p) { return ms__folder_sync(p->folder, p->path); }

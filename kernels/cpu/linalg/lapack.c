@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include "cpu/linalg/lapack.h"
 
-// OpenBLAS is the faster one; its threads would be beside the rank's, and would change the bits of results.
+// OpenBLAS is the faster one. It gets one thread: more would run beside the rank's own, and change the bits of results.
 static const char *const names[] = { "libopenblas.so.0", "liblapack.so.3" };
 
 static ms_lapack table;

@@ -6,7 +6,7 @@
 #include "ops/op.h"
 
 // The functions that the kernels call, by their name without the letter of the type. Integers have 32 bits, matrices
-// lie by columns, and Fortran's hidden lengths of text arguments, all 1, come last.
+// are column-major, and Fortran's hidden lengths of text arguments, all 1, come last.
 #define MS_LAPACK_IN const int *
 #define MS_LAPACK_OUT int *
 #define MS_LAPACK_TEXT const char *

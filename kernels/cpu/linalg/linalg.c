@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// cpu/linalg/linalg.c -- kernels of ms.linalg: each copies a matrix of a batch by columns, calls LAPACK and copies the
-// result. Tensors of a GPU are copied to the CPU and back. LAPACK runs on one thread, so the bits of a result do not
-// depend on the number of threads.
+// cpu/linalg/linalg.c -- kernels of ms.linalg: for each matrix of a batch they make a column-major copy, call LAPACK
+// and copy the result. Tensors of a GPU are copied to the CPU and back. LAPACK runs on one thread, so the bits of a
+// result do not depend on the number of threads.
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include "cpu/cpu.h"
 #include "cpu/linalg/lapack.h"
 
-// A call with its tensors on the CPU. The first two sizes of a matrix are m rows and n columns.
+// A call with its tensors on the CPU. m, n: rows and columns of in[0]'s matrices.
 typedef struct {
     const ms_call *c;
     const ms_lapack *lib;
@@ -20,6 +20,7 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
+// The scratch memory of a call.
 enum { MOST_ROOMS = 8 };
 typedef struct {
     void *at[MOST_ROOMS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/linalg/linalg_body.h -- part of linalg.c, included for float and double: REAL is the type, LIB(l) its functions.
-// Matrices in memory of a kernel lie by columns.
+// The kernels' own copies of matrices are column-major.
 
 // Copies item b of t, a matrix, to `to`; ld: elements from column to column.
 static void N(load_to)(const ms_tensor *t, int64_t b, REAL *to, int64_t ld)
@@ -37,7 +37,7 @@ static bool N(finite)(int64_t n, const REAL *x)
     return sum == 0;
 }
 
-// The size of a work array, from the number with which LAPACK answers a question for it: a float may be rounded down.
+// The size of a work array. best: the size that LAPACK asked for, as a number, which may have been rounded down.
 static int N(work_size)(REAL best) { return (int)(best + 4 * EPSILON * best) + 1; }
 
 static ms_status N(inv)(const linalg_call *l)
@@ -91,8 +91,8 @@ static ms_status N(solve_triangular)(const linalg_call *l)
     return end(&r, MS_OK);
 }
 
-// Factors the n x n matrix a, and returns the sign of its determinant, 0 if it is singular. The diagonal of a then has
-// the factors of the determinant's size.
+// Factors the n x n matrix a, and returns the sign of its determinant, 0 if it is singular. The product of a's diagonal
+// is then the determinant, but for the sign.
 static int N(factor)(const linalg_call *l, int n, REAL *a, int *pivots)
 {
     int info = 0, sign = 1;

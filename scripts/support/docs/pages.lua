@@ -161,7 +161,7 @@ return {
     file = "linalg", title = "linalg", intro = "Linear algebra of matrices, or of the matrices of a batch: the last two "
       .. "dimensions. Matrices are float32 or float64. LAPACK computes, on the CPU and on one thread; it is loaded at "
       .. "the first use: Debian's `libopenblas0-pthread` (faster) or `liblapack3`, or the library that "
-      .. "`MOONSHARD_LAPACK` names. Tensors on a GPU are copied to the CPU, and the results back. PyTorch's `eig`, "
+      .. "`MOONSHARD_LAPACK` names. Tensors on a GPU are copied to the CPU, and the results back. PyTorch's `eig` and "
       .. "`eigvals` are not there, because their results are complex; nor are `inv_ex`, `cholesky_ex` and others, "
       .. "because an error can be caught, and `lu`, `ldl` and `householder_product`, which the functions here contain.",
     sections = {

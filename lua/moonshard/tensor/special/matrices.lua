@@ -240,7 +240,7 @@ function M.eigvalsh(A, given)
   return values
 end
 
--- The limit, relative to the largest singular value, below which one counts as 0.
+-- The limit, relative to the largest singular value, up to which singular values count as 0.
 local function default_rtol(A)
   return (EPSILON[A.dtype] or 0) * math.max(A.shape[#A.shape - 1], A.shape[#A.shape])
 end
@@ -248,8 +248,9 @@ end
 --- The pseudoinverse (Moore and Penrose). Its gradient is right where the rank does not change.
 ---@param A Tensor  [..., M, N]
 ---@param given? { atol: number, rtol: number, hermitian: boolean }
----   atol: singular values up to it count as 0 (default: 0); rtol: as those up to rtol times the largest one (default:
----   the dtype's precision times max(M, N), or 0 if atol is given); hermitian: accepted for PyTorch's scripts
+---   atol: singular values up to it count as 0 (default: 0); rtol: so do those up to rtol times the largest one
+---   (default: the dtype's precision times max(M, N), or 0 if atol is given); hermitian: accepted for scripts of
+---   PyTorch and ignored
 ---@return Tensor  [..., N, M]
 function M.pinv(A, given)
   local o = opts("linalg.pinv", given, { atol = opts.number_from(0), rtol = opts.number_from(0), hermitian = false })
@@ -261,7 +262,8 @@ end
 
 local LSTSQ_OPTIONS = { rcond = opts.number_from(0),
   driver = opts.one_of({ "gelsy", "gels", "gelsd", "gelss" }, "gelsy") }
---- The X of the smallest |A X - B|, and of those the smallest X. Its gradient is right where the rank does not change.
+--- The X that minimizes |A X - B|; if there are several, the smallest one. Its gradient is right where the rank does
+--- not change.
 ---@param A Tensor  [..., M, N]
 ---@param B Tensor  [..., M, K], or vectors: [M], or A's shape without its last dimension; batches broadcast
 ---@param given? { rcond: number, driver: string }
@@ -335,8 +337,8 @@ function M.matrix_power(A, n)
   end)
 end
 
---- The exponential of square matrices, I + A + A^2 / 2 + ...: the terms up to the 18th, of A divided by a power of 2,
---- squared again. Reads A's largest column sum.
+--- The exponential of square matrices, I + A + A^2 / 2 + ...: the terms up to the 18th for A divided by a power of 2,
+--- and their sum squared as often as A was halved. Waits for the device, to read A's largest column sum.
 ---@param A Tensor  [..., N, N]
 ---@return Tensor  of A's shape
 function M.matrix_exp(A)

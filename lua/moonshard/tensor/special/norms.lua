@@ -14,7 +14,7 @@ local function options(who, given)
   return opts(who, given, { dim = DIMS, keepdim = false })
 end
 
--- As opts does for a positional order: a table in its place is the options.
+-- The order and the options. A table in the place of the order is the options.
 local function shifted(order, given)
   if given == nil and opts.is(order) then return nil, order end
   return order, given
@@ -133,7 +133,8 @@ local EPSILON = { float32 = 2 ^ -23, float64 = 2 ^ -52 }
 ---@param A Tensor  [..., M, N]
 ---@param given? { atol: number, rtol: number, tol: number, hermitian: boolean }
 ---   atol: a limit (default: 0); rtol: a limit, relative to the largest singular value (default: the dtype's precision
----   times max(M, N), or 0 if atol is given); tol: atol by an older name; hermitian: accepted for PyTorch's scripts
+---   times max(M, N), or 0 if atol is given); tol: atol by an older name; hermitian: accepted for scripts of PyTorch
+---   and ignored
 ---@return Tensor  [...], int64
 function M.matrix_rank(A, given)
   local from = opts.number_from(0)
