@@ -51,8 +51,8 @@ describe("extra state", function()
     function Half.get_extra_state() return 1 end
     assert.are.equal("Half defines only one of get_extra_state and set_extra_state, expected both",
       message(function() Half():state_dict() end))
-    assert.truthy(message(function() nn.ReLU():get_extra_state() end):find("ReLU defines none", 1, true))
-    assert.are.equal("set_extra_state: ReLU defines none, so it cannot take a number (1)",
+    assert.truthy(message(function() nn.ReLU():get_extra_state() end):find("ReLU has no extra state", 1, true))
+    assert.are.equal("set_extra_state: ReLU has no extra state, so it cannot take a number (1)",
       message(function() nn.ReLU():set_extra_state(1) end))
   end)
 

@@ -22,7 +22,7 @@ local rawequal = rawequal
 
 local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" end
 
----Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
+--- Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
 ---the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false
 ---(Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d is not divisible by heads.
 ---@class MultiheadAttention: Module

@@ -33,7 +33,7 @@ local function construct(self, d, given)
   self:reset_parameters()
 end
 
----Resets the running statistics; sets weight to 1 and bias to 0.
+--- Resets the running statistics; sets weight to 1 and bias to 0.
 local function reset_parameters(self)
   self:reset_running_stats()
   if self.weight then init.ones_(self.weight) end
@@ -89,7 +89,7 @@ function BatchNorm1d._check_input(x)
   if n ~= 2 and n ~= 3 then raise("expected 2D or 3D input (got %dD input)", n) end
 end
 
----BatchNorm1d for images [N, C, H, W].
+--- BatchNorm1d for images [N, C, H, W].
 ---@class BatchNorm2d: BatchNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm2d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics

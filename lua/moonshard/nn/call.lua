@@ -304,7 +304,7 @@ local function replace(self, list, hooks)
   rawset(self, "_hooked", (self._pre or self._post or self._back or self._before) and true or false)
 end
 
----Removes the hook. Idempotent.
+--- Removes the hook. Idempotent.
 function Handle:remove()
   local m = self.module
   if not m then return end

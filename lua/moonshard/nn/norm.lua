@@ -41,7 +41,7 @@ function LayerNorm:init(d, given)
   self:reset_parameters()
 end
 
----Sets weight to 1 and bias to 0.
+--- Sets weight to 1 and bias to 0.
 function LayerNorm:reset_parameters()
   if self.weight then init.ones_(self.weight) end
   if self.bias then init.zeros_(self.bias) end
@@ -79,7 +79,7 @@ function RMSNorm:init(d, given)
   self:reset_parameters()
 end
 
----Sets weight to 1.
+--- Sets weight to 1.
 function RMSNorm:reset_parameters()
   if self.weight then init.ones_(self.weight) end
 end

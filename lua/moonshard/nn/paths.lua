@@ -29,7 +29,7 @@ local function split(who, path)
   return parent or "", name or path
 end
 
----The module at a path such as "blocks.3.attn".
+--- The module at a path such as "blocks.3.attn".
 ---@param path string  names joined by dots
 ---@return Module
 function Module:get_submodule(path)
@@ -58,12 +58,12 @@ local function value_at(self, who, path, kind, list)
   return value
 end
 
----The parameter at a path such as "blocks.3.attn.qkv.weight".
+--- The parameter at a path such as "blocks.3.attn.qkv.weight".
 ---@param path string  names joined by dots
 ---@return Parameter
 function Module:get_parameter(path) return value_at(self, "get_parameter", path, "parameter", "_params") end
 
----The buffer at a path such as "norm.running_mean".
+--- The buffer at a path such as "norm.running_mean".
 ---@param path string  names joined by dots
 ---@return Tensor
 function Module:get_buffer(path) return value_at(self, "get_buffer", path, "buffer", "_buffers") end

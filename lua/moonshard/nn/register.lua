@@ -28,7 +28,7 @@ local type, tostring, ipairs = type, tostring, ipairs
 ---@field training boolean  set by train() and eval()
 local Module = class("Module")
 
----Whether x is a module.
+--- Whether x is a module.
 local function is_module(x) return class.isa(x, Module) end
 
 local function is_parameter(x) return is_tensor(x) and getmetatable(x).__param == true end
@@ -464,7 +464,7 @@ end
 
 -- ---- printing -----------------------------------------------------------------------------------
 
----The text in the parentheses of `tostring(m)`; layers override it.
+--- The text in the parentheses of `tostring(m)`; layers override it.
 ---@return string
 function Module.extra_repr(_) return "" end
 

@@ -159,7 +159,7 @@ function Module:cuda(index)
   return self:to(index and "cuda:" .. index or "cuda")
 end
 
----Moves parameters and buffers to the CPU.
+--- Moves parameters and buffers to the CPU.
 ---@return Module
 function Module:cpu() return self:to("cpu") end
 

@@ -20,13 +20,14 @@ local EXTRA = "_extra_state"
 --- or a table of these.
 ---@return any
 function Module:get_extra_state()
-  raise("get_extra_state: %s defines none; a class that defines it and set_extra_state has extra state", self:class_name())
+  raise("get_extra_state: %s has no extra state; a class has it if it defines get_extra_state and set_extra_state",
+    self:class_name())
 end
 
 --- To be defined by a class that defines get_extra_state: sets the extra state that a state dict has.
 ---@param value any  what get_extra_state returned
 function Module:set_extra_state(value)
-  raise("set_extra_state: %s defines none, so it cannot take %s", self:class_name(), show(value))
+  raise("set_extra_state: %s has no extra state, so it cannot take %s", self:class_name(), show(value))
 end
 
 --- The names and modules of all extra states, in listing order.

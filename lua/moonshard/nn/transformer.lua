@@ -97,7 +97,7 @@ function TransformerEncoderLayer:forward(src, given)
   return self.norm2(x + feed_forward(self, self.dropout2, x))
 end
 
----Self-attention, attention to the encoder's output, and feed-forward.
+--- Self-attention, attention to the encoder's output, and feed-forward.
 ---@class TransformerDecoderLayer: Module
 ---@overload fun(d_model: integer, nhead: integer, opts?: { dim_feedforward: integer, dropout: number, activation: string|fun(x: Tensor): Tensor, layer_norm_eps: number, batch_first: boolean, norm_first: boolean, bias: boolean, dtype: string, device: string }): TransformerDecoderLayer
 ---   d_model: channels; nhead: heads, which divide d_model

@@ -541,7 +541,7 @@ end
 ---   state: the states, by position of the parameter, from 1; param_groups: one table for each group of the optimizer
 function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
 
----The state tensors and step of a parameter, by name; nil before its first step. Not copies.
+--- The state tensors and step of a parameter, by name; nil before its first step. Not copies.
 ---@param p Tensor  a parameter of a group
 ---@return { step: integer }?
 function Optimizer:state_of(p)

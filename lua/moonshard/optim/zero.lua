@@ -152,7 +152,7 @@ function Zero:init(params, given)
   arrange(self)
 end
 
----Adds a group and distributes its parameters. Collective.
+--- Adds a group and distributes its parameters. Collective.
 ---@param group table  as Optimizer:add_param_group takes it
 function Zero:add_param_group(group)
   local groups = self.param_groups
