@@ -68,7 +68,7 @@ ms_status ms__place(ms_place *out, const char *path, const char *who)
     char kept = slash[slash == whole];
     slash[slash == whole] = 0;
     int folder = open(whole, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) st = ms__io_failed(who, "open folder", whole);
+    if (folder < 0) st = ms__io_failed(who, "open the folder", whole);
     slash[slash == whole] = kept;
     if (st) free(whole);
     else *out = (ms_place) { folder, whole, slash + 1 };

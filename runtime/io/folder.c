@@ -68,7 +68,7 @@ void ms_file_sum(const char *data, double n, char *out)
 ms_status ms_folder_sync(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return ms__io_failed("save", "open folder", path);
+    if (fd < 0) return ms__io_failed("save", "open the folder", path);
     ms_status st = ms__folder_sync(fd, path);
     close(fd);
     return st;
@@ -80,13 +80,13 @@ ms_status ms_folder_list(const char *path, const char *who, char **out, double *
     char *text = NULL;
     DIR *d = opendir(path);
     FILE *f = d ? open_memstream(&text, &length) : NULL;
-    ms_status st = !d   ? ms__io_failed(who, "open folder", path)
+    ms_status st = !d   ? ms__io_failed(who, "open the folder", path)
                    : !f ? ms__no_memory(BUFSIZ, who, "the list of names in '%s'", path)
                         : MS_OK;
     while (!st) {
         errno = 0;  // to distinguish an error of readdir from the end
         struct dirent *e = readdir(d);
-        if (!e && errno) st = ms__io_failed(who, "read folder", path);
+        if (!e && errno) st = ms__io_failed(who, "read the folder", path);
         if (!e) break;
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) fprintf(f, "%s/", e->d_name);
     }
@@ -182,7 +182,7 @@ ms_status ms_folder_look(ms_folder *f, int *same)
     int fd = openat(f->place.folder, f->place.name, FOLDER);
     if (fd < 0 && (errno == ENOTDIR || errno == ELOOP))
         return ms__fail(MS_EIO, "save: '%s' is not a folder", f->place.path);
-    if (fd < 0 && errno != ENOENT) return ms__io_failed("save", "open folder", f->place.path);
+    if (fd < 0 && errno != ENOENT) return ms__io_failed("save", "open the folder", f->place.path);
     if (same) *same = is_same(fd, f->there);
     if (f->there >= 0) close(f->there);
     f->there = fd;
@@ -225,7 +225,7 @@ ms_status ms_folder_make(ms_folder *f)
     if (mkdirat(f->place.folder, f->temporary, 0777)) return ms__io_failed("save", "create the folder", f->made);
     f->ours = true;
     f->fd = openat(f->place.folder, f->temporary, FOLDER);
-    return f->fd < 0 ? ms__io_failed("save", "open folder", f->made) : MS_OK;
+    return f->fd < 0 ? ms__io_failed("save", "open the folder", f->made) : MS_OK;
 }
 
 static int rename_to(ms_folder *f, unsigned flags)
