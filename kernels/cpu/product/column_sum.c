@@ -15,14 +15,30 @@ typedef struct colsum {
 
 static MS_KERNEL void add_rows_f32(float *s, const float *x, int64_t rows, int64_t n, int64_t rs)
 {
+    int64_t first = 0;
+    for (; first + 32 <= n; first += 32) {  // 32 sums stay in registers
+        float t[32];
+        for (int j = 0; j < 32; j++) t[j] = s[first + j];
+        for (int64_t i = 0; i < rows; i++)
+            for (int j = 0; j < 32; j++) t[j] += x[i * rs + first + j];
+        for (int j = 0; j < 32; j++) s[first + j] = t[j];
+    }
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < n; j++) s[j] += x[i * rs + j];
+        for (int64_t j = first; j < n; j++) s[j] += x[i * rs + j];
 }
 
 static MS_KERNEL void add_rows_f64(double *s, const double *x, int64_t rows, int64_t n, int64_t rs)
 {
+    int64_t first = 0;
+    for (; first + 32 <= n; first += 32) {  // 32 sums stay in registers
+        double t[32];
+        for (int j = 0; j < 32; j++) t[j] = s[first + j];
+        for (int64_t i = 0; i < rows; i++)
+            for (int j = 0; j < 32; j++) t[j] += x[i * rs + first + j];
+        for (int j = 0; j < 32; j++) s[first + j] = t[j];
+    }
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < n; j++) s[j] += x[i * rs + j];
+        for (int64_t j = first; j < n; j++) s[j] += x[i * rs + j];
 }
 
 static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)

@@ -316,6 +316,7 @@ static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)
 
 // Transposes a square of LANES x LANES in registers; its columns are in_cs bytes apart. Each stage exchanges the
 // off-diagonal blocks of side `step`.
+#define SAME(step, l) (l)
 #define LOW(step, l) ((l) & (step) ? (l) - (step) + LANES : (l))
 #define HIGH(step, l) ((l) & (step) ? (l) + LANES : (l) + (step))
 static inline __attribute__((always_inline)) void R(transpose)(REAL *out, int64_t out_rs, const void *in, int64_t in_cs)
@@ -356,7 +357,6 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
     STAGE(4)
     STAGE(2)
     STAGE(1)
-#undef STAGE
 #pragma GCC unroll 8
     for (int l = 0; l < 8; l++) {
         if (LANES == 8) *(R(vec) *)(out + l * 8) = x[l];
@@ -366,8 +366,28 @@ static inline __attribute__((always_inline)) void R(transpose_8)(REAL *out, cons
         }
     }
 }
+// As transpose_8, backwards: LANES columns of 8 numbers become 8 rows of LANES numbers, with the bias added.
+typedef REAL R(oct) __attribute__((vector_size(8 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+static inline __attribute__((always_inline)) void R(store_columns)(REAL *out, int64_t out_rs, int64_t rows,
+                                                                   const R(oct) * in, const REAL *bias)
+{
+    R(vec) x[8], e = bias ? *(const R(vec) *)bias : (R(vec)) { 0 };
+#pragma GCC unroll 8
+    for (int l = 0; l < 8; l++)  // column l in the lower half of x[l], column l + 8 in the upper
+        x[l] = __builtin_shufflevector(in[l], in[(l + 8) % LANES], EACH_LANE(SAME, 0));
+    STAGE(4)
+    STAGE(2)
+    STAGE(1)
+#pragma GCC unroll 8
+    for (int l = 0; l < 8; l++) {
+        if (bias) x[l] += e;
+        if (l < rows) *(R(vec) *)(out + l * out_rs) = x[l];
+    }
+}
+#undef STAGE
 #undef LOW
 #undef HIGH
+#undef SAME
 
 // out[p * out_rs + j] = m(p, j) for p < k, j < n. Pads rows with zeros to a multiple of LANES.
 static MS_KERNEL void R(pack)(REAL *out, int64_t out_rs, const ms_matrix *m, int64_t k, int64_t n)
@@ -450,6 +470,43 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const ms_matrix *from, int64_t m, 
     }
 }
 
+// The first n columns, a multiple of LANES, of up to 8 rows of C, where the columns of B are contiguous (x W^T): a
+// vector holds 8 rows of a column, and numbers of B are broadcast. Packing B would take as long as the product. The
+// sums are those of tile.
+enum { R(FEW_DEPTH) = (16 << 10) / 8 / (int)sizeof(REAL) };
+static MS_KERNEL void R(few_rows)(const ms_gemm *g, int64_t n)
+{
+    REAL a[8 * R(FEW_DEPTH)] __attribute__((aligned(64)));
+    // Column l begins l steps after the first: with these distances 6 registers address all columns.
+    int64_t step = g->b_cs * (int64_t)sizeof(REAL), step3 = 3 * step, step5 = 5 * step, step7 = 7 * step;
+    __asm__("" : "+r"(step), "+r"(step3), "+r"(step5), "+r"(step7));
+    R(pack_rows)(a, &(ms_matrix) { .data = g->a, .rs = g->a_rs, .cs = g->a_cs }, g->m, g->k, 8, g->k);
+    for (int64_t j = 0; j < n; j += LANES) {
+        R(oct) s[LANES];
+        const char *b = (const char *)((const REAL *)g->b + j * g->b_cs);
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++) s[l] = (R(oct)) { 0 };
+#pragma GCC unroll 1
+        for (int64_t p = 0; p < g->k; p++, b += sizeof(REAL)) {
+            R(oct) x = *(const R(oct) *)(a + 8 * p);
+            const char *at = b;
+#pragma GCC unroll 2
+            for (int l = 0; l < LANES; l += 8, at += 8 * step) {
+                __asm__("" : "+r"(at));
+                s[l] += *(const REAL *)at * x;
+                s[l + 1] += *(const REAL *)(at + step) * x;
+                s[l + 2] += *(const REAL *)(at + 2 * step) * x;
+                s[l + 3] += *(const REAL *)(at + step3) * x;
+                s[l + 4] += *(const REAL *)(at + 4 * step) * x;
+                s[l + 5] += *(const REAL *)(at + step5) * x;
+                s[l + 6] += *(const REAL *)(at + 2 * step3) * x;
+                s[l + 7] += *(const REAL *)(at + step7) * x;
+            }
+        }
+        R(store_columns)((REAL *)g->c + j, g->c_rs, g->m, s, g->bias ? (const REAL *)g->bias + j : NULL);
+    }
+}
+
 // Computes rows [i, i + rows) of the current rows by n columns from j on. Rows of A that are not packed are read in
 // place.
 static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
@@ -477,12 +534,14 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
 
 // Computes a product without packing: of at most SMALL multiply-adds; of up to 16 rows if b_cs is 1; or, by dot
 // products, of up to 4 rows if a_cs and b_rs are 1. Columns of B that cannot be read as whole vectors go through a
-// padded copy: with b_cs 1 only the last ones, otherwise all. Returns false if the product does not suit this path.
+// padded copy: with b_cs 1, or b_rs 1 and up to 8 rows, only the last ones, otherwise all. Returns false if the product
+// does not suit this path.
 static bool R(small)(const ms_gemm *g)
 {
     enum { ROOM = 32 << 10 };
     REAL pad[ROOM / sizeof(REAL) * 2] __attribute__((aligned(64)));
-    int64_t n = g->n, full = g->b_cs == 1 ? n / LANES * LANES : 0;
+    bool few = g->m <= 8 && g->b_rs == 1 && g->b_cs != 1 && g->k <= R(FEW_DEPTH) && !narrow();
+    int64_t n = g->n, full = g->b_cs == 1 || few ? n / LANES * LANES : 0;
     int64_t wide = (n - full + LANES - 1) / LANES * LANES;
 
     if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) {
@@ -492,7 +551,8 @@ static bool R(small)(const ms_gemm *g)
     if ((double)g->m * (double)n * (double)g->k > SMALL && (g->m > 16 || g->b_cs != 1)) return false;
     if (wide * g->k > (int64_t)(sizeof pad / sizeof *pad)) return false;
     OPERANDS o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
-    for (int64_t j = 0; j < full; j += 3 * LANES)
+    if (few) R(few_rows)(g, full);
+    for (int64_t j = 0; j < full && !few; j += 3 * LANES)
         R(panel)(full - j < 3 * LANES ? full - j : 3 * LANES, g->m, g->k, &o, j);
     if (full == n) return true;
     R(pack)(pad, wide, &(ms_matrix) { .data = o.b + full * g->b_cs, .rs = g->b_rs, .cs = g->b_cs }, g->k, n - full);

@@ -22,8 +22,7 @@ local M = {}
 
 -- ---- what the recording notes ---------------------------------------------------------------------
 
--- The recording in progress, or nil: { of, list, elements }: the noted modules and optimizers, as keys; their entries,
--- in order; the noted elements of containers.
+-- The recording in progress, or nil: { of, list }: the noted modules and optimizers, as keys; their entries, in order.
 local now
 local watchers = {}
 
@@ -36,26 +35,21 @@ function M.touch() touched = touched + 1 end
 ---@param fn fun(on: boolean)  on: whether a step is being recorded
 function M.on_change(fn) watchers[#watchers + 1] = fn end
 
---- While a step is recorded: arranges that note(of) is called once at the end of the recording. It returns a checker,
---- which is called before repetitions, and raises if what the step read of `of` in Lua has changed.
+---@class CaptureChecks
+---@field element fun(t: table, k: any, changed: fun(t: table, k: any))
+---   repetitions require that t[k] is as now; otherwise changed(t, k) raises, or returns to accept the new value
+---@field touched fun(check: fun())  check is called before repetitions if a module was touched since the last one
+---@field always fun(check: fun())   check is called before each repetition
+
+--- While a step is recorded: arranges that note(of, list) is called once, at the end of the recording. It adds checks
+--- of what the step read of `of` in Lua, which raise before a repetition if that has changed.
 ---@param of table  a module or optimizer
----@param note fun(of: any): fun()  returns the checker; may raise
----@param always? boolean  true: called before each repetition; otherwise if a module was touched since the last one
-function M.note(of, note, always)
+---@param note fun(of: any, list: CaptureChecks)  may raise
+function M.note(of, note)
   if not now or now.of[of] then return end
   now.of[of] = true
   local list = now.list
-  list[#list + 1] = { of = of, note = note, always = always }
-end
-
---- While a step is recorded: repetitions require that the element t[k] is the same as at the end of the recording. An
---- assignment to an element does not call M.touch.
----@param t table  a container
----@param k integer
----@param failed fun(t: table, k: integer)  raises
-function M.note_element(t, k, failed)
-  local e = now.elements
-  e[#e + 1] = { t = t, k = k, failed = failed }
+  list[#list + 1] = { of = of, note = note }
 end
 
 --- Whether a step is being recorded.
@@ -87,7 +81,7 @@ function M.refuse_hook(what, fn)
 end
 
 local function begin()
-  now = { of = {}, list = {}, elements = {} }
+  now = { of = {}, list = {} }
   for _, fn in ipairs(watchers) do fn(true) end
 end
 
@@ -98,12 +92,15 @@ local function finish()
   return noted
 end
 
--- Raises if a noted element, module or optimizer has changed; called before a repetition. The elements of containers
--- are in flat lists, so that one short loop compares them.
+-- Raises if what was noted has changed; called before a repetition. Elements are in flat lists, so that one short loop
+-- compares them.
 local function check_noted(c)
   local tables, keys, values = c.tables, c.keys, c.values
   for k = 1, #tables do
-    if rawget(tables[k], keys[k]) ~= values[k] then c.failed[k](tables[k], keys[k]) end
+    if rawget(tables[k], keys[k]) ~= values[k] then
+      c.changed[k](tables[k], keys[k])
+      values[k] = rawget(tables[k], keys[k])
+    end
   end
   local always = c.always
   for k = 1, #always do always[k]() end
@@ -113,14 +110,16 @@ local function check_noted(c)
 end
 
 local function checks_of(noted)
-  local c = { tables = {}, keys = {}, values = {}, failed = {}, always = {}, touchy = {} }
-  for _, entry in ipairs(noted.list) do
-    local list = entry.always and c.always or c.touchy
-    list[#list + 1] = entry.note(entry.of)
-  end
-  for k, e in ipairs(noted.elements) do
-    c.tables[k], c.keys[k], c.values[k], c.failed[k] = e.t, e.k, rawget(e.t, e.k), e.failed
-  end
+  local c = { tables = {}, keys = {}, values = {}, changed = {}, always = {}, touchy = {} }
+  local list = {
+    element = function(t, k, changed)
+      local at = #c.tables + 1
+      c.tables[at], c.keys[at], c.values[at], c.changed[at] = t, k, rawget(t, k), changed
+    end,
+    touched = function(check) c.touchy[#c.touchy + 1] = check end,
+    always = function(check) c.always[#c.always + 1] = check end,
+  }
+  for _, entry in ipairs(noted.list) do entry.note(entry.of, list) end
   c.touches = touched
   return c
 end
@@ -289,9 +288,10 @@ local function results(r, k, at, n)
 end
 
 local function repeat_step(self, n, ...)
+  -- The arguments come first: LuaJIT does not compile a use of ... after a loop.
+  local tensors = take_arguments(self._arguments, n, ...)
   check_modes(self)
   check_noted(self._noted)
-  local tensors = take_arguments(self._arguments, n, ...)
   if lib.ms_capture_repeat(self._step, tensors, ids, made) ~= 0 then errors.fail(...) end
   local r = self._results
   if r.n == 1 and r.is_tensor[1] then return wrap(made[0]) end
@@ -307,6 +307,18 @@ local function published(since, ok, ...)
   return ...
 end
 
+-- Runs fn as it is. In a function of its own, because LuaJIT compiles no function that makes closures.
+local function warm_up(self, n, ...)
+  take_arguments(nil, n, ...)
+  local before = self._left
+  self._left = 0
+  return (function(ok, ...)
+    self._left = ok and before - 1 or before
+    if not ok then error((...), 0) end
+    return ...
+  end)(pcall(scope.run, "captured step", function(...) return count_detached(self._fn(...)) end, ...))
+end
+
 function CapturedStep:__call(...)
   local n = select("#", ...)
   if self._step and self._sends then
@@ -314,16 +326,7 @@ function CapturedStep:__call(...)
   end
   if self._step then return repeat_step(self, n, ...) end
   if self._left == false then raise("captured step: called after release()") end
-  if self._left > 0 then
-    take_arguments(nil, n, ...)
-    local before = self._left
-    self._left = 0
-    return (function(ok, ...)
-      self._left = ok and before - 1 or before
-      if not ok then error((...), 0) end
-      return ...
-    end)(pcall(scope.run, "captured step", function(...) return count_detached(self._fn(...)) end, ...))
-  end
+  if self._left > 0 then return warm_up(self, n, ...) end
   return record(self, n, ...)
 end
 

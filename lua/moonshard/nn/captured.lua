@@ -17,19 +17,21 @@ end
 
 local function element_changed(m, k) changed(m, k, rawget(m, k)) end
 
-local function note(m)
+local function note(m, list)
   local slots, kinds, fields = rawget(m, "_slots"), rawget(m, "_kind"), {}
   for name, value in pairs(slots) do
     if plain[type(value)] or kinds[name] then fields[name] = value end
   end
-  return function()
+  list.touched(function()
     for name, value in pairs(fields) do
       if not rawequal(slots[name], value) then changed(m, name, slots[name]) end
     end
     for name, value in pairs(slots) do
       if fields[name] == nil and (plain[type(value)] or kinds[name]) then changed(m, name, value) end
     end
-  end
+  end)
+  -- An assignment to an existing element of a container does not call __newindex.
+  for k = 1, #m > 0 and #m + 1 or 0 do list.element(m, k, element_changed) end
 end
 
 local seen = setmetatable({}, { __mode = "k" })
@@ -42,8 +44,6 @@ function M.note(m)
   if seen[m] then return end
   seen[m] = true
   capture.note(m, note)
-  -- An assignment to an existing element of a container does not call __newindex.
-  for k = 1, #m > 0 and #m + 1 or 0 do capture.note_element(m, k, element_changed) end
 end
 
 --- Refuses the step if the module has hooks in Lua.

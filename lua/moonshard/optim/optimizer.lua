@@ -244,49 +244,42 @@ local function with_groups_dense(self, n, k)
   return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1)
 end
 
--- For a captured step: notes the compiled groups, whose options repetitions read, and returns the checker. Raises if
--- the step changed options after the optimizer's step, because repetitions would not change them.
-local function note_groups(self)
-  local noted, groups, options = {}, self.param_groups, self._row.options
+-- For a captured step: notes the compiled groups, whose options repetitions read. Raises if the step changed options
+-- after the optimizer's step, because repetitions would not change them.
+local function note_groups(self, list)
+  local groups, options = self.param_groups, self._row.options
+  local function replaced()
+    raise("captured step: groups or state of %s were replaced after the step was recorded; capture the step again",
+      self:class_name())
+  end
+  list.element(groups, #groups + 1, replaced)
   for k, group in ipairs(groups) do
-    noted[k] = self._compiled[k]
+    local c = self._compiled[k]
     local now = ffi.new "ms_optim_options"
     self:_check(group, true, now)
-    if ffi.string(now, ffi.sizeof(now)) ~= ffi.string(noted[k].options, ffi.sizeof(now)) then
+    if ffi.string(now, ffi.sizeof(now)) ~= ffi.string(c.options, ffi.sizeof(now)) then
       raise("captured step: it changes options of group %d of %s, but repetitions would not; call the scheduler's step outside",
         k, self:class_name())
     end
-  end
-  local last = {}                                       -- the groups' options at the last repetition, one after the other
-  local function check()
-    local at, changed = 0, #groups ~= #noted
-    for k = 1, #noted do
-      local c, group = noted[k], groups[k]
-      if changed or self._compiled[k] ~= c or not unchanged(c, group.params) then
-        raise("captured step: groups or state of %s were replaced after the step was recorded; capture the step again",
-          self:class_name())
-      end
-      local same = true
-      for j = 1, #options do
-        local v = group[options[j].name]
-        at = at + 2
-        if type(v) == "table" then
-          same = same and last[at] == v[1] and last[at + 1] == v[2]
-          last[at], last[at + 1] = v[1], v[2]
-        else
-          same = same and last[at] == v
-          last[at] = v
-        end
-      end
-      if not same then
-        local now = last
-        last = {}                                       -- checked again if this raises
-        self:_check(group, true, c.options)
-        last = now
-      end
+    list.element(groups, k, replaced)
+    list.element(self._compiled, k, replaced)
+    list.element(group, "params", replaced)
+    for j = 1, #group.params + 1 do list.element(group.params, j, replaced) end
+    -- Repetitions take a new value of an option, unless this raises.
+    local function set() self:_check(group, true, c.options) end
+    for j = 1, #options do
+      local name = options[j].name
+      if type(group[name]) == "table" then              -- a pair, which may be changed in place
+        local pair, a, b = group[name], group[name][1], group[name][2]
+        list.always(function()
+          local v = group[name]
+          if v == pair and v[1] == a and v[2] == b then return end
+          set()
+          pair, a, b = v, v[1], v[2]
+        end)
+      else list.element(group, name, set) end
     end
   end
-  return check
 end
 
 --- Makes one step with all parameters that have a gradient.
@@ -300,7 +293,7 @@ function Optimizer:step(closure)
   end
   local groups = self.param_groups
   local n = #groups
-  capture.note(self, note_groups, true)
+  capture.note(self, note_groups)
   for k = 1, n do
     local group = groups[k]
     local c = compiled(self, k, group)
