@@ -291,6 +291,16 @@ typedef struct {
 //   embedding                                   i: padding_idx?
 //   dropout                                     f: p
 //   attention                                   i: causal?; f: dropout_p?, scale? (0: 1 / sqrt(size of a head))
+//   linalg_solve_triangular                     i: upper, ones on the diagonal
+//   linalg_cholesky linalg_eigh                 i: upper?
+//   linalg_qr linalg_svd                        i: full?
+//   linalg_pinv                                 f: absolute limit, relative limit
+//   linalg_lstsq                                i: driver (0: gelsy, 1: gelsd); f: relative limit
+//   fft_complex                                 i: dim, inverse; f: scale
+//   fft_real                                    i: dim, doubled?; f: scale
+//   fft_half                                    i: dim, length, halved?; f: scale
+//   ctc_loss                                    i: blank, zero_infinity, longest target
+//   as_strided                                  i: offset, size..., stride...
 //   rand_                                       i: place?; f: low?, high? (0, 1; both or none)
 //   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
 //   randint_                                    i: place?; f: low, high (exclusive)
@@ -385,6 +395,11 @@ MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
 // operator that made t. MS_EINVAL unless that operator keeps all of its inputs for its own backward, has one output,
 // and is neither in place nor random. No-op if t has no graph.
 MS_API ms_status ms_recompute(ms_id t);
+// Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan; 2: nan, and inf unless
+// an input or a number has it. ms_anomaly_line gives the operator that made t a line, which errors of its backward
+// name.
+MS_API void ms_set_anomaly(int what);
+MS_API ms_status ms_anomaly_line(ms_id t, const char *line);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
 MS_API ms_status ms_set_grad(ms_id t, ms_id grad);  // grad 0 clears it
 // Hooks: key is a number chosen by the caller, which the events contain. Returns a handle for ms_hook_remove; 0 on

@@ -35,6 +35,7 @@ merge(require "moonshard.core.dtypes", "default_dtype", "set_default_dtype", "de
 merge(require "moonshard.tensor.scope", "scope", "steps")
 merge(require "moonshard.autograd", "grad", "no_grad", "enable_grad", "inference_mode", "is_grad_enabled",
   "set_grad_enabled")
+merge(require "moonshard.autograd.anomaly", "detect_anomaly", "set_detect_anomaly")
 merge(require "moonshard.autograd.function", "Function", "checkpoint")
 merge(require "moonshard.autograd.capture", "capture")
 merge(require "moonshard.autograd.sparse", "sparse_coo")

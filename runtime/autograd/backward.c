@@ -7,6 +7,7 @@
 //
 // Nodes and leaves hold the state of the run that uses them (run, gout, total ...). A nested run over the same graph
 // saves the outer run's state and restores it at its end.
+#include "autograd/anomaly.h"
 #include "autograd/owner.h"
 #include "autograd/backward.h"
 #include "device/capture.h"
@@ -435,6 +436,7 @@ ms_run_state ms__node_step(ms_run *r, ms_event *ev)
         // fall through
     default:
     deliver:
+        if (MS_UNLIKELY(ms__anomaly) && ms__anomaly_gradients(n, r->at.gin)) return MS_RUN_FAILED;
         ms__node_drop_gouts(n);
         n->run = NULL;
         for (int k = n->n_in - 1; k >= 0; k--) {

@@ -13,6 +13,7 @@
 #include "base/activity.h"
 #include "base/trace.h"
 #include "device/device.h"
+#include "ops/anomaly.h"
 #include "ops/captured.h"
 #include "ops/families.h"
 #include "ops/op.h"
@@ -373,8 +374,30 @@ static ms_status dispatch_cast(ms_call *c)
     return st;
 }
 
+static ms_status dispatch_checked(ms_call *c)
+{
+    bool cast = ms__state.autocast && c->op->flags & (MS_OP_LOW | MS_OP_WIDE);
+    MS_TRY(cast ? dispatch_cast(c) : dispatch(c, true));
+    char what[96];
+    snprintf(what, sizeof what, "%s: the result", ms__op_title(c->op->name));
+    ms_values v = { .what = what,
+                    .of_inputs = "its arguments",
+                    .n_in = c->n_in,
+                    .in = c->in,
+                    .n_f = c->n_f,
+                    .f = c->f,
+                    .n_out = c->n_out,
+                    .out = c->out };
+    ms_status st = ms__anomaly_check(&v);
+    if (st == MS_OK) return st;
+    for (int k = 0; k < c->n_out; k++) ms__release(c->out[k]);
+    c->n_out = 0;
+    return st;
+}
+
 ms_status ms__dispatch(ms_call *c)
 {
+    if (MS_UNLIKELY(ms__anomaly)) return dispatch_checked(c);
     if (MS_UNLIKELY(ms__state.autocast) && c->op->flags & (MS_OP_LOW | MS_OP_WIDE)) return dispatch_cast(c);
     return dispatch(c, true);
 }

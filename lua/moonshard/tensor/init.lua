@@ -38,18 +38,19 @@ M.a_tensor = opts.kind("a tensor", M.is_tensor)
 -- `ticks`: number of tensors until the next call of note; 0 while lines are recorded.
 local ticks = 0
 local sites_left, loops_left = 512, 512
-local sites_always, history = false, false
+local sites_always, history, anomaly = false, false, false
 local spent, started = 0, lib.ms_time()
 
 local function note(t)
   if history then places.mark() end
+  if anomaly then lib.ms_anomaly_line(t.id, errors.user_line(3) or "an unknown line") end
   if sites_left > 0 or sites_always then
     local before = lib.ms_time()
     sites_left = sites_left - 1
     rawset(t, "_site", errors.user_line(3))
     spent = spent + (lib.ms_time() - before)
   end
-  if sites_left <= 0 and not sites_always and not history then ticks = math.huge end
+  if sites_left <= 0 and not (sites_always or history or anomaly) then ticks = math.huge end
 end
 jit.off(note)
 
@@ -77,6 +78,12 @@ end
 function M.record_memory(on)
   history, ticks = on, 0
   lib.ms_memory_history(on and 1 or 0)
+end
+
+--- Sets whether values that are nan or inf are errors, which name lines. what: 0: off; 1: nan; 2: both.
+function M.search_anomalies(what)
+  anomaly, ticks = what > 0, 0
+  lib.ms_set_anomaly(what)
 end
 do
   local level = os.getenv "MOONSHARD_DEBUG"
@@ -130,7 +137,10 @@ end
 
 --- As wrap, for operators that may return their input t: returns t itself if the id is t's.
 function M.wrap_same(id, t)
-  if id == t.id then return t end
+  if id == t.id then
+    if anomaly then note(t) end
+    return t
+  end
   return wrap(id)
 end
 

@@ -100,7 +100,7 @@ return {
         with_device finfo iinfo can_cast result_type promote_types]]),
       section("CUDA", "ms.cuda.", ms.cuda),
       section("Autograd", "ms.", ms, [[grad no_grad inference_mode enable_grad is_grad_enabled set_grad_enabled checkpoint
-        Function]]),
+        Function detect_anomaly set_detect_anomaly]]),
       section("Context of a Function", "Context:", context),
       section("Captured steps", "ms.", ms, "capture"),
       section("", "CapturedStep:", captured),

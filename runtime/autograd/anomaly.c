@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// autograd/anomaly.c -- see anomaly.h. Lines are in a list by the sequence numbers of the nodes, which increase.
+#include <stdio.h>
+
+#include "autograd/anomaly.h"
+
+static struct {
+    uint64_t seq;
+    const char *line;  // interned
+} * lines;
+static int n_lines, cap_lines;
+
+void ms_set_anomaly(int what)
+{
+    ms__anomaly = what < 0 ? 0 : what > 2 ? 2 : what;
+    if (ms__anomaly) return;
+    free(lines);
+    lines = NULL;
+    n_lines = cap_lines = 0;
+}
+
+ms_status ms_anomaly_line(ms_id id, const char *line)
+{
+    const ms_tensor *t = ms__tensor(id);
+    if (!t) return ms__failure();
+    uint64_t seq = t->node ? t->node->seq : 0;
+    if (!ms__anomaly || !seq || (n_lines && lines[n_lines - 1].seq >= seq)) return MS_OK;
+    MS_TRY(ms__grow(&lines, &cap_lines, n_lines, sizeof *lines, "detect_anomaly", "lines"));
+    lines[n_lines].seq = seq;
+    lines[n_lines++].line = ms__intern(line);
+    return MS_OK;
+}
+
+// The line of a node: that of the first node, from this one on, whose line is known, because one call of a script may
+// record several nodes, of which it names the last one. NULL if there is none.
+static const char *line_of(const ms_node *n)
+{
+    int low = 0, high = n_lines;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (lines[middle].seq < n->seq) low = middle + 1;
+        else high = middle;
+    }
+    return low < n_lines ? lines[low].line : NULL;
+}
+
+ms_status ms__anomaly_gradients(const ms_node *n, ms_tensor *const *gin)
+{
+    char what[192];
+    snprintf(what, sizeof what, "backward of %s: the gradient of argument",
+             n->op ? ms__op_title(n->op->name) : "a function or module");
+    ms_values v = { .what = what,
+                    .of_inputs = "the gradients of its results",
+                    .n_in = n->n_out,
+                    .in = n->gout,
+                    .n_out = n->n_in,
+                    .out = gin };
+    ms_status st = ms__anomaly_check(&v);
+    const char *line = st == MS_OK ? NULL : line_of(n);
+    if (!line) return st;
+    char text[2048];
+    snprintf(text, sizeof text, "%s; its forward ran at %s", ms_error(), line);
+    return ms__fail(st, "%s", text);
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// ops/anomaly.h -- the search for the first value that is nan or inf (ms_set_anomaly).
+#ifndef MS_ANOMALY_H
+#define MS_ANOMALY_H
+
+#include "ops/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern int ms__anomaly;  // 0: off, 1: nan, 2: nan and infinities
+
+// Fails if out[k] has a value that is not finite: nan, unless f[] has it; or inf, unless an input or f[] has it. `what`
+// describes out[k] in the error: "log: the result", or another text that k completes. Absent tensors are NULL.
+typedef struct ms_values {
+    const char *what, *of_inputs;  // of_inputs: what the inputs are called: "its arguments"
+    int n_in, n_f, n_out;
+    ms_tensor *const *in, *const *out;
+    const double *f;
+} ms_values;
+ms_status ms__anomaly_check(const ms_values *v);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
