@@ -284,7 +284,8 @@ typedef struct {
 //   layer_norm                                  i: dims (the number of last dimensions); f: eps
 //   rms_norm                                    f: eps
 //   batch_norm                                  i: training; f: eps
-//   conv2d                                      i: stride, stride, top, left, bottom, right, dilation, dilation, groups
+//   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups
+//   conv_transpose1d conv_transpose2d conv_transpose3d  i: stride..., padding..., more..., dilation..., groups
 //   cross_entropy                               i: reduction, ignore_index?; f: label_smoothing?
 //   linear_cross_entropy                        i: reduction, ignore_index?, rows?; f: label_smoothing?
 //   mse_loss                                    i: reduction
@@ -305,7 +306,7 @@ typedef struct {
 //   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
 //   randint_                                    i: place?; f: low, high (exclusive)
 //   trunc_normal_                               i: place?; f: mean, std, low, high
-// top, left, bottom, right: conv2d's padding.
+// stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.
 // rows: the number of rows that linear_cross_entropy processes at a time.
 // place: the position of t's first element in a larger tensor, so that a shard gets the same numbers as the whole.
 

@@ -88,6 +88,36 @@ for _, dtype in ipairs(DTYPES) do
       end)
     end
 
+    for _, case in ipairs {
+      { "conv3d", { 2, 4, 3, 5, 9 }, { 6, 2, 2, 3, 3 }, { groups = 2, padding = 1 } },
+      { "conv3d", { 1, 2, 5, 4, 17 }, { 3, 2, 3, 1, 3 }, { stride = { 2, 1, 2 }, padding = { 1, 0, 2 } } },
+      { "conv1d", { 3, 2, 37 }, { 3, 2, 4 }, { stride = 2, padding = 3 } },
+      { "conv_transpose1d", { 3, 4, 19 }, { 4, 2, 4 }, { stride = 2, padding = 1, output_padding = 1, groups = 2 } },
+      { "conv_transpose2d", { 2, 3, 7, 9 }, { 3, 4, 3, 3 }, { stride = 2, padding = 1, output_padding = 1 } },
+      { "conv_transpose2d", { 2, 3, 5, 8 }, { 3, 4, 1, 1 }, {} },
+      { "conv_transpose3d", { 2, 2, 3, 3, 5 }, { 2, 3, 2, 3, 2 }, { stride = { 1, 2, 2 }, dilation = { 2, 1, 1 } } },
+    } do
+      local name, shape, kernel, options = unpack(case)
+      local transposed = name:find "transpose"
+      local out = transposed and kernel[2] * (options.groups or 1) or kernel[1]
+      on_gpu(("%s of %s by %s"):format(name, table.concat(shape, " x "), table.concat(kernel, " x ")), function()
+        for skip = 0, 1 do
+          local x, x64 = leaves(dtype, shape, skip, "float64")
+          local w, w64 = leaves(dtype, kernel, skip, "float64")
+          local b, b64 = leaves(dtype, { out }, skip, "float64")
+          local y, y64 = F[name](x, w, b, options), F[name](x64, w64, b64, options)
+          near(y, y64, dtype, "y")
+          near(F[name](x, w, nil, options), F[name](x64, w64, nil, options), dtype, "y without a bias")
+          local g, g64 = leaves(dtype, { unpack(y.shape) }, skip, "float64")
+          y:backward(g)
+          y64:backward(g64)
+          for text, pair in pairs { dx = { x, x64 }, dw = { w, w64 }, db = { b, b64 } } do
+            near(pair[1].grad, pair[2].grad, dtype, text)
+          end
+        end
+      end)
+    end
+
     on_gpu("mse_loss", function()
       for _, n in ipairs { 0, 1, 7, 8, 2049, 16384 * 2 + 5 } do
         for skip = 0, 2 do

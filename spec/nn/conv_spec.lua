@@ -155,3 +155,159 @@ describe("Conv2d", function()
       message(m, ms.zeros(3, 8)))
   end)
 end)
+
+describe("convolutions over 1 to 3 dimensions", function()
+  before_each(function() ms.manual_seed(7) end)
+
+  it("are those of images where a dimension has size 1", function()
+    local x, w, b = ms.randn(2, 4, 9, f64), ms.randn(6, 2, 3, f64), ms.randn(6, f64)
+    local flat = F.conv2d(x:unsqueeze(3), w:unsqueeze(3), b, { stride = { 1, 2 }, padding = { 0, 1 }, groups = 2 })
+    close(F.conv1d(x, w, b, { stride = 2, padding = 1, groups = 2 }), flat:squeeze(3))
+    close(F.conv3d(x:reshape(2, 4, 1, 1, 9), w:reshape(6, 2, 1, 1, 3), b,
+      { stride = { 1, 1, 2 }, padding = { 0, 0, 1 }, groups = 2 }), flat:unsqueeze(3))
+  end)
+
+  it("sum over the depth of the kernel", function()
+    local x, w = ms.randn(2, 3, 5, 4, 6, f64), ms.randn(4, 3, 2, 3, 2, f64)
+    local y = F.conv3d(x, w, { dilation = { 2, 1, 1 } })
+    for d = 1, 3 do
+      local expected = F.conv2d(x:select(3, d), w:select(3, 1)) + F.conv2d(x:select(3, d + 2), w:select(3, 2))
+      close(y:select(3, d), expected, { rtol = 1e-12, atol = 1e-12 })
+    end
+  end)
+
+  -- <conv(x), y> = <x, transposed(y)> for all x and y.
+  for d, case in ipairs {
+    { { 2, 4, 9 }, { 6, 2, 3 }, { stride = 2, padding = 1, dilation = 2, groups = 2 } },
+    { { 2, 4, 7, 6 }, { 6, 2, 3, 2 }, { stride = { 2, 1 }, padding = { 1, 0 }, groups = 2 } },
+    { { 1, 3, 4, 5, 4 }, { 2, 3, 2, 3, 2 }, { stride = { 1, 2, 2 }, padding = { 1, 1, 0 } } },
+  } do
+    it(("are adjoint to the transposed ones, over %d dimensions"):format(d), function()
+      local shape, kernel, o = unpack(case)
+      local x, w = ms.randn(shape, f64), ms.randn(kernel, f64)
+      local y = F[("conv%dd"):format(d)](x, w, o)
+      local g = ms.randn(y.shape, f64)
+      local back = { stride = o.stride, padding = o.padding, dilation = o.dilation, groups = o.groups,
+        output_padding = {} }
+      local function at(v, k) return type(v) == "table" and v[k] or v or 0 end
+      for k = 1, d do                                     -- elements at the end that no position of the kernel reads
+        local reach = (shape[k + 2] + 2 * at(o.padding, k) - at(o.dilation or 1, k) * (kernel[k + 2] - 1) - 1)
+        back.output_padding[k] = reach % at(o.stride, k)
+      end
+      local z = F[("conv_transpose%dd"):format(d)](g, w, back)
+      assert.are.same(shape, { unpack(z.shape) })
+      close((z * x):sum(), (y * g):sum(), { rtol = 1e-10, atol = 1e-10 })
+    end)
+  end
+
+  it("of half types round once, transposed ones too", function()
+    local x, w, b = ms.randn(2, 4, 5, 6), ms.randn(4, 3, 3, 3), ms.randn(3)
+    for _, dtype in ipairs { "bfloat16", "float16" } do
+      local y = F.conv_transpose2d(x:to(dtype), w:to(dtype), b:to(dtype), { stride = 2 })
+      local exact = F.conv_transpose2d(x:to(dtype):double(), w:to(dtype):double(), b:to(dtype):double(), { stride = 2 })
+      assert.are.equal(dtype, y.dtype)
+      close(y:double(), exact, { rtol = dtype == "float16" and 2 ^ -10 or 2 ^ -7, atol = 1e-5 })
+    end
+  end)
+
+  it("do not depend on the number of threads: transposed, and over volumes", function()
+    local x, w = ms.randn(2, 8, 6, 12, 12), ms.randn(8, 8, 3, 3, 3)
+    local function all(n)
+      local before = ms.num_threads()
+      ms.set_num_threads(n)
+      local a, c = x:clone():requires_grad_(true), w:clone():requires_grad_(true)
+      local y = F.conv_transpose3d(F.conv3d(a, c, { padding = 1 }), c)
+      ;(y * y):sum():backward()
+      ms.set_num_threads(before)
+      return y:detach(), a.grad, c.grad
+    end
+    local y1, a1, c1 = all(1)
+    local y2, a2, c2 = all(2)
+    assert.is_true(y1:equal(y2) and a1:equal(a2) and c1:equal(c2))
+  end)
+
+  it("have PyTorch's parameters and initialisation", function()
+    for name, case in pairs {
+      Conv1d = { { 32, 3, 5 }, 5, 15 }, Conv3d = { { 32, 3, 2, 3, 2 }, { 2, 3, 2 }, 36 },
+      ConvTranspose1d = { { 6, 16, 5 }, 5, 80 }, ConvTranspose2d = { { 6, 16, 3, 2 }, { 3, 2 }, 96 },
+      ConvTranspose3d = { { 6, 16, 2, 2, 2 }, 2, 128 },
+    } do
+      local m = nn[name](6, 32, case[2], { groups = 2 })
+      assert.are.same(case[1], { unpack(m.weight.shape) })
+      assert.are.same({ 32 }, { unpack(m.bias.shape) })
+      local bound = 1 / math.sqrt(case[3])
+      for _, p in ipairs(m:parameters()) do
+        local most = p:detach():abs():max():item()
+        assert.is_true(most <= bound and most > 0.8 * bound, name)
+      end
+    end
+  end)
+
+  it("print what they are", function()
+    assert.are.equal("Conv1d(3 -> 8, kernel 5, padding 2, circular, bias)",
+      tostring(nn.Conv1d(3, 8, 5, { padding = 2, padding_mode = "circular" })))
+    assert.are.equal("Conv3d(3 -> 8, kernel 1x3x3, padding 0x1x1)",
+      tostring(nn.Conv3d(3, 8, { 1, 3, 3 }, { padding = { 0, 1, 1 }, bias = false })))
+    assert.are.equal("ConvTranspose2d(8 -> 4, kernel 3, stride 2, padding 1, output padding 1, bias)",
+      tostring(nn.ConvTranspose2d(8, 4, 3, { stride = 2, padding = 1, output_padding = 1 })))
+  end)
+
+  it("learn", function()
+    local m = nn.Sequential(nn.Conv1d(1, 4, 3, { padding = "same", padding_mode = "circular" }), nn.Tanh(),
+      nn.ConvTranspose1d(4, 1, 2, { stride = 2 }))
+    local optimizer = ms.optim.Adam(m:parameters(), { lr = 0.02 })
+    local x = ms.rand(8, 1, 6)
+    local target = F.conv_transpose1d(x, ms.ones(1, 1, 2), { stride = 2 })
+    local first, last
+    for _ = 1, 100 do
+      local loss = F.mse_loss(m(x), target)
+      optimizer:zero_grad()
+      loss:backward()
+      optimizer:step()
+      first, last = first or loss:item(), loss:item()
+    end
+    assert.is_true(last < 0.05 * first, ("%g, then %g"):format(first, last))
+  end)
+
+  for _, case in ipairs {
+    { function() return F.conv1d(ms.ones(3), ms.ones(1, 3, 2)) end,
+      "Expected 2D (unbatched) or 3D (batched) input to conv1d, but got input of size: [3]" },
+    { function() return F.conv1d(ms.ones(1, 3, 2), ms.ones(1, 3, 3)) end,
+      "Calculated padded input size per channel: (2). Kernel size: (3). Kernel size can't be greater than actual input size" },
+    { function() return F.conv3d(ms.ones(1, 3, 2, 2, 2), ms.ones(1, 3, 2, 2)) end,
+      "conv3d: the weight must be [out, in / groups, depth, height, width]" },
+    { function() return F.conv1d(ms.ones(1, 3, 2), ms.ones(1, 3, 2), { stride = { 1, 2 } }) end,
+      "conv1d: option 'stride' is a table, expected a whole number" },
+    { function() return F.conv2d(ms.ones(1, 3, 2, 2), ms.ones(1, 3, 2, 2), { strides = 2 }) end,
+      "conv2d: unknown option 'strides'" },
+    { function() return F.conv2d(ms.ones(1, 3, 2, 2), ms.ones(1, 3, 2, 2), { stride = 0 }) end,
+      "conv2d: the stride must be from 1 to 2147483647, got 0" },
+    { function() return F.conv_transpose2d(ms.ones(1, 3, 4, 4), ms.ones(4, 3, 2, 2)) end,
+      "weight of size [4, 3, 2, 2], expected input[1, 3, 4, 4] to have 4 channels" },
+    { function() return F.conv_transpose1d(ms.ones(1, 3, 4), ms.ones(3, 1, 2), { output_padding = 1 }) end,
+      "output padding must be at least 0 and smaller than either stride or dilation, but got output_padding 1, stride 1" },
+    { function() return F.conv_transpose1d(ms.ones(1, 3, 2), ms.ones(3, 1, 2), { padding = 3 }) end,
+      "the output would have no element: the input is [1, 3, 2]" },
+    { function() return F.conv_transpose1d(ms.ones(1, 3, 2), ms.ones(3, 1, 2), ms.ones(2)) end,
+      "the bias must be [1], got [2]" },
+    { function() return F.conv_transpose2d(ms.ones(1, 3, 4, 4), ms.ones(3, 3, 2, 2), { padding = "same" }) end,
+      "conv_transpose2d: option 'padding' is a string ('same'), expected a whole number or a pair of them" },
+    { function() return nn.ConvTranspose2d(1, 1, 2, { padding_mode = "reflect" }) end,
+      "ConvTranspose2d: option 'padding_mode' is 'reflect', expected 'zeros'" },
+    { function() return nn.ConvTranspose1d(1, 1, 3, { stride = 2 })(ms.ones(1, 1, 4), { 11 }) end,
+      "output size 11 of dimension 1, expected a size from 9 to 10 for the input [1, 1, 4]" },
+    { function() return nn.ConvTranspose1d(1, 1, 3)(ms.ones(1, 1, 4), { 1, 2 }) end,
+      "argument 2, the output size, is a table, expected a list of 1 sizes" },
+    { function() return nn.Conv1d(1, 1, 3, { padding = 4, padding_mode = "reflect" })(ms.ones(1, 1, 4)) end,
+      "a padding of 4 in mode 'reflect' needs an input with more elements than that in the dimension, but its shape is [1, 1, 4]" },
+    { function() return nn.Conv1d(1, 1, 3, { padding_mode = "mirror" }) end,
+      "option 'padding_mode' is 'mirror', expected" },
+    { function() return nn.Conv1D(1, 1, 3) end, "did you mean 'Conv1d'" },
+    { function() return F.conv_transposed2d(1, 1, 3) end, "did you mean 'conv_transpose2d'" },
+  } do
+    it("name what does not fit: " .. case[2], function()
+      local text = message(case[1])
+      assert.truthy(text:find(case[2], 1, true), text)
+    end)
+  end
+end)

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv.c -- conv2d on the CPU. Each image is unfolded to a matrix with one row per kernel element (im2col),
-// and one matrix product per group computes the output, in every dtype and with the guarantees of products (fixed order
-// of sums, any number of threads). For a 1 x 1 kernel with stride 1, no padding and no bias, the image itself is that
-// matrix, and nothing is copied. oneDNN's convolutions lack float64 and sum in a different order; convolutions do not
-// limit the speed of the example models.
+// cpu/product/conv.c -- convolutions on the CPU. Each image is unfolded to a matrix with one row per kernel element
+// (im2col), and one matrix product per group computes the output, in every dtype and with the guarantees of products
+// (fixed order of sums, any number of threads). For a kernel of size 1 with stride 1, no padding and no bias, the image
+// itself is that matrix, and nothing is copied. oneDNN's convolutions lack float64, and are no faster
+// (docs/performance.md).
+//
+// A convolution (rows/spatial/conv.h) has three parts: its output, the gradient of its weight, and that of its image. A
+// transposed convolution computes the third from its input, and its gradients are the other two.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 // A bias is stored as an additional column of the weight and a row of ones in the matrix, so that half types round
@@ -19,76 +22,105 @@ typedef struct job {
     ms_conv v;
     size_t size;  // size of an element in bytes
     int dtype;
+    const char *what;  // the operator's name
+    int64_t C, M, K, L;
     const char *x;  // channels of the image that belong to this group
     char *cols;     // K x L
     const void *from;
     void *to;  // add_to: from is added to it; fold: the gradient of x's channels
 } job;
 
+static job job_of(const ms_call *c, ms_conv v, int dtype)
+{
+    job j = { .v = v, .size = (size_t)ms__dtype_size(dtype), .dtype = dtype, .what = c->op->name };
+    j.C = v.in / v.groups, j.M = v.out / v.groups, j.K = j.C * ms__conv_kernel(&v), j.L = ms__conv_positions(&v);
+    return j;
+}
+
+// The number at element `at` of a tensor, by address.
+static char *element(const job *j, const ms_tensor *t, int64_t at)
+{
+    return (char *)ms__data(t) + (size_t)at * j->size;
+}
+
 // ---- image to columns and back --------------------------------------------------------------------
 
-// Writes row r of the matrix: the pixels of channel r / (kh kw) that are multiplied with kernel element r % (kh kw).
+// The output columns [first, last) that read the image with a column of the kernel: column o reads image column
+// o * sw + shift. The remaining columns read padding.
+typedef struct span {
+    int64_t first, last, shift;
+} span;
+
+static span span_of(const ms_conv *v, int64_t kw)
+{
+    int64_t shift = kw * v->dw - v->left;
+    span s = { shift < 0 ? (-shift + v->sw - 1) / v->sw : 0, v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0,
+               shift };
+    if (s.last > v->ow) s.last = v->ow;
+    if (s.first > s.last) s.first = s.last;
+    return s;
+}
+
+// The row of the image, of d x h rows, that output row (od, oh) reads with a kernel element; -1 in the padding.
+static int64_t row_of(const ms_conv *v, int64_t e, int64_t od, int64_t oh)
+{
+    int64_t d = od * v->sd - v->front + e / (v->kh * v->kw) * v->dd,
+            h = oh * v->sh - v->top + e / v->kw % v->kh * v->dh;
+    return d < 0 || d >= v->d || h < 0 || h >= v->h ? -1 : d * v->h + h;
+}
+
+// Writes row r of the matrix: the pixels of channel r / kernel that are multiplied with kernel element r % kernel.
 static void unfold_row(const job *j, int64_t r)
 {
     const ms_conv *v = &j->v;
-    int64_t c = r / (v->kh * v->kw), kh = r / v->kw % v->kh, kw = r % v->kw, shift = kw * v->dw - v->left;
-    const char *image = j->x + (size_t)(c * v->h * v->w) * j->size;
-    char *to = j->cols + (size_t)(r * v->oh * v->ow) * j->size;
-    for (int64_t oh = 0; oh < v->oh; oh++, to += (size_t)v->ow * j->size) {
-        int64_t h = oh * v->sh - v->top + kh * v->dh;
-        if (h < 0 || h >= v->h) {
+    int64_t kernel = ms__conv_kernel(v), e = r % kernel, s = v->sw;
+    span in = span_of(v, e % v->kw);
+    const char *image = j->x + (size_t)(r / kernel * ms__conv_size(v)) * j->size;
+    char *to = j->cols + (size_t)(r * j->L) * j->size;
+    for (int64_t o = 0; o < v->od * v->oh; o++, to += (size_t)v->ow * j->size) {
+        int64_t row = row_of(v, e, o / v->oh, o % v->oh), n = in.last - in.first;
+        if (row < 0 || n == 0) {
             memset(to, 0, (size_t)v->ow * j->size);
             continue;
         }
-        const char *row = image + (size_t)(h * v->w) * j->size;
-        // Output columns [first, last) read the image: column o reads image column o * sw + shift. The remaining
-        // columns read padding.
-        int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,
-                last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;
-        if (last > v->ow) last = v->ow;
-        if (first > last) first = last;
-        memset(to, 0, (size_t)first * j->size);
-        memset(to + (size_t)last * j->size, 0, (size_t)(v->ow - last) * j->size);
-        if (first == last) continue;
-        const char *at = row + (size_t)(first * v->sw + shift) * j->size;
-        int64_t n = last - first, s = v->sw;
-        if (s == 1) memcpy(to + (size_t)first * j->size, at, (size_t)n * j->size);
+        memset(to, 0, (size_t)in.first * j->size);
+        memset(to + (size_t)in.last * j->size, 0, (size_t)(v->ow - in.last) * j->size);
+        const char *at = image + (size_t)(row * v->w + in.first * s + in.shift) * j->size;
+        if (s == 1) memcpy(to + (size_t)in.first * j->size, at, (size_t)n * j->size);
         else if (j->size == 8)
-            for (int64_t k = 0; k < n; k++) ((uint64_t *)to)[first + k] = ((const uint64_t *)at)[k * s];
+            for (int64_t k = 0; k < n; k++) ((uint64_t *)to)[in.first + k] = ((const uint64_t *)at)[k * s];
         else if (j->size == 4)
-            for (int64_t k = 0; k < n; k++) ((uint32_t *)to)[first + k] = ((const uint32_t *)at)[k * s];
+            for (int64_t k = 0; k < n; k++) ((uint32_t *)to)[in.first + k] = ((const uint32_t *)at)[k * s];
         else
-            for (int64_t k = 0; k < n; k++) ((uint16_t *)to)[first + k] = ((const uint16_t *)at)[k * s];
+            for (int64_t k = 0; k < n; k++) ((uint16_t *)to)[in.first + k] = ((const uint16_t *)at)[k * s];
     }
 }
 
 static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const job *j = arg;
-    int64_t L = j->v.oh * j->v.ow;
     (void)block;
-    for (int64_t r = first / L; r < last / L; r++) unfold_row(j, r);
+    for (int64_t r = first / j->L; r < last / j->L; r++) unfold_row(j, r);
 }
 
 // The gradient of a channel of the image: adds the matrix rows of its kernel elements back to the pixels, in order.
-#define FOLD(REAL, name)                                                                                            \
-    static void name(const job *j, int64_t c)                                                                       \
-    {                                                                                                               \
-        const ms_conv *v = &j->v;                                                                                   \
-        REAL *image = (REAL *)j->to + c * v->h * v->w;                                                              \
-        for (int64_t k = 0; k < v->h * v->w; k++) image[k] = 0;                                                     \
-        for (int64_t e = 0; e < v->kh * v->kw; e++) {                                                               \
-            const REAL *from = (const REAL *)j->cols + (c * v->kh * v->kw + e) * v->oh * v->ow;                     \
-            int64_t kh = e / v->kw, shift = e % v->kw * v->dw - v->left;                                            \
-            int64_t first = shift < 0 ? (-shift + v->sw - 1) / v->sw : 0,                                           \
-                    last = v->w > shift ? (v->w - shift + v->sw - 1) / v->sw : 0;                                   \
-            if (last > v->ow) last = v->ow;                                                                         \
-            for (int64_t oh = 0; oh < v->oh; oh++) {                                                                \
-                int64_t h = oh * v->sh - v->top + kh * v->dh;                                                       \
-                if (h < 0 || h >= v->h) continue;                                                                   \
-                for (int64_t o = first; o < last; o++) image[h * v->w + o * v->sw + shift] += from[oh * v->ow + o]; \
-            }                                                                                                       \
-        }                                                                                                           \
+#define FOLD(REAL, name)                                                               \
+    static void name(const job *j, int64_t c)                                          \
+    {                                                                                  \
+        const ms_conv *v = &j->v;                                                      \
+        int64_t size = ms__conv_size(v), kernel = ms__conv_kernel(v);                  \
+        REAL *image = (REAL *)j->to + c * size;                                        \
+        for (int64_t k = 0; k < size; k++) image[k] = 0;                               \
+        for (int64_t e = 0; e < kernel; e++) {                                         \
+            const REAL *from = (const REAL *)j->cols + (c * kernel + e) * j->L;        \
+            span in = span_of(v, e % v->kw);                                           \
+            for (int64_t o = 0; o < v->od * v->oh; o++, from += v->ow) {               \
+                int64_t row = row_of(v, e, o / v->oh, o % v->oh);                      \
+                if (row < 0) continue;                                                 \
+                REAL *to = image + row * v->w + in.shift;                              \
+                for (int64_t k = in.first; k < in.last; k++) to[k * v->sw] += from[k]; \
+            }                                                                          \
+        }                                                                              \
     }
 FOLD(float, fold_f32)
 FOLD(double, fold_f64)
@@ -96,7 +128,7 @@ FOLD(double, fold_f64)
 static void fold(void *arg, int64_t first, int64_t last, int64_t block)
 {
     const job *j = arg;
-    int64_t each = j->v.h * j->v.w;
+    int64_t each = ms__conv_size(&j->v);
     (void)block;
     for (int64_t c = first / each; c < last / each; c++) {
         if (j->dtype == MS_F64) fold_f64(j, c);
@@ -115,30 +147,27 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
 }
 
 // Returns the unfolded matrix of image n, group g, stored in room; or the image itself when room is NULL.
-static const void *columns(job *j, const void *x, void *room, int64_t n, int64_t g)
+static const void *columns(job *j, const ms_tensor *x, void *room, int64_t n, int64_t g)
 {
-    const ms_conv *v = &j->v;
-    int64_t C = v->in / v->groups, L = v->oh * v->ow, K = C * v->kh * v->kw;
-    j->x = (const char *)x + (size_t)((n * v->in + g * C) * v->h * v->w) * j->size;
+    j->x = element(j, x, (n * j->v.in + g * j->C) * ms__conv_size(&j->v));
     if (!room) return j->x;
     j->cols = room;
-    ms__parallel(K * L, (K * L < 8192 ? K : (8192 + L - 1) / L) * L, unfold, j);
+    ms__parallel(j->K * j->L, (j->K * j->L < 8192 ? j->K : (8192 + j->L - 1) / j->L) * j->L, unfold, j);
     return room;
 }
 
-// ---- forward --------------------------------------------------------------------------------------
+// ---- the output -----------------------------------------------------------------------------------
 
 // The weight with the bias as an additional column, O x (K + 1), and the row of ones that multiplies this column.
 static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b)
 {
     static const float one = 1;
-    int64_t K = w->numel / j->v.out, L = j->v.oh * j->v.ow;
+    int64_t K = j->K;
     for (int64_t o = 0; o < j->v.out; o++) {
-        memcpy(wide + (size_t)(o * (K + 1)) * j->size, (const char *)ms__data(w) + (size_t)(o * K) * j->size,
-               (size_t)K * j->size);
-        memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, (const char *)ms__data(b) + (size_t)o * j->size, j->size);
+        memcpy(wide + (size_t)(o * (K + 1)) * j->size, element(j, w, o * K), (size_t)K * j->size);
+        memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, element(j, b, o), j->size);
     }
-    for (int64_t k = 0; k < L; k++) {
+    for (int64_t k = 0; k < j->L; k++) {
         if (j->size == 8) ((double *)ones)[k] = 1;
         else if (j->size == 4) ((float *)ones)[k] = one;
         else if (j->dtype == MS_BF16) ((ms_bf16 *)ones)[k] = ms_float_to_bf16(one);
@@ -146,117 +175,198 @@ static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, cons
     }
 }
 
-ms_status ms__cpu_conv2d(ms_call *c)
+// y = w columns (+ b, unless it is NULL). All are contiguous, of j's dtype.
+static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *b, ms_tensor *y)
 {
-    ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = c->out[0];
+    const ms_conv *v = &j->v;
     ms_block *room = NULL, *wide = NULL;
-    job j = { .v = ms__conv_of(c->in[0], c->in[1], c->i), .size = (size_t)ms__dtype_size(y->dtype), .dtype = y->dtype };
-    const ms_conv *v = &j.v;
-    int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
-    bool bias = c->n_in > 2 && c->in[2], copy = bias || !ms__conv_pointwise(v);
+    int64_t K = j->K + (b != NULL);
     if (y->numel == 0) return MS_OK;
-    ms_status st = ms__contiguous(&x, c->in[0]);
-    if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
-    if (st == MS_OK && bias) st = ms__contiguous(&b, c->in[2]);
-    if (st == MS_OK && copy) st = ms__alloc(&room, MS_CPU, (size_t)((K + bias) * L) * j.size, "conv2d");
-    if (st == MS_OK && bias) st = ms__alloc(&wide, MS_CPU, (size_t)(v->out * (K + 1)) * j.size, "conv2d");
-    if (st == MS_OK && bias) widen(&j, wide->data, (char *)room->data + (size_t)(K * L) * j.size, w, b);
+    ms_status st = MS_OK;
+    if (b || !ms__conv_pointwise(v)) st = ms__alloc(&room, MS_CPU, (size_t)(K * j->L) * j->size, j->what);
+    if (st == MS_OK && b) st = ms__alloc(&wide, MS_CPU, (size_t)(v->out * K) * j->size, j->what);
+    if (st == MS_OK && b) widen(j, wide->data, (char *)room->data + (size_t)(j->K * j->L) * j->size, w, b);
     for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
         int64_t n = k / v->groups, g = k % v->groups;
-        ms_gemm p = ms__gemm_of("conv2d", j.dtype, M, L, K + bias);
-        p.a_rs = K + bias, p.a_cs = 1, p.b_rs = L, p.b_cs = 1;
-        p.a = (const char *)(bias ? wide->data : ms__data(w)) + (size_t)(g * M * (K + bias)) * j.size;
-        p.b = columns(&j, ms__data(x), room ? room->data : NULL, n, g);
-        p.c = (char *)ms__data(y) + (size_t)((n * v->out + g * M) * L) * j.size;
+        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->L, K);
+        p.a_rs = K, p.a_cs = 1, p.b_rs = j->L, p.b_cs = 1;
+        p.a = (const char *)(b ? wide->data : ms__data(w)) + (size_t)(g * j->M * K) * j->size;
+        p.b = columns(j, x, room ? room->data : NULL, n, g);
+        p.c = element(j, y, (n * v->out + g * j->M) * j->L);
         st = ms__gemm(&p);
     }
     if (wide) ms__free(wide);
     if (room) ms__free(room);
-    ms__release(b);
-    ms__release(w);
-    ms__release(x);
     return st;
 }
 
-// ---- backward -------------------------------------------------------------------------------------
+// ---- gradients ------------------------------------------------------------------------------------
 
-// Sums each channel of g over images and positions, in double.
-static void bias_gradient(const ms_conv *v, ms_tensor *db, const ms_tensor *g)
+// dw = g columns^T, summed over images. g is the gradient of the output. float32 or float64.
+static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
 {
-    int64_t L = v->oh * v->ow;
-    for (int64_t o = 0; o < v->out; o++) {
+    const ms_conv *v = &j->v;
+    ms_block *room = NULL, *part = NULL;
+    if (dw->numel == 0) return MS_OK;
+    if (v->n == 0 || j->L == 0) return ms__zero(dw);
+    ms_status st = MS_OK;
+    if (!ms__conv_pointwise(v)) st = ms__alloc(&room, MS_CPU, (size_t)(j->K * j->L) * j->size, j->what);
+    if (st == MS_OK && v->n > 1) st = ms__alloc(&part, MS_CPU, (size_t)(j->M * j->K) * j->size, j->what);
+    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
+        int64_t n = k / v->groups, group = k % v->groups;
+        char *sum = element(j, dw, group * j->M * j->K);
+        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->K, j->L);
+        p.a = element(j, g, (n * v->out + group * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1;
+        p.b = columns(j, x, room ? room->data : NULL, n, group), p.b_rs = 1, p.b_cs = j->L;
+        p.c = n ? part->data : sum;
+        st = ms__gemm(&p);
+        if (st != MS_OK || n == 0) continue;
+        j->from = part->data;
+        j->to = sum;
+        ms__parallel(j->M * j->K, 32768, add_to, j);
+    }
+    if (part) ms__free(part);
+    if (room) ms__free(room);
+    return st;
+}
+
+// dx = w^T g, folded. float32 or float64.
+static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, ms_tensor *dx)
+{
+    const ms_conv *v = &j->v;
+    ms_block *room = NULL;
+    if (dx->numel == 0) return MS_OK;
+    if (j->M == 0 || j->L == 0) return ms__zero(dx);
+    if (!ms__conv_pointwise(v)) MS_TRY(ms__alloc(&room, MS_CPU, (size_t)(j->K * j->L) * j->size, j->what));
+    ms_status st = MS_OK;
+    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
+        int64_t n = k / v->groups, group = k % v->groups;
+        char *image = element(j, dx, (n * v->in + group * j->C) * ms__conv_size(v));
+        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->K, j->L, j->M);
+        p.a = element(j, w, group * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
+        p.b = element(j, g, (n * v->out + group * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1;
+        p.c = room ? room->data : image;
+        st = ms__gemm(&p);
+        if (st != MS_OK || !room) continue;
+        j->cols = room->data;
+        j->to = image;
+        ms__parallel(j->C * ms__conv_size(v), ms__conv_size(v), fold, j);
+    }
+    if (room) ms__free(room);
+    return st;
+}
+
+// Sums each channel of g [N, O, S] over images and positions, in double.
+static void bias_gradient(ms_tensor *db, const ms_tensor *g)
+{
+    int64_t N = g->shape[0], O = g->shape[1], S = 1;
+    for (int d = 2; d < g->ndim; d++) S *= g->shape[d];
+    for (int64_t o = 0; o < O; o++) {
         double sum = 0;
-        for (int64_t n = 0; n < v->n; n++) {
-            int64_t at = (n * v->out + o) * L;
+        for (int64_t n = 0; n < N; n++) {
+            int64_t at = (n * O + o) * S;
             if (g->dtype == MS_F64)
-                for (int64_t k = 0; k < L; k++) sum += ((const double *)ms__data(g))[at + k];
+                for (int64_t k = 0; k < S; k++) sum += ((const double *)ms__data(g))[at + k];
             else
-                for (int64_t k = 0; k < L; k++) sum += ((const float *)ms__data(g))[at + k];
+                for (int64_t k = 0; k < S; k++) sum += ((const float *)ms__data(g))[at + k];
         }
         if (db->dtype == MS_F64) ((double *)ms__data(db))[o] = sum;
         else ((float *)ms__data(db))[o] = (float)sum;
     }
 }
 
-// Inputs: gradient, x, w. The last integer is the mask of needed gradients. dx = folded W^T g; dw = g columns^T, summed
-// over images.
-ms_status ms__cpu_conv2d_backward(ms_call *c)
+// ---- operators ------------------------------------------------------------------------------------
+
+ms_status ms__cpu_conv(ms_call *c)
 {
-    ms_tensor *g = NULL, *x = NULL, *w = NULL, *dx = NULL, *dw = NULL, *db = NULL;
-    ms_block *room = NULL, *part = NULL;
-    int dtype = c->in[0]->dtype == MS_F64 ? MS_F64 : MS_F32;
-    job j = { .v = ms__conv_of(c->in[1], c->in[2], c->i), .size = (size_t)ms__dtype_size(dtype), .dtype = dtype };
-    const ms_conv *v = &j.v;
-    int64_t C = v->in / v->groups, M = v->out / v->groups, K = C * v->kh * v->kw, L = v->oh * v->ow;
-    bool copy = !ms__conv_pointwise(v);
-    ms_status st = ms__as_dtype(&g, c->in[0], dtype);
-    if (st == MS_OK) st = ms__as_dtype(&x, c->in[1], dtype);
-    if (st == MS_OK) st = ms__as_dtype(&w, c->in[2], dtype);
-    if (st == MS_OK) st = ms__work_on(&dx, ms__grad_out(c, 0), dtype, c->op->name);
-    if (st == MS_OK) st = ms__work_on(&dw, ms__grad_out(c, 1), dtype, c->op->name);
-    if (st == MS_OK) st = ms__work_on(&db, ms__grad_out(c, 2), dtype, c->op->name);
-    if (st == MS_OK && dw && v->n == 0) st = ms__zero(dw);
-    if (st == MS_OK && dx && M == 0) st = ms__zero(dx);
-    if (st == MS_OK && K * L > 0) st = ms__alloc(&room, MS_CPU, (size_t)(K * L) * j.size, "conv2d_backward");
-    if (st == MS_OK && dw && v->n > 1) st = ms__alloc(&part, MS_CPU, (size_t)(M * K) * j.size + 1, "conv2d_backward");
-    if (st == MS_OK && db) bias_gradient(v, db, g);
-    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK && K * L > 0 && M > 0; k++) {
-        int64_t n = k / v->groups, group = k % v->groups;
-        const char *gradient = (const char *)ms__data(g) + (size_t)((n * v->out + group * M) * L) * j.size;
-        if (dw) {
-            char *sum = (char *)ms__data(dw) + (size_t)(group * M * K) * j.size;
-            ms_gemm p = ms__gemm_of("conv2d_backward", dtype, M, K, L);
-            p.a = gradient, p.a_rs = L, p.a_cs = 1;
-            p.b = columns(&j, ms__data(x), copy ? room->data : NULL, n, group), p.b_rs = 1, p.b_cs = L;
-            p.c = n ? part->data : sum;
-            st = ms__gemm(&p);
-            if (st != MS_OK) break;
-            if (n) {
-                j.from = part->data;
-                j.to = sum;
-                ms__parallel(M * K, 32768, add_to, &j);
-            }
-        }
-        if (dx) {
-            char *image = (char *)ms__data(dx) + (size_t)((n * v->in + group * C) * v->h * v->w) * j.size;
-            ms_gemm p = ms__gemm_of("conv2d_backward", dtype, K, L, M);
-            p.a = (const char *)ms__data(w) + (size_t)(group * M * K) * j.size, p.a_rs = 1, p.a_cs = K;
-            p.b = gradient, p.b_rs = L, p.b_cs = 1;
-            p.c = copy ? room->data : image;
-            st = ms__gemm(&p);
-            if (st != MS_OK || !copy) continue;
-            j.cols = room->data;
-            j.to = image;
-            ms__parallel(C * v->h * v->w, v->h * v->w, fold, &j);
-        }
-    }
-    st = ms__put_back(ms__grad_out(c, 2), db, st);
-    st = ms__put_back(ms__grad_out(c, 1), dw, st);
-    st = ms__put_back(ms__grad_out(c, 0), dx, st);
-    if (part) ms__free(part);
-    if (room) ms__free(room);
+    ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = c->out[0];
+    job j = job_of(c, ms__conv_of(c->in[0], c->in[1], c->i), y->dtype);
+    ms_status st = ms__contiguous(&x, c->in[0]);
+    if (st == MS_OK) st = ms__contiguous(&w, c->in[1]);
+    if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__contiguous(&b, c->in[2]);
+    if (st == MS_OK) st = output(&j, x, w, b, y);
+    ms__release(b);
     ms__release(w);
     ms__release(x);
-    ms__release(g);
     return st;
+}
+
+// The tensors of a gradient in the dtype that it is computed in, float32 or float64.
+typedef struct operands {
+    int dtype;
+    ms_tensor *g, *x, *w;     // inputs
+    ms_tensor *dx, *dw, *db;  // outputs; NULL: not needed
+} operands;
+
+static ms_status hold(operands *o, ms_call *c)
+{
+    ms_tensor **in[] = { &o->g, &o->x, &o->w }, **out[] = { &o->dx, &o->dw, &o->db };
+    *o = (operands) { .dtype = c->in[0]->dtype == MS_F64 ? MS_F64 : MS_F32 };
+    for (int k = 0; k < 3; k++) MS_TRY(ms__as_dtype(in[k], c->in[k], o->dtype));
+    for (int k = 0; k < 3; k++) MS_TRY(ms__work_on(out[k], ms__grad_out(c, k), o->dtype, c->op->name));
+    return MS_OK;
+}
+
+static ms_status let_go(operands *o, ms_call *c, ms_status st)
+{
+    ms_tensor *out[] = { o->dx, o->dw, o->db };
+    for (int k = 0; k < 3; k++) st = ms__put_back(ms__grad_out(c, k), out[k], st);
+    ms__release(o->g);
+    ms__release(o->x);
+    ms__release(o->w);
+    return st;
+}
+
+// Inputs: gradient, x, w. The last integer is the mask of needed gradients.
+ms_status ms__cpu_conv_backward(ms_call *c)
+{
+    operands o;
+    ms_status st = hold(&o, c);
+    job j = job_of(c, ms__conv_of(c->in[1], c->in[2], c->i), o.dtype);
+    if (st == MS_OK && o.db) bias_gradient(o.db, o.g);
+    if (st == MS_OK && o.dw) st = weight_gradient(&j, o.g, o.x, o.dw);
+    if (st == MS_OK && o.dx) st = image_gradient(&j, o.g, o.w, o.dx);
+    return let_go(&o, c, st);
+}
+
+// Adds b[channel] to every element of y [N, C, S].
+static void add_bias(ms_tensor *y, const ms_tensor *b)
+{
+    int64_t C = y->shape[1], rows = y->shape[0] * C, S = rows ? y->numel / rows : 0;
+    for (int64_t r = 0; r < rows; r++) {
+        if (y->dtype == MS_F64)
+            for (int64_t k = 0; k < S; k++) ((double *)ms__data(y))[r * S + k] += ((const double *)ms__data(b))[r % C];
+        else
+            for (int64_t k = 0; k < S; k++) ((float *)ms__data(y))[r * S + k] += ((const float *)ms__data(b))[r % C];
+    }
+}
+
+ms_status ms__cpu_conv_transpose(ms_call *c)
+{
+    ms_tensor *x = NULL, *w = NULL, *b = NULL, *y = NULL;
+    int dtype = c->in[0]->dtype == MS_F64 ? MS_F64 : MS_F32;
+    job j = job_of(c, ms__conv_transposed_of(c->out[0], c->in[1], c->i), dtype);
+    ms_status st = ms__as_dtype(&x, c->in[0], dtype);
+    if (st == MS_OK) st = ms__as_dtype(&w, c->in[1], dtype);
+    if (st == MS_OK && c->n_in > 2 && c->in[2]) st = ms__as_dtype(&b, c->in[2], dtype);
+    if (st == MS_OK) st = ms__work_on(&y, c->out[0], dtype, j.what);
+    if (st == MS_OK) st = image_gradient(&j, x, w, y);
+    if (st == MS_OK && b) add_bias(y, b);
+    st = ms__put_back(c->out[0], y, st);
+    ms__release(b);
+    ms__release(w);
+    ms__release(x);
+    return st;
+}
+
+// Inputs: gradient, x, w. The last integer is the mask of needed gradients.
+ms_status ms__cpu_conv_transpose_backward(ms_call *c)
+{
+    operands o;
+    ms_status st = hold(&o, c);
+    job j = job_of(c, ms__conv_transposed_of(c->in[0], c->in[2], c->i), o.dtype);
+    if (st == MS_OK && o.db) bias_gradient(o.db, o.g);
+    if (st == MS_OK && o.dw) st = weight_gradient(&j, o.x, o.g, o.dw);
+    if (st == MS_OK && o.dx) st = output(&j, o.g, o.w, NULL, o.dx);
+    return let_go(&o, c, st);
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cuda/spatial/conv.cu -- conv2d, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col), as many
-// at a time as fit in ROOM bytes, and one batched product per group computes the output. For a 1 x 1 kernel with stride
-// 1, no padding and no bias, the images are the matrices. A bias is stored as an additional column of the weight and a
-// row of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those of w in a
-// fixed order; gradients of the bias in float64.
+// cuda/spatial/conv.cu -- convolutions, as on the CPU (cpu/product/conv.c): images are unfolded to matrices (im2col),
+// as many at a time as fit in ROOM bytes, and one batched product per group computes the output. For a kernel of size 1
+// with stride 1, no padding and no bias, the images are the matrices. A bias is stored as an additional column of the
+// weight and a row of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those
+// of w in a fixed order; gradients of the bias in float64. A transposed convolution is the gradient of x, to which its
+// bias is added before it is rounded; its gradients are the other two parts.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 #include "rows/spatial/conv.h"
@@ -31,49 +32,59 @@ template <class S>
 __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
 {
     typedef real_of<S> T;
-    int64_t L = v.oh * v.ow, packs = (L + WIDE - 1) / WIDE, i = GLOBAL_INDEX, kernel = v.kh * v.kw;
+    int64_t L = ms__conv_positions(&v), packs = (L + WIDE - 1) / WIDE, i = GLOBAL_INDEX, kernel = ms__conv_kernel(&v);
     if (i >= some.count * rows * packs) return;
     int64_t row = i / packs, l = (i - row * packs) * WIDE, n = row / rows, r = row - n * rows, c = r / kernel;
-    int64_t ky = (r - c * kernel) / v.kw, kx = r % v.kw, oy = l / v.ow, ox = l - oy * v.ow;
-    int64_t h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw, C = v.in / v.groups;
+    int64_t ky = (r - c * kernel) / v.kw, kx = r % v.kw, oy = l / v.ow, ox = l - oy * v.ow, C = v.in / v.groups;
+    int64_t kz = 0, oz = 0;
+    if (kernel > v.kh * v.kw || v.od > 1) {  // spares images without a depth the divisions
+        kz = ky / v.kh, ky -= kz * v.kh;
+        oz = oy / v.oh, oy -= oz * v.oh;
+    }
+    int64_t d = oz * v.sd - v.front + kz * v.dd, h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw;
+    bool row_inside = d >= 0 && d < v.d && h >= 0 && h < v.h;
     T out[WIDE];
-    x += ((some.first + n) * v.in + some.group * C + c) * v.h * v.w;
+    x += ((some.first + n) * v.in + some.group * C + c) * v.d * v.h * v.w;
     if (c < C && v.sw == 1 && ox + WIDE <= v.ow) {
-        read_pack(x + h * v.w, w, h >= 0 && h < v.h ? v.w : 0, (T)0, out);
+        read_pack(x + (d * v.h + h) * v.w, w, row_inside ? v.w : 0, (T)0, out);
     } else if (c < C && v.sw == 2 && ox + WIDE <= v.ow) {
         T low[WIDE], high[WIDE];
-        read_pack(x + h * v.w, w, h >= 0 && h < v.h ? v.w : 0, (T)0, low);
-        read_pack(x + h * v.w, w + WIDE, h >= 0 && h < v.h ? v.w : 0, (T)0, high);
+        read_pack(x + (d * v.h + h) * v.w, w, row_inside ? v.w : 0, (T)0, low);
+        read_pack(x + (d * v.h + h) * v.w, w + WIDE, row_inside ? v.w : 0, (T)0, high);
         UNROLL
         for (int e = 0; e < WIDE / 2; e++) out[e] = low[2 * e], out[e + WIDE / 2] = high[2 * e];
     } else {
         UNROLL
-        for (int e = 0; e < WIDE; e++) {
-            bool inside = c < C && h >= 0 && h < v.h && w >= 0 && w < v.w;
-            out[e] = inside ? one_of(x + h * v.w + w) : c < C ? 0 : 1;
+        for (int p = 0; p < WIDE; p++) {
+            bool inside = c < C && d >= 0 && d < v.d && h >= 0 && h < v.h && w >= 0 && w < v.w;
+            out[p] = inside ? one_of(x + (d * v.h + h) * v.w + w) : c < C ? 0 : 1;
             w += v.sw;
-            if (++ox == v.ow) ox = 0, h += v.sh, w = kx * v.dw - v.left;
+            if (++ox < v.ow) continue;
+            ox = 0, h += v.sh, w = kx * v.dw - v.left;
+            if (++oy == v.oh) oy = 0, d += v.sd, h = ky * v.dh - v.top;
         }
     }
     write_pack(cols + row * L, l, L, out);
 }
 
-// The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order. A
-// thread computes WIDE elements of a row; if the stride is 1 or 2, a kernel element's contributions to them are
-// adjacent in cols.
-template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, S *dx)
+// The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order; b
+// (NULL: none) has a number for each channel, which is added. A thread computes WIDE elements of a row; if the stride
+// is 1 or 2, a kernel element's contributions to them are adjacent in cols.
+template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, const S *b, S *dx)
 {
     typedef real_of<S> T;
     int64_t packs = (v.w + WIDE - 1) / WIDE, i = GLOBAL_INDEX, C = v.in / v.groups;
-    if (i >= some.count * C * v.h * packs) return;
-    int64_t row = i / packs, w = (i - row * packs) * WIDE, plane = row / v.h, h = row - plane * v.h, n = plane / C;
+    if (i >= some.count * C * v.d * v.h * packs) return;
+    int64_t row = i / packs, w = (i - row * packs) * WIDE, at = row / v.h, h = row - at * v.h, plane = at / v.d,
+            d = at - plane * v.d, n = plane / C;
     T sum[WIDE] = {}, part[WIDE];
-    cols += plane * v.kh * v.kw * v.oh * v.ow;
-    for (int64_t ky = 0; ky < v.kh; ky++) {
-        int64_t y = h + v.top - ky * v.dh, oy = y / v.sh;
-        if (y < 0 || oy * v.sh != y || oy >= v.oh) continue;
+    cols += plane * ms__conv_kernel(&v) * ms__conv_positions(&v);
+    for (int64_t k = 0; k < v.kd * v.kh; k++) {
+        int64_t kz = k / v.kh, ky = k - kz * v.kh, z = d + v.front - kz * v.dd, oz = z / v.sd,
+                y = h + v.top - ky * v.dh, oy = y / v.sh;
+        if (z < 0 || oz * v.sd != z || oz >= v.od || y < 0 || oy * v.sh != y || oy >= v.oh) continue;
         for (int64_t kx = 0; kx < v.kw; kx++) {
-            const T *from = cols + ((ky * v.kw + kx) * v.oh + oy) * v.ow;
+            const T *from = cols + (((k * v.kw + kx) * v.od + oz) * v.oh + oy) * v.ow;
             int64_t x = w + v.left - kx * v.dw;
             if (v.sw == 1) {
                 read_pack(from, x, v.ow, (T)0, part);
@@ -99,7 +110,13 @@ template <class S> __global__ void fold_kernel(ms_conv v, images some, const rea
             }
         }
     }
-    write_pack(dx + (plane + n * (v.in - C) + some.first * v.in + some.group * C) * v.h * v.w + h * v.w, w, v.w, sum);
+    if (b) {
+        T more = one_of(b + some.group * C + plane - n * C);
+        UNROLL
+        for (int e = 0; e < WIDE; e++) sum[e] += more;
+    }
+    plane += n * (v.in - C) + some.first * v.in + some.group * C;
+    write_pack(dx + ((plane * v.d + d) * v.h + h) * v.w, w, v.w, sum);
 }
 
 // Partial results of n elements: `count` of them, each `step` elements after the one before it.
@@ -174,12 +191,11 @@ struct conv_job {
     int64_t C, M, K, L, at_once;
     bool pointwise;
 };
-static conv_job job_of(const ms_call *c, const ms_tensor *x, const ms_tensor *w)
+static conv_job job_of(const ms_call *c, const ms_conv &v)
 {
-    conv_job j = {
-        c->op->name, index_of(x), ms__device(x), (int)x->dtype, ms__conv_of(x, w, c->i), 0, 0, 0, 0, 0, false
-    };
-    j.C = j.v.in / j.v.groups, j.M = j.v.out / j.v.groups, j.K = j.C * j.v.kh * j.v.kw, j.L = j.v.oh * j.v.ow;
+    const ms_tensor *x = c->in[0];
+    conv_job j = { c->op->name, index_of(x), ms__device(x), (int)x->dtype, v, 0, 0, 0, 0, 0, false };
+    j.C = v.in / v.groups, j.M = v.out / v.groups, j.K = j.C * ms__conv_kernel(&v), j.L = ms__conv_positions(&v);
     j.pointwise = ms__conv_pointwise(&j.v);
     return j;
 }
@@ -249,24 +265,30 @@ static ms_status widen(const conv_job *j, const ms_tensor *w, const ms_tensor *b
     return st;
 }
 
-static ms_status run_conv2d(ms_call *c)
+// bias: NULL if there is none.
+static ms_status output(const ms_call *c, conv_job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *bias,
+                        ms_tensor *y)
 {
-    held_inputs h;
     scratch cols;
-    ms_tensor *y = c->out[0], *wide = NULL;
-    conv_job j = job_of(c, c->in[0], c->in[1]);
-    bool bias = c->n_in > 2 && c->in[2];
-    int64_t rows = j.K + bias, size = ms__dtype_size(j.dtype), shape[] = { j.v.out, rows };
+    ms_tensor *wide = NULL;
+    int64_t rows = j->K + (bias != NULL), size = ms__dtype_size(j->dtype), shape[] = { j->v.out, rows };
     if (y->numel == 0) return MS_OK;
-    MS_TRY(h.hold(c));
-    take_images(&j, rows * j.L * size);
-    if (bias || !j.pointwise) MS_TRY(cols.alloc(c, j.device, j.at_once * rows * j.L * size));
-    if (!bias) return forward(&j, ms__data(h.in[0]), ms__data(h.in[1]), rows, cols.data, ms__data(y));
-    MS_TRY(ms__tensor_new(&wide, j.dtype, j.device, 2, shape, j.what));
-    ms_status st = widen(&j, h.in[1], h.in[2], wide);
-    if (st == MS_OK) st = forward(&j, ms__data(h.in[0]), ms__data(wide), rows, cols.data, ms__data(y));
+    take_images(j, rows * j->L * size);
+    if (bias || !j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * rows * j->L * size));
+    if (!bias) return forward(j, ms__data(x), ms__data(w), rows, cols.data, ms__data(y));
+    MS_TRY(ms__tensor_new(&wide, j->dtype, j->device, 2, shape, j->what));
+    ms_status st = widen(j, w, bias, wide);
+    if (st == MS_OK) st = forward(j, ms__data(x), ms__data(wide), rows, cols.data, ms__data(y));
     ms__release(wide);
     return st;
+}
+
+static ms_status run_conv(ms_call *c)
+{
+    held_inputs h;
+    conv_job j = job_of(c, ms__conv_of(c->in[0], c->in[1], c->i));
+    MS_TRY(h.hold(c));
+    return output(c, &j, h.in[0], h.in[1], h.in[2], c->out[0]);
 }
 
 // ---- backward ----
@@ -334,8 +356,20 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
     return MS_OK;
 }
 
-// dx = weight^T gradient, folded.
-static ms_status input_gradient(const conv_job *j, const void *gradient, const void *w, void *cols, ms_tensor *dx)
+// dx = weight^T gradient, folded, plus the bias of a transposed convolution (NULL: none).
+static ms_status fold_images(const conv_job *j, const images &some, const void *cols, const ms_tensor *bias,
+                             ms_tensor *dx)
+{
+    const ms_conv &v = j->v;
+    grid threads = grid_of(some.count * j->C * v.d * v.h * up(v.w, WIDE));
+#define FOLD(S, T)                                                                                              \
+    return launch(j->what, j->index, fold_kernel<S>, threads.blocks, threads.threads, v, some, (const T *)cols, \
+                  (const S *)data_of(bias), (S *)ms__data(dx))
+    WITH_FLOAT_TYPE(j->dtype, FOLD)
+#undef FOLD
+}
+static ms_status image_gradient(const conv_job *j, const void *gradient, const void *w, void *cols,
+                                const ms_tensor *bias, ms_tensor *dx)
 {
     const ms_conv &v = j->v;
     for (int64_t g = 0; g < v.groups; g++)
@@ -345,27 +379,19 @@ static ms_status input_gradient(const conv_job *j, const void *gradient, const v
             p.a = element(j, w, g * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
             p.b = element(j, gradient, (first * v.out + g * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1,
             p.b_bs[0] = v.out * j->L;
-            if (j->pointwise) {
-                p.c = (void *)element(j, ms__data(dx), (first * v.in + g * j->C) * j->L), p.c_bs[0] = v.in * j->L;
-                MS_TRY(ms__cuda_product(j->index, &p));
-                continue;
-            }
-            p.c_type = sums_dtype(j);
-            p.c = cols, p.c_bs[0] = j->K * j->L;
+            if (cols) {
+                p.c_type = sums_dtype(j);
+                p.c = cols, p.c_bs[0] = j->K * j->L;
+            } else p.c = (void *)element(j, ms__data(dx), (first * v.in + g * j->C) * j->L), p.c_bs[0] = v.in * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
-            grid threads = grid_of(some.count * j->C * v.h * up(v.w, WIDE));
-#define FOLD(S, T)                                                                                        \
-    MS_TRY(launch(j->what, j->index, fold_kernel<S>, threads.blocks, threads.threads, v, some, (T *)cols, \
-                  (S *)ms__data(dx)))
-            WITH_FLOAT_TYPE(j->dtype, FOLD)
-#undef FOLD
+            if (cols) MS_TRY(fold_images(j, some, cols, bias, dx));
         }
     return MS_OK;
 }
 
-template <class S> static ms_status bias_typed(const ms_call *c, const conv_job *j, const S *g, S *db)
+template <class S> static ms_status bias_typed(const ms_call *c, const conv_job *j, const planes &z, const S *g, S *db)
 {
-    channel_parts p = channel_parts_of({ j->v.n, j->v.out, j->L }, sizeof(S), 1);
+    channel_parts p = channel_parts_of(z, sizeof(S), 1);
     scratch parts;
     if (p.segments > 1) MS_TRY(parts.alloc(c, j->device, p.c * p.segments * (int64_t)sizeof(double)));
     double *sums = (double *)parts.data;
@@ -375,43 +401,81 @@ template <class S> static ms_status bias_typed(const ms_call *c, const conv_job 
 }
 static ms_status bias_gradient(const ms_call *c, const conv_job *j, const ms_tensor *g, ms_tensor *db)
 {
-#define BIAS(S, T) return bias_typed(c, j, (const S *)ms__data(g), (S *)ms__data(db))
+    planes z = { g->shape[0], g->shape[1], 1 };
+    for (int d = 2; d < g->ndim; d++) z.s *= g->shape[d];
+#define BIAS(S, T) return bias_typed(c, j, z, (const S *)ms__data(g), (S *)ms__data(db))
     WITH_FLOAT_TYPE(j->dtype, BIAS)
 #undef BIAS
 }
 
-static ms_status backward(ms_call *c, conv_job *j, const held_inputs &h)
+// dw from the gradient of the output, g, and the image x.
+static ms_status weight(const ms_call *c, conv_job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
 {
-    const ms_tensor *g = h.in[0], *x = h.in[1], *w = h.in[2];
-    ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
-    const ms_conv &v = j->v;
     int64_t n = j->M * j->K, size = sums_size(j);
     scratch cols;
-    if (db) MS_TRY(bias_gradient(c, j, g, db));
-    if (dw && v.n == 0) MS_TRY(ms__cuda_fill_tensor(dw, 0));
-    if (dx && j->M == 0) MS_TRY(ms__cuda_fill_tensor(dx, 0));
-    if (n == 0 || v.n == 0) return MS_OK;
+    weight_room room;
+    if (dw->numel == 0) return MS_OK;
+    if (j->v.n == 0 || j->L == 0) return ms__cuda_fill_tensor(dw, 0);
     take_images(j, size * (j->K * j->L > n ? j->K * j->L : n));
     if (!j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * size));
-    if (dw) {
-        weight_room room;
-        MS_TRY(room.make(c, j));
-        MS_TRY(weight_gradient(j, ms__data(g), ms__data(x), cols.data, room, dw));
-    }
-    return dx ? input_gradient(j, ms__data(g), ms__data(w), cols.data, dx) : MS_OK;
+    MS_TRY(room.make(c, j));
+    return weight_gradient(j, ms__data(g), ms__data(x), cols.data, room, dw);
+}
+
+// dx from the gradient of the output, g, and the weight; bias: of a transposed convolution, or NULL.
+static ms_status image(const ms_call *c, conv_job *j, const ms_tensor *g, const ms_tensor *w, const ms_tensor *bias,
+                       ms_tensor *dx)
+{
+    scratch cols;
+    if (dx->numel == 0) return MS_OK;
+    if (j->L == 0 || (j->M == 0 && !bias)) return ms__cuda_fill_tensor(dx, 0);
+    take_images(j, sums_size(j) * j->K * j->L);
+    if (bias || !j->pointwise) MS_TRY(cols.alloc(c, j->device, j->at_once * j->K * j->L * sums_size(j)));
+    return image_gradient(j, ms__data(g), ms__data(w), cols.data, bias, dx);
 }
 
 // Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
 // selects.
-static ms_status run_conv2d_backward(ms_call *c)
+static ms_status run_conv_backward(ms_call *c)
 {
     held_inputs h;
-    conv_job j = job_of(c, c->in[1], c->in[2]);
+    conv_job j = job_of(c, ms__conv_of(c->in[1], c->in[2], c->i));
+    ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
     MS_TRY(h.hold(c));
-    return backward(c, &j, h);
+    if (db) MS_TRY(bias_gradient(c, &j, h.in[0], db));
+    if (dw) MS_TRY(weight(c, &j, h.in[0], h.in[1], dw));
+    return dx ? image(c, &j, h.in[0], h.in[2], NULL, dx) : MS_OK;
+}
+
+// ---- transposed convolution ----
+
+static ms_status run_conv_transpose(ms_call *c)
+{
+    held_inputs h;
+    conv_job j = job_of(c, ms__conv_transposed_of(c->out[0], c->in[1], c->i));
+    MS_TRY(h.hold(c));
+    return image(c, &j, h.in[0], h.in[1], h.in[2], c->out[0]);
+}
+
+// Inputs and outputs as those of run_conv_backward.
+static ms_status run_conv_transpose_backward(ms_call *c)
+{
+    held_inputs h;
+    conv_job j = job_of(c, ms__conv_transposed_of(c->in[0], c->in[2], c->i));
+    ms_tensor *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2);
+    MS_TRY(h.hold(c));
+    if (db) MS_TRY(bias_gradient(c, &j, h.in[0], db));
+    if (dw) MS_TRY(weight(c, &j, h.in[1], h.in[0], dw));
+    return dx ? output(c, &j, h.in[0], h.in[2], NULL, dx) : MS_OK;
 }
 
 extern const ms_cuda_kernel ms__cuda_conv[];
-const ms_cuda_kernel ms__cuda_conv[] = { { "conv2d", run_conv2d },
-                                         { "conv2d_backward", run_conv2d_backward },
+const ms_cuda_kernel ms__cuda_conv[] = { { "conv1d", run_conv },
+                                         { "conv2d", run_conv },
+                                         { "conv3d", run_conv },
+                                         { "conv_backward", run_conv_backward },
+                                         { "conv_transpose1d", run_conv_transpose },
+                                         { "conv_transpose2d", run_conv_transpose },
+                                         { "conv_transpose3d", run_conv_transpose },
+                                         { "conv_transpose_backward", run_conv_transpose_backward },
                                          { NULL, NULL } };

@@ -1,94 +1,227 @@
 // SPDX-License-Identifier: MIT
-// rows/spatial/conv.c -- row of conv2d: cross-correlation of images [N, C, H, W] with kernels [O, C / groups, KH, KW].
-// Integers: stride (2), padding (top, left, bottom, right), dilation (2), groups.
+// rows/spatial/conv.c -- rows of convolutions, over 1 to 3 dimensions: the cross-correlation of images [N, C, ...] with
+// kernels [O, C / groups, ...], and transposed convolutions of images [N, C, ...] with kernels [C, O / groups, ...],
+// which are the gradients of convolutions with respect to their images. rows/spatial/conv.h describes the integers.
+#include <stdio.h>
 #include "cpu/rows/layers.h"
-#include "rows/spatial/conv.h"
 #include "rows/grad.h"
+#include "rows/spatial/conv.h"
 
-static ms_status conv_check(ms_call *c)
+// The number of dimensions beside batch and channels: names end with it and "d".
+static int dims_of(const ms_call *c) { return c->op->name[strlen(c->op->name) - 2] - '0'; }
+
+// Checks the n integers of every dimension.
+static ms_status check_each(const ms_call *c, const char *what, const int64_t *i, int n, int64_t least)
 {
-    const ms_tensor *x = c->in[0], *w = c->in[1], *b = c->n_in > 2 ? c->in[2] : NULL;
+    for (int k = 0; k < n; k++)
+        if (i[k] < least || i[k] > INT32_MAX)  // so that sums of products of two of them and a size cannot overflow
+            return ms__call_fail(c, "the %s must be from %lld to %d, got %lld", what, (long long)least, INT32_MAX,
+                                 (long long)i[k]);
+    return MS_OK;
+}
+
+// Checks dtypes, numbers of dimensions, the bias, and all integers except the third group. second: name of the second
+// dimension of the weight; third: of the third group of integers.
+static ms_status check_common(ms_call *c, const char *weight, const char *third)
+{
+    const ms_tensor *x = c->in[0], *w = c->in[1];
+    int n = dims_of(c);
     for (int k = 0; k < c->n_in; k++)
         if (c->in[k] && (c->in[k]->dtype != x->dtype || !ms__is_float(x->dtype)))
             return ms__call_fail(
                 c, "all arguments must have the same floating-point dtype, got %s and, as argument %d, %s",
                 ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
-    if (c->n_i < 9)
+    if (c->n_i < 4 * n + 1)
         return ms__call_fail(c,
-                             "needs 9 integers: 2 strides, 4 paddings (top, left, bottom, right), 2 dilations, "
-                             "groups; got %d",
-                             c->n_i);
-    if (x->ndim != 4) return ms__call_fail(c, "the input must be [N, C, H, W], got %s", ms__tensor_text(x));
-    if (w->ndim != 4)
-        return ms__call_fail(c, "the weight must be [out, in / groups, height, width], got %s", ms__tensor_text(w));
-    if (c->i[0] < 1 || c->i[1] < 1)
-        return ms__call_fail(c, "the stride must be positive, got (%lld, %lld)", (long long)c->i[0],
-                             (long long)c->i[1]);
-    for (int k = 2; k < 6; k++)
-        if (c->i[k] < 0 || c->i[k] > INT32_MAX)  // so that adding it to a size twice cannot overflow
-            return ms__call_fail(c, "the padding must be from 0 to %d, got %lld", INT32_MAX, (long long)c->i[k]);
-    if (c->i[6] < 1 || c->i[7] < 1)
-        return ms__call_fail(c, "the dilation must be positive, got (%lld, %lld)", (long long)c->i[6],
-                             (long long)c->i[7]);
-    int64_t groups = c->i[8];
-    if (groups < 1) return ms__call_fail(c, "groups must be positive, got %lld", (long long)groups);
+                             "needs %d integers: for each dimension a stride, a padding, %s and a dilation; groups; "
+                             "got %d",
+                             4 * n + 1, third, c->n_i);
+    static const char *const sizes[] = { "L", "H, W", "D, H, W" };
+    static const char *const kernels[] = { "length", "height, width", "depth, height, width" };
+    if (x->ndim != n + 2)
+        return ms__call_fail(c, "the input must be [N, C, %s], got %s", sizes[n - 1], ms__tensor_text(x));
+    if (w->ndim != n + 2)
+        return ms__call_fail(c, "the weight must be [%s, %s], got %s", weight, kernels[n - 1], ms__tensor_text(w));
+    MS_TRY(check_each(c, "stride", c->i, n, 1));
+    MS_TRY(check_each(c, "padding", c->i + n, n, 0));
+    MS_TRY(check_each(c, "dilation", c->i + 3 * n, n, 1));
+    MS_TRY(check_each(c, "number of groups", c->i + 4 * n, 1, 1));
+    for (int k = 0; k < n; k++) {
+        if (w->shape[2 + k] < 1)
+            return ms__call_fail(c, "the weight's %s must be at least 1, got %s", kernels[n - 1],
+                                 ms__shape_text(n + 2, w->shape));
+        if (x->shape[2 + k] > INT32_MAX || w->shape[2 + k] > INT32_MAX)
+            return ms__call_fail(c, "sizes of the input and the weight must be at most %d, got %s and %s", INT32_MAX,
+                                 ms__tensor_text(x), ms__tensor_text(w));
+    }
+    return MS_OK;
+}
+
+static ms_status check_bias(const ms_call *c, int64_t channels)
+{
+    const ms_tensor *b = c->n_in > 2 ? c->in[2] : NULL;
+    if (!b || (b->ndim == 1 && b->shape[0] == channels)) return MS_OK;
+    return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)channels, ms__shape_text(b->ndim, b->shape));
+}
+
+// Writes "2 x 3 x 4".
+static const char *sizes_text(char *text, size_t bytes, int n, const int64_t *sizes)
+{
+    int used = 0;
+    for (int k = 0; k < n; k++)
+        used += snprintf(text + used, bytes - (size_t)used, "%s%lld", k ? " x " : "", (long long)sizes[k]);
+    return text;
+}
+
+// ---- convolution ----------------------------------------------------------------------------------
+
+static ms_status conv_check(ms_call *c)
+{
+    MS_TRY(check_common(c, "out, in / groups", "a padding after it"));
+    const ms_tensor *x = c->in[0], *w = c->in[1];
+    int n = dims_of(c), ndim = n + 2;
+    int64_t groups = c->i[4 * n], padded[MS_CONV_DIMS], kernel[MS_CONV_DIMS];
+    MS_TRY(check_each(c, "padding", c->i + 2 * n, n, 0));
     if (w->shape[1] * groups != x->shape[1])
         return ms__call_fail(c,
                              "Given groups=%lld, weight of size %s, expected input%s to have %lld channels, but got "
                              "%lld channels instead",
-                             (long long)groups, ms__shape_text(4, w->shape), ms__shape_text(4, x->shape),
+                             (long long)groups, ms__shape_text(ndim, w->shape), ms__shape_text(ndim, x->shape),
                              (long long)(w->shape[1] * groups), (long long)x->shape[1]);
     if (w->shape[0] % groups != 0)
         return ms__call_fail(c,
                              "Given groups=%lld, expected the number of output channels, %lld, to be divisible by "
                              "groups; the weight is %s",
-                             (long long)groups, (long long)w->shape[0], ms__shape_text(4, w->shape));
-    if (w->shape[2] < 1 || w->shape[3] < 1)
-        return ms__call_fail(c, "the weight's height and width must be at least 1, got %s",
-                             ms__shape_text(4, w->shape));
-    if (b && (b->ndim != 1 || b->shape[0] != w->shape[0]))
-        return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)w->shape[0],
-                             ms__shape_text(b->ndim, b->shape));
-    int64_t h = x->shape[2] + c->i[2] + c->i[4], wide = x->shape[3] + c->i[3] + c->i[5];
-    int64_t kh = c->i[6] * (w->shape[2] - 1) + 1, kw = c->i[7] * (w->shape[3] - 1) + 1;
-    if (h < kh || wide < kw)
+                             (long long)groups, (long long)w->shape[0], ms__shape_text(ndim, w->shape));
+    MS_TRY(check_bias(c, w->shape[0]));
+    bool fits = true;
+    for (int k = 0; k < n; k++) {
+        padded[k] = x->shape[2 + k] + c->i[n + k] + c->i[2 * n + k];
+        kernel[k] = c->i[3 * n + k] * (w->shape[2 + k] - 1) + 1;
+        fits = fits && padded[k] >= kernel[k];
+    }
+    char a[80], b[80];
+    if (!fits)
         return ms__call_fail(c,
-                             "Calculated padded input size per channel: (%lld x %lld). Kernel size: (%lld x %lld). "
+                             "Calculated padded input size per channel: (%s). Kernel size: (%s). "
                              "Kernel size can't be greater than actual input size",
-                             (long long)h, (long long)wide, (long long)kh, (long long)kw);
+                             sizes_text(a, sizeof a, n, padded), sizes_text(b, sizeof b, n, kernel));
     ms_conv v = ms__conv_of(x, w, c->i);
-    return ms__call_out(c, 0, x->dtype, ms__device(x), 4, (int64_t[]) { v.n, v.out, v.oh, v.ow });
+    int64_t shape[] = { v.n, v.out, v.od, v.oh, v.ow };
+    shape[MS_CONV_DIMS - n] = v.n, shape[MS_CONV_DIMS - n + 1] = v.out;
+    return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape + MS_CONV_DIMS - n);
 }
 
 // Inputs: gradient, x, w. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask
-// selects.
-static ms_status conv_backward_check(ms_call *c)
+// selects; the bias has as many elements as the gradient has channels.
+static ms_status backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];
     int k = 0;
     if (mask & 1) MS_TRY(ms__call_out_like(c, k++, c->in[1]));
     if (mask & 2) MS_TRY(ms__call_out_like(c, k++, c->in[2]));
-    if (mask & 4) MS_TRY(ms__call_out(c, k++, c->in[0]->dtype, ms__device(c->in[0]), 1, &c->in[2]->shape[0]));
+    if (mask & 4) MS_TRY(ms__call_out(c, k++, c->in[0]->dtype, ms__device(c->in[0]), 1, &c->in[0]->shape[1]));
     return MS_OK;
 }
 
 static const ms_op op_conv_backward =
-    MS_ROW("conv2d_backward", 3, 3, .check = conv_backward_check, .run = { [MS_CPU] = ms__cpu_conv2d_backward });
+    MS_ROW("conv_backward", 3, 3, .check = backward_check, .run = { [MS_CPU] = ms__cpu_conv_backward });
 
 static ms_status conv_backward(ms_backward_call *b)
 {
     return ms__grad_op(b, &op_conv_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
 }
 
-static const ms_op op_conv =
-    MS_ROW("conv2d", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = conv_check, .run = { [MS_CPU] = ms__cpu_conv2d },
-           .backward = conv_backward,
-           .samples =
-               "[2,3,5,6] [4,3,3,2] [4] i=1,1,0,0,0,0,1,1,1; [2,3,5,6] [4,3,3,2] i=2,1,1,2,1,2,1,1,1; [1,4,7,6] "
-               "[6,2,3,3] [6] i=2,2,1,1,1,1,1,1,2; "
-               "[1,2,7,8] [3,2,2,3] [3] i=1,1,0,1,1,2,2,3,1; [2,3,4,5] [4,3,1,1] i=1,1,0,0,0,0,1,1,1; [2,3,4,5] "
-               "[4,3,1,1] [4] i=1,1,0,0,0,0,1,1,1; "
-               "[1,4,5,5] [4,1,3,3] [4] i=1,1,1,1,1,1,1,1,4; [0,2,4,4] [3,2,3,3] [3] i=1,1,0,0,0,0,1,1,1; [1,2,3,4] "
-               "[3,2,3,4] i=1,1,0,0,0,0,1,1,1");
+#define CONV(NAME, SAMPLES)                                                                                       \
+    MS_ROW(NAME, 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = conv_check, .run = { [MS_CPU] = ms__cpu_conv }, \
+           .backward = conv_backward, .samples = SAMPLES)
 
-const ms_op *const ms__ops_conv[] = { &op_conv, &op_conv_backward, NULL };
+static const ms_op op_conv1d = CONV("conv1d", "[2,3,7] [4,3,3] [4] i=1,0,0,1,1; [2,4,9] [6,2,3] [6] i=2,1,2,2,2; "
+                                              "[1,3,5] [2,3,1] i=1,0,0,1,1; [1,2,4] [3,2,4] [3] "
+                                              "i=3,5,4,1,1; [0,2,4] [3,2,3] [3] i=1,0,0,1,1");
+static const ms_op op_conv2d = CONV(
+    "conv2d",
+    "[2,3,5,6] [4,3,3,2] [4] i=1,1,0,0,0,0,1,1,1; [2,3,5,6] [4,3,3,2] i=2,1,1,2,1,2,1,1,1; [1,4,7,6] [6,2,3,3] [6] "
+    "i=2,2,1,1,1,1,1,1,2; [1,2,7,8] [3,2,2,3] [3] i=1,1,0,1,1,2,2,3,1; [2,3,4,5] [4,3,1,1] i=1,1,0,0,0,0,1,1,1; "
+    "[2,3,4,5] [4,3,1,1] [4] i=1,1,0,0,0,0,1,1,1; [1,4,5,5] [4,1,3,3] [4] i=1,1,1,1,1,1,1,1,4; [0,2,4,4] [3,2,3,3] [3] "
+    "i=1,1,0,0,0,0,1,1,1; [1,2,3,4] [3,2,3,4] i=1,1,0,0,0,0,1,1,1");
+static const ms_op op_conv3d = CONV(
+    "conv3d",
+    "[2,3,3,4,3] [5,3,2,3,2] [5] i=1,1,1,0,0,0,0,0,0,1,1,1,1; [1,4,4,3,5] [2,2,2,1,3] [2] i=2,1,2,1,0,1,1,1,0,2,1,1,2; "
+    "[2,3,2,3,2] [2,3,1,1,1] i=1,1,1,0,0,0,0,0,0,1,1,1,1; [0,2,3,3,3] [3,2,2,2,2] [3] i=1,1,1,0,0,0,0,0,0,1,1,1,1");
+
+// ---- transposed convolution -----------------------------------------------------------------------
+
+static ms_status transposed_check(ms_call *c)
+{
+    MS_TRY(check_common(c, "in, out / groups", "an output padding"));
+    const ms_tensor *x = c->in[0], *w = c->in[1];
+    int n = dims_of(c), ndim = n + 2;
+    int64_t groups = c->i[4 * n], shape[MS_MAX_DIMS];
+    if (x->shape[1] != w->shape[0] || w->shape[0] % groups != 0)
+        return ms__call_fail(c,
+                             "Given transposed=1, groups=%lld, weight of size %s, expected input%s to have %lld "
+                             "channels, a multiple of groups, but got %lld channels instead",
+                             (long long)groups, ms__shape_text(ndim, w->shape), ms__shape_text(ndim, x->shape),
+                             (long long)w->shape[0], (long long)x->shape[1]);
+    MS_TRY(check_bias(c, w->shape[1] * groups));
+    shape[0] = x->shape[0];
+    shape[1] = w->shape[1] * groups;
+    for (int k = 0; k < n; k++) {
+        int64_t stride = c->i[k], padding = c->i[n + k], more = c->i[2 * n + k], dilation = c->i[3 * n + k];
+        if (more < 0 || (more >= stride && more >= dilation))
+            return ms__call_fail(
+                c,
+                "output padding must be at least 0 and smaller than either stride or dilation, but got "
+                "output_padding %lld, stride %lld, dilation %lld",
+                (long long)more, (long long)stride, (long long)dilation);
+        // at most 2^62 and 2^62: the sum cannot overflow
+        shape[2 + k] = (x->shape[2 + k] - 1) * stride - 2 * padding + more + 1;
+        int64_t reach = dilation * (w->shape[2 + k] - 1);
+        if (x->shape[2 + k] < 1 || shape[2 + k] > INT64_MAX - reach || shape[2 + k] + reach < 1)
+            return ms__call_fail(c,
+                                 "the output would have no element: the input is %s, dimension %d: kernel %lld, stride "
+                                 "%lld, padding %lld, dilation %lld",
+                                 ms__shape_text(ndim, x->shape), k + 3, (long long)w->shape[2 + k], (long long)stride,
+                                 (long long)padding, (long long)dilation);
+        shape[2 + k] += reach;
+    }
+    return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
+}
+
+static const ms_op op_transposed_backward = MS_ROW("conv_transpose_backward", 3, 3, .check = backward_check,
+                                                   .run = { [MS_CPU] = ms__cpu_conv_transpose_backward });
+
+static ms_status transposed_backward(ms_backward_call *b)
+{
+    return ms__grad_op(b, &op_transposed_backward, 3, (ms_tensor *[]) { b->gout[0], b->in[0], b->in[1] }, false);
+}
+
+#define TRANSPOSED(NAME, SAMPLES)                                                   \
+    MS_ROW(NAME, 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = transposed_check, \
+           .run = { [MS_CPU] = ms__cpu_conv_transpose }, .backward = transposed_backward, .samples = SAMPLES)
+
+static const ms_op op_transposed1d =
+    TRANSPOSED("conv_transpose1d", "[2,3,4] [3,4,3] [4] i=1,0,0,1,1; [2,4,3] [4,3,3] [6] i=2,1,1,2,2; [2,3,5] [3,2,1] "
+                                   "i=1,0,0,1,1; [1,2,3] [2,3,2] i=3,0,"
+                                   "2,1,1; [0,2,3] [2,3,2] [3] i=1,0,0,1,1");
+static const ms_op op_transposed2d =
+    TRANSPOSED("conv_transpose2d", "[2,3,3,4] [3,4,3,2] [4] i=1,1,0,0,0,0,1,1,1; [1,4,3,2] [4,3,3,3] [6] "
+                                   "i=2,2,1,1,1,0,1,1,2; [1,2,3,3] [2,3,2,3] i=1,3,"
+                                   "0,1,0,2,2,1,1; [2,3,4,2] [3,2,1,1] [2] i=1,1,0,0,0,0,1,1,1; [1,4,3,3] [4,1,3,3] "
+                                   "[4] i=2,2,0,0,0,0,1,1,4; [0,2,3,3] "
+                                   "[2,3,2,2] [3] i=1,1,0,0,0,0,1,1,1");
+static const ms_op op_transposed3d = TRANSPOSED(
+    "conv_transpose3d",
+    "[2,3,2,3,2] [3,2,2,3,2] [2] i=1,1,1,0,0,0,0,0,0,1,1,1,1; [1,4,2,2,3] [4,1,3,2,1] [2] i=2,1,2,1,0,0,1,0,1,1,2,1,2; "
+    "[0,2,2,2,2] [2,3,2,2,2] [3] i=1,1,1,0,0,0,0,0,0,1,1,1,1");
+
+const ms_op *const ms__ops_conv[] = { &op_conv1d,
+                                      &op_conv2d,
+                                      &op_conv3d,
+                                      &op_conv_backward,
+                                      &op_transposed1d,
+                                      &op_transposed2d,
+                                      &op_transposed3d,
+                                      &op_transposed_backward,
+                                      NULL };

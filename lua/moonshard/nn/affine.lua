@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Shared by Linear and Conv2d: checks their sizes and initialises weight and bias.
+--- Shared by Linear and convolutions: checks their sizes and initialises weight and bias.
 local opts = require "moonshard.core.opts"
 local init = require "moonshard.nn.initial".init
 

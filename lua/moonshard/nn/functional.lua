@@ -31,6 +31,7 @@ for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = 
 for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions" } do
   for name, fn in pairs(require("moonshard.nn." .. file)) do F[name] = fn end
 end
+for name, fn in pairs(require("moonshard.nn.conv_functions").F) do F[name] = fn end
 -- Losses and distances that are made of other operators.
 for name, fn in pairs(require "moonshard.nn.loss_functions") do F[name] = fn end
 
@@ -189,67 +190,6 @@ function F.batch_norm(x, mean, var, w, b, given)
   if opts.is(b) then b, given = nil, b end
   local o = opts("batch_norm", given, { training = false, momentum = 0.1, eps = 1e-5 })
   return batch_norm(x, mean, var, w, b, o.training, o.momentum, o.eps)
-end
-
--- Returns {height, width} of v: one whole number for both, or such a pair. what: the option or argument in messages.
-local function pair(who, what, v)
-  local p = type(v) == "table" and v or { v, v }
-  for k = 1, 2 do
-    if type(p[k]) ~= "number" or p[k] % 1 ~= 0 or #p ~= 2 then
-      opts.wrong(v, "a whole number or a pair of them", "%s: %s", who, what)
-    end
-  end
-  return p
-end
-
--- The options of a convolution in the form that the operator needs. For "same" and an odd amount of padding, the
--- additional row or column is at the bottom or right.
-local function conv_options(who, o, kernel)
-  local c = { stride = pair(who, "option 'stride'", o.stride), dilation = pair(who, "option 'dilation'", o.dilation),
-    groups = o.groups }
-  if o.padding == "same" then
-    if c.stride[1] ~= 1 or c.stride[2] ~= 1 then
-      raise("%s: padding='same' is not supported for strided convolutions", who)
-    end
-    local h, w = c.dilation[1] * (kernel[1] - 1), c.dilation[2] * (kernel[2] - 1)
-    c.padding = { math.floor(h / 2), math.floor(w / 2), math.ceil(h / 2), math.ceil(w / 2) }
-  elseif o.padding == "valid" then
-    c.padding = { 0, 0, 0, 0 }
-  elseif type(o.padding) == "string" then
-    raise("%s: Invalid padding string '%s', should be one of 'valid', 'same'", who, o.padding)
-  else
-    local p = pair(who, "option 'padding'", o.padding)
-    c.padding = { p[1], p[2], p[1], p[2] }
-  end
-  return c
-end
-
--- Treats [C, H, W] as a batch of one image.
-local function conv2d(x, w, b, c)
-  local n = x.ndim
-  if n ~= 3 and n ~= 4 then
-    raise("Expected 3D (unbatched) or 4D (batched) input to conv2d, but got input of size: %s", tostring(x.shape))
-  end
-  if n == 4 then return ops.conv2d(x, w, b, c.stride, c.padding, c.dilation, c.groups) end
-  return ops.conv2d(x:unsqueeze(1), w, b, c.stride, c.padding, c.dilation, c.groups):squeeze(1)
-end
-
-local conv_spec = { stride = opts.any, padding = opts.any, dilation = opts.any, groups = 1 }
-
---- Cross-correlation of images with every filter of w.
----@param x Tensor  [N, in, H, W] or [in, H, W]
----@param w Tensor  [out, in / groups, KH, KW]
----@param b? Tensor  [out]
----@param given? { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer }  defaults: stride 1, padding 0, dilation 1, groups 1
----@return Tensor  [N, out, H', W'] with H' = floor((H + 2 padding - dilation (KH - 1) - 1) / stride) + 1
-function F.conv2d(x, w, b, given)
-  if opts.is(b) then b, given = nil, b end
-  local o = opts("conv2d", given, conv_spec)
-  o.stride, o.padding, o.dilation = o.stride or 1, o.padding or 0, o.dilation or 1
-  opts.expect(x, a_tensor, "conv2d: argument 1")
-  opts.expect(w, a_tensor, "conv2d: weight")
-  local shape = w.shape
-  return conv2d(x, w, b, conv_options("conv2d", o, { shape[3] or 1, shape[4] or 1 }))
 end
 
 local reduction = opts.one_of({ "mean", "sum", "none" }, "mean")
@@ -475,6 +415,6 @@ end
 opts.fix(F, { "linear", "softmax", "log_softmax" })
 
 return {
-  F = F, check_sizes = check_sizes, batch_norm = batch_norm, conv2d = conv2d, conv_options = conv_options, pair = pair,
+  F = F, check_sizes = check_sizes, batch_norm = batch_norm,
   cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
 }

@@ -16,7 +16,7 @@ local M = {}
 local op_linear, op_gelu, op_dropout, op_embedding = op "linear", op "gelu", op "dropout", op "embedding"
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
   op "log_softmax"
-local op_batch_norm, op_conv2d = op "batch_norm", op "conv2d"
+local op_batch_norm = op "batch_norm"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
 local op_linear_cross_entropy = op "linear_cross_entropy"
 local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
@@ -100,15 +100,27 @@ function M.batch_norm(x, w, b, mean, var, training, eps)
   return wrap(a_out[0]), wrap(a_out[1]), wrap(a_out[2])
 end
 
--- stride and dilation are {height, width}; padding is {top, left, bottom, right}.
-function M.conv2d(x, w, b, stride, padding, dilation, groups)
-  a_in[0], a_in[1] = id_of(x, "conv2d"), id_of(w, "conv2d", "weight")
-  local n = 2
-  if b ~= nil then a_in[2], n = id_of(b, "conv2d", "bias"), 3 end
-  args.n_in, args.n_i, args.n_f = n, 9, 0
-  a_i[0], a_i[1], a_i[6], a_i[7], a_i[8] = stride[1], stride[2], dilation[1], dilation[2], groups
-  for k = 1, 4 do a_i[k + 1] = padding[k] end
-  return wrap(call_args(op_conv2d, x, w, b))
+-- Convolutions, by their names in the table of operators. how: lists with an integer for each dimension: stride, before
+-- and after (padding; of a transposed one: padding and output padding), dilation; and groups.
+local convolutions = {}
+for d = 1, 3 do
+  for _, name in ipairs { "conv" .. d .. "d", "conv_transpose" .. d .. "d" } do
+    convolutions[name] = { number = op(name), d = d }
+  end
+end
+
+function M.conv(who, x, w, b, how)
+  local c, n = convolutions[who], 2
+  local d = c.d
+  a_in[0], a_in[1] = id_of(x, who), id_of(w, who, "weight")
+  if b ~= nil then a_in[2], n = id_of(b, who, "bias"), 3 end
+  args.n_in, args.n_i, args.n_f = n, 4 * d + 1, 0
+  for k = 1, d do
+    a_i[k - 1], a_i[d + k - 1], a_i[2 * d + k - 1], a_i[3 * d + k - 1] =
+      how.stride[k], how.before[k], how.after[k], how.dilation[k]
+  end
+  a_i[4 * d] = how.groups
+  return wrap(call_args(c.number, x, w, b))
 end
 
 local reductions = { none = 0, mean = 1, sum = 2 }
