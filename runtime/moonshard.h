@@ -397,8 +397,8 @@ MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
 // and is neither in place nor random. No-op if t has no graph.
 MS_API ms_status ms_recompute(ms_id t);
 // Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan; 2: nan, and inf unless
-// an input or a number has it. ms_anomaly_line gives the operator that made t a line, which errors of its backward
-// name.
+// an input or a number has it. ms_anomaly_line sets the script's line of the operator that made t; errors of its
+// backward name it.
 MS_API void ms_set_anomaly(int what);
 MS_API ms_status ms_anomaly_line(ms_id t, const char *line);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id

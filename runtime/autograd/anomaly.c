@@ -47,8 +47,8 @@ static const char *line_of(const ms_node *n)
 ms_status ms__anomaly_gradients(const ms_node *n, ms_tensor *const *gin)
 {
     char what[192];
-    snprintf(what, sizeof what, "backward of %s: the gradient of argument",
-             n->op ? ms__op_title(n->op->name) : "a function or module");
+    snprintf(what, sizeof what, "backward of %s: the gradient of %sargument",
+             n->op ? ms__op_title(n->op->name) : "a function or module", n->n_in > 1 ? "" : "its ");
     ms_values v = { .what = what,
                     .of_inputs = "the gradients of its results",
                     .n_in = n->n_out,

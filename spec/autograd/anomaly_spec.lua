@@ -45,7 +45,7 @@ describe("detect_anomaly", function()
       local z = y * 3
       z:sum():backward()
     end)
-    has(text, "backward of sqrt: the gradient of argument, float32 [2] cpu, has inf, first at [2]; the gradients of its results do not have it; its forward ran at ")
+    has(text, "backward of sqrt: the gradient of its argument, float32 [2] cpu, has inf, first at [2]; the gradients of its results do not have it; its forward ran at ")
     has(text, at)
     assert.is_nil(w.grad)
   end)

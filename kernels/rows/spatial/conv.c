@@ -33,8 +33,8 @@ static ms_status check_common(ms_call *c, const char *weight, const char *third)
                 ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
     if (c->n_i < 4 * n + 1)
         return ms__call_fail(c,
-                             "needs %d integers: for each dimension a stride, a padding, %s and a dilation; groups; "
-                             "got %d",
+                             "needs %d integers: for each dimension a stride, a padding, %s and a dilation; the number "
+                             "of groups; got %d",
                              4 * n + 1, third, c->n_i);
     static const char *const sizes[] = { "L", "H, W", "D, H, W" };
     static const char *const kernels[] = { "length", "height, width", "depth, height, width" };
@@ -175,7 +175,7 @@ static ms_status transposed_check(ms_call *c)
                 "output padding must be at least 0 and smaller than either stride or dilation, but got "
                 "output_padding %lld, stride %lld, dilation %lld",
                 (long long)more, (long long)stride, (long long)dilation);
-        // at most 2^62 and 2^62: the sum cannot overflow
+        // The product is below 2^62, and the other terms are below 2^33: no overflow.
         shape[2 + k] = (x->shape[2 + k] - 1) * stride - 2 * padding + more + 1;
         int64_t reach = dilation * (w->shape[2 + k] - 1);
         if (x->shape[2 + k] < 1 || shape[2 + k] > INT64_MAX - reach || shape[2 + k] + reach < 1)

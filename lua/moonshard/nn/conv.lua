@@ -48,7 +48,7 @@ local function construct(self, class, size_in, size_out, kernel, given)
   self:reset_parameters()
 end
 
----Initialises weight and bias again, uniform in +-1/sqrt(elements of a filter: weight:numel() / weight:size(1)).
+--- Initialises weight and bias again, uniform in +-1/sqrt(elements of a filter: weight:numel() / weight:size(1)).
 local function reset_parameters(self)
   local channels = self.how.transposed and self.size_out or self.size_in
   affine.reset(self, channels / self.how.groups * product(self.kernel))
@@ -93,7 +93,7 @@ local function transposed_forward_of(operator)
   end
 end
 
--- "3" if all of the list are 3, otherwise such as "3x5".
+-- A list as text: "3" if all its numbers are 3, "3x5" if they differ.
 local function text(v)
   if type(v) == "string" then return v end
   for _, n in ipairs(v) do
@@ -138,23 +138,24 @@ end
 ---   the edge ("replicate") or of the opposite side ("circular")
 local Conv2d = conv_class(2, false)
 
----Conv2d for sequences [N, in, L] (or [in, L]); weight is [out, in / groups, K].
+--- Conv2d for sequences [N, in, L] (or [in, L]); weight is [out, in / groups, K].
 ---@class Conv1d: Conv2d
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer, opts?: { stride: integer, padding: integer|"same"|"valid", dilation: integer, groups: integer, bias: boolean, padding_mode: "zeros"|"reflect"|"replicate"|"circular", dtype: string, device: string }): Conv1d
 ---   size_in: channels of the input; size_out: channels of the output; kernel: length; padding_mode: as for Conv2d
 local Conv1d = conv_class(1, false)
 
----Conv2d for volumes [N, in, D, H, W] (or [in, D, H, W]); weight is [out, in / groups, KD, KH, KW].
+--- Conv2d for volumes [N, in, D, H, W] (or [in, D, H, W]); weight is [out, in / groups, KD, KH, KW].
 ---@class Conv3d: Conv2d
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[]|"same"|"valid", dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros"|"reflect"|"replicate"|"circular", dtype: string, device: string }): Conv3d
 ---   size_in: channels of the input; size_out: channels of the output; kernel: depth, height and width, or one
 ---   number for all; padding_mode: as for Conv2d
 local Conv3d = conv_class(3, false)
 
---- The transposed convolution of images: maps [N, in, H, W] (or [in, H, W]) to [N, out, H', W'] with H' = (H - 1) stride
---- - 2 padding + dilation (KH - 1) + output_padding + 1. weight is [in, out / groups, KH, KW], bias [out]. A second
---- argument of a call, the wanted {H', W'}, replaces output_padding. Defaults: stride 1, padding 0, output_padding 0,
---- dilation 1. Errors: in or out is not divisible by groups; an output size out of reach.
+--- The transposed convolution of images: maps [N, in, H, W] (or [in, H, W]) to [N, out, H', W'] with H' = (H - 1)
+--- stride - 2 padding + dilation (KH - 1) + output_padding + 1. weight is [in, out / groups, KH, KW], bias [out]. A
+--- second argument of a call, the wanted {H', W'}, replaces output_padding. Defaults: stride 1, padding 0,
+--- output_padding 0, dilation 1. Errors: in or out is not divisible by groups; an output size that no output_padding
+--- gives.
 ---@class ConvTranspose2d: Module
 ---@field weight Parameter  [size_in, size_out / groups, height, width]
 ---@field bias Parameter?  [size_out]; nil without bias
@@ -164,14 +165,14 @@ local Conv3d = conv_class(3, false)
 ---   padding_mode: only "zeros", as in PyTorch
 local ConvTranspose2d = conv_class(2, true)
 
----ConvTranspose2d for sequences [N, in, L] (or [in, L]); weight is [in, out / groups, K].
+--- ConvTranspose2d for sequences [N, in, L] (or [in, L]); weight is [in, out / groups, K].
 ---@class ConvTranspose1d: ConvTranspose2d
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer, opts?: { stride: integer, padding: integer, output_padding: integer, dilation: integer, groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): ConvTranspose1d
 ---   size_in: channels of the input; size_out: channels of the output; kernel: length; output_padding: elements
 ---   that the output has in addition; padding_mode: only "zeros"
 local ConvTranspose1d = conv_class(1, true)
 
----ConvTranspose2d for volumes [N, in, D, H, W] (or [in, D, H, W]); weight is [in, out / groups, KD, KH, KW].
+--- ConvTranspose2d for volumes [N, in, D, H, W] (or [in, D, H, W]); weight is [in, out / groups, KD, KH, KW].
 ---@class ConvTranspose3d: ConvTranspose2d
 ---@overload fun(size_in: integer, size_out: integer, kernel: integer|integer[], opts?: { stride: integer|integer[], padding: integer|integer[], output_padding: integer|integer[], dilation: integer|integer[], groups: integer, bias: boolean, padding_mode: "zeros", dtype: string, device: string }): ConvTranspose3d
 ---   size_in: channels of the input; size_out: channels of the output; kernel: depth, height and width, or one

@@ -16,7 +16,7 @@ M.F = F
 
 local many = { "a whole number", "a whole number or a pair of them", "a whole number or a list of 3 of them" }
 
---- Returns a list of d whole numbers: v itself for each dimension, or the list v. what: names v in messages.
+--- Returns a list of d whole numbers: v for each dimension, or a copy of the list v. what: names v in messages.
 function M.sizes(who, what, v, d)
   local list, good = {}, type(v) == "number" or opts.is_plain(v) and #v == d
   for k = 1, good and d or 0 do
@@ -70,7 +70,8 @@ end
 
 -- ---- padding by elements of the image ---------------------------------------------------------------
 
--- The position, from 0, of the element of a row of n that stands at position k of the padded row.
+-- The position, in a row of n elements, of the element that padding puts at position k. Positions count from 0; k is
+-- negative before the row.
 local places = {
   reflect = function(k, n) return k < 0 and -k or k >= n and 2 * (n - 1) - k or k end,
   replicate = function(k, n) return math.min(math.max(k, 0), n - 1) end,
