@@ -78,8 +78,8 @@ describe("the profile of a step", function()
         local run = ms.run.start { out = %q, quiet = true }
         local function step()
           if dist.rank() == dist.world_size() - 1 and run.step == 1 then
-            local till = ms.time() + 0.1
-            while ms.time() < till do end               -- the others wait for this rank
+            local till = ms.time() + 0.5
+            while ms.time() < till do end               -- the others, whenever they come, wait for this rank
           end
           local loss = model(ms.rand(8, 64)):sum()
           loss:backward()
@@ -106,7 +106,7 @@ describe("the profile of a step", function()
         assert.is_true(layers[name].forward > 0 and layers[name].backward > 0, name)
       end
       if world > 1 then
-        -- All but the last rank wait about 0.1 s for the first unit that is gathered.
+        -- All but the last rank wait for the first unit that is gathered; on a busy machine they come late themselves.
         local waited = (units.root or { 0 })[1] + (units["1"] or { 0 })[1]
         assert.is_true(waited > 0.08, waited)
         assert.is_true(profile.ranks[1].communication >= waited)
