@@ -34,8 +34,10 @@ if not ok then cli.stop("generate", "--from: %s", checkpoint) end
 local c = checkpoint.config
 local model = GPT { vocab = c.vocab, context = c.context, layers = c.layers, heads = c.heads, dim = c.dim,
   position = c.position, tie = false }
+local adapters = c.lora and model:adapters(c.lora)
 checkpoint:load_model(model)
 checkpoint:close()
+if adapters then adapters:merge() end
 if not checkpoints.finite(model) then cli.stop("generate", "--from: the weights of '%s' are not finite", file) end
 model:eval()
 

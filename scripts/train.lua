@@ -40,6 +40,7 @@ local OPTIONS = {
   { "resume", "path", nil, "continue from a checkpoint, or from the latest one in a run's folder" },
   { "from", "path", nil,
   "fine-tune the weights of a checkpoint, or of the latest one in a run's folder, in a new run on other --data" },
+  { "lora", "count", nil, "with --from: train low-rank adapters of this rank, and leave the weights as they are" },
   { "nan", cli.one_of("stop", "continue"), "stop",
   "after three losses in a row that are not finite: end with status 1, or continue" },
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
@@ -53,7 +54,7 @@ local OPTIONS = {
 -- Options that a checkpoint stores and a resumed run uses unless they are given again; the model's shape cannot change.
 local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr",
   "warmup", "min-lr", "weight-decay",
-  "beta2", "clip", "seed", "dtype", "data", "vocab", "train-tokens", "data-fingerprint" }
+  "beta2", "clip", "seed", "dtype", "lora", "data", "vocab", "train-tokens", "data-fingerprint" }
 local SHAPE = { "context", "layers", "heads", "dim", "position" }
 
 local given = cli.parse("train", "Trains a byte-level GPT, sharded over the ranks.", OPTIONS, arg)
@@ -110,6 +111,9 @@ end
 
 if given.resume and given.from then stop "--resume continues a run and --from begins a new one: give only one of them" end
 local resumed, tuned = open_checkpoint "resume", open_checkpoint "from"
+if given.lora and not tuned and not (resumed and resumed.config.lora == given.lora) then
+  stop("--lora %d needs the weights of a trained model: --from RUN", given.lora)
+end
 local config = resolve(resumed, tuned)
 local device_ok, device_error = pcall(ms.set_default_device, config.device)
 if not device_ok then stop("--device: %s", device_error) end
@@ -176,6 +180,16 @@ local model = GPT {
   position = config.position, dropout = config.dropout, tie = false,
   recompute = config.device ~= "cpu",   -- on a GPU memory is scarcer than time
 }
+if tuned then                           -- with adapters of the run that trained it, these become part of the weights
+  local adapters = tuned.config.lora and model:adapters(tuned.config.lora)
+  tuned:load_model(model)
+  tuned:close()
+  if adapters then
+    adapters:merge():remove()
+    model:requires_grad_(true)
+  end
+end
+local adapters = config.lora and model:adapters(config.lora)
 local numbers = 0
 for _, p in ipairs(model:parameters()) do numbers = numbers + p:numel() end
 
@@ -186,7 +200,7 @@ for _, block in ipairs(model.blocks) do fsdp.fully_shard(block, { mp_policy = pr
 fsdp.fully_shard(model, { mp_policy = precision })
 
 local parameters, matrices, vectors = model:parameters(), {}, {}
-for _, p in ipairs(parameters) do
+for _, p in ipairs(adapters and adapters:parameters() or parameters) do
   local list = p.ndim >= 2 and matrices or vectors
   list[#list + 1] = p
 end
@@ -199,9 +213,6 @@ if resumed then
   resumed:load_training(model, optimizer)
   resumed:close()
   first = resumed.step
-elseif tuned then
-  tuned:load_model(model)
-  tuned:close()
 end
 local schedule = optim.lr_scheduler.cosine(optimizer, { steps = math.max(config.steps, config.warmup),
   warmup = config.warmup, min_factor = config["min-lr"] })
@@ -247,6 +258,7 @@ say("GPT of %.2f M parameters: %d layer%s of %d, %d head%s, context %d; %d rank%
 say("text: %d file%s, %d %ss to train on, %d to validate; a step has %d sequence%s of %d", #corpus.documents,
   s(#corpus.documents), corpus.train_count, unit, corpus.validation_count, config.batch, s(config.batch),
     config.context)
+if adapters then say("adapters of rank %d: %d of %d parameters are trained", config.lora, adapters:count()) end
 if run.note then say("%s: the run's folder is in your home folder", run.note) end
 say("run: %s%s", run.path, resumed and (", from step %d of %s"):format(first, resumed.path)
   or tuned and (", with the weights of %s"):format(tuned.path) or "")

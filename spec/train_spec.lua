@@ -342,6 +342,47 @@ describe("scripts/train.lua", function()
   end) end
 end)
 
+describe("fine-tuning with --lora", function()
+  it("trains adapters alone, resumes to the bit, and gives its weights to --from and generate.lua", function()
+    folder = training.begin()
+    finally(function() process.remove_folder(folder) end)
+    ok(train(0, "base", { "--steps", 30, "--lr", 0.01, "--data", folder .. "/text/a" }))
+    local data = folder .. "/text/b"
+    local given = { "--from", folder .. "/base", "--lora", 4, "--steps", 12, "--lr", 0.02, "--data", data }
+    local job = ok(train(0, "tuned", given))
+    local trained, all = job.stdout:match "adapters of rank 4: (%d+) of (%d+) parameters are trained"
+    assert.is_true(tonumber(trained) < tonumber(all) / 3)
+    local list = losses "tuned"
+    assert.is_true(tonumber(list[12]) < tonumber(list[1]) - 1, table.concat(list, " "))
+    local base, tuned = ms.load(folder .. "/base/step-000030.safetensors"),
+      ms.load(folder .. "/tuned/step-000012.safetensors")
+    local adapters = 0
+    for name, t in ms.sorted_pairs(tuned) do
+      if name:find "^model%..*lora_" then adapters = adapters + 1
+      elseif name:find "^model%." then assert.is_true(t:equal(base[name]), name)
+      else assert.matches("lora_[AB]", name) end
+    end
+    assert.are.equal(2 * 2 * 4, adapters)               -- of each block: qkv, proj and the two layers of the MLP
+
+    ok(train(0, "stopped", { "--stop", 6, unpack(given) }))
+    ok(train(0, "resumed", { "--resume", folder .. "/stopped", "--data", data }))
+    assert.is_true(checkpoint("tuned", 12) == checkpoint("resumed", 12))
+    ok(train(2, "ranks", given))
+    for k, loss in ipairs(losses "ranks") do assert.near(tonumber(list[k]), tonumber(loss), 1e-4) end
+
+    -- The losses of the first step are those of the merged weights.
+    ok(train(0, "again", { "--from", folder .. "/tuned", "--steps", 1, "--data", data }))
+    ok(train(0, "further", { "--from", folder .. "/tuned", "--lora", 2, "--steps", 1, "--data", data }))
+    assert.near(tonumber(losses "again"[1]), tonumber(losses "further"[1]), 1e-5)
+    assert.is_true(tonumber(losses "again"[1]) < tonumber(list[1]) - 1)
+    ok(ranks.run(0, root .. "/scripts/generate.lua", { args = { "--from", folder .. "/tuned", "--length", 5 } }))
+
+    job = train(0, "wrong", { "--lora", 4 })
+    assert.are.equal(2, job.code)
+    assert.matches("%-%-lora 4 needs the weights of a trained model: %-%-from RUN", job.stderr)
+  end)
+end)
+
 describe("scripts/generate.lua", function()
   it("continues a prompt with a trained model, the same way each time", function()
     folder = training.begin()

@@ -141,6 +141,13 @@ function GPT:reset_parameters()
   end
 end
 
+--- Freezes the model and gives the layers of its blocks low-rank adapters, with alpha = 2 rank (nn.lora).
+---@param rank integer
+---@return LoRA
+function GPT:adapters(rank)
+  return nn.lora(self, { target = { "attn.qkv", "attn.proj", "mlp%.%d" }, rank = rank, alpha = 2 * rank })
+end
+
 function GPT:forward(ids, targets)
   if ids.ndim ~= 2 then errors.raise("GPT: ids have shape %s, expected [B, T]", tostring(ids.shape)) end
   local T = ids:size(2)

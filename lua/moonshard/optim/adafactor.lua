@@ -2,6 +2,7 @@
 --- Adafactor: a second moment of matrices in the memory of a row and a column.
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
+local shards = require "moonshard.nn.shards"
 
 local option = opts.option
 local EPSILON = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
@@ -41,8 +42,8 @@ function Adafactor._update(_, group, p, part, g, entry)
   local t, shape = entry.step + 1, shape_of(p)
   local double = part.dtype == "float64"
   local function wide(x) return double and x or x:float() end
-  local whole = wide(composed.whole(p, part:detach():contiguous())):reshape(shape)
-  g = wide(composed.whole(p, g:detach():contiguous())):reshape(shape)
+  local whole = wide(shards.whole(p, part:detach():contiguous())):reshape(shape)
+  g = wide(shards.whole(p, g:detach():contiguous())):reshape(shape)
   if group.maximize then g = -g end
   local share, least = t ^ group.beta2_decay, group.eps[1] or EPSILON[part.dtype]
   local numel = math.max(1, whole:numel())
@@ -59,7 +60,7 @@ function Adafactor._update(_, group, p, part, g, entry)
   local update = square:clamp(least * least):rsqrt() * g
   local by = math.max(1, update:norm():item() / (math.sqrt(numel) * group.d))
   if group.weight_decay ~= 0 then part:mul_(1 - group.lr * group.weight_decay) end
-  part:add_(composed.own(p, update):reshape(part.shape):to(part.dtype), { alpha = -alpha / by })
+  part:add_(shards.own(p, update):reshape(part.shape):to(part.dtype), { alpha = -alpha / by })
 end
 
 -- States have the whole parameter's shape, with 1 in place of the dimension of the mean.

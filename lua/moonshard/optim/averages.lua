@@ -4,7 +4,7 @@
 local autograd = require "moonshard.autograd"
 local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
-local composed = require "moonshard.optim.composed"
+local shards = require "moonshard.nn.shards"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local nn = require "moonshard.nn.module"
@@ -27,10 +27,8 @@ local share = opts.kind("a number from 0 to 1", function(v) return type(v) == "n
 ---@field updates integer  number of updates so far
 local EMA = class.new "EMA"
 
-local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
-
 local function copy_of(p)
-  local part = part_of(p):detach()
+  local part = shards.part_of(p):detach()
   return (part.dtype == "float64" and part:clone() or part:float():clone()):keep()
 end
 
@@ -50,7 +48,7 @@ local function update(self)
   if self.warmup then decay = math.min(decay, (1 + self.updates) / (10 + self.updates)) end
   for k, p in ipairs(self._params) do
     local average = self._averages[k]
-    average:mul_(decay):add_(part_of(p):detach():to(average.dtype), { alpha = 1 - decay })
+    average:mul_(decay):add_(shards.part_of(p):detach():to(average.dtype), { alpha = 1 - decay })
   end
   self.updates = self.updates + 1
 end
@@ -63,11 +61,11 @@ end
 
 local function swap(self)
   for k, p in ipairs(self._params) do
-    local part, average = part_of(p):detach(), self._averages[k]
+    local part, average = shards.part_of(p):detach(), self._averages[k]
     local value = part:clone()
     part:copy_(average)
     average:copy_(value)
-    composed.drop_gathered(p)
+    shards.drop_gathered(p)
   end
 end
 

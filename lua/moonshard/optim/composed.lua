@@ -11,18 +11,17 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local places = require "moonshard.core.places"
-local tensor = require "moonshard.tensor"
 local autograd = require "moonshard.autograd"
 local scope = require "moonshard.tensor.scope"
+local shards = require "moonshard.nn.shards"
 local hooks = require "moonshard.optim.hooks"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer
 
-local lib, ffi, C = engine.lib, engine.ffi, engine.ffi.C
+local lib = engine.lib
 local raise, is_plain = errors.raise, opts.is_plain
-local ipairs, pairs, rawget, unpack = ipairs, pairs, rawget, unpack
+local ipairs, pairs, unpack = ipairs, pairs, unpack
 
 local Composed = Optimizer:extend "Composed"
-local info = ffi.new "ms_shard_info"
 
 --- Makes a class.
 ---@param name string
@@ -53,46 +52,14 @@ function Composed:_check(group, later)
   for k, p in ipairs(group.params) do self:_accept(p, k) end
 end
 
--- The tensor that holds a parameter's values on this rank, and its gradient; of a sharded parameter, this rank's part.
-local function part_of(p)
-  local part = rawget(p, "_unit") and p:to_local() or p
-  return part, part.grad
-end
-
---- Returns the whole of a tensor that has the form of this rank's part of p: t itself if p is not sharded, else a new
---- tensor. Collective for a sharded p.
----@return Tensor
-function Composed.whole(p, t)
-  if not rawget(p, "_unit") then return t end
-  local id = lib.ms_unit_gather_like(p.id, t.id)
-  return tensor.wrap_new(id, p)
-end
-
---- This rank's part of a whole tensor: a view of the shape that p has here.
----@return Tensor
-function Composed.own(p, whole)
-  if not rawget(p, "_unit") then return whole end
-  if lib.ms_unit_shard_info(p.id, info) ~= 0 then errors.fail(p) end
-  local first, here = tonumber(info.first), tonumber(info.here)
-  if info.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
-  return whole:narrow(info.dim + 1, first + 1, here)
-end
-
---- Releases a gathered copy of p, which a change of this rank's part has made stale.
-function Composed.drop_gathered(p)
-  local unit = lib.ms_unit_of(p.id)
-  if unit ~= 0 and lib.ms_unit_is_gathered(unit) ~= 0 and lib.ms_unit_is_idle(unit) ~= 0 then
-    errors.check(lib.ms_unit_reshard(unit), p)
-  end
-end
-
 local function step_parameter(self, group, p, k)
   if p.id < 0 then
     raise("%s: parameter %d is a %s; tensor classes are not supported", self:class_name(), k, p:class_name())
   end
   if self._accept then self:_accept(p, k) end
   if lib.ms_unit_check_reduced(p.id) ~= 0 then errors.fail(p) end
-  local part, g = part_of(p)
+  local part = shards.part_of(p)
+  local g = part.grad
   if g == nil then return end
   local entry = self._entries[p] or { step = 0 }
   local before = {}
@@ -105,7 +72,7 @@ local function step_parameter(self, group, p, k)
   end)
   entry.step = entry.step + 1
   self._entries[p] = entry
-  Composed.drop_gathered(p)
+  shards.drop_gathered(p)
 end
 
 local function step_groups(self, has)
@@ -162,7 +129,7 @@ function Composed:state_dict()
 end
 
 --- The shape of a state, as text: by default, that of this rank's part of the parameter.
-function Composed._state_shape(_, p) return tostring((part_of(p)).shape) end
+function Composed._state_shape(_, p) return tostring(shards.part_of(p).shape) end
 
 function Composed:_forget(_, group)
   for _, p in ipairs(group.params) do self._entries[p] = nil end
@@ -173,7 +140,7 @@ function Composed:_load_entry(index, k, entry)
   local own = { step = entry.step or 1 }
   for _, name in ipairs(self._row.states) do
     if entry[name] then
-      local part = part_of(p)
+      local part = shards.part_of(p)
       own[name] = entry[name]:detach():clone():to(part.device):keep()
     end
   end

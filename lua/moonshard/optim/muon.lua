@@ -3,6 +3,7 @@
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
+local shards = require "moonshard.nn.shards"
 
 local raise = errors.raise
 local one_of, option = opts.one_of, opts.option
@@ -71,9 +72,9 @@ function Muon._update(_, group, p, part, g, entry)
   entry.momentum_buffer = buffer
   local step = group.nesterov and g * rest + buffer * group.momentum or buffer
   local shape = shape_of(p)
-  local whole = composed.whole(p, step:contiguous()):reshape(shape)
+  local whole = shards.whole(p, step:contiguous()):reshape(shape)
   local lr = group.lr * FACTORS[group.adjust_lr_fn](shape[1], shape[2])
-  local own = composed.own(p, orthogonal(group, whole)):reshape(part.shape)
+  local own = shards.own(p, orthogonal(group, whole)):reshape(part.shape)
   part:mul_(1 - group.lr * group.weight_decay):add_(own:to(part.dtype), { alpha = -lr })
 end
 

@@ -214,6 +214,7 @@ return {
       section("Methods of GRUCell", "GRUCell:", nn.GRUCell),
       section("Methods of MultiheadAttention", "MultiheadAttention:", nn.MultiheadAttention),
       section("Methods of Transformer", "Transformer:", nn.Transformer),
+      section("Methods of LoRA", "LoRA:", methods_of(nn.lora(nn.Sequential(nn.Linear(1, 1)), { target = "1" }))),
       section("Methods of DDP", "DDP:", nn.DDP),
       section("nn.utils", "nn.utils.", nn.utils),
     },

@@ -1,0 +1,53 @@
+-- SPDX-License-Identifier: MIT
+--- Whole tensors and this rank's parts of them, for code that computes with whole parameters whether they are sharded or
+--- not. All functions also take parameters that are not sharded.
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local tensor = require "moonshard.tensor"
+
+local lib, ffi, C = engine.lib, engine.ffi, engine.ffi.C
+local rawget = rawget
+
+local M = {}
+
+local info = ffi.new "ms_shard_info"
+
+--- Whether a parameter is sharded.
+function M.is_sharded(p) return rawget(p, "_unit") ~= nil end
+
+--- The tensor that has a parameter's values on this rank: p itself if it is not sharded.
+---@return Tensor
+function M.part_of(p) return rawget(p, "_unit") and p:to_local() or p end
+
+--- The shape of the whole parameter.
+---@return integer[]
+function M.shape_of(p) return rawget(p, "_whole_shape") or p.shape end
+
+--- Returns the whole of a tensor that has the form of this rank's part of p: t itself if p is not sharded, else a new
+--- tensor. Collective for a sharded p.
+---@return Tensor
+function M.whole(p, t)
+  if not rawget(p, "_unit") then return t end
+  local id = lib.ms_unit_gather_like(p.id, t.id)
+  return tensor.wrap_new(id, p)
+end
+
+--- This rank's part of a whole tensor: a view of the shape that p has here.
+---@return Tensor
+function M.own(p, whole)
+  if not rawget(p, "_unit") then return whole end
+  if lib.ms_unit_shard_info(p.id, info) ~= 0 then errors.fail(p) end
+  local first, here = tonumber(info.first), tonumber(info.here)
+  if info.layout == C.MS_LAYOUT_FLAT then return whole:reshape(-1):narrow(1, first + 1, here) end
+  return whole:narrow(info.dim + 1, first + 1, here)
+end
+
+--- Releases a gathered copy of p, which a change of this rank's part has made stale.
+function M.drop_gathered(p)
+  local unit = lib.ms_unit_of(p.id)
+  if unit ~= 0 and lib.ms_unit_is_gathered(unit) ~= 0 and lib.ms_unit_is_idle(unit) ~= 0 then
+    errors.check(lib.ms_unit_reshard(unit), p)
+  end
+end
+
+return M
