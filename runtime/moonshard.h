@@ -607,12 +607,14 @@ typedef struct {
     int32_t kind, nesterov, amsgrad, maximize;
     double lr, weight_decay;
     double momentum, dampening;  // for SGD
+    int32_t master_weights;  // leaves of half types keep a float32 master, which is stepped in their place
+    int32_t reserved;
     double beta1, beta2, eps;    // for Adam and AdamW
     double more[5];              // for optimizers added to the table
 } ms_optim_options;
 
 // The table of optimizers: one row per optimizer, each from a header in kernels/formulas/optim.
-enum { MS_OPTIM_STATES = 3, MS_OPTIM_OPTIONS = 8 };
+enum { MS_OPTIM_STATES = 4, MS_OPTIM_OPTIONS = 8 };
 typedef struct {
     const char *name, *doc;  // name: NULL ends the list
     // at: byte offset in ms_optim_options. count: 1 or 2 for that many numbers (double); 0 for a flag stored as
@@ -625,7 +627,8 @@ typedef struct {
 typedef struct {
     const char *name;                     // name of the Lua class: "AdamW"
     const char *doc;                      // description of the formula, with its source
-    const char *states[MS_OPTIM_STATES];  // names of the states kept per parameter; NULL ends the list
+    const char *states[MS_OPTIM_STATES];  // names of the states kept per parameter; NULL ends the list. With option
+                                          // master_weights one more follows: "master"
     uint32_t needed, reserved;            // needed: bit k is set if state k is kept whatever the options
     ms_optim_option options[MS_OPTIM_OPTIONS];
 } ms_optim_row;
@@ -648,6 +651,9 @@ typedef struct {
 MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups);
 // Scales the gradients of all leaves so that their norm of order p (> 0, may be infinite) over all ranks is at most
 // max_norm (infinite: only computes the norm). Returns the norm before scaling as a new 0-dim tensor. Collective if
+// As ms_clip_grad_norm of all leaves, then ms_optim_step_groups, but in one pass: gradients are scaled where the step
+// reads them, and keep their values. Returns the norm as ms_clip_grad_norm does; 0 on failure.
+MS_API ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p);
 // some leaves are sharded.
 MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);
 // Multiplies contiguous gradients on one device by *inverse, and stores 1 in *found if one of them is not finite. stop:

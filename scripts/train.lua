@@ -287,8 +287,7 @@ local function train(step)
     scaled:backward()
     sum = sum + loss:item() * weight
   end
-  local norm = nn.utils.clip_grad_norm_(parameters, config.clip):item()
-  optimizer:step()
+  local norm = optimizer:step_clipped(config.clip):item()
   optimizer:zero_grad()
   local lr = schedule.last_lr[1]
   schedule:step()

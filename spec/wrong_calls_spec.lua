@@ -146,7 +146,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "optim.SGD({w}, {lr = -1})", "SGD: lr is a number (-1), expected a number from 0" },
   { [[optim.SGD({w}, {lr = "a"})]], "SGD: option 'lr' is a string ('a'), expected a number" },
   { "optim.SGD({w}, {learning_rate = 1})",
-  "SGD: unknown option 'learning_rate'; did you mean 'lr'? (accepted: dampening, lr, maximize" },
+  "SGD: unknown option 'learning_rate'; did you mean 'lr'? (accepted: dampening, lr, master_weights" },
   { "optim.SGD({w, w}, {lr = 1})", "SGD: parameter 2 is in the list twice" },
   { "optim.SGD({g}, {lr = 1})", "SGD: parameter 1 is the result of an operation; only leaves can be optimized" },
   { "optim.SGD({w}, {lr = 1, nesterov = true})", "SGD: Nesterov momentum requires a momentum and zero dampening" },

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
-// formulas/optim), the norm of gradients, and scaling by it. Also the conversions before and after a library (NCCL)
-// sums gradients over ranks.
+// formulas/optim), which can limit the norm of gradients; the norm of gradients, and scaling by it. Also the
+// conversions before and after a library (NCCL) sums gradients over ranks.
 #include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS
@@ -40,58 +40,83 @@ struct step {
 #include "formulas/optim/list.h"
 };
 
+// A number as it is after a store and a load.
+template <class S, class T> static __device__ __forceinline__ T stored(T v)
+{
+    S s;
+    store_one(&s, v);
+    return load_one<T>(&s);
+}
+
 // Steps elements [first, last) of one leaf. S: the type of parameter and gradient; T: that of states and arithmetic;
-// KEEPS: the set of states (formulas/optim/list.h).
+// KEEPS: the set of states (formulas/optim/list.h). scale: multiplied with the gradient, unless it is 1.
 template <class T, class S, int KEEPS, T FORMULA(T, T, T *, T *, T *, const T *)>
-static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t first, int64_t last)
+static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
     constexpr bool A = KEEPS & 1, B = KEEPS & 2, C = KEEPS & 4;
     T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS + 1];
     S *p = (S *)j.p;
+    T *m = (T *)j.master;  // only where S is a half type
     const S *g = (const S *)j.g;
     for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.
     bool wide = !std::is_same_v<S, double> && is_wide(p + first) && is_wide(g + first) && (!A || is_wide(a + first)) &&
-                (!B || is_wide(b + first)) && (!C || is_wide(c + first));
+                (!B || is_wide(b + first)) && (!C || is_wide(c + first)) && is_wide(m + first);
     constexpr int N = KEEPS ? WIDE : 2 * WIDE;  // without states a pack alone has too few bytes in flight
     int64_t rest = wide ? first + (last - first) / N * N : first;
     if constexpr (!std::is_same_v<S, double>)
         for (int64_t k = first + (int64_t)threadIdx.x * N; k < rest; k += BLOCK * N) {
             T x[N], d[N], u[WIDE], v[WIDE], w[WIDE];
-            load_wide(p + k, x);
+            if (sizeof(S) == 2 && m) load_wide(m + k, x);
+            else load_wide(p + k, x);
             load_wide(g + k, d);
-            if constexpr (!KEEPS) load_wide(p + k + WIDE, x + WIDE), load_wide(g + k + WIDE, d + WIDE);
+            if constexpr (!KEEPS) {
+                if (sizeof(S) == 2 && m) load_wide(m + k + WIDE, x + WIDE);
+                else load_wide(p + k + WIDE, x + WIDE);
+                load_wide(g + k + WIDE, d + WIDE);
+            }
             if constexpr (A) load_wide(a + k, u);
             if constexpr (B) load_wide(b + k, v);
             if constexpr (C) load_wide(c + k, w);
+            if (scale != 1)
+                for (int l = 0; l < N; l++) d[l] = stored<S>(d[l] * scale);
             for (int l = 0; l < N; l++)
                 x[l] = FORMULA(x[l], f[MS_OPTIM_SIGN] * d[l], A ? &u[l] : NULL, B ? &v[l] : NULL, C ? &w[l] : NULL, f);
             store_wide(p + k, x);
             if constexpr (!KEEPS) store_wide(p + k + WIDE, x + WIDE);
+            if (sizeof(S) == 2 && m) {
+                store_wide(m + k, x);
+                if constexpr (!KEEPS) store_wide(m + k + WIDE, x + WIDE);
+            }
             if constexpr (A) store_wide(a + k, u);
             if constexpr (B) store_wide(b + k, v);
             if constexpr (C) store_wide(c + k, w);
         }
-    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK)
-        store_one(p + k, FORMULA(load_one<T>(p + k), f[MS_OPTIM_SIGN] * load_one<T>(g + k), A ? a + k : NULL,
-                                 B ? b + k : NULL, C ? c + k : NULL, f));
+    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK) {
+        T d = load_one<T>(g + k);
+        if (scale != 1) d = stored<S>(d * scale);
+        T x = FORMULA(m ? m[k] : load_one<T>(p + k), f[MS_OPTIM_SIGN] * d, A ? a + k : NULL, B ? b + k : NULL,
+                      C ? c + k : NULL, f);
+        store_one(p + k, x);
+        if (m) m[k] = x;
+    }
 }
 
 // Selects among the sets of states that a formula accepts.
 template <class T, class S, int ACCEPTS, T FORMULA(T, T, T *, T *, T *, const T *), int KEEPS = 0>
-static __device__ __forceinline__ void run_states(const ms_optim_job &j, int64_t first, int64_t last)
+static __device__ __forceinline__ void run_states(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
     int keeps = (j.state[0] ? 1 : 0) | (j.state[1] ? 2 : 0) | (j.state[2] ? 4 : 0);
     if constexpr (ACCEPTS >> KEEPS & 1)
-        if (keeps == KEEPS) run_part<T, S, KEEPS, FORMULA>(j, first, last);
-    if constexpr (KEEPS < 7) run_states<T, S, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last);
+        if (keeps == KEEPS) run_part<T, S, KEEPS, FORMULA>(j, first, last, scale);
+    if constexpr (KEEPS < 7) run_states<T, S, ACCEPTS, FORMULA, KEEPS + 1>(j, first, last, scale);
 }
 
 template <int KIND, class T, class S>
-static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t first, int64_t last)
+static __device__ __forceinline__ void run_leaf(const ms_optim_job &j, int64_t first, int64_t last, T scale)
 {
 #define OPTIMIZER(NAME, FORMULA) \
-    if constexpr (KIND == KIND_##NAME) run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last);
+    if constexpr (KIND == KIND_##NAME) run_states<T, S, MS_KEEPS_##FORMULA, step::NAME>(j, first, last, scale);
 #include "formulas/optim/list.h"
 }
 
@@ -107,12 +132,47 @@ template <class E> static __device__ inline const E &entry_of(int n, const E *li
     return list[low];
 }
 
-// One kernel for each optimizer, so that none needs the registers of another.
-template <int KIND> __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block)
+// Adds a part's sum (for an infinite p, its maximum) to a sum.
+static __device__ inline double fold_part(double sum, double part, double p)
+{
+    if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;
+    return sum + part;
+}
+// The norm of all gradients: from the sums of all owners (sums NULL: `total` is the norm). The gradients are multiplied
+// by factor_of(norm) if the norm exceeds `most`, otherwise by 1.
+struct clip_norm {
+    const double *sums;
+    int owners, dtype;
+    double p, total, most;
+    void *out;  // gets the norm; NULL: nowhere
+};
+static __device__ inline double norm_of(const clip_norm &norm)
+{
+    double total = norm.total;
+    if (norm.sums) {
+        total = 0;
+        for (int k = 0; k < norm.owners; k++) total = fold_part(total, norm.sums[k], norm.p);
+        total = norm.p - norm.p != 0 || norm.p == 1 ? total
+                : norm.p == 2                       ? ms_sqrt_f64(total)
+                                                    : ms_pow_f64(total, 1 / norm.p);
+    }
+    if (norm.out && blockIdx.x == 0 && threadIdx.x == 0) store<double>(norm.dtype, norm.out, 0, total);
+    return total;
+}
+static __device__ inline double factor_of(const clip_norm &norm)
+{
+    double f = norm.most / (norm_of(norm) + 1e-6);
+    return norm.most - norm.most != 0 || f >= 1 ? 1 : f;  // a NaN factor scales the gradients, too
+}
+
+// The factor of `norm`, or the job's scale if there are no sums, multiplies the gradients. One kernel for each
+// optimizer, so that none needs the registers of another.
+template <int KIND> __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block, clip_norm norm)
 {
     const ms_optim_job &j = entry_of(n, jobs, blockIdx.x);
     int64_t first = ((int64_t)blockIdx.x - j.block) * block, last = first + block < j.numel ? first + block : j.numel;
-#define RUN(S, T) run_leaf<KIND, T, S>(j, first, last)
+    double scale = norm.sums ? factor_of(norm) : j.scale;
+#define RUN(S, T) run_leaf<KIND, T, S>(j, first, last, (T)scale)
     WITH_FLOAT_TYPE(j.dtype, RUN)
 #undef RUN
 }
@@ -126,12 +186,22 @@ static ms_status to_device(int index, void *there, const void *here, size_t byte
 }
 
 // All jobs must be of one optimizer.
-ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block)
+ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
+                         const ms_cuda_clip *clip)
 {
-    static void (*const kernels[])(int, const ms_optim_job *, int64_t) = {
+    static void (*const kernels[])(int, const ms_optim_job *, int64_t, clip_norm) = {
 #define OPTIMIZER(NAME, FORMULA) optim_kernel<KIND_##NAME>,
 #include "formulas/optim/list.h"
     };
+    clip_norm norm = {};
+    if (clip)
+        norm = { (const double *)clip->job->room->data,
+                 clip->job->owners,
+                 clip->dtype,
+                 clip->job->p,
+                 0,
+                 clip->max_norm,
+                 clip->norm };
     ms_block *there;
     size_t bytes = (size_t)n * sizeof *jobs;
     if (n == 0) return MS_OK;
@@ -139,8 +209,8 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
     ms_status st = ms__cuda_use(index);
     if (st == MS_OK) st = to_device(index, there->data, jobs, bytes, n);
     if (st == MS_OK)
-        st =
-            launch("optimizer", index, kernels[jobs->kind], blocks, BLOCK, n, (const ms_optim_job *)there->data, block);
+        st = launch("optimizer", index, kernels[jobs->kind], blocks, BLOCK, n, (const ms_optim_job *)there->data, block,
+                    norm);
     ms__free(there);
     return st;
 }
@@ -157,12 +227,6 @@ template <bool SQUARES> static __device__ __forceinline__ double fold_power(doub
     if (p == 1) return sum + a;
     if (p - p != 0) return ((a > sum) | (a != a)) ? a : sum;
     return sum + ms_pow_f64(a, p);
-}
-// Adds a part's sum (for an infinite p, its maximum) to a sum.
-static __device__ inline double fold_part(double sum, double part, double p)
-{
-    if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;
-    return sum + part;
 }
 static __device__ inline double fold_block(double sum, double p, double *shared)
 {
@@ -236,23 +300,11 @@ ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f)
     return launch("scale", index, scale_kernel, up(n, PIECE), BLOCK, n, (int64_t)PIECE, dtype, g, f);
 }
 
-// Each block computes the norm from the sums of all owners (sums NULL: `total` is the norm) and scales its piece if the
-// norm exceeds `most`.
-struct clip_norm {
-    const double *sums;
-    double total, most;
-};
-__global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm norm, int dtype, void *out)
+// Each block computes the norm, and scales its piece if the norm is too large.
+__global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm norm)
 {
-    double total = norm.total;
-    if (norm.sums) {
-        total = 0;
-        for (int k = 0; k < j.owners; k++) total = fold_part(total, norm.sums[k], j.p);
-        total = j.p - j.p != 0 || j.p == 1 ? total : j.p == 2 ? ms_sqrt_f64(total) : ms_pow_f64(total, 1 / j.p);
-    }
-    if (out && blockIdx.x == 0 && threadIdx.x == 0) store<double>(dtype, out, 0, total);
-    double f = norm.most / (total + 1e-6);
-    if (norm.most - norm.most != 0 || f >= 1) return;  // a NaN factor scales the gradients, too
+    double f = factor_of(norm);
+    if (f == 1) return;
     const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
     int64_t first = ((int64_t)blockIdx.x - t.block) * j.piece;
     int64_t last = first + j.piece < t.numel ? first + j.piece : t.numel;
@@ -327,9 +379,9 @@ ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out)
 {
     norm_room r(j);
-    clip_norm norm = { total ? NULL : r.sums, total ? *total : 0, max_norm };
+    clip_norm norm = { total ? NULL : r.sums, j->owners, dtype, j->p, total ? *total : 0, max_norm, out };
     return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j,
-                  (const ms_norm_part *)r.list, norm, dtype, out);
+                  (const ms_norm_part *)r.list, norm);
 }
 
 ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop)

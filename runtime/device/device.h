@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { MS_CUDA_TABLE_VERSION = 2, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
+enum { MS_CUDA_TABLE_VERSION = 3, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
 #define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
@@ -35,7 +35,9 @@ enum { MS_OPTIM_FACTORS = 11, MS_OPTIM_SIGN = MS_OPTIM_FACTORS };
 typedef struct ms_optim_job {
     int kind, dtype;
     void *p, *state[MS_OPTIM_STATES];  // state[k] is NULL if this step does not use it
+    float *master;                     // steps in p's place, which gets its rounded values; NULL: none
     const void *g;
+    double scale;  // multiplied with the gradient, which is then rounded to its dtype; 1: none
     double factors[MS_OPTIM_FACTORS + 1];
     int64_t numel, block;  // block: index of the leaf's first block
     int device;
@@ -54,6 +56,15 @@ typedef struct ms_norm_job {
     int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
     ms_block *room;         // on the device; the caller frees it
 } ms_norm_job;
+
+// For an optimizer step: the factor that limits the norm of the gradients (clip_grad_norm_) stays on the device, and
+// multiplies each gradient where the step reads it. job: its sums are those of all gradients.
+typedef struct ms_cuda_clip {
+    const ms_norm_job *job;
+    double max_norm;
+    int dtype;
+    void *norm;  // gets the norm before clipping, a scalar of this dtype on the device
+} ms_cuda_clip;
 
 // dst[i] = src[i] / divisor * scale, with one rounding to dst's dtype. The dtypes are floating-point: equal, or one of
 // them float32. dst may be src.
@@ -167,7 +178,9 @@ typedef struct ms_cuda_table {
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);
     // a NULL-terminated list of lists, each ending with an entry whose op is NULL
     const ms_cuda_kernel *const *families;
-    ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block);
+    // Steps the leaves of `jobs`, which are divided into `blocks` blocks of `block` elements. clip: NULL or as above.
+    ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
+                       const ms_cuda_clip *clip);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     ms_cuda_gradients gradients;
     ms_cuda_ranks ranks;

@@ -15,6 +15,7 @@
 #include "ops/captured.h"
 #include "shard/script.h"
 #include "shard/unit.h"
+#include "train/clip.h"
 
 enum { BLOCK = 1 << 14, GROUPS = 16 };
 
@@ -191,7 +192,6 @@ static ms_status collect(gradients *s, int n, const ms_id *leaves)
         }
         s->devices[place] = ms__device(g);
         s->parts[place] = (ms_norm_part) { .g = ms__data(g), .dtype = g->dtype, .owner = at, .numel = g->numel };
-        g->version->count++;
         if (MS_UNLIKELY(ms__capturing != NULL)) (void)ms__capture_tensor(ms__capturing, g);
     }
     if (s->dtype < 0) s->dtype = MS_F32;
@@ -248,23 +248,84 @@ static ms_status over_ranks_there(const gradients *s, int device, bool maximum)
     return st;
 }
 
-static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
+// ---- clipping ----
+
+struct ms_clip {
+    gradients s;
+    part_list list;  // the gradients on the CPU
+    int64_t blocks;
+    double max_norm, total;
+    ms_tensor *norm;  // the result: on the device of all gradients, else on the CPU
+    bool there;       // all gradients of this rank are on one GPU, where their norm stays, too
+};
+
+void ms__clip_free(ms_clip *c)
 {
-    double p = list->p, *own = list->partial;
-    // there: the norm stays on a GPU: all gradients of this rank are on it, and the groups' collectives stay on GPUs.
-    // alone: no other rank contributes to the norm.
-    bool maximum = isinf(p), there = ms__is_cuda(ms__device(norm)), alone = true;
-    if (blocks > 0) over_blocks(list, blocks, measure);
+    if (!c) return;
+    for (int k = 0; k < MS_CUDA_DEVICES; k++) ms__free(c->s.jobs[k].room);
+    ms__release(c->norm);
+    free(c->list.partial);
+    free(c->s.parts);
+    free(c->s.devices);
+    free(c);
+}
+
+static ms_status clip_begin(ms_clip *c, int n, const ms_id *leaves)
+{
+    size_t places = (size_t)(n > 0 ? n : 1);
+    gradients *s = &c->s;
+    if (!(c->list.p > 0))
+        return ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type is %g, expected a number above 0", c->list.p);
+    s->parts = malloc(places * sizeof *s->parts);
+    s->devices = malloc(places * sizeof(int));
+    if (!s->parts || !s->devices)
+        return ms__no_memory(places * (sizeof *s->parts + sizeof(int)), "clip_grad_norm_", "the list of %d parameters",
+                             n);
+    MS_TRY(collect(s, n, leaves));
+    for (int k = 0; k < s->n_cpu; k++) {
+        s->parts[k].block = c->blocks;
+        c->blocks += (s->parts[k].numel + BLOCK - 1) / BLOCK;
+    }
+    c->list.n = s->n_cpu;
+    c->list.parts = s->parts;
+    c->list.partial = calloc((size_t)(c->blocks > 0 ? c->blocks : 1), sizeof *c->list.partial);
+    if (!c->list.partial)
+        return ms__no_memory((size_t)c->blocks * sizeof(double), "clip_grad_norm_", "%lld partial sums",
+                             (long long)c->blocks);
+    // Allocate everything before gradients change and before the collectives, in which peers wait for this rank. If all
+    // gradients are on one device, the norm is there, too.
+    int device = s->n > 0 && s->devices[0] == s->devices[s->n - 1] ? s->devices[0] : MS_CPU;
+    return ms__tensor_new(&c->norm, s->dtype, device, 0, NULL, "clip_grad_norm_");
+}
+
+ms_status ms__clip_new(ms_clip **out, int n, const ms_id *leaves, double max_norm, double p)
+{
+    ms_clip *c = *out = calloc(1, sizeof *c);
+    if (!c) return ms__no_memory(sizeof *c, "clip_grad_norm_", "the norm of %d parameters", n);
+    *c = (ms_clip) { .s.dtype = -1, .list.p = p, .list.factor = 1, .max_norm = max_norm };
+    ms_status st = clip_begin(c, n, leaves);
+    if (st == MS_OK) return MS_OK;
+    ms__clip_free(c);
+    *out = NULL;
+    return st;
+}
+
+ms_status ms__clip_measure(ms_clip *c)
+{
+    gradients *s = &c->s;
+    double p = c->list.p, *own = c->list.partial;
+    bool maximum = isinf(p), alone = true;
+    MS_TRY(ms__names_reserve(1, "clip_grad_norm_"));  // for ms__clip_result
+    if (c->blocks > 0) over_blocks(&c->list, c->blocks, measure);
     MS_TRY(measure_there(s, p));
+    c->there = ms__is_cuda(ms__device(c->norm));
     for (int k = 0; k < s->n_groups; k++) {
         alone = alone && ms__group_size(s->groups[k]) == 1;
-        there = there && ms__group_stays(s->groups[k]);
+        c->there = c->there && ms__group_stays(s->groups[k]);
     }
-    int index = ms__index(ms__device(norm));
-    if (there && !alone) MS_TRY(over_ranks_there(s, ms__device(norm), maximum));
-    if (there) return ms__cuda()->gradients.clip(index, &s->jobs[index], NULL, max_norm, s->dtype, ms__data(norm));
+    if (c->there) return alone ? MS_OK : over_ranks_there(s, ms__device(c->norm), maximum);
     for (int k = 0; k < s->n_cpu; k++) {
-        int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : blocks;
+        int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : c->blocks;
         for (int64_t b = s->parts[k].block; b < end; b++) fold(&s->sums[s->parts[k].owner], own[b], maximum);
     }
     MS_TRY(take_sums(s, maximum));
@@ -275,62 +336,98 @@ static ms_status clip(gradients *s, part_list *list, int64_t blocks, double max_
         fold(&total, *sum, maximum);
     }
     if (!maximum) total = p == 2 ? sqrt(total) : p == 1 ? total : pow(total, 1 / p);
-    list->factor = max_norm / (total + 1e-6);
-    if (!isinf(max_norm) && !(list->factor >= 1) && blocks > 0)  // a NaN factor scales, too, as in PyTorch
-        over_blocks(list, blocks, scale);
-    for (index = 0; index < MS_CUDA_DEVICES; index++)
-        if (s->jobs[index].room)
-            MS_TRY(ms__cuda()->gradients.clip(index, &s->jobs[index], &total, max_norm, s->dtype,
-                                              ms__device(norm) == (MS_CUDA | index << 8) ? ms__data(norm) : NULL));
-    if (ms__device(norm) != MS_CPU) return MS_OK;
-    if (s->dtype == MS_F64) *(double *)ms__data(norm) = total;
-    else *(float *)ms__data(norm) = (float)total;
+    c->total = total;
+    double factor = c->max_norm / (total + 1e-6);
+    if (!isinf(c->max_norm) && !(factor >= 1)) c->list.factor = factor;  // a NaN factor scales, too, as in PyTorch
+    return MS_OK;
+}
+
+// Passes the gradients on each GPU to its clip function: scales them by a max_norm that is finite, and stores the norm
+// if it belongs there.
+static ms_status clip_on_gpus(ms_clip *c, double max_norm)
+{
+    int home = ms__device(c->norm);
+    for (int index = 0; index < MS_CUDA_DEVICES; index++) {
+        ms_norm_job *job = &c->s.jobs[index];
+        bool here = home == (MS_CUDA | index << 8);
+        if (job->room && (here || !isinf(max_norm)))
+            MS_TRY(ms__cuda()->gradients.clip(index, job, c->there ? NULL : &c->total, max_norm, c->s.dtype,
+                                              here ? ms__data(c->norm) : NULL));
+    }
+    return MS_OK;
+}
+
+double ms__clip_factor(const ms_clip *c, ms_cuda_clip *room, const ms_cuda_clip **there)
+{
+    *there = NULL;
+    if (!c->there) return c->list.factor;
+    *room = (ms_cuda_clip) { &c->s.jobs[ms__index(ms__device(c->norm))], c->max_norm, c->s.dtype, ms__data(c->norm) };
+    *there = room;
+    return 1;
+}
+
+static void store_norm(ms_clip *c)
+{
+    if (ms__device(c->norm) != MS_CPU) return;
+    if (c->s.dtype == MS_F64) *(double *)ms__data(c->norm) = c->total;
+    else *(float *)ms__data(c->norm) = (float)c->total;
+}
+
+ms_id ms__clip_result(ms_clip *c)
+{
+    if (!c->there && clip_on_gpus(c, INFINITY)) return 0;
+    store_norm(c);
+    ms_id id = ms__name(c->norm);
+    c->norm = NULL;
+    return id;
+}
+
+// Measures, and scales the gradients.
+static ms_status clip_all(ms_clip *c)
+{
+    c->list.factor = 1;
+    memset(c->s.sums, 0, sizeof c->s.sums);
+    MS_TRY(ms__clip_measure(c));
+    if (c->list.factor != 1 && c->blocks > 0) over_blocks(&c->list, c->blocks, scale);
+    MS_TRY(clip_on_gpus(c, c->max_norm));
+    store_norm(c);
     return MS_OK;
 }
 
 // ---- captured steps ----
 
-// A call as work of a captured step.
-typedef struct {
-    gradients s;
-    part_list list;
-    int64_t blocks;
-    double max_norm;
-    ms_tensor *norm;
-} clip_work;
-
+// A call as work of a captured step; the norm is a tensor of the step.
 static ms_status repeat_clip(void *arg, ms_captured *c)
 {
-    clip_work *w = arg;
     (void)c;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
-    memset(w->s.sums, 0, sizeof w->s.sums);
-    return clip(&w->s, &w->list, w->blocks, w->max_norm, w->norm);
+    return clip_all(*(ms_clip **)arg);
 }
 
 static void drop_clip(void *arg)
 {
-    clip_work *w = arg;
-    for (int k = 0; k < w->s.n_groups; k++) ms__group_release(w->s.groups[k]);
-    free(w->list.partial);
-    free(w->s.parts);
-    free(w->s.devices);
+    ms_clip *c = *(ms_clip **)arg;
+    for (int k = 0; k < c->s.n_groups; k++) ms__group_release(c->s.groups[k]);
+    c->norm = NULL;
+    ms__clip_free(c);
 }
 
-// Clips, and adds that to the step that is being recorded, which takes over the lists.
-static ms_status capture(gradients *s, part_list *list, int64_t blocks, double max_norm, ms_tensor *norm)
+// Clips, and adds that to the step that is being recorded, which takes over *call and sets it to NULL.
+static ms_status capture(ms_clip **call)
 {
-    if (s->n_cpu < s->n) return ms__capture_refuse("clip_grad_norm_: only steps on the CPU can be captured");
-    ms_captured *c = ms__capture_suspend();
-    ms_status st = clip(s, list, blocks, max_norm, norm);
-    ms__capture_resume(c);
-    clip_work *w = st == MS_OK ? ms__capture_work(c, repeat_clip, drop_clip, sizeof *w) : NULL;
-    if (!w) return st;
-    *w = (clip_work) { *s, *list, blocks, max_norm, ms__capture_tensor(c, norm) };
-    for (int k = 0; k < s->n_groups; k++) { c->sends |= ms__group_size(ms__group_hold(s->groups[k])) > 1; }
-    s->parts = NULL;
-    s->devices = NULL;
-    list->partial = NULL;
+    ms_clip *c = *call;
+    if (c->s.n_cpu < c->s.n) return ms__capture_refuse("clip_grad_norm_: only steps on the CPU can be captured");
+    ms_captured *step = ms__capture_suspend();
+    ms_status st = clip_all(c);
+    ms__capture_resume(step);
+    ms_clip **work = st == MS_OK ? ms__capture_work(step, repeat_clip, drop_clip, sizeof *work) : NULL;
+    if (!work) return st;
+    ms_tensor *lasting = ms__capture_tensor(step, c->norm);
+    ms__release(c->norm);
+    c->norm = lasting;
+    for (int k = 0; k < c->s.n_groups; k++) step->sends |= ms__group_size(ms__group_hold(c->s.groups[k])) > 1;
+    *work = c;
+    *call = NULL;
     return MS_OK;
 }
 
@@ -338,46 +435,18 @@ ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p)
 {
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
-    if (!(p > 0))
-        return ms__no_id(ms__fail(MS_EINVAL, "clip_grad_norm_: norm_type is %g, expected a number above 0", p));
-    size_t places = (size_t)(n > 0 ? n : 1);
-    ms_id result = 0;
-    ms_tensor *norm = NULL;
-    int64_t blocks = 0;
-    gradients s = { .dtype = -1, .parts = malloc(places * sizeof *s.parts), .devices = malloc(places * sizeof(int)) };
-    part_list list = { .p = p };
-    if (!s.parts || !s.devices) {
-        ms__no_memory(places * (sizeof *s.parts + sizeof(int)), "clip_grad_norm_", "the list of %d parameters", n);
-        goto out;
+    ms_clip *c;
+    if (ms__clip_new(&c, n, leaves, max_norm, p)) return 0;
+    for (int k = 0; k < n; k++) {
+        ms_tensor *t = ms__unit_local(ms__tensor(leaves[k])), *g = t->leaf ? t->leaf->grad : NULL;
+        if (g) g->version->count++;
     }
-    if (collect(&s, n, leaves)) goto out;
-    for (int k = 0; k < s.n_cpu; k++) {
-        s.parts[k].block = blocks;
-        blocks += (s.parts[k].numel + BLOCK - 1) / BLOCK;
-    }
-    list.n = s.n_cpu;
-    list.parts = s.parts;
-    list.partial = calloc((size_t)(blocks > 0 ? blocks : 1), sizeof *list.partial);
-    if (!list.partial) {
-        ms__no_memory((size_t)blocks * sizeof(double), "clip_grad_norm_", "%lld partial sums", (long long)blocks);
-        goto out;
-    }
-    // Allocate everything before gradients change and before the collectives, in which peers wait for this rank. If all
-    // gradients are on one device, the norm is there, too.
-    int device = s.n > 0 && s.devices[0] == s.devices[s.n - 1] ? s.devices[0] : MS_CPU;
-    if (ms__names_reserve(1, "clip_grad_norm_") || ms__tensor_new(&norm, s.dtype, device, 0, NULL, "clip_grad_norm_") ||
-        (MS_UNLIKELY(ms__capturing != NULL) ? capture(&s, &list, blocks, max_norm, norm)
-                                            : clip(&s, &list, blocks, max_norm, norm)))
-        goto out;
-    result = ms__name(norm);
-    norm = NULL;
-out:
-    for (int k = 0; k < MS_CUDA_DEVICES; k++) ms__free(s.jobs[k].room);
+    ms_tensor *norm = ms__retain(c->norm);
+    ms_status st = MS_UNLIKELY(ms__capturing != NULL) ? capture(&c) : clip_all(c);
+    ms__clip_free(c);
+    if (st == MS_OK) return ms__name(norm);
     ms__release(norm);
-    free(list.partial);
-    free(s.parts);
-    free(s.devices);
-    return result;
+    return 0;
 }
 
 // ---- unscaling ----

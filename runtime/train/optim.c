@@ -17,8 +17,9 @@
 #include "base/trace.h"
 #include "ops/captured.h"
 #include "shard/script.h"
+#include "train/clip.h"
 
-enum { BLOCK = 1 << 14 };
+enum { BLOCK = 1 << 14, PIECE = 1 << 10 };
 
 typedef ms_optim_job job;  // the work on one leaf
 
@@ -60,6 +61,26 @@ int ms_optim_is_plain(const ms_optim_options *o)
 
 // ---- passes ----
 
+// flush_tiny makes subnormal numbers count as 0, only during the step: squares of small gradients are often subnormal,
+// and arithmetic with subnormals takes a hundred times longer. keep_tiny is for conversions. Both return the mode
+// before, for set_tiny.
+#if defined(__x86_64__)
+enum { TINY = 0x8040 };  // bits: flush to zero, denormals are zero
+static void set_tiny(unsigned mode) { _mm_setcsr(mode); }
+static unsigned change_tiny(unsigned bits)
+{
+    unsigned before = _mm_getcsr();
+    _mm_setcsr((before & ~(unsigned)TINY) | bits);
+    return before;
+}
+#else
+enum { TINY };
+static void set_tiny(unsigned mode) { (void)mode; }
+static unsigned change_tiny(unsigned bits) { return bits; }
+#endif
+static unsigned flush_tiny(void) { return change_tiny(TINY); }
+static unsigned keep_tiny(void) { return change_tiny(0); }
+
 #define MS_OPTIM_FORMULAS
 #define REAL float
 #define R(name) name##_real32
@@ -92,6 +113,7 @@ int ms_optim_is_plain(const ms_optim_options *o)
 #define N(name) name##_f64
 #include "train/optim_body.h"
 #define T ms_f16
+#define HALF
 #define REAL float
 #define R(name) name##_real32
 #define LOAD(x) ms_f16_to_float(x)
@@ -99,6 +121,7 @@ int ms_optim_is_plain(const ms_optim_options *o)
 #define N(name) name##_f16
 #include "train/optim_body.h"
 #define T ms_bf16
+#define HALF
 #define REAL float
 #define R(name) name##_real32
 #define LOAD(x) ms_bf16_to_float(x)
@@ -110,28 +133,6 @@ typedef struct {
     const job *jobs;
     int n;
 } job_list;
-
-// Makes subnormal numbers count as 0, only during the step: squares of small gradients are often subnormal, and
-// arithmetic with subnormals takes a hundred times longer.
-static unsigned flush_tiny(void)
-{
-#if defined(__x86_64__)
-    unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);  // bits: flush to zero, denormals are zero
-    return before;
-#else
-    return 0;
-#endif
-}
-
-static void keep_tiny(unsigned before)
-{
-#if defined(__x86_64__)
-    _mm_setcsr(before);
-#else
-    (void)before;
-#endif
-}
 
 // Processes blocks [first, last); blocks are numbered across all leaves.
 static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
@@ -151,7 +152,7 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
         int64_t at = (b - j->block) * BLOCK, n = j->numel - at < BLOCK ? j->numel - at : BLOCK;
         MS_CASE_FLOAT(j->dtype, run_f32(j, at, n), run_f64(j, at, n), run_f16(j, at, n), run_bf16(j, at, n))
     }
-    keep_tiny(mode);
+    set_tiny(mode);
 }
 
 typedef struct {
@@ -212,8 +213,9 @@ static void step_end(step *s)
     free(s->copies);
 }
 
-// Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet.
-static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *state, stepped *l)
+// Checks a leaf's state tensors (one per bit of `keeps`) and makes those that do not exist yet: zeros, but a master
+// (bit `master`) has the parameter's values.
+static ms_status take_state(step *s, unsigned keeps, unsigned master, ms_tensor *p, ms_id *state, stepped *l)
 {
     int dtype = ms__is_half(p->dtype) ? MS_F32 : p->dtype;
     for (int k = 0; k < MS_OPTIM_STATES; k++) {
@@ -224,6 +226,7 @@ static ms_status take_state(step *s, unsigned keeps, const ms_tensor *p, ms_id *
             ms__gpu_lasting = true;
             ms_status st = ms__zeros(&t, dtype, ms__device(p), p->ndim, p->shape);
             ms__gpu_lasting = false;
+            if (st == MS_OK && (master >> k & 1)) st = ms__or_drop(ms__copy(t, p), &t);
             ms__capture_resume(c);
             MS_TRY(st);
             if (!(state[k] = ms__name_unscoped(t))) return ms__failure();
@@ -260,6 +263,14 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
     return cast ? ms__copy(*out, g) : MS_OK;
 }
 
+// The index of a master among the states: after those of the row.
+static int master_at(const ms_optim_row *row)
+{
+    int k = 0;
+    while (row->states[k]) k++;
+    return k;
+}
+
 // For a captured step: keeps the memory of a leaf's job.
 static void keep_leaf(ms_captured *c, ms_tensor *p, ms_tensor *g, const stepped *l)
 {
@@ -292,8 +303,15 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     stepped *l = &s->stepped[s->n_stepped];
     *l = (stepped) { .leaf = leaf, .steps = &of->steps[k], .options = of->options, .job = -1 };
     MS_TRY(take_gradient(s, p, g, k + 1, &g));
-    MS_TRY(take_state(s, row->keeps(of->options), p, of->state + MS_OPTIM_STATES * k, l));
+    unsigned keeps = row->keeps(of->options), master = 0;
+    int at = master_at(&row->row);
+    if (of->options->master_weights && ms__is_half(p->dtype)) keeps |= master = 1u << at;
+    MS_TRY(take_state(s, keeps, master, p, of->state + MS_OPTIM_STATES * k, l));
     for (int i = 0; i < MS_OPTIM_STATES; i++) j->state[i] = l->state[i] ? ms__data(l->state[i]) : NULL;
+    if (master) {
+        j->master = j->state[at];
+        j->state[at] = NULL;
+    }
     MS_TRY(ms__storage_sync(g->storage, false));
     MS_TRY(ms__storage_sync(p->storage, true));
     j->kind = of->options->kind;
@@ -301,6 +319,7 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     j->g = ms__data(g);
     j->dtype = p->dtype;
     j->numel = p->numel;
+    j->scale = 1;
     j->block = s->blocks;
     j->device = ms__device(p);
     s->blocks += (p->numel + BLOCK - 1) / BLOCK;
@@ -311,8 +330,9 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device.
-static ms_status run_jobs(job *jobs, int n)
+// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. clip: of a step on a GPU, or
+// NULL.
+static ms_status run_jobs(job *jobs, int n, const ms_cuda_clip *clip)
 {
     for (int k = 0; k < n;) {
         int end = k;
@@ -324,7 +344,7 @@ static ms_status run_jobs(job *jobs, int n)
         }
         job_list list = { jobs + k, end - k };
         if (ms__is_cuda(jobs[k].device))
-            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK));
+            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK, clip));
         else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
         else ms__parallel_tasks(count, run_blocks, &list);
         k = end;
@@ -349,7 +369,7 @@ static ms_status repeat_pass(void *arg, ms_captured *c)
     MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(p->stepped[0].options->kind)->range, NULL);
     for (int k = 0; k < p->n_stepped; k++)
         if (p->stepped[k].job >= 0) set_factors(&last, &p->stepped[k], p->jobs[p->stepped[k].job].factors);
-    MS_TRY(run_jobs(p->jobs, p->n_jobs));
+    MS_TRY(run_jobs(p->jobs, p->n_jobs, NULL));
     for (int k = 0; k < p->n_stepped; k++) {
         const stepped *l = &p->stepped[k];
         ++*l->steps;
@@ -386,13 +406,24 @@ static void capture(ms_captured *c, step *s)
     s->n_stepped = 0;
 }
 
-static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups)
+static ms_status run_clipped(step *s, ms_clip *clip)
+{
+    ms_cuda_clip room;
+    const ms_cuda_clip *there;
+    double scale = ms__clip_factor(clip, &room, &there);
+    for (int k = 0; k < s->n_jobs; k++) s->jobs[k].scale = scale;
+    return run_jobs(s->jobs, s->n_jobs, there);
+}
+
+// clip: NULL, or what limits the norm of the gradients.
+static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups, ms_clip *clip)
 {
     for (int i = 0; i < n_groups; i++)
         for (int k = 0; k < groups[i].n; k++) MS_TRY(add_leaf(s, &groups[i], k));
+    if (clip) MS_TRY(ms__clip_measure(clip));
     // Up to here nothing has changed: a step that failed for lack of memory can be repeated. From here on only a device
     // can fail.
-    MS_TRY(run_jobs(s->jobs, s->n_jobs));
+    MS_TRY(clip ? run_clipped(s, clip) : run_jobs(s->jobs, s->n_jobs, NULL));
     for (int k = 0; k < s->n_stepped; k++) {
         ++*s->stepped[k].steps;
         ms__unit_stepped(s->stepped[k].leaf);
@@ -402,24 +433,56 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     return MS_OK;
 }
 
-ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups)
+// The clip of all leaves of the groups.
+static ms_status new_clip(ms_clip **out, int n_groups, const ms_optim_group *groups, int n, double max_norm, double p)
+{
+    ms_id *all = malloc((size_t)(n > 0 ? n : 1) * sizeof *all);
+    int at = 0;
+    *out = NULL;
+    if (!all) return ms__no_memory((size_t)n * sizeof *all, "optimizer", "the list of %d parameters", n);
+    for (int i = 0; i < n_groups; i++)
+        for (int k = 0; k < groups[i].n; k++) all[at++] = groups[i].leaves[k];
+    ms_status st = ms__clip_new(out, n, all, max_norm, p);
+    free(all);
+    return st;
+}
+
+// max_norm: NULL, or the limit of the norm of order p, which *norm gets.
+static ms_status step_all(int n_groups, const ms_optim_group *groups, const double *max_norm, double p, ms_id *norm)
 {
     int n = 0;
     for (int i = 0; i < n_groups; i++) {
         MS_TRY(ms_optim_check(groups[i].options));
         n += groups[i].n;
     }
-    if (n <= 0) return MS_OK;
+    if (n <= 0 && !max_norm) return MS_OK;
+    if (max_norm && ms__capturing)
+        return ms__capture_refuse("step_clipped cannot be captured; call clip_grad_norm_, then step");
     MS_BUSY;
-    MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(groups[0].options->kind)->range, NULL);
+    MS_RANGE(MS_RANGE_OPTIMIZER, n_groups > 0 ? optimizer_at(groups[0].options->kind)->range : "step", NULL);
     step s;
-    ms_status status = step_begin(&s, n);
-    if (status == MS_OK) status = step_groups(&s, n_groups, groups);
+    ms_clip *clip = NULL;
+    ms_status status = step_begin(&s, n > 0 ? n : 1);
+    if (status == MS_OK && max_norm) status = new_clip(&clip, n_groups, groups, n, *max_norm, p);
+    if (status == MS_OK) status = step_groups(&s, n_groups, groups, clip);
     step_end(&s);
     for (int i = 0; i < n_groups && status != MS_OK; i++)
         for (int k = 0; k < MS_OPTIM_STATES * groups[i].n; k++)
             if (groups[i].state[k] && !ms_is_alive(groups[i].state[k])) groups[i].state[k] = 0;
+    if (status == MS_OK && clip && !(*norm = ms__clip_result(clip))) status = ms__failure();
+    ms__clip_free(clip);
     return status;
+}
+
+ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups)
+{
+    return step_all(n_groups, groups, NULL, 0, NULL);
+}
+
+ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p)
+{
+    ms_id norm = 0;
+    return step_all(n_groups, groups, &max_norm, p, &norm) == MS_OK ? norm : 0;
 }
 
 ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)

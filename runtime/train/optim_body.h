@@ -29,7 +29,7 @@
     }
 #include "formulas/optim/list.h"
 
-static void N(run)(const job *j, int64_t at, int64_t n)
+static void N(run_whole)(const job *j, int64_t at, int64_t n)
 {
     REAL *state[MS_OPTIM_STATES];
     int set = 0;
@@ -46,7 +46,66 @@ static void N(run)(const job *j, int64_t at, int64_t n)
     }
 }
 
+// The part of a job from element `at` on.
+static job N(part)(const job *j, int64_t at)
+{
+    job by = *j;
+    by.p = (T *)j->p + at;
+    by.g = (const T *)j->g + at;
+    if (j->master) by.master = j->master + at;
+    for (int s = 0; s < MS_OPTIM_STATES; s++)
+        if (j->state[s]) by.state[s] = (REAL *)j->state[s] + at;
+    return by;
+}
+
+#ifdef HALF
+// Steps the masters of up to PIECE elements by the gradients in float32, and rounds them to the parameters.
+static MS_KERNEL void N(run_masters)(const job *j, int64_t n)
+{
+    float g[PIECE];
+    const T *from = j->g;
+    T *p = j->p;
+    job by = *j;
+    unsigned mode = keep_tiny();
+    for (int64_t k = 0; k < n; k++) g[k] = LOAD(from[k]);
+    set_tiny(mode);
+    by.p = j->master;
+    by.g = g;
+    run_whole_f32(&by, 0, n);
+    keep_tiny();
+    for (int64_t k = 0; k < n; k++) p[k] = STORE(j->master[k]);
+    set_tiny(mode);
+}
+#else
+static void N(run_masters)(const job *j, int64_t n) { N(run_whole)(j, 0, n); }  // only half types have masters
+#endif
+
+// With a scale, or with masters, PIECE elements at a time, so that the changed gradients stay in the cache.
+static MS_KERNEL void N(run)(const job *j, int64_t at, int64_t n)
+{
+    if (MS_LIKELY(j->scale == 1 && !j->master)) {
+        N(run_whole)(j, at, n);
+        return;
+    }
+    REAL f = (REAL)j->scale;
+    for (int64_t end = at + n; at < end; at += PIECE) {
+        T g[PIECE];
+        job by = N(part)(j, at);
+        int64_t size = end - at < PIECE ? end - at : PIECE;
+        if (j->scale != 1) {
+            const T *from = by.g;
+            unsigned mode = keep_tiny();
+            for (int64_t k = 0; k < size; k++) g[k] = STORE(LOAD(from[k]) * f);
+            set_tiny(mode);
+            by.g = g;
+        }
+        if (by.master) N(run_masters)(&by, size);
+        else N(run_whole)(&by, 0, size);
+    }
+}
+
 #undef LOOP
+#undef HALF
 #undef T
 #undef REAL
 #undef R

@@ -69,6 +69,17 @@ kinds["batch norm, noise drawn in the step, accumulation over two halves"] = fun
   end
 end
 
+kinds["a step that clips"] = function()
+  local model = nn.Linear(6, 3)
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+  return model, opt, function(x, y)
+    nn.F.mse_loss(model(x), y):backward()
+    local norm = opt:step_clipped(0.05)
+    opt:zero_grad()
+    return norm
+  end
+end
+
 kinds["attention with dropout, an embedding, cross-entropy, a checkpoint and a Function"] = function()
   local model = nn.Module:extend "Model"()
   model.embedding, model.head = nn.Embedding(11, 8), nn.Linear(8, 11)

@@ -73,3 +73,69 @@ describe("clip_grad_norm_ on a GPU", function()
     for k = 1, #here do ms.testing.assert_close(there[k].grad:cpu(), here[k].grad, { rtol = 1e-6, atol = 1e-9 }) end
   end)
 end)
+
+describe("an optimizer's step on a GPU", function()
+  local optim = ms.optim
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+    for _, p in ipairs { 2, 1, math.huge } do
+      on_gpu(("clips in the step with the bits of clip_grad_norm_ before it: %s, norm %g"):format(dtype, p), function()
+        ms.manual_seed(4)
+        local _, apart = parameters(dtype, { "cuda" })
+        local a, one = optim.AdamW(apart, { lr = 0.1 }), {}
+        for k, t in ipairs(apart) do one[k] = t:detach():clone():requires_grad_() end
+        local b = optim.AdamW(one, { lr = 0.1 })
+        for _ = 1, 2 do
+          local before = {}
+          for k, t in ipairs(apart) do before[k], one[k].grad = t.grad:clone(), t.grad end
+          local got = b:step_clipped(0.5, { norm_type = p })
+          for k, t in ipairs(one) do
+            assert.is_true(t.grad:cpu():equal(before[k]:cpu()))
+            apart[k].grad = before[k]
+          end
+          local want = clip(apart, 0.5, { norm_type = p })
+          a:step()
+          assert.are.equal("cuda:0", got.device)
+          assert.is_true(got:cpu():equal(want:cpu()))
+          for k, t in ipairs(one) do assert.is_true(t:detach():cpu():equal(apart[k]:detach():cpu())) end
+        end
+      end)
+    end
+  end
+
+  on_gpu("clips in the step where parameters are on several devices", function()
+    ms.manual_seed(5)
+    local here, there = parameters("float32", { "cpu", "cuda" })
+    local a, b = optim.SGD(here, { lr = 1 }), optim.SGD(there, { lr = 1 })
+    local want, got = a:step_clipped(0.5), b:step_clipped(0.5)
+    assert.are.equal("cpu", got.device)
+    ms.testing.assert_close(got, want, { rtol = 1e-6, atol = 0 })
+    for k = 1, #here do ms.testing.assert_close(there[k]:detach():cpu(), here[k]:detach(), { rtol = 1e-5, atol = 1e-7 }) end
+  end)
+
+  for _, name in ipairs { "SGD", "AdamW" } do
+    for _, dtype in ipairs { "float16", "bfloat16" } do
+      on_gpu(("steps masters with the CPU's bits: %s, %s"):format(name, dtype), function()
+        ms.manual_seed(6)
+        local here, there = {}, {}
+        for k, n in ipairs { 1, 768, 40001 } do
+          here[k] = ms.randn(n, { dtype = dtype }):requires_grad_()
+          there[k] = here[k]:detach():to "cuda":requires_grad_()
+        end
+        local o = { lr = 1e-4, master_weights = true }
+        local a, b = optim[name](here, o), optim[name](there, o)
+        for _ = 1, 3 do
+          for k, p in ipairs(here) do
+            p.grad = ms.randn(p:numel(), { dtype = dtype })
+            there[k].grad = p.grad:to "cuda"
+          end
+          a:step()
+          b:step()
+        end
+        for k, p in ipairs(here) do
+          assert.is_true(b:state_of(there[k]).master:cpu():equal(a:state_of(p).master))
+          assert.is_true(there[k]:detach():cpu():equal(p:detach()))
+        end
+      end)
+    end
+  end
+end)

@@ -164,7 +164,7 @@ describe("the null device", function()
             optimizer:step()
           end)
         end
-      ]], nil, { ["launches and products"] = 12, products = 5, ["waits of the host"] = 0, ["bytes to the device"] = 672,
+      ]], nil, { ["launches and products"] = 12, products = 5, ["waits of the host"] = 0, ["bytes to the device"] = 720,
       ["bytes to the host"] = 0, ["allocations of the driver"] = 0 } },
   } do
     it_built("holds a step to its limits: " .. case[1], function()

@@ -382,3 +382,147 @@ describe("clip_grad_norm_", function()
     assert.are_not.equal(g, g)
   end)
 end)
+
+describe("a step that clips", function()
+  local function parameters(dtype)
+    local list = {}
+    for k, n in ipairs { 1, 7, 40001, 4099 } do
+      list[k] = nn.Parameter(ms.randn(n, { dtype = dtype }))
+      list[k].grad = ms.randn(n, { dtype = dtype })
+    end
+    return list
+  end
+  local function copies(list)
+    local out = {}
+    for k, p in ipairs(list) do
+      out[k] = nn.Parameter(p:detach():clone())
+      out[k].grad = p.grad:clone()
+    end
+    return out
+  end
+
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16" } do
+    for _, case in ipairs { { 0.5, 2 }, { 0.5, math.huge }, { 1e9, 2 }, { math.huge, 1 } } do
+      it(("has the bits of clip_grad_norm_ and a step, and keeps gradients: %s, at most %g, norm %g")
+        :format(dtype, unpack(case)), function()
+        ms.manual_seed(5)
+        local apart = parameters(dtype)
+        local one = copies(apart)
+        for _, make in ipairs { function(p) return optim.AdamW(p, { lr = 0.1 }) end,
+          function(p) return optim.SGD({ { params = { p[1], p[2] } }, { params = { p[3], p[4] }, momentum = 0.9 } }, { lr = 0.1 }) end } do
+          local a, b = make(apart), make(one)
+          for _ = 1, 2 do
+            local grads = {}
+            for k, p in ipairs(one) do
+              p.grad, grads[k] = apart[k].grad:clone(), apart[k].grad:clone()
+            end
+            local want = nn.utils.clip_grad_norm_(apart, case[1], { norm_type = case[2] })
+            a:step()
+            local got = b:step_clipped(case[1], { norm_type = case[2] })
+            assert.is_true(got:equal(want))
+            assert.are.equal(want.dtype, got.dtype)
+            for k, p in ipairs(one) do
+              assert.is_true(p:detach():equal(apart[k]:detach()))
+              assert.is_true(p.grad:equal(grads[k]))
+            end
+          end
+        end
+      end)
+    end
+  end
+
+  it("makes all parameters NaN if a gradient is, as clip_grad_norm_ does", function()
+    local list = parameters "float32"
+    list[2].grad:narrow(1, 3, 1):fill_(0 / 0)
+    local norm = optim.SGD(list, { lr = 0.1 }):step_clipped(1)
+    assert.is_true(norm:item() ~= norm:item())
+    for _, p in ipairs(list) do assert.are.equal(p:numel(), p:detach():isnan():sum():item()) end
+  end)
+
+  it("returns 0 where no parameter has a gradient", function()
+    local p = leaf { 1 }
+    local opt = optim.AdamW({ p }, { lr = 1 })
+    assert.are.equal(0, opt:step_clipped(1):item())
+    assert.are.equal(1, p:item())
+    assert.is_nil(opt:state_of(p))
+  end)
+
+  for _, case in ipairs {
+    { "whose step is a Lua function", function(p) return optim.Adafactor({ p }, { lr = 0.1 }) end },
+    { "with a hook", function(p)
+      local opt = optim.SGD({ p }, { lr = 0.1 })
+      opt:register_step_pre_hook(function() opt.param_groups[1].lr = 0.2 end)
+      return opt
+    end },
+  } do
+    it("is clip_grad_norm_ and a step for an optimizer " .. case[1], function()
+      local apart, one = nn.Parameter(ms.ones(2, 3)), nn.Parameter(ms.ones(2, 3))
+      apart.grad, one.grad = ms.arange(6):float():reshape(2, 3), ms.arange(6):float():reshape(2, 3)
+      nn.utils.clip_grad_norm_({ apart }, 0.5)
+      case[2](apart):step()
+      local norm = case[2](one):step_clipped(0.5)
+      assert.near(math.sqrt(55), norm:item(), 1e-5)
+      assert.is_true(one:detach():equal(apart:detach()))
+      assert.is_true(one.grad:equal(apart.grad))
+    end)
+  end
+
+  it("refuses limits below 0, unknown options and orders of the norm that are not positive", function()
+    local p = leaf { 1 }
+    set_grad(p, { 1 })
+    local opt = optim.SGD({ p }, { lr = 1 })
+    assert.truthy(message(opt.step_clipped, opt, -1):find("SGD: step_clipped: max_norm is a number (-1)", 1, true))
+    assert.truthy(message(opt.step_clipped, opt):find("SGD: step_clipped: max_norm is nil", 1, true))
+    assert.truthy(message(opt.step_clipped, opt, 1, { norm = 2 }):find("unknown option 'norm'", 1, true))
+    assert.truthy(message(opt.step_clipped, opt, 1, { norm_type = 0 }):find("norm_type is 0, expected a number above 0", 1, true))
+    assert.are.equal(1, p:item())
+  end)
+end)
+
+describe("master weights", function()
+  for _, name in ipairs { "SGD", "Adam", "AdamW" } do
+    for _, dtype in ipairs { "float16", "bfloat16" } do
+      it(("step in float32, and are rounded to the parameter: %s, %s"):format(name, dtype), function()
+        ms.manual_seed(6)
+        local n = 3001
+        local p = nn.Parameter(ms.randn(n, { dtype = dtype }))
+        local wide = nn.Parameter(p:detach():to "float32")
+        local options = name == "SGD" and { lr = 1e-4, momentum = 0.9 } or { lr = 1e-4 }
+        local of_wide = optim[name]({ wide }, options)
+        options.master_weights = true
+        local opt = optim[name]({ p }, options)
+        for _ = 1, 5 do
+          p.grad = ms.randn(n, { dtype = dtype })
+          wide.grad = p.grad:to "float32"
+          opt:step()
+          of_wide:step()
+          local master = opt:state_of(p).master
+          assert.are.equal("float32", master.dtype)
+          assert.is_true(master:equal(wide:detach()))
+          assert.is_true(p:detach():equal(wide:detach():to(dtype)))
+        end
+      end)
+    end
+  end
+
+  it("are kept only for half types, and continue to the bit from a state dict", function()
+    ms.manual_seed(7)
+    local p, q = nn.Parameter(ms.randn(9, { dtype = "bfloat16" })), leaf({ 1 }, "float32")
+    local opt = optim.AdamW({ p, q }, { lr = 1e-3, master_weights = true })
+    local function step(o, a)
+      a.grad, q.grad = ms.ones(9, { dtype = "bfloat16" }), ms.ones(1)
+      o:step_clipped(0.5)
+    end
+    step(opt, p)
+    assert.is_nil(opt:state_of(q).master)
+    local again = nn.Parameter(p:detach():clone())
+    local other = optim.AdamW({ again, q }, { lr = 1e-3, master_weights = true })
+    other:load_state_dict(opt:state_dict())
+    for _ = 1, 20 do
+      step(opt, p)
+      step(other, again)
+    end
+    assert.is_true(opt:state_of(p).master:equal(other:state_of(again).master))
+    assert.is_true(p:detach():equal(again:detach()))
+  end)
+end)

@@ -45,7 +45,8 @@ static void adamw_factors(const ms_optim_options *o, double step, double *f)
                               MS_OPTION(weight_decay, weight_decay, WEIGHT_DECAY, 0, DECAY_DOC),               \
                               MS_OPTION_FLAG(amsgrad, amsgrad, "divides by the largest second moment so far"), \
                               MS_OPTION_FLAG(maximize, maximize,                                               \
-                                             "maximizes instead of minimizing: negates the gradient") } },     \
+                                             "maximizes instead of minimizing: negates the gradient"),         \
+                              MS_OPTION_MASTERS } },                                                           \
         .range = #NAME ".step",                                                                                \
         .keeps = adam_keeps,                                                                                   \
         .factors = FACTORS,                                                                                    \

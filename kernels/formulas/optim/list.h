@@ -41,6 +41,10 @@ typedef struct {
 #name, doc, offsetof(ms_optim_options, field), sizeof((ms_optim_options) { 0 }.field) == 4 ? 0 : -1, \
             { 0 }, 0, 0, 0, 0                                                                                \
     }
+#define MS_OPTION_MASTERS                                                                                              \
+    MS_OPTION_FLAG(master_weights, master_weights,                                                                     \
+                   "parameters of half types keep a float32 copy as state `master`, which is stepped in their place; " \
+                   "each step stores its rounded values in the parameter")
 #endif
 
 #include "formulas/optim/sgd.h"

@@ -598,28 +598,34 @@ function Tensor:logical_xor_(u) end
 --- dampening) g; p = p - lr v, or with nesterov p - lr (g + momentum v). weight_decay adds weight_decay p to g. Errors:
 --- nesterov without momentum or with dampening.
 ---@class SGD: Optimizer
----@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number, maximize: boolean }): SGD
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, momentum: number, dampening: number, nesterov: boolean, weight_decay: number, maximize: boolean, master_weights: boolean }): SGD
 ---   lr: learning rate; momentum: share of the last step that is kept; dampening: share of the gradient that is left
 ---   out of the momentum; nesterov: looks ahead by one step of momentum; weight_decay: weight_decay times the parameter
----   is added to the gradient; maximize: maximizes instead of minimizing: negates the gradient
+---   is added to the gradient; maximize: maximizes instead of minimizing: negates the gradient; master_weights:
+---   parameters of half types keep a float32 copy as state `master`, which is stepped in their place; each step stores
+---   its rounded values in the parameter
 local SGD = {}
 
 --- Adam (Kingma & Ba 2015, algorithm 1); amsgrad keeps the largest second moment (Reddi et al. 2018). weight_decay adds
 --- weight_decay p to the gradient of parameter p.
 ---@class Adam: Optimizer
----@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean, maximize: boolean }): Adam
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean, maximize: boolean, master_weights: boolean }): Adam
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
 ---   second moment; weight_decay: weight_decay times the parameter is added to the gradient; amsgrad: divides by the
----   largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient
+---   largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient; master_weights:
+---   parameters of half types keep a float32 copy as state `master`, which is stepped in their place; each step stores
+---   its rounded values in the parameter
 local Adam = {}
 
 --- Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2): each step also subtracts lr weight_decay p
 --- from parameter p.
 ---@class AdamW: Optimizer
----@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean, maximize: boolean }): AdamW
+---@overload fun(params: Tensor[]|table[], opts?: { lr: number, betas: number[], eps: number, weight_decay: number, amsgrad: boolean, maximize: boolean, master_weights: boolean }): AdamW
 ---   lr: learning rate; betas: decay of the first and second moment, from 0 to below 1; eps: added to the root of the
 ---   second moment; weight_decay: the parameter is reduced by lr times weight_decay times itself; amsgrad: divides by
----   the largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient
+---   the largest second moment so far; maximize: maximizes instead of minimizing: negates the gradient; master_weights:
+---   parameters of half types keep a float32 copy as state `master`, which is stepped in their place; each step stores
+---   its rounded values in the parameter
 local AdamW = {}
 
 --- RMSprop (Tieleman & Hinton 2012): divides the gradient by the root of a moving average of its squares; centered

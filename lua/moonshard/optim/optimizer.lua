@@ -220,8 +220,16 @@ local function is_young(c)
   return false
 end
 
-local function step_dense(self, n)
-  if lib.ms_optim_step_groups(n, engine_groups(self, n)) ~= 0 then
+-- clip: nil, or { max_norm, norm_type }; clip.norm becomes the id of the norm.
+local function step_dense(self, n, clip)
+  local failed
+  if clip then
+    clip.norm = lib.ms_optim_step_clipped(n, engine_groups(self, n), clip[1], clip[2])
+    failed = clip.norm == 0
+  else
+    failed = lib.ms_optim_step_groups(n, engine_groups(self, n)) ~= 0
+  end
+  if failed then
     local params = {}
     for k = 1, n do
       take_state(self._compiled[k])
@@ -239,9 +247,22 @@ local function step_dense(self, n)
 end
 
 -- Runs step_dense while sparse gradients in groups k to n are replaced by dense ones.
-local function with_groups_dense(self, n, k)
-  if k > n then return step_dense(self, n) end
-  return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1)
+local function with_groups_dense(self, n, k, clip)
+  if k > n then return step_dense(self, n, clip) end
+  return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1, clip)
+end
+
+-- Compiles the groups and passes their options to the engine; scripts may have changed both. Returns the number of
+-- groups.
+local function prepare(self)
+  local groups = self.param_groups
+  local n = #groups
+  for k = 1, n do
+    local group = groups[k]
+    local c = compiled(self, k, group)
+    self:_check(group, true, c.options)
+  end
+  return n
 end
 
 -- For a captured step: notes the compiled groups, whose options repetitions read. Raises if the step changed options
@@ -292,22 +313,66 @@ function Optimizer:step(closure)
     result = enable_grad(closure)
   end
   local groups = self.param_groups
-  local n = #groups
   capture.note(self, note_groups)
-  for k = 1, n do
-    local group = groups[k]
-    local c = compiled(self, k, group)
-    self:_check(group, true, c.options)                 -- scripts may have changed options since the last step
-  end
+  local n = prepare(self)
   for k = 1, n do
     local c = self._compiled[k]
     for j = 1, c.count do
-      if c.params[j].id < 0 and c.params[j].is_sparse then step_sparse(self, c, groups[k], c.params[j]) end
+      if c.params[j].id < 0 and c.params[j].is_sparse then
+        step_sparse(self, c, groups[k], c.params[j])
+      end
     end
   end
   with_groups_dense(self, n, 1)
   places.mark()
   return result
+end
+
+local norm_options = { norm_type = 2 }
+
+local function parameters_of(self)
+  local all = {}
+  for _, group in ipairs(type(self) == "table" and self.param_groups or {}) do
+    for _, p in ipairs(group.params) do all[#all + 1] = p end
+  end
+  return all
+end
+
+-- Whether a step is more than one pass of the engine: hooks, a step in Lua, sparse parameters; or is being recorded.
+local function in_parts(self)
+  if self._hooked or self.step ~= Optimizer.step or capture.active() then return true end
+  for _, group in ipairs(self.param_groups) do
+    for _, p in ipairs(group.params) do
+      if p.id < 0 and p.is_sparse then return true end
+    end
+  end
+  return false
+end
+
+-- As clip_grad_norm_: an error on one rank makes its peers fail in the first all-reduce of the norm.
+local in_one_pass = calls.one(function(self, max_norm, given)
+  local who = self:class_name()
+  opts.expect(max_norm, opts.number_from(0), "%s: step_clipped: max_norm", who)
+  local clip = { max_norm, given and opts(who .. ": step_clipped", given, norm_options).norm_type or 2 }
+  with_groups_dense(self, prepare(self), 1, clip)
+  places.mark()
+  return tensor.wrap_new(clip.norm)
+end, function(self) return utils._first_group(parameters_of(self)) end)
+
+--- Makes one step with gradients that are limited as by nn.utils.clip_grad_norm_(parameters, max_norm): one factor
+--- multiplies all of them, so that their norm over all ranks is at most max_norm. The result is that of
+--- clip_grad_norm_ and step to the bit, if each gradient has its parameter's dtype, but in one pass: the gradients are
+--- scaled where the step reads them, and keep their values. On a GPU the host waits for nothing. Optimizers whose steps
+--- are Lua functions, steps with hooks or sparse parameters, and captured steps call clip_grad_norm_ and step.
+--- Collective if parameters are sharded.
+---@param max_norm number  at least 0; math.huge only computes the norm
+---@param given? { norm_type: number }  norm_type: order of the norm (default: 2); math.huge: the largest element
+---@return Tensor norm  before clipping: a plain 0-dim tensor, on the gradients' device if all have the same, else on the CPU
+function Optimizer:step_clipped(max_norm, given)
+  if not in_parts(self) then return in_one_pass(self, max_norm, given) end
+  local norm = utils.clip_grad_norm_(parameters_of(self), max_norm, given)
+  self:step()
+  return norm
 end
 
 -- Whether peers make this step, too, and cannot find this rank's error by themselves. False if the error is an
@@ -323,7 +388,6 @@ local function has_peers(self)
   return found
 end
 Optimizer.step = calls.apart(Optimizer.step, has_peers)
-
 local function step_leaves(self, group, c, at)
   capture.refuse(self:class_name() .. " steps some of its parameters at a time")
   local n = #at

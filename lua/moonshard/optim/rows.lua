@@ -31,6 +31,7 @@ function M.read(row, kind)
     else
       out.defaults[option.name] = o.value[0]
     end
+    if option.name == "master_weights" then table.insert(out.states, "master") end
   end
   return out
 end

@@ -130,7 +130,7 @@ M.MAIN = set [[
   elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
   embedding:take_rows_kernel embedding:add_rows_kernel embedding:sort_alone_kernel embedding:sort_count_kernel
   embedding:sort_place_kernel
-  optim:norm_kernel optim:norm_join_kernel optim:clip_kernel optim:optim_kernel
+  optim:norm_kernel optim:norm_join_kernel optim:optim_kernel
   reduce:dense_columns_kernel reduce:join_kernel reduce:finish_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
   loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// train/clip.h -- the norm of the gradients of some leaves, for an optimizer step that scales them where it reads them.
+#ifndef MS_TRAIN_CLIP_H
+#define MS_TRAIN_CLIP_H
+
+#include "device/device.h"
+
+typedef struct ms_clip ms_clip;
+
+// Checks the leaves and allocates everything that the later functions need. *out is NULL on failure. No gradient
+// changes before or in ms__clip_measure.
+ms_status ms__clip_new(ms_clip **out, int n, const ms_id *leaves, double max_norm, double p);
+// Computes the norm over all ranks. Collective if some leaves are sharded.
+ms_status ms__clip_measure(ms_clip *c);
+// What multiplies all gradients. If it is on a GPU (*there is set), the result is 1 and the step reads *there;
+// otherwise *there is NULL.
+double ms__clip_factor(const ms_clip *c, ms_cuda_clip *room, const ms_cuda_clip **there);
+// Stores the norm before clipping and names its tensor; 0 on failure.
+ms_id ms__clip_result(ms_clip *c);
+void ms__clip_free(ms_clip *c);
+
+#endif
