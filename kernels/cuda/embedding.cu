@@ -3,6 +3,7 @@
 // scatter_add_, scatter_reduce. Sums are computed in the order of the positions, without atomics, so they repeat
 // bitwise. A position out of range cannot stop the call: the kernel records the error, and the host raises it when it
 // next waits for the device.
+#include "cuda/segments.h"
 #include "cuda/sort.h"
 #include "formulas/order.h"
 
@@ -227,7 +228,17 @@ static __device__ inline void move_bytes(int size, void *to, int64_t i, const vo
     default: ((uint64_t *)to)[i] = ((const uint64_t *)from)[j]; break;
     }
 }
-// TAKE uses one thread per element, PUT and ADD one thread per line, so that values for one place are added in order.
+// Writes element `from` of q.from to, or combines it with, element `to` of q.to. float is not used with REDUCE.
+template <class T> static __device__ inline void write_one(const job &q, int how, int64_t to, int64_t from)
+{
+    if (how < ADD) return move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);
+    T a = load<T>(q.dtype, q.to, to), b = load<T>(q.dtype, q.from, from);
+    if (how == ADD) a += b;
+    else if constexpr (std::is_integral_v<T>) a = ms_reduce_i64(how - REDUCE, a, b);
+    else if constexpr (std::is_same_v<T, double>) a = ms_reduce_f64(how - REDUCE, a, b);
+    store<T>(q.dtype, q.to, to, a);
+}
+// TAKE uses one thread per element, the others one thread per line, so that values for one place are combined in order.
 template <class T> __global__ void index_kernel(job q, int how)
 {
     int64_t i = GLOBAL_INDEX, k0 = 0, k1 = q.length;
@@ -247,16 +258,63 @@ template <class T> __global__ void index_kernel(job q, int how)
         int64_t at = position(q, p + k * q.step);
         if (at < 0) continue;
         int64_t from = x + (how == TAKE ? at : k) * q.xd, to = y + (how == TAKE ? k : at) * q.yd;
-        if constexpr (!std::is_same_v<T, float>)
-            if (how >= REDUCE) {
-                T a = load<T>(q.dtype, q.to, to), b = load<T>(q.dtype, q.from, from);
-                if constexpr (std::is_integral_v<T>) store<T>(q.dtype, q.to, to, ms_reduce_i64(how - REDUCE, a, b));
-                else store<T>(q.dtype, q.to, to, ms_reduce_f64(how - REDUCE, a, b));
-                continue;
-            }
-        if (how == ADD) store<T>(q.dtype, q.to, to, load<T>(q.dtype, q.to, to) + load<T>(q.dtype, q.from, from));
-        else move_bytes(ms__dtype_size(q.dtype), q.to, to, q.from, from);
+        write_one<T>(q, how, to, from);
     }
+}
+
+// PUT, ADD and REDUCE where lines are too few for a thread each: the elements of all lines are sorted by the place in
+// `to` that they name, which keeps their order.
+struct read_place {
+    job q;
+    __device__ entry operator()(int64_t i) const
+    {
+        int64_t line = i / q.length, k = i - line * q.length;
+        int64_t at = load<int64_t>(q.id_type, q.ids, offset_of(line, q.ndim, q.shape, q.p) + k * q.step);
+        bool fits = at >= 0 && at < q.limit;
+        return { (int32_t)(fits ? line * q.limit + at : q.lines * q.limit), (int32_t)i };
+    }
+};
+// A thread per element: that of the first element of a place combines all of the place; the last one is put there.
+template <class T> __global__ void place_kernel(job q, int how, const entry *sorted)
+{
+    int64_t i = GLOBAL_INDEX, n = q.lines * q.length;
+    if (i >= n) return;
+    int32_t place = sorted[i].key;
+    if (place == q.lines * q.limit) {
+        int64_t line = sorted[i].at / q.length, k = sorted[i].at - line * q.length;
+        position(q, offset_of(line, q.ndim, q.shape, q.p) + k * q.step);  // records the error
+        return;
+    }
+    if (how == PUT ? i + 1 < n && sorted[i + 1].key == place : i > 0 && sorted[i - 1].key == place) return;
+    int64_t line = place / q.limit, at = place - line * q.limit;
+    int64_t x = offset_of(line, q.ndim, q.shape, q.x), to = offset_of(line, q.ndim, q.shape, q.y) + at * q.yd;
+    for (; i < n && sorted[i].key == place; i++) {
+        int64_t from = x + (sorted[i].at - line * q.length) * q.xd;
+        write_one<T>(q, how, to, from);
+    }
+}
+// Whether sorting pays: few lines of many elements.
+static bool sorts_places(const job &q, int how)
+{
+    int64_t n = q.lines * q.length;
+    return how != TAKE && q.lines < ENOUGH * 64 && q.length > 1 && n * ms__dtype_size(q.dtype) >= LARGE &&
+           n <= MOST_SORTED && q.limit < INT32_MAX / q.lines;
+}
+static ms_status place_sorted(ms_call *c, const job &q, int how)
+{
+    scratch room;
+    sort_sizes sizes = sort_sizes_of(q.lines * q.length, q.lines * q.limit);
+    int index = index_of(c->out[0]);
+    const entry *sorted;
+    grid n = grid_of(sizes.n);
+    bool real = q.dtype <= MS_BF16;
+    MS_TRY(room.alloc(c, ms__device(c->out[0]), sort_bytes(sizes)));
+    MS_TRY(sort_entries(c->op->name, index, sizes, read_place { q }, room.data, &sorted));
+    return launch(c->op->name, index,
+                  q.dtype == MS_F64 || (real && how >= REDUCE) ? place_kernel<double>
+                  : real                                       ? place_kernel<float>
+                                                               : place_kernel<int64_t>,
+                  n.blocks, n.threads, q, how, sorted);
 }
 static int64_t size_of(const ms_tensor *t, int d) { return t->ndim ? t->shape[d] : 1; }
 
@@ -296,6 +354,7 @@ static ms_status run_index(ms_call *c, int how, bool one)
         if (how == TAKE && ms__dtype_size(q.dtype) > 1) return take_rows(c->op->name, index, q);
         if (how == ADD && real && can_sort(q)) return add_rows(c, q, { ADD_ROWS, -1 });
     }
+    if (sorts_places(q, how)) return place_sorted(c, q, how);
     int64_t n = q.length == 0 ? 0 : how == TAKE ? q.lines * q.length : q.lines;
     return launch(c->op->name, index,
                   y->dtype == MS_F64 || (real && how >= REDUCE) ? index_kernel<double>

@@ -165,20 +165,69 @@ template <> struct fold<int64_t> {
     static __device__ inline int64_t term(int kind, int64_t v, double, bool) { return kind == COUNT ? v != 0 : v; }
 };
 
-// A fold's kind, and its parameter on the device: none (NULL), one (step 0), or one per output (step 1).
+// A fold's kind, and its parameter: one per output, on the device, or one number.
 struct fold_of {
     int kind;
-    const double *parameter = NULL;
-    int step = 0;
+    const double *parameters = NULL;
+    double number = 0;
 };
 static __device__ inline double parameter_of(const fold_of &f, int64_t m)
 {
-    return f.parameter ? f.parameter[m * f.step] : 0;
+    return f.parameters ? f.parameters[m] : f.number;
 }
 template <class W> static __device__ inline W fold_in(const fold_of &f, W a, W v, double parameter, bool narrow)
 {
     return fold<W>::join(f.kind, a, fold<W>::term(f.kind, v, parameter, narrow));
 }
+// ---- results ----
+
+// What is done with the result of a fold. number: the divisor of MEAN and STD; the number that ALL compares with; the p
+// of INVERSE_POWER, which raises to 1 / p. more: per output, the number that PLUS_LOG adds to the logarithm. keep: gets
+// the result as it was before, as W; may be NULL.
+enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
+struct ending {
+    int how = AS_IS;
+    double number = 0;
+    const double *more = NULL;
+    void *keep = NULL;
+};
+// Where results are stored: elements of a dtype on a device. NULL: only in the ending's `keep`.
+struct target {
+    int dtype;
+    void *out;
+};
+static target tensor_of(const ms_tensor *t) { return { t->dtype, ms__data(t) }; }
+static target doubles_of(double *wide) { return { MS_F64, wide }; }
+// parts: gets the results of the segments [segments, outputs]; NULL: there is one, whose result is finished.
+template <class W> struct fold_result {
+    W *parts;
+    ending e;
+    target t;
+};
+template <class W> static __device__ inline void finish_one(const fold_result<W> &r, int64_t m, W v)
+{
+    const ending &e = r.e;
+    if (e.keep) ((W *)e.keep)[m] = v;
+    if (!r.t.out) return;
+    switch (e.how) {
+    case MEAN: v = (W)((double)v / e.number); break;
+    case ALL: v = (double)v == e.number; break;
+    case ANY: v = v != 0; break;
+    case ROOT: v = (W)ms_sqrt_f64((double)v); break;
+    case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / e.number); break;
+    case STD: v = (W)ms_sqrt_f64((double)v / e.number); break;
+    case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
+    case PLUS_LOG: v = (W)(e.more[m] + ms_log_f64((double)v)); break;
+    }
+    store<W>(r.t.dtype, r.t.out, m, v);
+}
+template <class W>
+static __device__ inline void put_result(const fold_result<W> &r, const fold_plan &p, int64_t s, int64_t m, W v)
+{
+    if (r.parts) r.parts[s * p.outputs + m] = v;
+    else finish_one(r, m, v);
+}
+
 // The part of the length that belongs to segment s.
 struct span {
     int64_t from, to;
@@ -191,7 +240,7 @@ static __device__ inline span span_of(const fold_plan &p, int64_t s)
 
 // ---- adjacent elements of one output: `width` threads per output and segment, a warp or a block ----
 
-template <class S> __global__ void dense_rows_kernel(fold_plan p, fold_of f, int width, double *parts)
+template <class S> __global__ void dense_rows_kernel(fold_plan p, fold_of f, int width, fold_result<double> r)
 {
     __shared__ double shared[WARPS];
     int64_t i = (int64_t)blockIdx.x * (BLOCK / width) + threadIdx.x / width, m = i / p.segments, s = i % p.segments;
@@ -214,9 +263,9 @@ template <class S> __global__ void dense_rows_kernel(fold_plan p, fold_of f, int
         if (threadIdx.x == 0)
             for (int w = 1; w < WARPS; w++) a = fold<double>::join(f.kind, a, shared[w]);
     }
-    if (threadIdx.x % width == 0) parts[s * p.outputs + m] = a;
+    if (threadIdx.x % width == 0) put_result(r, p, s, m, a);
 }
-template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, W *parts)
+template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, fold_result<W> r)
 {
     __shared__ W shared[BLOCK];
     int64_t m = blockIdx.x / p.segments, s = blockIdx.x % p.segments;
@@ -234,14 +283,14 @@ template <class W> __global__ void rows_kernel(fold_plan p, fold_of f, W *parts)
             shared[threadIdx.x] = fold<W>::join(f.kind, shared[threadIdx.x], shared[threadIdx.x + h]);
         __syncthreads();
     }
-    if (threadIdx.x == 0) parts[s * p.outputs + m] = shared[0];
+    if (threadIdx.x == 0) put_result(r, p, s, m, shared[0]);
 }
 
 // ---- adjacent elements of different outputs ----
 
 // A block folds a segment of BLOCK columns. Each lane has WIDE adjacent columns; each warp folds every WARPS-th element
 // of the segment.
-template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, int64_t tiles, double *parts)
+template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, int64_t tiles, fold_result<double> r)
 {
     __shared__ double shared[WARPS][BLOCK + 1];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -274,10 +323,10 @@ template <class S> __global__ void dense_columns_kernel(fold_plan p, fold_of f, 
     if (column >= inner) return;
     double all = shared[0][threadIdx.x];
     for (int w = 1; w < WARPS; w++) all = fold<double>::join(f.kind, all, shared[w][threadIdx.x]);
-    parts[s * p.outputs + outer * inner + column] = all;
+    put_result(r, p, s, outer * inner + column, all);
 }
 // One thread per output and segment: neighbouring threads read neighbouring elements.
-template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, W *parts)
+template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, fold_result<W> r)
 {
     int64_t i = GLOBAL_INDEX, m = i % p.outputs, s = i / p.outputs;
     if (s >= p.segments) return;
@@ -288,83 +337,86 @@ template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, W *par
     for (int64_t k = part.from; k < part.to; k++)
         a = fold_in<W>(f, a, value<W>::load(p.dtype, base + offset_of(k, p.nr, p.rshape, p.rstride)), parameter,
                        p.dtype != MS_F64);
-    parts[s * p.outputs + m] = a;
+    put_result(r, p, s, m, a);
 }
 
 // ---- segments ----
 
-// One thread per output.
-template <class W> __global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
+// A block combines the segments of ACROSS outputs: each of DOWN threads folds every DOWN-th segment, then the results
+// are combined in a tree.
+enum { JOIN_ACROSS = 8, JOIN_DOWN = BLOCK / JOIN_ACROSS };
+template <class W>
+__global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, fold_result<W> r)
 {
-    int64_t m = GLOBAL_INDEX;
-    if (m >= outputs) return;
-    W a = parts[m];
-    for (int64_t s = 1; s < segments; s++) a = fold<W>::join(kind, a, parts[s * outputs + m]);
-    out[m] = a;
-}
-// One warp per output, for many segments.
-template <class W> __global__ void warp_join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, W *out)
-{
-    int64_t m = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (m >= outputs) return;
+    __shared__ W shared[WARPS][JOIN_ACROSS];
+    int64_t m = (int64_t)blockIdx.x * JOIN_ACROSS + threadIdx.x % JOIN_ACROSS;
     W a = fold<W>::begin(kind);
-    for (int64_t s = threadIdx.x % 32; s < segments; s += 32) a = fold<W>::join(kind, a, parts[s * outputs + m]);
-    for (int step = 16; step > 0; step /= 2) a = fold<W>::join(kind, a, __shfl_xor_sync(0xffffffffu, a, step));
-    if (threadIdx.x % 32 == 0) out[m] = a;
+    for (int64_t s = threadIdx.x / JOIN_ACROSS; s < segments && m < outputs; s += 2 * JOIN_DOWN) {
+        bool both = s + JOIN_DOWN < segments;  // both loads are in flight together
+        W v = parts[s * outputs + m], w = parts[(both ? s + JOIN_DOWN : s) * outputs + m];
+        a = fold<W>::join(kind, a, v);
+        if (both) a = fold<W>::join(kind, a, w);
+    }
+    for (int step = JOIN_ACROSS; step < 32; step *= 2)
+        a = fold<W>::join(kind, a, __shfl_xor_sync(0xffffffffu, a, step));
+    if (threadIdx.x % 32 < JOIN_ACROSS) shared[threadIdx.x / 32][threadIdx.x % 32] = a;
+    __syncthreads();
+    if (threadIdx.x >= JOIN_ACROSS || m >= outputs) return;
+    for (int w = 1; w < WARPS; w++) a = fold<W>::join(kind, a, shared[w][threadIdx.x]);
+    finish_one(r, m, a);
 }
-template <class W> __global__ void begin_kernel(int64_t outputs, int kind, W *out)
+template <class W> __global__ void begin_kernel(int64_t outputs, int kind, fold_result<W> r)
 {
     int64_t m = GLOBAL_INDEX;
-    if (m < outputs) out[m] = fold<W>::begin(kind);
+    if (m < outputs) finish_one(r, m, fold<W>::begin(kind));
 }
 
 // Combines the parts [segments, outputs] of a fold.
 template <class W>
-static ms_status join_segments(const char *what, int index, const fold_plan &p, int kind, const W *parts, W *out)
+static ms_status join_segments(const char *what, int index, const fold_plan &p, int kind, const W *parts,
+                               const fold_result<W> &r)
 {
-    if (p.segments <= MOST_JOINED)
-        return launch(what, index, join_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, p.segments, kind, parts,
-                      out);
-    return launch_blocks(what, index, warp_join_kernel<W>, up(p.outputs, WARPS), BLOCK, p.outputs, p.segments, kind,
-                         parts, out);
+    return launch_blocks(what, index, join_kernel<W>, up(p.outputs, JOIN_ACROSS), BLOCK, p.outputs, p.segments, kind,
+                         parts, r);
 }
 
-// Folds every segment: stores the results in parts [segments, outputs].
+// Folds every segment.
 template <class W>
-static ms_status fold_segments(const char *what, int index, const fold_plan &p, const fold_of &f, W *parts)
+static ms_status fold_segments(const char *what, int index, const fold_plan &p, const fold_of &f,
+                               const fold_result<W> &r)
 {
     int64_t n = p.outputs * p.segments;
     if constexpr (std::is_same_v<W, double>) {
         if (p.dense && p.columns) {
             int64_t tiles = column_tiles(&p), blocks = tiles * (n / p.kshape[p.nk - 1]);
             return launch_blocks(what, index, TYPED_KERNEL(p.dtype, dense_columns_kernel), blocks, BLOCK, p, f, tiles,
-                                 parts);
+                                 r);
         } else if (p.dense) {
             int width = row_width(n, p.segment);
             return launch_blocks(what, index, TYPED_KERNEL(p.dtype, dense_rows_kernel), up(n, BLOCK / width), BLOCK, p,
-                                 f, width, parts);
+                                 f, width, r);
         }
     }
     grid threads = grid_of(n);
-    if (p.columns) return launch(what, index, columns_kernel<W>, threads.blocks, threads.threads, p, f, parts);
-    return launch_blocks(what, index, rows_kernel<W>, n, BLOCK, p, f, parts);
+    if (p.columns) return launch(what, index, columns_kernel<W>, threads.blocks, threads.threads, p, f, r);
+    return launch_blocks(what, index, rows_kernel<W>, n, BLOCK, p, f, r);
 }
-// Folds t as the plan says. out: one W per output, on the device.
+// Folds t as the plan says, and finishes the results.
 template <class W>
-static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan &p, const fold_of &f, W *out)
+static ms_status run_fold(const char *what, const ms_tensor *t, const fold_plan &p, const fold_of &f, const ending &e,
+                          const target &to)
 {
-    int device = ms__device(t), index = ms__index(device), kind = f.kind;
+    int device = ms__device(t), index = ms__index(device);
+    fold_result<W> r = { NULL, e, to };
     if (p.outputs == 0) return MS_OK;
-    if (p.length == 0) return launch(what, index, begin_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, kind, out);
+    if (p.length == 0) return launch(what, index, begin_kernel<W>, up(p.outputs, BLOCK), BLOCK, p.outputs, f.kind, r);
+    if (p.segments == 1) return fold_segments<W>(what, index, p, f, r);
     ms_block *room = NULL;
-    W *parts = out;
-    if (p.segments > 1) {
-        MS_TRY(ms__alloc(&room, device, (size_t)(p.segments * p.outputs) * sizeof(W), what));
-        parts = (W *)room->data;
-    }
-    ms_status st = fold_segments<W>(what, index, p, f, parts);
-    if (st == MS_OK && p.segments > 1) st = join_segments<W>(what, index, p, kind, parts, out);
-    if (room) ms__free(room);
+    MS_TRY(ms__alloc(&room, device, (size_t)(p.segments * p.outputs) * sizeof(W), what));
+    W *parts = (W *)room->data;
+    ms_status st = fold_segments<W>(what, index, p, f, { parts, e, to });
+    if (st == MS_OK) st = join_segments<W>(what, index, p, f.kind, parts, r);
+    ms__free(room);
     return st;
 }
 

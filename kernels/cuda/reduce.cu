@@ -4,91 +4,30 @@
 #include "cuda/fold.h"
 #include "cuda/product.h"
 
-// ---- formulas on the results ----
-
-// What is done with the result of a fold. number: the divisor of MEAN and STD; the number that ALL compares with; the p
-// of INVERSE_POWER, which raises to 1 / p. more: per output, the number that PLUS_LOG adds to the logarithm.
-enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
-struct ending {
-    int how;
-    double number = 0;
-    const double *more = NULL;
-};
-// Where results are stored: n elements of a dtype on a device.
-struct target {
-    int index;
-    int64_t n;
-    int dtype;
-    void *out;
-};
-template <class W> __global__ void finish_kernel(const W *wide, ending e, target t)
-{
-    int64_t k = GLOBAL_INDEX;
-    if (k >= t.n) return;
-    W v = wide[k];
-    switch (e.how) {
-    case MEAN: v = (W)((double)v / e.number); break;
-    case ALL: v = (double)v == e.number; break;
-    case ANY: v = v != 0; break;
-    case ROOT: v = (W)ms_sqrt_f64((double)v); break;
-    case INVERSE_POWER: v = (W)ms_pow_f64((double)v, 1 / e.number); break;
-    case STD: v = (W)ms_sqrt_f64((double)v / e.number); break;
-    case FINITE_OR_0: v = (double)v - (double)v == 0 ? v : (W)0; break;
-    case PLUS_LOG: v = (W)(e.more[k] + ms_log_f64((double)v)); break;
-    }
-    store<W>(t.dtype, t.out, k, v);
-}
-template <class W> static ms_status finish(const char *what, const W *wide, const ending &e, const target &t)
-{
-    return launch(what, t.index, finish_kernel<W>, up(t.n, BLOCK), BLOCK, wide, e, t);
-}
-static target tensor_of(const fold_plan &p, const ms_tensor *t)
-{
-    return { index_of(t), p.outputs, t->dtype, ms__data(t) };
-}
-static target doubles_of(const fold_plan &p, const ms_tensor *t, double *wide)
-{
-    return { index_of(t), p.outputs, MS_F64, wide };
-}
-static ms_status room_for(ms_call *c, ms_block **b, int64_t outputs, int each)
-{
-    return ms__alloc(b, ms__device(c->in[0]), (size_t)(outputs * each) * sizeof(double), c->op->name);
-}
 static fold_plan plan_of(const ms_call *c, int first_dim)
 {
     return make_plan(c->in[0], ms__reduced_dims(c->in[0], c->n_i - first_dim, c->i + first_dim));
 }
+static ms_status room_for(const ms_call *c, scratch *room, int64_t outputs)
+{
+    return room->alloc(c, ms__device(c->in[0]), outputs * (int64_t)sizeof(double));
+}
 
-static ms_status simple(ms_call *c, int first_dim, int kind, int how, double number)
+static ms_status simple(ms_call *c, int first_dim, int kind, int how)
 {
     fold_plan p = plan_of(c, first_dim);
-    const char *what = c->op->name;
     ms_tensor *o = c->out[0];
-    ms_block *b;
-    if (p.outputs == 0) return MS_OK;
-    if (how == MEAN || how == ALL) number = (double)p.length;
-    MS_TRY(room_for(c, &b, p.outputs, 1));
-    ms_status st;
-    if (is_real(c->in[0])) {
-        st = run_fold<double>(what, o, p, { kind }, (double *)b->data);
-        if (st == MS_OK) st = finish<double>(what, (double *)b->data, { how, number }, tensor_of(p, o));
-    } else {
-        st = run_fold<int64_t>(what, o, p, { kind }, (int64_t *)b->data);
-        if (st == MS_OK) st = finish<int64_t>(what, (int64_t *)b->data, { how, number }, tensor_of(p, o));
-    }
-    ms__free(b);
-    return st;
+    ending e = { how, (double)p.length };
+    if (is_real(c->in[0])) return run_fold<double>(c->op->name, o, p, { kind }, e, tensor_of(o));
+    return run_fold<int64_t>(c->op->name, o, p, { kind }, e, tensor_of(o));
 }
-static ms_status run_sum(ms_call *c) { return simple(c, 1, SUM, AS_IS, 0); }
-static ms_status run_mean(ms_call *c) { return simple(c, 1, SUM, MEAN, 0); }
-static ms_status run_prod(ms_call *c) { return simple(c, 1, PROD, AS_IS, 0); }
-static ms_status run_all(ms_call *c) { return simple(c, 1, COUNT, ALL, 0); }
-static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY, 0); }
-static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS, 0); }
-static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS, 0); }
-
-// Stores a fold's parameter on the device.
-__global__ void put_kernel(double *at, double v) { *at = v; }
+static ms_status run_sum(ms_call *c) { return simple(c, 1, SUM, AS_IS); }
+static ms_status run_mean(ms_call *c) { return simple(c, 1, SUM, MEAN); }
+static ms_status run_prod(ms_call *c) { return simple(c, 1, PROD, AS_IS); }
+static ms_status run_all(ms_call *c) { return simple(c, 1, COUNT, ALL); }
+static ms_status run_any(ms_call *c) { return simple(c, 1, COUNT, ANY); }
+static ms_status run_max_all(ms_call *c) { return simple(c, 0, LARGEST, AS_IS); }
+static ms_status run_min_all(ms_call *c) { return simple(c, 0, SMALLEST, AS_IS); }
 
 static ms_status run_norm(ms_call *c)
 {
@@ -99,24 +38,8 @@ static ms_status run_norm(ms_call *c)
                : e == INFINITY  ? ABS_LARGEST
                : e == -INFINITY ? ABS_SMALLEST
                                 : POWER_SUM;
-    fold_plan p = plan_of(c, 1);
-    const char *what = c->op->name;
-    ms_tensor *o = c->out[0];
-    ms_block *b;
-    if (p.outputs == 0) return MS_OK;
-    MS_TRY(room_for(c, &b, p.outputs + 1, 1));
-    double *wide = (double *)b->data, *power = wide + p.outputs;
-    ms_status st = launch(c->op->name, index_of(o), put_kernel, 1, 1, power, e);
-    if (st == MS_OK) st = run_fold<double>(what, o, p, { kind, kind == POWER_SUM ? power : NULL }, wide);
-    if (st == MS_OK)
-        st = finish<double>(what, wide,
-                            { kind == SQUARE_SUM  ? ROOT
-                              : kind == POWER_SUM ? INVERSE_POWER
-                                                  : AS_IS,
-                              e },
-                            tensor_of(p, o));
-    ms__free(b);
-    return st;
+    ending how = { kind == SQUARE_SUM ? ROOT : kind == POWER_SUM ? INVERSE_POWER : AS_IS, e };
+    return run_fold<double>(c->op->name, c->out[0], plan_of(c, 1), { kind, NULL, e }, how, tensor_of(c->out[0]));
 }
 
 // Computes the mean, then the squared deviations from it. The call's integers: keepdim, correction, dims.
@@ -125,17 +48,13 @@ static ms_status variance(ms_call *c, int how)
     fold_plan p = plan_of(c, 2);
     const char *what = c->op->name;
     ms_tensor *o = c->out[0];
-    ms_block *b;
+    scratch room;
     if (p.outputs == 0) return MS_OK;
     double n = (double)p.length, divisor = n - (double)(c->n_i > 1 ? c->i[1] : 1);
-    MS_TRY(room_for(c, &b, p.outputs, 2));
-    double *mean = (double *)b->data, *sum = mean + p.outputs;
-    ms_status st = run_fold<double>(what, o, p, { SUM }, mean);
-    if (st == MS_OK) st = finish<double>(what, mean, { MEAN, n }, doubles_of(p, o, mean));
-    if (st == MS_OK) st = run_fold<double>(what, o, p, { DEVIATION, mean, 1 }, sum);
-    if (st == MS_OK) st = finish<double>(what, sum, { how, divisor > 0 ? divisor : 0 }, tensor_of(p, o));
-    ms__free(b);
-    return st;
+    MS_TRY(room_for(c, &room, p.outputs));
+    double *mean = (double *)room.data;
+    MS_TRY(run_fold<double>(what, o, p, { SUM }, { MEAN, n }, doubles_of(mean)));
+    return run_fold<double>(what, o, p, { DEVIATION, mean }, { how, divisor > 0 ? divisor : 0 }, tensor_of(o));
 }
 static ms_status run_var(ms_call *c) { return variance(c, MEAN); }
 static ms_status run_std(ms_call *c) { return variance(c, STD); }
@@ -148,16 +67,12 @@ static ms_status run_logsumexp(ms_call *c)
     fold_plan p = make_plan(c->in[0], one_dim(c));
     const char *what = c->op->name;
     ms_tensor *o = c->out[0];
-    ms_block *b;
+    scratch room;
     if (p.outputs == 0) return MS_OK;
-    MS_TRY(room_for(c, &b, p.outputs, 2));
-    double *most = (double *)b->data, *sum = most + p.outputs;
-    ms_status st = run_fold<double>(what, o, p, { LARGEST }, most);
-    if (st == MS_OK) st = finish<double>(what, most, { FINITE_OR_0 }, doubles_of(p, o, most));
-    if (st == MS_OK) st = run_fold<double>(what, o, p, { EXP_SUM, most, 1 }, sum);
-    if (st == MS_OK) st = finish<double>(what, sum, { PLUS_LOG, 0, most }, tensor_of(p, o));
-    ms__free(b);
-    return st;
+    MS_TRY(room_for(c, &room, p.outputs));
+    double *most = (double *)room.data;
+    MS_TRY(run_fold<double>(what, o, p, { LARGEST }, { FINITE_OR_0 }, doubles_of(most)));
+    return run_fold<double>(what, o, p, { EXP_SUM, most }, { PLUS_LOG, 0, most }, tensor_of(o));
 }
 
 // ---- values and positions: the first element that equals the extreme ----
@@ -217,31 +132,28 @@ template <class W> static ms_status find(const char *what, int index, const fold
     return launch_blocks(what, index, find_kernel<W>, threads.blocks, threads.threads, p, width, wide, parts);
 }
 template <class W>
-static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tensor *values, ms_tensor *positions,
-                               void *room)
+static ms_status extreme_typed(ms_call *c, const fold_plan &p, int kind, ms_tensor *values, ms_tensor *positions)
 {
     const char *what = c->op->name;
     int index = index_of(c->in[0]);
-    W *wide = (W *)room;
     int64_t *out = (int64_t *)ms__data(positions);
-    scratch parts;
-    MS_TRY(run_fold<W>(what, c->in[0], p, { kind }, wide));
-    if (values) MS_TRY(finish<W>(what, wide, { AS_IS }, tensor_of(p, values)));
+    scratch room, parts;
+    MS_TRY(room_for(c, &room, p.outputs));
+    W *wide = (W *)room.data;
+    ending keep = { AS_IS, 0, NULL, wide };
+    MS_TRY(run_fold<W>(what, c->in[0], p, { kind }, keep, values ? tensor_of(values) : target {}));
     if (p.segments == 1) return find<W>(what, index, p, wide, out);
     MS_TRY(parts.alloc(c, ms__device(c->in[0]), p.outputs * p.segments * (int64_t)sizeof(int64_t)));
     MS_TRY(find<W>(what, index, p, wide, (int64_t *)parts.data));
-    return join_segments<int64_t>(what, index, p, SMALLEST, (const int64_t *)parts.data, out);
+    return join_segments<int64_t>(what, index, p, SMALLEST, (const int64_t *)parts.data,
+                                  { NULL, {}, tensor_of(positions) });
 }
 static ms_status extreme(ms_call *c, int kind, ms_tensor *values, ms_tensor *positions)
 {
     fold_plan p = make_plan(c->in[0], one_dim(c));
-    ms_block *b;
     if (p.outputs == 0) return MS_OK;
-    MS_TRY(room_for(c, &b, p.outputs, 1));
-    ms_status st = is_real(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions, b->data)
-                                     : extreme_typed<int64_t>(c, p, kind, values, positions, b->data);
-    ms__free(b);
-    return st;
+    return is_real(c->in[0]) ? extreme_typed<double>(c, p, kind, values, positions)
+                             : extreme_typed<int64_t>(c, p, kind, values, positions);
 }
 static ms_status run_max(ms_call *c) { return extreme(c, LARGEST, c->out[0], c->out[1]); }
 static ms_status run_min(ms_call *c) { return extreme(c, SMALLEST, c->out[0], c->out[1]); }
@@ -279,57 +191,87 @@ static line_data line_data_of(const ms_tensor *t, int d)
 {
     return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
 }
-// A scan of lines of adjacent elements, each divided into segments, one block of threads per segment; `back`: from the
-// line's end. totals: the sum of each segment, line by line.
+// How a scan loads and stores WIDE elements of a line of n elements, from element `at` on; those outside of the line
+// read as 0. Adjacent elements of type S; or elements of any dtype and step, as W.
+template <class S> struct dense_elements {
+    typedef double total;
+    typedef real_of<S> element;
+    static __device__ __forceinline__ void load(const line_data &, const char *line, int64_t at, int64_t n, element *v)
+    {
+        read_pack((const S *)line, at, n, (element)0, v);
+    }
+    static __device__ __forceinline__ void store(const line_data &, char *line, int64_t at, int64_t n, const element *v)
+    {
+        write_pack((S *)line, at, n, v);
+    }
+};
+template <class W> struct any_elements {
+    typedef std::conditional_t<std::is_same_v<W, double>, double, uint64_t> total;  // integers wrap around
+    typedef total element;
+    static __device__ inline void load(const line_data &d, const char *line, int64_t at, int64_t n, element *v)
+    {
+        for (int e = 0; e < WIDE; e++)
+            v[e] = at + e >= 0 && at + e < n ? (element)value<W>::load(d.dtype, line + (at + e) * d.step) : 0;
+    }
+    static __device__ inline void store(const line_data &d, char *line, int64_t at, int64_t n, const element *v)
+    {
+        for (int e = 0; e < WIDE; e++)
+            if (at + e >= 0 && at + e < n) value<W>::store(d.dtype, line + (at + e) * d.step, (W)v[e]);
+    }
+};
+// A scan of lines that are divided into segments, one block of threads per segment; `back`: from the line's end.
+// totals: the sum of each segment, line by line.
 struct scan_parts {
     int64_t segments, segment;  // segment: elements of each but the last
     bool back;
-    double *totals;
+    void *totals;
 };
-template <class S> __global__ void scan_totals_kernel(lines l, line_data from, scan_parts p)
+template <class E> __global__ void scan_totals_kernel(lines l, line_data from, scan_parts p)
 {
-    __shared__ double shared[WARPS];
+    typedef typename E::total T;
+    __shared__ T shared[WARPS];
     int64_t line = blockIdx.x / p.segments, first = blockIdx.x % p.segments * p.segment;
     int64_t last = first + p.segment < l.length ? first + p.segment : l.length;
-    const S *x = (const S *)(from.data + offset_of(line, l.ndim, l.shape, l.a));
-    double sum = 0;
+    const char *x = from.data + offset_of(line, l.ndim, l.shape, l.a);
+    T sum = 0;
     for (int64_t k = first + threadIdx.x * WIDE; k < last; k += BLOCK * WIDE) {
-        real_of<S> v[WIDE];
-        read_pack(x, p.back ? l.length - WIDE - k : k, l.length, (real_of<S>)0, v);
+        typename E::element v[WIDE];
+        E::load(from, x, p.back ? l.length - WIDE - k : k, l.length, v);
         UNROLL
-        for (int e = 0; e < WIDE; e++) sum += (double)v[e];
+        for (int e = 0; e < WIDE; e++) sum += (T)v[e];
     }
     sum = group_sum(sum, BLOCK, shared);
-    if (threadIdx.x == 0) p.totals[blockIdx.x] = sum;
+    if (threadIdx.x == 0) ((T *)p.totals)[blockIdx.x] = sum;
 }
 // In each round every thread sums WIDE elements, the block scans these sums, and its total is carried into the next
 // round. The totals of earlier segments are carried into the first.
-template <class S> __global__ void dense_scan_kernel(lines l, line_data from, line_data to, scan_parts p)
+template <class E> __global__ void scan_kernel(lines l, line_data from, line_data to, scan_parts p)
 {
-    __shared__ double shared[WARPS];
+    typedef typename E::total T;
+    __shared__ T shared[WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t line = blockIdx.x / p.segments, s = blockIdx.x % p.segments, first = s * p.segment;
     int64_t last = first + p.segment < l.length ? first + p.segment : l.length;
-    const S *x = (const S *)(from.data + offset_of(line, l.ndim, l.shape, l.a));
-    S *o = (S *)(to.data + offset_of(line, l.ndim, l.shape, l.b));
+    const char *x = from.data + offset_of(line, l.ndim, l.shape, l.a);
+    char *o = to.data + offset_of(line, l.ndim, l.shape, l.b);
     bool back = p.back;
-    double carry = 0;
-    for (int64_t k = threadIdx.x; k < s; k += BLOCK) carry += p.totals[line * p.segments + k];
+    T carry = 0;
+    for (int64_t k = threadIdx.x; k < s; k += BLOCK) carry += ((const T *)p.totals)[line * p.segments + k];
     if (p.segments > 1) carry = group_sum(carry, BLOCK, shared);
     for (int64_t begin = first; begin < last; begin += BLOCK * WIDE) {
         int64_t k = begin + threadIdx.x * WIDE, at = back ? l.length - WIDE - k : k;
-        real_of<S> v[WIDE];
-        double sum = 0, upto[WIDE];
-        if (k < last) read_pack(x, at, l.length, (real_of<S>)0, v);
+        typename E::element v[WIDE];
+        T sum = 0, upto[WIDE];
+        if (k < last) E::load(from, x, at, l.length, v);
         else UNROLL
         for (int e = 0; e < WIDE; e++) v[e] = 0;
         UNROLL
-        for (int e = 0; e < WIDE; e++) upto[e] = sum += (double)(back ? v[WIDE - 1 - e] : v[e]);
+        for (int e = 0; e < WIDE; e++) upto[e] = sum += (T)(back ? v[WIDE - 1 - e] : v[e]);
         for (int step = 1; step < 32; step *= 2) {
-            double left = __shfl_up_sync(0xffffffffu, sum, step);
+            T left = __shfl_up_sync(0xffffffffu, sum, step);
             if (lane >= step) sum += left;
         }
-        double before = __shfl_up_sync(0xffffffffu, sum, 1);
+        T before = __shfl_up_sync(0xffffffffu, sum, 1);
         if (lane == 0) before = 0;
         if (lane == 31) shared[warp] = sum;
         __syncthreads();
@@ -339,15 +281,14 @@ template <class S> __global__ void dense_scan_kernel(lines l, line_data from, li
         }
         __syncthreads();
         UNROLL
-        for (int e = 0; e < WIDE; e++) v[e] = (real_of<S>)(before + upto[back ? WIDE - 1 - e : e]);
-        if (k < last) write_pack(o, at, l.length, v);
+        for (int e = 0; e < WIDE; e++) v[e] = (typename E::element)(before + upto[back ? WIDE - 1 - e : e]);
+        if (k < last) E::store(to, o, at, l.length, v);
     }
 }
 static __device__ inline double add(double a, double b) { return a + b; }
 static __device__ inline int64_t add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-// The same scan with one thread per line: for integers, and where the dtypes differ or a line's elements are not
-// adjacent.
-template <class W> __global__ void scan_kernel(lines l, line_data from, line_data to, bool back)
+// The same with one thread per line, where lines are short or many.
+template <class W> __global__ void scan_lines_kernel(lines l, line_data from, line_data to, bool back)
 {
     int64_t i = GLOBAL_INDEX;
     if (i >= l.count) return;
@@ -360,12 +301,28 @@ template <class W> __global__ void scan_kernel(lines l, line_data from, line_dat
         value<W>::store(to.dtype, o + k * to.step, total);
     }
 }
+template <class E>
+static ms_status scan_blocks(const ms_call *c, const lines &l, const line_data &from, const line_data &to, bool back)
+{
+    scratch totals;
+    int64_t size = ms__dtype_size(from.dtype);
+    scan_parts p = { filling_segments(2 * l.count * l.length * size, l.count, l.length, 2048 / size), 0, back, NULL };
+    p.segment = up(up(l.length, p.segments), WIDE) * WIDE;
+    p.segments = up(l.length, p.segment);
+    int index = index_of(c->in[0]);
+    if (p.segments > 1) {
+        MS_TRY(totals.alloc(c, ms__device(c->in[0]), l.count * p.segments * (int64_t)sizeof(double)));
+        p.totals = totals.data;
+        MS_TRY(launch_blocks(c->op->name, index, scan_totals_kernel<E>, l.count * p.segments, BLOCK, l, from, p));
+    }
+    return launch_blocks(c->op->name, index, scan_kernel<E>, l.count * p.segments, BLOCK, l, from, to, p);
+}
 static ms_status run_cumsum(ms_call *c)
 {
     ms_tensor *x = c->in[0], *o = c->out[0];
     int d = x->ndim ? (int)(c->i[0] < 0 ? c->i[0] + x->ndim : c->i[0]) : 0;
     held_inputs h;
-    // Copied, so that a line's elements are adjacent: then a whole block of threads scans a line, otherwise one thread.
+    // Adjacent elements are read 16 bytes at a time: worth a copy.
     if (x->ndim && d == x->ndim - 1 && x->stride[d] != 1 && x->dtype <= MS_BF16) {
         MS_TRY(h.hold(c, 1));
         x = h.in[0];
@@ -374,23 +331,17 @@ static ms_status run_cumsum(ms_call *c)
     line_data from = line_data_of(x, d), to = line_data_of(o, d);
     bool back = c->n_i > 1 && c->i[1], real = x->dtype <= MS_BF16;
     int size = ms__dtype_size(x->dtype);
-    if (real && from.dtype == to.dtype && from.step == size && to.step == size && l.length > 0) {
-        scratch totals;
-        scan_parts p = { filling_segments(2 * l.count * l.length * size, l.count, l.length, 2048 / size), 0, back,
-                         NULL };
-        p.segment = up(up(l.length, p.segments), WIDE) * WIDE;
-        p.segments = up(l.length, p.segment);
-        if (p.segments > 1) {
-            MS_TRY(totals.alloc(c, ms__device(x), l.count * p.segments * (int64_t)sizeof(double)));
-            p.totals = (double *)totals.data;
-            MS_TRY(launch_blocks(c->op->name, index_of(x), TYPED_KERNEL(x->dtype, scan_totals_kernel),
-                                 l.count * p.segments, BLOCK, l, from, p));
-        }
-        return launch_blocks(c->op->name, index_of(x), TYPED_KERNEL(x->dtype, dense_scan_kernel), l.count * p.segments,
-                             BLOCK, l, from, to, p);
+    if (l.length == 0 || l.count == 0) return MS_OK;
+    if (real && from.dtype == to.dtype && from.step == size && to.step == size) {
+#define SCAN(S, T) return scan_blocks<dense_elements<S>>(c, l, from, to, back)
+        WITH_FLOAT_TYPE(x->dtype, SCAN)
+#undef SCAN
     }
-    return launch(c->op->name, index_of(x), real ? scan_kernel<double> : scan_kernel<int64_t>, up(l.count, BLOCK),
-                  BLOCK, l, from, to, back);
+    if (l.length <= 64 || l.count >= ENOUGH * 64)
+        return launch(c->op->name, index_of(x), real ? scan_lines_kernel<double> : scan_lines_kernel<int64_t>,
+                      up(l.count, BLOCK), BLOCK, l, from, to, back);
+    if (real) return scan_blocks<any_elements<double>>(c, l, from, to, back);
+    return scan_blocks<any_elements<int64_t>>(c, l, from, to, back);
 }
 
 // ---- the gradient of prod ----
@@ -443,8 +394,8 @@ static ms_status run_prod_backward(ms_call *c)
     if (x->numel == 0) return MS_OK;
     MS_TRY(room.alloc(c, ms__device(x), 2 * f.outputs * (int64_t)sizeof(double)));
     double *others = (double *)room.data, *filled = others + f.outputs;
-    MS_TRY(run_fold<double>(what, x, f, { PROD_NOT_0 }, others));
-    MS_TRY(run_fold<double>(what, x, f, { COUNT }, filled));
+    MS_TRY(run_fold<double>(what, x, f, { PROD_NOT_0 }, {}, doubles_of(others)));
+    MS_TRY(run_fold<double>(what, x, f, { COUNT }, {}, doubles_of(filled)));
     prod_job p = {};
     p.n = x->numel, p.length = f.length, p.others = others, p.filled = filled, p.packed = ms__is_contiguous(x);
     int64_t step[MS_MAX_DIMS] = {}, all = 1;
@@ -463,8 +414,6 @@ static ms_status run_prod_backward(ms_call *c)
 ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_tensor *out)
 {
     fold_plan p = {};
-    ms_block *b;
-    const char *what = "linear_backward";
     if (out->numel == 0) return MS_OK;
     p.data = (const char *)ms__data(g);
     p.dtype = g->dtype;
@@ -475,11 +424,7 @@ ms_status ms__cuda_column_sum(const ms_tensor *g, int64_t rows, int64_t rs, ms_t
     p.rstride[0] = rs * ms__dtype_size(g->dtype);
     p.columns = true;
     finish_plan(&p);
-    MS_TRY(ms__alloc(&b, ms__device(g), (size_t)out->numel * sizeof(double), what));
-    ms_status st = run_fold<double>(what, g, p, { SUM }, (double *)b->data);
-    if (st == MS_OK) st = finish<double>(what, (double *)b->data, { AS_IS }, tensor_of(p, out));
-    ms__free(b);
-    return st;
+    return run_fold<double>("linear_backward", g, p, { SUM }, {}, tensor_of(out));
 }
 
 extern const ms_cuda_kernel ms__cuda_reduce[];

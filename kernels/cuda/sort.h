@@ -14,7 +14,7 @@ struct alignas(8) entry {
 };
 enum { DIGITS = 256, SORTERS = 64, ALONE = 2048 };  // one block sorts up to ALONE entries in one launch
 constexpr int64_t MOST_SORTED = 1 << 25;            // so that counts of a block fit in 16 bits
-enum { MOST_CHUNKS = 512 };                         // a limit, because each block adds up the counts of all blocks
+enum { MOST_CHUNKS = 512 };                         // a lane of sort_scan_kernel adds up the counts of 16
 
 struct sort_sizes {
     int64_t n, each, chunks;
@@ -29,7 +29,7 @@ static inline sort_sizes sort_sizes_of(int64_t n, int64_t largest)
     s.chunks = up(n, SORTERS * s.each);
     return s;
 }
-static inline int64_t sort_bytes(const sort_sizes &s) { return 16 * s.n + 4 * DIGITS * s.chunks; }
+static inline int64_t sort_bytes(const sort_sizes &s) { return 16 * s.n + 4 * DIGITS * (s.chunks + 1); }
 
 struct sort_room {
     uint16_t counts[DIGITS]
@@ -41,7 +41,8 @@ struct sort_pass {
     sort_sizes s;
     int shift;
     entry *to;
-    int32_t *all;  // the digits' counts of each chunk; NULL: one chunk
+    int32_t *all;  // [chunks + 1][DIGITS]: the digits' counts; then those of all chunks before, and of all. NULL: one
+                   // chunk
 };
 // Calls fn for this thread's entries of a chunk, in order. from(i): entry i before the pass. The loads of several
 // entries are in flight together.
@@ -82,14 +83,10 @@ static __device__ __forceinline__ void find_places(const sort_pass &p, int64_t c
             r.counts[MINE * t + k][other] = (uint16_t)run;
             run += n;
         }
-        if (!p.all) all[k] = run;
-    }
-    for (int64_t c = 0; p.all && c < p.s.chunks; c++) {
-        UNROLL
-        for (int k = 0; k < MINE; k++) {
-            int32_t n = p.all[c * DIGITS + MINE * t + k];
-            all[k] += n;
-            if (c < chunk) before[k] += n;
+        all[k] = run;
+        if (p.all) {
+            before[k] = p.all[chunk * DIGITS + MINE * t + k];
+            all[k] = p.all[p.s.chunks * DIGITS + MINE * t + k];
         }
     }
     UNROLL
@@ -140,6 +137,27 @@ template <class READ> __global__ void sort_count_kernel(sort_pass p, READ read, 
         p.all[blockIdx.x * DIGITS + d] = sum;
     }
 }
+// Replaces each chunk's counts by the sums of those before it: a warp per digit, whose lanes have adjacent chunks.
+static __global__ void sort_scan_kernel(sort_pass p)
+{
+    int d = (int)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t each = (p.s.chunks + 31) / 32, first = lane * each, last = first + each;
+    if (last > p.s.chunks) last = p.s.chunks;
+    int32_t mine = 0;
+    for (int64_t c = first; c < last; c++) mine += p.all[c * DIGITS + d];
+    int32_t run = mine;
+    for (int step = 1; step < 32; step *= 2) {
+        int32_t left = __shfl_up_sync(0xffffffffu, run, step);
+        if (lane >= step) run += left;
+    }
+    if (lane == 31) p.all[p.s.chunks * DIGITS + d] = run;
+    run -= mine;
+    for (int64_t c = first; c < last; c++) {
+        int32_t n = p.all[c * DIGITS + d];
+        p.all[c * DIGITS + d] = run;
+        run += n;
+    }
+}
 template <class READ> __global__ void sort_place_kernel(sort_pass p, READ read, const entry *from)
 {
     __shared__ sort_room room;
@@ -161,6 +179,7 @@ static ms_status sort_entries(const char *what, int index, const sort_sizes &s, 
         const entry *from = pass == 0 ? NULL : pass % 2 ? a : b;
         sort_pass p = { s, 8 * pass, pass % 2 ? b : a, (int32_t *)(b + s.n) };
         MS_TRY(launch_blocks(what, index, sort_count_kernel<READ>, s.chunks, SORTERS, p, read, from));
+        MS_TRY(launch_blocks(what, index, sort_scan_kernel, (int)DIGITS / (int)WARPS, BLOCK, p));
         MS_TRY(launch_blocks(what, index, sort_place_kernel<READ>, s.chunks, SORTERS, p, read, from));
     }
     return MS_OK;

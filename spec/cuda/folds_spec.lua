@@ -77,3 +77,54 @@ for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
     end)
   end)
 end
+
+describe("on a GPU, elements by position", function()
+  -- Lines of one element to many; the emulated GPU sorts where lines are few and have many elements.
+  for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8" } do
+    for _, case in ipairs { { 3000, 1 }, { 700, 3 }, { 40, 300 }, { 5, 2 } } do
+      local n, lines = unpack(case)
+      on_gpu(("are put, added and reduced in the order of the CPU: %s, %d x %d"):format(dtype, n, lines), function()
+        local function values(k, m) return ms.randint(0, 9, { k, m }):to(dtype) end
+        local base, from = values(50, lines), values(n, lines)
+        local ids, one = ms.randint(0, 50, { n, lines }), ms.randint(0, 50, { n })
+        local here, there = {}, {}
+        for list, device in pairs { [here] = "cpu", [there] = "cuda" } do
+          local function on(t) return t:to(device) end
+          list[1] = on(base):clone():scatter_(1, on(ids), on(from))
+          list[2] = on(base):clone():scatter_add_(1, on(ids), on(from))
+          list[3] = on(base):clone():t():contiguous():scatter_add_(2, on(ids):t(), on(from):t())
+          list[4] = on(base):scatter_reduce(1, on(ids), on(from), "amax")
+          if dtype:find "float" then
+            local x = on(base):clone():requires_grad_()
+            x:index_select(1, on(one)):backward(on(from))
+            list[5] = x.grad
+          end
+        end
+        for k = 1, #here do assert.is_true(there[k]:cpu():equal(here[k]), "result " .. k) end
+      end)
+    end
+  end
+
+  on_gpu("raise a position out of range where they are sorted", function()
+    local x, ids = ms.zeros(10, { device = "cuda" }), ms.zeros(3000, { dtype = "int64" })
+    ids:narrow(1, 2000, 1):fill_(10)
+    x:scatter_add_(1, ids:to "cuda", ms.ones(3000, { device = "cuda" }))
+    local ok, text = pcall(function() return x:cpu() end)
+    assert.is_false(ok)
+    assert.is_truthy(tostring(text):find("10 is out of range, expected 0 or more and below 10", 1, true), text)
+  end)
+
+  for _, dtype in ipairs { "int64", "int32", "uint8", "bool", "float32", "bfloat16" } do
+    on_gpu("are added cumulatively along any dimension, of " .. dtype, function()
+      for _, shape in ipairs { { 5003 }, { 700, 3 }, { 3, 700, 2 }, { 5, 70 } } do
+        local x = ms.randint(0, 2, shape):to(dtype)
+        for dim = 1, #shape do
+          local want, got = x:cumsum(dim), x:to "cuda":cumsum(dim)
+          assert.are.equal(want.dtype, got.dtype)
+          -- Numbers up to 256 are exact in bfloat16.
+          if dtype ~= "bfloat16" or shape[dim] <= 256 then assert.is_true(got:cpu():equal(want)) end
+        end
+      end
+    end)
+  end
+end)

@@ -129,23 +129,23 @@ M.MAIN = set [[
   flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel
   elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
   embedding:take_rows_kernel embedding:add_rows_kernel embedding:sort_alone_kernel embedding:sort_count_kernel
-  embedding:sort_place_kernel
+  embedding:sort_scan_kernel embedding:sort_place_kernel
   optim:norm_kernel optim:norm_join_kernel optim:optim_kernel
-  reduce:dense_columns_kernel reduce:join_kernel reduce:finish_kernel
+  reduce:dense_columns_kernel reduce:join_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
   loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel
   loss:cross_chunk_kernel
 ]]
 
 --- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight.
---- embedding:index_kernel moves elements that each have a position of their own, or that are not adjacent.
+--- embedding:index_kernel and place_kernel move elements that each have a position of their own, or are not adjacent.
 M.SMALL = set [[
-  reduce:begin_kernel reduce:put_kernel reduce:join_kernel reduce:warp_join_kernel reduce:finish_kernel
-  elementwise:truth_kernel
+  reduce:begin_kernel reduce:join_kernel elementwise:truth_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
   batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:sort_alone_kernel
-  embedding:sort_count_kernel embedding:sort_place_kernel embedding:index_kernel product:product_kernel
-  sort:sort_alone_kernel sort:sort_count_kernel sort:sort_place_kernel sort:write_sorted_kernel
+  embedding:sort_count_kernel embedding:sort_scan_kernel embedding:sort_place_kernel embedding:index_kernel
+  embedding:place_kernel product:product_kernel
+  sort:sort_alone_kernel sort:sort_count_kernel sort:sort_scan_kernel sort:sort_place_kernel sort:write_sorted_kernel
   search:search_kernel search:count_kernel search:place_kernel
 ]]
 
@@ -154,7 +154,7 @@ M.SMALL = set [[
 --- All other kernels are streaming kernels, except for their instances for doubles and integers (`exact`).
 M.STRIDED = set [[
   elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
-  reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_kernel scan:scan_lines_kernel
+  reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_lines_kernel scan:scan_lines_kernel
   scan:scan_block_kernel pooling:pool_kernel pooling:pool_backward_kernel
 ]]
 
