@@ -283,6 +283,8 @@ typedef struct {
 //   tril triu                                   i: diagonal?
 //   layer_norm                                  i: dims (the number of last dimensions); f: eps
 //   rms_norm                                    f: eps
+//   add_layer_norm add_rms_norm                 the same of the sum of two inputs, which is the second output
+//   gelu_mlp                                    i: recompute (backward computes the activations again)
 //   batch_norm                                  i: training; f: eps
 //   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups
 //   conv_transpose1d conv_transpose2d conv_transpose3d  i: stride..., padding..., more..., dilation..., groups
@@ -605,10 +607,10 @@ MS_API int ms_unit_recorded(ms_unit_event *out, int capacity);
 typedef enum { MS_SGD, MS_ADAM, MS_ADAMW } ms_optim_kind;  // indices into the table of optimizers (ms_optim_at)
 typedef struct {
     int32_t kind, nesterov, amsgrad, maximize;
-    double lr, weight_decay;
-    double momentum, dampening;  // for SGD
     int32_t master_weights;  // leaves of half types keep a float32 master, which is stepped in their place
     int32_t reserved;
+    double lr, weight_decay;
+    double momentum, dampening;  // for SGD
     double beta1, beta2, eps;    // for Adam and AdamW
     double more[5];              // for optimizers added to the table
 } ms_optim_options;
@@ -649,11 +651,11 @@ typedef struct {
     double *steps;  // n numbers
 } ms_optim_group;
 MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups);
-// Scales the gradients of all leaves so that their norm of order p (> 0, may be infinite) over all ranks is at most
-// max_norm (infinite: only computes the norm). Returns the norm before scaling as a new 0-dim tensor. Collective if
 // As ms_clip_grad_norm of all leaves, then ms_optim_step_groups, but in one pass: gradients are scaled where the step
 // reads them, and keep their values. Returns the norm as ms_clip_grad_norm does; 0 on failure.
 MS_API ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p);
+// Scales the gradients of all leaves so that their norm of order p (> 0, may be infinite) over all ranks is at most
+// max_norm (infinite: only computes the norm). Returns the norm before scaling as a new 0-dim tensor. Collective if
 // some leaves are sharded.
 MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);
 // Multiplies contiguous gradients on one device by *inverse, and stores 1 in *found if one of them is not finite. stop:

@@ -253,7 +253,7 @@ static __device__ __forceinline__ void fill_tile(S *tile, const planes &z, const
 // Threads for a row of n elements: a warp if rows are short and fill the GPU, otherwise a block.
 static inline int row_width(int64_t rows, int64_t n) { return n <= 256 || (n <= 2048 && rows >= 1024) ? 32 : BLOCK; }
 
-// ---- column sums in two levels: blocks sum segments of the rows, then a warp's lanes join the segments ----
+// ---- column sums in two levels: blocks sum segments of the rows, then the segments are joined ----
 
 enum { MOST_JOINED = 64 };
 // The number of segments into which the rows of a matrix are divided: enough blocks to fill the GPU, where `tiles`
@@ -263,26 +263,6 @@ static inline int64_t column_segments(int64_t rows, int64_t tiles)
     int64_t most = up(rows, 32), fill = up(528, tiles);
     if (fill > MOST_JOINED) fill = MOST_JOINED;
     return most < fill ? most : fill;
-}
-// The sum of parts[s * stride + column] over s; 0 if the column is not `valid`. Each lane has a column, and each warp
-// adds every WARPS-th segment. Only the first warp gets the result.
-template <class T>
-static __device__ inline T join_column(const T *parts, int64_t segments, int64_t stride, int64_t column, bool valid,
-                                       T (*shared)[33] /* WARPS */)
-{
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    T sum = 0;
-    for (int64_t s = warp; valid && s < segments; s += 4 * WARPS) {
-        T v[4];  // the loads of four segments are in flight together
-        UNROLL
-        for (int a = 0; a < 4; a++) v[a] = s + a * WARPS < segments ? parts[(s + a * WARPS) * stride + column] : 0;
-        UNROLL
-        for (int a = 0; a < 4; a++) sum += v[a];
-    }
-    shared[warp][lane] = sum;
-    __syncthreads();
-    for (int k = 1; warp == 0 && k < WARPS; k++) sum += shared[k][lane];
-    return sum;
 }
 
 #endif

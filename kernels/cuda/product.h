@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.h -- C = alpha A B (+ bias), batched, with any strides; for all operators that consist of products.
+// cuda/product.h -- C = alpha A B (+ bias), batched, with any strides, and with GELU or its gradient; used by products,
+// convolutions and attention.
 #ifndef MS_CUDA_PRODUCT_H
 #define MS_CUDA_PRODUCT_H
 
 #include "cuda/cuda.h"
 #include "rows/product.h"
+
+// What is computed of C's elements v = alpha A B + bias before they are stored. GELU (in tanh's form): aux gets v,
+// rounded, and C its GELU. GELU_GRADIENT: C gets v, rounded, times the derivative of GELU at aux. Not with a batch, an
+// addition or row_sums; C is contiguous and floating point.
+enum { PRODUCT_PLAIN, PRODUCT_GELU, PRODUCT_GELU_GRADIENT };
 
 struct product {
     const char *what;
@@ -12,11 +18,14 @@ struct product {
     int64_t m, n, k;
     const void *a, *b, *bias;  // bias[n] has c's dtype; may be NULL
     void *c;
-    void *row_sums;  // gets the m sums of A's rows over k, in c's dtype; may be NULL. Not with a bias or a batch
-    bool summed;     // set by ms__cuda_product if it has written row_sums; otherwise the caller computes them
+    void *row_sums;     // gets the m sums of A's rows over k, in c's dtype; may be NULL. Not with a bias or a batch
+    void *column_sums;  // with GELU_GRADIENT: gets the n sums of C's columns, in c's dtype; may be NULL
+    bool summed;  // set by ms__cuda_product if it has written row_sums or column_sums; otherwise the caller does it
+    int epilogue;
+    void *aux;                                   // [m, n] of c's dtype, contiguous
     int64_t a_rs, a_cs, b_rs, b_cs, c_rs, c_cs;  // in elements: from a row to the next, from a column to the next
     double alpha;
-    bool add;  // C += alpha A B. Not with a batch, a bias or row_sums
+    bool add;  // C += alpha A B. Not with a batch or a bias
     int nb;    // number of batch dimensions, whose sizes and strides (in elements) follow
     int64_t batch[MS_MAX_DIMS], a_bs[MS_MAX_DIMS], b_bs[MS_MAX_DIMS], c_bs[MS_MAX_DIMS];
 };
@@ -32,6 +41,8 @@ static inline product product_of(const char *what, int dtype, int64_t m, int64_t
     return p;
 }
 ms_status ms__cuda_product(int index, product *p);
+// GELU, or its gradient, in a pass of its own: c = gelu(aux), or c times the derivative of GELU at aux; m x n elements.
+ms_status ms__cuda_gelu(int index, const product *p);
 
 // out[j] = the sum of g[i, j] over i. g is seen as `rows` rows with stride rs (in elements), whose columns are
 // adjacent.

@@ -446,7 +446,18 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(random)       \
     X(reduce)       \
     X(product_rows) \
-    X(rows) X(loss) X(norm) X(embedding) X(attention) X(batch_norm) X(conv) X(pooling) X(sort) X(scan) X(search)
+    X(rows)         \
+    X(loss)         \
+    X(mse)          \
+    X(norm)         \
+    X(embedding)    \
+    X(attention)    \
+    X(batch_norm)   \
+    X(conv)         \
+    X(pooling)      \
+    X(sort)         \
+    X(scan)         \
+    X(search)
 #define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
 FAMILIES(DECLARE)
 #define ENTRY(f) ms__cuda_##f,

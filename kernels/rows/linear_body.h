@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU (cuda/product.cu)
-// include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ADD_ROWS and MULTIPLY_AND_ADD_ROWS: a
-// product that may also compute the sum of g's rows, and then sets *summed.
+// rows/linear_body.h -- linear and its gradients as products. The CPU (rows/product.c) and the GPU
+// (cuda/product/linear.cu) include it and define PRODUCT (the struct of a product), PRODUCT_OF, MULTIPLY, ACCUMULATE
+// (makes a product add to C), ADD_ROWS and MULTIPLY_AND_ADD_ROWS: a product that may also compute the sum of g's rows,
+// and then sets *summed.
 
 static ms_status run_linear(ms_call *c)
 {
@@ -23,8 +24,8 @@ static ms_status run_linear(ms_call *c)
     return st;
 }
 
-// Inputs: gradient, x, w. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw = g^T x, db = sum of g's rows
-// that the mask selects.
+// Inputs: gradient, x, w, the gradient that w already has?. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw
+// = g^T x, db = sum of g's rows that the mask selects. If w has a gradient, it is dw, and the product is added to it.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
@@ -51,6 +52,7 @@ static ms_status run_linear_backward(ms_call *c)
         p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
         p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
         p.c = ms__data(dw);
+        ACCUMULATE(p, c->n_in > 3);
         st = MULTIPLY_AND_ADD_ROWS(dw, &p, db, &summed);
     }
     if (st == MS_OK && db && !summed) st = ADD_ROWS(g, rows, g_rs, db);

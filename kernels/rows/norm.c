@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// rows/norm.c -- rows of softmax, log_softmax, layer_norm and rms_norm.
+// rows/norm.c -- rows of softmax, log_softmax, layer_norm and rms_norm, also of a sum (add_layer_norm, add_rms_norm).
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
+#include "rows/layout.h"
 
 static ms_status floats_only(ms_call *c)
 {
@@ -56,8 +57,26 @@ static const ms_op op_log_softmax =
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
-// Checks that weight and bias have the shape of the normalised dimensions, x's last `dims`.
-static ms_status norm_check(ms_call *c, int dims)
+// The inputs of a forward. With a residual, x + residual is normalised; its inputs are X, RESIDUAL, WEIGHT, BIAS.
+typedef struct {
+    const char *names[4];
+    int weight;  // the index of the weight
+    int sum;     // the index of the output x + residual; 0: there is none
+} norm_form;
+static const norm_form plain = { { "input", "weight", "bias" }, 1, 0 },
+                       added = { { "input", "residual", "weight", "bias" }, 2, 1 };
+
+// Whether backward may need what a forward keeps.
+static bool is_recorded(const ms_call *c)
+{
+    bool wanted = false;
+    for (int k = 0; k < c->n_in; k++) wanted |= c->in[k] && c->in[k]->requires_grad;
+    return wanted && ms__state.grad_mode;
+}
+
+// Checks that weight and bias have the shape of the normalised dimensions, x's last `dims`. The last output has the
+// mean (0 for rms_norm) and 1 / sqrt(variance + eps) of each row, in float32 or float64, for backward.
+static ms_status norm_check(ms_call *c, int dims, const norm_form *form)
 {
     const ms_tensor *x = c->in[0];
     MS_TRY(floats_only(c));
@@ -66,32 +85,46 @@ static ms_status norm_check(ms_call *c, int dims)
         return ms__call_fail(
             c, "the number of normalised dimensions must be 1 or more, and at most that of the input %s, got %d",
             ms__tensor_text(x), dims);
-    for (int k = 1; k < c->n_in; k++) {
+    if (form->sum && !ms__has_shape(c->in[1], x->ndim, x->shape))
+        return ms__call_fail(c, "the residual must have the input's shape %s, got %s",
+                             ms__shape_text(x->ndim, x->shape), ms__shape_text(c->in[1]->ndim, c->in[1]->shape));
+    for (int k = form->weight; k < c->n_in; k++) {
         const ms_tensor *w = c->in[k];
         if (w && (w->ndim != dims || memcmp(w->shape, x->shape + x->ndim - dims, (size_t)dims * sizeof *w->shape) != 0))
-            return ms__call_fail(c, "the %s must be %s, the normalised dimensions of the input, got %s",
-                                 k == 1 ? "weight" : "bias", ms__shape_text(dims, x->shape + x->ndim - dims),
-                                 ms__shape_text(w->ndim, w->shape));
+            return ms__call_fail(c, "the %s must be %s, the normalised dimensions of the input, got %s", form->names[k],
+                                 ms__shape_text(dims, x->shape + x->ndim - dims), ms__shape_text(w->ndim, w->shape));
     }
-    return ms__call_out_like(c, 0, x);
+    MS_TRY(ms__call_out_like(c, 0, x));
+    if (form->sum) MS_TRY(ms__call_out_like(c, form->sum, x));
+    int64_t n = ms__row_length(x, dims), stats[] = { n ? x->numel / n : 0, 2 };
+    int at = form->sum + 1;
+    if (!is_recorded(c)) {
+        c->out[at] = NULL;
+        c->n_out = at + 1;
+        return MS_OK;
+    }
+    return ms__call_out(c, at, x->dtype == MS_F64 ? MS_F64 : MS_F32, ms__device(x), 2, stats);
 }
 
-static ms_status layer_norm_check(ms_call *c)
+static ms_status layer_check(ms_call *c, const norm_form *form)
 {
     if (c->n_i < 1) return ms__call_fail(c, "needs the number of normalised dimensions");
-    return norm_check(c, (int)c->i[0]);
+    return norm_check(c, (int)c->i[0], form);
 }
-static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1); }
+static ms_status layer_norm_check(ms_call *c) { return layer_check(c, &plain); }
+static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1, &plain); }
+static ms_status add_layer_norm_check(ms_call *c) { return layer_check(c, &added); }
+static ms_status add_rms_norm_check(ms_call *c) { return norm_check(c, 1, &added); }
 
-// Inputs: gradient, x, w (optional), and optionally the gradient that x already has. The last integer is the mask
-// (rows/grad.h). Outputs: those of dx, dw, db that the mask selects; dw and db have the shape of the normalised
-// dimensions.
+// Inputs: gradient, x, w?, mean and 1 / sqrt(variance + eps) of each row, the gradient that x already has?. The last
+// integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask selects; dw and db have the shape of
+// the normalised dimensions.
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];
     int64_t mask = c->i[c->n_i - 1];
     int k = 0;
-    if (c->n_in == 4) ms__call_inplace(c, k++, 3);
+    if (c->n_in == 5) ms__call_inplace(c, k++, 4);
     else if (mask & 1) MS_TRY(ms__call_out_like(c, k++, x));
     for (int in = 1; in <= 2; in++)
         if (mask >> in & 1) MS_TRY(ms__call_out(c, k++, x->dtype, ms__device(x), dims, x->shape + x->ndim - dims));
@@ -100,9 +133,9 @@ static ms_status norm_backward_check(ms_call *c, int dims)
 static ms_status layer_norm_backward_check(ms_call *c) { return norm_backward_check(c, (int)c->i[0]); }
 static ms_status rms_norm_backward_check(ms_call *c) { return norm_backward_check(c, 1); }
 
-static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 2, 4, .check = layer_norm_backward_check,
+static const ms_op op_layer_norm_backward = MS_ROW("layer_norm_backward", 4, 5, .check = layer_norm_backward_check,
                                                    .run = { [MS_CPU] = ms__cpu_layer_norm_backward });
-static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 2, 4, .check = rms_norm_backward_check,
+static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 4, 5, .check = rms_norm_backward_check,
                                                  .run = { [MS_CPU] = ms__cpu_rms_norm_backward });
 
 // On a GPU the kernel adds dx to the gradient that x already has, if any. x has one if a residual connection uses it,
@@ -110,26 +143,82 @@ static const ms_op op_rms_norm_backward = MS_ROW("rms_norm_backward", 2, 4, .che
 static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
 {
     ms_tensor *so_far = b->need[0] && ms__is_cuda(b->in_meta[0].device) ? b->so_far(b, 0) : NULL;
-    ms_tensor *in[] = { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL, so_far };
-    return ms__grad_op(b, op, so_far ? 4 : 3, in, false);
+    ms_tensor *in[] = { b->gout[0], b->in[0], b->n_in > 1 ? b->in[1] : NULL, b->out[1], so_far };
+    return ms__grad_op(b, op, so_far ? 5 : 4, in, false);
 }
 static ms_status layer_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_layer_norm_backward); }
 static ms_status rms_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_rms_norm_backward); }
 
+// x and the residual have one gradient: that of their sum, which is what it has as an output plus the norm's.
+static ms_status add_norm_backward(ms_backward_call *b, const ms_op *op)
+{
+    ms_tensor *of_sum = b->gout[1], *out[3] = { NULL }, *all = of_sum ? ms__retain(of_sum) : NULL;
+    int64_t i[MS_MAX_I];
+    bool sum = b->need[0] || b->need[1];
+    int n = b->n_i, n_out = 0, at = 0;
+    if (b->gout[0]) {
+        bool add = sum && of_sum && ms__is_cuda(ms__device(of_sum)) && of_sum->refs == 2 && !of_sum->slot &&
+                   of_sum->storage->refs == 1 && ms__is_contiguous(of_sum);
+        ms_tensor *in[] = { b->gout[0], b->out[1], b->n_in > 2 ? b->in[2] : NULL, b->out[2], of_sum };
+        memcpy(i, b->i, (size_t)n * sizeof *i);
+        i[n] = sum;
+        for (int k = 2; k < b->n_in; k++) i[n] |= (int64_t)b->need[k] << (k - 1);
+        for (int k = 0; k < 3; k++) n_out += i[n] >> k & 1;
+        ms_status st =
+            n_out ? ms__run_op(op, &(ms_op_args) { add ? 5 : 4, in, n + 1, i, b->n_f, b->f }, n_out, out) : MS_OK;
+        if (st == MS_OK && sum && of_sum && !add) {
+            ms_tensor *both = NULL;
+            st = ms__op2(&both, ms__op_by_name("add"), of_sum, out[0]);
+            ms__release(out[0]);
+            out[0] = both;
+        }
+        ms__release(all);
+        if (st != MS_OK) return st;
+        all = sum ? out[at++] : NULL;
+        for (int k = 2; k < b->n_in; k++)
+            if (b->need[k]) b->gin[k] = out[at++];
+    }
+    if (all && b->need[0]) b->gin[0] = ms__retain(all);
+    if (all && b->need[1]) b->gin[1] = ms__retain(all);
+    ms__release(all);
+    return MS_OK;
+}
+static ms_status add_layer_norm_backward(ms_backward_call *b) { return add_norm_backward(b, &op_layer_norm_backward); }
+static ms_status add_rms_norm_backward(ms_backward_call *b) { return add_norm_backward(b, &op_rms_norm_backward); }
+
 static const ms_op op_layer_norm =
-    MS_ROW("layer_norm", 1, 3, .flags = MS_OP_WIDE, .save_in = 3, .check = layer_norm_check,
-           .run = { [MS_CPU] = ms__cpu_layer_norm }, .backward = layer_norm_backward,
+    MS_ROW("layer_norm", 1, 3, .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1,
+           .check = layer_norm_check, .run = { [MS_CPU] = ms__cpu_layer_norm }, .backward = layer_norm_backward,
            .samples =
                "[3,8] [8] [8] i=1 f=1e-5; [3,8] i=1 f=1e-5; [3,8] [8] i=1 f=1e-5; [2,3,4] [3,4] [3,4] i=2 f=1e-3; "
                "[2,3,20] [20] [20] i=1 f=1e-5; [0,4] [4] [4] i=1 f=1e-5; "
                "[70,130] [130] [130] i=1 f=1e-5");
 static const ms_op op_rms_norm =
-    MS_ROW("rms_norm", 1, 2, .flags = MS_OP_WIDE, .save_in = 3, .check = rms_norm_check,
+    MS_ROW("rms_norm", 1, 2, .flags = MS_OP_WIDE, .save_in = 3, .save_out = 2, .n_shown = 1, .check = rms_norm_check,
            .run = { [MS_CPU] = ms__cpu_rms_norm }, .backward = rms_norm_backward,
            .samples = "[3,8] [8] f=1e-5; [3,8] f=1e-5; [2,3,20] [20] f=1e-5; [0,4] [4] f=1e-5; [70,130] [130] f=1e-5");
+static const ms_op op_add_layer_norm =
+    MS_ROW("add_layer_norm", 2, 4, .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2,
+           .check = add_layer_norm_check, .run = { [MS_CPU] = ms__cpu_add_layer_norm },
+           .backward = add_layer_norm_backward,
+           .samples = "[3,8] [3,8] [8] [8] i=1 f=1e-5; [3,8] [3,8] i=1 f=1e-5; [2,3,4] [2,3,4] [3,4] i=2 f=1e-3; "
+                      "[0,4] [0,4] [4] [4] i=1 f=1e-5; [70,130] [70,130] [130] [130] i=1 f=1e-5");
+static const ms_op op_add_rms_norm =
+    MS_ROW("add_rms_norm", 2, 3, .flags = MS_OP_WIDE, .save_in = 4, .save_out = 6, .n_shown = 2,
+           .check = add_rms_norm_check, .run = { [MS_CPU] = ms__cpu_add_rms_norm }, .backward = add_rms_norm_backward,
+           .samples =
+               "[3,8] [3,8] [8] f=1e-5; [3,8] [3,8] f=1e-5; [0,4] [0,4] [4] f=1e-5; [70,130] [70,130] [130] f=1e-5");
 
 const ms_op *const ms__ops_norm[] = {
-    &op_softmax,    &op_softmax_backward,    &op_log_softmax, &op_log_softmax_backward,
-    &op_layer_norm, &op_layer_norm_backward, &op_rms_norm,    &op_rms_norm_backward,
+    &op_softmax,
+    &op_softmax_backward,
+    &op_log_softmax,
+    &op_log_softmax_backward,
+    &op_layer_norm,
+    &op_layer_norm_backward,
+    &op_rms_norm,
+    &op_rms_norm_backward,
+    &op_add_layer_norm,
+    &op_add_rms_norm,
     NULL,
 };

@@ -15,6 +15,7 @@
 extern const ms_op ms__op_add, ms__op_add_, ms__op_sub, ms__op_mul, ms__op_mul_, ms__op_div, ms__op_neg;
 extern const ms_op ms__op_add_scalar, ms__op_mul_scalar, ms__op_mul_scalar_, ms__op_div_scalar;
 extern const ms_op ms__op_relu, ms__op_relu_backward, ms__op_masked_fill;
+extern const ms_op ms__op_gelu, ms__op_gelu_backward, ms__op_linear, ms__op_linear_backward;
 extern const ms_op ms__op_norm_backward, ms__op_logsumexp_backward;
 extern const ms_op ms__op_copy_, ms__op_cast, ms__op_clone, ms__op_fill_, ms__op_zero_;
 extern const ms_op ms__op_sum, ms__op_mean, ms__op_cumsum, ms__op_cat;

@@ -209,10 +209,22 @@ static ms_status deliver(ms_run *r, ms_edge e, ms_tensor *g, bool counts)
 
 // ---- nodes ------------------------------------------------------------------------------------
 
+// The grad of a leaf on a GPU, if an operator may add its contribution to it directly: this contribution is the leaf's
+// only one in this run, and no hook sees it.
+static ms_tensor *grad_so_far(const ms_run *r, const ms_leaf *l)
+{
+    const ms_tensor *t = l->tensor, *g = l->grad;
+    if (r->grad || l->total || l->pending != 1 || l->hooks || !t || t->unit_param || !g) return NULL;
+    return ms__is_cuda(ms__device(g)) && ms__exclusive(g) && !g->storage->readers ? l->grad : NULL;
+}
+
 static ms_tensor *gradient_so_far(const ms_backward_call *b, int k)
 {
     ms_edge e = edge_end(b->edges[k]);
     const ms_meta *m = &b->in_meta[k];
+    ms_tensor *grad = e.leaf && e.leaf->run == b->run ? grad_so_far(b->run, e.leaf) : NULL;
+    if (grad && grad->dtype == m->dtype && ms__device(grad) == m->device && ms__has_shape(grad, m->ndim, m->shape))
+        return grad;
     ms_tensor *t = e.node && e.node->run == b->run && e.node->needed ? e.node->gout[e.index]
                    : e.leaf && e.leaf->run == b->run                 ? e.leaf->total
                                                                      : NULL;

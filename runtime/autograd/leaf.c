@@ -84,6 +84,10 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         ms_meta m = ms__meta_of(t);
         MS_TRY(ms__fit_gradient(&g, &m, "backward", 0));
     }
+    if (l->grad == g) {  // the operator has already added its gradient in place (so_far)
+        ms__release(g);
+        return MS_OK;
+    }
     if (l->grad) {
         ms_tensor *same;
         ms__grad_is_read(l);

@@ -10,6 +10,7 @@
     X(reduce) \
     X(product) \
     X(norm) \
+    X(mlp) \
     X(batch_norm) \
     X(conv) \
     X(pooling) \

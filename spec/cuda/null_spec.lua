@@ -166,6 +166,12 @@ describe("the null device", function()
         end
       ]], nil, { ["launches and products"] = 12, products = 5, ["waits of the host"] = 0, ["bytes to the device"] = 720,
       ["bytes to the host"] = 0, ["allocations of the driver"] = 0 } },
+    { "a pass of an MLP that adds to its gradients", [[
+        local nn, on = ms.nn, { device = "cuda", bias = false }
+        local model = nn.Sequential(nn.Linear(32, 32, on), nn.ReLU(), nn.Linear(32, 32, on))
+        local x, y = ms.randn(8, 32, { device = "cuda" }), ms.randn(8, 32, { device = "cuda" })
+        local function step() ms.scope(function() nn.F.mse_loss(model(x), y):backward() end) end
+      ]], nil, { ["launches and products"] = 11, products = 5, ["waits of the host"] = 0 } },
   } do
     it_built("holds a step to its limits: " .. case[1], function()
       local count = counts(case[2], case[3], case.ranks)
@@ -255,8 +261,57 @@ describe("the null device", function()
           ms.ones({ 30000, 17 }, { device = "cuda" }):sum(1)
           ms.ones({ 3000, 300 }, { device = "cuda" }):to("bfloat16"):sum(1)
         end]] },
-    { "a cumulative sum of a long line, with its gradient", LEAF:format "2, 500000" .. [[
-        local function step() x:cumsum(2):sum():backward() end]] },
+    { "cumulative sums of long lines, with a gradient", LEAF:format "2, 500000" .. [[
+        local whole = x:detach():to "int64"
+        local function step()
+          x:cumsum(2):sum():backward()
+          x:t():contiguous():cumsum(1)
+          whole:cumsum(2)
+        end]] },
+    { "softmax of few long rows, along each dimension, with gradients", LEAF:format "3, 1000, 301" .. [[
+        local F = ms.nn.F
+        local function step()
+          for dim = 1, 3 do
+            F.softmax(x, dim):sum():backward()
+            F.log_softmax(x, dim):sum():backward()
+          end
+          F.softmax(x:reshape(1, 903000), 2):sum():backward()
+          F.softmax(x:reshape(903000, 1), 1):sum():backward()
+          F.softmax(x:reshape(225750, 4), 1):sum():backward()
+        end]] },
+    { "norms of few long rows, and of many short ones, with gradients", [[
+        local F = ms.nn.F
+        local function step()
+          for _, shape in ipairs { { 2, 500000 }, { 64, 16384 }, { 500, 1024 }, { 8192, 256 }, { 4096, 512 },
+            { 2048, 1024 }, { 300000, 8 } } do
+            local x = ms.nn.Parameter(ms.ones(shape, { device = "cuda" }))
+            local w = ms.nn.Parameter(ms.ones(shape[2], { device = "cuda" }))
+            local y, h = F.layer_norm(x, shape[2], w, w, { residual = x })
+            F.rms_norm(y, w, { residual = h }):sum():backward()
+          end
+        end]] },
+    { "the cross-entropy of few rows with many classes, and of many rows, with gradients", [[
+        local F = ms.nn.F
+        local function step()
+          for _, shape in ipairs { { 8, 50304 }, { 100000, 20 } } do
+            local x = ms.nn.Parameter(ms.ones(shape, { device = "cuda" }))
+            local ids = ms.zeros(shape[1], { dtype = "int64", device = "cuda" })
+            F.cross_entropy(x, ids):backward()
+          end
+          local function leaf(...) return ms.nn.Parameter(ms.ones({ ... }, { device = "cuda" })) end
+          local x, w = leaf(64, 64), leaf(50304, 64)
+          F.linear_cross_entropy(x, w, ms.zeros(64, { dtype = "int64", device = "cuda" })):backward()
+        end]] },
+    { "sums of many columns, and of a list of positions", [[
+        local x, ids = ms.ones({ 8192, 3072 }, { device = "cuda" }), ms.randint(0, 1000, { 300000 }, { device = "cuda" })
+        local y, from = ms.zeros(1000, { device = "cuda" }), ms.ones(300000, { device = "cuda" })
+        local function step()
+          x:sum(1)
+          ms.nn.Parameter(y:clone()):index_select(1, ids):sum():backward()
+          y:scatter_add_(1, ids, from)
+          y:scatter_(1, ids, from)
+          from:to("int64"):sum()
+        end]] },
     { "the gradient of a table for 65,536 positions", [[
         local lookup = ms.nn.Embedding(50304, 64, { device = "cuda" })
         local ids = ms.randint(0, 50304, { 65536 }, { device = "cuda" })

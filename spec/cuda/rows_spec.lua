@@ -91,6 +91,43 @@ describe("a kernel of rows", function()
     end
   end
 
+  for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
+    for _, case in ipairs { { 3, 7, 0 }, { 70, 33, 1 }, { 2, 5001, 3 }, { 37, 768, 0 } } do
+      local rows, n, skip = unpack(case)
+      on_gpu(("normalizes sums of %d x %d %s, from element %d"):format(rows, n, dtype, skip), function()
+        local function norms(x, r, w, b)
+          local y, h = F.layer_norm(x, { n }, w, b, { residual = r })
+          local z, k = F.rms_norm(y, w, { residual = h })
+          return y, h, z, k
+        end
+        local inputs, twins = {}, {}
+        for k, shape in ipairs { { rows, n }, { rows, n }, { n }, { n } } do
+          inputs[k], twins[k] = draw(dtype, shape, k == 4 and 0 or skip, true)
+        end
+        local g, g64 = draw(dtype, { rows, n }, skip)
+        local got, want = { norms(unpack(inputs)) }, { norms(unpack(twins)) }
+        for k, name in ipairs { "layer_norm", "its sum", "rms_norm", "the second sum" } do
+          check(got[k], want[k], dtype == "bfloat16" and "bfloat16" or dtype, name)
+        end
+        -- The sums have gradients besides those of the norms.
+        local all, all64 = got[3] * g + got[4] * g + got[2], want[3] * g64 + want[4] * g64 + want[2]
+        all:sum():backward()
+        all64:sum():backward()
+        for k, name in ipairs { "dx", "dr", "dw", "db" } do check(inputs[k].grad, twins[k].grad, dtype, name) end
+        assert.is_true(inputs[1].grad:cpu():equal(inputs[2].grad:cpu()))
+        -- Only the sum, or only the norm, is used.
+        for which = 1, 2 do
+          for _, t in ipairs(inputs) do t.grad = nil end
+          for _, t in ipairs(twins) do t.grad = nil end
+          select(which, F.layer_norm(inputs[1], { n }, inputs[3], inputs[4], { residual = inputs[2] })):backward(g)
+          select(which, F.layer_norm(twins[1], { n }, twins[3], twins[4], { residual = twins[2] })):backward(g64)
+          check(inputs[1].grad, twins[1].grad, dtype, "dx of one output")
+          check(inputs[2].grad, twins[2].grad, dtype, "dr of one output")
+        end
+      end)
+    end
+  end
+
   for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
     on_gpu("adds a norm's gradient to that of a residual connection, of " .. dtype, function()
       for _, norm in ipairs { function(x) return F.layer_norm(x, { 136 }) end, F.rms_norm } do

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/norm.c -- softmax, log_softmax, layer_norm, rms_norm on the CPU. A row is read from memory once, then
-// several times from the first-level cache. Backward recomputes means and deviations from x, which it reads anyway:
-// this is cheaper than saving them.
+// several times from the first-level cache. Backward reads the rows' means and deviations that forward has kept.
 #include "cpu/rows/rows.h"
 #include "rows/grad.h"
 #include "cpu/rows/layers.h"
@@ -21,8 +20,8 @@ typedef struct norm {
     bool rms;
     int64_t n;
     double eps;
-    const void *x, *w, *b, *g;
-    void *out;
+    const void *x, *r, *w, *b, *g;  // r: the residual, which is added to x; NULL: none
+    void *sum, *out, *stats;        // sum: gets x + r. stats: the mean and 1 / deviation of each row
     char *room, *sums;
     size_t room_bytes, sums_bytes;  // per thread; per block
 } norm;
@@ -81,32 +80,38 @@ ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, tr
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
-static ms_status run_norm(ms_call *c, bool rms)
+// residual: its index among the inputs; 0: there is none.
+static ms_status run_norm(ms_call *c, bool rms, int residual)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
-    ms_tensor *in[3] = { NULL }, *out = c->out[0];
+    ms_tensor *in[4] = { NULL }, *out = c->out[0], *stats = c->out[residual + 1];
     ms_block *block = NULL;
     norm p = { .dtype = out->dtype, .rms = rms, .eps = c->f[0] };
     ms_status st = MS_OK;
     p.n = ms__row_length(c->in[0], rms ? 1 : (int)c->i[0]);
     for (int k = 0; k < c->n_in && st == MS_OK; k++)
         if (c->in[k]) st = ms__contiguous(&in[k], c->in[k]);
-    p.room_bytes = (size_t)(3 * p.n) * (p.dtype == MS_F64 ? 8 : 4);
+    p.room_bytes = (size_t)((residual ? 5 : 3) * p.n) * (p.dtype == MS_F64 ? 8 : 4);
     if (st == MS_OK) st = room_for(&block, &p.room, small, p.room_bytes, 0, c->op->name);
     if (st == MS_OK && out->numel) {
+        const ms_tensor *w = in[residual + 1], *b = in[residual + 2];
         p.x = ms__data(in[0]);
-        p.w = in[1] ? ms__data(in[1]) : NULL;
-        p.b = in[2] ? ms__data(in[2]) : NULL;
+        if (residual) p.r = ms__data(in[residual]), p.sum = ms__data(c->out[1]);
+        p.w = w ? ms__data(w) : NULL;
+        p.b = b ? ms__data(b) : NULL;
+        p.stats = stats ? ms__data(stats) : NULL;
         p.out = ms__data(out);
         ms__parallel(out->numel, ms__rows_per_block(p.n) * p.n, BOTH(p, norm), &p);
     }
     if (block) ms__free(block);
-    for (int k = 0; k < 3; k++) ms__release(in[k]);
+    for (int k = 0; k < 4; k++) ms__release(in[k]);
     return st;
 }
 
-ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false); }
-ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true); }
+ms_status ms__cpu_layer_norm(ms_call *c) { return run_norm(c, false, 0); }
+ms_status ms__cpu_rms_norm(ms_call *c) { return run_norm(c, true, 0); }
+ms_status ms__cpu_add_layer_norm(ms_call *c) { return run_norm(c, false, 1); }
+ms_status ms__cpu_add_rms_norm(ms_call *c) { return run_norm(c, true, 1); }
 
 // Adds the partial sums of all blocks in order and stores them in out. at: where they begin in a block's sums, 0 (dw)
 // or n (db).
@@ -127,7 +132,7 @@ static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
     else ms__row_out(p->dtype, ms__data(out), 0, 1, p->n, narrow + at);
 }
 
-// Inputs: gradient, x, w (optional). Outputs: those of dx, dw, db that the mask (rows/grad.h) selects.
+// Inputs: gradient, x, w?, stats. Outputs: those of dx, dw, db that the mask (rows/grad.h) selects.
 static ms_status run_norm_backward(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));
@@ -157,6 +162,7 @@ static ms_status run_norm_backward(ms_call *c, bool rms)
     p.x = ms__data(x);
     p.g = ms__data(g);
     p.w = w ? ms__data(w) : NULL;
+    p.stats = ms__data(c->in[3]);
     p.out = dx ? ms__data(dx) : NULL;
     ms__parallel(x->numel, step, BOTH(p, norm_backward), &p);
     add_parts(&p, blocks, 0, dw);

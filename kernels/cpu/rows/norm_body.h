@@ -48,6 +48,16 @@ static MS_KERNEL void R(softmax_backward)(void *arg, int64_t first, int64_t last
     }
 }
 
+// Stores x + r of a row, rounded, in p->sum.
+static MS_KERNEL void R(add_row)(const norm *p, int64_t at, REAL *room)
+{
+    int64_t n = p->n;
+    const REAL *x = ROW_IN(p->dtype, p->x, at, 1, n, room), *r = ROW_IN(p->dtype, p->r, at, 1, n, room + n);
+    REAL *sum = ROW_AT(p->dtype, p->sum, at, 1, room);
+    for (int64_t j = 0; j < n; j++) sum[j] = x[j] + r[j];
+    ROW_OUT(p->dtype, p->sum, at, 1, n, sum);
+}
+
 // y = (x - mean) * rstd * weight + bias. For rms_norm, mean = 0 and there is no bias.
 static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t block)
 {
@@ -58,10 +68,12 @@ static MS_KERNEL void R(norm)(void *arg, int64_t first, int64_t last, int64_t bl
     const REAL *w = p->w ? ROW_IN(p->dtype, p->w, 0, 1, n, room + n) : NULL,
                *b = p->b ? ROW_IN(p->dtype, p->b, 0, 1, n, room + 2 * n) : NULL;
     for (int64_t row = first / n; row < last / n; row++) {
-        const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room);
+        if (p->r) R(add_row)(p, row * n, room + 3 * n);
+        const REAL *x = ROW_IN(p->dtype, p->r ? p->sum : p->x, row * n, 1, n, room);
         REAL *y = ROW_AT(p->dtype, p->out, row * n, 1, room);
         REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
         REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
+        if (p->stats) ((REAL *)p->stats)[2 * row] = mean, ((REAL *)p->stats)[2 * row + 1] = rstd;
         if (w && b)
             for (int64_t j = 0; j < n; j++) y[j] = (x[j] - mean) * rstd * w[j] + b[j];
         else if (w)
@@ -86,8 +98,7 @@ static MS_KERNEL void R(norm_backward)(void *arg, int64_t first, int64_t last, i
     for (int64_t row = first / n; row < last / n; row++) {
         const REAL *x = ROW_IN(p->dtype, p->x, row * n, 1, n, room + n),
                    *g = ROW_IN(p->dtype, p->g, row * n, 1, n, room + 2 * n);
-        REAL mean = p->rms ? 0 : R(ms__row_sum)(x, n) / (REAL)n;
-        REAL rstd = 1 / SQRT(R(ms__row_spread)(x, mean, n) / (REAL)n + (REAL)p->eps);
+        REAL mean = ((const REAL *)p->stats)[2 * row], rstd = ((const REAL *)p->stats)[2 * row + 1];
         for (int64_t j = 0; j < n; j++) h[j] = (x[j] - mean) * rstd;
         if (sums)
             for (int64_t j = 0; j < n; j++) {

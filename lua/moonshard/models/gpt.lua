@@ -6,6 +6,7 @@
 require "moonshard.autograd.methods"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local gelu_mlp = require "moonshard.nn.ops".gelu_mlp
 local nn = require "moonshard.nn"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
@@ -49,16 +50,30 @@ function Block:init(o)
   if o.dropout > 0 then self.drop = nn.Dropout(o.dropout) end
 end
 
-local function residual(x, norm, part, dropout)
-  local y = part(norm(x))
-  if dropout then y = dropout(y) end
-  return x + y
+-- Returns the input of the mlp, norm(h), and h = x + attention(norm(x)).
+local function attend(self, x)
+  local part = self.attn(self.attn_norm(x))
+  if self.drop then part = self.drop(part) end
+  return self.mlp_norm(part, x)
+end
+
+-- Calls the mlp in one operator, unless a script has changed its modules or given them hooks.
+local function call_mlp(mlp, x)
+  local up, act, down = mlp[1], mlp[2], mlp[3]
+  if #mlp == 3 and getmetatable(mlp) == nn.Sequential and getmetatable(up) == nn.Linear and getmetatable(act) == nn.GELU
+    and getmetatable(down) == nn.Linear and act.approximate == "tanh"
+    and not (mlp._hooked or up._hooked or act._hooked or down._hooked) then
+    return gelu_mlp(x, up.weight, up.bias, down.weight, down.bias, act.recompute)
+  end
+  return mlp(x)
 end
 
 -- The first half has its own scope: its intermediate results are released before the second half allocates memory.
 function Block:forward(x)
-  local h = scope.run("residual", residual, x, self.attn_norm, self.attn, self.drop)
-  return residual(h, self.mlp_norm, self.mlp, self.drop)
+  local y, h = scope.run("attention", attend, self, x)
+  y = call_mlp(self.mlp, y)
+  if self.drop then y = self.drop(y) end
+  return h + y
 end
 
 -- The projection to logits; with targets, the loss, for which the logits of the whole batch need not exist.

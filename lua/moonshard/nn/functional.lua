@@ -103,22 +103,42 @@ local function check_sizes(who, x, sizes)
   end
 end
 
+local mlp_options = { recompute = false }
+
+--- gelu(x w1^T + b1) w2^T + b2, with GELU approximated by tanh: the results of linear, gelu and linear. On a GPU the
+--- matrix products also compute GELU and its gradient.
+---@param x Tensor  […, in]
+---@param w1 Tensor  [hidden, in]
+---@param b1? Tensor  [hidden]
+---@param w2 Tensor  [out, hidden]
+---@param b2? Tensor  [out]
+---@param given? { recompute: boolean }
+---   recompute: backward computes the results of GELU again instead of keeping them (default: false)
+---@return Tensor  […, out]
+function F.gelu_mlp(x, w1, b1, w2, b2, given)
+  if opts.is(b2) then b2, given = nil, b2 end
+  return ops.gelu_mlp(x, w1, b1, w2, b2, opts("gelu_mlp", given, mlp_options).recompute)
+end
+
 --- (x - mean) / sqrt(var + eps) * w + b over the trailing dimensions (Ba et al. 2016). Errors: the trailing dimensions
 --- of x do not have these sizes.
 ---@param x Tensor  […, sizes]
 ---@param shape integer|integer[]  the trailing sizes to normalise over
 ---@param w? Tensor  of these sizes
 ---@param b? Tensor  of these sizes
----@param given? { eps: number }  eps: added to the variance
+---@param given? { eps: number, residual: Tensor }
+---   eps: added to the variance (default: 1e-5); residual: of x's shape, is added to x before, in the same pass
 ---@return Tensor  of x's shape
+---@return Tensor?  x + residual, if there is a residual
 function F.layer_norm(x, shape, w, b, given)
   if opts.is(w) then w, given = nil, w end
   if opts.is(b) then b, given = nil, b end
-  local o = opts("layer_norm", given, { eps = 1e-5 })
+  local o = opts("layer_norm", given, { eps = 1e-5, residual = opts.any })
   local sizes = type(shape) == "number" and { shape } or shape
   opts.need(type(sizes) == "table" and type(rawget(sizes, 1)) == "number", shape, "a size or a list of sizes",
     "layer_norm: argument 2")
   check_sizes("layer_norm", x, sizes)
+  if o.residual then return ops.add_layer_norm(x, o.residual, #sizes, w, b, o.eps) end
   return ops.layer_norm(x, #sizes, w, b, o.eps)
 end
 
@@ -126,11 +146,15 @@ end
 --- If eps is not given, it is the machine epsilon of x's dtype.
 ---@param x Tensor  […, sizes of w]
 ---@param w? Tensor  of the trailing sizes
----@param given? { eps: number }  eps: added to the mean square
+---@param given? { eps: number, residual: Tensor }
+---   eps: added to the mean square; residual: of x's shape, is added to x before, in the same pass
 ---@return Tensor  of x's shape
+---@return Tensor?  x + residual, if there is a residual
 function F.rms_norm(x, w, given)
   if opts.is(w) then w, given = nil, w end
-  return ops.rms_norm(x, w, opts("rms_norm", given, { eps = opts.number }).eps)
+  local o = opts("rms_norm", given, { eps = opts.number, residual = opts.any })
+  if o.residual then return ops.add_rms_norm(x, o.residual, w, o.eps) end
+  return ops.rms_norm(x, w, o.eps)
 end
 
 -- running = (1 - factor) * running + factor * scale * batch.

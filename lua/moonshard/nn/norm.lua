@@ -19,7 +19,8 @@ end
 
 local function size_text(sizes) return #sizes == 1 and tostring(sizes[1]) or "[" .. table.concat(sizes, ", ") .. "]" end
 
----(x - mean) / sqrt(var + eps) * weight + bias over the trailing dimensions.
+---(x - mean) / sqrt(var + eps) * weight + bias over the trailing dimensions. norm(x, residual) normalises x + residual
+---and returns the result and x + residual, in one pass over both.
 ---@class LayerNorm: Module
 ---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@field bias Parameter?  of the normalised sizes; nil without bias
@@ -47,12 +48,17 @@ function LayerNorm:reset_parameters()
   if self.bias then init.zeros_(self.bias) end
 end
 
-local layer_norm = ops.layer_norm
+local layer_norm, add_layer_norm = ops.layer_norm, ops.add_layer_norm
 ---@param x Tensor  [..., d]
+---@param residual? Tensor  of x's shape
 ---@return Tensor  of x's shape
-function LayerNorm:forward(x)
+---@return Tensor?  x + residual, if there is a residual
+function LayerNorm:forward(x, residual)
   local slots = self._slots
   if not slots.weight then check_sizes("layer_norm", x, slots.sizes) end  -- if there is a weight, the engine checks x
+  if residual ~= nil then
+    return add_layer_norm(x, residual, slots.dims, slots.weight, slots.bias, slots.eps)
+  end
   return layer_norm(x, slots.dims, slots.weight, slots.bias, slots.eps)
 end
 
@@ -62,7 +68,7 @@ function LayerNorm:extra_repr()
 end
 
 --- x / sqrt(mean(x^2) + eps) * weight over the trailing dimensions. If eps is not given, it is the machine epsilon of
---- x's dtype.
+--- x's dtype. norm(x, residual) normalises x + residual and returns the result and x + residual, in one pass over both.
 ---@class RMSNorm: Module
 ---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@overload fun(d: integer|integer[], opts?: { eps: number, elementwise_affine: boolean, dtype: string, device: string }): RMSNorm
@@ -84,12 +90,15 @@ function RMSNorm:reset_parameters()
   if self.weight then init.ones_(self.weight) end
 end
 
-local rms_norm = ops.rms_norm
+local rms_norm, add_rms_norm = ops.rms_norm, ops.add_rms_norm
 ---@param x Tensor  [..., d]
+---@param residual? Tensor  of x's shape
 ---@return Tensor  of x's shape
-function RMSNorm:forward(x)
+---@return Tensor?  x + residual, if there is a residual
+function RMSNorm:forward(x, residual)
   local slots = self._slots
   if not slots.weight then check_sizes("rms_norm", x, slots.sizes) end
+  if residual ~= nil then return add_rms_norm(x, residual, slots.weight, slots.eps) end
   return rms_norm(x, slots.weight, slots.eps)
 end
 

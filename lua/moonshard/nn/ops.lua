@@ -16,6 +16,8 @@ local M = {}
 local op_linear, op_gelu, op_dropout, op_embedding = op "linear", op "gelu", op "dropout", op "embedding"
 local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", op "rms_norm", op "softmax",
   op "log_softmax"
+local op_gelu_mlp = op "gelu_mlp"
+local op_add_layer_norm, op_add_rms_norm = op "add_layer_norm", op "add_rms_norm"
 local op_batch_norm = op "batch_norm"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
 local op_linear_cross_entropy = op "linear_cross_entropy"
@@ -27,6 +29,16 @@ for name, fn in pairs(require "moonshard.tensor.ops".activations) do M[name] = f
 function M.linear(x, w, b) return wrap(call3(op_linear, x, w, b, "linear")) end
 function M.gelu(x) return wrap(call1(op_gelu, x, "gelu")) end
 function M.dropout(x, p) return wrap(tensor.call1f(op_dropout, x, p, "dropout")) end
+
+-- gelu(x w1^T + b1) w2^T + b2, with tanh's form of GELU. again: backward computes the activations again.
+function M.gelu_mlp(x, w1, b1, w2, b2, again)
+  a_in[0], a_in[1] = id_of(x, "gelu_mlp"), id_of(w1, "gelu_mlp", "first weight")
+  a_in[2] = id_of(w2, "gelu_mlp", "second weight")
+  a_in[3] = b1 ~= nil and id_of(b1, "gelu_mlp", "first bias") or 0
+  a_in[4] = b2 ~= nil and id_of(b2, "gelu_mlp", "second bias") or 0
+  args.n_in, args.n_i, args.n_f, a_i[0] = 5, 1, 0, again and 1 or 0
+  return wrap(call_args(op_gelu_mlp, x, w1, b1, w2, b2))
+end
 
 function M.gelu_tanh(x)
   a_i[0] = 1
@@ -74,6 +86,16 @@ function M.layer_norm(x, n, w, b, eps)
   return wrap(call_args(op_layer_norm, x, w, b))
 end
 
+-- The same of x + r. Returns y and x + r.
+function M.add_layer_norm(x, r, n, w, b, eps)
+  a_in[0], a_in[1] = id_of(x, "layer_norm"), id_of(r, "layer_norm", "residual")
+  a_in[2] = w ~= nil and id_of(w, "layer_norm", "weight") or 0
+  a_in[3] = b ~= nil and id_of(b, "layer_norm", "bias") or 0
+  args.n_in, args.n_i, args.n_f, a_i[0], a_f[0] = 4, 1, 1, n, eps
+  call_args(op_add_layer_norm, x, r, w, b)
+  return wrap(a_out[0]), wrap(a_out[1])
+end
+
 -- The default eps by dtype: the machine epsilon, as in PyTorch.
 local epsilon = { float32 = 2 ^ -23, float64 = 2 ^ -52, float16 = 2 ^ -10, bfloat16 = 2 ^ -7 }
 
@@ -85,6 +107,15 @@ function M.rms_norm(x, w, eps)
   if w ~= nil then a_in[1], n = id_of(w, "rms_norm", "weight"), 2 end
   args.n_in, args.n_i, args.n_f, a_f[0] = n, 0, 1, eps
   return wrap(call_args(op_rms_norm, x, w))
+end
+
+-- The same of x + r. Returns y and x + r.
+function M.add_rms_norm(x, r, w, eps)
+  a_in[0], a_in[1] = id_of(x, "rms_norm"), id_of(r, "rms_norm", "residual")
+  a_in[2] = w ~= nil and id_of(w, "rms_norm", "weight") or 0
+  args.n_in, args.n_i, args.n_f, a_f[0] = 3, 0, 1, eps or epsilon[x.dtype] or 0
+  call_args(op_add_rms_norm, x, r, w)
+  return wrap(a_out[0]), wrap(a_out[1])
 end
 
 -- Returns y; in training also the batch's mean and biased variance.

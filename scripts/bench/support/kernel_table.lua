@@ -131,7 +131,7 @@ M.MAIN = set [[
   embedding:take_rows_kernel embedding:add_rows_kernel embedding:sort_alone_kernel embedding:sort_count_kernel
   embedding:sort_scan_kernel embedding:sort_place_kernel
   optim:norm_kernel optim:norm_join_kernel optim:optim_kernel
-  reduce:dense_columns_kernel reduce:join_kernel
+  reduce:dense_columns_kernel reduce:join_kernel product:gelu_kernel
   norm:norm_kernel norm:norm_rows_kernel norm:norm_join_kernel
   loss:cross_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:cross_backward_kernel
   loss:cross_chunk_kernel
@@ -141,7 +141,8 @@ M.MAIN = set [[
 --- embedding:index_kernel and place_kernel move elements that each have a position of their own, or are not adjacent.
 M.SMALL = set [[
   reduce:begin_kernel reduce:join_kernel elementwise:truth_kernel
-  norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel loss:mse_join_kernel optim:norm_join_kernel
+  norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel mse:mse_join_kernel optim:norm_join_kernel
+  loss:cross_rows_kernel loss:cross_join_kernel
   batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:sort_alone_kernel
   embedding:sort_count_kernel embedding:sort_scan_kernel embedding:sort_place_kernel embedding:index_kernel
   embedding:place_kernel product:product_kernel

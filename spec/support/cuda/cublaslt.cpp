@@ -4,10 +4,14 @@
 //
 // It is stricter in three points, so that a wrong caller cannot be right by chance: an algorithm serves only the
 // problem for which the heuristic returned it, and needs every alignment that its preference allowed (up to 16 bytes)
-// and the whole workspace; matrices of a batched result may not overlap. Of the epilogues it supports the bias, and the
-// gradient of a bias in one product that is not float64.
+// and the whole workspace; matrices of a batched result may not overlap. Of the epilogues it supports the bias, the
+// gradient of a bias, and GELU with the matrix that it is applied to, and its gradient; all but the first in one
+// product that is not float64, the last two with half types only.
 #include "cublaslt.h"
 #include "cuda/cuda.h"
+#define REAL float
+#define R(name) name##_f32
+#include "formulas/elementwise.h"
 
 namespace
 {
@@ -21,7 +25,9 @@ struct desc_state {
     cudaDataType_t scale;
     int32_t turn_a, turn_b;
     uint32_t epilogue;
-    const void *bias;
+    const void *bias = nullptr;
+    void *aux = nullptr;
+    int64_t aux_ld = 0;
 };
 struct layout_state {
     uint32_t is;
@@ -79,6 +85,7 @@ int dtype_of(cudaDataType_t t)
     return t == CUDA_R_32F ? MS_F32 : t == CUDA_R_64F ? MS_F64 : t == CUDA_R_16F ? MS_F16 : MS_BF16;
 }
 bool turned(int32_t op) { return op != CUBLAS_OP_N; }
+bool is_half(cudaDataType_t t) { return t == CUDA_R_16F || t == CUDA_R_16BF; }
 
 struct problem {
     desc_state d;
@@ -121,6 +128,16 @@ cublasStatus_t accept(const void *desc, const void *a, const void *b, const void
     case CUBLASLT_EPILOGUE_BGRADB:
         if (p->out.batch > 1 || wide) return CUBLAS_STATUS_NOT_SUPPORTED;
         return p->d.bias ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+        if (!p->d.bias) return CUBLAS_STATUS_INVALID_VALUE;
+        // fall through
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_DGELU:
+        if (!p->d.aux || p->d.aux_ld < p->m) return CUBLAS_STATUS_INVALID_VALUE;
+        if (p->d.aux_ld % 8 || p->out.batch > 1 || !is_half(p->a.type) || !is_half(p->out.type))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        return CUBLAS_STATUS_SUCCESS;
 #define EXISTS(name, value) case value:
         MS_CUBLASLT_EPILOGUES_LATER(EXISTS)
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -130,12 +147,22 @@ cublasStatus_t accept(const void *desc, const void *a, const void *b, const void
 
 uint64_t fingerprint(const problem &p)
 {
-    int64_t all[] = { p.d.compute, p.d.scale, p.d.turn_a, p.d.turn_b, p.d.epilogue, p.m, p.n, p.k };
+    int64_t all[] = { p.d.compute, p.d.scale, p.d.turn_a, p.d.turn_b, p.d.epilogue, p.m, p.n, p.k, p.d.aux_ld };
     uint64_t hash = 1469598103934665603ull;
     auto mix = [&](int64_t v) { hash = (hash ^ (uint64_t)v) * 1099511628211ull; };
     for (int64_t v : all) mix(v);
     for (const layout_state *l : { &p.a, &p.b, &p.c, &p.out }) mix(l->type), mix(l->ld), mix(l->batch), mix(l->stride);
     return hash;
+}
+
+// GELU of v, which is stored in aux; or v times the derivative of GELU at aux.
+template <class T> T with_gelu(const problem &p, int64_t at, T v)
+{
+    int type = dtype_of(p.out.type);
+    if (p.d.epilogue == CUBLASLT_EPILOGUE_DGELU || p.d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD)
+        return (T)ms_bwd_gelu_tanh_f32((float)v, load<float>(type, p.d.aux, at));
+    store<T>(type, p.d.aux, at, v);
+    return (T)ms_fwd_gelu_tanh_f32((float)v);
 }
 
 template <class T>
@@ -153,9 +180,16 @@ void compute(const problem &p, T alpha, const void *a, const void *b, T beta, co
                            load<T>(bt, b, batch * p.b.stride + l * b_row + j * b_col);
                 T v = alpha * sum;
                 if (beta != 0) v += beta * load<T>(ct, c, batch * p.c.stride + j * p.c.ld + i);
-                if (p.d.epilogue == CUBLASLT_EPILOGUE_BIAS) v += load<T>(ct, p.d.bias, i);
+                if (p.d.epilogue == CUBLASLT_EPILOGUE_BIAS || p.d.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+                    v += load<T>(ct, p.d.bias, i);
+                if (p.d.aux) v = with_gelu(p, j * p.d.aux_ld + i, v);
                 store<T>(ct, out, batch * p.out.stride + j * p.out.ld + i, v);
             }
+    for (int64_t i = 0; p.d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD && i < p.m; i++) {
+        T sum = 0;
+        for (int64_t j = 0; j < p.n; j++) sum += load<T>(ct, out, j * p.out.ld + i);
+        store<T>(ct, (void *)p.d.bias, i, sum);
+    }
     for (int64_t j = 0; p.d.epilogue == CUBLASLT_EPILOGUE_BGRADB && j < p.n; j++) {
         T sum = 0;
         for (int64_t l = 0; l < p.k; l++) sum += load<T>(bt, b, l * b_row + j * b_col);
@@ -188,7 +222,7 @@ __attribute__((visibility("default"))) cublasStatus_t cublasLtDestroy(cublasLtHa
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    return create(d, desc_state { DESC, compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr });
+    return create(d, desc_state { DESC, compute, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT });
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return destroy<desc_state>(d, DESC); }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what,
@@ -201,6 +235,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     case CUBLASLT_MATMUL_DESC_TRANSB: return set(d->turn_b, v, n);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(d->epilogue, v, n);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(d->bias, v, n);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(d->aux, v, n);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(d->aux_ld, v, n);
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
@@ -293,6 +329,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
         if ((uintptr_t)pointers[i] % by.align[i]) return refuse(CUBLAS_STATUS_NOT_SUPPORTED);
     if (p.d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && (uintptr_t)p.d.bias % by.align[3])
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED);
+    if ((uintptr_t)p.d.aux % 16) return refuse(CUBLAS_STATUS_NOT_SUPPORTED);
 
     bool wide = p.d.compute == CUBLAS_COMPUTE_64F;
     double x = wide ? *(const double *)alpha : *(const float *)alpha;

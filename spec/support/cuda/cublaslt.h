@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/cublaslt.h -- the part of cublasLt.h that kernels/cuda/product.cu uses, for the emulated GPU. The stand-in
-// library (cublaslt.cpp) implements it.
+// cuda/cublaslt.h -- the part of cublasLt.h that kernels/cuda/product/product.cu uses, for the emulated GPU. The
+// stand-in library (cublaslt.cpp) implements it.
 #pragma once
 #include <cstddef>
 #include <cstdint>

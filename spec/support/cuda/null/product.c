@@ -19,6 +19,7 @@ typedef struct {
 } layout;
 typedef struct {
     cublasOperation_t turned;
+    const void *aux;  // a matrix of the result's shape that the epilogue reads or writes
 } description;
 
 static cublasStatus_t lt_Create(cublasLtHandle_t *h)
@@ -38,6 +39,7 @@ static cublasStatus_t lt_MatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLt
 {
     (void)n;
     if (what == CUBLASLT_MATMUL_DESC_TRANSA) memcpy(&((description *)d)->turned, v, sizeof(cublasOperation_t));
+    if (what == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER) memcpy(&((description *)d)->aux, v, sizeof(void *));
     return CUBLAS_STATUS_SUCCESS;
 }
 static cublasStatus_t lt_MatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows,
@@ -111,6 +113,8 @@ static cublasStatus_t lt_Matmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cons
     operand(l, a, x);
     operand(l, b, (const layout *)(const void *)lb);
     operand(l, out, o);
+    const void *aux = ((description *)(void *)d)->aux;
+    if (aux) operand(l, aux, o);
     bool adds = o->type == CUDA_R_64F ? *(const double *)beta != 0 : *(const float *)beta != 0;
     if (adds) operand(l, c, (const layout *)(const void *)lc);
     return CUBLAS_STATUS_SUCCESS;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/loss.cu -- cross_entropy, linear_cross_entropy, mse_loss and their gradients. cross_entropy uses one block per
+// cuda/rows/loss.cu -- cross_entropy, linear_cross_entropy and their gradients. cross_entropy uses one block per
 // row; sums over a row are in float32 (float64 for float64 tensors), sums over rows in float64, in a fixed order.
 #include "cuda/product.h"
 #include "cuda/segments.h"
@@ -28,19 +28,45 @@ static __device__ inline int64_t target_of(const cross &q, int64_t row)
     }
     return t;
 }
+// Rows are divided into segments, a block for each; usually one.
+struct row_segments {
+    int64_t count, length;  // length: elements of each but the last
+};
+static row_segments segments_of(const cross &q)
+{
+    int64_t size = ms__dtype_size(q.x_type);
+    row_segments s = { filling_segments(q.rows * q.n * size, q.rows, q.n, 4096 / size), q.n };
+    if (s.count > 1) s.length = up(up(q.n, s.count), WIDE) * WIDE;
+    s.count = s.length ? up(q.n, s.length) : 1;
+    return s;
+}
+struct row_segment {
+    int64_t row, first, n;  // first: of the row's elements
+};
+static __device__ __forceinline__ row_segment row_segment_of(const cross &q, const row_segments &s)
+{
+    int64_t row = s.count == 1 ? blockIdx.x : blockIdx.x / s.count, first = (blockIdx.x - row * s.count) * s.length;
+    return { row, first, q.n - first < s.length ? q.n - first : s.length };
+}
+
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c])
-// (s: label smoothing, t: target.) One pass: each thread keeps the largest logit that it has seen and the sum of
-// exp(x - largest). Returns lse; *loss is set in thread 0.
+// (s: label smoothing, t: target.) Of a part of a row: the largest logit; the sums of exp(x - largest), of w x and of
+// w.
+template <class T> struct row_sums {
+    T most, sum, all, weights;
+};
+// One pass: each thread keeps the largest logit that it has seen.
 template <class S>
-static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t row, real_of<S> *shared, real_of<S> *loss)
+static __device__ __forceinline__ row_sums<real_of<S>> row_part(const cross &q, const row_segment &my,
+                                                                real_of<S> *shared)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
-    const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
+    const S *x = (const S *)q.x + my.row * q.n + my.first, *w = q.w ? (const S *)q.w + my.first : NULL;
     T most = -(T)INFINITY, sum = 0, all = 0, weights = 0, smooth = (T)q.smooth, v[N], f[N];
     for (int e = 0; e < N; e++) f[e] = 1;
-    for (int64_t j = first_pack(x) + threadIdx.x * N; j < q.n; j += BLOCK * N) {
-        read_pack(x, j, q.n, -(T)INFINITY, v);
+    for (int64_t j = first_pack(x) + threadIdx.x * N; j < my.n; j += BLOCK * N) {
+        read_pack(x, j, my.n, -(T)INFINITY, v);
         T top = most;
         for (int e = 0; e < N; e++) top = larger(top, v[e]);
         T base = top == -(T)INFINITY ? 0 : top, add = 0;  // if all logits so far are -inf: exp(-inf) = 0
@@ -48,22 +74,30 @@ static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t ro
         sum = sum * exp_of(most - base) + add;
         most = top;
         if (smooth != 0) {
-            if (w) read_pack(w, j, q.n, (T)0, f);
+            if (w) read_pack(w, j, my.n, (T)0, f);
             for (int e = 0; e < N; e++)
-                if (j + e >= 0 && j + e < q.n) all += f[e] * v[e], weights += f[e];
+                if (j + e >= 0 && j + e < my.n) all += f[e] * v[e], weights += f[e];
         }
     }
-    T top = group_max(most, BLOCK, shared);
-    if (top == -(T)INFINITY) top = 0;  // all logits of the row are -inf
-    sum = group_sum(sum * exp_of(most - top), BLOCK, shared);
+    T top = group_max(most, BLOCK, shared), base = top == -(T)INFINITY ? 0 : top;  // -inf: all logits are
+    sum = group_sum(sum * exp_of(most - base), BLOCK, shared);
     if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
-    T lse = top + log_of(sum);
-    if (threadIdx.x != 0) return lse;
+    return { top, sum, all, weights };
+}
+// Returns lse; *loss is set in the threads that are to store it.
+template <class S>
+static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t row, const row_sums<real_of<S>> &a,
+                                                      bool stores, real_of<S> *loss)
+{
+    typedef real_of<S> T;
+    const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
+    T smooth = (T)q.smooth, lse = (a.most == -(T)INFINITY ? 0 : a.most) + log_of(a.sum);
+    if (!stores) return lse;
     int64_t t = target_of(q, row);
     *loss = 0;
     if (t >= 0) {
         *loss = (1 - smooth) * (w ? one_of(w + t) : 1) * (lse - one_of(x + t));
-        if (smooth != 0) *loss += smooth / (T)q.n * (weights * lse - all);
+        if (smooth != 0) *loss += smooth / (T)q.n * (a.weights * lse - a.all);
     }
     return lse;
 }
@@ -71,22 +105,58 @@ template <class S> __global__ void cross_kernel(cross q, void *lse_out, void *lo
 {
     typedef real_of<S> T;
     __shared__ T shared[WARPS];
-    T loss, lse = row_loss<S>(q, blockIdx.x, shared, &loss);
+    row_sums<T> a = row_part<S>(q, { (int64_t)blockIdx.x, 0, q.n }, shared);
+    T loss = 0, lse = row_loss<S>(q, blockIdx.x, a, threadIdx.x == 0, &loss);
     if (threadIdx.x != 0) return;
     ((T *)lse_out)[blockIdx.x] = lse;
     ((T *)losses)[blockIdx.x] = loss;
+}
+// The same in two launches, where rows have several segments.
+template <class S> __global__ void cross_segments_kernel(cross q, row_segments s, row_sums<real_of<S>> *parts)
+{
+    __shared__ real_of<S> shared[WARPS];
+    row_sums<real_of<S>> a = row_part<S>(q, row_segment_of(q, s), shared);
+    if (threadIdx.x == 0) parts[blockIdx.x] = a;
+}
+// A warp per row. losses: NULL if they are not needed.
+template <class S>
+__global__ void cross_rows_kernel(cross q, row_segments s, const row_sums<real_of<S>> *parts, void *lse_out,
+                                  void *losses)
+{
+    typedef real_of<S> T;
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    if (row >= q.rows) return;
+    parts += row * s.count;
+    row_sums<T> a = { -(T)INFINITY, 0, 0, 0 };
+    for (int64_t k = lane; k < s.count; k += 32) a.most = larger(a.most, parts[k].most);
+    a.most = warp_max(a.most);
+    T base = a.most == -(T)INFINITY ? 0 : a.most;
+    for (int64_t k = lane; k < s.count; k += 32) {
+        a.sum += parts[k].sum * exp_of(parts[k].most - base);
+        a.all += parts[k].all, a.weights += parts[k].weights;
+    }
+    a.sum = warp_sum(a.sum), a.all = warp_sum(a.all), a.weights = warp_sum(a.weights);
+    T loss = 0, lse = row_loss<S>(q, row, a, lane == 0, &loss);
+    if (lane != 0) return;
+    ((T *)lse_out)[row] = lse;
+    if (losses) ((T *)losses)[row] = loss;
 }
 struct target {
     int dtype;
     void *data;
 };
 // totals[0]: the sum of the losses (0 if losses is NULL). totals[1]: the sum of the weights of the rows that are not
-// ignored. out, if it has data: the loss of all rows. Runs as one block and adds in a fixed order.
-template <class T> __global__ void cross_total_kernel(cross q, const T *losses, double *totals, bool mean, target out)
+// ignored. out, if it has data: the loss of all rows. Added in a fixed order. With one block, of all rows; with
+// several, each stores the two sums of its rows in parts[2 * block].
+template <class T>
+__global__ void cross_total_kernel(cross q, const T *losses, double *totals, double *parts, bool mean, target out)
 {
     __shared__ double shared[BLOCK];
+    int64_t each = (q.rows + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each, last = first + each;
     double sum = 0, weight = 0;
-    for (int64_t row = threadIdx.x; row < q.rows; row += BLOCK) {
+    if (last > q.rows) last = q.rows;
+    for (int64_t row = first + threadIdx.x; row < last; row += BLOCK) {
         int64_t t = target_of(q, row);
         if (losses) sum += losses[row];
         if (t >= 0) weight += q.w ? load<double>(q.x_type, q.w, t) : 1;
@@ -94,8 +164,23 @@ template <class T> __global__ void cross_total_kernel(cross q, const T *losses, 
     sum = block_sum(sum, shared);
     weight = block_sum(weight, shared);
     if (threadIdx.x != 0) return;
-    totals[0] = sum;
-    totals[1] = weight;
+    if (gridDim.x > 1) {
+        parts[2 * blockIdx.x] = sum, parts[2 * blockIdx.x + 1] = weight;
+        return;
+    }
+    totals[0] = sum, totals[1] = weight;
+    if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
+}
+// One block adds up the parts.
+__global__ void cross_join_kernel(int n, const double *parts, double *totals, bool mean, target out)
+{
+    __shared__ double shared[BLOCK];
+    double sum = 0, weight = 0;
+    for (int k = threadIdx.x; k < n; k += BLOCK) sum += parts[2 * k], weight += parts[2 * k + 1];
+    sum = block_sum(sum, shared);
+    weight = block_sum(weight, shared);
+    if (threadIdx.x != 0) return;
+    totals[0] = sum, totals[1] = weight;
     if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
 }
 // The loss of each row, in the dtype of the result.
@@ -111,13 +196,13 @@ template <class T> struct row_factors {
 // dx[c] = scale (exp(x[c] - lse) ((1 - s) w[t] + s / n sum w) - s / n w[c] - (1 - s) w[t] [c = t]) + more exp(x[c] -
 // lse), where [c = t] is 1 if c = t, else 0. dx may be x.
 template <class S>
-static __device__ __forceinline__ void row_gradient(const cross &q, int64_t row, row_factors<real_of<S>> k,
+static __device__ __forceinline__ void row_gradient(const cross &q, const row_segment &my, row_factors<real_of<S>> k,
                                                     real_of<S> *shared, void *dx)
 {
     typedef real_of<S> T;
     constexpr int N = WIDE;
-    int64_t t = target_of(q, row);
-    const S *x = (const S *)q.x + row * q.n, *w = (const S *)q.w;
+    int64_t t = target_of(q, my.row), begin = my.row * q.n + my.first;
+    const S *x = (const S *)q.x + begin, *w = (const S *)q.w;
     T smooth = (T)q.smooth, part = smooth / (T)q.n, weights = (T)q.n, scale = t < 0 ? 0 : k.scale, v[N], f[N];
     if (smooth != 0 && w) {
         weights = 0;
@@ -129,15 +214,15 @@ static __device__ __forceinline__ void row_gradient(const cross &q, int64_t row,
     }
     T own = (1 - smooth) * (w && t >= 0 ? one_of(w + t) : 1), all = scale * (own + part * weights) + k.more;
     for (int e = 0; e < N; e++) f[e] = 1;
-    for (int64_t j = first_pack(x) + threadIdx.x * N; j < q.n; j += BLOCK * N) {
-        read_pack(x, j, q.n, (T)0, v);
-        if (smooth != 0 && w) read_pack(w, j, q.n, (T)0, f);
+    for (int64_t j = first_pack(x) + threadIdx.x * N; j < my.n; j += BLOCK * N) {
+        read_pack(x, j, my.n, (T)0, v);
+        if (smooth != 0 && w) read_pack(w + my.first, j, my.n, (T)0, f);
         for (int e = 0; e < N; e++) {
             v[e] = all == 0 ? 0 : all * exp_of(v[e] - k.lse);
             if (smooth != 0) v[e] -= scale * part * f[e];
-            if (j + e == t) v[e] -= scale * own;
+            if (my.first + j + e == t) v[e] -= scale * own;
         }
-        write_pack((S *)dx + row * q.n, j, q.n, v);
+        write_pack((S *)dx + begin, j, my.n, v);
     }
 }
 // The gradient of the loss: one for each row, or one for all, which for a mean is divided by the weight of all rows.
@@ -151,14 +236,17 @@ template <class T> static __device__ inline T scale_of(const loss_gradient &l, i
     if (l.reduction == NONE) return load<T>(l.dtype, l.g, row);
     return (T)((l.g ? load<double>(l.dtype, l.g, 0) : 1) / (l.reduction == MEAN ? l.totals[1] : 1));
 }
-template <class S>
-__global__ void cross_backward_kernel(cross q, loss_gradient l, const void *lse, const void *g_lse, void *dx)
+// The gradients of lse are those of a call, or NULL.
+struct row_lse {
+    const void *lse, *g;
+};
+template <class S> __global__ void cross_backward_kernel(cross q, row_segments s, loss_gradient l, row_lse r, void *dx)
 {
     typedef real_of<S> T;
     __shared__ T shared[WARPS];
-    int64_t row = blockIdx.x;
-    row_factors<T> k = { scale_of<T>(l, row), ((const T *)lse)[row], g_lse ? ((const T *)g_lse)[row] : 0 };
-    row_gradient<S>(q, row, k, shared, dx);
+    row_segment my = row_segment_of(q, s);
+    row_factors<T> k = { scale_of<T>(l, my.row), ((const T *)r.lse)[my.row], r.g ? ((const T *)r.g)[my.row] : 0 };
+    row_gradient<S>(q, my, k, shared, dx);
 }
 // Stores the losses of a chunk of rows, unless losses is NULL; if `gradient`, overwrites the logits with their
 // gradient.
@@ -168,12 +256,12 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 1 : 5)
 {
     typedef real_of<S> T;
     __shared__ T shared[WARPS];
-    int64_t row = blockIdx.x;
-    T loss, lse = row_loss<S>(q, row, shared, &loss);
-    if (threadIdx.x == 0 && losses) ((T *)losses)[row] = loss;
+    row_segment my = { (int64_t)blockIdx.x, 0, q.n };
+    T loss = 0, lse = row_loss<S>(q, my.row, row_part<S>(q, my, shared), threadIdx.x == 0, &loss);
+    if (threadIdx.x == 0 && losses) ((T *)losses)[my.row] = loss;
     if (!gradient) return;
     __syncthreads();  // thread 0 has read the target's logit
-    row_gradient<S>(q, row, { scale_of<T>(l, row), lse, 0 }, shared, (void *)q.x);
+    row_gradient<S>(q, my, { scale_of<T>(l, my.row), lse, 0 }, shared, (void *)q.x);
 }
 
 struct cross_held {
@@ -207,28 +295,75 @@ static void cross_let_go(cross_held *h)
     if (h->ids) ms__release(h->ids);
     if (h->x) ms__release(h->x);
 }
-// Stores the result: the losses of the rows, their sum or their mean. room: two totals, then the losses of the rows.
+// Memory of a call: two totals, then the losses of the rows, then room for parts of totals.
+enum { ROWS_JOINED = 64 * BLOCK };  // a thread adds up at most 64 rows
+static int64_t total_parts(int64_t rows)
+{
+    int64_t n = up(rows, ROWS_JOINED / 2);
+    return rows <= ROWS_JOINED ? 1 : n < ROWS_JOINED ? n : (int64_t)ROWS_JOINED;
+}
+static ms_status loss_room(const ms_call *c, ms_block **room, int64_t rows)
+{
+    return ms__alloc(room, ms__device(c->in[0]), (size_t)(2 + rows + 2 * total_parts(rows)) * sizeof(double),
+                     c->op->name);
+}
+// Stores the totals in room, and the loss of all rows in out, if it has data. losses: NULL for the weights alone.
+template <class T>
+static ms_status add_totals(const ms_call *c, const cross &q, int index, ms_block *room, const T *losses,
+                            const target &out)
+{
+    double *totals = (double *)room->data, *parts = totals + 2 + q.rows;
+    int64_t n = total_parts(q.rows);
+    bool mean = c->i[0] == MEAN;
+    MS_TRY(launch_blocks(c->op->name, index, cross_total_kernel<T>, n, BLOCK, q, losses, totals, parts, mean, out));
+    if (n == 1) return MS_OK;
+    return launch_blocks(c->op->name, index, cross_join_kernel, 1, BLOCK, (int)n, (const double *)parts, totals, mean,
+                         out);
+}
+// Stores the result: the losses of the rows, their sum or their mean.
 template <class T> static ms_status put_losses(ms_call *c, const cross &q, int index, ms_block *room)
 {
-    double *totals = (double *)room->data;
-    const T *losses = (const T *)(totals + 2);
+    const T *losses = (const T *)((double *)room->data + 2);
     target out = { c->out[0]->dtype, ms__data(c->out[0]) };
     if (c->i[0] == NONE)
         return launch(c->op->name, index, cross_finish_kernel<T>, up(q.rows, BLOCK), BLOCK, q.rows, losses, out);
-    return launch_blocks(c->op->name, index, cross_total_kernel<T>, 1, BLOCK, q, losses, totals, c->i[0] == MEAN, out);
+    return add_totals<T>(c, q, index, room, losses, out);
+}
+// Computes lse and, unless `losses` is NULL, the losses of all rows.
+template <class S> static ms_status cross_rows(const ms_call *c, const cross &q, int index, void *lse, void *losses)
+{
+    const char *what = c->op->name;
+    row_segments s = segments_of(q);
+    if (s.count == 1) return launch_blocks(what, index, cross_kernel<S>, q.rows, BLOCK, q, lse, losses);
+    typedef row_sums<real_of<S>> sums;
+    scratch parts;
+    MS_TRY(parts.alloc(c, MS_CUDA | index << 8, q.rows * s.count * (int64_t)sizeof(sums)));
+    MS_TRY(launch_blocks(what, index, cross_segments_kernel<S>, q.rows * s.count, BLOCK, q, s, (sums *)parts.data));
+    return launch_blocks(what, index, cross_rows_kernel<S>, up(q.rows, WARPS), BLOCK, q, s, (const sums *)parts.data,
+                         lse, losses);
+}
+static ms_status cross_rows_of(const ms_call *c, const cross &q, int index, void *lse, void *losses)
+{
+#define ROWS(S, T) return cross_rows<S>(c, q, index, lse, losses)
+    WITH_FLOAT_TYPE(q.x_type, ROWS)
+#undef ROWS
 }
 template <class T> static ms_status cross_forward(ms_call *c, const cross &q, int index, ms_block *room)
 {
-    MS_TRY(launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_kernel), q.rows, BLOCK, q,
-                         ms__data(c->out[1]), (void *)((double *)room->data + 2)));
+    MS_TRY(cross_rows_of(c, q, index, ms__data(c->out[1]), (double *)room->data + 2));
     return put_losses<T>(c, q, index, room);
 }
-// Computes the divisor of a mean, in totals[1].
-static ms_status cross_weight(ms_call *c, const cross &q, int index, double *totals)
+static ms_status cross_backward(const ms_call *c, const cross &q, int index, const loss_gradient &l, const row_lse &r,
+                                void *dx)
 {
-    target none = {};
-    return launch_blocks(c->op->name, index, cross_total_kernel<float>, 1, BLOCK, q, (const float *)NULL, totals, false,
-                         none);
+    row_segments s = segments_of(q);
+    return launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_backward_kernel), q.rows * s.count, BLOCK, q,
+                         s, l, r, dx);
+}
+// Computes the divisor of a mean, in totals[1].
+static ms_status cross_weight(ms_call *c, const cross &q, int index, ms_block *room)
+{
+    return add_totals<float>(c, q, index, room, NULL, {});
 }
 static ms_status run_cross_entropy(ms_call *c)
 {
@@ -237,7 +372,7 @@ static ms_status run_cross_entropy(ms_call *c)
     ms_block *room = NULL;
     int device = ms__device(c->in[0]);
     ms_status st = cross_prepare(c, &q, &h, c->in[0], c->in[1], c->n_in > 2 ? c->in[2] : NULL);
-    if (st == MS_OK) st = ms__alloc(&room, device, (size_t)(q.rows + 2) * sizeof(double), c->op->name);
+    if (st == MS_OK) st = loss_room(c, &room, q.rows);
     if (st == MS_OK)
         st = q.x_type == MS_F64 ? cross_forward<double>(c, q, ms__index(device), room)
                                 : cross_forward<float>(c, q, ms__index(device), room);
@@ -253,18 +388,15 @@ static ms_status run_cross_entropy_backward(ms_call *c)
     cross_held h = {};
     ms_tensor *g = NULL, *g_lse = NULL, *lse = c->in[4];
     ms_block *room = NULL;
-    int device = ms__device(c->in[1]), index = ms__index(device), reduction = (int)c->i[0];
+    int index = index_of(c->in[1]), reduction = (int)c->i[0];
     ms_status st = cross_prepare(c, &q, &h, c->in[1], c->in[2], c->in[3]);
     if (st == MS_OK) st = ms__contiguous(&g, c->in[0]);
     if (st == MS_OK && c->n_in > 5 && c->in[5]) st = ms__contiguous(&g_lse, c->in[5]);
-    if (st == MS_OK) st = ms__alloc(&room, device, 2 * sizeof(double), c->op->name);
-    double *totals = room ? (double *)room->data : NULL;
-    if (st == MS_OK && q.rows && reduction == MEAN) st = cross_weight(c, q, index, totals);
-    if (st == MS_OK) {
-        loss_gradient l = { g->dtype, reduction, ms__data(g), totals };
-        st = launch_blocks(c->op->name, index, TYPED_KERNEL(q.x_type, cross_backward_kernel), q.rows, BLOCK, q, l,
-                           ms__data(lse), data_of(g_lse), ms__data(c->out[0]));
-    }
+    if (st == MS_OK) st = loss_room(c, &room, q.rows);
+    if (st == MS_OK && q.rows && reduction == MEAN) st = cross_weight(c, q, index, room);
+    if (st == MS_OK)
+        st = cross_backward(c, q, index, { g->dtype, reduction, ms__data(g), (const double *)room->data },
+                            { ms__data(lse), data_of(g_lse) }, ms__data(c->out[0]));
     if (room) ms__free(room);
     if (g_lse) ms__release(g_lse);
     if (g) ms__release(g);
@@ -306,8 +438,15 @@ static ms_status chunk(ms_call *c, const chunked &k, int64_t at, int64_t first, 
     q.ids = (const char *)q.ids + first * ms__dtype_size(q.id_type);
     if (l.reduction == NONE && l.g) l.g = (const char *)l.g + first * ms__dtype_size(l.dtype);
     char *losses = (char *)((double *)k.room->data + 2) + first * (dtype == MS_F64 ? 8 : 4);
-    MS_TRY(launch_blocks(what, index, TYPED_KERNEL(dtype, cross_chunk_kernel), rows, BLOCK, q, l, k.mask != 0,
-                         k.g ? NULL : (void *)losses));
+    q.rows = rows;
+    if (segments_of(q).count > 1) {
+        scratch lse;
+        MS_TRY(lse.alloc(c, ms__device(k.x), rows * (int64_t)sizeof(double)));
+        MS_TRY(cross_rows_of(c, q, index, lse.data, k.g ? NULL : losses));
+        if (k.mask) MS_TRY(cross_backward(c, q, index, l, { lse.data, NULL }, ms__data(k.logits)));
+    } else
+        MS_TRY(launch_blocks(what, index, TYPED_KERNEL(dtype, cross_chunk_kernel), rows, BLOCK, q, l, k.mask != 0,
+                             k.g ? NULL : (void *)losses));
     if (k.dx) {
         p = product_of(what, dtype, rows, in, n);
         p.a = ms__data(k.logits), p.a_rs = n, p.a_cs = 1;
@@ -340,7 +479,7 @@ static ms_status chunks_begin(ms_call *c, ms_tensor *const *in, chunked *k, int6
     if (in[3]) MS_TRY(ms__contiguous(&k->bias, in[3]));
     MS_TRY(new_matrix(c, &k->logits, dtype, most, n));
     MS_TRY(cross_prepare(c, &k->q, &k->held, k->logits, in[2], in[4]));
-    MS_TRY(ms__alloc(&k->room, ms__device(in[0]), (size_t)(rows + 2) * sizeof(double), c->op->name));
+    MS_TRY(loss_room(c, &k->room, rows));
     k->l = { k->g ? k->g->dtype : dtype, (int)c->i[0], data_of(k->g), (const double *)k->room->data };
     if (k->mask & 1 && !grad[0]) MS_TRY(ms__tensor_like(&grad[0], in[0], c->op->name));
     k->dx = grad[0];
@@ -375,8 +514,7 @@ static ms_status linear_chunks(ms_call *c, ms_tensor *const *in, ms_tensor *g, m
     k.mask = (int)c->i[c->n_i - 1];
     ms_status st = g ? ms__contiguous(&k.g, g) : MS_OK;
     if (st == MS_OK) st = chunks_begin(c, in, &k, most, grad);
-    if (st == MS_OK && k.mask && rows && c->i[0] == MEAN)
-        st = cross_weight(c, k.q, index_of(k.x), (double *)k.room->data);
+    if (st == MS_OK && k.mask && rows && c->i[0] == MEAN) st = cross_weight(c, k.q, index_of(k.x), k.room);
     for (int64_t at = 0; at * most < rows && st == MS_OK; at++)
         st = chunk(c, k, at, at * most, rows - at * most < most ? rows - at * most : most);
     if (st == MS_OK) st = chunks_end(c, in, &k, grad);
@@ -398,124 +536,10 @@ static ms_status run_linear_cross_entropy_backward(ms_call *c)
     return linear_chunks(c, c->in + 1, c->in[0], grad);
 }
 
-// ---- mse_loss ----
-
-// Stores the squares of the differences of a and b.
-template <class S> __global__ void mse_kernel(int64_t n, const S *a, const S *b, S *out)
-{
-    int64_t i = GLOBAL_INDEX * WIDE;
-    if (i >= n) return;
-    real_of<S> v[WIDE], w[WIDE];
-    read_two(a, b, i, n, v, w);
-    UNROLL
-    for (int e = 0; e < WIDE; e++) v[e] = (v[e] - w[e]) * (v[e] - w[e]);
-    write_pack(out, i, n, v);
-}
-// Each block adds up the squares of a piece in float64.
-template <class S> __global__ void mse_parts_kernel(int64_t n, int64_t piece, const S *a, const S *b, double *parts)
-{
-    __shared__ double shared[BLOCK];
-    alignas(16) __shared__ S tile[2][ROUND];
-    planes all = { 1, 1, n };
-    int64_t first = (int64_t)blockIdx.x * piece, last = first + piece < n ? first + piece : n;
-    double sum = 0;
-    for (; first < last; first += ROUND) {
-        fill_tile(tile[0], all, a, 0, first, last);
-        fill_tile(tile[1], all, b, 0, first, last);
-        __syncthreads();
-        for (int j = threadIdx.x; j < ROUND && first + j < last; j += BLOCK) {
-            real_of<S> d = one_of(tile[0] + j) - one_of(tile[1] + j);
-            sum += (double)(d * d);
-        }
-        __syncthreads();
-    }
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
-}
-// Adds up the parts, in one block, and divides by the divisor.
-__global__ void mse_join_kernel(int64_t parts, const double *part, double divisor, int dtype, void *out)
-{
-    __shared__ double shared[BLOCK];
-    double sum = 0;
-    for (int64_t k = threadIdx.x; k < parts; k += BLOCK) sum += part[k];
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) store<double>(dtype, out, 0, sum / divisor);
-}
-// mse_loss's inputs and their gradients (NULL: not needed).
-template <class S> struct mse_gradient {
-    const S *a, *b;
-    S *da, *db;
-};
-// da = 2 g (a - b), db = -da. each: g has one element per difference; otherwise it has one element, to be divided by
-// the divisor.
-template <class S>
-__global__ void mse_backward_kernel(int64_t n, mse_gradient<S> q, bool each, double divisor, const S *g)
-{
-    typedef real_of<S> T;
-    int64_t i = GLOBAL_INDEX * WIDE;
-    if (i >= n) return;
-    T v[WIDE], w[WIDE], f[WIDE], scale = each ? 0 : (T)(2 * ((double)one_of(g) / divisor));
-    read_two(q.a, q.b, i, n, v, w);
-    if (each) read_pack(g, i, n, (T)0, f);
-    UNROLL
-    for (int e = 0; e < WIDE; e++) v[e] = (each ? (T)2 * f[e] : scale) * (v[e] - w[e]);
-    if (q.da) write_pack(q.da, i, n, v);
-    UNROLL
-    for (int e = 0; e < WIDE; e++) v[e] = -v[e];
-    if (q.db) write_pack(q.db, i, n, v);
-}
-template <class S> static ms_status mse(ms_call *c, const held_inputs &h)
-{
-    scratch sums;
-    ms_tensor *o = c->out[0];
-    // At most 4096 pieces, so that a thread joins 16 at most; but enough blocks to fill the GPU, if n is large.
-    int64_t n = c->in[0]->numel, size = sizeof(S), parts = up(n, 16384);
-    if (parts > 4096) parts = 4096;
-    if (parts < ENOUGH && 2 * n * size >= LARGE) parts = filling_segments(2 * n * size, 1, n, 2048 / size);
-    int64_t piece = up(up(n, parts ? parts : 1), WIDE) * WIDE;
-    parts = piece ? up(n, piece) : 0;
-    const S *a = (const S *)ms__data(h.in[0]), *b = (const S *)ms__data(h.in[1]);
-    int index = index_of(o);
-    const char *what = c->op->name;
-    grid threads = grid_of(up(n, WIDE));
-    if (c->i[0] == NONE)
-        return launch(what, index, mse_kernel<S>, threads.blocks, threads.threads, n, a, b, (S *)ms__data(o));
-    MS_TRY(sums.alloc(c, ms__device(o), (parts + 1) * (int64_t)sizeof(double)));
-    MS_TRY(launch_blocks(what, index, mse_parts_kernel<S>, parts, BLOCK, n, piece, a, b, (double *)sums.data));
-    return launch_blocks(what, index, mse_join_kernel, 1, BLOCK, parts, (const double *)sums.data,
-                         c->i[0] == MEAN ? (double)n : 1.0, (int)o->dtype, ms__data(o));
-}
-template <class S> static ms_status mse_backward(ms_call *c, const held_inputs &h)
-{
-    const ms_tensor *a = h.in[1];
-    mse_gradient<S> q = { (const S *)ms__data(a), (const S *)ms__data(h.in[2]), (S *)data_of(ms__grad_out(c, 0)),
-                          (S *)data_of(ms__grad_out(c, 1)) };
-    grid threads = grid_of(up(a->numel, WIDE));
-    return launch(c->op->name, index_of(a), mse_backward_kernel<S>, threads.blocks, threads.threads, a->numel, q,
-                  c->i[0] == NONE, c->i[0] == MEAN ? (double)a->numel : 1.0, (const S *)ms__data(h.in[0]));
-}
-static ms_status run_mse_loss(ms_call *c)
-{
-    held_inputs h;
-    MS_TRY(h.hold(c));
-#define MSE(S, T) return mse<S>(c, h)
-    WITH_FLOAT_TYPE(c->out[0]->dtype, MSE)
-#undef MSE
-}
-static ms_status run_mse_loss_backward(ms_call *c)
-{
-    held_inputs h;
-    MS_TRY(h.hold(c));
-#define MSE(S, T) return mse_backward<S>(c, h)
-    WITH_FLOAT_TYPE(h.in[1]->dtype, MSE)
-#undef MSE
-}
-
 extern const ms_cuda_kernel ms__cuda_loss[];
 #define ROW(name) { #name, run_##name },
 // clang-format off
 const ms_cuda_kernel ms__cuda_loss[] = {
-    ROW(cross_entropy) ROW(cross_entropy_backward) ROW(linear_cross_entropy) ROW(linear_cross_entropy_backward)
-    ROW(mse_loss) ROW(mse_loss_backward) { NULL, NULL }
+    ROW(cross_entropy) ROW(cross_entropy_backward) ROW(linear_cross_entropy) ROW(linear_cross_entropy_backward) { NULL, NULL }
 };
 // clang-format on

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/library.cu -- where CUDA's libraries may be besides the loader's path.
+// cuda/product/library.cu -- where CUDA's libraries may be besides the loader's path.
 #include <dlfcn.h>
 #include <glob.h>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/product.cu -- matmul and linear: by cuBLASLt if it is installed and supports the dtype, the strides and the
-// batch, else by our own kernel.
+// cuda/product/product.cu -- matrix products: by cuBLASLt if it is installed and supports the dtype, the strides and
+// the batch, else by our own kernel.
 //
 // cuBLASLt is loaded at the first product that uses it (up to 440 ms). MOONSHARD_CUBLAS=off always selects our own
 // kernel. The emulator uses a stand-in for cuBLASLt, only with MOONSHARD_CUBLAS=on. float32 is computed in float32 (no
@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "cuda/blocks.h"
 #include "cuda/library.h"
 #include "cuda/product.h"
 #if defined(MS_EMULATED)
@@ -21,6 +22,50 @@
 #define MS_CUBLAS "libcublasLt.so"
 #include <cublasLt.h>
 #endif
+
+// ---- GELU ----
+
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 177  // formulas that are not used here
+#endif
+#define REAL float
+#define R(name) name##_f32
+#include "formulas/elementwise.h"
+#undef REAL
+#undef R
+#define REAL double
+#define R(name) name##_f64
+#include "formulas/elementwise.h"
+#undef REAL
+#undef R
+static __device__ inline float gelu_of(float x) { return ms_fwd_gelu_tanh_f32(x); }
+static __device__ inline double gelu_of(double x) { return ms_fwd_gelu_tanh_f64(x); }
+static __device__ inline float gelu_gradient(float g, float x) { return ms_bwd_gelu_tanh_f32(g, x); }
+static __device__ inline double gelu_gradient(double g, double x) { return ms_bwd_gelu_tanh_f64(g, x); }
+
+// C's GELU, or its gradient, in a pass of its own. GELU reads aux and writes c; its gradient reads both and writes c.
+template <class S> __global__ void gelu_kernel(int64_t n, bool gradient, const S *aux, S *c)
+{
+    typedef real_of<S> T;
+    int64_t i = GLOBAL_INDEX * WIDE;
+    T x[WIDE], v[WIDE];
+    if (i >= n) return;
+    if (gradient) read_two(aux, c, i, n, x, v);
+    else read_pack(aux, i, n, (T)0, x);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) v[e] = gradient ? gelu_gradient(v[e], x[e]) : gelu_of(x[e]);
+    write_pack(c, i, n, v);
+}
+ms_status ms__cuda_gelu(int index, const product *p)
+{
+    int64_t n = p->m * p->n;
+    grid g = grid_of(up(n, WIDE));
+#define GELU(S, T)                                                                                     \
+    return launch(p->what, index, gelu_kernel<S>, g.blocks, g.threads, n, p->epilogue != PRODUCT_GELU, \
+                  (const S *)p->aux, (S *)p->c)
+    WITH_FLOAT_TYPE(p->c_type, GELU)
+#undef GELU
+}
 
 // ---- our own kernel: a block computes a tile of 64 x 64, each of its 256 threads 4 x 4, in steps of 16 along k ----
 
@@ -39,7 +84,20 @@ static __device__ inline float mad(float a, float b, float c) { return __fmaf_rn
 static __device__ inline double mad(double a, double b, double c) { return __fma_rn(a, b, c); }
 #endif
 
-template <class T> __global__ void product_kernel(product p, int64_t tiles_m, int64_t tiles_n)
+// A number as it is after a store and a load.
+template <class T> static __device__ inline T rounded(int dtype, T v)
+{
+    if (dtype == MS_F16) return (T)ms_f16_to_float(ms_float_to_f16((float)v));
+    return dtype == MS_BF16 ? (T)ms_bf16_to_float(ms_float_to_bf16((float)v)) : v;
+}
+template <class T> static __device__ inline T with_gelu(const product &p, int64_t at, T v)
+{
+    v = rounded(p.c_type, v);
+    if (p.epilogue == PRODUCT_GELU_GRADIENT) return gelu_gradient(v, load<T>(p.c_type, p.aux, at));
+    store<T>(p.c_type, p.aux, at, v);
+    return gelu_of(v);
+}
+template <class T, bool GELU> __global__ void product_kernel(product p, int64_t tiles_m, int64_t tiles_n)
 {
     __shared__ T ta[DEEP][TILE_M + 1], tb[DEEP][TILE_N + 1];
     int64_t block = blockIdx.x, rest = block / (tiles_m * tiles_n), at_a = 0, at_b = 0, at_c = 0;
@@ -83,6 +141,7 @@ template <class T> __global__ void product_kernel(product p, int64_t tiles_m, in
             if (p.bias) v += load<T>(p.c_type, p.bias, j);
             int64_t at = at_c + i * p.c_rs + j * p.c_cs;
             if (p.add) v += load<T>(p.c_type, p.c, at);
+            if constexpr (GELU) v = with_gelu(p, at, v);
             store<T>(p.c_type, p.c, at, v);
         }
 }
@@ -91,11 +150,12 @@ static ms_status own_product(int index, const product *p)
 {
     int64_t tm = up(p->m, TILE_M), tn = up(p->n, TILE_N), batch = 1;
     for (int d = 0; d < p->nb; d++) batch *= p->batch[d];
-    if (p->a_type == MS_F64 || p->b_type == MS_F64)
-        return launch_blocks(p->what, index, product_kernel<double>, tm * tn * batch, BLOCK, *p, tm, tn);
-    if (p->a_type > MS_BF16)
-        return launch_blocks(p->what, index, product_kernel<int64_t>, tm * tn * batch, BLOCK, *p, tm, tn);
-    return launch_blocks(p->what, index, product_kernel<float>, tm * tn * batch, BLOCK, *p, tm, tn);
+    bool wide = p->a_type == MS_F64 || p->b_type == MS_F64, gelu = p->epilogue != PRODUCT_PLAIN;
+    auto kernel = wide                  ? gelu ? product_kernel<double, true> : product_kernel<double, false>
+                                   : p->a_type > MS_BF16 ? product_kernel<int64_t, false>
+                  : gelu                ? product_kernel<float, true>
+                                        : product_kernel<float, false>;
+    return launch_blocks(p->what, index, kernel, tm * tn * batch, BLOCK, *p, tm, tn);
 }
 
 // ---- cuBLASLt ----
@@ -244,10 +304,15 @@ static ms_status lt_product(int index, const product *p, bool *done)
     MS_TRY(ms__cuda_use(index));
     key.x_type = p->b_type, key.y_type = p->a_type, key.c_type = p->c_type;
     // y is cuBLASLt's operand B. The epilogue BGRADB sums it over k, which gives the sums of A's rows.
-    const void *vector = p->bias ? p->bias : p->row_sums;
-    cublasLtEpilogue_t epilogue = p->bias       ? CUBLASLT_EPILOGUE_BIAS
-                                  : p->row_sums ? CUBLASLT_EPILOGUE_BGRADB
-                                                : CUBLASLT_EPILOGUE_DEFAULT;
+    const void *vector = p->bias ? p->bias : p->row_sums ? p->row_sums : p->column_sums;
+    cublasLtEpilogue_t epilogue =
+        p->epilogue == PRODUCT_GELU            ? p->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX
+        : p->epilogue == PRODUCT_GELU_GRADIENT ? vector ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU
+        : p->bias                              ? CUBLASLT_EPILOGUE_BIAS
+        : p->row_sums                          ? CUBLASLT_EPILOGUE_BGRADB
+                                               : CUBLASLT_EPILOGUE_DEFAULT;
+    // A leading dimension of aux that is no multiple of 8 is not supported, nor is float64.
+    if (p->aux && (p->n % 8 || p->a_type == MS_F64 || alignment(p->aux) < 16)) return MS_OK;
     key.x_turned = x, key.y_turned = y, key.epilogue = epilogue, key.index = index;
     // The epilogue accesses the vector as it stores the result, so D's alignment covers both.
     int to = alignment(p->c), with = alignment(vector);
@@ -272,9 +337,12 @@ static ms_status lt_product(int index, const product *p, bool *done)
     LT_TRY(lt.MatmulDescCreate(&desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
     LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, x ? &turned : &plain, sizeof turned));
     LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, y ? &turned : &plain, sizeof turned));
-    if (vector) {
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
         LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector));
+    if (vector) LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector));
+    if (p->aux) {
+        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->aux, sizeof p->aux));
+        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->n, sizeof p->n));
     }
     LT_TRY(lt.MatrixLayoutCreate(&lx, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k),
                                  key.x_ld));
@@ -310,7 +378,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
         cache[slot].used = true;
         cache[slot].key = key;
         cache[slot].none = s != CUBLAS_STATUS_SUCCESS || found == 0;
-        if (cache[slot].none && !p->row_sums) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", s);
+        if (cache[slot].none && !p->row_sums && !p->aux) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", s);
         if (!cache[slot].none) cache[slot].algo = best.algo;
     }
     if (!cache[slot].none) {
@@ -319,7 +387,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
                       wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc, &cache[slot].algo,
                       per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE));
         if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_ARCH_MISMATCH) {
-            if (!p->row_sums) refused(index, p, "cublasLtMatmul", s);
+            if (!p->row_sums && !p->aux) refused(index, p, "cublasLtMatmul", s);
             cache[slot].none = true;
         } else if (s != CUBLAS_STATUS_SUCCESS) st = lt_failed(index, p, "cublasLtMatmul", s);
         else *done = true;
@@ -377,6 +445,19 @@ static ms_status try_cublas(int index, const product *p, bool *done)
 }
 #endif
 
+#ifdef MS_CUBLAS
+// Where cuBLASLt refuses what is computed beside the product: the product alone, and GELU in a pass of its own.
+static ms_status without_epilogue(int index, const product *p, bool *done)
+{
+    product q = *p;
+    q.epilogue = PRODUCT_PLAIN;
+    q.row_sums = q.column_sums = q.aux = NULL;
+    if (p->epilogue == PRODUCT_GELU) q.c = p->aux;
+    MS_TRY(try_cublas(index, &q, done));
+    return *done && p->epilogue ? ms__cuda_gelu(index, p) : MS_OK;
+}
+#endif
+
 ms_status ms__cuda_product(int index, product *p)
 {
     int64_t size = p->m * p->n;
@@ -384,68 +465,12 @@ ms_status ms__cuda_product(int index, product *p)
     if (size == 0) return MS_OK;
 #ifdef MS_CUBLAS
     bool done = false;
-    bool ask = p->k > 0 && !lt_absent.load(std::memory_order_relaxed);
-    if (ask) MS_TRY(try_cublas(index, p, &done));
-    p->summed = done && p->row_sums;
-    if (!done && ask && p->row_sums) {  // cuBLASLt may refuse only the sums
-        p->row_sums = NULL;
+    if (p->k > 0 && !lt_absent.load(std::memory_order_relaxed)) {
         MS_TRY(try_cublas(index, p, &done));
+        p->summed = done && (p->row_sums || p->column_sums);
+        if (!done && (p->row_sums || p->epilogue)) MS_TRY(without_epilogue(index, p, &done));
     }
     if (done) return MS_OK;
 #endif
     return own_product(index, p);
 }
-
-// ---- linear and matmul ----
-
-#define PRODUCT product
-#define PRODUCT_OF product_of
-#define MULTIPLY(y, p) ms__cuda_product(index_of(y), p)
-#define ADD_ROWS(g, rows, rs, out) ms__cuda_column_sum(g, (g)->numel ? rows : 0, rs, out)
-#define MULTIPLY_AND_ADD_ROWS multiply_and_add_rows
-static ms_status multiply_and_add_rows(const ms_tensor *y, product *p, const ms_tensor *out, bool *summed)
-{
-    p->row_sums = out ? ms__data(out) : NULL;
-    ms_status st = ms__cuda_product(index_of(y), p);
-    *summed = p->summed;
-    return st;
-}
-#include "rows/linear_body.h"
-
-static ms_status run_matmul(ms_call *c)
-{
-    ms_tensor *a = c->in[0], *b = c->in[1], *y = c->out[0], *held = NULL;
-    if (y->numel == 0) return MS_OK;
-    ms_operand left = ms__operand(a, true), right = ms__operand(b, false);
-    const int64_t *sa = left.shape, *sb = right.shape, *ta = left.stride, *tb = right.stride;
-    int na = left.ndim, nb = right.ndim;
-    product p = product_of("matmul", a->dtype, sa[na - 2], sb[nb - 1], sa[na - 1]);
-    p.a = ms__data(a), p.a_rs = ta[na - 2], p.a_cs = ta[na - 1];
-    p.b = ms__data(b), p.b_rs = tb[nb - 2], p.b_cs = tb[nb - 1];
-    p.c = ms__data(y);
-    if (nb == 2 && na > 2) {  // one matrix on the right: all rows of the batch form one matrix
-        MS_TRY(ms__as_rows(&held, a, &p.m, &p.a_rs));
-        p.a = ms__data(held);
-        p.a_cs = held->stride[na - 1];
-    } else {
-        p.nb = (na > nb ? na : nb) - 2;
-        int oa = p.nb - (na - 2), ob = p.nb - (nb - 2);
-        int64_t step = p.m * p.n;
-        for (int d = p.nb - 1; d >= 0; d--) {
-            int64_t x = d >= oa ? sa[d - oa] : 1, z = d >= ob ? sb[d - ob] : 1;
-            p.batch[d] = x == 1 ? z : x;
-            p.a_bs[d] = x > 1 ? ta[d - oa] : 0;
-            p.b_bs[d] = z > 1 ? tb[d - ob] : 0;
-            p.c_bs[d] = step;
-            step *= p.batch[d];
-        }
-    }
-    ms_status st = ms__cuda_product(index_of(y), &p);
-    if (held) ms__release(held);
-    return st;
-}
-
-extern const ms_cuda_kernel ms__cuda_product_rows[];
-const ms_cuda_kernel ms__cuda_product_rows[] = {
-    { "linear", run_linear }, { "linear_backward", run_linear_backward }, { "matmul", run_matmul }, { NULL, NULL }
-};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/batch_norm.cu -- batch_norm and its gradient. Sums are computed by one block per channel, or by several where
-// channels are few and large (segments.h), in float64, in a fixed order; each thread computes WIDE elements of the
-// output or of dx, in float32 or float64.
+// cuda/rows/batch_norm.cu -- batch_norm and its gradient. Sums are computed by one block per channel, or by several
+// where channels are few and large (segments.h), in float64, in a fixed order; each thread computes WIDE elements of
+// the output or of dx, in float32 or float64.
 #include "formulas/batch_norm.h"
 #include "cuda/segments.h"
 
