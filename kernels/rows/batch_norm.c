@@ -98,4 +98,33 @@ static const ms_op op_batch_norm =
                "[5,3] [3] [3] [3] [3]+ i=0 f=1e-5; [2,3,4,5] [3] [3] [3] [3]+ i=0 f=1e-3; [4,3,2] - - [3] [3]+ i=0 "
                "f=1e-5; [0,3] [3] [3] [3] [3]+ i=0 f=1e-5");
 
-const ms_op *const ms__ops_batch_norm[] = { &op_batch_norm, &op_batch_norm_backward, NULL };
+// ---- the statistics alone -------------------------------------------------------------------------
+
+// The mean and biased variance of every channel of x [N, C, ...], as batch_norm computes them: for statistics over
+// several ranks. Those of an empty batch are 0.
+static ms_status stats_check(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    if (!ms__is_float(x->dtype)) return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(x));
+    if (x->ndim < 2)
+        return ms__call_fail(c, "the input needs at least 2 dimensions, batch and channels, got %s",
+                             ms__tensor_text(x));
+    for (int k = 0; k < 2; k++) MS_TRY(ms__call_out(c, k, stats_dtype(x->dtype), ms__device(x), 1, &x->shape[1]));
+    return MS_OK;
+}
+
+// The gradient of batch_norm without one of y: the weight is 1, eps is not used.
+static ms_status stats_backward(ms_backward_call *b)
+{
+    ms_tensor *in[] = { NULL, b->in[0], NULL, b->out[0], b->out[1], b->gout[0], b->gout[1] };
+    if (!b->need[0] || (!b->gout[0] && !b->gout[1])) return MS_OK;
+    return ms__run_op(&op_batch_norm_backward, &(ms_op_args) { 7, in, 2, (int64_t[]) { true, 1 }, 1, (double[]) { 1 } },
+                      1, &b->gin[0]);
+}
+
+static const ms_op op_batch_norm_stats =
+    MS_ROW("batch_norm_stats", 1, 1, .flags = MS_OP_WIDE, .save_in = 1, .save_out = 1 | 2, .check = stats_check,
+           .run = { [MS_CPU] = ms__cpu_batch_norm_stats }, .backward = stats_backward,
+           .samples = "[5,3]; [4,3,2]; [2,3,4,5]; [3,70]; [2,2,5,7]; [0,3]");
+
+const ms_op *const ms__ops_batch_norm[] = { &op_batch_norm, &op_batch_norm_backward, &op_batch_norm_stats, NULL };

@@ -18,7 +18,7 @@ typedef struct bn {
     int64_t n, c, s, rows;  // sizes; number of rows in a block
     double eps;
     const void *x, *g;
-    void *y;                                    // dx in backward; NULL: not needed
+    void *y;                                    // dx in backward; NULL: not needed, in forward only statistics
     void *coefficients;                         // as REAL: 3 or 4 arrays with a number per channel; used where S = 1
     double *parts;                              // 2 C numbers per block
     double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL
@@ -98,6 +98,7 @@ static void by_rows(bn *p)
         ms__parallel(all, block, BOTH(p, rows_stats), p);
         add_stats(p);
     }
+    if (!p->y) return;
     for (int64_t c = 0; c < p->c; c++) {
         set_coefficient(p, 0, c, p->mean[c]);
         set_coefficient(p, 1, c, ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1));
@@ -196,6 +197,31 @@ ms_status ms__cpu_batch_norm(ms_call *c)
         }
     }
     st = ms__put_back(c->out[0], y, st);
+    ms__release(x);
+    ms__free(room);
+    return st;
+}
+
+ms_status ms__cpu_batch_norm_stats(ms_call *c)
+{
+    bn p = { .training = true };
+    ms_tensor *x = NULL;
+    ms_block *room = NULL;
+    sizes(&p, c->in[0]);
+    if (c->in[0]->numel == 0) {
+        MS_TRY(ms__zero(c->out[0]));
+        return ms__zero(c->out[1]);
+    }
+    MS_TRY(room_for(&room, &p, 2, c->op->name));
+    ms_status st = ms__as_dtype(&x, c->in[0], p.dtype);
+    if (st == MS_OK) {
+        p.mean = room->data, p.var = p.mean + p.c;
+        p.x = ms__data(x);
+        if (p.s == 1) by_rows(&p);
+        else by_channel(&p, BOTH(&p, channel));
+        put_channels(c->out[0], p.mean);
+        put_channels(c->out[1], p.var);
+    }
     ms__release(x);
     ms__free(room);
     return st;

@@ -28,6 +28,7 @@ static MS_KERNEL void R(channel)(const bn *p, int64_t c)
         for (int64_t n = 0; n < N; n++) spread += R(ms__row_spread)(x + n * step, (REAL)p->mean[c], S);
         p->var[c] = spread / count;
     }
+    if (!p->y) return;
     REAL mean = (REAL)p->mean[c], scale = (REAL)ms_bn_scale(p->var[c], p->eps, p->w ? p->w[c] : 1),
          shift = (REAL)(p->b ? p->b[c] : 0);
     for (int64_t n = 0; n < N; n++)

@@ -14,7 +14,7 @@
     X(cross_entropy) X(cross_entropy_backward) X(mse_loss) X(mse_loss_backward)                              \
     X(linear_cross_entropy) X(linear_cross_entropy_backward)                                                 \
     X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \
-    X(batch_norm) X(batch_norm_backward)                                                                     \
+    X(batch_norm) X(batch_norm_backward) X(batch_norm_stats)                                                 \
     X(conv) X(conv_backward) X(conv_transpose) X(conv_transpose_backward)                                    \
     X(max_pool) X(max_pool_backward) X(avg_pool) X(avg_pool_backward)
 // clang-format on

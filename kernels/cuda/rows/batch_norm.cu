@@ -221,6 +221,14 @@ struct bn_room : scratch {
     }
 };
 
+static ms_status stats(const char *what, int index, const bn_sizes &z, const ms_tensor *x, double *parts)
+{
+#define STATS(S, T) \
+    return launch_blocks(what, index, bn_stats_kernel<S>, z.c * z.segments, BLOCK, z, (const S *)ms__data(x), parts)
+    WITH_FLOAT_TYPE(z.dtype, STATS)
+#undef STATS
+}
+
 static ms_status run_batch_norm(ms_call *c)
 {
     ms_tensor *y = c->out[0];
@@ -232,13 +240,7 @@ static ms_status run_batch_norm(ms_call *c)
     bn_room room;
     MS_TRY(h.hold(c));
     MS_TRY(room.make(c, ms__device(y), z));
-    if (z.training) {
-#define STATS(S, T)                                                                                                \
-    MS_TRY(launch_blocks(what, index, bn_stats_kernel<S>, z.c *z.segments, BLOCK, z, (const S *)ms__data(h.in[0]), \
-                         room.parts))
-        WITH_FLOAT_TYPE(z.dtype, STATS)
-#undef STATS
-    }
+    if (z.training) MS_TRY(stats(what, index, z, h.in[0], room.parts));
     bn_inputs t = { {}, {}, channels(h.in[1]), channels(h.in[2]) };
     bn_outputs o = {};
     if (z.training) o = { ms__data(c->out[1]), ms__data(c->out[2]) };
@@ -246,6 +248,21 @@ static ms_status run_batch_norm(ms_call *c)
     MS_TRY(launch_blocks(what, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z,
                          (const double *)(z.training ? room.parts : NULL), t, o, room.factors));
     return apply(c, z, NULL, h.in[0], room.factors, y);
+}
+
+static ms_status run_batch_norm_stats(ms_call *c)
+{
+    if (c->in[0]->numel == 0) return nothing(c);
+    bn_sizes z = bn_sizes_of(c->in[0], 1, true, 1);
+    int index = index_of(c->in[0]);
+    held_inputs h;
+    bn_room room;
+    MS_TRY(h.hold(c));
+    MS_TRY(room.make(c, ms__device(c->in[0]), z));
+    MS_TRY(stats(c->op->name, index, z, h.in[0], room.parts));
+    bn_outputs o = { ms__data(c->out[0]), ms__data(c->out[1]) };
+    return launch_blocks(c->op->name, index, bn_scale_kernel, up(z.c, WARPS), BLOCK, z, (const double *)room.parts,
+                         bn_inputs {}, o, room.factors);
 }
 
 // Inputs: gradient (optional), x, weight (optional), mean, var, and optionally the gradients of mean and of var.
@@ -279,4 +296,5 @@ static ms_status run_batch_norm_backward(ms_call *c)
 extern const ms_cuda_kernel ms__cuda_batch_norm[];
 const ms_cuda_kernel ms__cuda_batch_norm[] = { { "batch_norm", run_batch_norm },
                                                { "batch_norm_backward", run_batch_norm_backward },
+                                               { "batch_norm_stats", run_batch_norm_stats },
                                                { NULL, NULL } };

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- BatchNorm1d and BatchNorm2d.
+--- BatchNorm1d, BatchNorm2d, BatchNorm3d and SyncBatchNorm.
+local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local functional = require "moonshard.nn.functional"
@@ -7,17 +8,21 @@ local initial = require "moonshard.nn.initial"
 local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 local running_stats = require "moonshard.nn.running_stats"
+local sync_stats = require "moonshard.nn.sync_stats"
 
-local a_tensor = require("moonshard.tensor").a_tensor
+local a_module, a_tensor = require("moonshard.nn.register").a_module, require("moonshard.tensor").a_tensor
 local raise, show, init = errors.raise, errors.kind, initial.init
 
 local spec = {
   eps = 1e-5, momentum = opts.any, affine = true, track_running_stats = true, dtype = opts.string, device = opts.any,
 }
 
+local sync_spec = { process_group = opts.any }
+for name, kind in pairs(spec) do sync_spec[name] = kind end
+
 local function construct(self, d, given)
   local name = self:class_name()
-  local o = opts(name, given, spec)
+  local o = opts(name, given, self._synchronized and sync_spec or spec)
   if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then
     raise("%s: the number of channels must be a whole number from 0, got %s", name, show(d))
   end
@@ -25,6 +30,7 @@ local function construct(self, d, given)
   opts.need(o.momentum == false or type(o.momentum) == "number", o.momentum,
     "a number, or false for the average over all batches", "%s: option 'momentum'", name)
   local kind = { dtype = o.dtype, device = o.device }
+  if self._synchronized then self.process_group = o.process_group end
   self.d, self.eps, self.momentum, self.affine, self.track_running_stats = d, o.eps, o.momentum, o.affine,
     o.track_running_stats
   self:register_parameter("weight", o.affine and empty({ d }, kind) or nil)
@@ -52,6 +58,10 @@ local function forward(self, x)
     if not slots.momentum then factor = 1 / slots.num_batches_tracked:item() end
   elseif slots.training then
     mean, var = nil, nil
+  end
+  if self._synchronized and slots.training and dist.world_size(slots.process_group) > 1 then
+    return sync_stats(x, { mean = mean, var = var, factor = factor },
+      { weight = slots.weight, bias = slots.bias, eps = slots.eps, group = slots.process_group })
   end
   return batch_norm(x, mean, var, slots.weight, slots.bias, training, factor, slots.eps)
 end
@@ -101,4 +111,67 @@ function BatchNorm2d._check_input(x)
   if x.ndim ~= 4 then raise("expected 4D input (got %dD input)", x.ndim) end
 end
 
-return { BatchNorm1d = BatchNorm1d, BatchNorm2d = BatchNorm2d }
+---BatchNorm1d for volumes [N, C, D, H, W].
+---@class BatchNorm3d: BatchNorm1d
+---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm3d
+---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
+---   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
+---   track_running_stats: keeps running statistics (default: true)
+local BatchNorm3d = batch_norm_class "BatchNorm3d"
+
+function BatchNorm3d._check_input(x)
+  if x.ndim ~= 5 then raise("expected 5D input (got %dD input)", x.ndim) end
+end
+
+---BatchNorm1d for [N, C, ...] whose statistics in training are those of the batches of all ranks together, which may
+---have different sizes, also 0. Every rank of the group calls forward and backward. In evaluation, and in a group of
+---one rank, it is BatchNorm. It equals BatchNorm over the whole batch where the ranks' losses are averaged by size.
+---@class SyncBatchNorm: BatchNorm1d
+---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, process_group: Group, dtype: string, device: string }): SyncBatchNorm
+---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
+---   (default: 0.1); false: the average over all batches; affine: adds the parameters weight and bias (default: true);
+---   track_running_stats: keeps running statistics (default: true); process_group: ranks whose batches count (default:
+---   all)
+local SyncBatchNorm = batch_norm_class "SyncBatchNorm"
+SyncBatchNorm._synchronized = true
+
+function SyncBatchNorm._check_input(x)
+  if x.ndim < 2 then raise("expected at least 2D input (got %dD input)", x.ndim) end
+end
+
+local plain = { BatchNorm1d, BatchNorm2d, BatchNorm3d }
+
+-- A SyncBatchNorm with the parameters, buffers and settings of a batch norm.
+local function synchronized(m, group)
+  local out = SyncBatchNorm(m.d, { eps = m.eps, momentum = m.momentum, affine = false, track_running_stats = false,
+    process_group = group })
+  out.affine, out.track_running_stats, out.training = m.affine, m.track_running_stats, m.training
+  for name, p in m:named_parameters { recurse = false } do out:register_parameter(name, p) end
+  for name, b in m:named_buffers { recurse = false } do out:register_buffer(name, b) end
+  return out
+end
+
+--- Replaces every batch norm in a module by a SyncBatchNorm with its parameters and buffers. To be called before the
+--- module is sharded or wrapped, and before its optimizer is made.
+---@param module Module  changed; a batch norm itself is not, but its replacement is returned
+---@param group? Group  ranks whose batches count (default: all)
+---@return Module  module, or the replacement of a module that is a batch norm
+function SyncBatchNorm.convert_sync_batchnorm(module, group)
+  opts.expect(module, a_module, "convert_sync_batchnorm: argument 1")
+  for _, class in ipairs(plain) do
+    if module:isa(class) then return synchronized(module, group) end
+  end
+  local list = {}
+  for name, child in module:named_children() do list[#list + 1] = { name, child } end
+  for _, entry in ipairs(list) do
+    local new = SyncBatchNorm.convert_sync_batchnorm(entry[2], group)
+    if not rawequal(new, entry[2]) then module:set_submodule(entry[1], new) end
+  end
+  return module
+end
+
+opts.fix(SyncBatchNorm, { "convert_sync_batchnorm" })
+
+return {
+  BatchNorm1d = BatchNorm1d, BatchNorm2d = BatchNorm2d, BatchNorm3d = BatchNorm3d, SyncBatchNorm = SyncBatchNorm,
+}

@@ -439,6 +439,6 @@ end
 opts.fix(F, { "linear", "softmax", "log_softmax" })
 
 return {
-  F = F, check_sizes = check_sizes, batch_norm = batch_norm,
+  F = F, check_sizes = check_sizes, batch_norm = batch_norm, mix = mix,
   cross_entropy = cross_entropy, ce_options = ce_options, reduction = reduction,
 }

@@ -18,7 +18,7 @@ local op_layer_norm, op_rms_norm, op_softmax, op_log_softmax = op "layer_norm", 
   op "log_softmax"
 local op_gelu_mlp = op "gelu_mlp"
 local op_add_layer_norm, op_add_rms_norm = op "add_layer_norm", op "add_rms_norm"
-local op_batch_norm = op "batch_norm"
+local op_batch_norm, op_batch_norm_stats = op "batch_norm", op "batch_norm_stats"
 local op_cross_entropy, op_mse_loss, op_attention = op "cross_entropy", op "mse_loss", op "attention"
 local op_linear_cross_entropy = op "linear_cross_entropy"
 local op_view, op_reshape, op_transpose, op_split = op "view", op "reshape", op "transpose", op "split"
@@ -129,6 +129,14 @@ function M.batch_norm(x, w, b, mean, var, training, eps)
   call_args(op_batch_norm, x, w, b)
   if not training then return wrap(a_out[0]) end
   return wrap(a_out[0]), wrap(a_out[1]), wrap(a_out[2])
+end
+
+-- The mean and biased variance of every channel.
+function M.batch_norm_stats(x)
+  a_in[0] = id_of(x, "batch_norm_stats")
+  args.n_in, args.n_i, args.n_f = 1, 0, 0
+  call_args(op_batch_norm_stats, x)
+  return wrap(a_out[0]), wrap(a_out[1])
 end
 
 -- Convolutions, by their names in the table of operators. how: lists with an integer for each dimension: stride, before

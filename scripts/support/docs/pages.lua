@@ -202,6 +202,8 @@ return {
       section("Methods of RMSNorm", "RMSNorm:", nn.RMSNorm),
       section("Methods of BatchNorm1d", "BatchNorm1d:", nn.BatchNorm1d),
       section("Methods of BatchNorm2d", "BatchNorm2d:", nn.BatchNorm2d),
+      section("Methods of BatchNorm3d", "BatchNorm3d:", nn.BatchNorm3d),
+      section("Methods of SyncBatchNorm", "SyncBatchNorm:", nn.SyncBatchNorm),
       section("Methods of GroupNorm", "GroupNorm:", nn.GroupNorm),
       section("Methods of InstanceNorm1d", "InstanceNorm1d:", nn.InstanceNorm1d),
       section("Methods of InstanceNorm2d", "InstanceNorm2d:", nn.InstanceNorm2d),

@@ -273,7 +273,8 @@ end
 -- The classes that mixed precision excludes, from the options of an instance.
 local function exempt_classes(o)
   if not o.mixed_precision then return {} end
-  return o.mixed_precision.module_classes_to_ignore or { batch_norm.BatchNorm1d, batch_norm.BatchNorm2d }
+  return o.mixed_precision.module_classes_to_ignore
+    or { batch_norm.BatchNorm1d, batch_norm.BatchNorm2d, batch_norm.BatchNorm3d, batch_norm.SyncBatchNorm }
 end
 
 -- Wraps the submodules of root that o.auto_wrap_policy selects; wrap(module, options) makes an instance.
