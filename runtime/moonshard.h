@@ -283,7 +283,7 @@ typedef struct {
 //   tril triu                                   i: diagonal?
 //   layer_norm                                  i: dims (the number of last dimensions); f: eps
 //   rms_norm                                    f: eps
-//   add_layer_norm add_rms_norm                 the same of the sum of two inputs, which is the second output
+//   add_layer_norm add_rms_norm                 as layer_norm, rms_norm, of the sum of two inputs; out: y, the sum
 //   gelu_mlp                                    i: recompute (backward computes the activations again)
 //   batch_norm                                  i: training; f: eps
 //   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups

@@ -18,7 +18,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
-    if (*total == g) {  // the operator has already added its gradient in place (so_far)
+    if (*total == g) {  // the operator has already added its gradient in place (grad_so_far)
         ms__release(g);
         return MS_OK;
     }
@@ -84,7 +84,7 @@ static ms_status land(ms_run *r, ms_leaf *l, ms_tensor *g)
         ms_meta m = ms__meta_of(t);
         MS_TRY(ms__fit_gradient(&g, &m, "backward", 0));
     }
-    if (l->grad == g) {  // the operator has already added its gradient in place (so_far)
+    if (l->grad == g) {  // the operator has already added its gradient in place (grad_so_far)
         ms__release(g);
         return MS_OK;
     }

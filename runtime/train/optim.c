@@ -433,7 +433,7 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     return MS_OK;
 }
 
-// The clip of all leaves of the groups.
+// Makes the ms_clip of the leaves of all groups.
 static ms_status new_clip(ms_clip **out, int n_groups, const ms_optim_group *groups, int n, double max_norm, double p)
 {
     ms_id *all = malloc((size_t)(n > 0 ? n : 1) * sizeof *all);

@@ -111,7 +111,7 @@ template <class S> __global__ void cross_kernel(cross q, void *lse_out, void *lo
     ((T *)lse_out)[blockIdx.x] = lse;
     ((T *)losses)[blockIdx.x] = loss;
 }
-// The same in two launches, where rows have several segments.
+// Where rows have several segments: stores each segment's sums, which a second launch combines.
 template <class S> __global__ void cross_segments_kernel(cross q, row_segments s, row_sums<real_of<S>> *parts)
 {
     __shared__ real_of<S> shared[WARPS];
@@ -171,7 +171,7 @@ __global__ void cross_total_kernel(cross q, const T *losses, double *totals, dou
     totals[0] = sum, totals[1] = weight;
     if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
 }
-// One block adds up the parts.
+// Adds up what the blocks of the kernel before stored. Runs as one block.
 __global__ void cross_join_kernel(int n, const double *parts, double *totals, bool mean, target out)
 {
     __shared__ double shared[BLOCK];

@@ -37,7 +37,7 @@ template <class S> __global__ void mse_parts_kernel(int64_t n, int64_t piece, co
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
-// One block.
+// Adds up the parts and divides. Runs as one block.
 __global__ void mse_join_kernel(int64_t parts, const double *part, double divisor, int dtype, void *out)
 {
     __shared__ double shared[BLOCK];

@@ -36,7 +36,7 @@ end
 
 function Attention:extra_repr() return ("%d heads, causal"):format(self.heads) end
 
----x + attention(norm(x)), then x + mlp(norm(x)).
+--- x + attention(norm(x)), then x + mlp(norm(x)).
 ---@class GPTBlock: Module
 local Block = nn.Module:extend("GPTBlock")
 

@@ -24,7 +24,7 @@ local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" 
 
 --- Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
 ---the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false
----(Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d is not divisible by heads.
+--- (Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d is not divisible by heads.
 ---@class MultiheadAttention: Module
 ---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; nil if kdim or vdim is not d
 ---@field q_proj_weight Parameter?  [d, d]; nil if kdim and vdim are d, as are the next two

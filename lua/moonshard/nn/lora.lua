@@ -229,7 +229,7 @@ function LoRA:load_state_dict(sd)
     end
     known[name] = true
   end
-  for name in pairs(sd) do                              -- one of them is shown, any one
+  for name in pairs(sd) do                              -- names one of the unknown ones
     if not known[name] then raise("load_state_dict: %s", errors.unknown("name", name, names)) end
   end
   no_grad(function()

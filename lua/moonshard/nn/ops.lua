@@ -86,7 +86,7 @@ function M.layer_norm(x, n, w, b, eps)
   return wrap(call_args(op_layer_norm, x, w, b))
 end
 
--- The same of x + r. Returns y and x + r.
+-- Normalises x + r as layer_norm does. Returns the result and x + r.
 function M.add_layer_norm(x, r, n, w, b, eps)
   a_in[0], a_in[1] = id_of(x, "layer_norm"), id_of(r, "layer_norm", "residual")
   a_in[2] = w ~= nil and id_of(w, "layer_norm", "weight") or 0
@@ -109,7 +109,7 @@ function M.rms_norm(x, w, eps)
   return wrap(call_args(op_rms_norm, x, w))
 end
 
--- The same of x + r. Returns y and x + r.
+-- Normalises x + r as rms_norm does. Returns the result and x + r.
 function M.add_rms_norm(x, r, w, eps)
   a_in[0], a_in[1] = id_of(x, "rms_norm"), id_of(r, "rms_norm", "residual")
   a_in[2] = w ~= nil and id_of(w, "rms_norm", "weight") or 0

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Whole tensors and this rank's parts of them, for code that computes with whole parameters whether they are sharded or
---- not. All functions also take parameters that are not sharded.
+--- Whole tensors and this rank's parts of them, for code that computes with whole parameters whether they are sharded
+--- or not. All functions also take parameters that are not sharded.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local tensor = require "moonshard.tensor"
@@ -32,7 +32,7 @@ function M.whole(p, t)
   return tensor.wrap_new(id, p)
 end
 
---- This rank's part of a whole tensor: a view of the shape that p has here.
+--- This rank's part of a tensor of p's full shape: one-dimensional in the flat layout, all of it if p is not sharded.
 ---@return Tensor
 function M.own(p, whole)
   if not rawget(p, "_unit") then return whole end

@@ -154,7 +154,7 @@ EXPORT double probe_fma_float32(double seconds)
     return best_rate(slice_any, seconds);
 }
 
-// The same for bfloat16 products summed in float32, by vector instructions; 0 if the processor has none of these.
+// The rate of bfloat16 products summed in float32 by vector instructions; 0 if the processor has none of these.
 EXPORT double probe_fma_bfloat16(double seconds)
 {
 #if defined(__x86_64__)
@@ -165,7 +165,7 @@ EXPORT double probe_fma_bfloat16(double seconds)
     return 0;
 }
 
-// The same with tiles, a separate execution unit.
+// The rate of bfloat16 products summed in float32 by the tile unit (AMX); 0 if the processor has none.
 EXPORT double probe_amx_bfloat16(double seconds)
 {
 #if defined(__x86_64__)
