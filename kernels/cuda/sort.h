@@ -14,7 +14,7 @@ struct alignas(8) entry {
 };
 enum { DIGITS = 256, SORTERS = 64, ALONE = 2048 };  // one block sorts up to ALONE entries in one launch
 constexpr int64_t MOST_SORTED = 1 << 25;            // so that counts of a block fit in 16 bits
-enum { MOST_CHUNKS = 512 };                         // a lane of sort_scan_kernel adds up the counts of 16
+enum { MOST_CHUNKS = 512 };                         // a lane of sort_scan_kernel adds up the counts of 16 chunks
 
 struct sort_sizes {
     int64_t n, each, chunks;

@@ -56,7 +56,7 @@ void ms__st_clear(ms_st_header *h);
 ms_status ms__st_format(const ms_st_header *h, char **text, size_t *length, char **checksums);
 void ms__st_seal(char *text, size_t length);
 void ms__st_prefix(size_t length, unsigned char *out);  // writes the 8 bytes before the text
-const char *ms__st_checksum(const char *text);          // the 16 digits in a sealed text
+const char *ms__st_checksum(const char *text);          // the header's checksum: 16 digits in the text
 
 // ms__st_add adds an entry and sets only its name; returns NULL with the error set on failure. ms__st_add_meta adds a
 // metadata pair. Both copy the strings.

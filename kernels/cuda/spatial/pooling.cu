@@ -18,7 +18,7 @@ static __device__ inline place output_of(const ms_pooling &p, int64_t i)
     return place_of(i, p.w[0].out, p.w[1].out, p.w[2].out);
 }
 
-// at: the positions of the largest elements; NULL: means.
+// at: receives the positions of the largest elements; with NULL, the windows' means are computed instead.
 template <class S> __global__ void pool_kernel(ms_pooling p, const S *x, S *y, int64_t *at)
 {
     typedef real_of<S> T;

@@ -111,7 +111,7 @@ function BatchNorm2d._check_input(x)
   if x.ndim ~= 4 then raise("expected 4D input (got %dD input)", x.ndim) end
 end
 
----BatchNorm1d for volumes [N, C, D, H, W].
+--- BatchNorm1d for volumes [N, C, D, H, W].
 ---@class BatchNorm3d: BatchNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): BatchNorm3d
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
@@ -123,9 +123,10 @@ function BatchNorm3d._check_input(x)
   if x.ndim ~= 5 then raise("expected 5D input (got %dD input)", x.ndim) end
 end
 
----BatchNorm1d for [N, C, ...] whose statistics in training are those of the batches of all ranks together, which may
----have different sizes, also 0. Every rank of the group calls forward and backward. In evaluation, and in a group of
----one rank, it is BatchNorm. It equals BatchNorm over the whole batch where the ranks' losses are averaged by size.
+--- BatchNorm1d for [N, C, ...] whose statistics in training are those of the batches of all ranks together. These may
+--- have different sizes, 0 included. Every rank of the group calls forward and backward. In evaluation, and in a group
+--- of one rank, it computes what BatchNorm1d does. If the ranks' losses are averaged, weighted by the sizes of their
+--- batches, gradients are those of BatchNorm1d over all batches as one.
 ---@class SyncBatchNorm: BatchNorm1d
 ---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, process_group: Group, dtype: string, device: string }): SyncBatchNorm
 ---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics

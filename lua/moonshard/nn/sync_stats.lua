@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Statistics of batch norm over the ranks of a group, for SyncBatchNorm. Forward and backward make one collective
---- each, of two numbers per channel.
+--- each: of two numbers per channel, in forward also of the number of elements.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -12,7 +12,7 @@ local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.shape"
 
 -- From this rank's mean, biased variance and number of elements of every channel: those of all ranks together (Chan,
--- Golub and LeVeque 1983), and the number of elements. A rank's share of the elements is its weight in the means; with
+-- Golub and LeVeque 1979), and the number of elements. A rank's share of the elements is its weight in the means; with
 -- m the mean of all,
 --   mean = sum of share_r mean_r,  var = sum of share_r (var_r + (mean_r - m)^2)
 local combine = functions.Function {
@@ -41,7 +41,7 @@ local combine = functions.Function {
 }
 
 --- Normalises with the statistics of all ranks' batches, and mixes them, with the unbiased variance, into the running
---- ones. Every rank of the group makes the call, with a batch of any size, also 0.
+--- ones. Every rank of the group makes the call, with a batch of any size, 0 included.
 ---@param x Tensor  [N, C, ...]
 ---@param running { mean: Tensor?, var: Tensor?, factor: number }  factor: the weight of the batch
 ---@param layer { weight: Tensor?, bias: Tensor?, eps: number, group: Group? }

@@ -43,8 +43,8 @@ function M.clip_grad_value_(params, clip_value)
   end)
 end
 
---- The norm of all elements of a list of tensors. It is the norm of this process's tensors: only clip_grad_norm_ adds
---- the ranks' parts.
+--- The norm of all elements of a list of tensors. It is the norm of this process's tensors: unlike clip_grad_norm_, it
+--- does not add the parts of other ranks.
 ---@param tensors Tensor|Tensor[]  floating point, on one device
 ---@param given? { norm_type: number }  norm_type: p of the norm; math.huge is the maximum norm (default: 2)
 ---@return Tensor  []; 0 for an empty list

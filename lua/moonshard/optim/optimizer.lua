@@ -389,7 +389,7 @@ local function has_peers(self)
 end
 Optimizer.step = calls.apart(Optimizer.step, has_peers)
 local function step_leaves(self, group, c, at)
-  capture.refuse(self:class_name() .. " steps some of its parameters at a time")
+  capture.refuse(self:class_name() .. " steps only some of its parameters in this call")
   local n = #at
   local ids, state, steps = ffi.new("ms_id[?]", n), ffi.new("ms_id[?]", STATES * n), ffi.new("double[?]", n)
   for j, k in ipairs(at) do

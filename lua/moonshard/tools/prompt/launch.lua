@@ -31,7 +31,8 @@ local C = ffi.C
 
 local PER_CORE = 16         -- more ranks than this on each core would not start within minutes
 
---- The number of ranks that option --ranks gives; nil and a message if so many cannot be started here.
+--- The number of ranks that option --ranks gives; nil and a message if that is not a number of ranks
+--- that can be started here.
 ---@param text string  the option's value
 ---@return integer?
 ---@return string? message
