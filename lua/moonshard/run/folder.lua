@@ -322,7 +322,7 @@ function Folder:put(name, text)
   return written(self, into or name, ok, err)
 end
 
---- Appends a text to samples.txt or another file of this form. A new run does not write to a file that is there.
+--- Appends a text to samples.txt or another file of this form. A new run does not write to one that already exists.
 ---@param step integer  the step that the text belongs to
 ---@param text string  the text
 ---@param name? string  name of the file, without .txt (default: "samples")

@@ -6,6 +6,6 @@
 #include "comm/transport/transport.h"
 
 extern const ms_transport_gpu nccl_communicators;
-void nccl_leave_all(void);  // leaves and drops the communicators that are left, at the end of the job; may block
+void nccl_leave_all(void);  // at the end of the job: leaves all communicators that remain; may block
 
 #endif
