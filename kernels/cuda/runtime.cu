@@ -457,7 +457,9 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(pooling)      \
     X(sort)         \
     X(scan)         \
-    X(search)
+    X(search)       \
+    X(fft)          \
+    X(ctc)
 #define DECLARE(f) extern const ms_cuda_kernel ms__cuda_##f[];
 FAMILIES(DECLARE)
 #define ENTRY(f) ms__cuda_##f,

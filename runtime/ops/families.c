@@ -24,6 +24,8 @@
     X(attention) \
     X(linalg_solve) \
     X(linalg_factor) \
+    X(fft) \
+    X(ctc) \
     X(random)
 // clang-format on
 

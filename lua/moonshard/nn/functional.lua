@@ -34,6 +34,7 @@ end
 for name, fn in pairs(require("moonshard.nn.conv_functions").F) do F[name] = fn end
 -- Losses and distances that are made of other operators.
 for name, fn in pairs(require "moonshard.nn.loss_functions") do F[name] = fn end
+F.ctc_loss = require "moonshard.nn.ctc".ctc_loss
 
 local approximate = opts.one_of({ "none", "tanh" }, "none")
 

@@ -99,6 +99,12 @@ local BCEWithLogitsLoss = of_function("BCEWithLogitsLoss", functions.binary_cros
 ---   weight: [C], factor of each class; ignore_index: class that does not count (default: -100)
 local NLLLoss = of_function("NLLLoss", functions.nll_loss)
 
+--- F.ctc_loss as a module: called with log_probs, targets, input_lengths and target_lengths.
+---@class CTCLoss: Module
+---@overload fun(opts?: { blank: integer, reduction: "mean"|"sum"|"none", zero_infinity: boolean }): CTCLoss
+---   blank: the class of the blank (default: 0); zero_infinity: infinite losses count as 0 (default: false)
+local CTCLoss = of_function("CTCLoss", require "moonshard.nn.ctc".ctc_loss)
+
 --- F.kl_div as a module.
 ---@class KLDivLoss: Module
 ---@overload fun(opts?: { reduction: "mean"|"batchmean"|"sum"|"none", log_target: boolean }): KLDivLoss
@@ -174,4 +180,4 @@ return { CrossEntropyLoss = CrossEntropyLoss, MSELoss = MSELoss, L1Loss = L1Loss
   KLDivLoss, PoissonNLLLoss = PoissonNLLLoss, GaussianNLLLoss = GaussianNLLLoss, MultiMarginLoss = MultiMarginLoss,
   CosineEmbeddingLoss = CosineEmbeddingLoss, MarginRankingLoss = MarginRankingLoss, HingeEmbeddingLoss =
   HingeEmbeddingLoss, SoftMarginLoss = SoftMarginLoss, TripletMarginLoss = TripletMarginLoss, CosineSimilarity =
-  CosineSimilarity, PairwiseDistance = PairwiseDistance }
+  CosineSimilarity, PairwiseDistance = PairwiseDistance, CTCLoss = CTCLoss }

@@ -33,5 +33,6 @@ for name in ([[
 end
 
 M.linalg = linalg
+M.fft = require "moonshard.tensor.special.fft"
 
 return M

@@ -173,6 +173,20 @@ return {
     },
   },
   {
+    file = "fft", title = "fft", intro = "Fourier transforms of any length, on the CPU and on GPUs, of float32 and "
+      .. "float64. There is no complex dtype: a complex number is a pair, its real and its imaginary part, in a last "
+      .. "dimension of size 2, as PyTorch's `torch.view_as_real` gives it. Options that name dimensions do not count "
+      .. "that one: -1 is the one before the pairs. `fft`, `ifft` and others take pairs, real numbers only after "
+      .. "`ms.fft.complex(x)`; `rfft` and `ihfft` take real numbers. A gradient is a pair, too: that of the real part "
+      .. "and that of the imaginary part.",
+    sections = {
+      section("One dimension", "fft.", ms.fft, "fft ifft rfft irfft hfft ihfft"),
+      section("Several dimensions", "fft.", ms.fft, "fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn"),
+      section("Frequencies", "fft.", ms.fft, "fftfreq rfftfreq fftshift ifftshift"),
+      section("Complex numbers", "fft.", ms.fft, "complex real imag abs angle conj mul"),
+    },
+  },
+  {
     file = "nn", title = "nn",
     intro = "Modules, layers and wrappers. Arguments, initialisation, formulas and names of parameters are PyTorch's; "
       .. "sizes are positional arguments, all others options.",

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// cpu/special/special.h -- kernels of Fourier transforms along a dimension, and of the CTC loss.
+#ifndef MS_CPU_SPECIAL_H
+#define MS_CPU_SPECIAL_H
+
+#include "ops/op.h"
+
+// Complex numbers are pairs, the last dimension. Integers: the dimension (without that of pairs), and as in
+// moonshard.h.
+ms_status ms__cpu_fft_complex(ms_call *c);
+ms_status ms__cpu_fft_real(ms_call *c);
+ms_status ms__cpu_fft_half(ms_call *c);
+
+ms_status ms__cpu_ctc_loss(ms_call *c);
+ms_status ms__cpu_ctc_loss_backward(ms_call *c);
+
+#endif

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// rows/special/fft.c -- rows of Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary), the
+// last dimension; a real line of n elements has n / 2 + 1 of them, of which the others follow. A transform is a
+// symmetric matrix times a factor, so its gradient is that of the other direction with the same factor; a gradient of
+// a half counts elements whose conjugates are left out once, where the transform counts them twice, or the other way.
+#include "cpu/special/special.h"
+#include "rows/grad.h"
+
+static ms_status check_numbers(ms_call *c, int n_i, bool pairs)
+{
+    const ms_tensor *x = c->in[0];
+    if (c->n_i < n_i || c->n_f < 1) return ms__call_fail(c, "an integer or the scale is missing");
+    if (ms__is_half(x->dtype))
+        return ms__fail(MS_EUNSUPPORTED, "%s: %s, expected float32 or float64; cast it", ms__op_title(c->op->name),
+                        ms__tensor_text(x));
+    if (x->dtype != MS_F32 && x->dtype != MS_F64)
+        return ms__call_fail(c, "%s, expected float32 or float64", ms__tensor_text(x));
+    if (pairs && (x->ndim < 2 || x->shape[x->ndim - 1] != 2))
+        return ms__call_fail(c, "%s, expected complex numbers: pairs in a last dimension of 2", ms__tensor_text(x));
+    int d;
+    if (!pairs && x->ndim < 1) return ms__call_fail(c, "%s has no dimension to transform", ms__tensor_text(x));
+    MS_TRY(ms__call_dim(c, c->i[0], x->ndim - pairs, &d));
+    c->i[0] = d;
+    if (x->shape[d] > INT32_MAX / 4)
+        return ms__call_fail(c, "dimension %d of %s has more than %d elements", d + 1, ms__tensor_text(x),
+                             INT32_MAX / 4);
+    return MS_OK;
+}
+
+static ms_status complex_check(ms_call *c)
+{
+    MS_TRY(check_numbers(c, 2, true));
+    if (c->in[0]->shape[c->i[0]] == 0)
+        return ms__call_fail(c, "dimension %lld of %s has no elements", (long long)c->i[0] + 1,
+                             ms__tensor_text(c->in[0]));
+    return ms__call_out_like(c, 0, c->in[0]);
+}
+static ms_status real_check(ms_call *c)
+{
+    MS_TRY(check_numbers(c, 1, false));
+    const ms_tensor *x = c->in[0];
+    int64_t shape[MS_MAX_DIMS], n = x->shape[c->i[0]];
+    if (n == 0)
+        return ms__call_fail(c, "dimension %lld of %s has no elements", (long long)c->i[0] + 1, ms__tensor_text(x));
+    if (x->ndim == MS_MAX_DIMS)
+        return ms__call_fail(c, "%s has %d dimensions, expected at most %d", ms__tensor_text(x), MS_MAX_DIMS,
+                             MS_MAX_DIMS - 1);
+    memcpy(shape, x->shape, sizeof shape);
+    shape[c->i[0]] = n / 2 + 1;
+    shape[x->ndim] = 2;
+    return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim + 1, shape);
+}
+static ms_status half_check(ms_call *c)
+{
+    MS_TRY(check_numbers(c, 2, true));
+    const ms_tensor *x = c->in[0];
+    int64_t shape[MS_MAX_DIMS], n = c->i[1];
+    if (n < 1 || x->shape[c->i[0]] != n / 2 + 1)
+        return ms__call_fail(c,
+                             "the length is %lld and dimension %lld of %s has %lld elements, expected length / 2 + 1",
+                             (long long)n, (long long)c->i[0] + 1, ms__tensor_text(x), (long long)x->shape[c->i[0]]);
+    memcpy(shape, x->shape, sizeof shape);
+    shape[c->i[0]] = n;
+    return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim - 1, shape);
+}
+
+static ms_status call(ms_backward_call *b, const char *op, int n_i, const int64_t *i)
+{
+    return ms__run_op(ms__op_by_name(op), &(ms_op_args) { 1, &b->gout[0], n_i, i, 1, b->f }, 1, b->gin);
+}
+static ms_status complex_grad(ms_backward_call *b)
+{
+    return call(b, "fft_complex", 2, (int64_t[]) { b->i[0], !b->i[1] });
+}
+static ms_status real_grad(ms_backward_call *b)
+{
+    bool doubled = b->n_i > 1 && b->i[1];
+    int64_t d = b->i[0] < 0 ? b->i[0] + b->in_meta[0].ndim : b->i[0];
+    return call(b, "fft_half", 3, (int64_t[]) { d, b->in_meta[0].shape[d], !doubled });
+}
+static ms_status half_grad(ms_backward_call *b)
+{
+    bool halved = b->n_i > 2 && b->i[2];
+    int64_t d = b->i[0] < 0 ? b->i[0] + b->in_meta[0].ndim - 1 : b->i[0];
+    return call(b, "fft_real", 2, (int64_t[]) { d, !halved });
+}
+
+// The CUDA plugin has kernels of its own.
+#define ROW(NAME, SAMPLES)                                                                            \
+    static const ms_op NAME##_row =                                                                   \
+        MS_ROW("fft_" #NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_WIDE, .check = NAME##_check, \
+               .run = { [MS_CPU] = ms__cpu_fft_##NAME }, .backward = NAME##_grad, .samples = SAMPLES);
+// clang-format off
+ROW(complex, "[8,2] i=0,0 f=1;[3,5,2] i=1,1 f=0.5;[6,4,2] i=0,0 f=1;[17,2] i=0,0 f=1;[30,2] i=-1,1 f=0.25;[2,19,3,2] i=1,1 f=1;[1,2] i=0,0 f=1")
+ROW(real,    "[8] i=0 f=1;[3,5] i=-1 f=0.5;[6,4] i=0 f=1;[23] i=0 f=1;[7,3] i=0,1 f=1;[8] i=0,1 f=1;[1] i=0 f=1")
+ROW(half,    "[5,2] i=0,8 f=1;[3,3,2] i=1,5 f=0.5;[4,4,2] i=0,6 f=1;[12,2] i=0,23 f=1;[4,3,2] i=0,7,1 f=1;[5,2] i=-1,8,1 f=1;[1,2] i=0,1 f=1")
+// clang-format on
+
+const ms_op *const ms__ops_fft[] = { &complex_row, &real_row, &half_row, NULL };
