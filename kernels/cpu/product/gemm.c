@@ -521,7 +521,7 @@ static ms_status large(const ms_gemm *g)
     size_t a_bytes = w.pack_a ? (size_t)(c.mb * depth * w.size) : 0, b_bytes = (size_t)(c.nc * depth * w.size),
            s_bytes = 0;
     if (w.half) {
-        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // the stride must not be a power of two
+        w.sums_rs = (deep ? c.jb : w.cols) + 16;  // + 16: rows a power of two apart would share sets of the cache
         s_bytes = (size_t)((deep ? c.mb : w.high * threads) * w.sums_rs) * 4;
     }
     ms_block *scratch;

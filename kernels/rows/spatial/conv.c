@@ -10,7 +10,7 @@
 // The number of dimensions beside batch and channels: names end with it and "d".
 static int dims_of(const ms_call *c) { return c->op->name[strlen(c->op->name) - 2] - '0'; }
 
-// Checks the n integers of every dimension.
+// Checks that n integers are in [least, INT32_MAX]. what: their name in the message.
 static ms_status check_each(const ms_call *c, const char *what, const int64_t *i, int n, int64_t least)
 {
     for (int k = 0; k < n; k++)
@@ -20,8 +20,8 @@ static ms_status check_each(const ms_call *c, const char *what, const int64_t *i
     return MS_OK;
 }
 
-// Checks dtypes, numbers of dimensions, the bias, and all integers except the third group. second: name of the second
-// dimension of the weight; third: of the third group of integers.
+// Checks dtypes, numbers of dimensions, the bias, and all integers except the third group. weight: names of the
+// weight's first two dimensions; third: name of the third group of integers.
 static ms_status check_common(ms_call *c, const char *weight, const char *third)
 {
     const ms_tensor *x = c->in[0], *w = c->in[1];
