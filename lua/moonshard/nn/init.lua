@@ -19,7 +19,10 @@ for _, file in ipairs { "nn.containers", "nn.parameter_lists", "nn.reshaping", "
   for name, layer in pairs(require("moonshard." .. file)) do nn[name] = layer end
 end
 
-for name, fn in pairs(require "moonshard.nn.vectors") do nn.utils[name] = fn end
+for _, file in ipairs { "vectors", "weight_norms", "fuse" } do
+  for name, fn in pairs(require("moonshard.nn." .. file)) do nn.utils[name] = fn end
+end
+nn.utils.parametrize = errors.closed(require "moonshard.nn.parametrize", "nn.utils.parametrize")
 for name, fn in pairs(require "moonshard.nn.patterns") do nn.init[name] = fn end
 
 -- Reading an unknown name is an error that suggests the most similar one.

@@ -19,6 +19,25 @@ local function list_of(who, list)
   return list
 end
 
+-- The tensors that hold the gradients' elements on this rank.
+local function gradients_of(params)
+  local list = {}
+  for _, p in ipairs(params) do
+    local g = p.grad
+    if g ~= nil then
+      if g.is_sparse then
+        g = g:coalesce()
+        p.grad = g
+        g = g:values()
+      elseif g.to_local then
+        g = g:to_local()
+      end
+      list[#list + 1] = g
+    end
+  end
+  return list
+end
+
 --- Limits every element of the gradients to [-clip_value, clip_value], in place. Sharded gradients are limited where
 --- they are: no communication.
 ---@param params Tensor|Tensor[]  those without a gradient are left out
@@ -27,19 +46,7 @@ function M.clip_grad_value_(params, clip_value)
   params = tensor.flat(list_of("clip_grad_value_", params))
   opts.expect(clip_value, opts.number_from(0), "clip_grad_value_: clip_value")
   no_grad(function()
-    for _, p in ipairs(params) do
-      local g = p.grad
-      if g ~= nil then
-        if g.is_sparse then
-          g = g:coalesce()
-          p.grad = g
-          g = g:values()
-        elseif g.to_local then
-          g = g:to_local()
-        end
-        g:clamp_(-clip_value, clip_value)
-      end
-    end
+    for _, g in ipairs(gradients_of(params)) do g:clamp_(-clip_value, clip_value) end
   end)
 end
 
@@ -56,6 +63,30 @@ function M.get_total_norm(tensors, given)
     local norms = {}
     for k, t in ipairs(list) do norms[k] = t:norm(order) end
     return shape.stack(norms):norm(order)
+  end)
+end
+
+--- Multiplies all gradients by max_norm / total_norm where that is below 1: clip_grad_norm_ with a norm that the script
+--- has computed. Sharded gradients are multiplied where they are: no communication.
+---@param params Tensor|Tensor[]  those without a gradient are left out
+---@param max_norm number  at least 0
+---@param total_norm Tensor|number  the norm of all gradients over all ranks: a number, or a tensor of one element
+function M.clip_grads_with_norm_(params, max_norm, total_norm)
+  params = tensor.flat(list_of("clip_grads_with_norm_", params))
+  opts.expect(max_norm, opts.number_from(0), "clip_grads_with_norm_: max_norm")
+  local is_tensor = tensor.is_tensor(total_norm)
+  opts.need(type(total_norm) == "number" or is_tensor and total_norm:numel() == 1, total_norm,
+    "a number or a tensor of one element", "clip_grads_with_norm_: total_norm")
+  no_grad(function()
+    local factor
+    if is_tensor then
+      factor = (total_norm:detach():reshape {} + 1e-6):reciprocal():mul_(max_norm):clamp_(-math.huge, 1)
+    else
+      factor = math.min(1, max_norm / (total_norm + 1e-6))
+    end
+    for _, g in ipairs(gradients_of(params)) do
+      g:mul_(is_tensor and factor:to(g.device) or factor)
+    end
   end)
 end
 

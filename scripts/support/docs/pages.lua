@@ -233,6 +233,8 @@ return {
       section("Methods of LoRA", "LoRA:", methods_of(nn.lora(nn.Sequential(nn.Linear(1, 1)), { target = "1" }))),
       section("Methods of DDP", "DDP:", nn.DDP),
       section("nn.utils", "nn.utils.", nn.utils),
+      section("", "nn.utils.parametrize.", nn.utils.parametrize),
+      section("", "nn.utils.stateless.", nn.utils.stateless),
     },
   },
   {
