@@ -386,6 +386,46 @@ static ms_status pause(int index, int stream, double seconds)
     return MS_OK;
 }
 
+// ---- graphs ----
+
+static ms_status graph_begin(int index)
+{
+    MS_TRY(ms__cuda_use(index));
+    // Relaxed: an operator may allocate memory while its launches are recorded.
+    CUDA_TRY(index, cudaStreamBeginCapture(gpus[index].stream[MS_STREAM_COMPUTE], cudaStreamCaptureModeRelaxed),
+             "beginning a graph");
+    return MS_OK;
+}
+
+static ms_status graph_end(int index, void **out)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready = NULL;
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaStreamEndCapture(gpus[index].stream[MS_STREAM_COMPUTE], &graph), "ending a graph");
+    cudaError_t e = cudaGraphInstantiateWithFlags(&ready, graph, 0);
+    cudaGraphDestroy(graph);
+    if (e != cudaSuccess) return ms__cuda_failed(e, "cudaGraphInstantiateWithFlags", index, "preparing a graph");
+    *out = ready;
+    return MS_OK;
+}
+
+static ms_status graph_launch(int index, void *graph)
+{
+    MS_TRY(ms__cuda_use(index));
+    CUDA_TRY(index, cudaGraphLaunch((cudaGraphExec_t)graph, gpus[index].stream[MS_STREAM_COMPUTE]),
+             "launching a graph");
+    return MS_OK;
+}
+
+static void graph_drop(int index, void *graph)
+{
+    if (ms__cuda_use(index) != MS_OK) return;
+    cudaError_t e = cudaStreamSynchronize(gpus[index].stream[MS_STREAM_COMPUTE]);
+    if (e == cudaSuccess) e = cudaGraphExecDestroy((cudaGraphExec_t)graph);
+    released(e, index, "cudaGraphExecDestroy", graph);
+}
+
 // The compute stream of device `from` copies. It first waits for the work queued in the compute stream of `to`, which
 // may use the old bytes at dst; the compute stream of `to` then waits for the copy.
 static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t bytes)
@@ -509,6 +549,10 @@ static ms_cuda_table table()
     t.ranks.pause = pause;
     t.ranks.native_stream = native_stream;
     t.ranks.finish = ms__cuda_finish;
+    t.graphs.begin = graph_begin;
+    t.graphs.end = graph_end;
+    t.graphs.launch = graph_launch;
+    t.graphs.drop = graph_drop;
     return t;
 }
 extern "C" __attribute__((visibility("default"))) const ms_cuda_table ms_cuda_table_v1 = table();

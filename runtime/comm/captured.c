@@ -61,10 +61,16 @@ static void add(ms_captured *c, const ms_request *r, ms_pending *event)
     c->sends |= ms__group_size(r->group) > 1;
 }
 
+static bool on_gpu(const ms_request *r)
+{
+    return (r->in && ms__is_cuda(ms__device(r->in))) || (r->out && ms__is_cuda(ms__device(r->out))) ||
+           (r->from && ms__is_cuda(r->from->device)) || (r->to && ms__is_cuda(r->to->device));
+}
+
 ms_status ms__capture_collective(const ms_request *r, ms_work **work)
 {
-    if ((r->out && ms__device(r->out) != MS_CPU) || (r->to && r->to->device != MS_CPU))
-        return ms__capture_refuse("%s: only steps on the CPU can be captured", ROW(r->op)->name);
+    if (r->group->gpu && on_gpu(r))
+        return ms__capture_refuse("%s: collectives over NCCL cannot be captured", ROW(r->op)->name);
     ms_captured *c = ms__capture_suspend();
     ms_work *own = NULL;
     ms_status st = ms__collective(r, &own);

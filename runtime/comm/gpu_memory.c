@@ -101,8 +101,9 @@ bool ms__gpu_shares(void)
 bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
 {
     *out = (ms_gpu_place) { 0 };
-    if (!s || !s->block || ms__borrowed(s->block) || !ms__gpu_shares()) return false;
-    char *base = ms__device_base(s->block);
+    const ms_block *b = s ? ms__owner_of(s->block) : NULL;
+    if (!b || ms__borrowed(b) || !ms__gpu_shares()) return false;
+    char *base = ms__device_base(b);
     if (!base) return false;
     int k = n_bases;
     while (k > 0 && bases[k - 1] != base) k--;

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT
-// device/capture.c -- the list of a captured step's work, and the events of what it queues.
+// device/capture.c -- the list of a captured step's work, the events of what it queues, and CUDA graphs of fixed work.
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "device/capture.h"
+#include "device/device.h"
 
 enum { CHUNK = 1 << 16, ALIGN = 16 };
 
 struct ms_captured_work {
     ms_captured_work *next;
+    int gpu;      // fixed work: 1 + index of its GPU; 0: other work
+    void *graph;  // of the work from here to before `after`; NULL: none begins here
+    ms_captured_work *after;
     ms_repeat_fn repeat;
     void (*drop)(void *arg);
     size_t bytes;
@@ -81,6 +85,11 @@ void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *a
     return w->arg;
 }
 
+void ms__capture_fixed(ms_captured *c, int device)
+{
+    if (c->last && ms__is_cuda(device)) c->last->gpu = 1 + ms__index(device);
+}
+
 // ---- events -------------------------------------------------------------------------------------
 
 int ms__capture_event(ms_captured *c, ms_pending *e)
@@ -136,20 +145,77 @@ ms_captured *ms__captured_new(void)
     return ms__null(ms__no_memory(sizeof *c, "captured step", "the step"));
 }
 
+// ---- graphs -------------------------------------------------------------------------------------
+
+// Whether graphs are made. Not with MOONSHARD_CUDA_SYNC=1, which waits for each operator.
+static bool graphs_on(void)
+{
+    static int on = -1;
+    if (on < 0) {
+        const char *s = getenv("MOONSHARD_CUDA_GRAPHS"), *sync = getenv("MOONSHARD_CUDA_SYNC");
+        on = !(s && strcmp(s, "off") == 0) && !(sync && strcmp(sync, "1") == 0);
+    }
+    return on;
+}
+
+// Makes a graph of the fixed work from `first` on. Kernels' temporary memory is pinned as long as the graph: work of
+// the graph may use the same. False if there can be no graph; then nothing has run.
+static bool make_graph(ms_captured *c, ms_captured_work *first)
+{
+    const ms_cuda_table *t = ms__cuda();
+    ms_captured_work *w = first;
+    int index = first->gpu - 1;
+    if (!c->room && !(c->room = ms__pins_new())) return false;
+    if (t->graphs.begin(index) != MS_OK) return false;
+    ms__pinning = c->room;
+    ms_status st = MS_OK;
+    for (; w && w->gpu == first->gpu && st == MS_OK; w = w->next) st = w->repeat(w->arg, c);
+    ms__pinning = NULL;
+    void *graph = NULL;
+    ms_status ended = t->graphs.end(index, &graph);
+    if (st == MS_OK && ended == MS_OK) {
+        first->graph = graph;
+        first->after = w;
+        return true;
+    }
+    if (ended == MS_OK) t->graphs.drop(index, graph);
+    return false;
+}
+
+// Makes graphs of all sequences of two and more pieces of fixed work; of none after a failure.
+static void make_graphs(ms_captured *c)
+{
+    c->graphed = true;
+    if (!graphs_on()) return;
+    for (ms_captured_work *w = c->first; w; w = w->graph ? w->after : w->next)
+        if (w->gpu && w->next && w->next->gpu == w->gpu && !make_graph(c, w)) return;
+}
+
+// ---- repetitions --------------------------------------------------------------------------------
+
 ms_status ms__captured_repeat(ms_captured *c)
 {
     ms_status st = MS_OK;
-    for (ms_captured_work *w = c->first; w && st == MS_OK; w = w->next) {
+    if (MS_UNLIKELY(!c->graphed)) make_graphs(c);
+    for (ms_captured_work *w = c->first; w && st == MS_OK;) {
         if (MS_UNLIKELY(ms__state.interrupted) && (st = ms__check_interrupt()) != MS_OK) break;
-        st = w->repeat(w->arg, c);
+        if (w->graph) {
+            st = ms__cuda()->graphs.launch(w->gpu - 1, w->graph);
+            w = w->after;
+        } else {
+            st = w->repeat(w->arg, c);
+            w = w->next;
+        }
     }
     return c->n_events || st != MS_OK ? settle(c, st) : MS_OK;
 }
 
 void ms__captured_drop(ms_captured *c)
 {
-    for (ms_captured_work *w = c->first; w; w = w->next)
+    for (ms_captured_work *w = c->first; w; w = w->next) {
+        if (w->graph) ms__cuda()->graphs.drop(w->gpu - 1, w->graph);
         if (w->drop) w->drop(w->arg);
+    }
     while (c->chunks) {
         ms_captured_chunk *older = c->chunks->older;
         free(c->chunks);
@@ -158,6 +224,7 @@ void ms__captured_drop(ms_captured *c)
     for (int k = 0; k < c->n_events; k++) ms__event_release(c->events[k]);
     free(c->events);
     free(c->refusal);
+    if (c->room) ms__pins_free(c->room);
     ms__pins_free(c->pins);
     free(c);
 }

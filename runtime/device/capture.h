@@ -9,6 +9,9 @@
 //
 // Memory that is allocated during the recording is pinned (ms_pins in pool.h): nothing else gets it before the step is
 // freed, so the list can repeat the recorded order of uses.
+//
+// The first repetition makes CUDA graphs of sequences of fixed work on a GPU (ms__capture_fixed), later ones launch
+// them. All other work, as optimizers' passes and random numbers, whose arguments change, is queued piece by piece.
 #ifndef MS_CAPTURE_H
 #define MS_CAPTURE_H
 
@@ -30,6 +33,8 @@ struct ms_captured {
     ms_captured_chunk *chunks;
     int n_work;
     ms_pins *pins;
+    ms_pins *room;  // temporary memory of kernels in graphs; NULL: there are no graphs
+    bool graphed;   // graphs have been made, or are not possible
     char *refusal;  // why the step cannot be captured; NULL: so far it can
     // Events of queued work, by number from 1. Work that queues something sets its event; later work waits for it.
     ms_pending **events;
@@ -56,6 +61,9 @@ void ms__capture_resume(ms_captured *c);
 // NULL: nothing. Returns NULL if there is no memory: the work goes on, and the step is refused when its recording ends.
 void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes);
 void ms__capture_no_memory(ms_captured *c);
+// States that the work that was added last only queues the same launches on the compute stream of a GPU, with the same
+// arguments, in every repetition, and changes nothing else.
+void ms__capture_fixed(ms_captured *c, int device);
 // Refuses the step that is being recorded: fails with MS_ESTATE and the text, which names what cannot be captured.
 ms_status ms__capture_refuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

@@ -16,6 +16,14 @@ typedef struct {
     size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: it is the rest of `allocated`
 } ms_usage;
 
+// Free blocks of a captured step. Those of GPUs are in one list, with the bytes for which they were last used.
+struct ms_pins {
+    ms_block *free[MS_CLASSES], *there;
+    size_t bytes;  // what the ledger counts for all blocks
+    int in_use;
+    bool over;  // the step was freed: blocks in use return to the pool
+};
+
 static inline void ms__kinds_out(const size_t *kinds, ms_memory *out)
 {
     out->parameters = (double)kinds[MS_MEMORY_PARAMETERS];

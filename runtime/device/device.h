@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { MS_CUDA_TABLE_VERSION = 3, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
+enum { MS_CUDA_TABLE_VERSION = 4, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
 #define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
@@ -140,6 +140,16 @@ typedef struct ms_cuda_ranks {
     ms_status (*finish)(int index, int stream, const ms_cuda_finish *f);
 } ms_cuda_ranks;
 
+// The part of the table for captured steps (device/capture.c): work of the compute stream as a CUDA graph.
+typedef struct {
+    // From begin to end, what this thread queues on the compute stream does not run, but becomes a graph. It must
+    // neither wait nor copy from host memory. After a failure the stream is as before begin.
+    ms_status (*begin)(int index);
+    ms_status (*end)(int index, void **graph);
+    ms_status (*launch)(int index, void *graph);
+    void (*drop)(int index, void *graph);  // waits until the graph does not run any more
+} ms_cuda_graphs;
+
 // On failure a function stores its message with the engine's function `fail` and returns the status. stream: an
 // ms_stream_kind.
 typedef struct ms_cuda_table {
@@ -184,6 +194,7 @@ typedef struct ms_cuda_table {
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     ms_cuda_gradients gradients;
     ms_cuda_ranks ranks;
+    ms_cuda_graphs graphs;
 } ms_cuda_table;
 
 // The engine's functions for the plugin: its table, and registration of kernels. ops/cuda.c sets it when the library is

@@ -145,6 +145,52 @@ static ms_status alloc_small(void **out, int index, size_t size)
     return MS_OK;
 }
 
+// ---- blocks of captured steps ----
+
+// Takes the smallest free block of p for `bytes` bytes: of the same class, or a large one. NULL: there is none.
+static ms_block *take_pinned(ms_pins *p, int device, size_t bytes, size_t size)
+{
+    ms_block **best = NULL;
+    for (ms_block **at = &p->there; *at; at = &(*at)->next) {
+        const ms_block *b = *at;
+        if (b->device != device || is_large(b->bytes) != is_large(bytes)) continue;
+        if (is_large(bytes) ? b->size >= bytes && (!best || b->size < (*best)->size) : b->size == size) best = at;
+        if (best == at && b->size == size) break;
+    }
+    ms_block *b = best ? *best : NULL;
+    if (!b) return NULL;
+    *best = b->next;
+    p->bytes -= b->bytes;
+    ms__drop_allocated(&gpus[ms__index(device)].use, b);
+    return b;
+}
+
+static void pin(ms_pins *p, ms_block *b)
+{
+    b->pins = p;
+    p->bytes += b->bytes;
+    p->in_use++;
+}
+
+// b, pinned by a captured step, is no longer in use. Returns false if it goes back to the pool. A block that stays is
+// not marked as free: the step uses it again in each repetition.
+static bool unpin(ms_block *b)
+{
+    ms_pins *p = b->pins;
+    p->in_use--;
+    if (!p->over) {
+        ms_usage *u = &gpus[ms__index(b->device)].use;
+        ms__drop_allocated(u, b);
+        ms__add_allocated(u, b, "captured step");
+        ms__push(&p->there, b);
+        return true;
+    }
+    p->bytes -= b->bytes;
+    b->pins = NULL;
+    if (p->in_use == 0) free(p);
+    return false;
+}
+
 // Blocks that were freed while other processes have them mapped.
 static ms_block *lent;
 
@@ -165,6 +211,7 @@ void ms__gpu_free(ms_block *b)
         ms__push(&lent, b);
         return;
     }
+    if (MS_UNLIKELY(b->pins != NULL) && unpin(b)) return;
     if (t->mark) t->mark(index, b->data, 0, b->size);
     ms__drop_allocated(&g->use, b);
     if (is_large(b->bytes)) ms__slab_return(&g->slabs, b);
@@ -194,8 +241,10 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     int c = ms__class_of((bytes + CUDA_UNIT - 1) & ~(size_t)(CUDA_UNIT - 1), &size);
     ms_status st = MS_OK;
     ms_block *b;
+    ms_pins *pins = ms__pinning;
     if (MS_UNLIKELY(lent)) reclaim();
-    if (is_large(bytes)) st = alloc_large(&b, index, bytes);
+    if (MS_UNLIKELY(pins != NULL) && (b = take_pinned(pins, device, bytes, size))) st = MS_OK;
+    else if (is_large(bytes)) st = alloc_large(&b, index, bytes);
     else if (!(b = ms__pop(&g->free[c]))) {
         void *p = NULL;
         if (!(b = ms__header_new())) return ms__pool_no_memory(device, bytes, what, "malloc failed");
@@ -207,7 +256,8 @@ static ms_status alloc_now(ms_block **out, int device, size_t bytes, const char 
     b->bytes = bytes;
     b->device = device;
     b->next = NULL;
-    if (t->mark) t->mark(index, b->data, bytes, b->size);
+    if (MS_UNLIKELY(pins != NULL)) pin(pins, b);
+    if (t->mark) t->mark(index, b->data, pins ? b->size : bytes, b->size);
     ms__add_allocated(&g->use, b, what);
     *out = b;
     return MS_OK;

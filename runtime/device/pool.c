@@ -58,12 +58,6 @@ static struct {
 
 int64_t ms__live_tensors;
 
-struct ms_pins {
-    ms_block *free[MS_CLASSES];
-    size_t bytes;  // what the ledger counts for all blocks
-    int in_use;
-    bool over;  // the step was freed: blocks in use return to the pool
-};
 ms_pins *ms__pinning;
 
 static ms_usage *usage_of(int device)
@@ -372,6 +366,10 @@ void ms__pins_free(ms_pins *p)
             p->in_use++;
             ms__free(b);
         }
+    for (ms_block *b; (b = ms__pop(&p->there));) {
+        p->in_use++;
+        ms__free(b);
+    }
     if (--p->in_use == 0) free(p);
 }
 

@@ -64,7 +64,8 @@ static bool rehash(struct ms_seen *k)
     return true;
 }
 
-// A storage that points at pinned memory and does not own it. Its block is a copy, by which peers find the memory.
+// A storage that points at pinned memory and does not own it. Its block is a copy, by which peers find the memory; on a
+// GPU it leads to the pinned block (ms__owner_of).
 static ms_storage *pointer_to(const ms_storage *s)
 {
     ms_storage *p = NULL;
@@ -73,6 +74,7 @@ static ms_storage *pointer_to(const ms_storage *s)
     p->block->pins = NULL;
     p->block->size = 0;  // the ledger does not count it
     p->block->tag = 0;
+    p->block->next = s->block;
     p->data = s->data;
     p->bytes = s->bytes;
     return p;
@@ -223,6 +225,23 @@ static ms_status repeat_call(void *arg, ms_captured *c)
 
 static void drop_call(void *arg) { ms__release(((call_work *)arg)->written); }
 
+// Adds t's device to *all, the device of some tensors (-1: none so far; -2: of several devices, or no GPU's).
+static void add_device(int *all, const ms_tensor *t)
+{
+    if (!t) return;
+    int device = ms__device(t);
+    *all = !ms__is_cuda(device) || (*all != -1 && *all != device) ? -2 : device;
+}
+
+// Whether a call is fixed work, see device/capture.h.
+static void mark_fixed(ms_captured *c, const call_work *w)
+{
+    int device = -1;
+    for (int k = 0; k < w->call.n_in; k++) add_device(&device, w->call.in[k]);
+    for (int k = 0; k < w->call.n_out; k++) add_device(&device, w->call.out[k]);
+    if (device >= 0 && !w->draws && !w->seeded && !w->written) ms__capture_fixed(c, device);
+}
+
 static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_call *), uint64_t drawn)
 {
     const ms_op *op = call->op;
@@ -258,18 +277,11 @@ static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_ca
     memcpy(k->i, call->i, (size_t)call->n_i * sizeof *k->i);
     memcpy(k->f, call->f, (size_t)call->n_f * sizeof *k->f);
     memcpy(k->saved_rng, call->saved_rng, sizeof k->saved_rng);
-}
-
-static ms_status on_cpu(const ms_tensor *t, const char *what)
-{
-    if (!t || ms__device(t) == MS_CPU) return MS_OK;
-    return ms__capture_refuse("%s: %s: only steps on the CPU can be captured", what, ms__tensor_text(t));
+    mark_fixed(c, kept);
 }
 
 ms_status ms__capture_call(ms_call *call, ms_status (*run)(ms_call *), uint64_t drawn)
 {
-    for (int k = 0; k < call->n_in; k++) MS_TRY(on_cpu(call->in[k], ms__op_title(call->op->name)));
-    for (int k = 0; k < call->n_out; k++) MS_TRY(on_cpu(call->out[k], ms__op_title(call->op->name)));
     ms_captured *c = ms__capture_suspend();
     ms_status st = run(call);
     ms__capture_resume(c);
@@ -303,14 +315,17 @@ static ms_status repeat_copy(void *arg, ms_captured *c)
 static ms_status add_copy(ms_captured *c, const copy_work *w, ms_repeat_fn repeat)
 {
     copy_work *kept = ms__capture_work(c, repeat, NULL, sizeof *kept);
-    if (kept)
-        *kept = (copy_work) { ms__capture_tensor(c, w->dst), ms__capture_tensor(c, (ms_tensor *)w->src), w->value };
+    if (!kept) return MS_OK;
+    *kept = (copy_work) { ms__capture_tensor(c, w->dst), ms__capture_tensor(c, (ms_tensor *)w->src), w->value };
+    int device = -1;
+    add_device(&device, w->dst);
+    add_device(&device, w->src);
+    if (device >= 0) ms__capture_fixed(c, device);
     return MS_OK;
 }
 
 ms_status ms__capture_fill(ms_tensor *t, double value)
 {
-    MS_TRY(on_cpu(t, "fill"));
     ms_captured *c = ms__capture_suspend();
     ms_status st = ms__fill_data(t, value);
     ms__capture_resume(c);
@@ -319,8 +334,6 @@ ms_status ms__capture_fill(ms_tensor *t, double value)
 
 ms_status ms__capture_copy(ms_tensor *dst, const ms_tensor *src)
 {
-    MS_TRY(on_cpu(dst, "copy"));
-    MS_TRY(on_cpu(src, "copy"));
     ms_captured *c = ms__capture_suspend();
     ms_status st = ms__copy_data(dst, src);
     ms__capture_resume(c);

@@ -98,10 +98,12 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
 
 static bool casts(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
 
-// Whether the copy can be launched together with others.
+// Whether the copy can be launched together with others. A captured step has each as a piece of work of its own: as
+// nodes of a graph they need no launch.
 static bool joins(const ms_copies *c, const ms_tensor *dst, const ms_tensor *src)
 {
     int device = ms__device(dst);
+    if (MS_UNLIKELY(ms__capturing != NULL)) return false;
     if (!ms__is_cuda(device) || (c->n && c->index != ms__index(device)) || !ms__is_contiguous(dst)) return false;
     if (!src) return true;
     return ms__device(src) == device && src->numel == dst->numel && ms__is_contiguous(src) &&

@@ -46,6 +46,7 @@ static ms_status check_environment(void)
         { "MOONSHARD_COMM_MAP", { "refuse", "refuse-all" } },
         { "MOONSHARD_CUBLAS", { "on", "off" } },
         { "MOONSHARD_CUDA", { "real", "emulated", "null", "off" } },
+        { "MOONSHARD_CUDA_GRAPHS", { "on", "off" } },
         { "MOONSHARD_CUDA_GUARD", { "0", "1" } },
         { "MOONSHARD_CUDA_SYNC", { "0", "1" } },
         { "MOONSHARD_CUDA_PRETEND", { "sm_75", "one_sm_75", "old_driver" } },

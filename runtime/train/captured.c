@@ -13,9 +13,6 @@ struct ms_ends {
 
 static ms_status check_input(const ms_tensor *t, int k)
 {
-    if (ms__device(t) != MS_CPU)
-        return ms__fail(MS_EUNSUPPORTED, "captured step: argument %d is %s: only steps on the CPU can be captured",
-                        k + 1, ms__tensor_text(t));
     if (t->requires_grad)
         return ms__fail(MS_EINVAL,
                         "captured step: argument %d, %s, requires grad; the step copies its arguments, so pass "

@@ -259,10 +259,18 @@ struct ms_clip {
     bool there;       // all gradients of this rank are on one GPU, where their norm stays, too
 };
 
+static void free_rooms(gradients *s)
+{
+    for (int k = 0; k < MS_CUDA_DEVICES; k++) {
+        ms__free(s->jobs[k].room);
+        s->jobs[k].room = NULL;
+    }
+}
+
 void ms__clip_free(ms_clip *c)
 {
     if (!c) return;
-    for (int k = 0; k < MS_CUDA_DEVICES; k++) ms__free(c->s.jobs[k].room);
+    free_rooms(&c->s);
     ms__release(c->norm);
     free(c->list.partial);
     free(c->s.parts);
@@ -399,9 +407,12 @@ static ms_status clip_all(ms_clip *c)
 // A call as work of a captured step; the norm is a tensor of the step.
 static ms_status repeat_clip(void *arg, ms_captured *c)
 {
+    ms_clip *mine = *(ms_clip **)arg;
     (void)c;
     MS_RANGE(MS_RANGE_OPTIMIZER, "clip_grad_norm_", NULL);
-    return clip_all(*(ms_clip **)arg);
+    ms_status st = clip_all(mine);
+    free_rooms(&mine->s);
+    return st;
 }
 
 static void drop_clip(void *arg)
@@ -416,9 +427,9 @@ static void drop_clip(void *arg)
 static ms_status capture(ms_clip **call)
 {
     ms_clip *c = *call;
-    if (c->s.n_cpu < c->s.n) return ms__capture_refuse("clip_grad_norm_: only steps on the CPU can be captured");
     ms_captured *step = ms__capture_suspend();
     ms_status st = clip_all(c);
+    free_rooms(&c->s);
     ms__capture_resume(step);
     ms_clip **work = st == MS_OK ? ms__capture_work(step, repeat_clip, drop_clip, sizeof *work) : NULL;
     if (!work) return st;

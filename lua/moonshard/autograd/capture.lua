@@ -365,7 +365,7 @@ end
 --- What fn does in Lua is not repeated: it must have the same shapes in every call and read no values. Errors: fn reads
 --- values (item, tolist, printing), calls hooks, keeps tensors that it makes, changes a learning rate or sets the
 --- random generator; later calls with other shapes, dtypes or numbers, or after a parameter, module, mode or group that
---- fn used was replaced. Only on the CPU.
+--- fn used was replaced. Collectives over NCCL are refused.
 ---@param fn fun(...): any  the step; its arguments are tensors, numbers, strings, booleans or nil
 ---@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for work that only first calls
 ---   do, such as making an optimizer's state

@@ -450,6 +450,15 @@ function methods.retain_grad(t)
   end)
 end
 
+-- Leaf hooks that do nothing but work of the engine, as keys: captured steps repeat that work.
+local engine_only = setmetatable({}, { __mode = "k" })
+--- As register_post_accumulate_grad_hook, for a hook that does nothing but work of the engine, so that a captured step
+--- may call it.
+function M.register_engine_hook(t, fn)
+  engine_only[fn] = true
+  return t:register_post_accumulate_grad_hook(fn)
+end
+
 --- Calls fn(p) each time the gradient of this leaf has been added to its grad. Errors: a tensor that is not a leaf or
 --- does not require a gradient.
 ---@param fn fun(p: Tensor)  p is the leaf
@@ -471,6 +480,7 @@ end
 
 handlers[ffi.C.MS_EV_LEAF_HOOK] = function(entry, event)
   if not entry then return nil, 0 end
+  if capture.active() and not engine_only[entry.fn] then capture.refuse_hook("a leaf hook", entry.fn) end
   local id = event["in"][0]
   local t = entry.tensor[1]
   if not t or t.id ~= id then t = setmetatable({ id = id }, Tensor) end

@@ -171,6 +171,34 @@ case("kernels", "AdamW, 124e6 parameters, float32", { bytes = 28 * count, bar = 
   return function() optimizer:step() end
 end)
 
+-- Steps whose time is the host's. peer_gpu.py compares both with eager PyTorch.
+for _, layers in ipairs { 2, 12 } do
+  for _, kind in ipairs { "step", "captured step" } do
+    case("steps", ("%s of an MLP of %d layers of 32, batch 8"):format(kind, layers), { calls = 500, unpredicted = true },
+      function()
+        return ms.with_device("cuda", function()
+          local list = {}
+          for k = 1, layers do
+            list[#list + 1] = nn.Linear(32, 32)
+            if k < layers then list[#list + 1] = nn.ReLU() end
+          end
+          local model = nn.Sequential(list)
+          local optimizer = ms.optim.AdamW(model:parameters(), { lr = 1e-3 })
+          local function step(x, y)
+            optimizer:zero_grad()
+            local loss = F.mse_loss(model(x), y)
+            loss:backward()
+            optimizer:step()
+            return loss:detach()
+          end
+          if kind ~= "step" then step = ms.capture(step) end
+          local x, y = ms.randn(8, 32):keep(), ms.randn(8, 32):keep()
+          return function() return step(x, y) end
+        end)
+      end)
+  end
+end
+
 -- ---- predictions ----
 
 if file then
@@ -251,5 +279,5 @@ for _, c in ipairs(cases) do
   end
 end
 if measured == 0 then
-  error(("gpu.lua: --group is '%s', expected memory, products, attention or kernels"):format(group), 0)
+  error(("gpu.lua: --group is '%s', expected memory, products, attention, kernels or steps"):format(group), 0)
 end

@@ -14,6 +14,7 @@
 #include "fault.h"
 #include "memory.h"
 #include "streams.h"
+#include "graphs.h"
 #include "copies.h"
 #include "fibers.h"
 #include "shared.h"

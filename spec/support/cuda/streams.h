@@ -35,7 +35,13 @@ struct item {
     bool outside = false;         // another process reaches it
 };
 struct scheduler;
+// Work that a stream was given while it recorded a graph (graphs.h). broken: something that no graph may contain.
+struct recording {
+    std::vector<std::function<void()>> jobs;
+    bool broken = false;
+};
 struct stream_state {
+    recording *into = nullptr;  // the graph that the stream records; nullptr: none
     scheduler *lazy = nullptr;  // runs items when the host waits; nullptr: the stream has a thread, which runs them
     std::mutex lock;
     std::condition_variable work, idle;
@@ -171,6 +177,11 @@ inline void step()  // waits until an item has run, so that a loop over cudaEven
 // own `all`.
 inline void push_item(stream_state *s, item &&next)
 {
+    if (s->into) {
+        if (next.after) s->into->broken = true;
+        else s->into->jobs.push_back(std::move(next.job));
+        return;
+    }
     std::unique_lock<std::mutex> hold(s->lazy ? s->lazy->lock : s->lock);
     if (!s->lazy && !s->started) {
         s->started = true;
@@ -188,6 +199,13 @@ inline void open_stream(stream_state *s)
     if (all.streams.empty()) start_thread(work_for_all, nullptr);
     all.streams.push_back(s);
     s->lazy = &all;
+}
+
+// Whether s records a graph, which then fails: the caller is a call that no graph may contain.
+inline bool breaks(stream_state *s)
+{
+    if (s->into) s->into->broken = true;
+    return s->into;
 }
 
 inline void push(stream_state *s, std::function<void()> job) { push_item(s, { std::move(job), nullptr }); }
@@ -236,6 +254,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     MS_MAY_FAIL(cudaStreamSynchronize);
+    if (ms_shim::breaks(s)) return cudaErrorStreamCaptureUnsupported;
     ms_shim::drain(s);
     return cudaSuccess;
 }
@@ -266,6 +285,7 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     MS_MAY_FAIL(cudaEventRecord);
+    if (ms_shim::breaks(s)) return cudaErrorStreamCaptureUnsupported;
     auto flag = std::make_shared<std::atomic<int>>(0);
     e->done = flag;
     std::function<void()> between;
@@ -294,6 +314,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e)
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     MS_MAY_FAIL(cudaStreamWaitEvent);
+    if (ms_shim::breaks(s)) return cudaErrorStreamCaptureUnsupported;
     ms_shim::flag done = e->done;
     if (e->between) ms_shim::push_item(s, { nullptr, ms_shim::latest_record(e->between), true });
     else ms_shim::push_wait(s, done);

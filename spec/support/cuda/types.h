@@ -25,7 +25,9 @@ enum cudaError_t {
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
     cudaErrorMisalignedAddress = 716,
-    cudaErrorLaunchFailure = 719
+    cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -46,6 +48,7 @@ enum {
     cudaIpcMemLazyEnablePeerAccess = 1,
     cudaHostAllocMapped = 2
 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 // Called with the address of a vector that is read or written (fault.h).
 namespace ms_shim

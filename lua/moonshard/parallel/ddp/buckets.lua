@@ -1,8 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Buckets of nn.DDP: parameters whose gradients share one flat buffer and one reduction
 --- (docs/semantics.md#ddp-buckets).
+local capture = require "moonshard.autograd.capture"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
+local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local hooks = require "moonshard.parallel.ddp.hooks"
 local is_tensor = require "moonshard.tensor".is_tensor
@@ -79,6 +81,9 @@ function Bucket:reset()
   self.pending, self.launched, self.skipped, self.work, self.flat = #self.parameters, false, false, nil, self.whole
 end
 
+-- Whether a gradient is a view of the bucket: buckets share memory only with the gradients of their parameters.
+local function is_view(grad, view) return engine.lib.ms_same_storage(grad.id, view.id) ~= 0 end
+
 --- Copies the gradient of p, parameter k, into the bucket (a sparse one densely), or zeros if p has no gradient.
 function Bucket:take(k, p)
   local view, grad = self.gradients[k], p.grad
@@ -86,7 +91,7 @@ function Bucket:take(k, p)
     view:zero_()
   elseif grad.is_sparse then
     view:copy_(grad:to_dense())
-  elseif grad:data_ptr() ~= view:data_ptr() then
+  elseif not is_view(grad, view) then
     view:copy_(grad)
   end
 end
@@ -98,7 +103,7 @@ function Bucket:give(k, as_view)
   local grad = p.grad
   if grad and grad.is_sparse then grad = nil end          -- the mean of sparse gradients of several ranks is dense
   if as_view and view.dtype == p.dtype then
-    if not grad or grad:data_ptr() ~= view:data_ptr() then
+    if not grad or not is_view(grad, view) then
       p.grad = self.whole:narrow(1, self.offsets[k], p:numel()):view(p.shape)
     end
   elseif grad then
@@ -114,6 +119,7 @@ end
 function Bucket:launch(group, world, hook, state)
   self.launched = true
   if hook then
+    capture.refuse_hook("a communication hook of DDP", hook)
     local value = hook(state, self)
     -- Bucket:finish reads the value after this scope has ended.
     if is_tensor(value) and value ~= self.whole then value:keep() end

@@ -12,6 +12,7 @@
 local autograd = require "moonshard.autograd"
 local pieces = require "moonshard.dist.pieces"
 local calls = require "moonshard.dist.calls"
+local capture = require "moonshard.autograd.capture"
 local resume = require "moonshard.dist.resume"
 local checks = require "moonshard.parallel.ddp.checks"
 local context = require "moonshard.core.context"
@@ -204,6 +205,7 @@ end
 -- (default: the group's first).
 local function rebuild(st, source)
   if not rebuild_due(st) then return end
+  capture.refuse "DDP orders its buckets in its second iteration; capture the step with warmup = 2"
   st.rebuilt = true
   -- Appends parameters without a gradient, so that the list is complete on every rank.
   if st.static then
@@ -301,6 +303,17 @@ local begin = calls.several(function(st, module)
   end)
 end, function(st) return st.world > 1 and not (st.join and st.join.symmetric) end)
 
+-- For a captured step: its repetitions make the reductions of the recording, so the wrapper must not have changed.
+local function note_state(st, list)
+  if st.join or st.overlapped then
+    raise "captured step: it runs DDP inside join, or with an optimizer that steps during backward; repetitions would run no Lua of these"
+  end
+  local function changed()
+    raise "captured step: no_sync, join or a communication hook of DDP was used after the step was recorded; capture the step again"
+  end
+  for _, name in ipairs { "sync", "join", "hook", "buckets", "lists" } do list.element(st, name, changed) end
+end
+
 function DDP:forward(...)
   local st = rawget(self, "_ddp")
   local module = self._slots.module
@@ -311,6 +324,7 @@ function DDP:forward(...)
     return run(st, module, ...)
   end
   take_over(st)
+  capture.note(st, note_state)
   begin(st, module)
   return synced(st, pcall(run, st, module, ...))
 end

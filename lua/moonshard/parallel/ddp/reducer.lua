@@ -286,7 +286,7 @@ local function hook_parameters(st)
   local weak = setmetatable({ st }, { __mode = "v" })
   st.weak, st.hooked = weak, { unpack(st.params) }
   local function hook(k, p, fn, what)
-    p:register_post_accumulate_grad_hook(function()
+    autograd.register_engine_hook(p, function()
       local alive = weak[1]
       if alive and owner[alive.hooked[k]] == weak then no_grad(fn, alive, what or alive.hooked[k]) end
     end)

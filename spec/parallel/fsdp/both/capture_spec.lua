@@ -11,6 +11,8 @@ local function train(kind, capture, rank)
     nn.Linear(12, 3))
   if kind == "FSDP" then
     model = fsdp.FSDP(model, { auto_wrap_policy = function(m, recurse) return recurse or m:isa(nn.Linear) end })
+  elseif kind:find "^DDP" then
+    model = nn.DDP(model, { gradient_as_bucket_view = kind == "DDP, gradients in buckets", bucket_cap_mb = 2 ^ -12 })
   elseif kind ~= "a collective of the script" then
     local given = kind == "fully_shard, bfloat16" and { mp_policy = fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16",
       reduce_dtype = "float32" } } or { reshard_after_forward = kind ~= "fully_shard, whole after forward" }
@@ -32,7 +34,7 @@ local function train(kind, capture, rank)
   local step = capture and ms.capture(fn, { warmup = 2 }) or fn
   local seen = {}
   ms.manual_seed(100 + rank)
-  for k in ms.steps(12) do
+  for k in ms.steps(ms.default_device() == "cpu" and 12 or 6) do
     local loss, norm = step(ms.randn(4, 7), ms.randn(4, 3))
     seen[#seen + 1], seen[#seen + 2] = loss:item(), norm:item()
     if k == 6 then
@@ -47,13 +49,27 @@ local function train(kind, capture, rank)
 end
 
 local KINDS = { "fully_shard", "fully_shard, whole after forward", "fully_shard, bfloat16", "FSDP",
-  "a collective of the script" }
+  "a collective of the script", "DDP", "DDP, gradients in buckets" }
 
 for world = 1, 4 do
   ranks.describe(world, "captured steps", function()
     for _, kind in ipairs(KINDS) do
       it("have the bits of uncaptured ones: " .. kind, function(rank)
         assert.are.same(train(kind, false, rank), (train(kind, true, rank)))
+      end)
+    end
+  end)
+end
+
+-- Through mapped memory of GPUs, and where ranks cannot map it.
+for _, env in ipairs { {}, { MOONSHARD_EMULATOR = "chunks" }, { MOONSHARD_EMULATOR = "fail:cudaIpcGetMemHandle:1:1" } } do
+  ranks.describe(2, ("captured steps on cuda, %s #cuda"):format(env.MOONSHARD_EMULATOR or "as it is"), { env = env }, function()
+    for _, kind in ipairs(KINDS) do
+      it("have the bits of uncaptured ones: " .. kind, function(rank)
+        local ms = require "moonshard"
+        ms.with_device("cuda", function()
+          assert.are.same(train(kind, false, rank), (train(kind, true, rank)))
+        end)
       end)
     end
   end)
@@ -87,6 +103,34 @@ ranks.describe(2, "captured steps of two ranks", function()
     local ok, message = pcall(step, ms.ones(2, 4))
     assert.is_false(ok)
     assert.matches("captured step: .*no_sync", message)
+  end)
+
+  it("are refused where DDP's work is not the same each time, or a script's function does it", function()
+    local ms = require "moonshard"
+    local function refusal(prepare, change, warmup)
+      local model = ms.nn.DDP(ms.nn.Linear(4, 4))
+      prepare(model)
+      local step = ms.capture(function(x)
+        model(x):sum():backward()
+        for _, p in ipairs(model:parameters()) do p.grad = nil end
+      end, { warmup = warmup or 2 })
+      local ok, message = pcall(function()
+        for k = 1, 4 do
+          if k == 4 then change(model, step) end
+          step(ms.ones(2, 4))
+        end
+      end)
+      assert.is_false(ok)
+      return message
+    end
+    local function nothing() end
+    assert.matches("warmup = 2", refusal(nothing, nothing, 1))
+    assert.matches("it calls a communication hook of DDP %(.-capture_spec.lua:%d+%)", refusal(function(model)
+      model:register_comm_hook(nil, function(_, bucket) ms.dist.all_reduce(bucket.flat) end)
+    end, nothing))
+    assert.matches("no_sync, join or .- was used after", refusal(nothing, function(model, step)
+      model:no_sync(function() step(ms.ones(2, 4)) end)
+    end))
   end)
 
   it("are refused where they send values of the script", function()

@@ -399,6 +399,38 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     return cudaSuccess;
 }
 
+// There are no graphs, so that every launch is counted.
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
+{
+    (void)s, (void)mode;
+    return cudaErrorNotSupported;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
+{
+    (void)s, (void)graph;
+    return cudaErrorNotSupported;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
+{
+    (void)out, (void)graph, (void)flags;
+    return cudaErrorNotSupported;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s)
+{
+    (void)graph, (void)s;
+    return cudaErrorNotSupported;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    (void)graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph)
+{
+    (void)graph;
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_line, const void *from, size_t from_line, size_t bytes, size_t lines,
                               enum cudaMemcpyKind kind, cudaStream_t stream)
 {
