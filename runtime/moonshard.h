@@ -310,6 +310,7 @@ typedef struct {
 //   trunc_normal_                               i: place?; f: mean, std, low, high
 // stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.
 // rows: the number of rows that linear_cross_entropy processes at a time.
+// doubled, halved: whether elements whose conjugates are left out are multiplied by 2, by 1/2.
 // place: the position of t's first element in a larger tensor, so that a shard gets the same numbers as the whole.
 
 MS_API int ms_op_find(const char *name);  // -1 if there is no such operator

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // formulas/ctc.h -- connectionist temporal classification (Graves et al. 2006), for the CPU and the GPU, in double.
 //
-// The extended target of a sample has 2 S + 1 labels: blanks around S classes. In logarithms:
-//   alpha[t][s] = logp[t][label s] + log(alpha[t-1][s] + alpha[t-1][s-1] + alpha[t-1][s-2] if label s may follow s-2)
-//   loss = -log(alpha[T-1][2 S] + alpha[T-1][2 S - 1])
-//   beta[t][s] as alpha from the end, with logp[t]; the gradient of logp[t][c] is
+// The extended target of a sample has 2 S + 1 labels: blanks around S classes. alpha and beta are logarithms:
+//   alpha[t][s] = logp[t][label s] + logsumexp(alpha[t-1][s], alpha[t-1][s-1], and alpha[t-1][s-2] if label s may
+//     follow label s-2)
+//   loss = -logsumexp(alpha[T-1][2 S], alpha[T-1][2 S - 1])
+// beta[t][s] is computed likewise from the last time back, and includes logp[t], too. The gradient of logp[t][c] is
 //     -sum over labels s that are c of exp(alpha[t][s] + beta[t][s] - logp[t][c] + loss)
 #ifndef MS_FORMULAS_CTC
 #define MS_FORMULAS_CTC
@@ -36,7 +37,7 @@ MS_FN double ms_ctc_add(double a, double b)  // log(exp(a) + exp(b))
     if (low == MS_CTC_NONE) return a != a ? a : high;
     return high + ms_log_f64(1 + ms_exp_f64(low - high));
 }
-// Whether label s may follow label s - 2: it is a class, and another one.
+// Whether label s may follow label s - 2: it is a class other than that of label s - 2.
 MS_FN bool ms_ctc_skips(const ms_ctc *c, int64_t s)
 {
     return (s & 1) && s > 1 && ms_ctc_class(c, s) != ms_ctc_class(c, s - 2);
@@ -63,7 +64,7 @@ MS_FN double ms_ctc_beta(const ms_ctc *c, int64_t t, int64_t s, const double *af
     if (s + 2 < labels && ms_ctc_skips(c, s + 2)) sum = ms_ctc_add(sum, after[s + 2]);
     return sum + p;
 }
-// The loss, from alpha's last row (NULL if there are no times: only the empty target has probability 1).
+// The loss, from alpha's last row. NULL: there are no times; the empty target has probability 1, all others 0.
 MS_FN double ms_ctc_loss(const ms_ctc *c, const double *last)
 {
     if (!last) return c->length ? -MS_CTC_NONE : 0;
@@ -76,8 +77,8 @@ typedef struct ms_ctc_row {
     const double *alpha, *beta;
     double loss;
 } ms_ctc_row;
-// The gradient of logp[t][class of label s], if label s is the first one of its class, in *grad; otherwise returns
-// false. It has one owner, so that the order of its sum is fixed.
+// Stores the gradient of logp[t][class of label s] in *grad if label s is the first one of its class, otherwise returns
+// false: one label computes the sum, so its order is fixed.
 MS_FN bool ms_ctc_gradient(const ms_ctc *c, int64_t t, int64_t s, const ms_ctc_row *row, double *grad)
 {
     int64_t k = ms_ctc_class(c, s), labels = 2 * c->length + 1;

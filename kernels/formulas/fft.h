@@ -3,10 +3,10 @@
 // the fast Fourier transform", 1992), which needs no reordering. Included once for float and once for double, by C and
 // by nvcc, with REAL and R(name).
 //
-// A length of n with factors up to MS_FFT_LARGEST takes a pass for each factor. A pass of radix r, with `size` elements
-// per transform left and s transforms interleaved, reads a[k] = x[q + s (p + k m)], where m = size / r, and writes
-// y[q + s (r p + t)] = w(size)^(p t) sum over k of w(r)^(t k) a[k], for p < m and q < s; then size is divided by r and
-// s multiplied by it. w(n) = exp(-2 pi i / n), or its conjugate for an inverse transform.
+// A length n whose prime factors are at most MS_FFT_LARGEST takes a pass for each factor (4, or a prime). A pass of
+// radix r, with `size` elements per transform left and s transforms interleaved, reads a[k] = x[q + s (p + k m)], where
+// m = size / r, and writes y[q + s (r p + t)] = w(size)^(p t) sum over k of w(r)^(t k) a[k], for p < m and q < s; then
+// size is divided by r and s multiplied by it. w(n) = exp(-2 pi i / n), or its conjugate for an inverse transform.
 //
 // Other lengths (Bluestein 1970): with c[j] = exp(-pi i j^2 / n), X[k] = c[k] sum over j of (x[j] c[j]) conj(c[k - j]),
 // a convolution, which is computed by transforms of a power of 2 of at least 2 n - 1 elements.
@@ -38,7 +38,7 @@ static inline int64_t ms_fft_padded(int64_t n)
 // j^2 mod 2 n, for 0 <= j < n < 2^31.
 MS_FN int64_t ms_fft_square(int64_t j, int64_t n) { return (int64_t)((uint64_t)j * (uint64_t)j % (uint64_t)(2 * n)); }
 
-// The factor of element k of half a transform of length n whose other half follows from it: such elements count twice.
+// Whether element k of half a transform of length n stands for two: itself and element n - k, its conjugate.
 MS_FN int ms_fft_twice(int64_t k, int64_t n) { return k > 0 && 2 * k != n; }
 #endif
 

@@ -8,7 +8,8 @@
 #include "formulas/ctc.h"
 #include "rows/special/ctc.h"
 
-// Checks lengths and classes of all samples, for errors: kernels read nothing beyond the tensors in any case.
+// Checks the lengths and classes of all samples. Memory is safe without this: ms__ctc_sample cuts lengths, and classes
+// that do not exist are not read.
 static ms_status check_values(const ms_call *c, const ms_ctc_call *j)
 {
     int64_t used = 0;

@@ -10,7 +10,7 @@
 
 enum { MOST_LANES = 16, LANE_ELEMENTS = 1 << 15 };
 
-// What is read from a line, and written to one.
+// What a line is before and after its transform.
 typedef enum { COMPLEX, REAL_TO_HALF, HALF_TO_REAL } transform;
 
 // A call. n: the length of the transforms.
@@ -19,7 +19,7 @@ typedef struct {
     ms_tensor *o;
     int d;
     transform what;
-    bool inverse, weighted;  // weighted: elements of a half are doubled (written) or halved (read)
+    bool inverse, weighted;  // weighted: elements that stand for two are doubled when written, halved when read
     double scale;
     int64_t n, lines;
 } fft_call;

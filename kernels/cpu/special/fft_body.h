@@ -14,11 +14,12 @@ typedef struct {
     bool bluestein;
     REAL sign;
     R(pairs) roots, chirp, spectrum;
-    REAL *scratch;  // four arrays for each thread
+    REAL *scratch;  // four arrays of `each` elements for each thread
     int64_t lanes, each;
 } R(shared);
 
-// One pass over the interleaved transforms of `size` elements, s of them; `unit`: the distance of roots.
+// One pass over s interleaved transforms of `size` elements. unit: distance of the powers of w(size) in roots; n:
+// number of roots.
 typedef struct {
     int64_t size, s, unit;
     REAL sign;
@@ -174,7 +175,7 @@ static void R(group)(void *arg, int64_t begin, int64_t end, int64_t number)
     int64_t first = number * g->lanes, left = g->f->lines - first, lanes = left < g->lanes ? left : g->lanes;
     REAL *at = g->scratch + ms__thread_num() * 4 * g->each;
     R(pairs) a = { at, at + g->each }, b = { at + 2 * g->each, at + 3 * g->each };
-    // Lanes beyond the last line transform what is left in them.
+    // The last group may have fewer lines: its other lanes transform zeros.
     if (lanes < g->lanes) memset(at, 0, (size_t)(2 * g->each) * sizeof *at);
     for (int64_t q = 0; q < lanes; q++) R(read_line)(g, first + q, q, a);
     R(pairs) r = R(transform_lines)(g, a, b);

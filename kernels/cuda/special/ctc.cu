@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/special/ctc.cu -- the CTC loss on a GPU (formulas/ctc.h): a block computes a sample, and its threads the labels
-// of a time. Lengths and classes that the tensors do not hold are cut, and have probability 0.
+// of a time. Nothing is checked: lengths that the tensors do not hold are cut, and classes that do not exist have
+// probability 0.
 #include "cuda/blocks.h"
 #include "formulas/ctc.h"
 #include "rows/special/ctc.h"
@@ -26,7 +27,7 @@ static __global__ void loss_kernel(ms_ctc_call j)
     put(s, j.loss, n, j.zero_infinity && loss == -MS_CTC_NONE ? 0 : loss);
 }
 
-// Elements that no label has are 0 before.
+// grad is 0 before; elements of classes that are not in the target stay 0.
 static __global__ void gradient_kernel(ms_ctc_call j)
 {
     int64_t n = blockIdx.x;

@@ -27,7 +27,8 @@ template <class W> struct pairs {
 };
 enum fft_what { COMPLEX, REAL_TO_HALF, HALF_TO_REAL };
 
-// A tensor's lines: where line l begins, the distances of its elements and of the two parts of a number.
+// A tensor's lines. step, part: distances of a line's elements, and of the two parts of a number; stride: of the other
+// dimensions.
 struct fft_side {
     void *data;
     int64_t step, part, stride[MS_MAX_DIMS];
@@ -155,10 +156,10 @@ template <class W> static ms_status launch_pass(const char *what, int index, int
     default: return launch(what, index, pass_kernel<W, 13>, g.blocks, g.threads, p);
     }
 }
-// Transforms `lines` lines in *a, with *b for intermediate results; then *a has the result.
 template <class W> struct fft_arrays {
     pairs<W> a, b;
 };
+// Transforms p.lines lines of both->a, with both->b for intermediate results; afterwards both->a is the result.
 template <class W>
 static ms_status passes(const char *what, int index, const ms_fft_plan &plan, fft_pass<W> p, fft_arrays<W> *both)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/special/ctc.c -- the row of the CTC loss (formulas/ctc.h). Its gradient is that of log probabilities that may be
-// anything; PyTorch's adds their exponentials, which vanish in the gradient of the log_softmax before.
+// rows/special/ctc.c -- the row of the CTC loss (formulas/ctc.h). The gradient is exact for any log probabilities;
+// PyTorch's adds their exponentials, which make no difference if log_softmax has computed the log probabilities.
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 

@@ -12,10 +12,10 @@ typedef struct ms_ctc_vector {
     int64_t step;
 } ms_ctc_vector;
 typedef struct ms_ctc_call {
-    ms_ctc sample;                        // what all samples have: steps, classes, blank; logp and target of sample 0
+    ms_ctc sample;                        // what samples share: steps, classes, blank; logp and target of sample 0
     int64_t batch, times, longest, wide;  // wide: labels of a row of alpha
     int64_t next_logp, next_target;       // from sample to sample
-    int64_t concatenated;                 // elements of targets that follow one another; -1: each sample has a row
+    int64_t concatenated;                 // number of targets, stored one after the other; -1: each sample has a row
     ms_ctc_vector input_lengths, target_lengths;
     bool zero_infinity;
     void *loss, *grad;        // [N]; [T, N, C], contiguous
@@ -29,7 +29,7 @@ static inline ms_ctc_vector ms__ctc_vector(const ms_tensor *t)
     ms_ctc_vector v = { (const int64_t *)ms__data(t), t->stride[0] };
     return v;
 }
-// The part that both calls have: the inputs from number `first` on, and the integers.
+// Sets what forward and backward have in common: the inputs from number `first` on, and the integers.
 static inline void ms__ctc_call(ms_ctc_call *j, const ms_call *c, int first)
 {
     const ms_tensor *x = c->in[first], *y = c->in[first + 1];

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// rows/special/fft.c -- rows of Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary), the
-// last dimension; a real line of n elements has n / 2 + 1 of them, of which the others follow. A transform is a
-// symmetric matrix times a factor, so its gradient is that of the other direction with the same factor; a gradient of
-// a half counts elements whose conjugates are left out once, where the transform counts them twice, or the other way.
+// rows/special/fft.c -- rows of Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary) in
+// the last dimension. Of the transform of a real line of n elements only the first n / 2 + 1 are stored: the half; the
+// others are conjugates of these. A transform is a symmetric matrix times a factor, so its gradient is the transform in
+// the other direction with the same factor. An element whose conjugate is left out counts once in the gradient where it
+// counts twice in the transform, and the other way round.
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 

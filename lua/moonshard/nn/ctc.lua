@@ -13,7 +13,7 @@ local CTC = engine.op "ctc_loss"
 
 local M = {}
 
--- Lengths as int64 [N] on the device of the log-probabilities, and their largest.
+-- Lengths as int64 [N] on the device of the log probabilities, and the largest of them.
 local function lengths(what, given, n, device)
   local label = "ctc_loss: " .. what
   if type(given) == "number" then given = { given } end
@@ -39,8 +39,9 @@ local OPTIONS = { blank = opts.option(opts.whole_from(0), 0), zero_infinity = fa
 --- Connectionist temporal classification (Graves et al. 2006): minus the logarithm of the probability that the target
 --- comes out when repeated classes and then blanks are dropped. "mean" divides each loss by the target's length, at
 --- least 1, and takes the mean. The gradient is exact for any log_probs; PyTorch's adds exp(log_probs), which makes no
---- difference before a log_softmax. Errors: lengths and classes that do not fit; on a GPU they are cut instead.
----@param log_probs Tensor  [T, N, C], log-probabilities; or [T, C] for one sample
+--- difference if they come from log_softmax. Errors: a length that does not fit; on the CPU also a class that does not
+--- exist or is the blank (on a GPU, classes are not checked).
+---@param log_probs Tensor  [T, N, C], log probabilities; or [T, C] for one sample
 ---@param targets Tensor  classes from 0: int64 [N, S], or all targets one after the other; [S] for one sample
 ---@param input_lengths Tensor|integer[]|integer  [N], at most T
 ---@param target_lengths Tensor|integer[]|integer  [N], at most S

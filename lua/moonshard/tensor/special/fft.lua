@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- ms.fft: Fourier transforms of any length. There is no complex dtype: complex numbers are pairs (real, imaginary) in
---- a last dimension of size 2, which other dimensions do not count.
+--- a last dimension of size 2, which is not counted among their dimensions.
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -19,7 +19,7 @@ local M = {}
 local NORM = opts.one_of({ "backward", "ortho", "forward" }, "backward")
 local ONE = { n = opts.whole_from(1), dim = opts.option(opts.whole, -1), norm = NORM }
 
--- Checks complex numbers. Returns the number of their dimensions.
+-- Checks complex numbers. Returns the number of their dimensions, without that of the pairs.
 local function pairs_of(who, x)
   opts.expect(x, a_tensor, "%s: argument", who)
   local n = #x.shape
@@ -35,7 +35,7 @@ local function reals_of(who, x)
   return #x.shape
 end
 
--- A dimension, from 1, of n.
+-- Checks d, one of n dimensions; returns it counted from 1.
 local function dimension(who, d, n)
   if not opts.whole.test(d) or d == 0 or d > n or d < -n then
     errors.raise("%s: dimension %s is out of range, expected -%d to %d except 0", who, tostring(d), n, n)
@@ -68,17 +68,18 @@ end
 local function real_along(x, d, n, norm, inverse)
   x = resized(x, d, n)
   a_i[0], a_f[0] = d - 1, factor(norm, x.shape[d], inverse or false)
-  return wrap(tensor.call1_with(REAL, x, "fft.rfft", 1, 1))
+  return wrap(tensor.call1_with(REAL, x, inverse and "fft.ihfft" or "fft.rfft", 1, 1))
 end
 local function half_along(x, d, n, norm, forward)
+  local who = forward and "fft.hfft" or "fft.irfft"
   n = n or 2 * (x.shape[d] - 1)
-  if n < 1 then errors.raise("fft.irfft: a half of %d elements needs option 'n'", x.shape[d]) end
+  if n < 1 then errors.raise("%s: dimension %d has size %d, so option 'n' is needed", who, d, x.shape[d]) end
   x = resized(x, d, math.floor(n / 2) + 1)
   a_i[0], a_i[1], a_f[0] = d - 1, n, factor(norm, n, not forward)
-  return wrap(tensor.call1_with(HALF, x, "fft.irfft", 2, 1))
+  return wrap(tensor.call1_with(HALF, x, who, 2, 1))
 end
 
--- Defines a function of one dimension: fn(x, d, options).
+-- Makes a function that transforms one dimension by fn(x, d, options).
 local function along(who, count, fn)
   return function(x, given)
     local o = opts(who, given, ONE)
@@ -91,9 +92,9 @@ local fft = along("fft.fft", pairs_of, function(x, d, o) return complex_along(x,
 --- The transform X[k] = sum over j of x[j] exp(-2 pi i j k / n), along a dimension.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { n: integer, dim: integer, norm: string }
----   n: the length; x is cut, or followed by zeros (default: x's size); dim: from 1, negative from the end (default: -1,
----   the last one before the pairs); norm: the factor: "backward", 1; "ortho", 1 / sqrt(n); "forward", 1 / n (default:
----   "backward")
+---   n: the length; x is cut, or followed by zeros (default: x's size); dim: from 1, negative from the end (default:
+---   -1, the last one before the pairs); norm: the factor: "backward", 1; "ortho", 1 / sqrt(n); "forward", 1 / n
+---   (default: "backward")
 ---@return Tensor  complex numbers
 function M.fft(x, given) return fft(x, given) end
 
@@ -101,32 +102,35 @@ local ifft = along("fft.ifft", pairs_of, function(x, d, o) return complex_along(
 --- The inverse of fft.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { n: integer, dim: integer, norm: string }
----   n: the length (default: x's size); dim: (default: -1); norm: the factor: "backward", 1 / n; "ortho", 1 / sqrt(n);
----   "forward", 1 (default: "backward")
+---   n: the length (default: x's size); dim: as fft's (default: -1); norm: the factor: "backward", 1 / n; "ortho", 1 /
+---   sqrt(n); "forward", 1 (default: "backward")
 ---@return Tensor  complex numbers
 function M.ifft(x, given) return ifft(x, given) end
 
 local rfft = along("fft.rfft", reals_of, function(x, d, o) return real_along(x, d, o.n, o.norm) end)
---- The first half of the transform of real numbers; the other half are its conjugates.
+--- The first half of the transform of real numbers; the elements of the other half are conjugates of these.
 ---@param x Tensor  real numbers
 ---@param given? { n: integer, dim: integer, norm: string }
----   n: the length (default: x's size); dim: (default: -1); norm: as fft's (default: "backward")
----@return Tensor  complex numbers, n / 2 + 1 along the dimension
+---   n: the length (default: x's size); dim: as fft's (default: -1); norm: as fft's (default: "backward")
+---@return Tensor  complex numbers, floor(n / 2) + 1 along the dimension
 function M.rfft(x, given) return rfft(x, given) end
 
 local irfft = along("fft.irfft", pairs_of, function(x, d, o) return half_along(x, d, o.n, o.norm) end)
 --- The inverse of rfft.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { n: integer, dim: integer, norm: string }
----   n: the length of the result (default: 2 (x's size - 1)); dim: (default: -1); norm: as ifft's (default: "backward")
+---   n: the length of the result (default: 2 (x's size - 1)); dim: as fft's (default: -1); norm: as ifft's (default:
+---   "backward")
 ---@return Tensor  real numbers
 function M.irfft(x, given) return irfft(x, given) end
 
 local hfft = along("fft.hfft", pairs_of, function(x, d, o) return half_along(M.conj(x), d, o.n, o.norm, true) end)
---- The transform of numbers whose other half are their conjugates, which is real.
+--- The transform of a line whose first half is x and whose other half are x's conjugates in reverse order: real
+--- numbers.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { n: integer, dim: integer, norm: string }
----   n: the length of the result (default: 2 (x's size - 1)); dim: (default: -1); norm: as fft's (default: "backward")
+---   n: the length of the result (default: 2 (x's size - 1)); dim: as fft's (default: -1); norm: as fft's (default:
+---   "backward")
 ---@return Tensor  real numbers
 function M.hfft(x, given) return hfft(x, given) end
 
@@ -134,8 +138,8 @@ local ihfft = along("fft.ihfft", reals_of, function(x, d, o) return M.conj(real_
 --- The inverse of hfft.
 ---@param x Tensor  real numbers
 ---@param given? { n: integer, dim: integer, norm: string }
----   n: the length (default: x's size); dim: (default: -1); norm: as ifft's (default: "backward")
----@return Tensor  complex numbers, n / 2 + 1 along the dimension
+---   n: the length (default: x's size); dim: as fft's (default: -1); norm: as ifft's (default: "backward")
+---@return Tensor  complex numbers, floor(n / 2) + 1 along the dimension
 function M.ihfft(x, given) return ihfft(x, given) end
 
 -- ---- several dimensions --------------------------------------------------------------------------
@@ -143,7 +147,7 @@ function M.ihfft(x, given) return ihfft(x, given) end
 local MANY = { s = opts.table, dim = opts.table, norm = NORM }
 local TWO = { s = opts.table, dim = opts.option(opts.table, { -2, -1 }), norm = NORM }
 
--- Defines a function of several dimensions: fn(x, dims, sizes, norm); sizes[k] may be nil.
+-- Makes a function that transforms several dimensions by fn(x, dims, sizes, norm); sizes[k] may be nil.
 local function over(who, spec, count, fn)
   return function(x, given)
     local o = opts(who, given, spec)
@@ -223,7 +227,8 @@ local fft2 = over("fft.fft2", TWO, pairs_of, complex_over(false))
 --- fft along two dimensions.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: (default: { -2, -1 }); norm: as fft's (default: "backward")
+---   s: the lengths (default: x's sizes); dim: two dimensions (default: { -2, -1 }); norm: as fft's (default:
+---   "backward")
 ---@return Tensor  complex numbers
 function M.fft2(x, given) return fft2(x, given) end
 
@@ -231,7 +236,8 @@ local ifft2 = over("fft.ifft2", TWO, pairs_of, complex_over(true))
 --- ifft along two dimensions.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: (default: { -2, -1 }); norm: as ifft's (default: "backward")
+---   s: the lengths (default: x's sizes); dim: two dimensions (default: { -2, -1 }); norm: as ifft's (default:
+---   "backward")
 ---@return Tensor  complex numbers
 function M.ifft2(x, given) return ifft2(x, given) end
 
@@ -239,7 +245,8 @@ local rfft2 = over("fft.rfft2", TWO, reals_of, real_over)
 --- rfftn along two dimensions.
 ---@param x Tensor  real numbers
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths (default: x's sizes); dim: (default: { -2, -1 }); norm: as fft's (default: "backward")
+---   s: the lengths (default: x's sizes); dim: two dimensions (default: { -2, -1 }); norm: as fft's (default:
+---   "backward")
 ---@return Tensor  complex numbers
 function M.rfft2(x, given) return rfft2(x, given) end
 
@@ -247,8 +254,8 @@ local irfft2 = over("fft.irfft2", TWO, pairs_of, half_over)
 --- irfftn along two dimensions.
 ---@param x Tensor  complex numbers [..., 2]
 ---@param given? { s: integer[], dim: integer[], norm: string }
----   s: the lengths of the result (default: x's sizes, and 2 (size - 1) along the last dimension); dim: (default:
----   { -2, -1 }); norm: as ifft's (default: "backward")
+---   s: the lengths of the result (default: x's sizes, and 2 (size - 1) along the last dimension); dim: two
+---   dimensions (default: { -2, -1 }); norm: as ifft's (default: "backward")
 ---@return Tensor  real numbers
 function M.irfft2(x, given) return irfft2(x, given) end
 
@@ -271,15 +278,17 @@ end
 --- The frequencies of fft's results: 0, 1, ... and the negative ones, divided by n d.
 ---@param n integer  the length
 ---@param given? { d: number, dtype: string, device: string }
----   d: the time from sample to sample (default: 1); dtype: (default: float32); device: (default: the default device)
+---   d: the time from sample to sample (default: 1); dtype: of the result (default: float32); device: of the
+---   result (default: the default device)
 ---@return Tensor  [n]
 function M.fftfreq(n, given) return frequencies("fft.fftfreq", n, given, true) end
 
---- The frequencies of rfft's results: 0, 1, ..., n / 2, divided by n d.
+--- The frequencies of rfft's results: 0, 1, ..., floor(n / 2), divided by n d.
 ---@param n integer  the length
 ---@param given? { d: number, dtype: string, device: string }
----   d: the time from sample to sample (default: 1); dtype: (default: float32); device: (default: the default device)
----@return Tensor  [n / 2 + 1]
+---   d: the time from sample to sample (default: 1); dtype: of the result (default: float32); device: of the
+---   result (default: the default device)
+---@return Tensor  [floor(n / 2) + 1]
 function M.rfftfreq(n, given) return frequencies("fft.rfftfreq", n, given, false) end
 
 local SHIFT = { dim = opts.any, complex = false }
@@ -305,20 +314,22 @@ end
 --- Moves the frequency 0 to the middle.
 ---@param x Tensor  in the order of fft's results
 ---@param given? { dim: integer|integer[], complex: boolean }
----   dim: the dimensions (default: all); complex: x has complex numbers, whose pairs are no dimension (default: false)
+---   dim: the dimensions (default: all); complex: x has complex numbers, whose pairs do not count as a dimension
+---   (default: false)
 ---@return Tensor
 function M.fftshift(x, given) return shifted("fft.fftshift", x, given, false) end
 
 --- The inverse of fftshift.
 ---@param x Tensor  as fftshift returns it
 ---@param given? { dim: integer|integer[], complex: boolean }
----   dim: the dimensions (default: all); complex: x has complex numbers, whose pairs are no dimension (default: false)
+---   dim: the dimensions (default: all); complex: x has complex numbers, whose pairs do not count as a dimension
+---   (default: false)
 ---@return Tensor
 function M.ifftshift(x, given) return shifted("fft.ifftshift", x, given, true) end
 
 -- ---- complex numbers ------------------------------------------------------------------------------
 
---- Complex numbers of real ones.
+--- Complex numbers from their real and imaginary parts.
 ---@param re Tensor  the real parts
 ---@param im? Tensor  the imaginary parts, of re's shape (default: 0)
 ---@return Tensor  [..., 2]
