@@ -29,7 +29,8 @@ struct images {
 // columns of a row. If they lie in one row of the output, they are adjacent in the image (stride 1), or every second of
 // twice as many adjacent ones (stride 2).
 template <class S>
-__global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
+__global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
+    unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
 {
     typedef real_of<S> T;
     int64_t L = ms__conv_positions(&v), packs = (L + WIDE - 1) / WIDE, i = GLOBAL_INDEX, kernel = ms__conv_kernel(&v);
@@ -42,26 +43,28 @@ __global__ void __launch_bounds__(BLOCK, 5) unfold_kernel(ms_conv v, images some
         oz = oy / v.oh, oy -= oz * v.oh;
     }
     int64_t d = oz * v.sd - v.front + kz * v.dd, h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw;
-    bool row_inside = d >= 0 && d < v.d && h >= 0 && h < v.h;
+    auto inside = [&] { return c < C && d >= 0 && d < v.d && h >= 0 && h < v.h; };  // the row of the image
     T out[WIDE];
     x += ((some.first + n) * v.in + some.group * C + c) * v.d * v.h * v.w;
+    const S *line = x + (d * v.h + h) * v.w;
     if (c < C && v.sw == 1 && ox + WIDE <= v.ow) {
-        read_pack(x + (d * v.h + h) * v.w, w, row_inside ? v.w : 0, (T)0, out);
+        read_pack(line, w, inside() ? v.w : 0, (T)0, out);
     } else if (c < C && v.sw == 2 && ox + WIDE <= v.ow) {
         T low[WIDE], high[WIDE];
-        read_pack(x + (d * v.h + h) * v.w, w, row_inside ? v.w : 0, (T)0, low);
-        read_pack(x + (d * v.h + h) * v.w, w + WIDE, row_inside ? v.w : 0, (T)0, high);
+        read_pack(line, w, inside() ? v.w : 0, (T)0, low);
+        read_pack(line, w + WIDE, inside() ? v.w : 0, (T)0, high);
         UNROLL
         for (int e = 0; e < WIDE / 2; e++) out[e] = low[2 * e], out[e + WIDE / 2] = high[2 * e];
     } else {
+        int64_t width = inside() ? v.w : 0;
         UNROLL
         for (int p = 0; p < WIDE; p++) {
-            bool inside = c < C && d >= 0 && d < v.d && h >= 0 && h < v.h && w >= 0 && w < v.w;
-            out[p] = inside ? one_of(x + (d * v.h + h) * v.w + w) : c < C ? 0 : 1;
+            out[p] = w >= 0 && w < width ? one_of(line + w) : c < C ? 0 : 1;
             w += v.sw;
             if (++ox < v.ow) continue;
             ox = 0, h += v.sh, w = kx * v.dw - v.left;
             if (++oy == v.oh) oy = 0, d += v.sd, h = ky * v.dh - v.top;
+            line = x + (d * v.h + h) * v.w, width = inside() ? v.w : 0;
         }
     }
     write_pack(cols + row * L, l, L, out);

@@ -52,9 +52,9 @@ static inline ms_conv ms__conv_transposed_of(const ms_tensor *y, const ms_tensor
 }
 
 // Elements of the kernel, of an image's channel, and of an output's channel.
-static inline int64_t ms__conv_kernel(const ms_conv *v) { return v->kd * v->kh * v->kw; }
-static inline int64_t ms__conv_size(const ms_conv *v) { return v->d * v->h * v->w; }
-static inline int64_t ms__conv_positions(const ms_conv *v) { return v->od * v->oh * v->ow; }
+MS_FN int64_t ms__conv_kernel(const ms_conv *v) { return v->kd * v->kh * v->kw; }
+MS_FN int64_t ms__conv_size(const ms_conv *v) { return v->d * v->h * v->w; }
+MS_FN int64_t ms__conv_positions(const ms_conv *v) { return v->od * v->oh * v->ow; }
 
 // Whether the unfolded matrix would equal the image: a kernel of size 1 with stride 1 and no padding.
 static inline bool ms__conv_pointwise(const ms_conv *v)
