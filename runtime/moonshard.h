@@ -917,7 +917,8 @@ MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts
 // ---- captured steps ----------------------------------------------------------------------------
 
 // A step that is recorded while it runs once, and repeated without the script: the same operators, backward, clipping,
-// optimizer steps and collectives on the same memory, with new arguments and random numbers. Callers refuse leaf hooks.
+// optimizer steps and collectives on the same memory, with new arguments and random numbers. Leaf hooks may do work of
+// the engine only; the caller refuses all others (ms_capture_refuse).
 //  begin    starts a recording; own[k] is the step's copy of argument in[k], which the step must use instead. NULL on
 //           failure
 //  results  to be called in the recording, with what the step returns: out[k] is a copy of results[k]

@@ -182,7 +182,8 @@ static bool make_graph(ms_captured *c, ms_captured_work *first)
     return false;
 }
 
-// Makes graphs of all sequences of two and more pieces of fixed work; of none after a failure.
+// Makes graphs of all sequences of two and more pieces of fixed work. Stops at the first failure: the work after it is
+// queued piece by piece.
 static void make_graphs(ms_captured *c)
 {
     c->graphed = true;

@@ -11,7 +11,8 @@
 // freed, so the list can repeat the recorded order of uses.
 //
 // The first repetition makes CUDA graphs of sequences of fixed work on a GPU (ms__capture_fixed), later ones launch
-// them. All other work, as optimizers' passes and random numbers, whose arguments change, is queued piece by piece.
+// them. All other work, such as optimizers' passes and random numbers, whose arguments change, is queued piece by
+// piece.
 #ifndef MS_CAPTURE_H
 #define MS_CAPTURE_H
 

@@ -225,7 +225,7 @@ static ms_status repeat_call(void *arg, ms_captured *c)
 
 static void drop_call(void *arg) { ms__release(((call_work *)arg)->written); }
 
-// Adds t's device to *all, the device of some tensors (-1: none so far; -2: of several devices, or no GPU's).
+// Adds t's device to *all, the device of some tensors. -1: there are none so far; -2: several devices, or not a GPU.
 static void add_device(int *all, const ms_tensor *t)
 {
     if (!t) return;

@@ -116,7 +116,7 @@ describe("a parametrization", function()
     end)())
     assert.are.equal("parametrize: 'bias' cannot be set, because the parametrization Plain has no right_inverse",
       message(function() m.bias = ms.zeros(2) end))
-    assert.are.equal("register_parametrization: parameter 'weight' of FSDPLinear is sharded; call it before fully_shard or fsdp.FSDP",
+    assert.are.equal("register_parametrization: parameter 'weight' of FSDPLinear is sharded; call this before fully_shard or fsdp.FSDP",
       message(function() register(ms.fsdp.fully_shard(nn.Linear(2, 2)), "weight", Double()) end))
   end)
 end)
@@ -128,7 +128,7 @@ describe("weight_norm and spectral_norm", function()
     utils.weight_norm(m)
     assert.are.same({ 3, 1 }, { unpack(m.parametrizations.weight.original0.shape) })
     assert.is_true(m(x):allclose(before))
-    assert.are.equal("remove_spectral_norm: 'weight' of ParametrizedLinear has none",
+    assert.are.equal("remove_spectral_norm: 'weight' of ParametrizedLinear has no SpectralNorm as its last parametrization",
       message(function() utils.remove_spectral_norm(m) end))
     utils.remove_weight_norm(m)
     assert.are.equal("Linear", m:class_name())
@@ -181,9 +181,9 @@ describe("layers joined for evaluation", function()
     check(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), x, utils.fuse_conv_bn_eval)
     check(nn.ConvTranspose2d(2, 3, 3), nn.BatchNorm2d(3), x, utils.fuse_conv_bn_eval)
     check(nn.Linear(5, 3), nn.BatchNorm1d(3), ms.randn(8, 5), utils.fuse_linear_bn_eval)
-    assert.are.equal("fuse_linear_bn_eval: the layers are in training, expected eval()",
+    assert.are.equal("fuse_linear_bn_eval: a layer is in training mode; call eval() on both",
       message(function() utils.fuse_linear_bn_eval(nn.Linear(2, 3), nn.BatchNorm1d(3)) end))
-    assert.are.equal("fuse_linear_bn_eval: the first layer has 2 outputs, the second 3 channels",
+    assert.are.equal("fuse_linear_bn_eval: the first layer has 2 outputs and the second 3 channels, expected equal numbers",
       message(function() utils.fuse_linear_bn_eval(nn.Linear(2, 2):eval(), nn.BatchNorm1d(3):eval()) end))
   end)
 end)

@@ -18,12 +18,12 @@ local M = {}
 local function fused(who, layer, bn, dim)
   opts.expect(layer, base.a_module, "%s: argument 1", who)
   opts.expect(bn, base.a_module, "%s: argument 2", who)
-  if layer.training or bn.training then raise("%s: the layers are in training, expected eval()", who) end
+  if layer.training or bn.training then raise("%s: a layer is in training mode; call eval() on both", who) end
   local mean, var = bn.running_mean, bn.running_var
   if not mean then raise("%s: argument 2, %s, has no running statistics", who, bn:class_name()) end
   local weight = layer.weight
   if weight:size(dim) ~= mean:size(1) then
-    raise("%s: the first layer has %d outputs, the second %d channels", who, weight:size(dim), mean:size(1))
+    raise("%s: the first layer has %d outputs and the second %d channels, expected equal numbers", who, weight:size(dim), mean:size(1))
   end
   return autograd.no_grad(function()
     local out = deepcopy(layer)
@@ -102,7 +102,7 @@ function M.stateless.functional_call(m, values, ...)
       end
     end
   end
-  for path in pairs(values) do                          -- one of them is shown, any one
+  for path in pairs(values) do                          -- names one of the unknown ones
     if not used[path] then raise("functional_call: %s", errors.unknown("name", path, known)) end
   end
   local places = {}

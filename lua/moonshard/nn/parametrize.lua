@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- nn.utils.parametrize: parameters that are computed from others. The module gets the class "Parametrized<Class>",
---- which extends the class it had, and the child `parametrizations`, with a ParametrizationList for each such parameter:
---- its original parameters and the modules that compute. Layers read parameters as fields (`_slots`), so the values are
---- put there while forward runs; elsewhere, reading the field computes them.
+--- which extends the class it had, and the child `parametrizations`, with a ParametrizationList for each such
+--- parameter: its original parameters and the modules that compute. Layers read parameters as fields (`_slots`), so the
+--- values are put there while forward runs; elsewhere, reading the field computes them.
 local autograd = require "moonshard.autograd"
 local class = require "moonshard.core.class"
 local containers = require "moonshard.nn.containers"
@@ -20,8 +20,9 @@ local M = {}
 
 -- ---- the list ------------------------------------------------------------------------------------
 
--- The parametrizations of one parameter: children 1, 2 …, each called with the previous one's result; the first with the
--- originals: the parameter "original", or "original0", "original1" … if the right inverse of the first returns several.
+-- The parametrizations of one parameter: children 1, 2 …, each called with the previous one's result; the first with
+-- the originals: the parameter "original", or "original0", "original1" … if the right inverse of the first returns
+-- several.
 local List = containers.ModuleList:extend "ParametrizationList"
 
 local function originals(self)
@@ -105,13 +106,13 @@ end
 
 local function check_module(who, m) opts.expect(m, base.a_module, "%s: argument 1", who) end
 
--- The parameter of that name, which a unit must not have yet.
+-- The parameter of that name. Raises if there is none, or if it is already sharded.
 local function parameter_of(who, m, name)
   opts.expect(name, opts.string, "%s: argument 2", who)
   local p = m._kind[name] == "parameter" and m._slots[name]
   if not p then raise("%s: %s: %s", who, m:class_name(), errors.unknown("parameter", name, m._params)) end
   if rawget(p, "_unit") or rawget(p, "_flat") then
-    raise("%s: parameter '%s' of %s is sharded; call it before fully_shard or fsdp.FSDP", who, name, m:class_name())
+    raise("%s: parameter '%s' of %s is sharded; call this before fully_shard or fsdp.FSDP", who, name, m:class_name())
   end
   return p
 end
@@ -214,7 +215,7 @@ function M._remove_one(who, m, name, cls)
   check_module(who, m)
   local list = M.is_parametrized(m, name) and list_of(m, name)
   if not (list and list[-1]:isa(cls)) then
-    raise("%s: '%s' of %s has none", who, tostring(name), m:class_name())
+    raise("%s: '%s' of %s has no %s as its last parametrization", who, tostring(name), m:class_name(), rawget(cls, "__name"))
   end
   return M.remove_parametrizations(m, name)
 end

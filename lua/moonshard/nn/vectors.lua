@@ -66,7 +66,7 @@ function M.get_total_norm(tensors, given)
   end)
 end
 
---- Multiplies all gradients by max_norm / total_norm where that is below 1: clip_grad_norm_ with a norm that the script
+--- Multiplies all gradients by max_norm / total_norm if that is below 1: clip_grad_norm_ with a norm that the script
 --- has computed. Sharded gradients are multiplied where they are: no communication.
 ---@param params Tensor|Tensor[]  those without a gradient are left out
 ---@param max_norm number  at least 0

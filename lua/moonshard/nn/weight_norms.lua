@@ -13,7 +13,7 @@ local Module = base.Module
 
 local M = {}
 
--- The weight `name` of m, for a function that may get its options in place of the name.
+-- Checks the arguments of a function that may get its options in place of the name. Returns the name and the options.
 local function arguments(who, m, name, given, spec)
   if opts.is(name) and given == nil then name, given = nil, name end
   if name == nil then name = "weight" end
@@ -22,7 +22,7 @@ local function arguments(who, m, name, given, spec)
   return name, opts(who, given, spec)
 end
 
--- A dimension of t, from 1.
+-- Checks a dimension of t; returns it counted from 1.
 local function dimension(who, t, dim)
   local at = type(dim) == "number" and dim % 1 == 0 and (dim < 0 and t.ndim + 1 + dim or dim) or 0
   if at < 1 or at > t.ndim then
@@ -54,7 +54,7 @@ function WeightNorm:right_inverse(w) return norms(w, self.dim), w end
 --- g and v are trained: "parametrizations.weight.original0" and "original1".
 ---@param m Module  a layer
 ---@param name? string  name of the parameter (default: "weight")
----@param given? { dim: integer|false }  dim: the dimension with a norm for each index; false: one norm of all (default: 1)
+---@param given? { dim: integer|false }  dim: the dimension with a norm for each index; false: one norm (default: 1)
 ---@return Module m
 function M.weight_norm(m, name, given)
   local o
@@ -115,8 +115,9 @@ end
 
 function SpectralNorm.right_inverse(_, value) return value end
 
---- Spectral normalization (Miyato et al. 2018): the weight is divided by its largest singular value, which a power
---- iteration follows: one step in each forward in training. The vectors of the iteration are buffers.
+--- Spectral normalization (Miyato et al. 2018): the weight is divided by its largest singular value, which is
+--- computed by power iteration: n_power_iterations steps in each forward in training, from the vectors of the forward
+--- before. These vectors are buffers.
 ---@param m Module  a layer
 ---@param name? string  name of the parameter (default: "weight")
 ---@param given? { n_power_iterations: integer, eps: number, dim: integer }
