@@ -446,7 +446,7 @@ typedef struct {
     double group;  // id of the shard group
     // MS_VIEWS_*; MS_PREFETCH_*; 1: reduced gradients keep reduce_dtype.
     int32_t views, backward_prefetch, keep_low_precision_grads;
-    int32_t offload;                // 1: shards and their gradients stay on the CPU
+    int32_t offload;                // 1: shards and their gradients stay on the CPU; 2: in pinned memory
     int32_t device;                 // the device on which the unit computes; -1: the parameters' current device
     int32_t layout;                 // MS_LAYOUT_*
     int32_t reshard_after_forward;  // 1: yes; 0: no; -1: yes unless it is the root; > 1: size of reshard_group

@@ -21,6 +21,7 @@
 #include "device/device.h"
 #include "device/gpu_pool.h"
 #include "device/history.h"
+#include "device/host_pins.h"
 #include "base/trace.h"
 #include "base/watched.h"
 
@@ -192,9 +193,13 @@ static void empty_cache(void)
 {
     for (ms_segment *s = pool.top; s; s = s->older)
         for (int c = 0; c < MS_CLASSES; c++) {
-            ms_block *b;
+            ms_block *b, *stay = NULL;
             if (!s->free[c] || s->free[c]->size < LARGE) continue;
             while ((b = ms__pop(&s->free[c]))) {
+                if (ms__host_pinned(b)) {
+                    ms__push(&stay, b);
+                    continue;
+                }
                 size_t whole = (b->size + 4095) & ~(size_t)4095;
                 if (s->fd >= 0)
                     fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b->data - s->base,
@@ -203,6 +208,7 @@ static void empty_cache(void)
                 pool.use.reserved -= b->size;
                 ms__push(&s->hollow[c], b);
             }
+            s->free[c] = stay;
         }
 }
 

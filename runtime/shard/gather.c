@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "device/device.h"
+#include "device/host_pins.h"
 #include "shard/extend.h"
 #include "shard/gather.h"
 #include "shard/layout/layout.h"
@@ -158,6 +159,11 @@ static int gathered_dtype(const unit *u)
     return u->memory.n_extensions ? ms__extensions_dtype(u, dtype) : dtype >= 0 ? dtype : MS_U8;
 }
 
+void ms__unit_pin(const unit *u, const ms_storage *s)
+{
+    if (u->options.pins && s->device == MS_CPU && ms__is_cuda(u->memory.device)) ms__host_pin(s->block);
+}
+
 ms_status ms__unit_check_home(const unit *u)
 {
     if (MS_LIKELY(!u->options.offload || u->memory.home == MS_CPU || ms__is_meta(u->memory.home) || u->n == 0))
@@ -215,6 +221,7 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
     if (st == MS_OK && u->memory.casts && !post) {
         st = ms__storage_new(&u->memory.cast, u->memory.home, u->memory.cast_bytes, "fsdp: low-precision shard");
         if (st == MS_OK) ms__storage_hold(u->memory.cast, MS_MEMORY_GATHERED);
+        if (st == MS_OK) ms__unit_pin(u, u->memory.cast);
         if (st == MS_OK) st = cast_shard(u, u->memory.cast);
         if (st == MS_OK && u->memory.n_extensions) st = ms__extensions_pack(u);
         from = u->memory.cast;

@@ -24,5 +24,6 @@ ms_status ms__unit_gather_apart(const unit *u, ms_storage *from, ms_storage *to,
 uint64_t ms__unit_versions(const unit *u);        // sum of its parameters' versions: increases by one with each change
 uint64_t ms__unit_shard_versions(const unit *u);  // as ms__unit_versions, but counts only changes of the shard
 ms_status ms__unit_check_home(const unit *u);     // fails if offloaded shards are not on the CPU
+void ms__unit_pin(const unit *u, const ms_storage *s);  // pins an offloaded unit's CPU memory if its options say so
 
 #endif

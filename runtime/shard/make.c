@@ -122,6 +122,7 @@ static ms_status make_storages(unit *u)
     }
     ms_storage *shard = NULL, *buffer = NULL;
     MS_TRY(ms__storage_new(&shard, u->memory.home, u->memory.shard_bytes, "fsdp: shard"));
+    ms__unit_pin(u, shard);
     ms_status st = shard->data ? ms__set_bytes(shard->device, shard->data, 0, u->memory.shard_bytes) : MS_OK;
     if (st == MS_OK) st = make_buffer(u, shard, &buffer);
     if (st != MS_OK) {
@@ -229,6 +230,7 @@ double ms_unit_new(const char *name, int n, const ms_id *params, const ms_unit_o
     u->views = known_views[o->views];
     u->options.backward_prefetch_at = o->backward_prefetch;
     u->options.offload = o->offload != 0;
+    u->options.pins = o->offload == 2;
     u->options.keep_low = o->keep_low_precision_grads != 0;
     u->group = ms__group_hold(g);
     u->rank = ms__group_rank(g);

@@ -5,6 +5,7 @@
 
 #include "autograd/captured.h"
 #include "device/device.h"
+#include "shard/gather.h"
 #include "shard/reduce.h"
 #include "shard/views/views.h"
 #include "ops/op.h"
@@ -96,7 +97,8 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part)
     return ms__add_to(l->grad, part);
 }
 
-ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
+// for_unit: the unit that may pin the copy; NULL: none.
+static ms_status bring(int device, int dtype, const unit *for_unit, ms_tensor **t)
 {
     for (int step = 0; step < 2; step++) {  // first convert on the source device, then move
         ms_tensor *from = *t, *to;
@@ -104,6 +106,7 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
         if (from->dtype == dtype && ms__device(from) == where) continue;
         ms_status st = ms__tensor_new(&to, dtype, where, from->ndim, from->shape, "fsdp: gradients");
         if (st != MS_OK) return st;
+        if (for_unit) ms__unit_pin(for_unit, to->storage);
         st = step == 1 && ms__is_contiguous(from) ? ms__copy_async(to, from, NULL) : ms__copy(to, from);
         if (st != MS_OK) {
             ms__release(to);
@@ -114,6 +117,9 @@ ms_status ms__unit_bring(int device, int dtype, ms_tensor **t)
     }
     return MS_OK;
 }
+
+ms_status ms__unit_bring(int device, int dtype, ms_tensor **t) { return bring(device, dtype, NULL, t); }
+ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t) { return bring(u->memory.home, dtype, u, t); }
 
 // A script may skip a backward on one rank, for example after an error that it caught. If the next forward gathers
 // nothing, that rank's next reduction would match its peers' reduction of the previous step, and the ranks would stay

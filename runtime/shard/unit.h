@@ -49,8 +49,8 @@ typedef struct {
 // Options with which the script made the unit. They do not change.
 typedef struct unit_options {
     int backward_prefetch_at;  // MS_PREFETCH_*
-    bool offload;
-    bool keep_low;  // gradients keep the reduce dtype
+    bool offload, pins;        // pins: offloaded memory is pinned
+    bool keep_low;             // gradients keep the reduce dtype
     int output_dtype;
     int param_dtype, reduce_dtype;
     double before, after;  // fsdp.FSDP: divisors of the gradients before and after they are summed

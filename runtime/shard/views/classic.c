@@ -108,7 +108,7 @@ static ms_status replace_landed(unit_param *p, ms_tensor *part)
 static ms_status land_flat(ms_run *run, reduction *r)
 {
     unit *u = r->owner;
-    MS_TRY(ms__unit_bring(u->memory.home, r->dtype, &r->out));
+    MS_TRY(ms__unit_bring_home(u, r->dtype, &r->out));
     MS_TRY(each_part(u, r->out, r->replaces ? replace_landed : ms__unit_land_part));
     bool one = u->leaves != u->params;
     for (int j = u->n_leaves - 1; j >= 0; j--)  // tasks form a stack: the hooks of the first parameter run first

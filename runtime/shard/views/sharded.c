@@ -64,7 +64,7 @@ static ms_status land_all(ms_run *run, reduction *r, ms_tensor *out)
     for (int k = 0; k < r->n; k++) {
         unit_param *p = r->present[k];
         ms_tensor *part = ms__tensor_on(out->storage, out->dtype, p->local->ndim, p->local->shape, r->at[k]);
-        ms_status st = ms__unit_bring(r->owner->memory.home, p->dtype, &part);
+        ms_status st = ms__unit_bring_home(r->owner, p->dtype, &part);
         if (st == MS_OK) st = ms__unit_land_part(p, part);
         ms__release(part);
         MS_TRY(st);
@@ -140,7 +140,7 @@ static ms_status land_reduced(ms_run *run, reduction *r)
     int dtype = r->n ? r->present[0]->dtype : r->out->dtype;
     for (int k = 1; k < r->n; k++)
         if (r->present[k]->dtype != dtype) dtype = r->out->dtype;
-    ms_status st = r->partial ? keep_partial(r) : ms__unit_bring(r->owner->memory.home, dtype, &r->out);
+    ms_status st = r->partial ? keep_partial(r) : ms__unit_bring_home(r->owner, dtype, &r->out);
     if (st == MS_OK && !r->partial) st = land_all(run, r, r->out);
     ms__release(r->out);
     r->out = NULL;
@@ -256,7 +256,7 @@ static ms_status take_alone(unit_param *p, ms_copies *together, ms_tensor **mine
         return MS_OK;
     ms_status st;
     if (ms__device(g) != home) {
-        st = ms__unit_bring(home, p->dtype, mine);
+        st = ms__unit_bring_home(p->owner, p->dtype, mine);
     } else {
         *was = g;
         st = ms__tensor_new(mine, p->dtype, home, g->ndim, g->shape, "fsdp: gradient");

@@ -139,7 +139,7 @@ local function engine_unit(self, o, placed, params, names, on)
   options.reduce_dtype = number_of(precision.reduce_dtype)     -- default: param_dtype, the dtype of the gradients
   options.output_dtype = -1
   options.device = #params > 0 and dtypes.device(params[1].device, "FSDP") or -1
-  options.offload = o.cpu_offload and o.cpu_offload.offload_params and 1 or 0
+  options.offload = o.cpu_offload and o.cpu_offload.offload_params and 2 or 0
   local handle = lib.ms_unit_new(self._slots.module:class_name(), #params, ids, options)
   if handle == 0 then errors.fail() end
   if o.forward_prefetch == false then errors.check(lib.ms_unit_set(handle, C.MS_UNIT_FORWARD_PREFETCH, 0)) end

@@ -225,7 +225,8 @@ function M.fully_shard(target, given)
     reshard_after_forward = reshard,
     param_dtype = dtype_number(policy.param_dtype), reduce_dtype = dtype_number(policy.reduce_dtype),
     output_dtype = dtype_number(policy.output_dtype), cast_forward_inputs = policy.cast_forward_inputs and 1 or 0,
-    dims = dims, offload = o.offload_policy and 1 or 0, device = device and dtypes.device(device, "fully_shard") or -1,
+    dims = dims, offload = o.offload_policy and (o.offload_policy.pin_memory and 2 or 1) or 0,
+    device = device and dtypes.device(device, "fully_shard") or -1,
   })
   if replicas then options.replicates, options.replicate_group = 1, replicas.id end
   if reshard > 1 then options.reshards_to, options.reshard_group = 1, smaller_group(group, o.mesh, reshard).id end

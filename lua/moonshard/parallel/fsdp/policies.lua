@@ -54,9 +54,9 @@ local Offload = { __name = "CPUOffloadPolicy" }
 Offload.__index = Offload
 
 --- Keeps a unit's shards, gradients and therefore the optimizer's state on the CPU; parameters are gathered into the
---- memory of the compute device. Has no effect if the CPU is the compute device. pin_memory is accepted for
---- compatibility and has no effect: shards are in memory that ranks share, and the driver stages copies.
----@param given? {pin_memory: boolean}  pin_memory: has no effect
+--- memory of the compute device. Has no effect if the CPU is the compute device.
+---@param given? {pin_memory: boolean}  pin_memory: pins the shards and gradients of 256 KiB and more, so that a GPU
+---   copies from and to them directly; false: the driver stages copies (default: true)
 function M.CPUOffloadPolicy(given)
   return setmetatable(opts("CPUOffloadPolicy", given, { pin_memory = true }), Offload)
 end

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+// device/host_pins.h -- blocks of CPU memory that are pinned, so that GPUs copy from and to them directly.
+#ifndef MS_HOST_PINS_H
+#define MS_HOST_PINS_H
+
+#include "device/pool.h"
+
+// Pins the pages of a block of CPU memory, if it has pages of its own and there is a GPU. Where that is not possible,
+// the block stays as it is, which is reported once.
+void ms__host_pin(const ms_block *b);
+bool ms__host_pinned(const ms_block *b);
+
+#endif
