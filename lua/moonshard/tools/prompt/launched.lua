@@ -98,7 +98,7 @@ function M.begin(command)
   for r = 2, world do
     if hosts[r] ~= hosts[1] then
       if rank == 0 then
-        io.stderr:write(("repl: the prompt is for ranks on one machine, but rank %d is on another than rank 0\n"):format(r - 1))
+        io.stderr:write(("repl: the prompt is for ranks on one machine, but rank %d is not on the machine of rank 0\n"):format(r - 1))
       end
       dist.barrier()                                    -- the launcher ends all ranks as soon as one has ended
       os.exit(2, true)
