@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // device/host_pins.c -- blocks of CPU memory that are pinned: GPUs copy from and to them without the driver's staging.
 //
-// A block that has pages of its own is pinned when a caller first asks for it. It stays pinned when it is freed, and the
-// pool keeps its pages: pinning takes longer than a copy, and training uses the same blocks in every step.
+// A block that has pages of its own is pinned when a caller first asks for it. It stays pinned when it is freed, and
+// the pool keeps its pages: pinning takes longer than a copy, and training uses the same blocks in every step.
 #include <stdio.h>
 
 #include "device/device.h"
