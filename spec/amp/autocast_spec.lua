@@ -149,6 +149,47 @@ describe("autocast", function()
     assert.is_true(grad:equal(w.grad))
   end)
 
+  it("says whether it is on, with its dtype", function()
+    assert.are.same({ false }, { amp.is_autocast_enabled() })
+    amp.autocast("float16", function()
+      assert.are.same({ true, "float16" }, { amp.is_autocast_enabled() })
+      amp.autocast(nil, function() assert.are.same({ false }, { amp.is_autocast_enabled() }) end)
+    end)
+  end)
+
+  it("of forward holds in the backward of a function that custom_fwd and custom_bwd wrap", function()
+    local seen = {}
+    local function note(_, x)
+      seen[#seen + 1] = ("%s %s"):format(select(2, amp.is_autocast_enabled()) or "off", x.dtype)
+      return x * 1
+    end
+    local kept = ms.Function { forward = amp.custom_fwd(note), backward = amp.custom_bwd(note) }
+    local cast = ms.Function {
+      forward = amp.custom_fwd(note, { cast_inputs = "float32" }), backward = amp.custom_bwd(note),
+    }
+    local x = half(2):requires_grad_()
+    amp.autocast("bfloat16", kept, x):sum():backward()
+    amp.autocast("bfloat16", cast, x):sum():backward()
+    kept(x):sum():backward()
+    cast(x):sum():backward()                            -- without autocast, inputs stay as they are
+    assert.are.same({ "bfloat16 bfloat16", "bfloat16 bfloat16", "off float32", "off float32",
+      "off bfloat16", "off bfloat16", "off bfloat16", "off bfloat16" }, seen)
+    assert.are.equal("bfloat16", x.grad.dtype)
+    local ids = ms.ones(2, { dtype = "int64" })
+    local both = ms.Function {
+      forward = amp.custom_fwd(function(_, i, d) return i.dtype .. " " .. d.dtype end, { cast_inputs = "float16" }),
+      backward = function() end,
+    }
+    assert.are.equal("int64 float64", amp.autocast("bfloat16", both, ids, ms.ones(1, { dtype = "float64" })))
+    assert.matches("no!", failure(amp.autocast, "bfloat16", ms.Function {
+      forward = amp.custom_fwd(function() error "no!" end, { cast_inputs = "float32" }), backward = function() end }))
+    assert.are.same({ false }, { amp.is_autocast_enabled() })
+    assert.matches("custom_fwd: argument 1 is nil, expected a function", failure(amp.custom_fwd))
+    assert.matches("custom_bwd: argument 1 is a number %(1%), expected a function", failure(amp.custom_bwd, 1))
+    assert.matches("option 'cast_inputs' is .*int64.*, expected a floating point dtype",
+      failure(amp.custom_fwd, print, { cast_inputs = "int64" }))
+  end)
+
   it("accepts only half dtypes", function()
     assert.matches("dtype is 'float32', expected one of 'bfloat16', 'float16'",
       failure(amp.autocast, "float32", function() end))

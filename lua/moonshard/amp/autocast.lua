@@ -15,8 +15,9 @@ local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
 local position = require "moonshard.core.position"
+local tensor = require "moonshard.tensor"
 
-local lib = engine.lib
+local lib, state = engine.lib, engine.state
 
 local function restore(mode, ...)
   lib.ms_set_autocast(mode)
@@ -38,4 +39,58 @@ local function autocast(dtype, fn, ...)
   return restore(lib.ms_set_autocast(dtype and dtypes.number(dtype) + 1 or 0), pcall(fn, ...))
 end
 
-return { autocast = position.calls_once(autocast) }
+--- Whether autocast is on, and its dtype.
+---@return boolean on
+---@return "bfloat16"|"float16"|nil dtype
+local function is_autocast_enabled()
+  local mode = state.autocast
+  return mode ~= 0, mode ~= 0 and dtypes.name(mode - 1) or nil
+end
+
+-- The arguments of a function, those converted that autocast would convert.
+local function converted(dtype, n, first, ...)
+  if n == 0 then return end
+  if tensor.is_tensor(first) and dtypes.is_float(dtypes.number(first.dtype)) and first.dtype ~= "float64" then
+    first = first:to(dtype)
+  end
+  return first, converted(dtype, n - 1, ...)
+end
+
+--- Wraps the forward of an ms.Function, whose backward is wrapped by custom_bwd: backward then computes with the autocast
+--- of forward. With cast_inputs, and if autocast is on, floating point inputs except float64 are converted, and forward
+--- and backward compute without autocast.
+---@param forward fun(ctx: FunctionContext, ...: any): any  as in ms.Function
+---@param given? { cast_inputs: string }  cast_inputs: dtype of the inputs under autocast
+---@return fun(ctx: FunctionContext, ...: any): any
+local function custom_fwd(forward, given)
+  opts.expect(forward, opts.fn, "custom_fwd: argument 1")
+  local dtype = opts("custom_fwd", given, { cast_inputs = opts.string }).cast_inputs
+  if dtype and not dtypes.is_float(dtypes.number(dtype, "custom_fwd: option 'cast_inputs'")) then
+    opts.wrong(dtype, "a floating point dtype", "custom_fwd: option 'cast_inputs'")
+  end
+  return function(ctx, ...)
+    local mode = state.autocast
+    if not dtype then
+      ctx._autocast = mode
+      return forward(ctx, ...)
+    end
+    ctx._autocast = 0
+    if mode == 0 then return forward(ctx, ...) end
+    return restore(lib.ms_set_autocast(0), pcall(forward, ctx, converted(dtype, select("#", ...), ...)))
+  end
+end
+
+--- Wraps the backward of an ms.Function whose forward is wrapped by custom_fwd: it computes with the autocast of forward.
+---@param backward fun(ctx: FunctionContext, ...: any): any  as in ms.Function
+---@return fun(ctx: FunctionContext, ...: any): any
+local function custom_bwd(backward)
+  opts.expect(backward, opts.fn, "custom_bwd: argument 1")
+  return function(ctx, ...)
+    return restore(lib.ms_set_autocast(ctx._autocast or 0), pcall(backward, ctx, ...))
+  end
+end
+
+return {
+  autocast = position.calls_once(autocast), is_autocast_enabled = is_autocast_enabled, custom_fwd = custom_fwd,
+  custom_bwd = custom_bwd,
+}

@@ -64,6 +64,13 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
+-- The entry of an optimizer's state `key` of the parameter p, whose tensor on this rank is `part`.
+local function state_entry(optim, p, name, key, part)
+  local like = optim_state.keeps_whole(optim, p, key) and part or p
+  return { name = name, whole = whole_shape(like), place = place_of(like), replica = replica(like), like = like,
+    part = part, shared = is_shared(like) }
+end
+
 -- Returns names, tensors and positions of everything to save, in the same order on every rank; each object occurs once,
 -- under its first name. Then a table from other names to the first one, the optimizer's numbers by parameter, and its
 -- groups.
@@ -90,9 +97,7 @@ local function entries_of(m, optim)
       local p = by_name[name]
       for key, v in util.sorted_pairs(entry) do
         if tensor.is_tensor(v) and v.ndim > 0 then
-          list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), whole = whole_shape(p), place = place_of(p),
-            replica = replica(p),
-            like = p, part = v:detach(), shared = is_shared(p) }
+          list[#list + 1] = state_entry(optim, p, ("optim.%s.%s"):format(name, key), key, v:detach())
         else
           numbers[name] = numbers[name] or {}
           numbers[name][key] = tensor.is_tensor(v) and v:item() or v
@@ -432,11 +437,11 @@ local function empty_state(dir, index, m, optim)
       if found then
         local p, key = by_name[found], rest:sub(#found + 2)
         local part = sharded.is_sharded(p) and p:to_local() or p
-        local t = create.empty(part.shape, { dtype = entry.dtype, device = part.device })
+        local shape = optim_state.keeps_whole(optim, p, key) and entry.shape or part.shape
+        local t = create.empty(shape, { dtype = entry.dtype, device = part.device })
         sd.state[found] = sd.state[found] or {}
         sd.state[found][key] = t
-        list[#list + 1] = { name = full, whole = whole_shape(p), place = place_of(p), like = p, part = t,
-          shared = is_shared(p) }
+        list[#list + 1] = state_entry(optim, p, full, key, t)
       end
     end
   end

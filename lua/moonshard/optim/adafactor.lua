@@ -9,7 +9,7 @@ local EPSILON = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloa
 
 --- Adafactor (Shazeer & Stern 2018, without momentum, in PyTorch's form): the second moment of the last two dimensions
 --- is the product of a column and a row of means; that of vectors is kept whole. A sharded parameter and its gradient
---- are gathered for the step, and every rank keeps the means of the whole; its other states belong to this rank's part.
+--- are gathered for the step, and every rank keeps the states of the whole.
 ---@class Adafactor: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { lr: number, beta2_decay: number, eps: table, d: number, weight_decay: number, maximize: boolean }): Adafactor
 ---   params: leaves, or groups { params = {…}, lr = …, … }; lr: the largest relative step (default: 1e-2); beta2_decay:
@@ -62,6 +62,8 @@ function Adafactor._update(_, group, p, part, g, entry)
   if group.weight_decay ~= 0 then part:mul_(1 - group.lr * group.weight_decay) end
   part:add_(shards.own(p, update):reshape(part.shape):to(part.dtype), { alpha = -alpha / by })
 end
+
+function Adafactor._keeps_whole() return true end
 
 -- States have the whole parameter's shape, with 1 in place of the dimension of the mean.
 function Adafactor._state_shape(_, p, _, name)

@@ -107,25 +107,12 @@ function Composed:_step_part(has) autograd.no_grad(step_groups, self, has) end
 
 function Composed:state_of(p) return self._entries[p] end
 
-function Composed:state_dict()
-  local sd, position = { state = {}, param_groups = {} }, 0
-  for index, group in ipairs(self.param_groups) do
-    local out = { params = {} }
-    for name, value in pairs(group) do         -- the order of pairs does not affect the copy
-      if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
-    end
-    for k, p in ipairs(group.params) do
-      position = position + 1
-      out.params[k] = position
-      local entry = self:state_of(p)
-      if entry then
-        sd.state[position] = {}
-        for name, value in pairs(entry) do sd.state[position][name] = value end   -- the order does not affect the copy
-      end
-    end
-    sd.param_groups[index] = out
+function Composed:_entries_of(_, group)
+  return function(k)
+    local entry, out = self:state_of(group.params[k]), {}
+    for name, value in pairs(entry or {}) do out[name] = value end        -- the order of pairs does not affect the copy
+    return entry and out
   end
-  return sd
 end
 
 --- The shape of a state, as text: by default, that of this rank's part of the parameter.

@@ -273,6 +273,7 @@ local function as_entry(self)
 end
 
 function LBFGS:state_of(p) return rawequal(p, self.param_groups[1].params[1]) and as_entry(self) or nil end
+function LBFGS._keeps_whole() return true end
 function LBFGS._state_shape(_, _, _, _, t) return tostring(t.shape) end
 function LBFGS:_forget() self._memory = nil end
 

@@ -30,6 +30,7 @@ local STATES = ffi.C.MS_OPTIM_STATES
 --- covers only this rank's part.
 ---@class Optimizer
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
+---@field state table<Tensor, table>  state[p] is state_of(p)
 local Optimizer = class.new "Optimizer"
 
 -- Converts a group to the form that the engine reads: ids of the leaves, STATES state ids per leaf, steps taken. Leaves
@@ -148,6 +149,7 @@ local function construct(self, params, given, spec)
   end
   self._defaults = opts(who, given, spec)
   self._compiled, self._seen, self.param_groups = {}, {}, {}
+  self.state = setmetatable({}, { __index = function(_, p) return self:state_of(p) end })
   if is_tensor(params[1]) then
     add_group(self, { params = params }, "group 1")
   else
@@ -462,22 +464,32 @@ local function entry_of(self, c, k)
   return entry
 end
 
+--- Returns a function that gives the state of parameter k of a group, as a table of its own; nil before its first step.
+function Optimizer:_entries_of(index, group)
+  local c = compiled(self, index, group)
+  take_state(c)
+  return function(k) return entry_of(self, c, k) end
+end
+
+--- Whether every rank keeps this state whole, in a shape of its own, also if the parameter is sharded.
+---@param _ string  name of the state
+---@return boolean
+function Optimizer._keeps_whole(_, _) return false end
+
 --- Returns state by the parameter's position over all groups (from 1), and the groups with positions in place of
 --- parameters. The tensors are the optimizer's own: copy them if later steps must not change them.
 ---@return { state: table<integer, table>, param_groups: table[] }
 function Optimizer:state_dict()
   local sd, position = { state = {}, param_groups = {} }, 0
   for index, group in ipairs(self.param_groups) do
-    local c = compiled(self, index, group)
-    take_state(c)
-    local out = { params = {} }
+    local entry, out = self:_entries_of(index, group), { params = {} }
     for name, value in pairs(group) do
       if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
     end
-    for k = 1, c.count do
+    for k = 1, #group.params do
       position = position + 1
       out.params[k] = position
-      sd.state[position] = entry_of(self, c, k)
+      sd.state[position] = entry(k)
     end
     sd.param_groups[index] = out
   end

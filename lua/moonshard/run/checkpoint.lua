@@ -115,7 +115,9 @@ local function contents(model, optimizer)
       elseif value.ndim == 0 then
         steps[key .. " of " .. name] = value:item()
       else
-        list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), part = value, shape = p.shape, sharded = sharded }
+        local kept = optim_states.keeps_whole(optimizer, p, key)           -- whole on every rank
+        list[#list + 1] = { name = ("optim.%s.%s"):format(name, key), part = value,
+          shape = kept and value.shape or p.shape, sharded = sharded and not kept }
       end
     end
   end
@@ -318,10 +320,11 @@ Checkpoint.load_training = calls.several(function(self, model, optimizer)
           local prefix = ("optim.%s."):format(name)
           for _, entry in ipairs(self.reader.names) do
             if entry:sub(1, #prefix) == prefix and not entry:sub(#prefix + 1):find(".", 1, true) then
-              local _, dtype = self.reader:info(entry)
-              local t = create.zeros(part.shape, { dtype = dtype })
-              read_into(self.reader, entry, t, p.shape, p.placements ~= nil)
-              s[entry:sub(#prefix + 1)] = t
+              local key = entry:sub(#prefix + 1)
+              local kept, shape, dtype = optim_states.keeps_whole(optimizer, p, key), self.reader:info(entry)
+              local t = create.zeros(kept and shape or part.shape, { dtype = dtype })
+              read_into(self.reader, entry, t, kept and shape or p.shape, p.placements ~= nil and not kept)
+              s[key] = t
             end
           end
           sd.state[k] = next(s) and s or nil

@@ -60,7 +60,20 @@ local function each_parameter(who, optim, name_of, fn)
   end
 end
 
-local function is_cut(p, v) return tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) end
+--- Whether an optimizer keeps a state of the model's parameter p whole on every rank, in a shape of its own.
+---@param optim table  an optimizer
+---@param p Tensor  a parameter of the model
+---@param key string  name of the state
+function M.keeps_whole(optim, p, key)
+  local unit = rawget(p, "_unit")
+  if unit and unit.classic and not unit.options.use_orig_params then return false end   -- it steps the flat parameter
+  return optim._keeps_whole ~= nil and optim:_keeps_whole(key)
+end
+
+-- Whether a state consists of the parts of ranks.
+local function is_cut(optim, p, key, v)
+  return tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) and not M.keeps_whole(optim, p, key)
+end
 
 -- ---- saving --------------------------------------------------------------------------------------
 
@@ -73,14 +86,14 @@ end
 -- This rank's report to the others: the type that it asks for (kind), the fields of each parameter's state (the dtype
 -- of a sharded field, the value of a scalar), and the names of parameters that have no elements on this rank. group:
 -- the optimizer's group of each parameter.
-local function describe(names, by_name, entries, kind, group)
+local function describe(optim, names, by_name, entries, kind, group)
   local reported = { type = kind, fields = {}, empty = {}, group = group }
   for _, name in ipairs(names) do
     local p, entry = by_name[name], entries[name]
     if entry then
       local fields = {}
       for key, v in pairs(entry) do
-        if is_cut(p, v) then fields[key] = { dtype = v.dtype }
+        if is_cut(optim, p, key, v) then fields[key] = { dtype = v.dtype }
         elseif not tensor.is_tensor(v) then fields[key] = { value = v }
         else fields[key] = { value = v.ndim == 0 and v:item() or nil } end
       end
@@ -206,12 +219,12 @@ function M.optim_state_dict(m, optim, given)
         local entry = plain.state[position]
         if entry then
           local own = {}
-          for key, v in pairs(entry) do own[key] = is_cut(member.p, v) and member.part(v) or v end
+          for key, v in pairs(entry) do own[key] = is_cut(optim, member.p, key, v) and member.part(v) or v end
           entries[member.name] = own
         end
       end
     end)
-    local own = describe(names, by_name, entries, o.type, group)
+    local own = describe(optim, names, by_name, entries, o.type, group)
     return own, summary(names, own)
   end)
   local reported = compare(groups, own, summaries)
@@ -272,7 +285,8 @@ end
 
 -- Checks the state of one parameter in a state dict. p: the model's parameter with that name, or nil; whole_only: the
 -- state must not be sharded.
-local function check_entry(name, entry, p, whole_only)
+-- optim: the optimizer, which checks the shapes of states that it keeps whole.
+local function check_entry(optim, name, entry, p, whole_only)
   if type(name) ~= "string" then
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))
   end
@@ -281,7 +295,7 @@ local function check_entry(name, entry, p, whole_only)
     if type(key) ~= "string" then
       errors.raise("%s: state of '%s' has the key %s, expected names of fields", WHO, name, errors.show(key))
     end
-    if tensor.is_tensor(v) and v.ndim > 0 then
+    if tensor.is_tensor(v) and v.ndim > 0 and not (p and M.keeps_whole(optim, p, key)) then
       local whole = p and tostring(rawget(p, "_whole_shape") or p.shape)
       if p and (v.id < 0) ~= (p.id < 0) then
         errors.raise("%s: '%s' of '%s' is %s, but the parameter is %s", WHO, key, name, errors.kind(v), errors.kind(p))
@@ -300,11 +314,11 @@ local function check_entry(name, entry, p, whole_only)
   end
 end
 
-local function check_state(sd, by_name, whole_only)
+local function check_state(optim, sd, by_name, whole_only)
   if not is_plain(sd) or not is_plain(sd.state) then
     opts.wrong(sd, "a table with state and param_groups", "%s: argument 3", WHO)
   end
-  for name, entry in pairs(sd.state) do check_entry(name, entry, by_name[name], whole_only) end
+  for name, entry in pairs(sd.state) do check_entry(optim, name, entry, by_name[name], whole_only) end
 end
 
 -- Describes rank 0's state dict to the other ranks: its groups, the shapes and dtypes of tensors, and the values of all
@@ -324,7 +338,8 @@ local function state_to_send(sd)
 end
 
 -- This rank's part of a state tensor v, which may be of any type, for parameter p.
-local function part_for(p, v)
+local function part_for(optim, p, key, v)
+  if M.keeps_whole(optim, p, key) then return v end
   if not sharded.is_sharded(p) then return sharded.is_sharded(v) and v:full_tensor() or v end
   local piece = p:to_local()
   if sharded.is_sharded(v) then return sharded.part_like(p, v):reshape(piece.shape) end
@@ -336,7 +351,7 @@ end
 
 -- This rank's parts of all state tensors, by name and field. sd: the state dict; nil on ranks that read none. reported:
 -- rank 0's description of its state dict, or nil.
-local function parts_of(groups, names, by_name, sd, reported)
+local function parts_of(groups, optim, names, by_name, sd, reported)
   local parts = {}
   for _, name in ipairs(names) do
     local entry, own = reported and reported.state[name] or not reported and sd.state[name], {}
@@ -347,13 +362,13 @@ local function parts_of(groups, names, by_name, sd, reported)
       elseif sent then
         local mine = sd and sd.state[name][key]
         local whole = state.from_first(groups, mine, v)
-        own[key] = part_for(by_name[name], whole)
+        own[key] = part_for(optim, by_name[name], key, whole)
         if not mine and not rawequal(own[key], whole) then
           own[key] = own[key]:clone()
           whole:release()
         end
       else
-        own[key] = tensor.is_tensor(v) and v.ndim > 0 and part_for(by_name[name], v) or v
+        own[key] = tensor.is_tensor(v) and v.ndim > 0 and part_for(optim, by_name[name], key, v) or v
       end
     end
     parts[name] = entry and own
@@ -425,7 +440,7 @@ local function load(groups, m, optim, sd, broadcasts)
     check_optimizer(WHO, optim)
     each_parameter(WHO, optim, name_of, function() end)
     if not reads then return end
-    check_state(sd, by_name, broadcasts)
+    check_state(optim, sd, by_name, broadcasts)
     groups_by_name(sd)
     if broadcasts then return nil, state_to_send(sd) end
     local gathered = {}
@@ -443,7 +458,9 @@ local function load(groups, m, optim, sd, broadcasts)
     agree.same(all, WHO .. ": ranks differ in the states that are sharded differently from their parameters")
   end
   no_grad(function()
-    local parts = agree.together(groups, parts_of, groups, names, by_name, sd, reported)
+    local parts = agree.together(groups, function()
+      return parts_of(groups, optim, names, by_name, sd, reported)
+    end)
     local take = agree.agree(groups, function()
       local plain = positional(optim, name_of, groups_by_name(reported or sd), parts)
       if optim._prepare_load then return optim:_prepare_load(plain) end
