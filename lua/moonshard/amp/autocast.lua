@@ -56,9 +56,9 @@ local function converted(dtype, n, first, ...)
   return first, converted(dtype, n - 1, ...)
 end
 
---- Wraps the forward of an ms.Function, whose backward is wrapped by custom_bwd: backward then computes with the autocast
---- of forward. With cast_inputs, and if autocast is on, floating point inputs except float64 are converted, and forward
---- and backward compute without autocast.
+--- Wraps the forward of an ms.Function, whose backward is wrapped by custom_bwd: backward then computes with the
+--- autocast of forward. With cast_inputs, and if autocast is on, floating point inputs except float64 are converted,
+--- and forward and backward compute without autocast.
 ---@param forward fun(ctx: FunctionContext, ...: any): any  as in ms.Function
 ---@param given? { cast_inputs: string }  cast_inputs: dtype of the inputs under autocast
 ---@return fun(ctx: FunctionContext, ...: any): any
@@ -80,7 +80,8 @@ local function custom_fwd(forward, given)
   end
 end
 
---- Wraps the backward of an ms.Function whose forward is wrapped by custom_fwd: it computes with the autocast of forward.
+--- Wraps the backward of an ms.Function whose forward is wrapped by custom_fwd: it computes with the autocast of
+--- forward.
 ---@param backward fun(ctx: FunctionContext, ...: any): any  as in ms.Function
 ---@return fun(ctx: FunctionContext, ...: any): any
 local function custom_bwd(backward)

@@ -533,6 +533,8 @@ end
 dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_device_mesh, of_world),
   mesh.mesh_from_group, mesh.is_mesh
 
+require "moonshard.dist.objects"(dist)
+
 setmetatable(dist, {
   __name = "moonshard.dist",
   __index = function(_, name)
