@@ -82,6 +82,31 @@ describe("nn.lora", function()
     assert.is_true(box(ids):allclose(want, { rtol = 1e-12, atol = 1e-12 }))
   end)
 
+  for _, case in ipairs {
+    { "Conv1d", { 3, 5, 3, { stride = 2, padding = 1, dtype = "float64" } }, { 2, 3, 9 } },
+    { "Conv2d", { 3, 5, { 3, 2 }, { dilation = 2, padding = 1, padding_mode = "reflect", dtype = "float64" } },
+      { 2, 3, 7, 6 } },
+    { "Conv3d", { 2, 3, 2, { bias = false, dtype = "float64" } }, { 1, 2, 4, 3, 3 } },
+  } do
+    it("adapts " .. case[1] .. ", as the same convolution with the weight W + alpha / rank B A", function()
+      local box = nn.Sequential(nn[case[1]](unpack(case[2])))
+      local lora = nn.lora(box, { target = "1", rank = 2, alpha = 3 })
+      fill(lora)
+      local m, x = box[1], ms.randn(unpack(case[3])):double()
+      local A, B = m.lora_A:detach(), m.lora_B:detach()
+      local W = m.weight:detach() + (B:flatten(2):matmul(A:flatten(2)) * 1.5):reshape(m.weight.shape)
+      local plain = nn[case[1]](unpack(case[2]))
+      plain:load_state_dict { weight = W, bias = m.bias }
+      local close = { rtol = 1e-11, atol = 1e-11 }
+      assert.is_true(box(x):allclose(plain(x), close))
+      box(x):sum():backward()
+      assert.is_true(m.lora_A.grad:abs():sum():item() > 0 and m.lora_B.grad:abs():sum():item() > 0)
+      lora:merge()
+      assert.is_true(m.weight:allclose(W, close))
+      assert.is_true(box(x):allclose(plain(x), close))
+    end)
+  end
+
   it("drops inputs of the adapters in training only", function()
     local box = nn.Sequential(nn.Linear(50, 4))
     local lora = nn.lora(box, { target = "1", dropout = 0.5 })
@@ -207,9 +232,9 @@ describe("errors of nn.lora", function()
   end)
 
   it("say what a pattern chooses instead, and that nothing changed", function()
-    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear or Embedding with their own forward); it chooses '2', a Tanh",
+    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, with its own forward); it chooses '2', a Tanh",
       said { target = { "1", "2" } })
-    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear or Embedding with their own forward)",
+    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, with its own forward)",
       said { target = "qkv" })
     assert.are.equal("lora: the function 'target' chooses no layer that can have adapters",
       said { target = function() return false end })
@@ -218,6 +243,8 @@ describe("errors of nn.lora", function()
     said({ target = "1", trainable = "x" }, m)
     assert.is_true(m[1].weight.requires_grad)
     assert.are.equal("Linear", m[1]:class_name())
+    assert.truthy(said({ target = "1" }, nn.Sequential(nn.Conv2d(2, 2, 1, { groups = 2 })))
+      :find("it chooses '1', a Conv2d", 1, true))
     local Own = nn.Linear:extend "Own"
     function Own:forward(x) return nn.F.linear(x, self.weight) end
     assert.truthy(said({ target = "1" }, nn.Sequential(Own(2, 2))):find("it chooses '1', a Own", 1, true))

@@ -16,6 +16,8 @@ local autograd = require "moonshard.autograd"
 local init = require "moonshard.nn.initial".init
 local base = require "moonshard.nn.module"
 local Linear = require "moonshard.nn.linear".Linear
+local F = require "moonshard.nn.functional".F
+local convs = require "moonshard.nn.conv"
 local Embedding = require "moonshard.nn.embedding".Embedding
 local empty = require "moonshard.nn.parameter".empty
 
@@ -24,25 +26,28 @@ local no_grad = autograd.no_grad
 
 -- ---- layers --------------------------------------------------------------------------------------
 
--- The layers that can have adapters. sizes(weight): columns of A and rows of B. part(x, A, B, slots): what the adapters
--- add to the layer's result. delta(A, B): B A in the form of the weight. fill(A, B): initial values; B A is 0.
+local function fill(A, B)
+  init.kaiming_uniform_(A, { a = math.sqrt(5) })
+  init.zeros_(B)
+end
+
+local function drop(x, slots)
+  return slots.lora_dropout > 0 and slots.training and ops.dropout(x, slots.lora_dropout) or x
+end
+
+-- The layers that can have adapters. shapes(weight, rank): of A and B. part(x, A, B, slots): what the adapters add to
+-- the layer's result. delta(A, B): B A in the form of the weight. fill(A, B): initial values; B A is 0.
 local kinds = {
   {
     class = Linear,
-    sizes = function(weight) return weight:size(2), weight:size(1) end,
-    part = function(x, A, B, slots)
-      if slots.lora_dropout > 0 and slots.training then x = ops.dropout(x, slots.lora_dropout) end
-      return ops.linear(ops.linear(x, A), B)
-    end,
+    shapes = function(weight, rank) return { rank, weight:size(2) }, { weight:size(1), rank } end,
+    part = function(x, A, B, slots) return ops.linear(ops.linear(drop(x, slots), A), B) end,
     delta = function(A, B) return B:matmul(A) end,
-    fill = function(A, B)
-      init.kaiming_uniform_(A, { a = math.sqrt(5) })
-      init.zeros_(B)
-    end,
+    fill = fill,
   },
   {
     class = Embedding,
-    sizes = function(weight) return weight:size(1), weight:size(2) end,
+    shapes = function(weight, rank) return { rank, weight:size(1) }, { weight:size(2), rank } end,
     part = function(ids, A, B, slots) return ops.linear(ops.embedding(ids, A:t(), slots.padding_idx), B) end,
     delta = function(A, B) return A:t():matmul(B:t()) end,
     fill = function(A, B)
@@ -52,10 +57,35 @@ local kinds = {
   },
 }
 
+-- Convolutions: A has the kernel, B is a convolution of single elements.
+for name, plain in pairs { Conv1d = F.conv1d, Conv2d = F.conv2d, Conv3d = F.conv3d } do   -- in any order
+  local forward = convs[name].forward
+  kinds[#kinds + 1] = {
+    class = convs[name],
+    accepts = function(m) return m.how.groups == 1 end,
+    shapes = function(weight, rank)
+      local A, B = { rank }, { weight:size(1), rank }
+      for d = 2, weight.ndim do A[d] = weight:size(d) end
+      for d = 3, weight.ndim do B[d] = 1 end
+      return A, B
+    end,
+    part = function(x, A, B, slots)
+      local down = { _slots = { weight = A, how = slots.how, padding_mode = slots.padding_mode } }
+      return plain(forward(down, drop(x, slots)), B)
+    end,
+    delta = function(A, B)
+      local shape = { B:size(1) }
+      for d = 2, A.ndim do shape[d] = A:size(d) end
+      return B:reshape(B:size(1), -1):matmul(A:reshape(A:size(1), -1)):reshape(shape)
+    end,
+    fill = fill,
+  }
+end
+
 local function kind_of(m)
   local forward = base.forward_of(m)
   for _, kind in ipairs(kinds) do
-    if forward ~= nil and forward == kind.class.forward then return kind end
+    if forward ~= nil and forward == kind.class.forward then return (not kind.accepts or kind.accepts(m)) and kind end
   end
 end
 
@@ -86,10 +116,10 @@ end
 -- Gives a layer adapters.
 local function adapt(m, kind, o)
   local weight = m.weight
-  local columns, rows = kind.sizes(weight)
+  local A, B = kind.shapes(weight, o.rank)
   local like = { dtype = weight.dtype, device = weight.device }
-  m.lora_A = empty({ o.rank, columns }, like)
-  m.lora_B = empty({ rows, o.rank }, like)
+  m.lora_A = empty(A, like)
+  m.lora_B = empty(B, like)
   m.lora_scale, m.lora_dropout, m.lora_merged = o.alpha / o.rank, o.dropout, false
   if weight.device ~= "meta" then no_grad(kind.fill, m.lora_A, m.lora_B) end
   setmetatable(m, class_for(getmetatable(m), kind))
@@ -135,7 +165,7 @@ local function chosen(model, target)
   end
   for _, pattern in ipairs(patterns) do
     if not used[pattern] then
-      raise("lora: target %s chooses no layer that can have adapters (Linear or Embedding with their own forward)%s",
+      raise("lora: target %s chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, with its own forward)%s",
         errors.show(pattern), other[pattern] and ("; it chooses " .. other[pattern]) or "")
     end
   end
@@ -329,9 +359,9 @@ local function check_unwrapped(model)
 end
 
 --- Freezes a model and gives some of its layers low-rank adapters (Hu et al. 2021): y = W x + alpha / rank * B A x,
---- where A [rank, in] and B [out, rank] are trained. At first the model computes what it did before. Layers are Linear
---- and Embedding; their adapters are the parameters lora_A and lora_B, beside the layer's own. To be called before
---- fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
+--- where A [rank, in] and B [out, rank] are trained. At first the model computes what it did before. Layers are
+--- Linear, Embedding and convolutions of one group; their adapters are the parameters lora_A and lora_B, beside the
+--- layer's own. To be called before fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
 ---@param model Module  its parameters are frozen
 ---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean }
 ---   target: the layers that get adapters: a Lua pattern for the end of their paths, from a dot on, as "qkv" or
