@@ -495,6 +495,8 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(batch_norm)   \
     X(conv)         \
     X(pooling)      \
+    X(resample)     \
+    X(columns)      \
     X(sort)         \
     X(scan)         \
     X(search)       \

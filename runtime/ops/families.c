@@ -14,6 +14,8 @@
     X(batch_norm) \
     X(conv) \
     X(pooling) \
+    X(resample) \
+    X(columns) \
     X(loss) \
     X(embedding) \
     X(dropout) \

@@ -16,7 +16,8 @@
     X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \
     X(batch_norm) X(batch_norm_backward) X(batch_norm_stats)                                                 \
     X(conv) X(conv_backward) X(conv_transpose) X(conv_transpose_backward)                                    \
-    X(max_pool) X(max_pool_backward) X(avg_pool) X(avg_pool_backward)
+    X(max_pool) X(max_pool_backward) X(avg_pool) X(avg_pool_backward)                                        \
+    X(resample) X(resample_backward) X(im2col) X(col2im)
 // clang-format on
 
 #define MS_DECLARE_LAYER(name) ms_status ms__cpu_##name(ms_call *c);

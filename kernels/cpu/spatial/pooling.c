@@ -8,6 +8,7 @@
 #include "cpu/rows/layers.h"
 #include "cpu/rows/rows.h"
 #include "cpu/rows/work.h"
+#include "cpu/spatial/reach.h"
 #include "rows/spatial/pooling.h"
 
 typedef struct {
@@ -27,18 +28,6 @@ typedef struct {
     case 2: RUN(2); break;  \
     default: RUN(s);        \
     }
-
-// The outputs o from `first` to below `last` have element k of their windows in the input, at o * stride + shift.
-typedef struct {
-    int64_t shift, first, last;
-} reach;
-static inline reach reach_of(const ms_window *w, int64_t k)
-{
-    int64_t shift = k * w->dilation - w->pad, s = w->stride;
-    int64_t first = shift < 0 ? (-shift + s - 1) / s : 0, last = w->in > shift ? (w->in - shift + s - 1) / s : 0;
-    if (last > w->out) last = w->out;
-    return (reach) { shift, first, last > first ? last : first };
-}
 
 #define REAL float
 #define R(x) x##_f32

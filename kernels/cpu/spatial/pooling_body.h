@@ -32,7 +32,7 @@ static MS_KERNEL void R(row_from)(const ms_window *w, const REAL *plane, int64_t
             else y[o] += x[i];
         }
     for (int64_t k = 0; k < w->kernel; k++) {
-        reach r = reach_of(w, k);
+        ms_reach r = ms__reach_of(w, k);
         int64_t n = r.last - r.first, from = r.first * w->stride + r.shift, first = r.first;
         if (n == 0) continue;
 #define TAKE(s) R(take)(n, y + first, at + first, x + from, s, (int32_t)(start + from))
@@ -87,7 +87,7 @@ static MS_KERNEL void R(row_back)(const ms_window *w, REAL *dx, const REAL *g)
     for (int64_t o = 0; w->kernel == 0 && o < w->out; o++)
         for (int64_t i = ms_window_first(w, o), end = ms_window_end(w, o); i < end; i++) dx[i] += g[o];
     for (int64_t k = w->kernel - 1; k >= 0; k--) {
-        reach r = reach_of(w, k);
+        ms_reach r = ms__reach_of(w, k);
         int64_t n = r.last - r.first;
         if (n == 0) continue;
 #define ADD(s) R(add_back)(n, dx + r.first * w->stride + r.shift, g + r.first, s)

@@ -28,7 +28,8 @@ for name, fn in pairs(require "moonshard.tensor.ops".activations) do F[name] = f
 -- Activations that have arguments or are made of others.
 for name, fn in pairs(require "moonshard.nn.activation_functions") do F[name] = fn end
 -- Layers that are made of other operators.
-for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions" } do
+for _, file in ipairs { "layer_functions", "embedding_functions", "pooling_functions", "image_functions",
+  "sampling_functions" } do
   for name, fn in pairs(require("moonshard.nn." .. file)) do F[name] = fn end
 end
 for name, fn in pairs(require("moonshard.nn.conv_functions").F) do F[name] = fn end

@@ -14,6 +14,7 @@ local nn = {
 }
 
 for _, file in ipairs { "nn.containers", "nn.parameter_lists", "nn.reshaping", "nn.linear", "nn.conv", "nn.pooling",
+  "nn.padding", "nn.images",
   "nn.embedding", "nn.embedding_layers", "nn.norm", "nn.batch_norm", "nn.dropout", "nn.group_norm", "nn.layers",
   "nn.recurrent", "nn.activation", "nn.loss", "nn.attention", "nn.transformer", "nn.lora", "parallel.ddp" } do
   for name, layer in pairs(require("moonshard." .. file)) do nn[name] = layer end

@@ -1,13 +1,12 @@
 -- SPDX-License-Identifier: MIT
 --- Functions of nn.F that are made of other operators: normalisation over groups and instances, dropout of whole
---- channels, padding, pixel shuffling, bilinear forms. Each runs in a scope, which releases its intermediate results.
+--- channels, pixel shuffling, bilinear forms. Each runs in a scope, which releases its intermediate results.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
-local shape = require "moonshard.tensor.shape"
 local tensor = require "moonshard.tensor"
 
 local a_tensor, raise, run = tensor.a_tensor, errors.raise, scope.scope
@@ -193,49 +192,7 @@ function M.alpha_dropout(x, p, given)
   end)
 end
 
--- ---- padding and shuffling --------------------------------------------------------------------------
-
---- Adds elements at both ends of the last dimensions; negative numbers remove elements. Errors: a result of negative
---- size.
----@param x Tensor  of any shape
----@param pad integer[]  { before, after } of the last dimension, then those of the one before it, and so on
----@param given? { mode: "constant", value: number }  mode: only "constant" is supported; value: value of the new elements (default: 0)
----@return Tensor
-function M.pad(x, pad, given)
-  local o = opts("pad", given, { mode = opts.one_of({ "constant" }, "constant"), value = 0 })
-  opts.expect(x, a_tensor, "pad: argument 1")
-  opts.need(opts.is_plain(pad) and #pad % 2 == 0 and #pad > 0, pad, "a list of an even number of sizes", "pad: argument 2")
-  if #pad > 2 * x.ndim then
-    raise("pad: %d sizes for %d dimensions, expected at most two for each", #pad, x.ndim)
-  end
-  for k, n in ipairs(pad) do opts.expect(n, opts.whole, "pad: size %d", k) end
-  return run(function()
-    local y = x
-    for k = 1, #pad, 2 do
-      local d, before, after = x.ndim - (k - 1) / 2, pad[k], pad[k + 1]
-      local size = y:size(d)
-      if size + before + after < 0 or size + math.min(before, 0) + math.min(after, 0) < 0 then
-        raise("pad: %d and %d elements at dimension %d of size %d give a negative size", before, after, d, size)
-      end
-      if before < 0 or after < 0 then
-        local first = math.max(-before, 0)
-        y = y:narrow(d, first + 1, size - first - math.max(-after, 0))
-      end
-      local parts = {}
-      local function block(n)
-        if n <= 0 then return end
-        local sizes = { unpack(y.shape) }
-        sizes[d] = n
-        parts[#parts + 1] = create.full(sizes, o.value, { dtype = y.dtype, device = y.device })
-      end
-      block(before)
-      parts[#parts + 1] = y
-      block(after)
-      y = #parts > 1 and shape.cat(parts, d) or y
-    end
-    return rawequal(y, x) and x:clone() or y
-  end)
-end
+-- ---- pixel shuffling -------------------------------------------------------------------------------
 
 --- Moves channels into space: groups of r * r channels become blocks of r x r pixels (Shi et al. 2016). Errors: the
 --- channels are not divisible by r * r.

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Layers that are functions of nn.F with arguments fixed in the constructor: variants of dropout, padding,
---- PixelShuffle; and Bilinear.
+--- Layers that are functions of nn.F with arguments fixed in the constructor: variants of dropout, PixelShuffle; and
+--- Bilinear.
 local functions = require "moonshard.nn.layer_functions"
 local init = require "moonshard.nn.initial".init
 local opts = require "moonshard.core.opts"
@@ -33,53 +33,6 @@ local Dropout2d = dropout_class("Dropout2d", functions.dropout2d)
 ---@class AlphaDropout: Dropout
 ---@overload fun(p?: number): AlphaDropout  p: probability of dropping an element (default: 0.5)
 local AlphaDropout = dropout_class("AlphaDropout", functions.alpha_dropout)
-
--- A layer that pads the last n dimensions.
-local function padding_class(name, n, valued)
-  local cls = Module:extend(name)
-  ---@param padding integer|integer[]
-  ---   elements to add at every end, or a list: before and after in the last dimension, then in the one before it
-  ---@param value? number  value of the new elements; required by padding with a constant, else refused
-  function cls:init(padding, value)
-    local list = {}
-    local good = type(padding) == "number" or opts.is_plain(padding) and #padding == 2 * n
-    for k = 1, good and 2 * n or 0 do
-      list[k] = type(padding) == "number" and padding or padding[k]
-      good = good and opts.whole.test(list[k])
-    end
-    opts.need(good, padding, ("a whole number or a list of %d"):format(2 * n), "%s: argument 1, the padding,", name)
-    self.padding = list
-    if valued then
-      self.value = opts.expect(value, opts.number, "%s: argument 2, the value,", name)
-    else
-      opts.need(value == nil, value, "no more arguments", "%s: argument 2", name)
-      self.value = 0
-    end
-  end
-  function cls:forward(x) return functions.pad(x, self.padding, { value = self.value }) end
-  function cls:extra_repr()
-    return "[" .. table.concat(self.padding, ", ") .. "]" .. (valued and (", value %g"):format(self.value) or "")
-  end
-  return cls
-end
-
---- Adds zeros around images [..., H, W]; negative numbers remove pixels.
----@class ZeroPad2d: Module
----@overload fun(padding: integer|integer[]): ZeroPad2d
----   padding: pixels to add on every side, or { left, right, top, bottom }
-local ZeroPad2d = padding_class("ZeroPad2d", 2, false)
-
---- Adds elements of one value at both ends of the last dimension; negative numbers remove elements.
----@class ConstantPad1d: Module
----@overload fun(padding: integer|integer[], value: number): ConstantPad1d
----   padding: elements to add at both ends, or { before, after }; value: value of the new elements
-local ConstantPad1d = padding_class("ConstantPad1d", 1, true)
-
---- Adds pixels of one value around images [..., H, W]; negative numbers remove pixels.
----@class ConstantPad2d: Module
----@overload fun(padding: integer|integer[], value: number): ConstantPad2d
----   padding: pixels to add on every side, or { left, right, top, bottom }; value: value of the new elements
-local ConstantPad2d = padding_class("ConstantPad2d", 2, true)
 
 --- F.pixel_shuffle as a module: [..., C * r * r, H, W] becomes [..., C, H * r, W * r].
 ---@class PixelShuffle: Module
@@ -135,5 +88,5 @@ function Bilinear:extra_repr()
   return ("%d x %d -> %d%s"):format(self.in1, self.in2, self.out, self.bias and ", bias" or "")
 end
 
-return { Dropout1d = Dropout1d, Dropout2d = Dropout2d, AlphaDropout = AlphaDropout, ZeroPad2d = ZeroPad2d,
-  ConstantPad1d = ConstantPad1d, ConstantPad2d = ConstantPad2d, PixelShuffle = PixelShuffle, Bilinear = Bilinear }
+return { Dropout1d = Dropout1d, Dropout2d = Dropout2d, AlphaDropout = AlphaDropout,
+  PixelShuffle = PixelShuffle, Bilinear = Bilinear }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// cpu/spatial/resample.c -- resample on the CPU: a pass over the tensor for each dimension. A table has the elements
+// and weights of every row of the result; the table of backward is the transposed one. Half types are computed in
+// float32 and rounded once, after the last pass.
+#include "cpu/cpu.h"
+#include "cpu/rows/layers.h"
+#include "cpu/rows/rows.h"
+#include "cpu/rows/work.h"
+#include "rows/spatial/resample.h"
+
+#define REAL float
+#define R(x) x##_f32
+#include "cpu/spatial/resample_body.h"
+#undef REAL
+#undef R
+#define REAL double
+#define R(x) x##_f64
+#include "cpu/spatial/resample_body.h"
+
+static ms_status resample(ms_call *c, bool back)
+{
+    ms_tensor *x = NULL, *y = NULL, *o = c->out[0];
+    ms_block *made = NULL;
+    ms_resample_pass pass[3];
+    int dtype = o->dtype == MS_F64 ? MS_F64 : MS_F32, dims = (int)c->i[MS_RESAMPLE_DIMS];
+    if (o->numel == 0) return MS_OK;
+    const int64_t *in = back ? o->shape + o->ndim - dims : c->in[0]->shape + o->ndim - dims;
+    int n = ms__resample_passes(c, c->in[0], in, back, pass);
+    if (n == 0) return ms__copy_data(o, c->in[0]);
+    ms_status st = ms__as_dtype(&x, c->in[0], dtype);
+    if (!st) st = ms__work_on(&y, o, dtype, c->op->name);
+    const void *from = st ? NULL : ms__data(x);
+    for (int k = 0; k < n && !st; k++) {
+        ms_block *next = NULL;
+        size_t bytes = (size_t)(pass[k].outer * pass[k].to * pass[k].inner * ms__dtype_size(dtype));
+        if (k < n - 1) st = ms__alloc(&next, MS_CPU, bytes, c->op->name);
+        void *to = next ? next->data : ms__data(y);
+        if (!st && dtype == MS_F64) st = pass_f64(c, &pass[k], back, from, to);
+        else if (!st) st = pass_f32(c, &pass[k], back, from, to);
+        if (made) ms__free(made);
+        made = next;
+        from = to;
+    }
+    if (made) ms__free(made);
+    ms__release(x);
+    return ms__put_back(o, y, st);
+}
+ms_status ms__cpu_resample(ms_call *c) { return resample(c, false); }
+ms_status ms__cpu_resample_backward(ms_call *c) { return resample(c, true); }
