@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// io/read.c -- reads tensors from safetensors files. The header is checked completely first. If the file has checksums,
-// only verified bytes are returned.
+// io/read.c -- reads tensors from safetensors files. The header is checked completely first. With `verify`,
+// and if the file has checksums, only verified bytes are returned.
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>

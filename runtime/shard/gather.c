@@ -74,7 +74,7 @@ static ms_status keep(unit_param *p)
 }
 
 // Copies to the shard the changes that scripts made to whole parameters: called before the shard is read and before the
-// whole parameters are released. Copies made by the engine do not count as changes: a backward continues with the
+// whole parameters are released. These copies do not increase the shard's version, so a backward accepts the
 // parameters of its forward.
 void ms__unit_keep(unit *u)
 {

@@ -205,7 +205,7 @@ describe("a sampler", function()
       data.WeightedRandomSampler, { 1, 0, 1 }, 3, { replacement = false })
     raises("WeightedRandomSampler: weight 2 is a number (-1), expected a finite number from 0", data.WeightedRandomSampler,
       { 1, -1 }, 3)
-    raises("DistributedSampler: option 'rank' is 2, expected less than option 'num_replicas', 2", data.DistributedSampler, 4,
+    raises("DistributedSampler: rank is 2, expected less than num_replicas, 2", data.DistributedSampler, 4,
       { rank = 2, num_replicas = 2 })
   end)
 end)

@@ -38,7 +38,7 @@ function M.blocks(path)
       heading = line:match "^##+ (.+)$" or heading
     end
   end
-  assert(not open, path .. ": a block is not closed")
+  assert(not open, path .. ": a code block is not closed")
   return blocks
 end
 

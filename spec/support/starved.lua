@@ -8,7 +8,7 @@ local starved = {}
 local scenarios = {}
 starved.scenarios = scenarios
 
--- Operators that draw random numbers or change tensors in place on the tape, and one step over two groups.
+-- Operators that draw random numbers, recorded in-place operators, and an optimizer with two groups.
 function scenarios.operators(ms)
   local F, init = ms.nn.F, ms.nn.init
   ms.manual_seed(5)

@@ -95,7 +95,7 @@ return {
   "repeat_interleave: repetitions are int64 [2], expected int64 or int32, [1] or [3]" },
   { "x:take_along_dim(y, 2)", "gather: positions must be int64 or int32, got float32 [2, 2] cpu" },
   { "x:take_along_dim(w, 2)",
-  "take_along_dim: the index has shape [3] and the tensor [2, 3], expected equally many dimensions" },
+  "take_along_dim: the index has shape [3] and the tensor [2, 3], expected the same number of dimensions" },
   { "w:outer(x)", "outer: the second vector has shape [2, 3], expected 1 dimension" },
   { "w:dot(ms.ones(2))", "dot: the vectors have 3 and 2 elements, expected equal numbers" },
   { "x:mv(x)", "mv: the vector has shape [2, 3], expected 1 dimension" },

@@ -169,14 +169,14 @@ ms_status ms__cpu_index_add(ms_call *c)
 
 // ---- gather, scatter_, scatter_add_, scatter_reduce ----
 
-typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // from PROD on: MS_REDUCE_* of formulas/order.h
+typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // PROD, MAX, MIN: PROD + MS_REDUCE_* (order.h)
 typedef struct {
     line_kind kind;
     const ms_tensor *index, *a;  // gather: a is read at positions; scatter: a is the source
     ms_tensor *o;
     int d;
     int64_t length, lines, group;
-    int64_t inner;  // adjacent lines that share their positions
+    int64_t inner;  // number of adjacent lines with the same positions
 } lines_job;
 
 static inline void move(int size, char *to, const char *from)

@@ -40,7 +40,8 @@ static ms_line line_of(const scan_job *j, const ms_tensor *t, int64_t number)
     }
     return l;
 }
-// How an operand is read: `shift` elements further on in the order of the scan, and `rest` where that is outside.
+// How an operand is read: for element k of the scan, element k + shift of the line, or `rest` if the line has no such
+// element.
 typedef struct {
     int shift;
     double rest;

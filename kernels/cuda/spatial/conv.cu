@@ -304,7 +304,7 @@ static int64_t sums_size(const conv_job *j) { return ms__dtype_size(sums_dtype(j
 // runs of parts; sums: the sum so far.
 struct weight_room {
     scratch parts, runs, sums;
-    int64_t n_runs;  // 1: a launch that adds all parts has enough blocks, of 64 threads with WIDE elements each
+    int64_t n_runs;  // 1: no runs, because the parts are small or the weight alone occupies ENOUGH blocks of threads
     ms_status make(const ms_call *c, const conv_job *j)
     {
         int64_t n = j->M * j->K, bytes = n * sums_size(j);

@@ -37,7 +37,7 @@ struct fft_job {
     int what, ndim;
     bool weighted, bluestein;
     double scale;
-    int64_t n, m, lines, count;  // m: elements of an array's line; count: numbers of a line of the result
+    int64_t n, m, lines, count;  // m: elements per line of work arrays, above n for Bluestein; count: per line of o
     int64_t shape[MS_MAX_DIMS];
     fft_side x, o;
 };

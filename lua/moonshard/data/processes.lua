@@ -133,7 +133,7 @@ function M.send(fd, message)
   return true
 end
 
---- Receives a message; waits for it. Returns false at the end of the stream.
+--- Waits for a message and receives it. Returns false if the stream has ended or cannot be read.
 function M.receive(fd, message)
   local at, left = ffi.cast("char *", message), size_of_message
   while left > 0 do

@@ -45,7 +45,7 @@ end
 
 local sizes = ffi.new("int64_t[?]", engine.MAX_DIMS)
 
---- A tensor on the CPU of bytes in row-major order, copied.
+--- A new tensor on the CPU, with a copy of the bytes at `pointer`, which are in row-major order.
 ---@param dtype string
 ---@param shape integer[]
 ---@param pointer ffi.cdata*  may be nil: then the tensor is not filled

@@ -179,7 +179,7 @@ local function place(o, who)
     rank, world = rank or dist.rank(), world or dist.world_size()
   end
   if rank >= world then
-    errors.raise("%s: option 'rank' is %d, expected less than option 'num_replicas', %d", who, rank, world)
+    errors.raise("%s: rank is %d, expected less than num_replicas, %d", who, rank, world)
   end
   return rank, world
 end

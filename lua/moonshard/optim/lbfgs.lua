@@ -48,7 +48,7 @@ end
 
 -- ---- the objective --------------------------------------------------------------------------------
 
--- The gradients of all parameters as one vector.
+-- The gradients of all parameters as one vector, negated with maximize; zeros for a parameter without a gradient.
 local function flat_grad(group)
   local list = {}
   for k, p in ipairs(group.params) do

@@ -288,7 +288,7 @@ local function note_groups(self, list)
     list.element(self._compiled, k, replaced)
     list.element(group, "params", replaced)
     for j = 1, #group.params + 1 do list.element(group.params, j, replaced) end
-    -- Repetitions take a new value of an option, unless this raises.
+    -- Copies changed options to c.options, which repetitions read; raises if a value is invalid.
     local function set() self:_check(group, true, c.options) end
     for j = 1, #options do
       local name = options[j].name

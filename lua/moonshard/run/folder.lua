@@ -65,7 +65,7 @@ local function replace(path, text)
   return ok, err
 end
 
--- The files that a run writes under fixed names, and what messages call them; `x.tmp` replaces x.
+-- The files that a run writes under fixed names, and their names in messages. `x.tmp` is renamed to x when complete.
 local OWN = { ["metrics.jsonl"] = "a run" }
 for _, name in ipairs { "config.json", "config.json.tmp", "media.jsonl", "superseded.jsonl", "metrics.csv",
   "metrics.csv.tmp", "report.html", "samples.txt" } do OWN[name] = name end

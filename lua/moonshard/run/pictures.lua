@@ -62,7 +62,7 @@ function M.histogram(t, bins, who)
   end
   if h.count == 0 then return nil end
   h.min, h.max = least, most
-  local half = most / 2 - least / 2                     -- the difference of huge values is infinite
+  local half = most / 2 - least / 2                     -- half the range: most - least could overflow
   for k = 1, bins do h.limits[k], h.counts[k] = k < bins and least * (1 - k / bins) + most * (k / bins) or most, 0 end
   for _, v in ipairs(values) do
     if v - v == 0 then

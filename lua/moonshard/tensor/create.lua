@@ -198,7 +198,7 @@ local function spaced(who, first, last, steps, given, of)
   return M.tensor(list, { dtype = o.dtype, device = o.device, requires_grad = o.requires_grad })
 end
 
---- Numbers at equal distances.
+--- Evenly spaced numbers.
 ---@param first number  the first number
 ---@param last number  the last number
 ---@param steps integer  how many numbers
@@ -208,7 +208,7 @@ function M.linspace(first, last, steps, given)
   return spaced("linspace", first, last, steps, given, function(v) return v end)
 end
 
---- Powers of a base with exponents at equal distances.
+--- Powers of a base with evenly spaced exponents.
 ---@param first number  exponent of the first power
 ---@param last number  exponent of the last power
 ---@param steps integer  how many numbers

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Random fills, draws and permutations. All numbers are those of the library's generator, so a seed gives the same
---- ones on every device and for any number of threads and world size.
+--- Random fills, draws and permutations. All numbers come from the library's generator, so a seed gives the same ones for
+--- any number of threads and any world size, and on every device, with the exceptions named in formulas/draws.h.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"

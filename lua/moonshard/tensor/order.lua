@@ -120,8 +120,8 @@ end
 
 -- ---- middle, quantiles, most frequent -------------------------------------------------------------
 
--- The lower of the two middle elements along d. Elements that are nan come last; ignored: they do not count, otherwise
--- the first of them is the result.
+-- The median along d: of two middle elements, the lower one. ignored: elements that are nan do not count; otherwise the
+-- first of them, if there is one, is the result.
 local function middle(who, t, d, keepdim, ignored)
   local values, ids = sorted(who, t, d, false)
   local n = t.shape[d]

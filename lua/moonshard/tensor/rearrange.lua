@@ -355,7 +355,7 @@ function methods.take_along_dim(t, idx, d)
   local at = dimension(t, d, "take_along_dim") + 1
   local n = #t.shape
   if #idx.shape ~= n then
-    errors.raise("take_along_dim: the index has shape %s and the tensor %s, expected equally many dimensions",
+    errors.raise("take_along_dim: the index has shape %s and the tensor %s, expected the same number of dimensions",
       tostring(idx.shape), tostring(t.shape))
   end
   local of_t, of_idx = {}, {}

@@ -109,7 +109,7 @@ autograd.handlers[C.MS_EV_PRE_GATHER] = function(_, event)
     end
     local inputs, metadata = x.pre(part, unit.shard_mesh(), x.shape, x.strides, x.module, unit.policy)
     if not is_list(inputs) or #inputs == 0 then
-      errors.raise("%s returned %s, expected a list of tensors", who, errors.kind(inputs))
+      errors.raise("%s returned %s, expected a list of one or more tensors", who, errors.kind(inputs))
     end
     for k, t in ipairs(inputs) do
       if is_tensor(t) and t.id < 0 then

@@ -234,7 +234,7 @@ function Session:bury()
   local first, kept = self.gone[1], {}
   self:take({}, {})
   for r, rank in pairs(self.ranks) do
-    if rank.exit then first = r end                     -- its peers may have ended before it
+    if rank.exit then first = r end                     -- it ended the job, even if peers come first in gone
   end
   -- What the ranks print now is about the end of the job.
   self:drain()
