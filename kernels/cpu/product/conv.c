@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/conv.c -- convolutions on the CPU. Each image is unfolded to a matrix with one row per kernel element
 // (im2col), and one matrix product per group computes the output, in every dtype and with the guarantees of products
-// (fixed order of sums, any number of threads). For a kernel of size 1 with stride 1, no padding and no bias, the image
-// itself is that matrix, and nothing is copied. oneDNN's convolutions lack float64, and are no faster
-// (docs/performance.md).
+// (fixed order of sums, any number of threads). The matrices of several small images stand side by side, so that a
+// product has at least COLUMNS columns: how many depends on the shapes alone. For a kernel of size 1 with stride 1, no
+// padding and no bias, a large image itself is that matrix, and nothing is copied. oneDNN's convolutions lack float64,
+// and sum in another order.
 //
 // A convolution (rows/spatial/conv.h) has three parts: its output, the gradient of its weight, and that of its image. A
 // transposed convolution computes the third from its input, and its gradients are the other two.
@@ -18,24 +19,45 @@
 #include "cpu/rows/layers.h"
 #include "cpu/rows/work.h"
 
+enum { COLUMNS = 512 };
+
 typedef struct job {
     ms_conv v;
     size_t size;  // size of an element in bytes
     int dtype;
     const char *what;  // the operator's name
     int64_t C, M, K, L;
-    const char *x;  // channels of the image that belong to this group
-    char *cols;     // K x L
+    int64_t at_once;              // images whose matrices stand side by side
+    int64_t first, count, group;  // the current images, and the group of channels
+    int64_t columns;              // count x L: columns of the current matrices
+    const char *x;                // the images
+    char *cols;                   // K x columns
+    char *rows;                   // gather, scatter: channels x columns, of a group's channels of the current images
     const void *from;
-    void *to;  // add_to: from is added to it; fold: the gradient of x's channels
+    void *to;  // add_to: from is added to it; fold: the gradient of x
 } job;
 
 static job job_of(const ms_call *c, ms_conv v, int dtype)
 {
     job j = { .v = v, .size = (size_t)ms__dtype_size(dtype), .dtype = dtype, .what = c->op->name };
     j.C = v.in / v.groups, j.M = v.out / v.groups, j.K = j.C * ms__conv_kernel(&v), j.L = ms__conv_positions(&v);
+    j.at_once = j.L ? (COLUMNS + j.L - 1) / j.L : 1;
+    if (j.at_once > v.n) j.at_once = v.n < 1 ? 1 : v.n;
     return j;
 }
+
+// Moves to the k-th product: one for each group of each `at_once` images. Returns false when there are no more.
+static bool next_product(job *j, int64_t k)
+{
+    j->first = k / j->v.groups * j->at_once;
+    j->group = k % j->v.groups;
+    j->count = j->v.n - j->first < j->at_once ? j->v.n - j->first : j->at_once;
+    j->columns = j->count * j->L;
+    return j->first < j->v.n;
+}
+
+// Whether matrices are the images themselves.
+static bool in_place(const job *j) { return j->at_once == 1 && ms__conv_pointwise(&j->v); }
 
 // The number at element `at` of a tensor, by address.
 static char *element(const job *j, const ms_tensor *t, int64_t at)
@@ -69,30 +91,32 @@ static int64_t row_of(const ms_conv *v, int64_t e, int64_t od, int64_t oh)
     return d < 0 || d >= v->d || h < 0 || h >= v->h ? -1 : d * v->h + h;
 }
 
-// Writes row r of the matrix: the pixels of channel r / kernel that are multiplied with kernel element r % kernel.
-static void unfold_row(const job *j, int64_t r)
+// Writes a row of the matrices, of one image: row r has the pixels of channel r / kernel that are multiplied with
+// kernel element r % kernel.
+static void unfold_row(const job *j, int64_t image_row)
 {
     const ms_conv *v = &j->v;
-    int64_t kernel = ms__conv_kernel(v), e = r % kernel, s = v->sw;
+    int64_t r = image_row % j->K, n = image_row / j->K, kernel = ms__conv_kernel(v), e = r % kernel, s = v->sw;
+    int64_t channel = (j->first + n) * v->in + j->group * j->C + r / kernel;
     span in = span_of(v, e % v->kw);
-    const char *image = j->x + (size_t)(r / kernel * ms__conv_size(v)) * j->size;
-    char *to = j->cols + (size_t)(r * j->L) * j->size;
+    const char *image = j->x + (size_t)(channel * ms__conv_size(v)) * j->size;
+    char *to = j->cols + (size_t)(r * j->columns + n * j->L) * j->size;
     for (int64_t o = 0; o < v->od * v->oh; o++, to += (size_t)v->ow * j->size) {
-        int64_t row = row_of(v, e, o / v->oh, o % v->oh), n = in.last - in.first;
-        if (row < 0 || n == 0) {
+        int64_t row = row_of(v, e, o / v->oh, o % v->oh), wide = in.last - in.first;
+        if (row < 0 || wide == 0) {
             memset(to, 0, (size_t)v->ow * j->size);
             continue;
         }
         memset(to, 0, (size_t)in.first * j->size);
         memset(to + (size_t)in.last * j->size, 0, (size_t)(v->ow - in.last) * j->size);
         const char *at = image + (size_t)(row * v->w + in.first * s + in.shift) * j->size;
-        if (s == 1) memcpy(to + (size_t)in.first * j->size, at, (size_t)n * j->size);
+        if (s == 1) memcpy(to + (size_t)in.first * j->size, at, (size_t)wide * j->size);
         else if (j->size == 8)
-            for (int64_t k = 0; k < n; k++) ((uint64_t *)to)[in.first + k] = ((const uint64_t *)at)[k * s];
+            for (int64_t k = 0; k < wide; k++) ((uint64_t *)to)[in.first + k] = ((const uint64_t *)at)[k * s];
         else if (j->size == 4)
-            for (int64_t k = 0; k < n; k++) ((uint32_t *)to)[in.first + k] = ((const uint32_t *)at)[k * s];
+            for (int64_t k = 0; k < wide; k++) ((uint32_t *)to)[in.first + k] = ((const uint32_t *)at)[k * s];
         else
-            for (int64_t k = 0; k < n; k++) ((uint16_t *)to)[in.first + k] = ((const uint16_t *)at)[k * s];
+            for (int64_t k = 0; k < wide; k++) ((uint16_t *)to)[in.first + k] = ((const uint16_t *)at)[k * s];
     }
 }
 
@@ -103,24 +127,28 @@ static void unfold(void *arg, int64_t first, int64_t last, int64_t block)
     for (int64_t r = first / j->L; r < last / j->L; r++) unfold_row(j, r);
 }
 
-// The gradient of a channel of the image: adds the matrix rows of its kernel elements back to the pixels, in order.
-#define FOLD(REAL, name)                                                               \
-    static void name(const job *j, int64_t c)                                          \
-    {                                                                                  \
-        const ms_conv *v = &j->v;                                                      \
-        int64_t size = ms__conv_size(v), kernel = ms__conv_kernel(v);                  \
-        REAL *image = (REAL *)j->to + c * size;                                        \
-        for (int64_t k = 0; k < size; k++) image[k] = 0;                               \
-        for (int64_t e = 0; e < kernel; e++) {                                         \
-            const REAL *from = (const REAL *)j->cols + (c * kernel + e) * j->L;        \
-            span in = span_of(v, e % v->kw);                                           \
-            for (int64_t o = 0; o < v->od * v->oh; o++, from += v->ow) {               \
-                int64_t row = row_of(v, e, o / v->oh, o % v->oh);                      \
-                if (row < 0) continue;                                                 \
-                REAL *to = image + row * v->w + in.shift;                              \
-                for (int64_t k = in.first; k < in.last; k++) to[k * v->sw] += from[k]; \
-            }                                                                          \
-        }                                                                              \
+// The gradient of a channel of an image: adds the matrix rows of its kernel elements back to the pixels, in order.
+#define FOLD(REAL, name)                                                                         \
+    static void name(const job *j, int64_t image_channel)                                        \
+    {                                                                                            \
+        const ms_conv *v = &j->v;                                                                \
+        int64_t size = ms__conv_size(v), kernel = ms__conv_kernel(v), c = image_channel % j->C,  \
+                n = image_channel / j->C;                                                        \
+        REAL *image = (REAL *)j->to + ((j->first + n) * v->in + j->group * j->C + c) * size;     \
+        for (int64_t k = 0; k < size; k++) image[k] = 0;                                         \
+        for (int64_t e = 0; e < kernel; e++) {                                                   \
+            const REAL *from = (const REAL *)j->cols + (c * kernel + e) * j->columns + n * j->L; \
+            span in = span_of(v, e % v->kw);                                                     \
+            for (int64_t o = 0; o < v->od * v->oh; o++, from += v->ow) {                         \
+                int64_t row = row_of(v, e, o / v->oh, o % v->oh);                                \
+                if (row < 0) continue;                                                           \
+                REAL *to = image + row * v->w + in.shift;                                        \
+                if (v->sw == 1)                                                                  \
+                    for (int64_t k = in.first; k < in.last; k++) to[k] += from[k];               \
+                else                                                                             \
+                    for (int64_t k = in.first; k < in.last; k++) to[k * v->sw] += from[k];       \
+            }                                                                                    \
+        }                                                                                        \
     }
 FOLD(float, fold_f32)
 FOLD(double, fold_f64)
@@ -146,28 +174,62 @@ static void add_to(void *arg, int64_t first, int64_t last, int64_t block)
         for (int64_t k = first; k < last; k++) ((float *)j->to)[k] += ((const float *)j->from)[k];
 }
 
-// Returns the unfolded matrix of image n, group g, stored in room; or the image itself when room is NULL.
-static const void *columns(job *j, const ms_tensor *x, void *room, int64_t n, int64_t g)
+// Returns the unfolded matrices of the current images and group, stored in room; or the image itself when room is NULL.
+static const void *columns(job *j, const ms_tensor *x, void *room)
 {
-    j->x = element(j, x, (n * j->v.in + g * j->C) * ms__conv_size(&j->v));
-    if (!room) return j->x;
+    if (!room) return element(j, x, (j->first * j->v.in + j->group * j->C) * ms__conv_size(&j->v));
+    j->x = ms__data(x);
     j->cols = room;
-    ms__parallel(j->K * j->L, (j->K * j->L < 8192 ? j->K : (8192 + j->L - 1) / j->L) * j->L, unfold, j);
+    ms__parallel(j->count * j->K * j->L, (j->K * j->L < 8192 ? j->K : (8192 + j->L - 1) / j->L) * j->L, unfold, j);
     return room;
+}
+
+// The group's channels of the current images of t [N, out, ...], as one matrix M x columns: in place for one image,
+// otherwise copied to room. scatter copies such a matrix back.
+static void move_rows(job *j, const ms_tensor *t, bool back)
+{
+    for (int64_t n = 0; n < j->count; n++)
+        for (int64_t m = 0; m < j->M; m++) {
+            char *whole = element(j, t, ((j->first + n) * j->v.out + j->group * j->M + m) * j->L),
+                 *part = j->rows + (size_t)(m * j->columns + n * j->L) * j->size;
+            memcpy(back ? whole : part, back ? part : whole, (size_t)j->L * j->size);
+        }
+}
+
+static char *gather(job *j, const ms_tensor *t, void *room)
+{
+    if (j->count == 1) return element(j, t, (j->first * j->v.out + j->group * j->M) * j->L);
+    j->rows = room;
+    move_rows(j, t, false);
+    return room;
+}
+
+// Memory for the matrices, unless the images serve (more: rows in addition), and for gather, where there are several
+// images at once.
+static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64_t more)
+{
+    size_t wide = (size_t)(j->at_once * j->L) * j->size;
+    if (more || !in_place(j)) MS_TRY(ms__alloc(cols, MS_CPU, (size_t)(j->K + more) * wide, j->what));
+    return j->at_once > 1 ? ms__alloc(rows, MS_CPU, (size_t)j->M * wide, j->what) : MS_OK;
 }
 
 // ---- the output -----------------------------------------------------------------------------------
 
-// The weight with the bias as an additional column, O x (K + 1), and the row of ones that multiplies this column.
-static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, const ms_tensor *b)
+// The weight with the bias as an additional column, O x (K + 1).
+static void widen(const job *j, char *wide, const ms_tensor *w, const ms_tensor *b)
 {
-    static const float one = 1;
     int64_t K = j->K;
     for (int64_t o = 0; o < j->v.out; o++) {
         memcpy(wide + (size_t)(o * (K + 1)) * j->size, element(j, w, o * K), (size_t)K * j->size);
         memcpy(wide + (size_t)(o * (K + 1) + K) * j->size, element(j, b, o), j->size);
     }
-    for (int64_t k = 0; k < j->L; k++) {
+}
+
+// The row of ones that multiplies this column.
+static void fill_ones(const job *j, char *ones)
+{
+    static const float one = 1;
+    for (int64_t k = 0; k < j->columns; k++) {
         if (j->size == 8) ((double *)ones)[k] = 1;
         else if (j->size == 4) ((float *)ones)[k] = one;
         else if (j->dtype == MS_BF16) ((ms_bf16 *)ones)[k] = ms_float_to_bf16(one);
@@ -178,24 +240,25 @@ static void widen(const job *j, char *wide, char *ones, const ms_tensor *w, cons
 // y = w columns (+ b, unless it is NULL). All are contiguous, of j's dtype.
 static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms_tensor *b, ms_tensor *y)
 {
-    const ms_conv *v = &j->v;
-    ms_block *room = NULL, *wide = NULL;
+    ms_block *room = NULL, *rows = NULL, *wide = NULL;
     int64_t K = j->K + (b != NULL);
     if (y->numel == 0) return MS_OK;
-    ms_status st = MS_OK;
-    if (b || !ms__conv_pointwise(v)) st = ms__alloc(&room, MS_CPU, (size_t)(K * j->L) * j->size, j->what);
-    if (st == MS_OK && b) st = ms__alloc(&wide, MS_CPU, (size_t)(v->out * K) * j->size, j->what);
-    if (st == MS_OK && b) widen(j, wide->data, (char *)room->data + (size_t)(j->K * j->L) * j->size, w, b);
-    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
-        int64_t n = k / v->groups, g = k % v->groups;
-        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->L, K);
-        p.a_rs = K, p.a_cs = 1, p.b_rs = j->L, p.b_cs = 1;
-        p.a = (const char *)(b ? wide->data : ms__data(w)) + (size_t)(g * j->M * K) * j->size;
-        p.b = columns(j, x, room ? room->data : NULL, n, g);
-        p.c = element(j, y, (n * v->out + g * j->M) * j->L);
+    ms_status st = make_room(j, &room, &rows, b != NULL);
+    if (st == MS_OK && b) st = ms__alloc(&wide, MS_CPU, (size_t)(j->v.out * K) * j->size, j->what);
+    if (st == MS_OK && b) widen(j, wide->data, w, b);
+    for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
+        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->columns, K);
+        p.a_rs = K, p.a_cs = 1, p.b_rs = j->columns, p.b_cs = 1;
+        p.a = (const char *)(b ? wide->data : ms__data(w)) + (size_t)(j->group * j->M * K) * j->size;
+        p.b = columns(j, x, room ? room->data : NULL);
+        if (b) fill_ones(j, (char *)room->data + (size_t)(j->K * j->columns) * j->size);
+        p.c = j->count > 1 ? rows->data : element(j, y, (j->first * j->v.out + j->group * j->M) * j->L);
         st = ms__gemm(&p);
+        j->rows = p.c;
+        if (st == MS_OK && j->count > 1) move_rows(j, y, true);
     }
     if (wide) ms__free(wide);
+    if (rows) ms__free(rows);
     if (room) ms__free(room);
     return st;
 }
@@ -205,27 +268,25 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
 // dw = g columns^T, summed over images. g is the gradient of the output. float32 or float64.
 static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x, ms_tensor *dw)
 {
-    const ms_conv *v = &j->v;
-    ms_block *room = NULL, *part = NULL;
+    ms_block *room = NULL, *rows = NULL, *part = NULL;
     if (dw->numel == 0) return MS_OK;
-    if (v->n == 0 || j->L == 0) return ms__zero(dw);
-    ms_status st = MS_OK;
-    if (!ms__conv_pointwise(v)) st = ms__alloc(&room, MS_CPU, (size_t)(j->K * j->L) * j->size, j->what);
-    if (st == MS_OK && v->n > 1) st = ms__alloc(&part, MS_CPU, (size_t)(j->M * j->K) * j->size, j->what);
-    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
-        int64_t n = k / v->groups, group = k % v->groups;
-        char *sum = element(j, dw, group * j->M * j->K);
-        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->K, j->L);
-        p.a = element(j, g, (n * v->out + group * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1;
-        p.b = columns(j, x, room ? room->data : NULL, n, group), p.b_rs = 1, p.b_cs = j->L;
-        p.c = n ? part->data : sum;
+    if (j->v.n == 0 || j->L == 0) return ms__zero(dw);
+    ms_status st = make_room(j, &room, &rows, 0);
+    if (st == MS_OK && j->v.n > j->at_once) st = ms__alloc(&part, MS_CPU, (size_t)(j->M * j->K) * j->size, j->what);
+    for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
+        char *sum = element(j, dw, j->group * j->M * j->K);
+        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->M, j->K, j->columns);
+        p.a = gather(j, g, rows ? rows->data : NULL), p.a_rs = j->columns, p.a_cs = 1;
+        p.b = columns(j, x, room ? room->data : NULL), p.b_rs = 1, p.b_cs = j->columns;
+        p.c = j->first ? part->data : sum;
         st = ms__gemm(&p);
-        if (st != MS_OK || n == 0) continue;
+        if (st != MS_OK || j->first == 0) continue;
         j->from = part->data;
         j->to = sum;
         ms__parallel(j->M * j->K, 32768, add_to, j);
     }
     if (part) ms__free(part);
+    if (rows) ms__free(rows);
     if (room) ms__free(room);
     return st;
 }
@@ -233,25 +294,22 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
 // dx = w^T g, folded. float32 or float64.
 static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, ms_tensor *dx)
 {
-    const ms_conv *v = &j->v;
-    ms_block *room = NULL;
+    ms_block *room = NULL, *rows = NULL;
     if (dx->numel == 0) return MS_OK;
     if (j->M == 0 || j->L == 0) return ms__zero(dx);
-    if (!ms__conv_pointwise(v)) MS_TRY(ms__alloc(&room, MS_CPU, (size_t)(j->K * j->L) * j->size, j->what));
-    ms_status st = MS_OK;
-    for (int64_t k = 0; k < v->n * v->groups && st == MS_OK; k++) {
-        int64_t n = k / v->groups, group = k % v->groups;
-        char *image = element(j, dx, (n * v->in + group * j->C) * ms__conv_size(v));
-        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->K, j->L, j->M);
-        p.a = element(j, w, group * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
-        p.b = element(j, g, (n * v->out + group * j->M) * j->L), p.b_rs = j->L, p.b_cs = 1;
-        p.c = room ? room->data : image;
+    ms_status st = make_room(j, &room, &rows, 0);
+    for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
+        ms_gemm p = ms__gemm_of(j->what, j->dtype, j->K, j->columns, j->M);
+        p.a = element(j, w, j->group * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;
+        p.b = gather(j, g, rows ? rows->data : NULL), p.b_rs = j->columns, p.b_cs = 1;
+        p.c = room ? room->data : element(j, dx, (j->first * j->v.in + j->group * j->C) * ms__conv_size(&j->v));
         st = ms__gemm(&p);
         if (st != MS_OK || !room) continue;
         j->cols = room->data;
-        j->to = image;
-        ms__parallel(j->C * ms__conv_size(v), ms__conv_size(v), fold, j);
+        j->to = ms__data(dx);
+        ms__parallel(j->count * j->C * ms__conv_size(&j->v), ms__conv_size(&j->v), fold, j);
     }
+    if (rows) ms__free(rows);
     if (room) ms__free(room);
     return st;
 }
