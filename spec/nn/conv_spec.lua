@@ -299,7 +299,7 @@ describe("convolutions over 1 to 3 dimensions", function()
     { function() return nn.ConvTranspose1d(1, 1, 3)(ms.ones(1, 1, 4), { 1, 2 }) end,
       "argument 2, the output size, is a table, expected a list of 1 sizes" },
     { function() return nn.Conv1d(1, 1, 3, { padding = 4, padding_mode = "reflect" })(ms.ones(1, 1, 4)) end,
-      "a padding of 4 in mode 'reflect' needs an input with more elements than that in the dimension, but its shape is [1, 1, 4]" },
+      "Padding size should be less than the corresponding input dimension, but got: padding (4, 4) at dimension 3 of input [1, 1, 4]" },
     { function() return nn.Conv1d(1, 1, 3, { padding_mode = "mirror" }) end,
       "option 'padding_mode' is 'mirror', expected" },
     { function() return nn.Conv1D(1, 1, 3) end, "did you mean 'Conv1d'" },

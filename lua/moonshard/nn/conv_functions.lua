@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Functions of nn.F that convolve over 1 to 3 dimensions, and transposed ones. `setup` and `run` also serve the layers
 --- (nn/conv.lua).
-local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
+local pad = require("moonshard.nn.image_functions").pad
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 
@@ -68,36 +68,11 @@ function M.setup(who, o, kernel, transposed)
   return how
 end
 
--- ---- padding by elements of the image ---------------------------------------------------------------
-
--- The position, in a row of n elements, of the element that padding puts at position k. Positions count from 0; k is
--- negative before the row.
-local places = {
-  reflect = function(k, n) return k < 0 and -k or k >= n and 2 * (n - 1) - k or k end,
-  replicate = function(k, n) return math.min(math.max(k, 0), n - 1) end,
-  circular = function(k, n) return k % n end,
-}
--- The largest padding of a row of n.
-local limits = { reflect = function(n) return n - 1 end, replicate = function() return math.huge end,
-  circular = function(n) return n end }
-
-local function padded(who, x, how, mode)
-  local place, limit = places[mode], limits[mode]
-  for k = 1, #how.before do
-    local d, before, after = x.ndim - #how.before + k, how.before[k], how.after[k]
-    local n = x:size(d)
-    if before < 0 or before > limit(n) or after > limit(n) then
-      raise("%s: a padding of %d in mode '%s' needs an input with %s, but its shape is %s", who, math.max(before, after),
-        mode, mode == "reflect" and "more elements than that in the dimension"
-        or "as many elements in the dimension", tostring(x.shape))
-    end
-    if before + after > 0 and n > 0 then
-      local list = {}
-      for at = -before, n + after - 1 do list[#list + 1] = place(at, n) end
-      x = x:index_select(d, create.tensor(list, { dtype = "int64", device = x.device }))
-    end
-  end
-  return x
+-- Pads by elements of the image itself, as the mode of F.pad says.
+local function padded(x, how, mode)
+  local list = {}
+  for k = #how.before, 1, -1 do list[#list + 1], list[#list + 2] = how.before[k], how.after[k] end
+  return pad(x, list, { mode = mode })
 end
 
 local none = { 0, 0, 0 }
@@ -121,7 +96,7 @@ function M.run(who, x, w, b, how, mode)
     if mode == nil or mode == "zeros" then
       y = ops.conv(who, y, w, b, how)
     else
-      y = ops.conv(who, padded(who, y, how, mode), w, b,
+      y = ops.conv(who, padded(y, how, mode), w, b,
         { stride = how.stride, dilation = how.dilation, groups = how.groups, before = none, after = none })
     end
     return n == d + 2 and y or y:squeeze(1)
