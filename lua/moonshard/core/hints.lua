@@ -14,6 +14,12 @@ local synonyms = {
 local instead = {
   DataParallel = "write nn.DDP(model) and start one process per device: mpirun -n N luajit train.lua",
   DistributedDataParallel = "use nn.DDP",
+  LazyLinear = "write nn.Linear(size_in, size_out): the size of a layer's input is that of the layer before it",
+  CrossMapLRN2d = "use nn.LocalResponseNorm",
+  FractionalMaxPool2d = "use nn.AdaptiveMaxPool2d, whose windows have nearly equal sizes",
+  max_pool2d_with_indices = "use nn.F.max_pool2d(x, kernel, { return_indices = true })",
+  upsample_nearest = "use nn.F.interpolate(x, { scale_factor = 2 })",
+  upsample_bilinear = 'use nn.F.interpolate(x, { scale_factor = 2, mode = "bilinear", align_corners = true })',
   FullyShardedDataParallel = "use fsdp.FSDP",
   init_process_group = "use dist.init(), which the first use of ms.dist calls",
   get_rank = "use dist.rank()",
