@@ -32,7 +32,8 @@ class Block(nn.Module):
 sizes = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2),
          (512, 512, 1))
 stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
-model = nn.Sequential(*stem, *(Block(a, b, s) for a, b, s in sizes), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+model = nn.Sequential(*stem, *(Block(a, b, s) for a, b, s in sizes), *head)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 x, ids = torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
 seconds = []
