@@ -492,6 +492,7 @@ ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *li
     X(norm)         \
     X(embedding)    \
     X(attention)    \
+    X(recurrent)    \
     X(batch_norm)   \
     X(conv)         \
     X(pooling)      \

@@ -24,6 +24,7 @@
     X(order) \
     X(scan) \
     X(attention) \
+    X(recurrent) \
     X(linalg_solve) \
     X(linalg_factor) \
     X(fft) \

@@ -132,41 +132,60 @@ describe("golden models", function()
   end
 end)
 
-for world = 2, 3 do
+-- Ways to shard a model: a unit for each block of its list, and the rest; LSTMs have no blocks.
+local function blocks_of(name, m)
+  return name == "llama" and m.model.layers or name == "vit" and m.encoder.layers:children() or { name == "lstm_lm" and m.lstm }
+end
+local ways = {
+  fully_shard = function(name, m)
+    for _, block in ipairs(blocks_of(name, m)) do ms.fsdp.fully_shard(block) end
+    return ms.fsdp.fully_shard(m)
+  end,
+  FSDP = function(name, m)
+    local wrapped = {}
+    for _, block in ipairs(blocks_of(name, m)) do wrapped[block] = true end
+    return ms.fsdp.FSDP(m, { use_orig_params = true, auto_wrap_policy = function(module, recurse)
+      return recurse or wrapped[module] == true
+    end })
+  end,
+}
+
+for world = 1, 4 do
   ranks.describe(world, "models over shards", function()
-    for _, name in ipairs { "lstm_lm", "vit", "llama" } do
-      it(("train as whole ones for 20 steps, to 1e-5: %s"):format(name), function(rank)
-        local function make()
-          ms.manual_seed(1)
-          return (cases[name]())
-        end
-        local whole, sharded = make(), make()
-        for _, block in ipairs(name == "llama" and sharded.model.layers or {}) do ms.fsdp.fully_shard(block) end
-        ms.fsdp.fully_shard(sharded)
-        local function loss(m, step, r)
-          ms.manual_seed(10 * step + r)
-          if name == "vit" then
-            return ms.nn.F.cross_entropy(m(ms.rand(2, 3, 8, 8, double)), ms.randint(0, 5, { 2 }))
+    for way, shard in ms.sorted_pairs(ways) do
+      for _, name in ipairs { "lstm_lm", "vit", "llama" } do
+        it(("train as whole ones for 20 steps, to 1e-5: %s by %s"):format(name, way), function(rank)
+          local function make()
+            ms.manual_seed(1)
+            return (cases[name]())
           end
-          local x = ms.randint(0, 11, { 2, 6 })
-          if name == "llama" then return m(x, x) end
-          return ms.nn.F.cross_entropy((m(x)):reshape(12, -1), x:reshape(-1))
-        end
-        local a = ms.optim.AdamW(whole:parameters(), { lr = 0.01 })
-        local b = ms.optim.AdamW(sharded:parameters(), { lr = 0.01 })
-        for step = 1, 20 do
-          for r = 0, world - 1 do (loss(whole, step, r) / world):backward() end
-          loss(sharded, step, rank):backward()
-          a:step()
-          b:step()
-          a:zero_grad()
-          b:zero_grad()
-        end
-        local want = whole:state_dict()
-        for key, t in ms.sorted_pairs(ms.fsdp.state_dict(sharded)) do
-          ms.testing.assert_close(t, want[key], { rtol = 1e-5, atol = 1e-7 })
-        end
-      end)
+          local whole, sharded = make(), make()
+          sharded = shard(name, sharded)
+          local function loss(m, step, r)
+            ms.manual_seed(10 * step + r)
+            if name == "vit" then
+              return ms.nn.F.cross_entropy(m(ms.rand(2, 3, 8, 8, double)), ms.randint(0, 5, { 2 }))
+            end
+            local x = ms.randint(0, 11, { 2, 6 })
+            if name == "llama" then return m(x, x) end
+            return ms.nn.F.cross_entropy((m(x)):reshape(12, -1), x:reshape(-1))
+          end
+          local a = ms.optim.AdamW(whole:parameters(), { lr = 0.01 })
+          local b = ms.optim.AdamW(sharded:parameters(), { lr = 0.01 })
+          for step = 1, 20 do
+            for r = 0, world - 1 do (loss(whole, step, r) / world):backward() end
+            loss(sharded, step, rank):backward()
+            a:step()
+            b:step()
+            a:zero_grad()
+            b:zero_grad()
+          end
+          local want = whole:state_dict()
+          for key, t in ms.sorted_pairs(ms.fsdp.state_dict(sharded)) do
+            ms.testing.assert_close(t, want[key], { rtol = 1e-5, atol = 1e-7 })
+          end
+        end)
+      end
     end
   end)
 end

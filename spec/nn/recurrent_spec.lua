@@ -82,6 +82,104 @@ describe("recurrent layers", function()
     end
   end)
 
+  -- The steps of a layer in plain tensor functions: the formulas of PyTorch's documentation.
+  local function by_hand(kind, m, x, relu)
+    local h, states = ms.zeros(x:size(2), m.weight_hh_l0:size(2), { dtype = x.dtype }), {}
+    local c = ms.zeros(x:size(2), m.hidden_size, { dtype = x.dtype })
+    for t = 1, x:size(1) do
+      local a = x[t]:matmul(m.weight_ih_l0:t()) + m.bias_ih_l0
+      local b = h:matmul(m.weight_hh_l0:t()) + m.bias_hh_l0
+      if kind == "RNN" then h = relu and (a + b):relu() or (a + b):tanh()
+      elseif kind == "LSTM" then
+        local i, f, g, o = unpack((a + b):chunk(4, 2))
+        c = f:sigmoid() * c + i:sigmoid() * g:tanh()
+        h = o:sigmoid() * c:tanh()
+        if m.weight_hr_l0 then h = h:matmul(m.weight_hr_l0:t()) end
+      else
+        local ra, za, na = unpack(a:chunk(3, 2))
+        local rb, zb, nb = unpack(b:chunk(3, 2))
+        local z = (za + zb):sigmoid()
+        h = (1 - z) * (na + (ra + rb):sigmoid() * nb):tanh() + z * h
+      end
+      states[t] = h
+    end
+    return ms.stack(states)
+  end
+
+  -- Sizes that fill blocks of columns and rows, and those that do not.
+  for _, case in ipairs { { "RNN", 33 }, { "RNN", 48, { nonlinearity = "relu" } }, { "LSTM", 70 }, { "LSTM", 16 },
+    { "GRU", 70 }, { "GRU", 96 }, { "LSTM", 70, { proj_size = 20 } } } do
+    local kind, H, o = unpack(case)
+    for _, N in ipairs { 1, 37 } do
+      it(("compute their formulas: %s of %d units over %d sequences"):format(kind, H, N), function()
+        local given = { dtype = "float64", nonlinearity = o and o.nonlinearity, proj_size = o and o.proj_size }
+        local m, x = nn[kind](7, H, given), ms.rand(9, N, 7, { dtype = "float64" })
+        local results = {}
+        for k, fn in ipairs { m, function() return by_hand(kind, m, x, given.nonlinearity == "relu") end } do
+          m:zero_grad()
+          local y = fn(x)
+          y:pow(2):sum():backward()
+          results[k] = { y:detach() }
+          for _, p in ipairs(m:parameters()) do table.insert(results[k], p.grad:clone()) end
+        end
+        for k, t in ipairs(results[1]) do ms.testing.assert_close(t, results[2][k], { rtol = 1e-9, atol = 1e-11 }) end
+      end)
+    end
+  end
+
+  it("have the same bits with any number of threads", function()
+    local threads, results = ms.num_threads(), {}
+    local m, x = nn.LSTM(20, 100, { bidirectional = true }), ms.rand(12, 50, 20)
+    for k, n in ipairs { 1, 2, 5 } do
+      ms.set_num_threads(n)
+      m:zero_grad()
+      local y = m(x)
+      y:sum():backward()
+      results[k] = { y:detach(), m.weight_hh_l0.grad:clone(), m.bias_hh_l0_reverse.grad:clone() }
+    end
+    ms.set_num_threads(threads)
+    for k = 2, 3 do
+      for i, t in ipairs(results[1]) do assert.is_true(results[k][i]:equal(t)) end
+    end
+  end)
+
+  it("compute half types as float32, and round", function()
+    for _, kind in ipairs { "RNN", "LSTM", "GRU" } do
+      for _, dtype in ipairs { "bfloat16", "float16" } do
+        local m, x = nn[kind](6, 20), ms.rand(8, 3, 6):to(dtype)
+        m:to(dtype)
+        local wide = ms.deepcopy(m):to "float32"
+        local y, z = m(x), wide(x:float())
+        assert.equal(dtype, y.dtype)
+        y:float():sum():backward()
+        z:sum():backward()
+        local o = dtype == "bfloat16" and { rtol = 0.02, atol = 0.01 } or { rtol = 0.003, atol = 0.002 }
+        ms.testing.assert_close(y:float(), z, o)
+        o.atol = 10 * o.atol
+        ms.testing.assert_close(m.weight_hh_l0.grad:float(), wide.weight_hh_l0.grad, o)
+      end
+    end
+  end)
+
+  it("compute in the lower precision under autocast", function()
+    local m, x = nn.LSTM(6, 20), ms.rand(8, 3, 6)
+    local y, h, c = ms.amp.autocast("bfloat16", function() return m(x) end)
+    assert.same({ "bfloat16", "bfloat16", "bfloat16" }, { y.dtype, h.dtype, c.dtype })
+    ms.testing.assert_close(y:float(), (m(x)), { rtol = 0.02, atol = 0.01 })
+  end)
+
+  it("project the state to another size", function()
+    local m = nn.LSTM(3, 6, 2, { proj_size = 2, bidirectional = true })
+    assert.equal("24 4", shape(m.weight_ih_l1))
+    assert.equal("24 2", shape(m.weight_hh_l1))
+    assert.equal("2 6", shape(m.weight_hr_l1))
+    local y, h, c = m(ms.rand(5, 2, 3))
+    assert.equal("5 2 4", shape(y))
+    assert.equal("4 2 2", shape(h))
+    assert.equal("4 2 6", shape(c))
+    assert.equal("LSTM(3 -> 6, projected to 2, 2 layers, bias, bidirectional)", tostring(m))
+  end)
+
   it("drop between layers in training only", function()
     local m, x = nn.GRU(3, 8, 2, { dropout = 0.5 }), ms.rand(4, 2, 3)
     assert.is_false(m(x):equal((m(x))))
@@ -133,6 +231,9 @@ describe("recurrent layers", function()
     raises("GRU: option 'num_layers' is a number (0), expected a whole number from 1", nn.GRU, 3, 4, 0)
     raises("GRU: argument 2, the size of the state, is nil, expected a whole number from 1", nn.GRU, 3)
     raises("GRU: option 'dropout' is a number (2), expected a number from 0 to 1", nn.GRU, 3, 4, { dropout = 2 })
+    raises("LSTM: option 'proj_size' is a number (4), expected less than the size of the state, 4", nn.LSTM, 3, 4,
+      { proj_size = 4 })
+    raises("GRU: unknown option 'proj_size' (accepted: batch_first, bias, bidirectional, device, dropout, dtype, num_layers)", nn.GRU, 3, 4, { proj_size = 2 })
     raises("GRUCell: the input has shape [2, 5], expected [N, 3] or [3]", nn.GRUCell(3, 4), ms.ones(2, 5))
     raises("LSTMCell: h has shape [1, 4], expected [2, 4]", nn.LSTMCell(3, 4), ms.ones(2, 3), ms.ones(1, 4))
   end)

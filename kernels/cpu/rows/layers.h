@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/layers.h -- declares the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv, pooling)
-// that the operator rows in kernels/rows use.
+// cpu/rows/layers.h -- declares the CPU kernels of layers (norm, loss, embedding, dropout, attention, conv, pooling,
+// recurrent layers) that the operator rows in kernels/rows use.
 #ifndef MS_LAYERS_H
 #define MS_LAYERS_H
 
@@ -14,6 +14,7 @@
     X(cross_entropy) X(cross_entropy_backward) X(mse_loss) X(mse_loss_backward)                              \
     X(linear_cross_entropy) X(linear_cross_entropy_backward)                                                 \
     X(embedding) X(embedding_backward) X(dropout) X(attention) X(attention_backward)                         \
+    X(rnn) X(rnn_backward) X(lstm) X(lstm_backward) X(gru) X(gru_backward)                                   \
     X(batch_norm) X(batch_norm_backward) X(batch_norm_stats)                                                 \
     X(conv) X(conv_backward) X(conv_transpose) X(conv_transpose_backward)                                    \
     X(max_pool) X(max_pool_backward) X(avg_pool) X(avg_pool_backward)                                        \

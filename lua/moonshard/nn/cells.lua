@@ -1,7 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- RNNCell, LSTMCell and GRUCell: one step of a recurrent network, and the formulas of the steps, which recurrent.lua
---- shares.
-local create = require "moonshard.tensor.create"
+--- RNNCell, LSTMCell and GRUCell: one step of a recurrent network; the parameters of a step, which recurrent.lua makes
+--- for each layer and direction.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
@@ -10,35 +9,12 @@ local Module = require "moonshard.nn.module".Module
 local empty = require "moonshard.nn.parameter".empty
 
 local a_tensor, raise = require("moonshard.tensor").a_tensor, errors.raise
-local linear, sigmoid, tanh, relu = ops.linear, ops.sigmoid, ops.tanh, ops.relu
 local M = {}
 
--- ---- the steps --------------------------------------------------------------------------------------
+-- ---- parameters -------------------------------------------------------------------------------------
 
---- The steps by kind: fn(x, h, c, w, b) returns the next h and, for "lstm", the next c. x: the input's product with
---- its weight, plus its bias, [..., gates * H]; w, b: weight and bias of h.
-M.steps = {}
---- The number of gates by kind.
-M.gates = { rnn_tanh = 1, rnn_relu = 1, lstm = 4, gru = 3 }
-
-function M.steps.rnn_tanh(x, h, _, w, b) return tanh(x + linear(h, w, b)) end
-function M.steps.rnn_relu(x, h, _, w, b) return relu(x + linear(h, w, b)) end
-
--- Gates in the order input, forget, candidate, output (Hochreiter & Schmidhuber 1997; Gers et al. 2000).
-function M.steps.lstm(x, h, c, w, b)
-  local gates = (x + linear(h, w, b)):chunk(4, -1)
-  c = sigmoid(gates[2]) * c + sigmoid(gates[1]) * tanh(gates[3])
-  return sigmoid(gates[4]) * tanh(c), c
-end
-
--- Gates in the order reset, update, candidate (Cho et al. 2014). The reset gate multiplies the product of h with its
--- weight, as in PyTorch.
-function M.steps.gru(x, h, _, w, b)
-  local of_x, of_h = x:chunk(3, -1), linear(h, w, b):chunk(3, -1)
-  local reset, update = sigmoid(of_x[1] + of_h[1]), sigmoid(of_x[2] + of_h[2])
-  local candidate = tanh(of_x[3] + reset * of_h[3])
-  return candidate + update * (h - candidate)
-end
+--- The number of gates by kind of step.
+M.gates = { rnn = 1, lstm = 4, gru = 3 }
 
 --- Fills all parameters of m with uniform numbers in +-1/sqrt(hidden_size).
 ---@param m Module  has the field hidden_size
@@ -47,20 +23,22 @@ function M.reset(m)
   for _, p in ipairs(m:parameters { recurse = false }) do init.uniform_(p, -bound, bound) end
 end
 
---- Makes the parameters of one step, whose names end in suffix: two weights and, with o.bias, two biases.
+--- Makes the parameters of one step, whose names end in suffix: two weights, with o.bias two biases, and the weight of
+--- the projection, if there is one.
 ---@param m Module  gets the parameters
----@param kind string  a key of M.gates
 ---@param size_in integer  features of the input
 ---@param suffix string  such as "_l0_reverse"
----@param o { bias: boolean, dtype: string, device: string }
-function M.make_parameters(m, kind, size_in, suffix, o)
-  local rows, of = M.gates[kind] * m.hidden_size, { dtype = o.dtype, device = o.device }
+---@param o { bias: boolean, proj_size: integer?, dtype: string, device: string }
+function M.make_parameters(m, size_in, suffix, o)
+  local rows, of = M.gates[m.kind] * m.hidden_size, { dtype = o.dtype, device = o.device }
+  local projected = o.proj_size or 0
   m["weight_ih" .. suffix] = empty({ rows, size_in }, of)
-  m["weight_hh" .. suffix] = empty({ rows, m.hidden_size }, of)
+  m["weight_hh" .. suffix] = empty({ rows, projected > 0 and projected or m.hidden_size }, of)
   if o.bias then
     m["bias_ih" .. suffix] = empty({ rows }, of)
     m["bias_hh" .. suffix] = empty({ rows }, of)
   end
+  if projected > 0 then m["weight_hr" .. suffix] = empty({ projected, m.hidden_size }, of) end
 end
 
 -- ---- cells ------------------------------------------------------------------------------------------
@@ -71,25 +49,24 @@ local rnn_spec = { nonlinearity = opts.one_of({ "tanh", "relu" }, "tanh"), bias 
 
 local function construct(self, input_size, hidden_size, given)
   local name = self:class_name()
-  local o = opts(name, given, self._kind_of_cell and spec or rnn_spec)
+  local o = opts(name, given, self._kind_of_cell == "rnn" and rnn_spec or spec)
   opts.expect(input_size, opts.whole_from(0), "%s: argument 1, the size of the input,", name)
   opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the size of the state,", name)
-  self.input_size, self.hidden_size, self.kind = input_size, hidden_size, self._kind_of_cell or "rnn_" .. o.nonlinearity
-  M.make_parameters(self, self.kind, input_size, "", o)
+  self.input_size, self.hidden_size, self.kind = input_size, hidden_size, self._kind_of_cell
+  self.relu = o.nonlinearity == "relu"
+  M.make_parameters(self, input_size, "", o)
   self:reset_parameters()
 end
 
--- The state t, whose shape is checked; zeros if t is nil.
-local function state(self, what, t, x)
-  local sizes = { unpack(x.shape) }
-  sizes[#sizes] = self.hidden_size
-  if t == nil then return create.zeros(sizes, { dtype = x.dtype, device = x.device }) end
+-- The state t as [n, hidden_size]; nil, which stands for zeros, if t is nil.
+local function state(self, what, t, x, n)
+  if t == nil then return nil end
   opts.expect(t, a_tensor, "%s: %s", self:class_name(), what)
-  local expected = "[" .. table.concat(sizes, ", ") .. "]"
+  local expected = (x.ndim == 1 and "[%d]" or "[" .. n .. ", %d]"):format(self.hidden_size)
   if tostring(t.shape) ~= expected then
     raise("%s: %s has shape %s, expected %s", self:class_name(), what, tostring(t.shape), expected)
   end
-  return t
+  return x.ndim == 1 and t:unsqueeze(1) or t
 end
 
 local function forward(self, x, h, c)
@@ -98,10 +75,15 @@ local function forward(self, x, h, c)
     raise("%s: the input has shape %s, expected [N, %d] or [%d]", self:class_name(), tostring(x.shape), self.input_size,
       self.input_size)
   end
-  local slots = self._slots
-  h = state(self, "h", h, x)
-  if slots.kind == "lstm" then c = state(self, "c", c, x) end
-  return M.steps[slots.kind](linear(x, slots.weight_ih, slots.bias_ih), h, c, slots.weight_hh, slots.bias_hh)
+  local slots, n = self._slots, x.ndim == 2 and x:size(1) or 1
+  h = state(self, "h", h, x, n)
+  if slots.kind == "lstm" then c = state(self, "c", c, x, n) else c = nil end
+  local of_x = ops.linear(x, slots.weight_ih, slots.bias_ih):reshape(1, n, M.gates[slots.kind] * slots.hidden_size)
+  local _, next_h, next_c = ops.recurrent(slots.kind, of_x, slots.weight_hh, { bias = slots.bias_hh, h = h, c = c,
+    relu = slots.relu })
+  if x.ndim == 1 then next_h, next_c = next_h:squeeze(1), next_c and next_c:squeeze(1) end
+  if next_c == nil then return next_h end
+  return next_h, next_c
 end
 
 local function cell_class(name, kind)
@@ -111,7 +93,7 @@ local function cell_class(name, kind)
   function cls:reset_parameters() M.reset(self) end
   function cls:extra_repr()
     return ("%d -> %d%s%s"):format(self.input_size, self.hidden_size, self.bias_ih and ", bias" or "",
-      self.kind == "rnn_relu" and ", relu" or "")
+      self.relu and ", relu" or "")
   end
   return cls
 end
@@ -125,7 +107,7 @@ end
 ---@field bias_hh Parameter?  [hidden_size]; nil without bias
 ---@overload fun(input_size: integer, hidden_size: integer, opts?: { nonlinearity: "tanh"|"relu", bias: boolean, dtype: string, device: string }): RNNCell
 ---   input_size: features of the input; hidden_size: features of the state; nonlinearity: "relu" in place of tanh
-local RNNCell = cell_class "RNNCell"
+local RNNCell = cell_class("RNNCell", "rnn")
 
 --- One step of a long short-term memory: `h, c = cell(x, h, c)` with x [N, in] or [in]; h and c are zeros if absent.
 --- The rows of the weights are the gates input, forget, candidate and output.

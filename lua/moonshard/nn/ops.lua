@@ -203,6 +203,24 @@ function M.attention(q, k, v, mask, causal, dropout_p, scale)
   return wrap(call_args(op_attention, q, k, v))
 end
 
+local recurrent = { rnn = op "rnn", lstm = op "lstm", gru = op "gru" }
+
+-- All steps of a recurrent layer in one direction. kind: "rnn", "lstm" or "gru"; x: the product of the input with its
+-- weight, [T, N, gates * H], or packed; w: the weight of the state. o: optional inputs (bias, h, c, project,
+-- batch_sizes) and flags (reversed, relu). Returns y, h and, for "lstm", c.
+function M.recurrent(kind, x, w, o)
+  a_in[0], a_in[1] = id_of(x, kind), id_of(w, kind, "weight_hh")
+  a_in[2] = o.bias ~= nil and id_of(o.bias, kind, "bias_hh") or 0
+  a_in[3] = o.h ~= nil and id_of(o.h, kind, "h") or 0
+  a_in[4] = o.c ~= nil and id_of(o.c, kind, "c") or 0
+  a_in[5] = o.project ~= nil and id_of(o.project, kind, "weight_hr") or 0
+  a_in[6] = o.batch_sizes ~= nil and id_of(o.batch_sizes, kind, "batch_sizes") or 0
+  args.n_in, args.n_i, args.n_f, a_i[0], a_i[1] = 7, 2, 0, o.reversed and 1 or 0, o.relu and 1 or 0
+  call_args(recurrent[kind], x, w)
+  local y, h, c = wrap(a_out[0]), a_out[1], kind == "lstm" and a_out[2]
+  return y, wrap(h), c and wrap(c) or nil
+end
+
 -- Runs an operator on an id and returns the id of its first output, so that intermediate results need no Lua objects.
 -- `of`: the tensor that an error names. To be called only inside scopes, which release the intermediate results if an
 -- operator fails.

@@ -1,14 +1,13 @@
 -- SPDX-License-Identifier: MIT
---- RNN, LSTM and GRU over sequences. The product of the input with its weight is one operation for all time steps of a
---- layer; the product of the state with its weight is one for each step.
+--- RNN, LSTM and GRU over sequences, of one length or packed. The product of the input with its weight is one operation
+--- for all steps of a layer and direction, and the steps are another (the engine's rnn, lstm and gru).
 local cells = require "moonshard.nn.cells"
-local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
-local scope = require "moonshard.tensor.scope"
-local cat = require "moonshard.tensor.shape".cat
+local packed = require "moonshard.nn.packed"
+local shape = require "moonshard.tensor.shape"
 local Module = require "moonshard.nn.module".Module
 
 local a_tensor, raise = require("moonshard.tensor").a_tensor, errors.raise
@@ -16,116 +15,142 @@ local a_tensor, raise = require("moonshard.tensor").a_tensor, errors.raise
 local spec = { num_layers = opts.option(opts.whole_from(1), 1), bias = true, batch_first = false, dropout = 0,
   bidirectional = false, dtype = opts.string, device = opts.any }
 local rnn_spec = { nonlinearity = opts.one_of({ "tanh", "relu" }, "tanh") }
-for name, option in pairs(spec) do rnn_spec[name] = option end
+local lstm_spec = { proj_size = opts.option(opts.whole_from(0), 0) }
+for name, option in pairs(spec) do rnn_spec[name], lstm_spec[name] = option, option end
+local specs = { rnn = rnn_spec, lstm = lstm_spec, gru = spec }
 
 local function construct(self, input_size, hidden_size, given)
   local name = self:class_name()
-  local o = opts(name, given, self._kind_of_step and spec or rnn_spec)
+  local o = opts(name, given, specs[self._kind_of_step])
   opts.expect(input_size, opts.whole_from(0), "%s: argument 1, the size of the input,", name)
   opts.expect(hidden_size, opts.whole_from(1), "%s: argument 2, the size of the state,", name)
   opts.need(o.dropout >= 0 and o.dropout <= 1, o.dropout, "a number from 0 to 1", "%s: option 'dropout'", name)
+  local proj_size = o.proj_size or 0
+  opts.need(proj_size < hidden_size, proj_size, ("less than the size of the state, %d"):format(hidden_size),
+    "%s: option 'proj_size'", name)
   if o.dropout > 0 and o.num_layers == 1 then
     log.warn(("%s: dropout acts between layers, so dropout = %g has no effect with 1 layer"):format(name, o.dropout))
   end
-  self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, o.num_layers
+  self.input_size, self.hidden_size, self.num_layers, self.proj_size = input_size, hidden_size, o.num_layers, proj_size
   self.batch_first, self.dropout, self.bidirectional = o.batch_first, o.dropout, o.bidirectional
-  self.kind = self._kind_of_step or "rnn_" .. o.nonlinearity
+  self.kind, self.relu = self._kind_of_step, o.nonlinearity == "relu"
   local directions = o.bidirectional and { "", "_reverse" } or { "" }
+  local state_size = proj_size > 0 and proj_size or hidden_size
   self.suffixes = {}
   for layer = 0, o.num_layers - 1 do
     for _, direction in ipairs(directions) do
       local suffix = ("_l%d%s"):format(layer, direction)
       self.suffixes[#self.suffixes + 1] = suffix
-      cells.make_parameters(self, self.kind, layer == 0 and input_size or #directions * hidden_size, suffix, o)
+      cells.make_parameters(self, layer == 0 and input_size or #directions * state_size, suffix, o)
     end
   end
   self:reset_parameters()
 end
 
--- Divides x along dimension 1 into pieces of size 1, which are appended to list. The backward of a split joins the
--- gradients of its pieces, while that of a narrow makes a gradient of the size of x. The operator makes up to 20
--- pieces, so longer sequences are split in a tree.
-local function split_steps(x, list)
-  local n = x:size(1)
-  if n == 1 then
-    list[#list + 1] = x
-  else
-    for _, part in ipairs(x:split(math.ceil(n / 20), 1)) do split_steps(part, list) end
-  end
-  return list
+-- Runs one direction of one layer over x; returns the states of all steps, and the last h and c. at: the number of the
+-- layer's direction; states: of all of them, each [layers * directions, N, size] or nil.
+local function run(self, at, x, states, batch_sizes)
+  local slots, suffix = self._slots, self.suffixes[at]
+  local of_x = ops.linear(x, slots["weight_ih" .. suffix], slots["bias_ih" .. suffix])
+  local y, h, c = ops.recurrent(slots.kind, of_x, slots["weight_hh" .. suffix], {
+    bias = slots["bias_hh" .. suffix], h = states.h and states.h:select(1, at), c = states.c and states.c:select(1, at),
+    project = slots["weight_hr" .. suffix], batch_sizes = batch_sizes, reversed = suffix:find "_reverse$" ~= nil,
+    relu = slots.relu })
+  ops.drop(of_x)
+  return y, h, c
 end
 
--- Runs one direction of one layer over x, [T, N, in]; returns the states of all steps, [T, N, H], and the last h and c.
-local function run(self, suffix, x, h, c)
-  local slots = self._slots
-  local step, name = cells.steps[slots.kind], self:class_name()
-  local w, b = slots["weight_hh" .. suffix], slots["bias_hh" .. suffix]
-  local inputs = split_steps(ops.linear(x, slots["weight_ih" .. suffix], slots["bias_ih" .. suffix]), {})
-  local outputs, n = {}, #inputs
-  local first, last, by = 1, n, 1
-  if suffix:find "_reverse$" then first, last, by = n, 1, -1 end
-  for t = first, last, by do
-    h, c = scope.run(name, step, inputs[t], h, c, w, b)
-    outputs[t] = h
-  end
-  return cat(outputs, 1), h, c
-end
-
--- The initial states as a list of [1, N, H], one for each layer and direction; zeros if t is nil.
-local function states(self, what, t, x, single)
-  local n, H = #self.suffixes, self.hidden_size
-  if t == nil then
-    local zeros, list = create.zeros({ 1, x:size(2), H }, { dtype = x.dtype, device = x.device }), {}
-    for k = 1, n do list[k] = zeros end
-    return list
-  end
+-- Checks a state: nil, or [layers * directions, N, size], without N for an input without a batch. Returns it with N.
+local function state(self, what, t, n, size)
+  if t == nil then return nil end
   opts.expect(t, a_tensor, "%s: %s", self:class_name(), what)
-  local expected = single and ("[%d, %d]"):format(n, H) or ("[%d, %d, %d]"):format(n, x:size(2), H)
+  local expected = (n and "[%d, " .. n .. ", %d]" or "[%d, %d]"):format(#self.suffixes, size)
   if tostring(t.shape) ~= expected then
     raise("%s: %s has shape %s, expected %s", self:class_name(), what, tostring(t.shape), expected)
   end
-  return split_steps(single and t:unsqueeze(2) or t, {})
+  return n and t or t:unsqueeze(2)
+end
+
+local function check_features(self, x)
+  if x:size(-1) ~= self.input_size then
+    raise("%s: input.size(-1) must be equal to input_size. Expected %d, got %d", self:class_name(), self.input_size,
+      x:size(-1))
+  end
 end
 
 local function check_input(self, x)
   local name = self:class_name()
-  opts.expect(x, a_tensor, "%s: input", name)
+  opts.need(a_tensor.test(x), x, "a tensor or a packed sequence", "%s: input", name)
   if x.ndim ~= 2 and x.ndim ~= 3 then raise("%s: Expected input to be 2D or 3D, got %dD instead", name, x.ndim) end
-  if x:size(-1) ~= self.input_size then
-    raise("%s: input.size(-1) must be equal to input_size. Expected %d, got %d", name, self.input_size, x:size(-1))
-  end
+  check_features(self, x)
   if x:size(self.batch_first and x.ndim == 3 and 2 or 1) == 0 then
     raise("%s: Expected sequence length to be larger than 0, got input %s", name, tostring(x.shape))
   end
 end
 
-local function forward(self, x, h, c)
-  check_input(self, x)
-  local single, turned = x.ndim == 2, x.ndim == 3 and self.batch_first
-  local y = single and x:unsqueeze(2) or turned and x:transpose(1, 2) or x
-  local lstm = self.kind == "lstm"
-  local h_in, c_in = states(self, "h", h, y, single), lstm and states(self, "c", c, y, single)
-  local h_out, c_out, per_layer = {}, {}, self.bidirectional and 2 or 1
+-- Runs all layers over x, [T, N, in] or packed rows [rows, in]. Returns y and the last h and c of all layers.
+local function run_layers(self, x, states, batch_sizes)
+  local h_out, c_out, per_layer, y = {}, {}, self.bidirectional and 2 or 1, x
   for layer = 1, self.num_layers do
-    if layer > 1 and self.training and self.dropout > 0 then y = ops.dropout(y, self.dropout) end
+    if layer > 1 and self.training and self.dropout > 0 then
+      local whole = y
+      y = ops.dropout(whole, self.dropout)
+      ops.drop(whole)
+    end
     local parts = {}
     for k = 1, per_layer do
       local at = (layer - 1) * per_layer + k
-      parts[k], h_out[at], c_out[at] = run(self, self.suffixes[at], y, h_in[at], lstm and c_in[at] or nil)
+      parts[k], h_out[at], c_out[at] = run(self, at, y, states, batch_sizes)
     end
-    y = per_layer == 1 and parts[1] or cat(parts, 3)
+    if layer > 1 then ops.drop(y) end
+    y = per_layer == 1 and parts[1] or shape.cat(parts, x.ndim)
   end
+  return y, shape.stack(h_out, 1), self.kind == "lstm" and shape.stack(c_out, 1) or nil
+end
+
+local function forward_packed(self, x, h, c)
+  packed.check(x, self:class_name())
+  check_features(self, x.data)
+  local sizes = x.batch_sizes.device == "cpu" and x.batch_sizes or x.batch_sizes:to "cpu"
+  local n = sizes[1]:item()
+  h = state(self, "h", h, n, self.proj_size > 0 and self.proj_size or self.hidden_size)
+  c = state(self, "c", c, n, self.hidden_size)
+  if x.sorted_indices ~= nil then
+    h, c = h and h:index_select(2, x.sorted_indices), c and c:index_select(2, x.sorted_indices)
+  end
+  local y, h_n, c_n = run_layers(self, x.data, { h = h, c = c }, sizes)
+  if x.unsorted_indices ~= nil then
+    h_n, c_n = h_n:index_select(2, x.unsorted_indices), c_n and c_n:index_select(2, x.unsorted_indices)
+  end
+  return packed.with_data(x, y), h_n, c_n
+end
+
+local function forward_dense(self, x, h, c)
+  check_input(self, x)
+  local single, turned = x.ndim == 2, x.ndim == 3 and self.batch_first
+  local y = single and x:unsqueeze(2) or turned and x:transpose(1, 2) or x
+  local n = not single and y:size(2) or nil
+  h = state(self, "h", h, n, self.proj_size > 0 and self.proj_size or self.hidden_size)
+  c = state(self, "c", c, n, self.hidden_size)
+  local h_n, c_n
+  y, h_n, c_n = run_layers(self, y, { h = h, c = c })
   y = single and y:squeeze(2) or turned and y:transpose(1, 2) or y
-  local h_n, c_n = cat(h_out, 1), lstm and cat(c_out, 1) or nil
-  if single then h_n, c_n = h_n:squeeze(2), lstm and c_n:squeeze(2) or nil end
-  if not lstm then return y, h_n end
+  if single then h_n, c_n = h_n:squeeze(2), c_n and c_n:squeeze(2) end
+  return y, h_n, c_n
+end
+
+local function forward(self, x, h, c)
+  local y, h_n, c_n = (packed.is_packed(x) and forward_packed or forward_dense)(self, x, h,
+    self.kind == "lstm" and c or nil)
+  if c_n == nil then return y, h_n end
   return y, h_n, c_n
 end
 
 local function extra_repr(self)
-  return ("%d -> %d%s%s%s%s%s%s"):format(self.input_size, self.hidden_size, self.num_layers > 1
-    and (", %d layers"):format(self.num_layers) or "", self.bias_ih_l0 and ", bias" or "", self.kind == "rnn_relu"
-    and ", relu" or "", self.bidirectional and ", bidirectional" or "", self.batch_first and ", batch first" or "",
+  return ("%d -> %d%s%s%s%s%s%s%s"):format(self.input_size, self.hidden_size, self.proj_size > 0
+    and (", projected to %d"):format(self.proj_size) or "", self.num_layers > 1
+    and (", %d layers"):format(self.num_layers) or "", self.bias_ih_l0 and ", bias" or "", self.relu and ", relu" or "",
+    self.bidirectional and ", bidirectional" or "", self.batch_first and ", batch first" or "",
     self.dropout > 0 and (", dropout %g"):format(self.dropout) or "")
 end
 
@@ -146,28 +171,33 @@ local function recurrent_class(name, kind)
   end
   --- Fills all parameters with uniform numbers in +-1/sqrt(hidden_size).
   function cls:reset_parameters() cells.reset(self) end
+  --- Does nothing. Programs for PyTorch call it before a forward on a GPU.
+  function cls.flatten_parameters() end
   return cls
 end
 
 --- A simple recurrent network (Elman 1990): `y, h = rnn(x, h)`. x is [T, N, in], [N, T, in] with batch_first, or
 --- [T, in]; h, zeros if absent, is [layers * directions, N, hidden_size], without N for x [T, in]; y is like x, with
---- directions * hidden_size features. The parameters of the first layer are weight_ih_l0, weight_hh_l0, bias_ih_l0 and
---- bias_hh_l0; those of the other direction have the suffix _reverse.
+--- directions * hidden_size features. x may be a packed sequence (nn.utils.rnn); then y is one, too. The parameters of
+--- the first layer are weight_ih_l0, weight_hh_l0, bias_ih_l0 and bias_hh_l0; those of the other direction have the
+--- suffix _reverse.
 ---@class RNN: Module
 ---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, nonlinearity: "tanh"|"relu", bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): RNN
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
 ---   1), by position or as an option; nonlinearity: "relu" in place of tanh; batch_first: the first dimension of x and
 ---   y is the batch; dropout: probability, in training, of setting an element between two layers to 0; bidirectional:
 ---   also runs from the end to the beginning
-local RNN = recurrent_class "RNN"
+local RNN = recurrent_class("RNN", "rnn")
 
 --- A long short-term memory (Hochreiter & Schmidhuber 1997): `y, h, c = lstm(x, h, c)`; shapes and names as in RNN, c
---- like h. The rows of the weights are the gates input, forget, candidate and output.
+--- like h. The rows of the weights are the gates input, forget, candidate and output. With proj_size (Sak et al. 2014)
+--- weight_hr_l0, [proj_size, hidden_size], projects each state: h and y have proj_size features, c has hidden_size.
 ---@class LSTM: Module
----@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, dtype: string, device: string }): LSTM
+---@overload fun(input_size: integer, hidden_size: integer, num_layers?: integer, opts?: { num_layers: integer, bias: boolean, batch_first: boolean, dropout: number, bidirectional: boolean, proj_size: integer, dtype: string, device: string }): LSTM
 ---   input_size: features of the input; hidden_size: features of the state; num_layers: the number of layers (default:
 ---   1), by position or as an option; batch_first: the first dimension of x and y is the batch; dropout: probability,
----   in training, of setting an element between two layers to 0; bidirectional: also runs from the end to the beginning
+---   in training, of setting an element between two layers to 0; bidirectional: also runs from the end to the
+---   beginning; proj_size: features of the projected state, 0 for none, less than hidden_size
 local LSTM = recurrent_class("LSTM", "lstm")
 
 --- Gated recurrent units (Cho et al. 2014): `y, h = gru(x, h)`; shapes and names as in RNN. The rows of the weights are

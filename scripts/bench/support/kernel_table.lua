@@ -148,6 +148,8 @@ M.SMALL = set [[
   embedding:place_kernel product:product_kernel
   sort:sort_alone_kernel sort:sort_count_kernel sort:sort_scan_kernel sort:sort_place_kernel sort:write_sorted_kernel
   search:search_kernel search:count_kernel search:place_kernel
+  recurrent:forward_kernel recurrent:leave_kernel recurrent:backward_kernel recurrent:unproject_kernel
+  recurrent:cell_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they

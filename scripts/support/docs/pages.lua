@@ -235,6 +235,7 @@ return {
       section("nn.utils", "nn.utils.", nn.utils),
       section("", "nn.utils.parametrize.", nn.utils.parametrize),
       section("", "nn.utils.stateless.", nn.utils.stateless),
+      section("", "nn.utils.rnn.", nn.utils.rnn),
     },
   },
   {

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/recurrent.c -- the steps of RNN, LSTM and GRU layers (rows/recurrent.h).
+//
+// The weights of the state are packed once for all steps. A pass between two steps is divided into tasks of some units
+// and some rows: a task multiplies, and turns the sums into gates and states while they are in the first-level cache.
+// The gradients of weights are one product over all steps, after the last pass. With few steps packing does not pay:
+// each step is then an ordinary product. Half types are computed in float32 copies, and rounded at the end. The order
+// of every sum depends on shapes alone.
+#include "rows/recurrent.h"
+#include "cpu/product/product.h"
+#include "rows/grad.h"
+#include "cpu/rows/layers.h"
+
+enum {
+    WIDEST = 48,      // columns of a block: three vectors
+    MOST_ROWS = 32,   // rows of a task
+    FEW_STEPS = 4,    // up to this number of steps, forward does not pack
+    ALONE = 1 << 18,  // multiply-adds of a pass up to which other threads are not woken
+};
+
+// A matrix packed for products with its columns. The columns of each block form one panel for each part: part k has the
+// columns from k * columns on (a gate's).
+typedef struct panels {
+    const void *from, *bias;  // bias: NULL if there is none
+    int64_t rs, cs;           // of `from`, whose rows are those of the product, in elements
+    int64_t depth, columns, parts, wide;
+    char *data;
+} panels;
+
+static int64_t columns_of(const panels *p, int64_t block)
+{
+    int64_t left = p->columns - block * p->wide;
+    return left < p->wide ? left : p->wide;
+}
+static int64_t blocks_of(const panels *p) { return (p->columns + p->wide - 1) / p->wide; }
+static int64_t panel_numbers(const panels *p) { return (p->depth + 1) * p->wide; }
+static int64_t packed_numbers(const panels *p) { return blocks_of(p) * p->parts * panel_numbers(p); }
+
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// What backward reads and writes besides hs, cs, q and `unprojected` of the forward: the gradients of outputs, of the
+// sums (da: of those over the state), of h_0, of what a pass hands on elementwise, and of the projected states.
+typedef struct gradients {
+    const void *dy, *dh, *dc;
+    void *dx, *da, *dh0, *carried, *dprojected;
+} gradients;
+
+// The work of all passes, and the steps of the current one.
+typedef struct pass {
+    ms_recurrent_kind kind;
+    bool relu, project, packed;  // packed: the weight is packed
+    int dtype;
+    ms_steps steps;
+    ms_step now, next;
+    int64_t H, P, gates, chunk, chunks;  // chunk: rows of a task; chunks: tasks of a block of columns
+    panels panels, projection;
+    // forward; product: a step's product, if the weight is not packed
+    const void *x, *h0, *c0;
+    void *y, *hn, *cn, *hs, *cs, *q, *unprojected, *product;
+    gradients g;
+    char *room;
+    size_t room_bytes;  // per thread
+} pass;
+
+// Elements [unit, unit + n) of a row of a step.
+typedef struct part {
+    int64_t row, unit, n;
+} part;
+
+#define BODY "cpu/product/recurrent_body.h"
+#include "cpu/rows/rows.h"
+#include "cpu/both_types.h"
+
+#define BOTH(w, name) ((w)->dtype == MS_F64 ? name##_f64 : name##_f32)
+
+static void run_tasks(pass *w, int64_t tasks, int64_t multiplications, ms_range_fn task)
+{
+    if (multiplications > ALONE) ms__parallel_tasks(tasks, task, w);
+    else
+        for (int64_t k = 0; k < tasks; k++) task(w, k, k + 1, k);
+}
+
+// Chooses the sizes of tasks: large ones need less memory traffic, but there must be enough for all threads.
+static void divide(pass *w, int64_t columns)
+{
+    int64_t threads = ms_num_threads(), enough = threads > 1 ? 4 * threads : 1, wide = WIDEST;
+    w->chunk = MOST_ROWS;
+#define TASKS (((columns + wide - 1) / wide) * ((w->steps.n + w->chunk - 1) / w->chunk))
+    while (TASKS < enough && w->chunk > 8) w->chunk /= 2;
+    while (TASKS < enough / 2 && wide > 16) wide -= 16;
+#undef TASKS
+    w->panels.wide = w->projection.wide = wide;
+}
+
+// Memory for packed weights, for each thread, and for n more numbers, which are returned.
+static void *alloc_room(pass *w, ms_block **block, int64_t n, const char *what, ms_status *st)
+{
+    int64_t size = w->dtype == MS_F64 ? 8 : 4, a = w->packed ? packed_numbers(&w->panels) : 0,
+            b = w->project ? packed_numbers(&w->projection) : 0;
+    w->room_bytes = (size_t)((4 * MOST_ROWS + 4) * w->panels.wide * size);
+    if ((*st = ms__alloc(block, MS_CPU, (size_t)((a + b + n) * size) + w->room_bytes * (size_t)ms_num_threads(), what)))
+        return NULL;
+    w->room = (*block)->data;
+    w->panels.data = w->room + w->room_bytes * (size_t)ms_num_threads();
+    w->projection.data = w->panels.data + a * size;
+    return w->projection.data + b * size;
+}
+
+static void pack(const pass *w, panels *p)
+{
+    int64_t tasks = blocks_of(p) * p->parts;
+    ms_range_fn task = BOTH(w, pack_panel);
+    if (p->depth * p->columns * p->parts > ALONE) ms__parallel_tasks(tasks, task, p);
+    else
+        for (int64_t k = 0; k < tasks; k++) task(p, k, k + 1, k);
+}
+
+// ---- float32 and float64 copies of tensors --------------------------------------------------------
+
+enum { HELD = 24 };
+typedef struct held {
+    int dtype, n;
+    struct {
+        ms_tensor *t, *to;  // to: the tensor to which the result in t is converted; NULL if t is an input
+    } list[HELD];
+} held;
+
+// Returns the data of an input, contiguous and in the computing type; NULL if there is none.
+static ms_status take(held *h, ms_tensor *t, const void **data)
+{
+    ms_tensor *copy = NULL;
+    *data = NULL;
+    if (!t) return MS_OK;
+    if (t->dtype == h->dtype) MS_TRY(ms__contiguous(&copy, t));
+    else {
+        MS_TRY(ms__tensor_new(&copy, h->dtype, MS_CPU, t->ndim, t->shape, "recurrent"));
+        MS_TRY(ms__or_drop(ms__copy_data(copy, t), &copy));
+    }
+    h->list[h->n].to = NULL;
+    h->list[h->n++].t = copy;
+    *data = ms__data(copy);
+    return MS_OK;
+}
+
+// Returns where to write an output; release converts it.
+static ms_status give(held *h, ms_tensor *t, void **data)
+{
+    *data = NULL;
+    if (!t) return MS_OK;
+    if (t->dtype == h->dtype) {
+        *data = ms__data(t);
+        return MS_OK;
+    }
+    ms_tensor *wide;
+    MS_TRY(ms__tensor_new(&wide, h->dtype, MS_CPU, t->ndim, t->shape, "recurrent"));
+    h->list[h->n].to = t;
+    h->list[h->n++].t = wide;
+    *data = ms__data(wide);
+    return MS_OK;
+}
+
+static ms_status release(held *h, ms_status st)
+{
+    for (int k = 0; k < h->n; k++) {
+        if (st == MS_OK && h->list[k].to) st = ms__copy_data(h->list[k].to, h->list[k].t);
+        ms__release(h->list[k].t);
+    }
+    return st;
+}
+
+static int computing_type(const ms_tensor *t) { return t->dtype == MS_F64 ? MS_F64 : MS_F32; }
+static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k] : NULL; }
+
+// ---- forward --------------------------------------------------------------------------------------
+
+// The product of the states before a step with the weight, by the ordinary product.
+static ms_status step_product(const pass *w, const char *what)
+{
+    int64_t size = w->dtype == MS_F64 ? 8 : 4, features = w->gates * w->H;
+    ms_gemm g = ms__gemm_of(what, w->dtype, w->now.n, features, w->P);
+    g.a = (const char *)w->hs + w->now.at * w->P * size, g.a_rs = w->P, g.a_cs = 1;
+    g.b = w->panels.from, g.b_rs = 1, g.b_cs = w->P;
+    g.bias = w->panels.bias;
+    g.c = w->product;
+    return ms__gemm(&g);
+}
+
+// Makes all passes; each runs a task for all blocks of `first` and, with a projection, then of `second`.
+static ms_status make_passes(pass *w, bool back, const char *what)
+{
+    ms_range_fn first = back ? BOTH(w, backward_task) : BOTH(w, forward_task),
+                second = back ? BOTH(w, unproject_task) : BOTH(w, project_task);
+    int64_t blocks = blocks_of(&w->panels), more = w->project ? blocks_of(&w->projection) : 0;
+    w->next = ms__first_step(&w->steps, back);
+    for (;;) {
+        int64_t rows = most(w->now.n, w->next.n);
+        w->chunks = (rows + w->chunk - 1) / w->chunk;
+        if (!w->packed && w->now.n) MS_TRY(step_product(w, what));
+        run_tasks(w, blocks * w->chunks, rows * w->gates * w->H * w->P, first);
+        if (more) run_tasks(w, more * w->chunks, rows * w->H * w->P, second);
+        if (!w->next.n) return MS_OK;
+        w->now = w->next;
+        w->next = ms__next_step(&w->steps, w->now, back);
+    }
+}
+
+static ms_status forward(ms_call *c, ms_recurrent_kind kind)
+{
+    ms_tensor *x = c->in[MS_RECURRENT_X], *y = c->out[MS_RECURRENT_Y], *project = input(c, MS_RECURRENT_PROJECT);
+    pass w = { .kind = kind, .relu = c->n_i > 1 && c->i[1], .project = project, .dtype = computing_type(x) };
+    held h = { .dtype = w.dtype };
+    ms_block *block = NULL;
+    MS_TRY(ms__steps_of(c, x, input(c, MS_RECURRENT_SIZES), &w.steps));
+    w.gates = ms__gates_of(kind);
+    w.P = c->in[MS_RECURRENT_W]->shape[1];
+    w.H = x->shape[x->ndim - 1] / w.gates;
+    if (y->numel == 0) return MS_OK;
+
+    ms_status st = take(&h, x, &w.x);
+    if (st == MS_OK) st = take(&h, c->in[MS_RECURRENT_W], &w.panels.from);
+    if (st == MS_OK) st = take(&h, input(c, MS_RECURRENT_B), &w.panels.bias);
+    if (st == MS_OK) st = take(&h, input(c, MS_RECURRENT_H0), &w.h0);
+    if (st == MS_OK) st = take(&h, input(c, MS_RECURRENT_C0), &w.c0);
+    if (st == MS_OK) st = take(&h, project, &w.projection.from);
+    void **out[] = { &w.y, &w.hn, &w.cn, &w.hs, &w.cs, &w.q };
+    for (int k = 0; k < MS_COUNT(out) && st == MS_OK; k++) st = give(&h, ms__recurrent_out(kind, c->out, k), out[k]);
+    if (st != MS_OK) return release(&h, st);
+
+    divide(&w, w.H);
+    w.panels.rs = w.projection.rs = 1;
+    w.panels.cs = w.panels.depth = w.P;
+    w.panels.columns = w.projection.cs = w.projection.depth = w.H;
+    w.panels.parts = w.gates;
+    w.projection.columns = w.P;
+    w.projection.parts = 1;
+    w.packed = w.steps.t > FEW_STEPS;
+    int64_t n_unit = project ? w.steps.n * w.H : 0, n_product = w.packed ? 0 : w.steps.n * w.gates * w.H;
+    char *more = alloc_room(&w, &block, n_unit + n_product, c->op->name, &st);
+    if (st == MS_OK) {
+        w.unprojected = more;
+        w.product = more + n_unit * (w.dtype == MS_F64 ? 8 : 4);
+        if (w.packed) pack(&w, &w.panels);
+        if (project) pack(&w, &w.projection);
+        st = make_passes(&w, false, c->op->name);
+    }
+    if (block) ms__free(block);
+    return release(&h, st);
+}
+
+// ---- backward -------------------------------------------------------------------------------------
+
+// dw [m, n] = d^T [m, rows of all steps] s [rows, n]. g: a product of these sizes.
+static ms_status weight_gradient(ms_gemm g, const void *d, const void *s, void *dw)
+{
+    g.a = d, g.a_rs = 1, g.a_cs = g.m;
+    g.b = s, g.b_rs = g.n, g.b_cs = 1;
+    g.c = dw;
+    return ms__gemm(&g);
+}
+
+// Computes the gradients, from the data that `take` and `give` found. dw, db, dproject: NULL if not needed.
+static ms_status all_gradients(pass *w, const char *what, void *dw, void *db, void *dproject)
+{
+    int64_t rows = w->steps.rows, features = w->gates * w->H, units = w->steps.n * w->H;
+    int64_t n_dx = w->g.dx ? 0 : rows * features, n_da = w->kind == MS_GRU ? rows * features : 0,
+            n_carried = w->g.carried ? 0 : units, n_state = w->project ? rows * w->P : 0,
+            n_unit = dproject ? rows * w->H : 0;
+    ms_status st = MS_OK;
+    ms_block *block = NULL;
+    char *more = alloc_room(w, &block, n_dx + n_da + n_carried + n_state + n_unit, what, &st);
+    int64_t size = w->dtype == MS_F64 ? 8 : 4;
+    if (st != MS_OK) return st;
+    if (n_dx) w->g.dx = more;
+    w->g.da = n_da ? more + n_dx * size : w->g.dx;
+    if (n_carried) w->g.carried = more + (n_dx + n_da) * size;
+    w->g.dprojected = more + (n_dx + n_da + n_carried) * size;
+    w->unprojected = n_unit ? more + (n_dx + n_da + n_carried + n_state) * size : NULL;
+    pack(w, &w->panels);
+    if (w->project) pack(w, &w->projection);
+    st = make_passes(w, true, what);
+    if (st == MS_OK && dw) st = weight_gradient(ms__gemm_of(what, w->dtype, features, w->P, rows), w->g.da, w->hs, dw);
+    if (st == MS_OK && dproject)
+        st = weight_gradient(ms__gemm_of(what, w->dtype, w->P, w->H, rows), w->g.dprojected, w->unprojected, dproject);
+    if (st == MS_OK && db) ms__column_sum(w->dtype, db, w->g.da, rows, features, features);
+    ms__free(block);
+    return st;
+}
+
+static ms_status backward(ms_call *c, ms_recurrent_kind kind)
+{
+    ms_tensor *const *in = c->in, *hs = in[MS_RECURRENT_BACK_HS], *project = in[MS_RECURRENT_BACK_PROJECT];
+    pass w = { .kind = kind, .relu = c->i[1], .project = project, .packed = true, .dtype = computing_type(hs) };
+    held h = { .dtype = w.dtype };
+    MS_TRY(ms__steps_of(c, hs, in[MS_RECURRENT_BACK_SIZES], &w.steps));
+    const ms_tensor *cs = in[MS_RECURRENT_BACK_CS];
+    w.gates = ms__gates_of(kind);
+    w.P = hs->shape[hs->ndim - 1];
+    w.H = cs ? cs->shape[cs->ndim - 1] : w.P;
+    if (hs->numel == 0) {
+        for (int k = 0; k < c->n_out; k++)
+            if (c->out[k]->numel) memset(ms__data(c->out[k]), 0, ms__nbytes(c->out[k]));
+        return MS_OK;
+    }
+    const void *before_h, *before_c, *q;
+    void *dw, *db, *dproject;
+    struct {
+        ms_tensor *t;
+        const void **data;
+    } read[] = { { in[MS_RECURRENT_DY], &w.g.dy },        { in[MS_RECURRENT_DH], &w.g.dh },
+                 { in[MS_RECURRENT_DC], &w.g.dc },        { in[MS_RECURRENT_BACK_W], &w.panels.from },
+                 { project, &w.projection.from },         { hs, &before_h },
+                 { in[MS_RECURRENT_BACK_CS], &before_c }, { in[MS_RECURRENT_BACK_GATES], &q } };
+    void **write[] = { &w.g.dx, &dw, &db, &w.g.dh0, &w.g.carried, &dproject };
+    ms_status st = MS_OK;
+    for (int k = 0; k < MS_COUNT(read) && st == MS_OK; k++) st = take(&h, read[k].t, read[k].data);
+    for (int k = 0; k < MS_COUNT(write) && st == MS_OK; k++) st = give(&h, ms__grad_out(c, k), write[k]);
+    if (st == MS_OK) {
+        w.hs = (void *)before_h, w.cs = (void *)before_c, w.q = (void *)q;
+        divide(&w, w.P);
+        w.panels.cs = w.projection.cs = w.panels.parts = w.projection.parts = 1;
+        w.panels.rs = w.panels.columns = w.projection.depth = w.P;
+        w.panels.depth = w.gates * w.H;
+        w.projection.rs = w.projection.columns = w.H;
+        st = all_gradients(&w, c->op->name, dw, db, dproject);
+    }
+    return release(&h, st);
+}
+
+ms_status ms__cpu_rnn(ms_call *c) { return forward(c, MS_RNN); }
+ms_status ms__cpu_lstm(ms_call *c) { return forward(c, MS_LSTM); }
+ms_status ms__cpu_gru(ms_call *c) { return forward(c, MS_GRU); }
+ms_status ms__cpu_rnn_backward(ms_call *c) { return backward(c, MS_RNN); }
+ms_status ms__cpu_lstm_backward(ms_call *c) { return backward(c, MS_LSTM); }
+ms_status ms__cpu_gru_backward(ms_call *c) { return backward(c, MS_GRU); }
