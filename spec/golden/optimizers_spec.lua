@@ -44,6 +44,8 @@ local cases = {
   adafactor = { "Adafactor" },
   adafactor_options = { "Adafactor",
     { lr = 0.05, beta2_decay = -0.5, eps = { 1e-8, 1e-2 }, weight_decay = 0.1, maximize = true } },
+  lamb = { "LAMB" },
+  lamb_decay = { "LAMB", { lr = 0.05, betas = { 0.8, 0.9 }, weight_decay = 0.1 } },
   lbfgs = { "LBFGS", { lr = 0.5 }, 1e-7 },
   lbfgs_wolfe = { "LBFGS", { line_search_fn = "strong_wolfe", history_size = 3, max_iter = 6 }, 1e-7 },
 }

@@ -22,6 +22,7 @@ local all = {
   ASGD = { lr = 0.05, lambd = 0.1, t0 = 1 },
   Adafactor = { lr = 0.05, weight_decay = 0.1 },
   Muon = { lr = 0.05, ns_dtype = "float64" },
+  LAMB = { lr = 0.05, weight_decay = 0.1 },
   LBFGS = { lr = 0.5, max_iter = 3 },
 }
 

@@ -9,7 +9,7 @@ local hooks = require "moonshard.optim.hooks"
 local optim = {
   lr_scheduler = require "moonshard.optim.lr_scheduler",
 }
-for _, file in ipairs { "optimizer", "muon", "adafactor", "sparse_adam", "lbfgs", "zero", "averages" } do
+for _, file in ipairs { "optimizer", "muon", "adafactor", "sparse_adam", "lamb", "lbfgs", "zero", "averages" } do
   for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end
 end
 

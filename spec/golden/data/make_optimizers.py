@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes optimizers.json: ten steps of every optimizer in float64, by PyTorch; Lion, which PyTorch lacks, by algorithm 2
-of Chen et al. 2023.
+"""Writes optimizers.json: ten steps of every optimizer in float64, by PyTorch; Lion and LAMB, which PyTorch lacks, by
+algorithm 2 of Chen et al. 2023, and algorithm 2 of You et al. 2020.
 usage: make_optimizers.py [OUT_DIR]"""
 import json, os, sys
 import torch
@@ -13,6 +13,23 @@ torch.set_default_dtype(torch.float64)
 def x_of(shape, rank=0, step=0):
     n = torch.Size(shape).numel()
     return torch.sin(0.13 * torch.arange(n, dtype=torch.float64) + 0.7 * rank + 0.29 * step).reshape(shape)
+
+
+class LAMB(O.Optimizer):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (b1, b2), wd = group["betas"], group["weight_decay"]
+            for p in group["params"]:
+                s = self.state[p]
+                t = s["t"] = s.get("t", 0) + 1
+                m = s["exp_avg"] = b1 * s.get("exp_avg", torch.zeros_like(p)) + (1 - b1) * p.grad
+                v = s["exp_avg_sq"] = b2 * s.get("exp_avg_sq", torch.zeros_like(p)) + (1 - b2) * p.grad ** 2
+                step = (m / (1 - b1 ** t)) / ((v / (1 - b2 ** t)).sqrt() + group["eps"]) + wd * p
+                p.sub_(group["lr"] * p.norm() / step.norm() * step)
 
 
 class Lion(O.Optimizer):
@@ -49,6 +66,7 @@ cases = {
     "asgd": (O.ASGD, dict()), "asgd_averaged": (O.ASGD, dict(lr=0.05, lambd=0.1, alpha=0.5, t0=3, weight_decay=0.1)),
 }
 matrices = {
+    "lamb": (LAMB, dict()), "lamb_decay": (LAMB, dict(lr=0.05, betas=(0.8, 0.9), weight_decay=0.1)),
     "muon": (O.Muon, dict()), "muon_plain": (O.Muon, dict(lr=0.02, weight_decay=0.0, momentum=0.8, nesterov=False, ns_steps=3)),
     "muon_rms": (O.Muon, dict(lr=0.02, adjust_lr_fn="match_rms_adamw")),
     "adafactor": (O.Adafactor, dict()), "adafactor_options": (O.Adafactor, dict(lr=0.05, beta2_decay=-0.5, eps=(1e-8, 1e-2), weight_decay=0.1, maximize=True)),
