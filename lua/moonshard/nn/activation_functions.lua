@@ -1,8 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- The activations of nn.F that have arguments or are made of others.
+local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"
+local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 
 local M = {}
@@ -116,5 +118,26 @@ end
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
 function M.softmin(x, d) return ops.softmax(-x, tensor.position(d or -1, "softmin")) end
+
+--- Draws from the distribution softmax(logits), so that the gradient reaches the logits (Jang et al. 2017): softmax of
+--- (logits + noise) / tau, where the noise has Gumbel's distribution.
+---@param logits Tensor  of any shape, floating point
+---@param given? { tau: number, hard: boolean, dim: integer }
+---   tau: temperature; near 0 a draw is nearly 1 in one place (default: 1); hard: the result is exactly 0 and 1, with
+---   the gradient of the soft one; dim: dimension of the distribution, from 1; negative from the end (default: -1)
+---@return Tensor  of logits' shape
+function M.gumbel_softmax(logits, given)
+  local o = opts("gumbel_softmax", given, { tau = opts.option(opts.positive, 1), hard = false, dim = -1 })
+  opts.expect(logits, tensor.a_tensor, "gumbel_softmax: argument 1")
+  local d = tensor.position(o.dim, "gumbel_softmax")
+  return scope.scope(function()
+    local noise = -create.empty_like(logits):exponential_():log()
+    local soft = ops.softmax((logits + noise) / o.tau, d)
+    if not o.hard then return soft end
+    local index = soft:detach():argmax(o.dim, { keepdim = true })
+    local hard = create.zeros_like(soft):scatter(o.dim, index, create.ones_like(soft:detach():narrow(o.dim, 1, 1)))
+    return hard - soft:detach() + soft
+  end)
+end
 
 return M
