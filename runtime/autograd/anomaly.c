@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// autograd/anomaly.c -- see anomaly.h. Lines are in a list by the sequence numbers of the nodes, which increase.
+// autograd/anomaly.c -- the script's lines of recorded operators, in a list ordered by the nodes' sequence numbers, and
+// the check of a node's gradients.
 #include <stdio.h>
 
 #include "autograd/anomaly.h"

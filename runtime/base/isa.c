@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// base/isa.c -- MOONSHARD_ISA=v1|v3|v4 limits the instruction set of kernels compiled with target_clones.
+// base/isa.c -- MOONSHARD_ISA=v1|v2|v3|v4 limits the instruction set of kernels compiled with target_clones (v2: as v1,
+// because no clone is made for it).
 //
 // The clones' resolvers run while the library is being relocated, before any constructor. They read libgcc's
 // __cpu_features2, which __cpu_indicator_init fills. The linker wraps that function (--wrap in CMakeLists.txt), and the

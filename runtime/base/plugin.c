@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// base/plugin.c -- see plugin.h.
+// base/plugin.c -- finds the path of a library that the engine loads on first use.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

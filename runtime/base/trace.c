@@ -399,7 +399,7 @@ static FILE *open_file(const char *path, bool to_add)
     }
     if (fd < 0) return NULL;
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-    // Held until the file is closed. On file systems that have no locks, the file is written without one.
+    // The lock is held until the file is closed. On file systems that have no locks, the file is written without one.
     while (flock(fd, LOCK_EX) != 0 && errno == EINTR) {}
     FILE *f = fdopen(fd, to_add ? "r+" : "w");
     if (!f) close(fd);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 // comm/captured.c -- collectives as work of a captured step (device/capture.h).
 //
-// A repetition issues the same request again: it gets a new number, and ranks compare fingerprints as always, so a rank
-// that repeats the step can meet peers that run its function. Waits for collectives are work of their own
-// (ms__capture_wait).
+// A repetition of the step issues the same request again. The new collective gets a new number, and ranks compare
+// fingerprints as always, so a rank that repeats the step can meet peers that call the step's function. A wait for a
+// collective is a separate piece of the step's work (ms__capture_wait).
 #include "comm/internal.h"
 #include "ops/captured.h"
 
 typedef struct {
     ms_request r;
-    int event;  // its number in the step; 0: the collective is complete on return
+    int event;  // number of the collective's event in the step; 0: the collective is complete on return
 } coll_work;
 
 static ms_status repeat(void *arg, ms_captured *c)

@@ -257,7 +257,7 @@ static void retire_record(void *arg, ms_status result)
     ms__coll_drop(c);
 }
 
-// Retains c's storages, for the time in which c is queued.
+// Retains c's storages while c is queued.
 static void attach(ms_coll *c)
 {
     if (c->in.storage) ms__storage_retain(c->in.storage);
@@ -331,7 +331,8 @@ static void lost(ms_coll *c)
     ms__comm_publish_error(ms_error(), c->epoch, false);
 }
 
-static bool asked;  // see ms_dist_asked
+// Whether a collective of the script failed so that it is repeated, since the latest call of ms_dist_asked
+static bool asked;
 int ms_dist_asked(void)
 {
     bool was = asked;

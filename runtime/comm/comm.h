@@ -10,8 +10,8 @@ typedef struct ms_group ms_group;
 
 int ms__group_rank(const ms_group *g);  // -1: not a member
 int ms__group_size(const ms_group *g);
-// Whether collectives leave tensors of a GPU there. ms__group_maps: because the ranks map each other's memory.
-// ms__group_stays: for that reason, or because the transport's library moves the bytes.
+// Whether tensors on a GPU stay in its memory during collectives. ms__group_maps: because the ranks map each other's
+// memory. ms__group_stays: for that reason, or because the transport's library (NCCL) moves the bytes.
 bool ms__group_maps(const ms_group *g);
 bool ms__group_stays(const ms_group *g);
 ms_group *ms__group_world(void);       // the world; before dist.init it has one rank

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// comm/device.c -- collectives on tensors of a GPU: their bytes are copied to CPU memory, where peers read them. In a
-// group of one rank they stay on the device.
+// comm/device.c -- collectives on tensors of a GPU that go through CPU memory, where peers read them: neither the
+// ranks' GPUs (comm/gpu.c) nor a library (comm/native.c) can move them. In a group of one rank the bytes stay on the
+// device.
 //
 // The input is copied when the collective is issued, in the order of the compute stream. The thread that runs the
 // collective copies the output back, on a separate stream, before the collective completes. Until then the output's

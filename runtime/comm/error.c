@@ -15,13 +15,13 @@
 #include <string.h>
 #include "comm/internal.h"
 
-// Engine thread only.
+// The following variables are used by the engine thread only.
 static char met_text[TEXT];  // message of the latest published error that this rank has met
 // Message of the latest call that failed on every member, up to the point where the members' texts differ; "": none.
 static char raised[TEXT];
 static ms_resumption raised_behind;  // the place of the member that was ahead, if that message contains LATER
-// next: the place in the script of its next collective, until a collective sends it. enclosing: the place of the
-// library call in progress, which may issue several collectives.
+// next: the place in the script of this rank's next collective, until a collective sends it. enclosing: the place of
+// the library call in progress, which may issue several collectives.
 static ms_resumption next, enclosing;
 
 static uint64_t on_board(void) { return atomic_load_explicit(&ms__world.board->epoch, memory_order_acquire); }
@@ -51,8 +51,8 @@ bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption 
     return first;
 }
 
-// The message of the error that ended `epoch`; valid until this thread's next call. furthest: see struct ms_text; may
-// be NULL.
+// The message of the error that ended `epoch`; valid until this thread's next call. *furthest receives the place of the
+// rank that is ahead (struct ms_text); furthest may be NULL.
 static const char *error_after(uint64_t epoch, ms_resumption *furthest)
 {
     static __thread char words[TEXT];
@@ -199,7 +199,7 @@ void ms__comm_publish_error(const char *text, uint64_t since, bool backward)
     // Work that failed because of a published error is not published again. If the work was a backward, that is
     // recorded below: the rank that published the error may have been in other work.
     if (now == since || !strstr(text, met_text)) {
-        const char *known = find_raised(text);  // the peers' own text
+        const char *known = find_raised(text);  // the message that the peers' scripts have received
         char whole[TEXT];
         if (known) snprintf(whole, sizeof whole, "%s", known);
         else snprintf(whole, sizeof whole, "rank %d failed: %s", ms__world.rank, text);

@@ -7,8 +7,9 @@
 //  4 move      the bytes (comm/move.c)
 //  5 complete  set `done`; wait for the `done` of peers that access this rank's tensors
 //
-// A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit; after it only if the group has members
-// on several nodes, which access only each other's windows.
+// A rank may leave a collective (an error elsewhere, Ctrl-C) before the commit. It may leave after the commit only if
+// the group has members on several nodes and the engine itself moves the bytes: such members send messages and do not
+// access each other's tensors.
 #include <sched.h>
 #include <stdio.h>
 #include "comm/internal.h"
@@ -271,11 +272,13 @@ enum { MAX_TURNS = 3 };
 
 // The members' places in the script, as their slots say.
 typedef struct {
-    int behind, ahead;       // number of members that are behind; the last one that is not: -1: none
-    int turns, known;        // turns so far, and the member that was ahead in the last of them: see ms_group
-    bool by_line, late;      // late: this member is behind
-    bool apart;              // some are at different places whose order is unknown
-    bool refused, same;      // refused: a call failed its argument checks; same: all requests are equal
+    int behind, ahead;  // behind: number of members that are behind; ahead: the last member that is not; -1: none
+    // The group's turns so far (see ms_group); 1 + the member that was ahead in the last turn, 0: unknown
+    int turns, known;
+    bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind
+    bool apart;          // some members are at different places whose order is unknown
+    // refused: some member's call failed its argument checks or has no place; same: all requests are equal
+    bool refused, same;
     ms_resumption furthest;  // the place of the member that is ahead
 } places;
 
@@ -386,7 +389,8 @@ static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
         while ((ready = atomic_load_explicit(&s->ready, memory_order_acquire)) < c->number) {
             if (leads) MS_TRY(ms__far_ready(c));
             if (atomic_load_explicit(&s->ready, memory_order_acquire) >= c->number) continue;
-            // If the leader's own call was refused, it does not wait, so it may never copy this slot.
+            // If this node's leader failed its own argument checks, it does not wait, so it may never copy the slot of
+            // a member on another node to this node.
             if (refused_by(c) >= 0) return mismatch(w);
             *last = k;
             ms_status polled = ms__wait_poll(w);
@@ -489,7 +493,7 @@ static ms_collective_range in_profile(const ms_coll *c)
 
 // ---- all steps ------------------------------------------------------------------------------------
 
-// Steps 4 and 5 on this rank's GPU: queues the work.
+// Steps 4 (move) and 5 (complete) on this rank's GPU: queues the work.
 static ms_status move_there(ms_waiter *w)
 {
     ms_coll *c = w->c;
@@ -503,7 +507,8 @@ static ms_status move_there(ms_waiter *w)
     return moved != MS_OK ? moved : ended;
 }
 
-// Steps 4 and 5. All members choose the same way, by the flags of all.
+// Steps 4 (move) and 5 (complete). All members move the bytes in the same way, which follows from the flags of all
+// slots.
 static ms_status move(ms_waiter *w)
 {
     ms_coll *c = w->c;

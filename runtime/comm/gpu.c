@@ -220,8 +220,8 @@ ms_status ms__gpu_sync(ms_coll *c)
     return t->failed;
 }
 
-// After a rank's own streams are idle, no peer accesses its memory: in every collective they wait for the last events
-// of all members.
+// After a rank's own streams are idle, no peer accesses its memory: in every collective a rank's stream waits for the
+// last events of all members.
 void ms__gpu_stop(void)
 {
     for (int k = 0; ms__cuda() && k < ms_cuda_count(); k++) {

@@ -16,7 +16,8 @@
 enum { LISTED = 4096, EVENTS = 1024, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];
-    _Atomic uint64_t mapped[WORDS], refused[WORDS];  // a bit per rank of the node: has mapped it; has failed to
+    // A bit per rank of the node: the rank has mapped this arena; it has failed to
+    _Atomic uint64_t mapped[WORDS], refused[WORDS];
 } listed;
 typedef struct {
     listed arena[LISTED];
@@ -66,8 +67,8 @@ static void stop_sharing(const char *why)
             why);
 }
 
-// Runs before the CUDA runtime's own exit handler, because it is registered later: peers may still read this rank's
-// memory in collectives that the script did not wait for.
+// An exit handler. Waits before GPU memory is released, because peers may still read it in collectives that the script
+// did not wait for. It is registered after the CUDA runtime's own exit handler, so it runs before that one.
 static void leave(int code, void *pid)
 {
     if (code != 0 || getpid() != (pid_t)(intptr_t)pid || ms__comm_stopped()) return;

@@ -138,9 +138,10 @@ typedef struct {
     _Atomic int state, engine_waits;  // engine_waits: the stream that the engine thread waits for; -1: none
     int pid;
     _Atomic int n_arenas;
-    _Atomic uint32_t gpu_arena;  // where its list of GPU memory is (comm/gpu.c): arena, 0: there is none; offset in it
+    // Where this rank's directory of GPU memory is (comm/gpu_memory.c): an arena, 0: none; gpu_at: the offset in it
+    _Atomic uint32_t gpu_arena;
     uint64_t gpu_at;
-    _Atomic int64_t lines;  // see ms_dist_set_lines
+    _Atomic int64_t lines;  // number of lines of the prompt that the rank has ended
     struct {
         uint64_t id, bytes, inode;
         int fd;
@@ -194,7 +195,7 @@ struct ms_group {
     _Atomic uint64_t finished[RING];
     // For each ring entry: number of the latest collective that was committed; written before `finished`.
     uint64_t committed[RING];
-    ms_gpu_group *gpu;  // its communicator; NULL: none
+    ms_gpu_group *gpu;  // the group's communicator in the transport's library (NCCL); NULL: none
     ms_group *next;
 };
 
@@ -229,7 +230,7 @@ typedef struct ms_coll {
     uint64_t seq, number, epoch;
     uint64_t before;  // number of the collective that used this ring entry before; that collective must have finished
     size_t count;     // elements of a block (for all_reduce and broadcast: of the tensor)
-    double delay;     // in seconds; see ms_dist_set_delay
+    double delay;     // seconds by which a spec delays this collective (ms_dist_set_delay)
     int64_t lines;    // lines of the prompt that this rank had ended when it issued the collective
     ms_operand in, out;
     int n_pieces;
@@ -238,7 +239,8 @@ typedef struct ms_coll {
     ms_part *parts;    // for reduce_scatter, if the input consists of several tensors; retained
     const char *unit;  // the full name, interned; NULL: none
     ms_fingerprint fingerprint;
-    ms_resumption place;  // of a send or receive in the background: read only by checks for deadlocks
+    // The place in the script of a send or receive in the background: read only by checks for deadlocks
+    ms_resumption place;
     uint64_t hash;
     bool inline_;        // the input fits into the payload
     ms_tensor *keep[2];  // the request's input and output, retained
@@ -485,14 +487,15 @@ ms_status ms__coll_alone_there(ms_coll *c, int in_device, int out_device);
 
 // ---- comm/native.c: tensors on GPUs that the transport's library moves ----
 ms_status ms__native_open(const ms_launch *launch);  // before the ranks meet: fails if there is no GPU
-// Make the communicator of all ranks or of a new group, or leave that of a group. Collective; they wait.
+// ms__native_start makes the communicator of all ranks, ms__native_split that of a new group; ms__native_leave leaves a
+// group's. All ranks of the communicator must make these calls, which block.
 ms_status ms__native_start(ms_group *world);
 ms_status ms__native_split(ms_group *g);
 ms_status ms__native_leave(ms_group *g);
 bool ms__native_serves(const ms_request *r);
 // narrow: half types are added in their own dtype. c's tensors must be set.
 ms_status ms__native_make(ms_coll *c, bool narrow);
-ms_status ms__native_issue(ms_coll *c);  // engine thread: everything that its tensors wait for has been queued
+ms_status ms__native_issue(ms_coll *c);  // engine thread; all work that c's tensors wait for must have been queued
 // Engine thread: appends c, which has a number, to the line of collectives to be queued.
 void ms__native_line_up(ms_coll *c);
 void ms__native_step_out(ms_coll *c);     // removes c from the line: it has been queued, or has failed
@@ -528,7 +531,7 @@ ms_status ms__gpu_moved(ms_coll *c);
 ms_status ms__gpu_finish(ms_coll *c, bool done);
 void ms__gpu_drop(ms_coll *c);
 void ms__gpu_stop(void);  // waits for this rank's GPUs, and unmaps peers' memory
-// These queue work on the stream. The first failure is kept.
+// ms__gpu_copy, ms__gpu_lines and ms__gpu_reduce queue work on the collective's stream, and keep the first failure.
 void ms__gpu_copy(ms_coll *c, void *dst, const void *src, size_t n, ms_direction way);
 void ms__gpu_lines(ms_coll *c, char *dst, size_t dst_line, const char *src, size_t line, size_t n);
 void ms__gpu_reduce(ms_coll *c, ms_cuda_reduction *r);  // sets what follows from c: dtype, reduction, n_ranks, scale

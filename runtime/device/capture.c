@@ -11,7 +11,7 @@ enum { CHUNK = 1 << 16, ALIGN = 16 };
 struct ms_captured_work {
     ms_captured_work *next;
     int gpu;      // fixed work: 1 + index of its GPU; 0: other work
-    void *graph;  // of the work from here to before `after`; NULL: none begins here
+    void *graph;  // CUDA graph of the work from here to before `after`; NULL: no graph begins here
     ms_captured_work *after;
     ms_repeat_fn repeat;
     void (*drop)(void *arg);
@@ -158,8 +158,9 @@ static bool graphs_on(void)
     return on;
 }
 
-// Makes a graph of the fixed work from `first` on. Kernels' temporary memory is pinned as long as the graph: work of
-// the graph may use the same. False if there can be no graph; then nothing has run.
+// Makes a graph of the fixed work from `first` on. The temporary memory of its kernels stays pinned as long as the
+// graph exists; all work of the graph may use the same blocks, because it runs in order. False if there can be no
+// graph; then nothing has run.
 static bool make_graph(ms_captured *c, ms_captured_work *first)
 {
     const ms_cuda_table *t = ms__cuda();

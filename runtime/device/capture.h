@@ -51,7 +51,8 @@ struct ms_captured {
 };
 
 extern ms_captured *ms__capturing;  // the step to which work that begins now belongs; NULL: none
-extern ms_captured *ms__recording;  // the same, also while a piece of its work runs
+// The step that is being recorded, also while a piece of its work runs (ms__capturing is then NULL)
+extern ms_captured *ms__recording;
 
 // Suspends the recording while a piece of work runs: the calls inside it are not recorded, and what they allocate is
 // not pinned. Returns the step to resume.

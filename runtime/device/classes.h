@@ -16,7 +16,8 @@ typedef struct {
     size_t kinds[MS_MEMORY_KINDS];  // kinds[MS_MEMORY_OTHER] stays 0: it is the rest of `allocated`
 } ms_usage;
 
-// Free blocks of a captured step. Those of GPUs are in one list, with the bytes for which they were last used.
+// Free blocks of a captured step. Those of GPUs are in one list, `there`; `bytes` of each block is then the size for
+// which it was last used.
 struct ms_pins {
     ms_block *free[MS_CLASSES], *there;
     size_t bytes;  // what the ledger counts for all blocks

@@ -10,7 +10,8 @@ ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *wh
 extern bool ms__gpu_lasting;  // whether blocks that are allocated now outlive the step, as optimizers' states do
 void ms__gpu_free(ms_block *b);
 void ms__gpu_empty_caches(void);
-// The block of the pool that has b's memory: b itself, or the pinned one of which a captured step keeps a copy.
+// The pool's block that has b's memory: b itself, or if b is a captured step's copy of a pinned block (size 0), that
+// block.
 static inline const ms_block *ms__owner_of(const ms_block *b) { return b && !b->size && b->next ? b->next : b; }
 // The start of the driver's allocation that contains the block; NULL if unknown.
 void *ms__device_base(const ms_block *b);

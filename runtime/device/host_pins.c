@@ -10,7 +10,7 @@
 
 enum { PAGE = 4096, LEAST = 256 << 10 };  // LEAST: blocks from this size on have pages of their own (pool.c)
 
-static const void **pinned;  // their addresses, ascending
+static const void **pinned;  // addresses of the pinned blocks, ascending
 static int n_pinned, cap_pinned;
 static bool refused;
 

@@ -168,7 +168,8 @@ void ms__event_number(ms_pending *e, const void *step, int number)
     e->number = number;
 }
 
-// A captured step repeats a wait, and also the retirement of a record: afterwards its memory may be in use again.
+// Notes in the captured step that is being recorded that its repetitions must wait for e, too. The retirement of a
+// record counts as a wait: afterwards the record's memory may be in use again.
 static void note_wait(const ms_pending *e)
 {
     if (MS_UNLIKELY(ms__recording != NULL) && e->step == ms__recording) ms__capture_wait(e->number);

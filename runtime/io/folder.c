@@ -152,7 +152,7 @@ static void remove_temporary(int parent, const char *name)
 struct ms_folder {
     ms_place place;
     char temporary[MS_TEMPORARY];  // name of the temporary folder
-    char *made;                    // its path
+    char *made;                    // path of the temporary folder
     int fd;                        // descriptor of the temporary folder; -1: none
     int there;                     // descriptor of the folder that ms_folder_look found under the name; -1: none
     bool ours;                     // the temporary folder and its files may be removed

@@ -25,7 +25,7 @@ struct ms_saver {
     bool *written;  // per entry; allocated once the header is final
     ms_place target;
     char temporary[MS_TEMPORARY];  // name of the temporary file in the target's folder
-    char *path;                    // its path, for messages
+    char *path;                    // path of the temporary file, for messages
     int fd;                        // descriptor of the temporary file; -1 once it is closed
     char *text, *checksums;        // the header, once it is final, and the place in it for the checksums of blocks
     size_t length;
@@ -42,7 +42,7 @@ static ms_status create(ms_saver *s, const char *path)
     MS_TRY(ms__place(&s->target, path, "save"));
     struct stat info;
     if (fstatat(s->target.folder, s->target.name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
-        // The rename would replace it, even if it is a device.
+        // The rename would replace what has the name, even a device.
         if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' exists and is not a regular file", path);
     } else if (errno != ENOENT) {
         return ms__io_failed("save", "access", path);

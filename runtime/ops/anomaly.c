@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ops/anomaly.c -- see anomaly.h. Reads all values of all results, from a GPU as well: for debugging only.
+// ops/anomaly.c -- finds the first value of a call's results that is nan or inf. Reads all values of all results, from
+// a GPU as well: for debugging only.
 #include <math.h>
 
 #include "device/capture.h"
@@ -18,7 +19,8 @@ static double value_at(const ms_tensor *t, int64_t k)
     return 0;
 }
 
-// What t has that is not finite. first[0], first[1]: the positions of its first nan and inf, in row-major order.
+// Sets *has to HAS_NAN and HAS_INF if t has such values. first[0], first[1]: the positions of its first nan and inf, in
+// row-major order.
 static ms_status look(ms_tensor *t, int *has, int64_t first[2])
 {
     *has = 0;

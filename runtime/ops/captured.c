@@ -233,7 +233,8 @@ static void add_device(int *all, const ms_tensor *t)
     *all = !ms__is_cuda(device) || (*all != -1 && *all != device) ? -2 : device;
 }
 
-// Whether a call is fixed work, see device/capture.h.
+// Marks a call as fixed work (ms__capture_fixed) if all of its tensors are on one GPU, it uses no random numbers, and
+// it changes no tensor from outside of the step.
 static void mark_fixed(ms_captured *c, const call_work *w)
 {
     int device = -1;
@@ -340,7 +341,8 @@ ms_status ms__capture_copy(ms_tensor *dst, const ms_tensor *src)
     return st == MS_OK ? add_copy(c, &(copy_work) { dst, src, 0 }, repeat_copy) : st;
 }
 
-// The values stay in *t's memory, which no call of the step changes; the step gets a copy.
+// Replaces *t, a tensor of the script's values, by a copy for the step. The values stay in the memory of the old *t,
+// which no call of the step changes, so repetitions copy them again.
 static ms_status constant(ms_tensor **t)
 {
     ms_tensor *values = *t, *mine = NULL;

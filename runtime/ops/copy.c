@@ -98,8 +98,8 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
 
 static bool casts(int dtype) { return dtype == MS_F32 || ms__is_half(dtype); }
 
-// Whether the copy can be launched together with others. A captured step has each as a piece of work of its own: as
-// nodes of a graph they need no launch.
+// Whether the copy can be launched together with others. In a captured step every copy is a separate piece of work: as
+// a node of a CUDA graph it needs no launch of its own.
 static bool joins(const ms_copies *c, const ms_tensor *dst, const ms_tensor *src)
 {
     int device = ms__device(dst);

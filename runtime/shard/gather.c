@@ -183,7 +183,8 @@ ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched)
         return ms__fail(MS_ESTATE, "%s", text);
     }
     MS_TRY(ms__unit_check_home(u));
-    // The parameters were gathered before their forward and have changed since. All ranks reach the same result.
+    // Parameters that were gathered ahead of their forward and have changed since are gathered again. All ranks reach
+    // the same result.
     if (MS_UNLIKELY(u->state.ahead && (u->state.gather || u->state.fetched) &&
                     u->state.ahead != ms__unit_versions(u) + 1))
         ms__unit_shard(u);

@@ -40,8 +40,8 @@ ms_status ms__unit_land_part(unit_param *p, ms_tensor *part);
 // Replaces *t by a copy in a dtype on a device, unless it has them already; the copy's next reader waits for it. On
 // failure *t is unchanged.
 ms_status ms__unit_bring(int device, int dtype, ms_tensor **t);
-ms_status ms__unit_bring_home(const unit *u, int dtype,
-                              ms_tensor **t);        // to the unit's home; pins it as its options say
+// As ms__unit_bring, to the unit's home device; pins the copy if the unit's options say so.
+ms_status ms__unit_bring_home(const unit *u, int dtype, ms_tensor **t);
 ms_status ms__add_to(ms_tensor *sum, ms_tensor *t);  // adds t to sum in place
 const char *ms__unit_reduced_name(const unit *u);    // the name of u's reductions
 

@@ -121,8 +121,8 @@ ms_id ms_unit_full_grad(ms_id id)
     ms_tensor *g = p->local->leaf ? p->local->leaf->grad : NULL, *copy;
     if (!g) return 0;
     if (!g->unreduced) return gather_whole(p, g);
-    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK)
-        return 0;  // the gradient is not reduced: it is already whole, with this rank's values
+    // The gradient is not reduced: it is already whole, with this rank's values.
+    if (ms__tensor_like(&copy, g, "summon_full_params") != MS_OK) return 0;
     if (ms__copy(copy, g) == MS_OK) return ms__name(copy);
     ms__release(copy);
     return 0;

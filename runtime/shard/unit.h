@@ -5,8 +5,9 @@
 // storages: the *shard* (this rank's part of every parameter, padded to the same size on every rank, always resident)
 // and the *gather buffer* (all parameters whole, vacated while sharded). The tensor object of a parameter stays the
 // same while the unit exists: it is a view of the gather buffer, and operators refuse it while the buffer is vacated.
-// Its *local* tensor is a view of the shard: it is the optimizer's leaf, and reduced gradients land in its grad.
-// (docs/semantics.md#lifecycle)
+// Its *local* tensor is a view of the shard: it is the optimizer's leaf, and reduced gradients land in its grad
+// (docs/semantics.md#lifecycle). This describes fully_shard; in fsdp.FSDP a flat parameter or pieces take these places
+// (shard/views/views.h).
 #ifndef MS_UNIT_H
 #define MS_UNIT_H
 
@@ -61,7 +62,7 @@ typedef struct unit_options {
 typedef struct unit_settings {
     int param_dtype, reduce_dtype;  // as in the options; -1 after MS_UNIT_FULL_PRECISION
     bool cast_forward_inputs;
-    int reshard_after_forward;  // as in ms_unit_options
+    int reshard_after_forward;  // 1: yes; 0: no; -1: chosen by lazy initialisation; > 1: the size of post_group
     bool by_rule;               // stays whole after forward because it is the root, not because of a script's option
     // If reshard_after_forward is more than 1: the ranks that keep slices of the whole until backward.
     ms_group *post_group;
@@ -70,8 +71,10 @@ typedef struct unit_settings {
     double divide;           // the divisor of gradients; 0: the number of ranks
     double all_reduce_hook;  // key of the script's hook; 0: none
     ms_comm_hook hook;
-    bool checked;              // MS_UNIT_CHECKED
-    bool prefetches, limited;  // MS_UNIT_FORWARD_PREFETCH, MS_UNIT_LIMIT_GATHERS
+    // The script checks the order of units, so collectives do not compare it, and forward gathers no unit early
+    bool checked;
+    // prefetches: forward gathers the next unit early; limited: one unit at a time, not all that follow
+    bool prefetches, limited;
     bool fake_gather, fake_reduce;
     unit_list forward_prefetch, backward_prefetch;  // set by the script
 } unit_settings;

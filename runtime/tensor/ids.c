@@ -32,7 +32,7 @@ typedef struct slot {
 
 typedef struct grave {  // a released id
     ms_id id;
-    const char *scope;  // the scope that released the id, interned; NULL: something else released it
+    const char *scope;  // the scope that released the id, interned; NULL: ms_release did
     const char *made_by;
 } grave;
 
@@ -366,7 +366,7 @@ double ms_scope_open(const char *name)
     uint32_t i = free_scope;
     if (MS_UNLIKELY(!scopes)) {
         scopes = calloc(SCOPES, sizeof *scopes);
-        // Touch the memory once now, so that resident memory does not grow while the ring fills.
+        // Touch the memory once now, so that resident memory does not grow while the ring of released ids fills.
         if ((graves = malloc(GRAVES * sizeof *graves))) memset(graves, 0, GRAVES * sizeof *graves);
     }
     if (MS_LIKELY(i)) free_scope = scopes[i].parent;

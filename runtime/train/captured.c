@@ -171,7 +171,7 @@ ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
         return ms__fail(MS_ESTATE, "captured step: it cannot run inside a backward or its hooks");
     uint64_t epoch = ms__comm_epoch();
     ms_status st = repeat(c, n, in, out);
-    // Peers wait in the step's next collective.
+    // Peers may wait for this rank in the step's collectives, so they must learn of the failure.
     if (MS_UNLIKELY(st != MS_OK && c->sends)) ms__comm_publish_error(ms_error(), epoch, true);
     return st;
 }

@@ -350,8 +350,8 @@ ms_status ms__clip_measure(ms_clip *c)
     return MS_OK;
 }
 
-// Passes the gradients on each GPU to its clip function: scales them by a max_norm that is finite, and stores the norm
-// if it belongs there.
+// Calls the clip function of the CUDA plugin for each GPU with gradients: it scales them if max_norm is finite, and
+// stores the norm if that tensor is on this GPU.
 static ms_status clip_on_gpus(ms_clip *c, double max_norm)
 {
     int home = ms__device(c->norm);
@@ -390,7 +390,7 @@ ms_id ms__clip_result(ms_clip *c)
     return id;
 }
 
-// Measures, and scales the gradients.
+// Computes the norm of all gradients, and scales the gradients.
 static ms_status clip_all(ms_clip *c)
 {
     c->list.factor = 1;
@@ -404,7 +404,7 @@ static ms_status clip_all(ms_clip *c)
 
 // ---- captured steps ----
 
-// A call as work of a captured step; the norm is a tensor of the step.
+// A call of clip_grad_norm_ as work of a captured step; it stores the norm in one of the step's lasting tensors.
 static ms_status repeat_clip(void *arg, ms_captured *c)
 {
     ms_clip *mine = *(ms_clip **)arg;
@@ -423,7 +423,8 @@ static void drop_clip(void *arg)
     ms__clip_free(c);
 }
 
-// Clips, and adds that to the step that is being recorded, which takes over *call and sets it to NULL.
+// Clips, and adds the call to the step that is being recorded. The step then owns *call, which becomes NULL; on failure
+// the caller still owns it.
 static ms_status capture(ms_clip **call)
 {
     ms_clip *c = *call;

@@ -12,8 +12,8 @@ typedef struct ms_clip ms_clip;
 ms_status ms__clip_new(ms_clip **out, int n, const ms_id *leaves, double max_norm, double p);
 // Computes the norm over all ranks. Collective if some leaves are sharded.
 ms_status ms__clip_measure(ms_clip *c);
-// What multiplies all gradients. If it is on a GPU (*there is set), the result is 1 and the step reads *there;
-// otherwise *there is NULL.
+// Returns the factor by which the optimizer step multiplies all gradients; *there is then NULL. If the factor is on a
+// GPU, returns 1 and sets *there, which the step reads; room: memory for it.
 double ms__clip_factor(const ms_clip *c, ms_cuda_clip *room, const ms_cuda_clip **there);
 // Stores the norm before clipping and names its tensor; 0 on failure.
 ms_id ms__clip_result(ms_clip *c);

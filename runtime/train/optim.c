@@ -62,8 +62,8 @@ int ms_optim_is_plain(const ms_optim_options *o)
 // ---- passes ----
 
 // flush_tiny makes subnormal numbers count as 0, only during the step: squares of small gradients are often subnormal,
-// and arithmetic with subnormals takes a hundred times longer. keep_tiny is for conversions. Both return the mode
-// before, for set_tiny.
+// and arithmetic with subnormals takes a hundred times longer. keep_tiny ends that for conversions of half types, which
+// compute with subnormals (tensor/dtype.h). Both return the previous mode, which set_tiny restores.
 #if defined(__x86_64__)
 enum { TINY = 0x8040 };  // bits: flush to zero, denormals are zero
 static void set_tiny(unsigned mode) { _mm_setcsr(mode); }
@@ -157,13 +157,14 @@ static void run_blocks(void *arg, int64_t first, int64_t last, int64_t block)
 
 typedef struct {
     ms_tensor *leaf;
-    double *steps;  // the steps that it has taken
+    double *steps;  // number of steps that the leaf has taken
     const ms_optim_options *options;
-    int job;  // index of its job; -1: it has no elements
+    int job;  // index of the leaf's job; -1: the leaf has no elements
     ms_tensor *state[MS_OPTIM_STATES];
 } stepped;
 
-// The factors of the leaf before: most leaves of a group have taken the same number of steps.
+// The factors that were computed last: they serve the next leaf, too, if it has the same options and number of steps,
+// as most leaves of a group have.
 typedef struct {
     const ms_optim_options *options;
     double steps, values[MS_OPTIM_FACTORS + 1];
@@ -330,8 +331,8 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. clip: of a step on a GPU, or
-// NULL.
+// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. clip: limits the norm of
+// gradients on a GPU as their step reads them; NULL: no such limit.
 static ms_status run_jobs(job *jobs, int n, const ms_cuda_clip *clip)
 {
     for (int k = 0; k < n;) {
@@ -415,7 +416,7 @@ static ms_status run_clipped(step *s, ms_clip *clip)
     return run_jobs(s->jobs, s->n_jobs, there);
 }
 
-// clip: NULL, or what limits the norm of the gradients.
+// Steps all leaves of the groups. clip: limits the norm of their gradients; NULL: no limit.
 static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups, ms_clip *clip)
 {
     for (int i = 0; i < n_groups; i++)
@@ -447,7 +448,8 @@ static ms_status new_clip(ms_clip **out, int n_groups, const ms_optim_group *gro
     return st;
 }
 
-// max_norm: NULL, or the limit of the norm of order p, which *norm gets.
+// Checks the options of all groups and steps their leaves. max_norm: NULL, or the limit of the gradients' norm of order
+// p; *norm then receives the norm before clipping.
 static ms_status step_all(int n_groups, const ms_optim_group *groups, const double *max_norm, double p, ms_id *norm)
 {
     int n = 0;

@@ -80,7 +80,8 @@ static MS_KERNEL void N(run_masters)(const job *j, int64_t n)
 static void N(run_masters)(const job *j, int64_t n) { N(run_whole)(j, 0, n); }  // only half types have masters
 #endif
 
-// With a scale, or with masters, PIECE elements at a time, so that the changed gradients stay in the cache.
+// Runs elements [at, at + n) of a job: with a scale or with masters PIECE elements at a time, so that the changed
+// gradients stay in the cache.
 static MS_KERNEL void N(run)(const job *j, int64_t at, int64_t n)
 {
     if (MS_LIKELY(j->scale == 1 && !j->master)) {

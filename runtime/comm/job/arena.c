@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // comm/job/arena.c -- maps the memory of peers on this node.
 //
-// A rank enters the arenas that hold its tensors on the board; peers open them through /proc/PID/fd and keep them
-// mapped.
+// A rank lists on the board the arenas that hold its tensors; peers open these arenas through /proc/PID/fd and keep
+// them mapped.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

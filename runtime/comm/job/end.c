@@ -24,8 +24,9 @@
 #include "comm/internal.h"
 #include "base/trace.h"
 
-static int *pidfd;                // indexed by world rank; -1: this rank, or on another node
-static const ms_activity **page;  // indexed by world rank; set once mapped
+static int *pidfd;  // indexed by world rank; -1: this rank, or on another node
+// Peers' activity pages (base/activity.h), indexed by world rank; NULL: not mapped so far
+static const ms_activity **page;
 static bool stopped;
 static pid_t started_as;
 static atomic_bool failing;  // this rank must report the failure

@@ -3,7 +3,8 @@
 //
 // A leader sends the ready slots of its node's members to the other leaders and copies theirs to this node. A reduction
 // is a chain over the nodes in rank order with unrounded partial results, so it gives the same bits as on one node. All
-// other collectives exchange windows among leaders.
+// other collectives exchange windows among leaders. If the group has one member on every node, all-gathers of
+// contiguous blocks, and reductions of two members, use messages alone (ms__far_exchange, ms__far_pair).
 #include <pthread.h>
 #include "comm/internal.h"
 #include "comm/job/message.h"
@@ -178,8 +179,8 @@ static bool complete(ms_far *f)
     return all;
 }
 
-// Sends of this size usually complete at once. Those still in flight, and receives whose peer will never send, keep
-// their memory until MPI has completed them.
+// A ready slot is small, so sending it usually completes at once. Sends still in flight, and receives whose peer will
+// never send, keep their memory until MPI has completed them.
 void ms__far_end(ms_coll *c)
 {
     ms_far *f = c->far;

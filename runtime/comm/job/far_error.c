@@ -77,7 +77,7 @@ void ms__far_error(uint64_t number, const char *text, const ms_resumption *furth
 
 enum { WHERE = 600 };  // bytes of an answer
 
-// Sends a copy of p. Used only while the job ends: the copy stays with MPI.
+// Sends a copy of p, which is never freed, because MPI may still access it. Used only while the job ends.
 static void send_copy(const void *p, size_t n, int to, int tag)
 {
     void *copy = malloc(n);

@@ -204,7 +204,8 @@ ms_status ms__wait_poll(ms_waiter *w)
         return MS_OK;
     }
     ms__nap(for_ns < 2000000 ? 10000 : for_ns < 100000000 ? 100000 : 500000);
-    // Between nodes peers access only windows, so even a committed collective may be abandoned.
+    // In a group over several nodes peers access only windows, so even a committed collective may be abandoned, unless
+    // a library (NCCL) moves the tensors.
     if (!w->committed || (c->g->far && !c->gpu.native)) {
         if (MS_UNLIKELY(ms__comm_error_since(c->epoch))) return ms__comm_raise(c);
         if (c->stream == MS_STREAM_COMPUTE && !w->committed) {

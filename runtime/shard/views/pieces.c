@@ -33,9 +33,9 @@ static int64_t place_in_flat(const unit_param *p, const ms_tensor *g)
     return g->unreduced ? ms__whole_index(p) : ms__shard_index(p);
 }
 
-// *out: the flat gradient, of which the pieces' gradients are views. If the script has replaced some of these, makes a
-// new flat gradient and makes all of them views of it. NULL if there is no gradient, or if the pieces' gradients differ
-// in dtype or in whether they are reduced.
+// *out: the flat gradient, of which the pieces' gradients are views. If the script has replaced some of the pieces'
+// gradients, makes a new flat gradient, of which all of them become views. NULL if there is no gradient, or if the
+// pieces' gradients differ in dtype or in whether they are reduced.
 static ms_status grad_of_pieces(unit *u, ms_tensor **out)
 {
     const ms_tensor *first = NULL;

@@ -188,7 +188,7 @@ static ms_status take(unit *u)
         p->fresh = NULL;
         p->run = NULL;
         if (p->pending) {
-            // Takes ownership of g; never writes into a buffer that another gradient shares.
+            // ms__accumulate takes ownership of g, and never writes into a buffer that another gradient shares.
             MS_TRY(ms__accumulate(&p->pending, g));
             continue;
         }
@@ -243,8 +243,8 @@ static void mark_present(const unit *u, const reduction *r, ms_label *label, cha
     label->part_of = words;
 }
 
-// Takes p's gradient. *mine: the gradient in the stored dtype, on the unit's home device, in memory of its own. The
-// copy may be added to a list; *was must then live until the list has run.
+// Takes p's gradient. *mine: the gradient in the stored dtype, on the unit's home device, in memory of its own. A copy
+// may be made only when the list `together` runs; *was, its source, must live until then.
 static ms_status take_alone(unit_param *p, ms_copies *together, ms_tensor **mine, ms_tensor **was)
 {
     ms_tensor *g = p->pending;
@@ -324,8 +324,9 @@ static ms_status add_partial(unit *u, reduction *r)
 // before the sum, because half types are summed in float32 and rounded once (except with ms_request.narrow).
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
 {
-    // On a mesh each of the two steps computes its own mean; a divide factor set by the script applies to the first
-    // step. The mean is the sum divided once, as in DDP, so that both give the same bits.
+    // On a mesh both the reduce-scatter and the all-reduce over `replicate` compute a mean. With a divide factor set by
+    // the script both compute sums, and the result of the reduce-scatter is divided by that factor. The mean is the sum
+    // divided once, as in DDP, so that fully_shard and DDP give the same bits.
     double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
     if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
     reduction r;
