@@ -150,6 +150,7 @@ M.SMALL = set [[
   search:search_kernel search:count_kernel search:place_kernel
   recurrent:forward_kernel recurrent:leave_kernel recurrent:backward_kernel recurrent:unproject_kernel
   recurrent:cell_kernel
+  fft:roots_kernel fft:chirp_kernel ctc:loss_kernel ctc:gradient_kernel
 ]]
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
@@ -160,6 +161,7 @@ M.STRIDED = set [[
   reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_lines_kernel scan:scan_lines_kernel
   scan:scan_block_kernel pooling:pool_kernel pooling:pool_backward_kernel
   resample:resample_kernel resample:resample_backward_kernel columns:im2col_kernel columns:col2im_kernel
+  fft:read_kernel fft:pass_kernel fft:write_kernel
 ]]
 
 --- Whether the kernel of a row combines partial results.
