@@ -248,7 +248,7 @@ typedef struct {
 //   hardtanh                                    f: low, high
 //   threshold                                   f: limit, value
 //   leaky_relu                                  f: slope
-//   celu                                        f: alpha
+//   celu polygamma                              f: alpha; order
 //   elu                                         f: alpha, scale
 //   softplus                                    f: beta, threshold
 //   lerp lerp_                                  f: weight

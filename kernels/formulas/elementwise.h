@@ -8,6 +8,7 @@
 
 #ifndef MS_FORMULAS_ONCE
 #define MS_FORMULAS_ONCE
+#include "formulas/gamma.h"
 #include "formulas/math32.h"
 #define MS_SQRT_HALF 0.70710678118654752440
 #define MS_SQRT_2_OVER_PI 0.79788456080286535588
@@ -142,6 +143,9 @@ MS_FN REAL R(ms_fwd_logaddexp)(REAL a, REAL b)
 MS_FN REAL R(ms_fwd_lerp)(REAL a, REAL b, REAL w) { return w < (REAL)0.5 ? a + w * (b - a) : b - (b - a) * (1 - w); }
 // Activations; s and t are their parameters.
 MS_FN REAL R(ms_fwd_elu)(REAL x, REAL s, REAL t) { return t * (x > 0 ? x : s * R(ms_expm1)(x)); }
+MS_FN REAL R(ms_fwd_lgamma)(REAL x) { return (REAL)ms_lgamma_of((double)x); }
+MS_FN REAL R(ms_fwd_digamma)(REAL x) { return (REAL)ms_digamma_of((double)x); }
+MS_FN REAL R(ms_fwd_polygamma)(REAL x, REAL n) { return (REAL)ms_polygamma_of((double)n, (double)x); }
 MS_FN REAL R(ms_fwd_celu)(REAL x, REAL s) { return x > 0 ? x : s * R(ms_expm1)(x / s); }
 MS_FN REAL R(ms_fwd_softplus)(REAL x, REAL s, REAL t) { return x * s > t ? x : R(ms_log1p)(R(ms_exp)(x * s)) / s; }
 MS_FN REAL R(ms_fwd_mish)(REAL x) { return x * R(ms_tanh)(R(ms_fwd_softplus)(x, 1, 20)); }
@@ -190,6 +194,9 @@ MS_FN REAL R(ms_bwd_acosh)(REAL g, REAL x) { return g / R(ms_sqrt)((x - 1) * (x 
 MS_FN REAL R(ms_bwd_atanh)(REAL g, REAL x) { return g / ((1 - x) * (1 + x)); }
 MS_FN REAL R(ms_bwd_leaky_relu)(REAL g, REAL x, REAL s) { return x > 0 ? g : s * g; }
 MS_FN REAL R(ms_bwd_elu)(REAL g, REAL x, REAL s, REAL t) { return g * t * (x > 0 ? 1 : s * R(ms_exp)(x)); }
+MS_FN REAL R(ms_bwd_lgamma)(REAL g, REAL x) { return g * R(ms_fwd_digamma)(x); }
+MS_FN REAL R(ms_bwd_digamma)(REAL g, REAL x) { return g * R(ms_fwd_polygamma)(x, 1); }
+MS_FN REAL R(ms_bwd_polygamma)(REAL g, REAL x, REAL n) { return g * R(ms_fwd_polygamma)(x, n + 1); }
 MS_FN REAL R(ms_bwd_celu)(REAL g, REAL x, REAL s) { return x > 0 ? g : g * R(ms_exp)(x / s); }
 MS_FN REAL R(ms_bwd_softplus)(REAL g, REAL x, REAL s, REAL t) { return x * s > t ? g : g / (1 + R(ms_exp)(-x * s)); }
 MS_FN REAL R(ms_bwd_mish)(REAL g, REAL x)

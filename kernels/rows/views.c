@@ -2,6 +2,7 @@
 // rows/views.c -- rows of the view operators: another shape, stride and offset over the same storage. They have no
 // kernel, except reshape, which copies where no view exists.
 #include "cpu/cpu.h"
+#include "rows/linalg/algebra.h"
 #include "rows/grad.h"
 #include "rows/layout.h"
 
@@ -438,6 +439,68 @@ static ms_status split_backward(ms_backward_call *b)
     return MS_OK;
 }
 
+// Integers: offset, sizes, strides, in elements of x, which is contiguous.
+static ms_status check_as_strided(ms_call *c)
+{
+    const ms_tensor *x = c->in[0];
+    int n = (c->n_i - 1) / 2;
+    if (c->n_i < 1 || c->n_i % 2 == 0 || n > MS_MAX_DIMS)
+        return ms__call_fail(c, "%d integers, expected an offset, and as many sizes as strides, at most %d", c->n_i,
+                             MS_MAX_DIMS);
+    const int64_t *shape = c->i + 1, *stride = shape + n;
+    if (!ms__is_contiguous(x))
+        return ms__call_fail(c, "%s is not contiguous, and places count in contiguous memory; call contiguous() first",
+                             ms__tensor_text(x));
+    int64_t last = c->i[0], step;
+    bool some = true, fits = last >= 0;
+    for (int d = 0; d < n; d++) {
+        if (shape[d] < 0 || stride[d] < 0)
+            return ms__call_fail(c, "sizes %s and strides %s, expected numbers from 0", ms__shape_text(n, shape),
+                                 ms__shape_text(n, stride));
+        some &= shape[d] > 0;
+        fits &= !__builtin_mul_overflow(shape[d] - 1, stride[d], &step) && !__builtin_add_overflow(last, step, &last);
+    }
+    if (some && (!fits || last >= x->numel))
+        return ms__call_fail(c, "sizes %s with strides %s from element %lld are not inside %s",
+                             ms__shape_text(n, shape), ms__shape_text(n, stride), (long long)c->i[0],
+                             ms__tensor_text(x));
+    return ms__call_view(c, 0, ms__tensor_view(x, n, shape, stride, x->offset + (some ? c->i[0] : 0)));
+}
+// Adds each gradient at the place of its element: places may be equal.
+static ms_status as_strided_backward(ms_backward_call *b)
+{
+    const ms_meta *m = &b->in_meta[0];
+    int n = (b->n_i - 1) / 2;
+    ms_algebra e = { 0 };
+    ms_tensor *places = NULL, *zeros = NULL, *g = ms__a1(&e, "reshape", b->gout[0], 1, (int64_t[]) { -1 });
+    if (b->gout[0]->numel == 0) {
+        ms__algebra_end(&e, NULL, NULL);
+        return ms__zero_gradient(b);
+    }
+    for (int d = 0; (d < n || d == 0) && e.st == MS_OK; d++) {
+        int64_t shape[MS_MAX_DIMS] = { n ? b->i[1 + d] : 1, 1, 1, 1, 1, 1, 1, 1 };
+        ms_tensor *t = NULL, *same = NULL;
+        double range[2] = { d ? 0 : (double)b->i[0], n ? (double)b->i[1 + n + d] : 1 };
+        e.st = ms__tensor_new(&t, MS_I64, m->device, 1, shape, "as_strided");
+        if (e.st == MS_OK)
+            e.st = ms__run_op(ms__op_by_name("arange_"), &(ms_op_args) { 1, &t, .n_f = 2, .f = range }, 1, &same);
+        ms__release(same);
+        t = ms__a1(&e, "reshape", ms__hold(&e, t), n > d ? n - d : 1, shape);
+        places = places ? ms__plus(&e, places, t) : t;
+    }
+    int64_t numel = 1;
+    for (int d = 0; d < m->ndim; d++) numel *= m->shape[d];
+    if (e.st == MS_OK) e.st = ms__zeros(&zeros, m->dtype, m->device, 1, &numel);
+    ms__hold(&e, zeros);
+    places = ms__a1(&e, "reshape", places, 1, (int64_t[]) { -1 });
+    ms_tensor *in[] = { zeros, places, g }, *sum = NULL;
+    if (e.st == MS_OK)
+        e.st = ms__run_op(ms__op_by_name("scatter_add_"), &(ms_op_args) { 3, in, .n_i = 1, .i = (int64_t[]) { 0 } }, 1,
+                          &sum);
+    ms__hold(&e, e.st == MS_OK ? sum : NULL);
+    return ms__algebra_end(&e, ms__a1(&e, "reshape", sum, m->ndim, m->shape), &b->gin[0]);
+}
+
 #define VIEW(NAME, BACKWARD, SAMPLES)                                                               \
     static const ms_op NAME##_row = MS_ROW(#NAME, 1, 1, .flags = MS_OP_DIFFERENTIABLE | MS_OP_VIEW, \
                                            .check = check_##NAME, .backward = BACKWARD, .samples = SAMPLES);
@@ -452,6 +515,7 @@ VIEW(select,    select_backward,    "[5,4] i=0,3;[2,3,4] i=1,-1")
 VIEW(expand,    expand_backward,    "[3,1] i=3,4;[4] i=2,3,-1;[1,3] i=2,5,3")
 VIEW(squeeze,   reshape_backward,   "[1,3,1];[1,3,1] i=0;[1,3,1] i=-1;[1,3] i=1")
 VIEW(unsqueeze, reshape_backward,   "[3,4] i=0;[3,4] i=1;[3,4] i=-1")
+VIEW(as_strided, as_strided_backward, "[12] i=1,3,2,4,2;[3,4] i=0,5,4,2,1;[2,3] i=2;[4] i=0,2,3,0,1")
 VIEW(split,     split_backward,     "[5,4] i=0,2;[5,4] i=1,1,3,0;[2,6] i=-1,3")
 // clang-format on
 static const ms_op reshape_row =
@@ -459,7 +523,6 @@ static const ms_op reshape_row =
            .run = { [MS_CPU] = run_reshape, [MS_CUDA] = run_reshape }, .backward = reshape_backward,
            .samples = "[3,4] i=2,6;[2,3,4] i=-1,4");
 
-const ms_op *const ms__ops_views[] = { &view_row,   &reshape_row, &transpose_row, &permute_row,
-                                       &narrow_row, &slice_row,   &unfold_row,    &select_row,
-                                       &expand_row, &squeeze_row, &unsqueeze_row, &split_row,
-                                       NULL };
+const ms_op *const ms__ops_views[] = { &view_row,      &reshape_row, &transpose_row,  &permute_row, &narrow_row,
+                                       &slice_row,     &unfold_row,  &select_row,     &expand_row,  &squeeze_row,
+                                       &unsqueeze_row, &split_row,   &as_strided_row, NULL };

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- ms.fft and ctc_loss, forward and backward, compared with PyTorch's results.
+--- ms.fft, ctc_loss, gamma functions and as_strided, forward and backward, compared with PyTorch's results.
 local ms = require "moonshard"
 local golden_cases = require "spec.support.golden_cases"
 local fft, F = ms.fft, ms.nn.F
@@ -46,6 +46,13 @@ describe("golden spectra", function()
     ctc_blank = ctc(targets - 1, { blank = 4 }),
     ctc_short = ctc(targets, { reduction = "none", zero_infinity = true }, { 3, 6, 5 }),
     ctc_one = function(t) return F.ctc_loss(t:log_softmax(-1), targets[1], 8, 4) end,
+    lgamma = ms.lgamma, lgamma_negative = ms.lgamma,
+    digamma = function(t) return t:detach():digamma() end,
+    digamma_negative = function(t) return t:detach():digamma() end,
+    polygamma_2 = function(t) return t:polygamma(2) end,
+    polygamma_5 = function(t) return t:polygamma(5) end,
+    mvlgamma = function(t) return t:mvlgamma(3) end,
+    as_strided = function(t) return t:as_strided({ 3, 4, 2 }, { 2, 1, 3 }, 1) end,
     ctc_empty = function(t) return F.ctc_loss(t:log_softmax(-1), targets, { 8, 6, 5 }, { 0, 3, 0 }) end,
   }
   for _, test in ipairs(golden_cases("spectra", cases)) do it(unpack(test)) end

@@ -28,7 +28,7 @@ for name in ([[
   tensordot tile topk trace transpose tril triu true_divide trunc unbind unflatten unique
   unique_consecutive unsqueeze var xlogy
   cholesky cholesky_inverse cholesky_solve det inverse logdet matrix_exp matrix_power pinverse qr slogdet
-  svd]]):gmatch "%S+" do
+  svd as_strided digamma lgamma mvlgamma polygamma]]):gmatch "%S+" do
   M[name] = assert(tensor.methods[name], name)
 end
 

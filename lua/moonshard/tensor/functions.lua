@@ -2,6 +2,7 @@
 --- Elementwise functions with options, and those composed of others.
 local engine = require "moonshard.core.ffi"
 local opts = require "moonshard.core.opts"
+local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 require "moonshard.tensor.ops"
 
@@ -68,6 +69,36 @@ function methods.softplus(t, given)
   if o.beta == 0 then opts.wrong(o.beta, "a number other than 0", "softplus: option 'beta'") end
   a_f[0], a_f[1] = o.beta, o.threshold
   return wrap(tensor.call1_with(SOFTPLUS, t, "softplus", 0, 2))
+end
+
+local POLYGAMMA = op "polygamma"
+local function floating(t, who)
+  id_of(t, who)
+  return methods.is_floating_point(t) and t or methods.float(t)
+end
+
+--- The n-th derivative of digamma, element by element.
+---@param n integer  from 0; 0: digamma itself
+---@return Tensor
+function methods.polygamma(t, n)
+  opts.expect(n, opts.whole_from(0), "polygamma: n")
+  if n == 0 then return methods.digamma(t) end
+  a_f[0] = n
+  return wrap(tensor.call1_with(POLYGAMMA, floating(t, "polygamma"), "polygamma", 0, 1))
+end
+
+--- The logarithm of the multivariate gamma function: p (p - 1) / 4 log(pi), plus the sum over j = 0 to p - 1 of
+--- lgamma(t - j / 2). Errors: p below 1.
+---@param p integer  the number of dimensions
+---@return Tensor  nan or infinite where t is not above (p - 1) / 2
+function methods.mvlgamma(t, p)
+  opts.expect(p, opts.whole_from(1), "mvlgamma: p")
+  return scope.run("mvlgamma", function()
+    local x = floating(t, "mvlgamma")
+    local sum = methods.lgamma(x) + p * (p - 1) / 4 * math.log(math.pi)
+    for j = 1, p - 1 do sum = sum + methods.lgamma(x - j / 2) end
+    return sum
+  end)
 end
 
 -- ---- three tensors --------------------------------------------------------------------------------

@@ -215,6 +215,28 @@ function methods.unsqueeze(t, d)
   return wrap(call1_with(UNSQUEEZE, t, "unsqueeze", 1))
 end
 
+local AS_STRIDED = op "as_strided"
+--- A view of any elements of a contiguous tensor; several places of the view may be one element, whose gradients are
+--- added. Errors: a tensor that is not contiguous, places outside of it.
+---@param size integer[]  the sizes of the view
+---@param stride integer[]  by how many elements of t neighbours along each dimension are apart
+---@param offset? integer  the first element, from 0 (default: 0); it counts from t's first element, PyTorch's from that
+---   of the memory
+---@return Tensor  a view
+function methods.as_strided(t, size, stride, offset)
+  opts.expect(size, opts.table, "as_strided: sizes")
+  opts.expect(stride, opts.table, "as_strided: strides")
+  local n = #size
+  if #stride ~= n then errors.raise("as_strided: %d sizes and %d strides, expected as many", n, #stride) end
+  tensor.check_count("as_strided", n)
+  a_i[0] = opts.expect(offset == nil and 0 or offset, opts.whole_from(0), "as_strided: offset")
+  for k = 1, n do
+    a_i[k] = opts.expect(size[k], opts.whole_from(0), "as_strided: size %d", k)
+    a_i[n + k] = opts.expect(stride[k], opts.whole_from(0), "as_strided: stride %d", k)
+  end
+  return wrap(call1_with(AS_STRIDED, t, "as_strided", 1 + 2 * n))
+end
+
 -- ---- splitting ----------------------------------------------------------------------------------
 
 local SPLIT = op "split"

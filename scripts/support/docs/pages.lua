@@ -129,7 +129,7 @@ return {
         log_softmax logsumexp cumsum cumsum_ cumprod cumprod_ cummax cummin logcumsumexp]]),
       section("Shape", "Tensor:", methods, [[size dim numel nelement stride is_contiguous reshape view view_as flatten
         squeeze unsqueeze transpose t permute expand expand_as tile repeat narrow select split chunk
-        unfold unbind tril triu]]),
+        unfold as_strided unbind tril triu]]),
       section("Products and distances", "Tensor:", methods, "outer dot mv addmm baddbmm kron tensordot cdist dist renorm renorm_ cross"),
       section("Linear algebra", "Tensor:", methods, [[inverse det slogdet logdet svd qr cholesky cholesky_solve
         cholesky_inverse pinverse matrix_power matrix_exp]]),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes spectra.json: torch.fft, with complex numbers as pairs, and CTC.  usage: make_spectra.py [OUT_DIR]"""
+"""Writes spectra.json: torch.fft, with complex numbers as pairs, CTC, gamma functions, as_strided.  usage: make_spectra.py [OUT_DIR]"""
 import os, sys
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,17 @@ cases |= {
     "ctc_short": (ctc(times=short, reduction="none", zero_infinity=True), [logits]),
     "ctc_one": (lambda t: F.ctc_loss(t.log_softmax(-1), targets[0], torch.tensor(8), torch.tensor(4)), [logits[:, 0].clone()]),
     "ctc_empty": (lambda t: F.ctc_loss(t.log_softmax(-1), targets, times, torch.tensor([0, 3, 0])), [logits]),
+}
+positive, negative = wave((3, 5), 0.3, 0.2, 6, 0.9), wave((4,), 0.2, -3.7, -0.2, 1.1)
+cases |= {
+    "lgamma": (torch.lgamma, [positive]),
+    "lgamma_negative": (torch.lgamma, [negative]),
+    "digamma": (lambda t: torch.digamma(t.detach()), [positive]),       # PyTorch's trigamma has only 9 digits
+    "digamma_negative": (lambda t: torch.digamma(t.detach()), [negative]),
+    "polygamma_2": (lambda t: torch.polygamma(2, t), [positive]),
+    "polygamma_5": (lambda t: torch.polygamma(5, t), [positive]),
+    "mvlgamma": (lambda t: torch.mvlgamma(t, 3), [positive + 1.5]),
+    "as_strided": (lambda t: t.as_strided((3, 4, 2), (2, 1, 3), 1), [positive]),
 }
 out = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
 record(os.path.join(out, "spectra.json"), cases)
