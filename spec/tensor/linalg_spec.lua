@@ -92,6 +92,21 @@ describe("linalg", function()
     assert.has.error(function() L.inv(a) end)
   end)
 
+  it("runs in a captured step", function()
+    local a = f64({ 2, 4, 4 })
+    local step = ms.capture(function(x)
+      local values = L.eigvalsh(x + x:transpose(-1, -2))
+      return L.inv(x):sum(), values
+    end)
+    for k = 1, 3 do
+      local x = a * k + ms.eye(4, { dtype = "float64" })
+      local sum, values = step(x)
+      near(sum, L.inv(x):sum())
+      near(values, L.eigvalsh(x + x:transpose(-1, -2)))
+    end
+    step:release()
+  end)
+
   it("names what is wrong", function()
     local a = ms.eye(3)
     local wrong = {

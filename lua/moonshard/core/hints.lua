@@ -65,7 +65,7 @@ end
 -- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
 -- loaded before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
-  "ms.fsdp", "ms.amp" }
+  "ms.fsdp", "ms.amp", "ms.linalg", "ms.fft" }
 
 --- The name in `names` that corresponds to another library's `name`; nil if there is none.
 ---@param name any  the unknown name

@@ -277,6 +277,22 @@ function Tensor:atanh() end
 ---@return Tensor self
 function Tensor:atanh_() end
 
+--- The logarithm of the absolute value of the gamma function, element by element.
+---@return Tensor
+function Tensor:lgamma() end
+
+--- In-place version of lgamma.
+---@return Tensor self
+function Tensor:lgamma_() end
+
+--- The derivative of lgamma, element by element.
+---@return Tensor
+function Tensor:digamma() end
+
+--- In-place version of digamma.
+---@return Tensor self
+function Tensor:digamma_() end
+
 --- The largest whole number that is at most t, element by element. The gradient is 0.
 ---@return Tensor
 function Tensor:floor() end
