@@ -437,9 +437,9 @@ MS_API int ms_dead_keys(double *out, int capacity);
 // Handles are numbers > 0. Every function marked "collective" must be called by all ranks of the group in the same
 // order.
 enum { MS_LAYOUT_ROWS, MS_LAYOUT_FLAT };
-// How scripts see a flat unit while it is sharded. SHARDED: its sharded parameters. FLAT: one flat parameter
-// (ms_unit_flat), which is the leaf that optimizers step. PIECES: the parameters themselves, as this rank's 1-d pieces.
-// FLAT and PIECES follow the rules of fsdp.FSDP.
+// What scripts see of a unit while it is sharded. SHARDED: its sharded parameters, which operators refuse. FLAT and
+// PIECES need layout flat, and follow the rules of fsdp.FSDP. FLAT: one flat parameter (ms_unit_flat), which is the
+// leaf that optimizers step. PIECES: the parameters themselves, as this rank's 1-d pieces.
 enum { MS_VIEWS_SHARDED, MS_VIEWS_FLAT, MS_VIEWS_PIECES };
 enum { MS_PREFETCH_PRE, MS_PREFETCH_POST, MS_PREFETCH_NONE };
 typedef struct {

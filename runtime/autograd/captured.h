@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // autograd/captured.h -- what a captured step (device/capture.h) does to the grads of leaves.
 //
-// A repetition runs no backward: it leaves the grads that the recorded step left, whose bytes its work has computed. It
-// is only right if the grads that the step reads or adds to are those that it found when it was recorded.
+// A repetition runs no backward: it leaves the grads that the recorded step left, whose bytes its work has computed. A
+// repetition is only correct if the grads that the step reads or adds to are those that it found when it was recorded.
 #ifndef MS_AUTOGRAD_CAPTURED_H
 #define MS_AUTOGRAD_CAPTURED_H
 

@@ -308,8 +308,8 @@ static places read_places(const ms_coll *c)
     return r;
 }
 
-// Matches the members' calls again after an error; each member's call here is its first one after the error. The error
-// may have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
+// Matches the members' calls again after an error. For each member, c is its first call after the error. The error may
+// have reached rank A between its calls 1 and 2, and rank B in call 2. Then A now makes call 2, which has already
 // failed on B, while B makes call 3. A's call 2 fails, too, and B's call 3 waits for A's. All members read the same
 // slots, so they decide alike. That includes the turns: a member that leaves an attempt because of a published error
 // does not take part in its decision, and learns it from the slots of the next attempt.

@@ -47,7 +47,8 @@ static int n_events;
 
 typedef struct {
     directory *there;
-    char **base[MS_CUDA_DEVICES];  // by device of this rank, and arena
+    // Addresses of the peer's arenas in this process, by device of this rank and by arena
+    char **base[MS_CUDA_DEVICES];
     void *event[EVENTS];
 } peer;
 static peer **peers;  // indexed by world rank

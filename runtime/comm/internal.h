@@ -164,7 +164,8 @@ typedef struct {
     _Atomic int ending;                // 1 + the rank whose failure ends the job; 0: none
     atomic_bool failing, reported;     // failing: a rank of this node will report why the job ends; reported: it has
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
-    int64_t clock_at, clock_ahead;     // the latest measurement of this node's clock, see ms_job_clock
+    // The latest comparison of clocks, in ns: when, and by how much rank 0's clock was ahead of this node's
+    int64_t clock_at, clock_ahead;
     char pad[4096 - 48 - 8 * ERRORS];
     ms_board_rank rank[];  // indexed by world rank; entries of other nodes are unused
 } ms_board;
@@ -396,8 +397,8 @@ void ms__comm_backward_failed(uint64_t epoch);
 // so that the peers fail at once.
 ms_status ms__comm_lost(ms_coll *c);
 ms_status ms__comm_raise(ms_coll *c);  // any thread: fails c with the next published error
-// Publishes the error of this number. Returns false if another rank has published it first. furthest: see ms_text;
-// NULL: unknown.
+// Publishes the error of this number. Returns false if another rank has published it first. furthest: the place of the
+// rank that is ahead (ms_text); NULL: unknown.
 bool ms__comm_publish_as(uint64_t number, const char *text, const ms_resumption *furthest);
 // Engine thread: whether c survives the next published error, because it is that of ranks that are behind, and none of
 // them waited for a rank at a later place in the script than c. If so, the error counts as met, and c must be run

@@ -23,10 +23,10 @@ struct ms_native {
     ms_gpu_call *calls;
     ms_cuda_finish before, after;  // n 0: nothing to convert
     bool in_line;
-    ms_coll *next;  // in the line
+    ms_coll *next;  // the next collective in the line
 };
 
-static int device;  // of this rank's communicators
+static int device;  // the GPU of this rank's communicators
 
 static const ms_transport_gpu *library(void) { return ms__world.transport->gpu; }
 

@@ -75,12 +75,14 @@ struct ms_tensor;
 extern ms_status (*ms__capture_constant)(struct ms_tensor **t);
 
 int ms__capture_event(ms_captured *c, ms_pending *e);  // gives an event of queued work its number; 0: no memory
-void ms__capture_queued(ms_captured *c, int number, ms_pending *e);  // in a repetition: e is event `number` now
+// In a repetition: e is now the event of this number.
+void ms__capture_queued(ms_captured *c, int number, ms_pending *e);
 void ms__capture_wait(int number);  // records that the script's thread waits for event `number`
 
 ms_captured *ms__captured_new(void);
-ms_status ms__captured_repeat(ms_captured *c);  // all work, in order; afterwards nothing is queued
-void ms__captured_drop(ms_captured *c);         // frees the list, its memory and c
+// Runs all work, in order. On return no collective of the step is in flight.
+ms_status ms__captured_repeat(ms_captured *c);
+void ms__captured_drop(ms_captured *c);  // frees the list, its memory and c
 
 #ifdef __cplusplus
 }

@@ -18,7 +18,8 @@ void ms__history_drop(const ms_block *b);
 void ms__history_kind(ms_block *b, ms_memory_kind kind);
 
 void ms__history_restart(int device, const ms_usage *u);  // what is in use now becomes the peak
-double ms__history_read(int device, ms_memory *peak, ms_memory_record *out, double room);  // see ms_memory_snapshot
+// The part of ms_memory_snapshot that reads the records.
+double ms__history_read(int device, ms_memory *peak, ms_memory_record *out, double room);
 
 static inline void ms__add_allocated(ms_usage *u, ms_block *b, const char *what)
 {

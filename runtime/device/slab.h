@@ -12,7 +12,7 @@ enum { MS_SLAB_UNIT = 4096, MS_SLAB_BINS = 64 };
 
 typedef struct ms_slab_range ms_slab_range;
 typedef struct {
-    ms_slab_range *free[MS_SLAB_BINS];  // by the logarithm of the size
+    ms_slab_range *free[MS_SLAB_BINS];  // lists of free ranges, by the binary logarithm of their size
     ms_slab_range *unused;              // free list of records of ranges
 } ms_slabs;
 

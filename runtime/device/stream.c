@@ -29,8 +29,8 @@ struct ms_pending {
     uint64_t epoch;
     const void *step;  // the captured step during whose recording it was queued; NULL: none
     int number;        // its number in that step
-    // See ms__queued. end: written before `done`, NULL: no work was queued on a GPU. joined, holders: engine thread
-    // only.
+    // The work that the record has queued on a GPU (ms__queued). end: the event after it, written before `done`; NULL:
+    // there is no such work. joined, holders: engine thread only.
     int device, gpu_stream;
     void *end;
     bool joined;

@@ -134,12 +134,13 @@ typedef struct unit_pass {
 
 // The progress of a backward. The gradients themselves are in unit_param. backward.c and the views change it.
 typedef struct unit_gradients {
-    size_t arrived;      // bytes of gradients that have arrived in this backward
-    bool partly;         // this backward has run some but not all modules of a pass
-    int behind;          // passes that have had no backward yet, not counting the one whose gradients are reduced
-    bool accumulated;    // the gradients waiting to be reduced include some of earlier backwards
-    int32_t failures;    // ms_state.dist_failures when the first of the accumulated gradients arrived
-    bool lost;           // accumulated gradients were dropped after an error, and the script has not cleared the others
+    size_t arrived;    // bytes of gradients that have arrived in this backward
+    bool partly;       // this backward has run some but not all modules of a pass
+    int behind;        // passes that have had no backward yet, not counting the one whose gradients are reduced
+    bool accumulated;  // the gradients waiting to be reduced include some of earlier backwards
+    int32_t failures;  // ms_state.dist_failures when the first of the accumulated gradients arrived
+    // Accumulated gradients were dropped after an error, and the script has cleared none of the unit's grads since
+    bool lost;
     ms_tensor *partial;  // reduced over the shard group, but not yet all-reduced over `replicate`
     unit_param **partial_of;
     int64_t *partial_at;  // index of each parameter's part in `partial`; -1: cleared by the script

@@ -264,7 +264,7 @@ static ms_status take_gradient(step *s, const ms_tensor *p, ms_tensor *g, int nu
     return cast ? ms__copy(*out, g) : MS_OK;
 }
 
-// The index of a master among the states: after those of the row.
+// The index of a master among a leaf's states: after the states that the optimizer's row lists.
 static int master_at(const ms_optim_row *row)
 {
     int k = 0;
@@ -272,7 +272,7 @@ static int master_at(const ms_optim_row *row)
     return k;
 }
 
-// For a captured step: keeps the memory of a leaf's job.
+// Makes the captured step keep the memory that a leaf's job uses.
 static void keep_leaf(ms_captured *c, ms_tensor *p, ms_tensor *g, const stepped *l)
 {
     (void)ms__capture_tensor(c, p);

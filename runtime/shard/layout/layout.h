@@ -25,7 +25,8 @@ struct layout {
     // Returns the number of elements in one rank's block of a gradient of the listed parameters; at[k] receives the
     // offset of parameter k's part in it.
     int64_t (*columns)(unit *u, int n, unit_param **present, int64_t *at);
-    // Fills `in` (1-d, W * columns elements) with the gradients of these parameters; the padding is 0.
+    // Fills `in` (1-d, a block of `columns` elements for each rank) with the gradients of the parameters in `present`;
+    // the padding is 0.
     ms_status (*pack)(unit *u, int n, unit_param **present, ms_tensor *in);
     // Alternative to pack: fills n <= MS_PARTS parts that refer to the gradients in place; the caller releases their
     // tensors. NULL: not supported.
