@@ -228,6 +228,8 @@ describe("recurrent layers", function()
     raises("LSTM: Expected sequence length to be larger than 0, got input [0, 2, 3]", m, ms.ones(0, 2, 3))
     raises("LSTM: c has shape [1, 1, 4], expected [1, 2, 4]", m, ms.ones(5, 2, 3), ms.ones(1, 2, 4), ms.ones(1, 1, 4))
     raises("LSTM: h is a number (3), expected a tensor", m, ms.ones(5, 2, 3), 3)
+    raises("LSTM: h is a table, expected a tensor; states are arguments: y, h, c = layer(x, h, c)", m, ms.ones(5, 2, 3),
+      { ms.ones(1, 2, 4), ms.ones(1, 2, 4) })
     raises("GRU: option 'num_layers' is a number (0), expected a whole number from 1", nn.GRU, 3, 4, 0)
     raises("GRU: argument 2, the size of the state, is nil, expected a whole number from 1", nn.GRU, 3)
     raises("GRU: option 'dropout' is a number (2), expected a number from 0 to 1", nn.GRU, 3, 4, { dropout = 2 })

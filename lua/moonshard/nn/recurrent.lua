@@ -63,6 +63,10 @@ end
 -- Checks a state: nil, or [layers * directions, N, size], without N for an input without a batch. Returns it with N.
 local function state(self, what, t, n, size)
   if t == nil then return nil end
+  if opts.is_plain(t) then
+    raise("%s: %s is a table, expected a tensor; states are arguments: y, h%s = layer(x, h%s)", self:class_name(), what,
+      self.kind == "lstm" and ", c" or "", self.kind == "lstm" and ", c" or "")
+  end
   opts.expect(t, a_tensor, "%s: %s", self:class_name(), what)
   local expected = (n and "[%d, " .. n .. ", %d]" or "[%d, %d]"):format(#self.suffixes, size)
   if tostring(t.shape) ~= expected then
