@@ -738,7 +738,7 @@ MS_API ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, con
 typedef struct {
     int32_t op, dtype;
     double input_numel, output_numel, bytes, group;  // bytes: size of the larger of input and output
-    const char *unit;                                // NULL: none
+    const char *unit;                                // name of the unit whose collective it is; NULL: none
 } ms_ledger_entry;
 MS_API int ms_dist_record_begin(void);  // begins a recording; returns the number of entries so far
 MS_API int ms_dist_record_count(void);  // number of entries so far
@@ -970,7 +970,7 @@ typedef struct {
 typedef struct {
     double group, number;       // the same on every member
     double bytes;               // size of the larger of input and output
-    const char *unit;           // its unit; "": none
+    const char *unit;           // name of the unit whose collective it is; "": none
     int32_t members, last;      // last: the world rank that arrived last; -1: not every member was recording
     double last_after, waited;  // by how many seconds `last` arrived after the last but one, and after the first
 } ms_collective_range;

@@ -20,8 +20,10 @@ static inline void ms__grad_is_read(ms_leaf *l)
 
 // To be called at the end of the recording. *pinned: the number of pinned blocks that the grads use.
 ms_status ms__captured_grads_end(ms_captured *c, int *pinned);
-ms_status ms__captured_grads_check(const ms_captured *c);  // before a repetition
-void ms__captured_grads_set(const ms_captured *c);         // after a repetition
+// To be called before a repetition. Fails if a grad is not as the step needs it.
+ms_status ms__captured_grads_check(const ms_captured *c);
+// To be called after a repetition. Sets the grads that the recorded step left.
+void ms__captured_grads_set(const ms_captured *c);
 void ms__captured_grads_forget(ms_captured *c);
 
 #endif

@@ -159,10 +159,11 @@ typedef struct {
 
 typedef struct {
     uint64_t nonce;
-    _Atomic uint64_t epoch;            // number of published errors; see comm/error.c
-    _Atomic uint64_t error[ERRORS];    // the latest errors, by number: (number << 16) | rank that raised it
-    _Atomic int ending;                // 1 + the rank whose failure ends the job; 0: none
-    atomic_bool failing, reported;     // failing: a rank of this node will report why the job ends; reported: it has
+    _Atomic uint64_t epoch;          // number of published errors; see comm/error.c
+    _Atomic uint64_t error[ERRORS];  // the latest errors, by number: (number << 16) | rank that raised it
+    _Atomic int ending;              // 1 + the rank whose failure ends the job; 0: none
+    // failing: a rank of this node will report why the job ends; reported: one has begun to
+    atomic_bool failing, reported;
     _Atomic uint64_t failed_backward;  // epoch of the latest error that made a rank abort a backward
     // The latest comparison of clocks, in ns: when, and by how much rank 0's clock was ahead of this node's
     int64_t clock_at, clock_ahead;
@@ -181,7 +182,8 @@ struct ms_group {
     ms_mismatch_text *mismatch;
     size_t place, bytes;  // where the group's slots are in the control memory
     bool freed;
-    int holders;          // number of units that keep the group's address, also after dist.free_group
+    // Number of units and captured steps that keep the group's address, also after dist.free_group
+    int holders;
     uint64_t seq, epoch;  // number of collectives issued in `epoch`; engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
@@ -256,7 +258,7 @@ typedef struct ms_coll {
 // ---- comm/job/start.c ----
 typedef struct {
     int rank, size, local_rank, local_size, nodes, node;
-    int *node_of;     // indexed by world rank
+    int *node_of;     // the node of each rank, indexed by world rank
     int *local_of;    // rank within this node, indexed by world rank; -1: on another node
     bool up, mapped;  // up: dist.init has succeeded; mapped: every rank of the node can map the others' arenas
     const ms_transport *transport;

@@ -37,7 +37,7 @@ typedef struct {
 
 // How errors, reports and recordings describe a collective. The ranks compare all fields except site and part_of.
 typedef struct {
-    const char *unit;     // NULL: none
+    const char *unit;     // name of the unit whose collective this is; NULL: none
     const char *site;     // the script's line; NULL: unknown
     uint32_t model;       // distinguishes models whose units have equal names
     bool text_only;       // do not compare unit and model

@@ -42,7 +42,7 @@ struct ms_captured {
     int n_events, cap_events;
     // The random generator when the recording began, and when the current repetition began.
     uint64_t seed, offset, seed_now, offset_now;
-    uint64_t draws;          // how many offsets the step uses
+    uint64_t draws;          // how many offsets of the random generator the step uses
     uint64_t first_node;     // nodes of the graph with a lower sequence number are older than the step
     bool sends;              // the step has collectives of several ranks
     struct ms_seen *seen;    // ops/captured.c: the tensors and storages that the work uses

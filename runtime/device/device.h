@@ -35,7 +35,7 @@ enum { MS_OPTIM_FACTORS = 11, MS_OPTIM_SIGN = MS_OPTIM_FACTORS };
 typedef struct ms_optim_job {
     int kind, dtype;
     void *p, *state[MS_OPTIM_STATES];  // state[k] is NULL if this step does not use it
-    float *master;                     // steps in p's place, which gets its rounded values; NULL: none
+    float *master;                     // is stepped in p's place, and p gets its rounded values; NULL: none
     const void *g;
     double scale;  // multiplied with the gradient, which is then rounded to its dtype; 1: none
     double factors[MS_OPTIM_FACTORS + 1];

@@ -28,10 +28,11 @@ typedef struct ms_block {
     size_t bytes;  // the requested size
     size_t size;   // the size of its class, or of its range on a GPU; 0: not from a pool
     int device;
-    uint32_t tag;           // the kind in the low 4 bits, above it the record of history.c; 0: neither
-    ms_segment *segment;    // the CPU's arena that contains it; NULL: none
-    struct ms_block *next;  // free list
-    ms_pins *pins;          // the captured step that has pinned it; NULL: none
+    uint32_t tag;         // the kind in the low 4 bits, above it the record of history.c; 0: neither
+    ms_segment *segment;  // the CPU's arena that contains it; NULL: none
+    // The next block of a free list; in a captured step's copy of a block (ops/captured.c): that block
+    struct ms_block *next;
+    ms_pins *pins;  // the captured step that has pinned it; NULL: none
 } ms_block;
 
 // Allocates a block of `bytes` bytes. On MS_ENOMEM the text names `what` (an operator or purpose) and the sizes.

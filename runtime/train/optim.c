@@ -177,7 +177,7 @@ typedef struct {
     job *jobs;
     stepped *stepped;
     ms_id *made;         // states that this step made
-    ms_tensor **copies;  // gradients that were copied to be contiguous
+    ms_tensor **copies;  // the leaves' gradients, or copies that are contiguous and have the leaf's dtype; retained
     factors factors;
 } step;
 

@@ -92,7 +92,7 @@ static void peer_ended(join_peer *p)
 {
     if (p->pidfd >= 0) close(p->pidfd);
     p->pidfd = -1;
-    if (joined(p) == 2) return;  // handled in comm/job/end.c
+    if (joined(p) == 2) return;  // the process had joined the job: comm/job/end.c handles its end
     char text[200] = "";
     append_peer(text, sizeof text, p, joined(p) ? "died while the job started" : "ended before it joined the job");
     // A script may end without calling dist.init. If another rank waits in dist.init, the job must end: mpirun ends it

@@ -261,7 +261,7 @@ static ms_status make_places(unit *u, int dtype, bool *filled)
     const unit_param *last = &u->params[u->n - 1];
     int64_t n = ms__whole_index(last) + last->numel;
     ms_tensor *flat = NULL;
-    for (int j = 0; j < u->n_leaves; j++)  // only the allocation after this loop can fail
+    for (int j = 0; j < u->n_leaves; j++)  // make all leaves first: after this loop only the allocation below can fail
         if (!ms__leaf_of(u->leaves[j].local)) return ms__failure();
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j], *q = leaf_for(u, p);
