@@ -795,7 +795,8 @@ MS_API int ms_dist_asked(void);
 // may be at another call, and a forward communicates in the background, where calls cannot be matched again.
 MS_API ms_status ms_dist_realign(double group, const char *site);
 
-// For a prompt over ranks, where every rank runs each line, and no rank makes a collective between lines.
+// The functions from here to ms_dist_settle serve a prompt over ranks, where every rank runs each line, and no rank
+// makes a collective between lines.
 //
 // To be called when a line begins or ends. ended: the number of lines that this rank has ended. Collectives of a line
 // fail as soon as a peer that they wait for has ended more lines than this rank had when it issued them.
@@ -975,7 +976,7 @@ typedef struct {
     double last_after, waited;  // by how many seconds `last` arrived after the last but one, and after the first
 } ms_collective_range;
 
-// Bytes on all devices at one time, by kind.
+// Bytes allocated on all devices at one time, by kind.
 typedef struct {
     double time, bytes[5];  // indexed by ms_memory_kind
 } ms_memory_sample;

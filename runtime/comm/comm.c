@@ -331,7 +331,7 @@ static void lost(ms_coll *c)
     ms__comm_publish_error(ms_error(), c->epoch, false);
 }
 
-// Whether a collective of the script failed so that it is repeated, since the latest call of ms_dist_asked
+// Whether a collective that the script must repeat has failed since the latest call of ms_dist_asked.
 static bool asked;
 int ms_dist_asked(void)
 {

@@ -375,8 +375,8 @@ static bool all_still_hold(const ms_coll *c)
     return true;
 }
 
-// Waits for the requests of all members, and compares them unless they continue after an error. last: the member that
-// was waited for most recently. mixed: only some continue after an error.
+// Waits for the requests of all members, and compares them unless the members continue after an error. *last: the
+// member that was waited for most recently. *mixed: whether only some members continue after an error.
 static ms_status await_members(ms_waiter *w, int *last, bool *mixed)
 {
     ms_coll *c = w->c;

@@ -496,7 +496,8 @@ ms_status ms__native_start(ms_group *world);
 ms_status ms__native_split(ms_group *g);
 ms_status ms__native_leave(ms_group *g);
 bool ms__native_serves(const ms_request *r);
-// narrow: half types are added in their own dtype. c's tensors must be set.
+// Makes the library's calls for c, whose tensors must be set. narrow: half types are added in their own dtype, not in
+// float32.
 ms_status ms__native_make(ms_coll *c, bool narrow);
 ms_status ms__native_issue(ms_coll *c);  // engine thread; all work that c's tensors wait for must have been queued
 // Engine thread: appends c, which has a number, to the line of collectives to be queued.
@@ -530,7 +531,8 @@ ms_status ms__gpu_ready(ms_coll *c);               // makes the stream wait unti
 ms_status ms__gpu_start(ms_coll *c);               // makes the stream wait until every member's tensors are ready
 // Records the event `end`, before this rank sets `done` in its slot. Returns the first failure.
 ms_status ms__gpu_moved(ms_coll *c);
-// With done (every member has set it in its slot), makes the stream wait for every member's `end`.
+// done: every member has set `done` in its slot; only then makes the stream wait for every member's `end`. Sets `left`
+// in this rank's slot in any case.
 ms_status ms__gpu_finish(ms_coll *c, bool done);
 void ms__gpu_drop(ms_coll *c);
 void ms__gpu_stop(void);  // waits for this rank's GPUs, and unmaps peers' memory
@@ -547,7 +549,7 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine 
 int ms__gpu_mapped(uint32_t arena, int rank);
 char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // the address here; NULL with the error set
 ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
-// Engine thread. used: the collective in which peers wait for the event; NULL: none.
+// Engine thread: gives the event back. used: the collective in which peers wait for it; NULL: none.
 void ms__gpu_event_drop(int number, const ms_coll *used);
 ms_status ms__gpu_event_record(int number, int index, int stream);
 ms_status ms__gpu_event_wait_own(int number, int index, int stream);

@@ -37,7 +37,8 @@ struct ms_captured {
     ms_pins *room;  // temporary memory of kernels in graphs; NULL: there are no graphs
     bool graphed;   // graphs have been made, or are not possible
     char *refusal;  // why the step cannot be captured; NULL: so far it can
-    // Events of queued work, by number from 1. Work that queues something sets its event; later work waits for it.
+    // Events of queued work, by number from 1. A piece of work that queues something sets its event; a later piece
+    // waits for that event.
     ms_pending **events;
     int n_events, cap_events;
     // The random generator when the recording began, and when the current repetition began.

@@ -35,7 +35,7 @@ typedef struct context {
 
 context *ms__contexts(void);
 void ms__context_leave(unit *u);  // removes u, whose module is being freed, from the context
-// Called before a use: after an error of any rank, makes the state of all ranks equal.
+// To be called before a use of u: after an error of any rank, makes the state of u's root equal on all ranks.
 void ms__unit_after_errors(unit *u);
 void ms__unit_drop_pending(context *c);
 

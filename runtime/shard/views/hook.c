@@ -4,8 +4,8 @@
 #include "shard/views/hook.h"
 #include "ops/op.h"
 
-// Divides by a power of two near the square root of n before the sum and by the rest after it, which keeps half types
-// from overflow.
+// Splits the divisor n of a mean over n ranks: a power of two near the square root of n divides before the sum, the
+// rest divides after it. This keeps half types from overflow.
 void ms_comm_division(int n, double *before, double *after)
 {
     int f = 1;
