@@ -188,8 +188,8 @@ typedef struct ms_cuda_table {
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);
     // a NULL-terminated list of lists, each ending with an entry whose op is NULL
     const ms_cuda_kernel *const *families;
-    // Steps the leaves of `jobs`, which are divided into `blocks` blocks of `block` elements. clip: scales the gradients
-    // as the step reads them (ms_cuda_clip); NULL: they are not scaled.
+    // Steps the leaves of `jobs`, which are divided into `blocks` blocks of `block` elements. clip: scales the
+    // gradients as the step reads them (ms_cuda_clip); NULL: they are not scaled.
     ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
                        const ms_cuda_clip *clip);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
