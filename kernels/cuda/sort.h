@@ -137,10 +137,11 @@ template <class READ> __global__ void sort_count_kernel(sort_pass p, READ read, 
         p.all[blockIdx.x * DIGITS + d] = sum;
     }
 }
-// Replaces each chunk's counts by the sums of those before it: a warp per digit, whose lanes have adjacent chunks.
+// Replaces each chunk's counts by the sums of those before it: a block of one warp per digit, whose lanes have adjacent
+// chunks.
 static __global__ void sort_scan_kernel(sort_pass p)
 {
-    int d = (int)blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int d = (int)blockIdx.x, lane = threadIdx.x;
     int64_t each = (p.s.chunks + 31) / 32, first = lane * each, last = first + each;
     if (last > p.s.chunks) last = p.s.chunks;
     int32_t mine = 0;
@@ -179,7 +180,7 @@ static ms_status sort_entries(const char *what, int index, const sort_sizes &s, 
         const entry *from = pass == 0 ? NULL : pass % 2 ? a : b;
         sort_pass p = { s, 8 * pass, pass % 2 ? b : a, (int32_t *)(b + s.n) };
         MS_TRY(launch_blocks(what, index, sort_count_kernel<READ>, s.chunks, SORTERS, p, read, from));
-        MS_TRY(launch_blocks(what, index, sort_scan_kernel, (int)DIGITS / (int)WARPS, BLOCK, p));
+        MS_TRY(launch_blocks(what, index, sort_scan_kernel, (int)DIGITS, 32, p));
         MS_TRY(launch_blocks(what, index, sort_place_kernel<READ>, s.chunks, SORTERS, p, read, from));
     }
     return MS_OK;
