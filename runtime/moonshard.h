@@ -248,7 +248,8 @@ typedef struct {
 //   hardtanh                                    f: low, high
 //   threshold                                   f: limit, value
 //   leaky_relu                                  f: slope
-//   celu polygamma                              f: alpha; order
+//   celu                                        f: alpha
+//   polygamma                                   f: order
 //   elu                                         f: alpha, scale
 //   softplus                                    f: beta, threshold
 //   lerp lerp_                                  f: weight
@@ -281,33 +282,41 @@ typedef struct {
 //   scatter_reduce                              i: dim, kind (0: product, 1: largest, 2: smallest)
 //   tile                                        i: times...
 //   tril triu                                   i: diagonal?
-//   layer_norm                                  i: dims (the number of last dimensions); f: eps
-//   rms_norm                                    f: eps
-//   add_layer_norm add_rms_norm                 as layer_norm, rms_norm, of the sum of two inputs; out: y, the sum
-//   gelu_mlp                                    i: recompute (backward computes the activations again)
+//   layer_norm add_layer_norm                   i: dims (the number of last dimensions); f: eps
+//   rms_norm add_rms_norm                       f: eps
+//   gelu_mlp                                    i: recompute? (backward computes the activations again)
 //   batch_norm                                  i: training; f: eps
 //   conv1d conv2d conv3d                        i: stride..., before..., after..., dilation..., groups
 //   conv_transpose1d conv_transpose2d conv_transpose3d  i: stride..., padding..., more..., dilation..., groups
+//   max_pool avg_pool                           i: dims, mode, count_padding, divisor, size...
+//   im2col                                      i: kernel, kernel, stride, stride, pad, pad, dilation, dilation
+//   col2im                                      i: kernel, kernel, stride, stride, pad, pad, dilation, dilation, size, size
+//   resample                                    i: dims, kind, align, size..., before...; f: distance...
+//   rnn                                         i: reverse?, relu?
+//   lstm gru                                    i: reverse?
 //   cross_entropy                               i: reduction, ignore_index?; f: label_smoothing?
 //   linear_cross_entropy                        i: reduction, ignore_index?, rows?; f: label_smoothing?
 //   mse_loss                                    i: reduction
 //   embedding                                   i: padding_idx?
 //   dropout                                     f: p
 //   attention                                   i: causal?; f: dropout_p?, scale? (0: 1 / sqrt(size of a head))
-//   linalg_solve_triangular                     i: upper, ones on the diagonal
+//   linalg_solve_triangular                     i: upper, unit (the diagonal is 1)
 //   linalg_cholesky linalg_eigh                 i: upper?
 //   linalg_qr linalg_svd                        i: full?
-//   linalg_pinv                                 f: absolute limit, relative limit
-//   linalg_lstsq                                i: driver (0: gelsy, 1: gelsd); f: relative limit
+//   linalg_pinv                                 f: absolute, relative (limits)
+//   linalg_lstsq                                i: driver (0: gelsy, 1: gelsd); f: relative (limit)
 //   fft_complex                                 i: dim, inverse; f: scale
 //   fft_real                                    i: dim, doubled?; f: scale
 //   fft_half                                    i: dim, length, halved?; f: scale
-//   ctc_loss                                    i: blank, zero_infinity, longest target
+//   ctc_loss                                    i: blank, zero_infinity, longest (target)
 //   as_strided                                  i: offset, size..., stride...
 //   rand_                                       i: place?; f: low?, high? (0, 1; both or none)
 //   randn_                                      i: place?; f: mean?, std? (0, 1; both or none)
 //   randint_                                    i: place?; f: low, high (exclusive)
 //   trunc_normal_                               i: place?; f: mean, std, low, high
+// add_layer_norm, add_rms_norm: of the sum of in[0] and in[1]; out[1] is the sum.
+// max_pool, avg_pool: over the last `dims` dimensions; mode 0, 1: size... is kernels, strides, paddings and dilations,
+// and the output's size is rounded down, up; mode 2: size... is the output's.
 // stride... and the like of a convolution: one for each dimension; before, after: padding; more: output padding.
 // rows: the number of rows that linear_cross_entropy processes at a time.
 // doubled, halved: whether elements whose conjugates are left out are multiplied by 2, by 1/2.
