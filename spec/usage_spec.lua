@@ -168,7 +168,8 @@ describe("the manual page", function()
     end
     assert.is_true(n > 40)
     if os.execute "command -v groff >/dev/null" == 0 then
-      assert.are.equal("", (output(("groff -man -Tutf8 -ww -z '%s'"):format(page))))
+      -- A sanitizer that watches the specs would report faults of groff's own.
+      assert.are.equal("", (output(("env -u LD_PRELOAD groff -man -Tutf8 -ww -z '%s'"):format(page))))
     end
   end)
 end)
