@@ -17,7 +17,7 @@ static struct {
 } code[LIBRARIES];
 static int n_code;
 static atomic_long left;  // calls until the first failure; 0: off
-static atomic_int once;   // 1: only that call fails; 0: it and all later ones
+static atomic_int once;   // 1: only the call at which `left` ends fails; 0: it and all later ones
 
 static int find(struct dl_phdr_info *info, size_t size, void *arg)
 {
@@ -35,8 +35,9 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// Makes the n-th call from now fail; -n: also all after it; 0: none. Returns the number of calls that were left until
-// the failure requested before: 0 if that call has failed (1 if all calls after it fail, too).
+// nth > 0: makes the nth call from now fail; nth < 0: call number -nth and all after it; 0: none. Returns the number of
+// calls up to the failure that was requested before, counting it. After that failure the number is 0, or 1 if all later
+// calls fail, too.
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);

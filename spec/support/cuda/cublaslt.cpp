@@ -2,11 +2,11 @@
 // cublaslt.cpp -- a stand-in for cuBLASLt, for the emulated GPU: libcublasLt_standin.so. It refuses what the library
 // refuses, with the same status, and computes the rest in plain loops on the stream.
 //
-// It is stricter in three points, so that a wrong caller cannot be right by chance: an algorithm serves only the
-// problem for which the heuristic returned it, and needs every alignment that its preference allowed (up to 16 bytes)
-// and the whole workspace; matrices of a batched result may not overlap. Of the epilogues it supports the bias, the
-// gradient of a bias, and GELU with the matrix that it is applied to, and its gradient; all but the first in one
-// product that is not float64, the last two with half types only.
+// It is stricter in some points, so that a wrong caller cannot be right by chance: an algorithm serves only the problem
+// for which the heuristic returned it, needs every alignment that its preference allowed (up to 16 bytes) and the whole
+// workspace, and overwrites the workspace; matrices of a batched result may not overlap. Of the epilogues it computes
+// BIAS; BGRADB, if the product is neither batched nor float64; and GELU_AUX, GELU_AUX_BIAS, DGELU and DGELU_BGRAD, if
+// the product is not batched and all matrices have half types.
 #include "cublaslt.h"
 #include "cuda/cuda.h"
 #define REAL float
@@ -93,7 +93,7 @@ struct problem {
     int64_t m, n, k;
 };
 
-// Whether the library accepts the problem.
+// Copies the problem's parts to *p. Returns the status with which the library accepts or refuses the problem.
 cublasStatus_t accept(const void *desc, const void *a, const void *b, const void *c, const void *out, problem *p)
 {
     if (!desc || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;

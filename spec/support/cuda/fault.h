@@ -26,11 +26,11 @@ inline constinit thread_local const char *kernel_name = nullptr;  // nullptr: no
     abort();
 }
 
-// On a device the access fails with cudaErrorMisalignedAddress.
+// In the mode `align`, a misaligned access ends the process. On a GPU it fails with cudaErrorMisalignedAddress.
 inline void check_aligned(const void *p, size_t bytes)
 {
     uintptr_t at = (uintptr_t)p;
-    __asm__("" : "+r"(at));  // the compiler assumes that the type's alignment holds
+    __asm__("" : "+r"(at));  // or the compiler drops the test: it assumes that p is aligned for its type
     if (mode.align && at % bytes != 0)
         fault("%zu bytes at address %p, which is not a multiple of %zu", bytes, p, bytes);
 }

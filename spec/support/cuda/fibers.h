@@ -71,7 +71,8 @@ inline void switch_stacks(void **from, void *to)
 }
 #endif
 
-// A fiber's last frame never returns; in ThreadSanitizer's shadow stack it would stay forever.
+// Functions that ThreadSanitizer must not instrument: a fiber's last frame never returns, so it would stay in the
+// sanitizer's shadow stack forever.
 #define MS_FIBER __attribute__((no_sanitize("thread")))
 
 MS_FIBER inline void to_scheduler(bool last)
@@ -192,7 +193,8 @@ inline bool release_warp(block_state &b, int first, int end)
     fault("the block's threads wait at different barriers: a GPU would hang");
 }
 
-// Waiting threads continue when all unfinished threads of their block (or warp) wait there, too.
+// Runs the threads of a block to their end. Threads at a barrier continue when all unfinished threads of the block (or
+// of the mask, at a warp's barrier) wait there, too.
 MS_FIBER inline void run_block(block_state &b)
 {
     int left = b.n;

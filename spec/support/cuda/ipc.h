@@ -10,7 +10,8 @@ struct mapping {
     std::string name;
     int count;
 };
-inline std::map<void *, mapping> &opened = *new std::map<void *, mapping>;  // never destroyed: streams may use it
+// Never destroyed, so that calls during exit find it.
+inline std::map<void *, mapping> &opened = *new std::map<void *, mapping>;
 }  // namespace ms_shim
 
 inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)

@@ -4,14 +4,14 @@
 //
 // It refuses what the library refuses, with the same result, and knows only non-blocking communicators. It is stricter
 // in these points: tensors must be memory of the emulated GPU; the process ends if ranks queue operations that do not
-// match, where the library would hang. Operations of one communicator, and all of a process if
-// NCCL_LAUNCH_ORDER_IMPLICIT is 1, run one after the other.
+// match, where the library would hang. Operations of one communicator run one after the other, and so do all of a
+// process if NCCL_LAUNCH_ORDER_IMPLICIT is 1.
 //
 // Faults (MOONSHARD_NCCL_STANDIN, separated by commas; RANK is the rank that has the fault):
-//   fail:CALL:N:RANK:RESULT    call number N of this function returns the result, and does nothing
-//   async:CALL:N:RANK:RESULT   what it starts does not happen; ncclCommGetAsyncError returns the result
-//   hang:CALL:N:RANK           what it starts does not end
-//   die:CALL:N:RANK            the process is killed while what it starts is in progress
+//   fail:CALL:N:RANK:RESULT    call number N of the function CALL returns RESULT, and does nothing
+//   async:CALL:N:RANK:RESULT   what the call starts does not happen; ncclCommGetAsyncError returns RESULT
+//   hang:CALL:N:RANK           what the call starts does not end
+//   die:CALL:N:RANK            the process is killed while what the call starts is in progress
 //   version:CODE               the version that ncclGetVersion returns
 //   duplicates                 ranks may not share a GPU
 #include <algorithm>
@@ -102,11 +102,11 @@ nccl_result refuse(nccl_result r, const char *why)
 // ---- the memory of a communicator ----
 
 enum { RANKS = 64 };
-constexpr size_t ROOM = 1 << 20;  // bytes in flight of a rank
+constexpr size_t ROOM = 1 << 20;  // bytes that a rank can have in flight
 
 struct member {
     std::atomic<int> joined, aborted;
-    std::atomic<uint64_t> step;  // barriers that the rank has reached
+    std::atomic<uint64_t> step;  // number of barriers that the rank has reached
     int device;
     uint64_t operation;                       // fingerprint of the operation in progress
     std::atomic<uint64_t> split, split_read;  // number of splits that the rank takes part in, and is done with
@@ -152,7 +152,7 @@ struct ncclComm {
     std::atomic<int> state = NCCL_InProgress;
     std::atomic<bool> stop = false, finalized = false;
     std::string error;   // written before `state`
-    uint64_t steps = 0;  // used in the order of the operations
+    uint64_t steps = 0;  // barriers so far; without a lock, because operations run one after the other
     uint64_t splits = 0;
     long operations = 0;
     ms_shim::flag last = std::make_shared<std::atomic<int>>(1);  // done when the latest operation is
@@ -309,7 +309,7 @@ int dtype_of(nccl_type t)
     }
 }
 
-// Adds in the order of a ring that begins at rank `begin`, and rounds after every step, as the library does.
+// Reduces in the order of a ring that begins at rank `begin`, and rounds after every step, as the library does.
 template <class T> void combine(const operation &o, ncclComm *c, size_t skip, size_t n, int begin, char *out)
 {
     int dtype = dtype_of(o.type);
@@ -329,7 +329,7 @@ template <class T> void combine(const operation &o, ncclComm *c, size_t skip, si
         }
 }
 
-// One slice of every block: elements [at, at + n).
+// Writes this rank's result for elements [at, at + n) of every block: slice number `number` of the operation.
 void receive(const operation &o, ncclComm *c, size_t at, size_t n, size_t number)
 {
     size_t size = (size_t)ms__dtype_size(dtype_of(o.type)), skip = kinds[o.kind].cut ? (size_t)c->rank * n * size : 0;
@@ -386,7 +386,7 @@ struct queued {
     operation what;
     fault with;
 };
-thread_local int groups;  // ncclGroupStart without ncclGroupEnd
+thread_local int groups;  // calls of ncclGroupStart that no ncclGroupEnd has ended
 thread_local std::vector<queued> waiting;
 ms_shim::flag process_last = std::make_shared<std::atomic<int>>(1);
 std::mutex order_lock;
@@ -409,8 +409,8 @@ void push(const queued &q)
     });
 }
 
-// Queues the operations of a group. The first call, and every seventh after it, queues them in a thread, as the library
-// does when it has to connect ranks.
+// Queues the operations of a group. A communicator's first group, and every seventh after it, is queued by a thread, as
+// in the library when it has to connect ranks.
 nccl_result launch(const std::vector<queued> &list)
 {
     nccl_result result = NCCL_Success;

@@ -214,7 +214,7 @@ __global__ void takes_dynamic(int *out, int bytes)
     __syncthreads();
     out[threadIdx.x] = all[bytes - 1 - (int)threadIdx.x];
 }
-// The runtime refuses large sizes if the kernel's attribute is not set, and always more than 227 KiB.
+// The runtime refuses more than 48 KiB if the kernel's attribute does not allow it, and always more than 227 KiB.
 bool dynamic_limits()
 {
     int *out = zeros<int>(THREADS);

@@ -18,10 +18,11 @@
 namespace ms_shim
 {
 
-// The latest record. Waiters keep a reference, so an event may be destroyed while a stream still waits for it.
+// 1 when the stream has reached an event's record. Waiters keep a reference, so an event may be destroyed or recorded
+// again while a stream still waits for it.
 typedef std::shared_ptr<std::atomic<int>> flag;
 // The state of an event between processes, in memory that both map. recorded: how many records there are; reached: the
-// number of the latest record that the stream has reached; wanted: of the latest one for which another process waits.
+// number of the latest record that the stream has reached; wanted: that of the latest one another process waits for.
 struct counters {
     std::atomic<uint64_t> recorded, reached, wanted;
 };
@@ -32,10 +33,11 @@ struct event_state {
 struct item {
     std::function<void()> job;    // empty: waits for `after`
     std::function<bool()> after;  // whether the event has been reached
-    bool outside = false;         // another process reaches it
+    bool outside = false;         // the event is another process's
 };
 struct scheduler;
-// Work that a stream was given while it recorded a graph (graphs.h). broken: something that no graph may contain.
+// Work that a stream was given while it recorded a graph (graphs.h). broken: it was given something that no graph may
+// contain.
 struct recording {
     std::vector<std::function<void()>> jobs;
     bool broken = false;
@@ -171,10 +173,10 @@ inline void step()  // waits until an item has run, so that a loop over cudaEven
     run_until([=] { return all.steps > before || !all.queued; });
 }
 
-// ---- both ----
+// ---- eager and lazy ----
 
 // A stand-in for another library of CUDA may call this for a stream of the plugin. Each of the two libraries has its
-// own `all`.
+// own `all`, so the scheduler is taken from the stream.
 inline void push_item(stream_state *s, item &&next)
 {
     if (s->into) {
@@ -201,7 +203,7 @@ inline void open_stream(stream_state *s)
     s->lazy = &all;
 }
 
-// Whether s records a graph, which then fails: the caller is a call that no graph may contain.
+// For calls that no graph may contain: if s records a graph, the recording fails. Returns whether s records one.
 inline bool breaks(stream_state *s)
 {
     if (s->into) s->into->broken = true;
@@ -322,6 +324,6 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
-    delete e;  // counters are not used again: streams of other processes may wait for them
+    delete e;  // its counters are not reused: streams of other processes may wait for them
     return cudaSuccess;
 }

@@ -6,7 +6,7 @@
 // to the system.
 //
 // UndefinedBehaviorSanitizer, as a library beside AddressSanitizer, writes to stderr and ignores log_path: its reports
-// are also recorded here.
+// are also written here, to files in the folder MOONSHARD_REPORTS.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

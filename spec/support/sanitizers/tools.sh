@@ -51,7 +51,8 @@ tool_start() {
     esac
 }
 
-# planted FAULT [ranks]: runs planted.lua under the tool; succeeds if a report names the expected fault.
+# planted FAULT EXPECTED [RANKS]: runs planted.lua under the tool, and checks that a report contains EXPECTED; if
+# EXPECTED is empty, that there is no report.
 planted() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log run=("${watch[@]}" luajit)
     if [ -n "$ranks" ]; then
@@ -63,7 +64,7 @@ planted() {
     found $? "$fault${ranks:+ on $ranks ranks}"
 }
 
-# As planted, but the fault is made in a spec, started by the command that runs the specs.
+# planted_in_spec FAULT EXPECTED [RANKS]: the same with planted_fault.lua, a spec, run by the command that runs the specs.
 planted_in_spec() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log
     rm -f "$reports"/*
@@ -72,7 +73,8 @@ planted_in_spec() {
     found $? "$fault in a spec${ranks:+ on $ranks ranks}"
 }
 
-# found STATUS WHAT: checks the result of a planted fault.
+# found STATUS WHAT: checks the result of a planted fault, for the two functions above, whose $expected and $out it
+# reads.
 found() {
     local status=$1 what=$2 said
     said=$(cat "$reports"/* 2>/dev/null)
@@ -150,7 +152,8 @@ tool_specs() {
                    spec/parallel/fsdp/classic/schedule_spec.lua)
             ;;
         valgrind)
-            # Leaves out kernels/product, whose tests of a billion multiplications take minutes; --sanitize runs them.
+            # The specs that start no process, except those of kernels/product, whose tests of a billion multiplications
+            # take minutes (--sanitize runs them), and those of folders in which valgrind has nothing to find.
             specs=()
             while IFS= read -r f; do specs+=("$f"); done < <(
                 grep -rLE 'spec\.support\.(ranks|process|pty)|io\.popen|os\.execute' spec --include='*_spec.lua' |

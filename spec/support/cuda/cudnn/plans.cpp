@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cudnn/plans.cpp -- the engine's graphs of attention (kernels/cuda/attention/cudnn_graph.h), compiled by cuDNN for a device that
-// is described only by its properties. It needs no GPU, but a driver that loads kernels (driver.c).
+// cudnn/plans.cpp -- the engine's graphs of attention (kernels/cuda/attention/cudnn_graph.h), compiled by cuDNN for a
+// device that is described only by its properties. It needs no GPU, but a driver that loads kernels (driver.c).
 //
 //   plans DEVICE.json KIND B H T D CAUSAL      KIND: forward, backward
 //
-// Prints `plan BYTES` (its workspace), or `refused REASON`. q, k, v and their gradients are bfloat16 heads of one tensor
+// Prints `plan BYTES` (the size of the plan's workspace), or `refused REASON`. q, k, v and their gradients are bfloat16 heads of one tensor
 // [B, T, 3, H, D], the output is [B, T, H, D].
 #include <dlfcn.h>
 #include <cstdlib>

@@ -142,7 +142,7 @@ bool good_operation(const node *o)
 // The memory of a graph's tensors during a run.
 class memory
 {
-    std::map<int64_t, std::vector<float>> own;  // of virtual tensors, and numbers
+    std::map<int64_t, std::vector<float>> own;  // elements of virtual tensors, and tensors passed by value
     std::map<int64_t, void *> given;
 
   public:
@@ -251,7 +251,7 @@ std::map<int64_t, tensor> arguments(const node *graph)
     }
     return out;
 }
-// The library takes heads of a multiple of 8 numbers, up to 128, whose rows are aligned.
+// Whether the library takes the graph: heads have a multiple of 8 columns, up to 128, and strides are multiples of 8.
 bool takes(const node *graph)
 {
     for (const auto &[id, t] : arguments(graph)) {

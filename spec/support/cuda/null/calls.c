@@ -12,7 +12,7 @@
 
 // ---- counters ----
 
-// Calls come from several threads: those of collectives, too.
+// Calls come from several threads, among them those that run collectives.
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static void unlock(int *held) { (void)held, pthread_mutex_unlock(&lock); }
 #define HOLD                                             \
@@ -51,7 +51,7 @@ ms_null_launch *ms__null_launch(const char *kernel)
 // ---- device memory: addresses only ----
 
 enum { DEVICES = 8 };
-static const size_t SPACE = (size_t)1 << 40;  // addresses of a device
+static const size_t SPACE = (size_t)1 << 40;  // size of a device's range of addresses
 static const size_t UNIT = 2 << 20;           // the unit in which the driver maps memory
 typedef struct {
     char *p;
@@ -66,7 +66,7 @@ static struct {
 } memory[DEVICES];
 static _Thread_local int current;
 
-// Memory of other processes: their devices' addresses, mapped elsewhere.
+// Devices of other processes, each with a range of addresses that is reserved for it in this process.
 enum { PEERS = 64 };
 static struct {
     long pid, device;
@@ -104,8 +104,8 @@ static struct {
     int n, sizes[PARAMETERS];
 } kernels[KERNELS];
 static int n_kernels;
-// The numbers of kernels by their host pointers, plus 1: a hash table with open addressing, because a launch on a GPU
-// does not take longer where a plugin has more kernels.
+// The numbers of kernels, plus 1, by their host pointers: a hash table with open addressing, because the time of a
+// launch must not grow with the number of kernels, as it does not on a GPU.
 static uint16_t kernels_by_host[4 * KERNELS];
 static uint16_t *kernel_slot(const void *host)
 {

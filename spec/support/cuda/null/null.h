@@ -6,11 +6,11 @@
 // Device memory is reserved address space that cannot be touched. The host reads back zeros, so a norm is 0 and
 // clipping scales nothing.
 //
-// The bytes of a launch, for predictions: all tensors of operators are recorded (table.c wraps the plugin's table), all
-// operands of products (product.c), and all filled or copied memory (calls.c). A launch touches those whose addresses
-// occur in its arguments, or in a small table that was copied to an address among its arguments (places.c). Finding
-// them takes the sizes of the arguments, which a caller reads off the PTX (ms_null_parameters). Each occurrence counts
-// once, read or written.
+// The bytes that a launch reads and writes, for predictions: all tensors of operators are recorded (table.c wraps the
+// plugin's table), all operands of products (product.c), and all filled or copied memory (calls.c). A launch touches
+// those whose addresses occur in its arguments, or in a small table that was copied to an address among its arguments
+// (places.c). Finding them takes the sizes of the arguments, which a caller reads off the PTX (ms_null_parameters).
+// Each occurrence counts once, read or written.
 #ifndef MS_NULL_H
 #define MS_NULL_H
 

@@ -122,8 +122,8 @@ static cublasStatus_t lt_Matmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cons
 
 #endif
 
-// The plugin's objects find cuBLASLt with dlopen and dlsym. The linker replaces these by the following functions
-// (--wrap).
+// The plugin's objects find cuBLASLt with dlopen and dlsym. The linker (--wrap) replaces their calls of dlopen, dlsym
+// and dlclose by calls of the following functions.
 static char library;
 extern void *__real_dlopen(const char *name, int flags);
 extern void *__real_dlsym(void *lib, const char *name);
