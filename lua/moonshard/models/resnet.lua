@@ -9,7 +9,8 @@ local opts = require "moonshard.core.opts"
 
 local relu = nn.F.relu
 
--- kernel x kernel, which keeps the size of the picture except for the stride. Batch norm follows, so there is no bias.
+-- A convolution of kernel x kernel elements, padded so that only the stride changes the size of the picture. Batch norm
+-- follows, so there is no bias.
 local function conv(size_in, size_out, kernel, stride, kind)
   return nn.Conv2d(size_in, size_out, kernel, { stride = stride, padding = (kernel - 1) / 2, bias = false,
     dtype = kind.dtype, device = kind.device })
@@ -98,9 +99,9 @@ function ResNet:init(given)
   end
 end
 
---- The last pictures, before they are averaged.
+--- The feature maps of the last stage, before they are averaged.
 ---@param x Tensor  [B, channels, H, W]
----@return Tensor  [B, size, H / 32, W / 32], rounded up
+---@return Tensor  [B, C, H / 32, W / 32], rounded up; C: channels of the stage
 function ResNet:features(x)
   if x.ndim ~= 4 or x:size(2) ~= self.channels then
     errors.raise("ResNet: pictures have shape %s, expected [B, %d, H, W]", tostring(x.shape), self.channels)

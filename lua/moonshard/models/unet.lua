@@ -53,7 +53,7 @@ function UNet:init(given)
   self.head = nn.Conv2d(widths[1], o.classes, 1, kind)
 end
 
--- Adds zeros around x up to the size of the other image, of which halving may have dropped a row or column.
+-- Adds zeros around x up to the size of `other`, which is larger if halving dropped its last row or column.
 local function padded_to(other, x)
   local h, w = other:size(3) - x:size(3), other:size(4) - x:size(4)
   if h == 0 and w == 0 then return x end

@@ -23,7 +23,7 @@ local rawequal = rawequal
 local function sizes_text(...) return "[" .. table.concat({ ... }, ", ") .. "]" end
 
 --- Attention of `heads` heads over d channels, [T, N, d] (or [N, T, d] with batch_first, or [T, d]). Calling it gives
----the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false
+--- the output and the weights (nil without need_weights), averaged over heads unless average_attn_weights is false
 --- (Vaswani et al. 2017). A bool mask is true where attention is not allowed. Errors: d is not divisible by heads.
 ---@class MultiheadAttention: Module
 ---@field in_proj_weight Parameter?  [3 d, d]: query, key, value; nil if kdim or vdim is not d
@@ -75,8 +75,8 @@ function MultiheadAttention:init(d, heads, given)
   self:_draw()
 end
 
--- Initialises all parameters except out_proj.weight, which must be initialised before, in the order of PyTorch's
--- constructor.
+-- Initialises all parameters except out_proj.weight. The caller initialises that one first, so that random numbers are
+-- drawn in the order of PyTorch's constructor.
 function MultiheadAttention:_draw()
   for _, name in ipairs { "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight" } do
     if self[name] then init.xavier_uniform_(self[name]) end

@@ -102,7 +102,7 @@ function M.stateless.functional_call(m, values, ...)
       end
     end
   end
-  for path in pairs(values) do                          -- names one of the unknown ones
+  for path in pairs(values) do                          -- in any order: the error names one unknown name
     if not used[path] then raise("functional_call: %s", errors.unknown("name", path, known)) end
   end
   local places = {}

@@ -57,7 +57,7 @@ local kinds = {
   },
 }
 
--- Convolutions: A has the kernel, B is a convolution of single elements.
+-- Convolutions: A is a convolution with the layer's kernel, stride and padding to `rank` channels; B has kernel size 1.
 for name, plain in pairs { Conv1d = F.conv1d, Conv2d = F.conv2d, Conv3d = F.conv3d } do   -- in any order
   local forward = convs[name].forward
   kinds[#kinds + 1] = {
@@ -127,8 +127,9 @@ end
 
 -- ---- choosing ------------------------------------------------------------------------------------
 
--- Returns a function that says which of the patterns fits a name; each is a Lua pattern for the end of a path. `what`:
--- the option's name in messages.
+-- Returns a function that returns the pattern that fits a path, or nil, and the list of patterns; each is a Lua pattern
+-- for the end of a path. If the option is a function, "" stands for a pattern, and the list is empty. `what`: the
+-- option's name in messages.
 local function chooser(what, given)
   if type(given) == "function" then return function(name, x) return given(name, x) and "" or nil end, {} end
   local list = type(given) == "string" and { given } or given
@@ -259,7 +260,7 @@ function LoRA:load_state_dict(sd)
     end
     known[name] = true
   end
-  for name in pairs(sd) do                              -- names one of the unknown ones
+  for name in pairs(sd) do                              -- in any order: the error names one unknown name
     if not known[name] then raise("load_state_dict: %s", errors.unknown("name", name, names)) end
   end
   no_grad(function()
@@ -366,8 +367,8 @@ end
 ---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean }
 ---   target: the layers that get adapters: a Lua pattern for the end of their paths, from a dot on, as "qkv" or
 ---   "attn%.%a+", a list of patterns, or a function; rank: rows of A (default: 8); alpha: the adapters' part is
----   multiplied by alpha / rank (default: rank); dropout: probability of dropout on the input of A (default: 0);
----   trainable: other parameters that are trained, as "head%.weight"
+---   multiplied by alpha / rank (default: rank); dropout: probability of dropout on the input of A,
+---   except in Embedding (default: 0); trainable: other parameters that are trained, as "head%.weight"
 ---@return LoRA
 local function lora(model, given)
   opts.expect(model, base.a_module, "lora: argument 1")

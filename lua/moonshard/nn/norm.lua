@@ -20,7 +20,7 @@ end
 local function size_text(sizes) return #sizes == 1 and tostring(sizes[1]) or "[" .. table.concat(sizes, ", ") .. "]" end
 
 --- (x - mean) / sqrt(var + eps) * weight + bias over the trailing dimensions. norm(x, residual) normalises x + residual
----and returns the result and x + residual, in one pass over both.
+--- and returns the result and x + residual, in one pass over both.
 ---@class LayerNorm: Module
 ---@field weight Parameter?  of the normalised sizes; nil without elementwise_affine
 ---@field bias Parameter?  of the normalised sizes; nil without bias

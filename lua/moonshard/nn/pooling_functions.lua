@@ -87,7 +87,7 @@ function M.avg_pool3d(x, kernel, stride, given)
   return windows.avg_pool("avg_pool3d", x, 3, windows.arguments("avg_pool3d", "avg", 3, kernel, stride, given))
 end
 
---- The power mean of each window, times the number of its elements: (sum of x^p)^(1/p).
+--- (sum of x^p)^(1/p) over each window.
 ---@param x Tensor  [N, C, L] or [C, L], floating point
 ---@param p number  above 0
 ---@param kernel integer  elements of a window

@@ -47,8 +47,9 @@ local function construct(self, input_size, hidden_size, given)
   self:reset_parameters()
 end
 
--- Runs one direction of one layer over x; returns the states of all steps, and the last h and c. at: the number of the
--- layer's direction; states: of all of them, each [layers * directions, N, size] or nil.
+-- Runs one direction of one layer over x; returns the states of all steps, and the last h and c. at: the index of layer
+-- and direction, from 1; states: the initial h and c of all layers and directions, each [layers * directions, N, size]
+-- or nil.
 local function run(self, at, x, states, batch_sizes)
   local slots, suffix = self._slots, self.suffixes[at]
   local of_x = ops.linear(x, slots["weight_ih" .. suffix], slots["bias_ih" .. suffix])

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- The Module class: registration by assignment, listings, printing. Calls are in call.lua, modes and
---- state in state.lua, and module.lua puts the three together.
+--- The Module class: registration by assignment, listings, printing. Paths are in paths.lua, calls in call.lua, modes
+--- and state in state.lua and state_hooks.lua; module.lua puts these files together.
 ---
 --- Everything that a script assigns to an instance is in its table `_slots`. `_kind` maps registered names to their
---- kind; `_params`, `_buffers` and `_children` list them in order. The instance has no other fields, so __newindex is
---- called for every assignment. Containers keep their children as array elements of the instance instead
---- (containers.lua).
+--- kind; `_params`, `_buffers` and `_children` list them in order. The instance itself has no other fields than those
+--- whose names begin with "_" and array elements, so __newindex is called when a script assigns to a named field. The
+--- array elements of containers are their children (containers.lua).
 local capture = require "moonshard.autograd.capture"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"

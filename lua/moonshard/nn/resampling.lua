@@ -21,7 +21,8 @@ local M = {}
 local KIND = { nearest = 0, ["nearest-exact"] = 1, linear = 2, cubic = 3, linear_antialias = 4, cubic_antialias = 5,
   reflect = 6, replicate = 7, circular = 8 }
 
---- Resamples the last `dims` dimensions. o: size, and before, scale, align where the kind has them.
+--- Resamples the last `dims` dimensions. o: size, the sizes of the output; for padding, before; for interpolation, scale
+--- and align.
 function M.resample(who, x, dims, kind, o)
   a_in[0] = id_of(x, who)
   a_i[0], a_i[1], a_i[2] = dims, KIND[kind], o.align and 1 or 0
@@ -130,7 +131,7 @@ function M.columns(who, kernel, given)
   return o
 end
 
--- Calls im2col or, with the image's sizes, col2im. height, width: the image's sizes.
+-- Calls im2col, or col2im if size, the image's { H, W }, is given.
 local function columns(who, op, x, o, size)
   a_in[0] = id_of(x, who)
   for d = 1, 2 do

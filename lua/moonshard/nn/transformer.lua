@@ -270,7 +270,7 @@ function Transformer:forward(src, tgt, given)
   })
 end
 
----[n, n]: 0 on and below the diagonal, -infinity above: position i attends only to positions up to i.
+--- [n, n]: 0 on and below the diagonal, -infinity above: position i attends only to positions up to i.
 ---@param n integer  number of positions
 ---@param given? { dtype: string, device: string }
 ---@return Tensor

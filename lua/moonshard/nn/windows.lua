@@ -181,8 +181,8 @@ function M.adaptive_avg_pool(who, x, dims, size)
   return mean(who, x)
 end
 
---- (sum of x^p over each window)^(1/p), from the mean, as PyTorch computes it: windows that ceil_mode cuts count as
---- whole ones, and a negative sum gives NaN.
+--- (sum of x^p over each window)^(1/p). As in PyTorch, the sum is the mean times the number of elements of a whole
+--- window, also for a window that ceil_mode cuts; a negative sum gives NaN unless p is 1.
 function M.lp_pool(who, x, p, dims, o)
   check_input(who, x, dims)
   opts.expect(p, opts.positive, "%s: argument 2, the power,", who)
@@ -196,7 +196,8 @@ function M.lp_pool(who, x, p, dims, o)
   end)
 end
 
---- Writes each element of x to its position in a plane of zeros. size: the sizes of a plane, or nil.
+--- Writes each element of x to its position in a plane of zeros. o.output_size: the sizes of a plane, or the whole
+--- shape; nil: the sizes that follow from kernel, stride and padding.
 function M.max_unpool(who, x, indices, dims, o)
   check_input(who, x, dims)
   opts.expect(indices, a_tensor, "%s: argument 2, the positions,", who)

@@ -8,8 +8,8 @@ local composed = require "moonshard.optim.composed"
 local option = opts.option
 
 --- LAMB (You et al. 2020, algorithm 2) for large batches: the step of Adam, with its weight decay, is multiplied by the
---- norm of the parameter and divided by its own. The norms are those of whole parameters; ranks add the squares of
---- their parts.
+--- norm of the parameter and divided by the norm of the step. The norms are those of whole parameters; ranks add the
+--- squares of their parts.
 ---@class LAMB: Optimizer
 ---@overload fun(params: Tensor[]|table[], opts: { lr: number, betas: number[], eps: number, weight_decay: number, maximize: boolean }): LAMB
 ---   params: leaves, or groups { params = {…}, lr = …, … }; lr: learning rate (default: 1e-3); betas: decay of the

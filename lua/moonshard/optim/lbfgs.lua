@@ -179,8 +179,9 @@ local function keep(entry, name, t)
   entry[name] = t:clone():keep()
 end
 
--- One iteration from a point with this loss and gradient. Returns the next ones, the number of evaluations, and whether
--- the step ends.
+-- One iteration from a point with this loss and gradient. limits: last (whether it is the last iteration) and
+-- evaluations (how many are left). Returns the next loss and gradient, the number of evaluations, and whether the step
+-- ends.
 local function iterate(self, group, closure, loss, g, limits)
   local entry = self._memory
   entry.iterations = entry.iterations + 1

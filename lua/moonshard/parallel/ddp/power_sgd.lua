@@ -141,8 +141,8 @@ local function square(state, bucket)
   return flat, { m = { { n, n } }, p = { { n, rank } }, q = { { n, rank } }, at = { 1 }, rest = {} }
 end
 
--- Stores a run's factors and approximation errors for the next run; drops them if the iteration was given up, because
--- the errors must not contain gradients of a failed step.
+-- Stores a run's approximation error and, with warm_start, its Q for the next run; drops both if the iteration was given
+-- up, because the error must not contain gradients of a failed step.
 local function settle(state, run, ok)
   local memory = run.memory
   local fresh = { error = run.error, q = state.warm_start and run.q or nil }

@@ -137,8 +137,8 @@ local function lower(self)
   return copies, hidden
 end
 
--- Restores the parameters, except in fields that the script has assigned. The open scope then owns the copies, because
--- a forward may have returned one.
+-- Restores the parameters, except in fields that the script has assigned. If a scope is open, it then owns the copies,
+-- because a forward may have returned one; otherwise they are released.
 local function raise_again(copies, hidden)
   for _, entry in ipairs(hidden) do
     local slots, own = entry[1], entry[2]

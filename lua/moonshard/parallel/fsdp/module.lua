@@ -30,7 +30,7 @@ local M = {}
 --- One unit: `modules` (usually one), its engine handle, and settings that are kept until the engine knows the root.
 ---@class FSDPUnit
 ---@field handle number  the engine's handle
----@field modules table[]  the modules passed to fully_shard
+---@field modules table[]  the modules passed to fully_shard, or the fsdp.FSDP instance
 ---@field last boolean?   value of set_is_last_backward before lazy initialization
 
 --- The unit of a module, or nil.
@@ -87,8 +87,8 @@ local function lazy_init(unit)
   if not fresh then
     for name, m in unit.modules[1]:named_modules() do
       local u = unit_of(m)
-      -- A root has a list of the units below it; other fsdp.FSDP instances do not, because a module around them may be
-      -- wrapped.
+      -- An initialised unit cannot get another root, except an fsdp.FSDP instance that is not a root itself: a module
+      -- around its root may be wrapped.
       if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
         errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
       end

@@ -184,7 +184,8 @@ local function complete(listed, names, group, empty, reported)
   end
 end
 
--- Converts the state of p to the requested type. part: this rank's state tensor, or nil if the rank has no elements.
+-- Converts the state of p to the requested type. part: this rank's state tensor, or nil if the rank has no elements;
+-- mine: whether this rank returns the state dict (with rank0_only the other ranks only take part in the gather).
 local function converted(p, part, dtype, o, mine)
   local kind = state.kind_of(p, o.type)
   if kind == "local" then return part end
@@ -284,8 +285,7 @@ local function groups_by_name(sd)
 end
 
 -- Checks the state of one parameter in a state dict. p: the model's parameter with that name, or nil; whole_only: the
--- state must not be sharded.
--- optim: the optimizer, which checks the shapes of states that it keeps whole.
+-- state must not be sharded; optim: the optimizer, which itself checks the shapes of states that it keeps whole.
 local function check_entry(optim, name, entry, p, whole_only)
   if type(name) ~= "string" then
     errors.raise("%s: state has the key %s, expected names of parameters", WHO, errors.show(name))

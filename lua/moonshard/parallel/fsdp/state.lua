@@ -76,8 +76,8 @@ function M.state_dict(m, given)
   end)
 end
 
--- Converts t, which is whole, sharded, or this rank's part, to a tensor sharded like p; nil if its shape fits none of
--- these.
+-- Converts t, which is whole, sharded, or this rank's part, to the form of p: a tensor sharded like p or, with
+-- use_orig_params, this rank's 1-d piece. Returns nil if t's shape fits neither the whole parameter nor the part.
 local function like(p, t)
   local whole = rawget(p, "_whole_shape")
   if sharded.is_sharded(t) then
@@ -118,7 +118,8 @@ local function check_fit(name, value, t)
   return ("size mismatch for %s: copying a param with shape %s from checkpoint, the shape in current model is %s."):format(name, shape, whole)
 end
 
--- Describes rank 0's state dict to the other ranks: shapes and dtypes by name.
+-- Describes rank 0's state dict to the other ranks, by name: shapes and dtypes of tensors, and the extra states
+-- themselves.
 local function describe(sd)
   local there = {}
   for name, t in pairs(sd) do

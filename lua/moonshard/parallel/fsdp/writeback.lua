@@ -42,8 +42,8 @@ function M.write_back(unit)
   end
 end
 
---- Calls M.write_back for each unit in the list with use_orig_params, unless its check is switched off. Called before a
---- root runs, because a root gathers some units early.
+--- Calls M.write_back for each unit in the list with use_orig_params, unless its check is switched off. Called before
+--- state dicts, before summon_full_params, and before a root's forward, which gathers some units early.
 function M.write_back_all(units)
   for _, unit in ipairs(units) do
     if unit.replaces and not unit.switches.skip_writeback_check then M.write_back(unit) end
