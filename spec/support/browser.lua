@@ -172,7 +172,7 @@ end
 
 --- Presses a key.
 ---@param key string  its name in the DOM, such as "ArrowLeft" or "+"
----@param held? string  "shift"
+---@param held? string  "shift", "control"
 function Page:key(key, held)
   for _, kind in ipairs { "keyDown", "keyUp" } do
     self:call("Input.dispatchKeyEvent", { type = kind, key = key, text = #key == 1 and kind == "keyDown" and key or nil,

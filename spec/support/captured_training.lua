@@ -108,8 +108,9 @@ kinds["attention with dropout, an embedding, cross-entropy, a checkpoint and a F
   end
 end
 
---- Runs the training `n` steps, captured or not, with an evaluation in between. Returns all results, and the parameters,
---- buffers, states and random numbers at the end; and the step.
+--- Runs the training `n` steps, captured or not, and draws random numbers outside of the step after every seventh.
+--- Returns the results of all steps and these numbers, followed by the parameters with their states and gradients, and
+--- the buffers, at the end; and the step.
 function M.train(make, n, capture)
   ms.manual_seed(3)
   local model, opt, fn = make()

@@ -4,7 +4,8 @@
 ---   ```lua ranks=2         a block with require "moonshard" begins a program, over ranks if it says so;
 ---   ```lua                 the blocks that follow continue it, also under the next headings
 ---   ```text                what the program has printed since the last `text` block, to the byte; … is any text
----   ```lua file=a.lua      a file of the program (also c file=a.c); the blocks `sh` of such a program are its commands
+---   ```lua file=a.lua      a file of a program (also c file=a.c), whose commands are the `sh` blocks that follow
+---   ```sh                  commands; without files before it, it begins a program of commands
 ---   ```console prompt      lines that are typed at the prompt, after `> `, and what it prints (ranks=N: over ranks)
 ---   ```console             a session that no spec can run: another machine, a terminal
 local process = require "spec.support.process"

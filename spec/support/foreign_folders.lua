@@ -8,7 +8,7 @@ local M = {}
 
 local function shell(command, ...) assert(os.execute(command:format(...)) == 0) end
 
---- Everything below a folder as one text: names, kinds, targets of links, contents.
+--- Everything below a folder as one text: names, kinds, targets of links, modes, times, contents.
 function M.everything(folder)
   local f = io.popen(("cd '%s' && find . -printf '%%p %%y %%l %%m %%T@\\n' | sort && find . -type f | sort | xargs -r md5sum"):format(folder))
   local text = f:read "*a"

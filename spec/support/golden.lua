@@ -15,7 +15,7 @@ local function folder()
 end
 M.folder = folder()
 
---- A golden file as a table.
+--- A golden file as a table; its phase becomes that of the weights and inputs made after it.
 function M.load(name)
   local value = cjson.decode(process.read(M.folder .. "/" .. name .. ".json"))
   M.phase = value.phase

@@ -10,7 +10,7 @@ if source:sub(1, 1) ~= "/" then source = lfs.currentdir() .. "/" .. source end
 local root = source:gsub("/%./", "/"):match "^(.*)/spec/support/helper%.lua$"
 package.path = ("%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(root, root, root, package.path)
 
--- Specs of device "cuda" run on the emulated GPU unless MOONSHARD_CUDA is set (scripts/gpu_check: real).
+-- Specs of device "cuda" run on the emulated GPU unless MOONSHARD_CUDA is set (scripts/gpu_check sets `real`).
 ffi.cdef "int setenv(const char *, const char *, int);"
 ffi.C.setenv("MOONSHARD_CUDA", "emulated", 0)
 
@@ -59,7 +59,7 @@ end, { priority = 2 })
 for _, kind in ipairs { "error", "failure" } do
   busted.subscribe({ kind }, function() failed = true return nil, true end, { priority = 1 })
 end
--- busted reports a failure by error(nil), which prints "luajit: nil".
+-- Ends a failed run here, because busted would end it by error(nil), which prints "luajit: nil".
 busted.subscribe({ "exit" }, function()
   os.exit = exit                                                  -- luacheck: ignore
   io.stdout:flush()

@@ -6,8 +6,9 @@
 ---   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of leftovers
 ---
 --- The victim signals itself by a kernel timer, so the signal may arrive at any instruction. `named`: seconds from the
---- injection (or, if the limit applies and this is later, from the moment when its peers wait) until the job's stderr
---- names the victim. `gone`: seconds from then to the end of mpirun.
+--- injection until the job's stderr names the victim; if a stopped or looping victim is disturbed before its peers wait,
+--- from the moment when the first of them waits, because their time limit begins there. `gone`: seconds from the naming
+--- to the end of mpirun.
 local process = require "spec.support.process"
 
 local inject = {

@@ -17,7 +17,7 @@ function M.layers(device)
   return layers, naps
 end
 
--- The sleep times of all layers, for each the longest of any rank, because a step waits for that one.
+-- The sum, over all sleeps, of each one's longest time on any rank: a step waits for the slowest rank.
 local function slept(naps)
   local dist = require("moonshard").dist
   local total = 0

@@ -77,7 +77,7 @@ function M.run(p, line)
 end
 
 --- Runs a line and types Ctrl-C. Returns the seconds until the prompt reads again.
----@param seconds? number  how long the line runs before
+---@param seconds? number  how long the line runs before Ctrl-C (default: until it prints, 0.2 s at most)
 ---@return number
 function M.interrupt(p, line, seconds)
   M.run(p, line)

@@ -107,7 +107,8 @@ local function tail(text, n)
   return table.concat(lines, "\n", math.max(1, #lines - n + 1))
 end
 
--- The failure to report for test k, after the gang has finished it or was stopped; nil if every rank passed.
+-- The failure to report for test k, after the gang has finished it or was stopped. If no rank failed: nil, and the text
+-- of a rank in which the test is pending.
 function Gang:verdict(k, reason)
   local lines, groups, order, bad = self:lines(k), {}, {}, reason ~= nil
   local stderr = process.read(self.folder .. "/stderr")
@@ -201,7 +202,7 @@ function Gang:watch(k, timeout)
     self.dead = {}
     for r = 0, n - 1 do
       local slot = b.rank[r]
-      -- Order matters: a rank that has finished the last test may end at any moment.
+      -- Reads slot.done after process.exists: a rank that has finished the last test may end at any moment.
       if slot.pid > 0 and not process.exists(slot.pid) and slot.done < k then self.dead[r] = true end
     end
     if next(self.dead) then

@@ -221,8 +221,8 @@ local function one(...)
 end
 samples.one = one
 
---- The same values with other strides: dimensions reversed in memory, every second element. Returns the tensor, its
---- contiguous base, and a map from element k to its position in the base.
+--- The same values with other strides: dimensions reversed in memory, every second element. Returns a contiguous base,
+--- a map from element k to its position in the base, and a function that makes the tensor, a view of the base.
 function samples.strided(dtype, shape, values)
   local n = #shape
   local base_shape = {}

@@ -21,8 +21,8 @@ function M.shard(def, model, options)
   return fsdp.fully_shard(model, of(model))
 end
 
---- Trains def on a reference that sees every rank's batch, and on its sharded copy. change(model): applied to the
---- sharded one before its first forward. Returns the model.
+--- Trains a reference model of def, which sees every rank's batch, and a sharded copy of it, and compares them in every
+--- step. change(model): applied to the sharded copy before its first forward. Returns the sharded copy, the reference.
 function M.compare(def, rank, world, options, steps, change)
   return M.compare_with(function(model)
     M.shard(def, model, options)

@@ -87,7 +87,7 @@ function scenarios.training(ms, rank, folder)
   return out
 end
 
--- Every collective, small and large enough for several rounds through the windows, in the world and in pairs.
+-- The collectives of training, and a message from the first rank to the last, with few elements and with many.
 function scenarios.collectives(ms, rank, _, world)
   local dist, out = ms.dist, {}
   for _, n in ipairs { 6, 3000 } do

@@ -51,7 +51,7 @@ local function columns(_, p)
   return #p.shape == 2 and p.shape[2] % ms.dist.world_size() == 0 and ms.fsdp.Shard(2) or nil
 end
 
---- { name, way to shard, numbers of ranks that it supports (default: all) }
+--- { name, function that shards a model, number of ranks that it needs (nil: any) }
 M.KINDS = {
   { "FSDP, nested", classic({}, { "first", "block" }) },
   { "FSDP, one flat parameter", classic({}, {}) },
@@ -72,7 +72,7 @@ M.KINDS = {
   { "fully_shard, replicated and sharded", rows(function() return { mesh = mesh() } end, { "first" }), 4 },
 }
 
---- The ways that this number of ranks supports.
+--- The kinds that this number of ranks supports.
 function M.kinds(world)
   local list = {}
   for _, kind in ipairs(M.KINDS) do
@@ -81,7 +81,7 @@ function M.kinds(world)
   return list
 end
 
---- A model sharded in this way, and its optimizer; of(parameters) returns the optimizer's parameters, in its order.
+--- A model sharded in the way of a kind, and its optimizer, whose parameters are those that of(parameters) returns.
 function M.make(kind, seed, of)
   local ms = load()
   local model = select(2, ms.catch_warnings(function() return kind[2](net(seed)) end))

@@ -64,7 +64,7 @@ function M.sentences(n)
   return table.concat(parts, " ")
 end
 
---- Makes the folder in which runs get theirs, with a text to train on; returns its path.
+--- Makes M.folder, in which each run has its folder, with a text to train on; returns its path.
 function M.begin()
   M.folder = process.temp_folder()
   lfs.mkdir(M.folder .. "/text")

@@ -44,7 +44,7 @@ end
 
 local target                                    -- { tests, setup, teardown } once found
 local path = {}                                 -- names of the enclosing describes
-local context                                   -- innermost one inside the target
+local context                                   -- innermost describe inside the target
 local env = setmetatable({}, { __index = _G })
 local Pending = {}
 

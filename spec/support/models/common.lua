@@ -37,13 +37,13 @@ function M.begin(self, o)
   if o.deterministic then ms.manual_seed(0) end
 end
 
---- Moves m to the device on which it is wrapped.
+--- Moves m to its device if the mode is "before": m is then wrapped there.
 function M.place(m, o)
   if o.device_init_mode == "before" then return m:to(o.device or ms.default_device()) end
   return m
 end
 
---- Options of fsdp.FSDP for a unit of the model: o.fsdp with its group, or with their device mesh.
+--- Options of fsdp.FSDP for a unit of the model: o.fsdp, with o.group unless o.fsdp has a group or a device mesh.
 function M.fsdp_options(o)
   local options = { process_group = o.group }
   for key, value in ms.sorted_pairs(o.fsdp or {}) do options[key] = value end
@@ -51,8 +51,8 @@ function M.fsdp_options(o)
   return options
 end
 
---- Returns a function wrap(m, group): m, or m in a unit of its own; over the group, if given, even under a hybrid
---- strategy.
+--- Returns a function wrap(m, group), which returns m, or m in a unit of its own if the model is wrapped. Over a given
+--- group the unit has strategy full_shard instead of a hybrid one.
 function M.wrapper(o)
   if not o.wrap_fsdp then return function(m) return m end end
   return function(m, group)
@@ -88,7 +88,7 @@ function M.init_of(build, units)
   end
 end
 
---- Input of uniform numbers; the loss is the sum of the output, or of both outputs.
+--- Gives a class an input of uniform numbers, and as loss the sum of its output, or of both outputs.
 function M.sum_model(class, shape)
   function class.get_input(self, device)
     ms.manual_seed(1 + self.rank)

@@ -10,8 +10,8 @@ ffi.cdef "int usleep(unsigned);"
 
 local LinearWithSleep = nn.Module:extend("LinearWithSleep")
 
--- Sleeps some milliseconds and records the actual time, because a busy machine may wake it late. On a GPU its compute
--- stream pauses.
+-- Sleeps some milliseconds and records the actual time, because a busy machine may wake it late. On a GPU the compute
+-- stream pauses instead, and the requested time is recorded.
 local function sleep(milliseconds, naps, device)
   if milliseconds == 0 then return end
   if device:find "^cuda" then

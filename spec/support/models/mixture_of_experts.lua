@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- MixtureOfExperts: a shared Linear, and an expert that differs between ranks and is a unit over the group of this
---- rank alone. Unwrapped it is the reference: it reduces all gradients except the expert's itself.
+--- rank alone. Unwrapped it is the reference: its run_backward reduces all gradients except the expert's.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
@@ -49,8 +49,9 @@ function MixtureOfExperts:run_backward(loss)
   end)
 end
 
--- One process that replaces all ranks: it has every rank's expert, and `rank` selects one. A rank's loss is divided by
--- the number of ranks, as the mean of the shared gradients requires; the expert's own gradients are not averaged.
+-- One process that replaces all ranks: it has every rank's expert, and `rank` selects one. The caller divides each
+-- rank's loss by the number of ranks, so that shared gradients are means; the expert's gradients are multiplied by that
+-- number, because on a rank they are not averaged.
 local Alone = MixtureOfExperts:extend("MixtureOfExpertsAlone")
 
 function Alone:init(o)

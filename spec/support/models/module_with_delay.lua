@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- ModuleWithDelay around another of these models: sleeps after its loss, and before each of its reductions (the
---- engine's own delay of collectives). NestedWrappedModuleWithDelay is its usual instance.
+--- engine's own delay of collectives). `init` makes PyTorch's NestedWrappedModuleWithDelay.
 local ffi = require "ffi"
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"
