@@ -72,7 +72,7 @@ local function npy(text, who, path)
 end
 
 --- Reads an array that NumPy saved. uint16 and uint32 become a wider type that tensors have. Errors:
---- element types that none can represent (uint64, complex numbers, strings, objects).
+--- element types that no dtype represents (uint64, complex numbers, strings, objects).
 ---@param path string  the file, also compressed by gzip
 ---@return Tensor  with the array's shape
 function M.read_npy(path) return npy(zlib.read(path, "read_npy"), "read_npy", path) end

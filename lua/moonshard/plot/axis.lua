@@ -21,7 +21,7 @@ function Axis:shows(v) return finite(v) and (not self.log or v > 0) end
 ---@return number
 function Axis:place(v)
   if self.log then return (math.log(v) - math.log(self.low)) / (math.log(self.high) - math.log(self.low)) end
-  return (v / 2 - self.low / 2) / (self.high / 2 - self.low / 2)         -- the difference of huge values is infinite
+  return (v / 2 - self.low / 2) / (self.high / 2 - self.low / 2)         -- halved: high - low may overflow
 end
 
 local LEAST, MOST = 1e-290, 1.7e308                     -- the least range and the largest value that can have ticks

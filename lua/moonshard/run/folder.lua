@@ -192,7 +192,8 @@ function M.lines(path)
   end
 end
 
--- Removes the lines of later steps and an incomplete last line. Returns the last object that stays.
+-- Moves the lines of steps after `step` to superseded.jsonl, and removes an incomplete last line. Returns the last
+-- object that stays.
 local function cut(self, name, step)
   local path = self.path .. "/" .. name
   if not lfs.attributes(path, "mode") then return nil end

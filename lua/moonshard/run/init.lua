@@ -70,7 +70,7 @@ end
 
 local SINKS = { csv = true, tensorboard = true }
 
--- Raises for options that no later part of run.start could use, before a folder is made.
+-- Raises for invalid options. Called before a folder is made, so that an error leaves none behind.
 local function check_options(o)
   if o.name:find "[/%c\127]" then
     errors.raise("run.start: option 'name' is %s, expected a name without slash and control characters",

@@ -27,8 +27,8 @@ local function unit_of(e)
 end
 
 -- Sums of what is inside a range, until the range itself ends. communication: waiting and collectives; outside: the
--- part of it that is in no module; modules: time in modules; parts: forward, backward, optimizer; waits: communication
--- whose unit is not known yet, by the range's name.
+-- communication that is in no module; modules: time in modules; parts: forward, backward, optimizer; waits:
+-- communication whose unit is not known yet, by the range's name.
 local function sums_of(stack, start)
   local sums = { communication = 0, outside = 0, modules = 0, parts = {}, waits = {} }
   while stack[1] and stack[#stack].start >= start do
@@ -72,7 +72,7 @@ function M.summary(events, total)
       if e.unit then add(waits, e.unit, own) else s.waits[e.name] = own end
     elseif part then
       local computing = own - s.communication
-      if e.category == "module" then                    -- in a backward pass, activations are computed again
+      if e.category == "module" then                    -- inside a backward pass: activations that are computed again
         layer(e.name, is_inside(passes, e.start) and "backward" or "forward", own - s.modules - s.outside)
         s.modules, s.outside = own, 0
       elseif e.category == "backward" and e.detail ~= "" then
@@ -133,8 +133,8 @@ end
 function M.measure(fn, ...)
   local trace = lib.ms_trace_start(LIMIT, ffi.C.MS_TRACE_MODULES)
   if trace == nil then errors.fail() end
-  -- A module's number is noted with each of its operators, so that their backward is counted as the module's. The memory
-  -- history does so, too.
+  -- A module's number is noted with each of its operators, so that their backward is counted as the module's. `before`
+  -- is the function that the memory history has set for this, or nil; finish sets it again.
   local before = ranges.follow_modules(places.enter)
   return finish(trace, before, pcall(fn, ...))
 end

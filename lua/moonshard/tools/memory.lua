@@ -104,7 +104,7 @@ local function rows_of(stacks, name)
     local key = name(s)
     local row = key and by_name[key]
     if key and not row then
-      -- what: of the largest stack, which comes first
+      -- The first stack of a name is the largest at the peak; the row takes its `what`.
       row = { name = key, bytes = 0, blocks = 0, peak_bytes = 0, peak_blocks = 0, what = s.what }
       by_name[key], rows[#rows + 1] = row, row
     end

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Metrics of evaluations: each collects counts or sums on its rank, and `compute` adds them up over the ranks, so that
---- the result is that of all data, however they are distributed. EarlyStopping says when one has stopped improving.
+--- the result is that of all data, however they are distributed. EarlyStopping says when a value has stopped
+--- improving.
 ---   local accuracy = ms.metrics.Accuracy()
 ---   for x, y in batches do accuracy:update(model(x), y) end
 ---   print(accuracy:compute())

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Reads lines at the prompt with GNU readline: editing, history, completion. Used only if the library is installed and
---- the input is a terminal or its keys. line.lua declares moonshard_wait and moonshard_is_terminal.
+--- the input is a terminal, or keys of a terminal that a launcher passes on. line.lua declares moonshard_wait and
+--- moonshard_is_terminal.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"

@@ -416,7 +416,7 @@ function Session:exchange(kind, text, only)
 end
 
 --- Looks for a rank that has ended, and prints what ranks print, while the prompt waits for input. Returns whether
---- something was printed; `before` is called first.
+--- something was printed; `before` is called once, before the first text.
 ---@param before fun()
 function Session:idle(before)
   if not self.ranks then return false end
