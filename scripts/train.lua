@@ -180,7 +180,7 @@ local model = GPT {
   position = config.position, dropout = config.dropout, tie = false,
   recompute = config.device ~= "cpu",   -- on a GPU memory is scarcer than time
 }
-if tuned then                           -- with adapters of the run that trained it, these become part of the weights
+if tuned then                           -- adapters that were trained with the weights become part of them
   local adapters = tuned.config.lora and model:adapters(tuned.config.lora)
   tuned:load_model(model)
   tuned:close()
@@ -343,7 +343,7 @@ local function save_if_finite(step)
   say("step %d: no checkpoint: the weights are not finite", step)
 end
 
--- Ends every rank without a checkpoint.
+-- Ends every rank before the end of the script, and writes no checkpoint itself. With a text, rank 0 prints the reason.
 local function end_unfinished(status, format, ...)
   run:finish()
   if format and rank == 0 then io.stderr:write("train: ", format:format(...), "\n") end
@@ -358,7 +358,8 @@ local function profiled(step)
   return step == first + 5 or config["eval-every"] > 0 and step % config["eval-every"] == 0
 end
 
--- SIGUSR1: save a checkpoint and continue; SIGUSR2: save a checkpoint and exit with status 75
+-- SIGUSR1: save a checkpoint and continue; SIGUSR2: save a checkpoint and exit with status 75, or with 1 if the weights
+-- are not finite
 fsdp.catch_checkpoint_signals()
 cli.run("train", function()
   for step in ms.steps(last, { from = first + 1 }) do

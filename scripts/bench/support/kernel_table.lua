@@ -125,7 +125,7 @@ end
 -- ---- limits -------------------------------------------------------------------------------------
 
 --- Kernels that a step of GPT-2 launches (spec/cuda/null_spec.lua compares): they must not use a stack.
---- sort_scan_kernel has one symbol in two files.
+--- sort_scan_kernel is listed twice, because two files include it under one symbol.
 M.MAIN = set [[
   flash:flash_kernel flash_backward:flash_queries_kernel flash_backward:flash_keys_kernel
   elementwise:dense_kernel elementwise:dense_any_kernel copy:fill_kernel copy:move_wide_kernel copy:arange_kernel
@@ -138,7 +138,8 @@ M.MAIN = set [[
   loss:cross_chunk_kernel
 ]]
 
---- Kernels that move little data, or whose accesses depend on the data: no limits on width and bytes in flight.
+--- Kernels that move little data, that compute more than they move, or whose accesses depend on the data: no limits on
+--- width and bytes in flight.
 --- embedding:index_kernel and place_kernel move elements that each have a position of their own, or are not adjacent.
 M.SMALL = set [[
   reduce:begin_kernel reduce:join_kernel elementwise:truth_kernel
@@ -156,7 +157,8 @@ M.SMALL = set [[
 
 --- Kernels for operands whose elements are not adjacent. A GPU moves at least 32 bytes for each, so the bytes that they
 --- ask for say nothing about those in flight.
---- All other kernels are streaming kernels, except for their instances for doubles and integers (`exact`).
+--- Kernels that are neither in SMALL nor in STRIDED are streaming kernels, except for their instances for doubles and
+--- integers (`exact`).
 M.STRIDED = set [[
   elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
   reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_lines_kernel scan:scan_lines_kernel
@@ -168,8 +170,8 @@ M.STRIDED = set [[
 --- Whether the kernel of a row combines partial results.
 function M.joins(row) return row.name:find "_join_kernel" ~= nil or row.name:find ": join_kernel" ~= nil end
 
---- The limits that a kernel fails, sorted: "spills"; "stack" (kernels in MAIN); for streaming kernels, for
---- float32 and halves, "width float32" (no access of 16 bytes) and "flight float32" (under 20 KB in flight on an SM).
+--- The limits that a kernel fails, sorted: "spills"; "stack" (kernels in MAIN); for streaming kernels "width CLASS" (no
+--- access of 16 bytes) and "flight CLASS" (under 20 KB in flight on an SM), where CLASS is float32 or half.
 function M.failures(row)
   local out = {}
   local base = base_of(row)

@@ -73,7 +73,7 @@ os.remove((folder:gsub("%.run$", "")))
 local mesh, own_mesh = dist.init_device_mesh("cpu", { dist.world_size() }), {}
 for _, name in ipairs { "size", "rank", "get_group" } do own_mesh[name] = mesh[name] end
 
--- Functions of ms that are methods, which have their entries there.
+-- Functions of ms that are also methods of tensors; their entries are those of the methods.
 local free, free_names = require "moonshard.tensor.free", {}
 for name in ms.sorted_pairs(free) do free_names[#free_names + 1] = "`" .. name .. "`" end
 

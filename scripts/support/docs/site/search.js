@@ -15,12 +15,13 @@
     document.head.append(script);
   });
 
-  // Words that say nothing about the subject, and the part of the others that inflection leaves.
+  // Words that are not searched for, because they say nothing about the subject; and the stem of a word.
   const empty = new Set(("a an and are at by can do does for from how i in is it me my of on or that the this to use "
     + "what when with").split(" "));
   const stem = (word) => word.length > 5 ? word.replace(/(ing|ed|es|s|e)$/, "") : word.replace(/s$/, "");
 
-  // How well a section answers a word: a heading counts more than the page's title, and this more than the text.
+  // How well a section answers a word: a heading counts more than the page's title, and the title more than the
+  // text.
   const score = ({ low: [heading, title, text] }, word) => {
     const words = heading.split(/[^\w]+/);
     return words.includes(word) ? 40 : words.some((w) => w.startsWith(word)) ? 30 : heading.includes(word) ? 20 :
