@@ -16,7 +16,8 @@ local function conv(size_in, size_out, kernel, stride, kind)
     dtype = kind.dtype, device = kind.device })
 end
 
--- What a block adds its result to: x itself, or, where the sizes differ, a projection of it.
+-- The projection of a block's input that is added to the block's result; nil if both have the same sizes, so that the
+-- input itself is added.
 local function shortcut(size_in, size_out, stride, kind)
   if stride == 1 and size_in == size_out then return nil end
   return nn.Sequential(conv(size_in, size_out, 1, stride, kind), nn.BatchNorm2d(size_out, kind))
@@ -61,7 +62,7 @@ function Bottleneck:forward(x)
   return relu(y + (self.downsample and self.downsample(x) or x))
 end
 
--- The kind of block, and the number of blocks of each of the four stages.
+-- By depth: the kind of block, and the number of blocks of each of the four stages.
 local depths = {
   [18] = { BasicBlock, 2, 2, 2, 2 }, [34] = { BasicBlock, 3, 4, 6, 3 }, [50] = { Bottleneck, 3, 4, 6, 3 },
   [101] = { Bottleneck, 3, 4, 23, 3 }, [152] = { Bottleneck, 3, 8, 36, 3 },

@@ -9,7 +9,7 @@ local opts = require "moonshard.core.opts"
 local shapes = require "moonshard.tensor.shape"
 local F = nn.F
 
--- Twice: convolution of 3 x 3, batch norm, ReLU.
+-- A stage: two convolutions of 3 x 3, each followed by batch norm and ReLU.
 local function stage(size_in, size_out, kind)
   local function conv(from)
     return nn.Conv2d(from, size_out, 3, { padding = 1, bias = false, dtype = kind.dtype, device = kind.device })
@@ -18,7 +18,7 @@ local function stage(size_in, size_out, kind)
     conv(size_out), nn.BatchNorm2d(size_out, kind), nn.ReLU())
 end
 
--- Doubles height and width.
+-- A layer that doubles height and width.
 local function doubling(how, size_in, size_out, kind)
   if how == "transposed" then
     return nn.ConvTranspose2d(size_in, size_out, 2, { stride = 2, dtype = kind.dtype, device = kind.device })

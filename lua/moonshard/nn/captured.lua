@@ -30,7 +30,7 @@ local function note(m, list)
       if fields[name] == nil and (plain[type(value)] or kinds[name]) then changed(m, name, value) end
     end
   end)
-  -- An assignment to an existing element of a container does not call __newindex.
+  -- An assignment to an existing element of a container does not call __newindex, so each element is checked.
   for k = 1, #m > 0 and #m + 1 or 0 do list.element(m, k, element_changed) end
 end
 

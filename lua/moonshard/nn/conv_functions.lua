@@ -68,7 +68,7 @@ function M.setup(who, o, kernel, transposed)
   return how
 end
 
--- Pads by elements of the image itself, as the mode of F.pad says.
+-- Pads with elements of the image itself: F.pad with this mode.
 local function padded(x, how, mode)
   local list = {}
   for k = #how.before, 1, -1 do list[#list + 1], list[#list + 2] = how.before[k], how.after[k] end

@@ -167,8 +167,8 @@ end
 
 local HALF = { float16 = true, bfloat16 = true }
 
--- In training, normalises with the batch's statistics and mixes them, with the unbiased variance, into the running ones
--- mean and var. Otherwise normalises with mean and var.
+-- In training, normalises with the batch's statistics and mixes them, with the unbiased variance, into the running
+-- statistics mean and var. Otherwise normalises with mean and var.
 local function batch_norm(x, mean, var, w, b, training, factor, eps)
   opts.expect(x, a_tensor, "batch_norm: argument 1")
   if not training then return (ops.batch_norm(x, w, b, mean, var, false, eps)) end

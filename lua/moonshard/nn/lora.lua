@@ -35,8 +35,9 @@ local function drop(x, slots)
   return slots.lora_dropout > 0 and slots.training and ops.dropout(x, slots.lora_dropout) or x
 end
 
--- The layers that can have adapters. shapes(weight, rank): of A and B. part(x, A, B, slots): what the adapters add to
--- the layer's result. delta(A, B): B A in the form of the weight. fill(A, B): initial values; B A is 0.
+-- The layers that can have adapters. shapes(weight, rank): the shapes of A and B. part(x, A, B, slots): what the
+-- adapters add to the layer's result. delta(A, B): the product B A in the form of the weight. fill(A, B): sets initial
+-- values whose product is 0. accepts(m): whether the layer m can have adapters (nil: every layer of the class can).
 local kinds = {
   {
     class = Linear,
@@ -273,7 +274,7 @@ function LoRA:load_state_dict(sd)
   end)
 end
 
--- Raises if a weight is also another module's, which a change would change, too.
+-- Raises if a layer shares its weight with another module, because a merge would change that module, too.
 local function check_shared(self)
   local users = {}
   for name, m in self.model:named_modules() do

@@ -107,7 +107,7 @@ end
 -- The positions of the true elements of mask, from 0, on the device of `like`.
 local function positions(mask, like) return mask:reshape(-1):nonzero():reshape(-1):to(like.device) end
 
--- Rows of data for the true elements of mask, in order, and rows of `value` for the others: [unpack(sizes of mask), ...].
+-- Rows of data for the true elements of mask, in order, and rows of `value` for the others: [sizes of mask, ...].
 local function spread(data, mask, value)
   local rows, sizes = data:size(1), { unpack(mask.shape) }
   local row_sizes = { 1 }

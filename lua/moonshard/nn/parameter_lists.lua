@@ -23,7 +23,7 @@ end
 ---@class ParameterList: Module
 ---@overload fun(list?: Tensor[]): ParameterList  list: parameters, or tensors, which become parameters
 local ParameterList = Module:extend "ParameterList"
-ParameterList._counted = true             -- names of parameters are positions (state.lua)
+ParameterList._counted = true             -- names of parameters are positions, for count_from (state.lua)
 
 ---@param list? Tensor[]  parameters, or tensors, which become parameters
 function ParameterList:init(list)

@@ -329,7 +329,7 @@ end
 
 -- ---- listings -----------------------------------------------------------------------------------
 
--- The children in order: an array of names and an array of modules. Containers add their elements here.
+-- The children in order: an array of names and an array of modules. Containers override it to add their elements.
 function Module._child_list(self)
   local names, modules = {}, {}
   local slots = self._slots

@@ -58,7 +58,8 @@ local function elements_at(x, at)
   return found * valid:unsqueeze(2):to(x.dtype)
 end
 
--- The sum over the corners around each place. floors, rests: whole places below, and the distance from them.
+-- Linear interpolation: the sum of the elements at the corners around each place, weighted by distance. floors, rests:
+-- the whole places below, and the distances from them.
 local function linear_sample(x, at)
   local dims, sum = #at, nil
   local floors, rests = {}, {}

@@ -11,9 +11,9 @@ local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
 local shapes = require "moonshard.tensor.shape"
 
--- From this rank's mean, biased variance and number of elements of every channel: those of all ranks together (Chan,
--- Golub and LeVeque 1979), and the number of elements. A rank's share of the elements is its weight in the means; with
--- m the mean of all,
+-- Computes the mean and biased variance of every channel over all ranks, and the number of elements of a channel, from
+-- these three values of each rank (Chan, Golub and LeVeque 1979). A rank's share of the elements is its weight in the
+-- means; with m the mean over all ranks,
 --   mean = sum of share_r mean_r,  var = sum of share_r (var_r + (mean_r - m)^2)
 local combine = functions.Function {
   forward = function(ctx, mean, var, count, group)

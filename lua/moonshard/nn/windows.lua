@@ -82,7 +82,7 @@ function M.output_sizes(who, size, dims)
   return list
 end
 
--- Raises unless x has `dims` dimensions with elements, and one or two before them.
+-- Raises unless x is a floating point tensor with `dims` dimensions, none of size 0, and one or two before them.
 local function check_input(who, x, dims)
   opts.expect(x, a_tensor, "%s: argument 1", who)
   local n = x.ndim
@@ -114,7 +114,7 @@ end
 
 local FLOOR, CEIL, ADAPTIVE = 0, 1, 2
 
--- Sets the integers of a pooling (kernels/rows/spatial/pooling.h): those of o, or the sizes of an adaptive one.
+-- Sets the integers of a pooling (kernels/rows/spatial/pooling.h): its options o, or an adaptive one's sizes.
 local function set(dims, o, sizes)
   a_i[0], a_i[1] = dims, sizes and ADAPTIVE or o.ceil_mode and CEIL or FLOOR
   a_i[2], a_i[3] = o and o.count_include_pad and 1 or 0, o and o.divisor_override or 0

@@ -95,8 +95,8 @@ local ARMIJO, CURVATURE = 1e-4, 0.9
 local function enough(point, start) return point.loss <= start.loss + ARMIJO * point.t * start.slope end
 local function flat(point, start) return abs(point.slope) <= -CURVATURE * start.slope end
 
--- Finds a bracket of points that contains one with the strong Wolfe conditions (algorithm 3.5). Returns the
--- bracket, whether its only point fulfils them, and the number of evaluations after the first.
+-- Finds a bracket of points that contains one that fulfils the strong Wolfe conditions (algorithm 3.5). Returns the
+-- bracket, whether it is a single point that fulfils them, and the number of evaluations after the first.
 local function bracket(at, start, t, limit)
   local last, now, n = start, at(t), 0
   while n < limit do
@@ -109,7 +109,7 @@ local function bracket(at, start, t, limit)
   return { start, now }, false, n
 end
 
--- Narrows a bracket (algorithm 3.6); least: the width at which it ends. Returns the best point.
+-- Narrows a bracket (algorithm 3.6) until it is narrower than `least`. Returns the best point.
 local function narrow(at, start, points, n, limit, least)
   local low, high = points[1], points[2]
   if high.loss < low.loss then low, high = high, low end
@@ -117,7 +117,8 @@ local function narrow(at, start, points, n, limit, least)
   while n < limit and abs(high.t - low.t) >= least do
     local t, left, right = cubic_minimum(low, high), min(low.t, high.t), max(low.t, high.t)
     local margin = 0.1 * (right - left)
-    -- A point near an end is moved away from it the second time in a row, or at once if it is not inside.
+    -- A point near an end of the bracket is moved away from the end if the point before it was near one, too, or if it
+    -- does not lie inside of the bracket.
     if min(right - t, t - left) < margin then
       if stuck or t >= right or t <= left then
         t = abs(t - right) < abs(t - left) and right - margin or left + margin

@@ -73,7 +73,7 @@ function M.one_cycle(optimizer, given)
   local first = o.max_lr / o.div_factor
   local last, low, high = first / o.final_div_factor, o.base_momentum, o.max_momentum
   local up = o.pct_start * total - 1
-  -- The phases: their last step, learning rates and momenta at both ends.
+  -- The phases, each { last step, learning rate at its beginning and end, momentum at its beginning and end }.
   local phases = { { up, first, o.max_lr, high, low }, { total - 1, o.max_lr, last, low, high } }
   if o.three_phase then
     phases = { { up, first, o.max_lr, high, low }, { 2 * up, o.max_lr, first, low, high },

@@ -340,7 +340,8 @@ local function parameters_of(self)
   return all
 end
 
--- Whether a step is more than one pass of the engine: hooks, a step in Lua, sparse parameters; or is being recorded.
+-- Whether a step cannot be one pass of the engine: it has hooks, a step function in Lua or sparse parameters, or it is
+-- being recorded.
 local function in_parts(self)
   if self._hooked or self.step ~= Optimizer.step or capture.active() then return true end
   for _, group in ipairs(self.param_groups) do
@@ -351,7 +352,7 @@ local function in_parts(self)
   return false
 end
 
--- As clip_grad_norm_: an error on one rank makes its peers fail in the first all-reduce of the norm.
+-- As with clip_grad_norm_, an error on one rank makes its peers fail in the first all-reduce of the norm.
 local in_one_pass = calls.one(function(self, max_norm, given)
   local who = self:class_name()
   opts.expect(max_norm, opts.number_from(0), "%s: step_clipped: max_norm", who)

@@ -120,7 +120,7 @@ function M.hook_then_optimizer(hook, make, params)
   local optimizers = setmetatable({}, { __mode = "k" })
   return function(state, bucket)
     local value = hook(state, bucket)
-    -- After the last reduction: if one fails, no parameter has been stepped.
+    -- Steps after the last reduction, so that no parameter has been stepped if a reduction fails.
     bucket:on_end(function(ok)
       for k, p in ipairs(ok and bucket.parameters or {}) do
         if not params or steps[p] then

@@ -28,7 +28,8 @@ local function make(who, interleaved)
       raise("%s: the optimizer is sharded over ranks %s, expected those over which DDP reduces gradients, %s", who,
         table.concat(others, ", "), table.concat(ranks, ", "))
     end
-    -- Callbacks for DDP. `after`: the gradients of one bucket are complete; `finish`: all are; `drop`: backward failed.
+    -- Called by DDP: `after` when the gradients of one bucket are reduced, `finish` when those of all buckets are, `drop`
+    -- after a failed backward.
     local overlapped = {
       after = interleaved and function(bucket) zero:_step_overlapped(bucket.parameters) end or nil,
       finish = function(buckets)

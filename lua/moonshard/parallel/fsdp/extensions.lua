@@ -5,8 +5,7 @@
 ---
 ---   fsdp_pre_all_gather(self, mesh, outer_shape, outer_stride, module, mp_policy) -> list of plain tensors, metadata
 ---   fsdp_post_all_gather(self, outputs, metadata, param_dtype) -> tensor, tensors to free        at the first gather
----   fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)                              later: fills out,
----   returns nothing
+---   fsdp_post_all_gather(self, outputs, metadata, param_dtype, out)       later: fills out and returns nothing
 local autograd = require "moonshard.autograd"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"

@@ -31,8 +31,9 @@ function M.check(unit)
   end
 end
 
--- Maps parameters of the unit to the whole parameter that replaced each. Also returns the set of parameters that are
--- kept, because at one of their places they were not replaced, or by something else.
+-- Maps parameters of the unit to the whole parameter that replaced each. Also returns the set of parameters that the
+-- unit keeps, because one of their places has no replacement, or one that is not a plain, whole parameter or differs
+-- from that of another place.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do
