@@ -51,7 +51,8 @@ local OPTIONS = {
   { "tensorboard", "flag", false, "write TensorBoard's event files, too" },
   { "quiet", "flag", false, "print only errors" },
 }
--- Options that a checkpoint stores and a resumed run uses unless they are given again; the model's shape cannot change.
+-- Options, and facts about the data, that a checkpoint stores. A resumed run uses these options unless they are given
+-- again; those of SHAPE cannot change.
 local KEPT = { "steps", "batch", "accumulate", "context", "layers", "heads", "dim", "position", "dropout", "lr",
   "warmup", "min-lr", "weight-decay",
   "beta2", "clip", "seed", "dtype", "lora", "data", "vocab", "train-tokens", "data-fingerprint" }

@@ -3,7 +3,9 @@
 --- script with their upvalues. Modules, and functions and classes that are fields of modules, are packed by name; the
 --- other process requires them. A global that a function uses is the other process's.
 ---
---- The packed bytes are a text, then the elements of the tensors, each at a multiple of 64 bytes. The text:
+--- The packed bytes are a text, then the elements of the tensors, each at a multiple of 64 bytes. The text begins with
+--- the bytes of its two parts and the number of tensors, each followed by a colon. The first part has
+--- "dtype,offset,sizes;" of each tensor, the second the value:
 ---   n nil, t true, f false, d and 8 bytes, s LENGTH : bytes, P MODULE : KEY :, X NUMBER : tensor, R NUMBER : an
 ---   earlier table or function, T metatable, keys and values, e, F code, number of upvalues, upvalues
 local class = require "moonshard.core.class"

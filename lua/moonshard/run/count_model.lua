@@ -16,7 +16,7 @@ local M = {}
 function M.loss(documents, order)
   order = order or 5
   -- For each order k from 0: counts[k] maps context * 256 + byte to its count; totals[k] and distinct[k] map a context
-  -- to the sum of its counts and to the number of bytes that follow it.
+  -- to the sum of its counts and to the number of different bytes that follow it.
   local counts, totals, distinct = {}, {}, {}
   for k = 0, order do counts[k], totals[k], distinct[k] = {}, {}, {} end
 

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- The folder of one training run: `config.json`, `metrics.jsonl` (per line an object with numbers of a step),
---- `media.jsonl` (images, texts, counts, profiles, warnings), `step-N.safetensors` (checkpoints). Rank 0 writes these
---- files.
+--- `media.jsonl` (images, texts, confusion matrices, histograms, profiles, warnings), `images/`, texts (`NAME.txt`),
+--- `step-N.safetensors` (checkpoints), `report.html`, and, if the script wants them, `metrics.csv` and TensorBoard's
+--- event files. Rank 0 writes these files.
 ---
 --- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
 --- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which

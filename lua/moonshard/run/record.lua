@@ -68,8 +68,8 @@ end
 
 -- ---- numbers -----------------------------------------------------------------------------------------
 
--- The names of a line, in order: step, time, the script's names, then the run's own. Kept while the names stay the
--- same.
+-- The names of a line, in order: step, time, the script's names, then the run's own. Returns the list of the last line
+-- if the names are the same.
 local function names_of(self, values, object)
   local known, n, same = self.known, 0, true
   for name in pairs(object) do
