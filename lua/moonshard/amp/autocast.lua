@@ -1,11 +1,14 @@
 -- SPDX-License-Identifier: MIT
---- amp.autocast: chooses the dtypes in which operations compute. Its two lists of operations are PyTorch's for CUDA;
---- they hold on all devices:
+--- amp.autocast: chooses the dtypes in which operations compute. Its two lists of operations follow those that PyTorch
+--- has for CUDA, and hold on all devices:
 ---
----   half dtype  linear, matmul, conv2d, scaled_dot_product_attention, linear_cross_entropy
----   float32     sum, prod, cumsum, norm, logsumexp, softmax, log_softmax; exp, exp2, expm1, log, log2, log10, log1p,
----               logaddexp, xlogy, pow (also t ^ p and p ^ t), reciprocal (also p / t), rsqrt; tan, asin, acos, sinh,
----               cosh, erfinv, softplus; layer_norm, rms_norm, batch_norm; cross_entropy, mse_loss
+---   half dtype  linear, matmul, convolutions (also transposed), scaled_dot_product_attention, rnn, lstm, gru,
+---               linear_cross_entropy, gelu_mlp
+---   float32     sum, prod, cumsum, cumprod, norm, logsumexp, logcumsumexp, softmax, log_softmax; exp, exp2, expm1,
+---               log, log2, log10, log1p, logaddexp, xlogy, pow (also t ^ p and p ^ t), reciprocal (also p / t), rsqrt;
+---               tan, asin, acos, sinh, cosh, erfinv, softplus, lgamma, digamma, polygamma; layer_norm, rms_norm,
+---               batch_norm; cross_entropy, mse_loss, ctc_loss; the operators of ms.fft, and those of ms.linalg that
+---               call LAPACK
 ---
 --- An operation in one of the lists converts its floating point inputs, except float64. All other operations, and
 --- operations in place (pow_), compute in the dtypes of their inputs. The lists are stored as flags in the engine's
@@ -26,9 +29,9 @@ end
 
 local HALF = opts.one_of { "bfloat16", "float16" }
 
---- Runs fn(…) with mixed precision: products (linear, matmul, conv2d, attention) compute in the given half dtype; sums,
---- norms, losses, softmax, exponentials, logarithms and powers in float32; most other operations in the dtypes of their
---- inputs. nil turns off an enclosing autocast. Call backward outside of it.
+--- Runs fn(…) with mixed precision: products (linear, matmul, convolutions, attention) compute in the given half dtype;
+--- sums, norms, losses, softmax, exponentials, logarithms and powers in float32; most other operations in the dtypes of
+--- their inputs. nil turns off an enclosing autocast. Call backward outside of it.
 ---@param dtype "bfloat16"|"float16"|nil  dtype of products inside fn; nil turns autocast off
 ---@param fn function  called with the arguments that follow
 ---@param ... any  arguments of fn
@@ -47,7 +50,7 @@ local function is_autocast_enabled()
   return mode ~= 0, mode ~= 0 and dtypes.name(mode - 1) or nil
 end
 
--- The arguments of a function, those converted that autocast would convert.
+-- Returns the n arguments; floating point tensors other than float64 ones are converted to dtype.
 local function converted(dtype, n, first, ...)
   if n == 0 then return end
   if tensor.is_tensor(first) and dtypes.is_float(dtypes.number(first.dtype)) and first.dtype ~= "float64" then
