@@ -1,10 +1,10 @@
 -- SPDX-License-Identifier: MIT
 --- Moonshard: `local ms = require "moonshard"`. Submodules are loaded when they are first used; an unknown name is an
 --- error that suggests the most similar one.
--- Training programs need more traces and machine code than LuaJIT allows by default. -fuse: on x86, LuaJIT 2.1.0-beta3
--- moves the load of a C struct's field into the instruction that uses it, also past a C call that changes the field:
--- `a.ndim ~= b.ndim - 1` compared b's number with itself (spec/core/compiled_spec; github.com/LuaJIT/LuaJIT/issues/1117
--- is of the same kind).
+-- Training programs need more traces and machine code than LuaJIT allows by default. -fuse turns operand fusion off: on
+-- x86, LuaJIT 2.1.0-beta3 moves the load of a C struct's field into the instruction that uses it, also past a C call
+-- that changes the field. `a.ndim ~= b.ndim - 1` then compared b's number with itself (spec/core/compiled_spec;
+-- github.com/LuaJIT/LuaJIT/issues/1117 is of the same kind).
 jit.opt.start("maxtrace=8000", "maxrecord=16000", "maxsnap=2000", "maxmcode=32768", "sizemcode=256", "-fuse")
 
 local errors = require "moonshard.core.errors"

@@ -248,7 +248,7 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
--- The number of devices with infinities. Read once: on a GPU the host waits for it.
+-- The sum of found_inf over devices; 0 if all gradients are finite. Read once: on a GPU the host waits for it.
 local function total(record)
   if not record.total then
     record.total = 0
@@ -319,7 +319,7 @@ local function record_of(self, optimizer)
 end
 
 -- Whether other ranks make this call, too. They wait for its result, so its errors are published. Unreduced gradients
--- are refused earlier, without publishing, because every rank detects them by itself.
+-- are refused here, before the call and without publishing, because every rank detects them by itself.
 local function has_peers(self, optimizer)
   if type(optimizer) ~= "table" or not optimizer.param_groups then return false end
   if not (self._sums_over_ranks and dist.world_size(self._group) > 1) and #sharding_groups(optimizer) == 0 then

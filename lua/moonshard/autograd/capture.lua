@@ -22,7 +22,8 @@ local M = {}
 
 -- ---- what the recording notes ---------------------------------------------------------------------
 
--- The recording in progress, or nil: { of, list }: the noted modules and optimizers, as keys; their entries, in order.
+-- The recording in progress; nil without one. of: the noted modules and optimizers, as keys; list: their entries, in
+-- order.
 local now
 local watchers = {}
 
@@ -41,8 +42,8 @@ function M.on_change(fn) watchers[#watchers + 1] = fn end
 ---@field touched fun(check: fun())  check is called before repetitions if a module was touched since the last one
 ---@field always fun(check: fun())   check is called before each repetition
 
---- While a step is recorded: arranges that note(of, list) is called once, at the end of the recording. It adds checks
---- of what the step read of `of` in Lua, which raise before a repetition if that has changed.
+--- While a step is recorded: arranges that note(of, list) is called once, at the end of the recording. note adds checks
+--- to list; a check raises before a repetition if what the step read of `of` in Lua has changed.
 ---@param of table  a module or optimizer
 ---@param note fun(of: any, list: CaptureChecks)  may raise
 function M.note(of, note)
@@ -137,9 +138,9 @@ local function check_argument(v, k)
   end
 end
 
--- Writes the ids of the tensors among the n arguments to `ids` and returns their number. fixed: the arguments of the
--- recording (nil: this is the recording); raises unless these have tensors at the same positions and equal other
--- values.
+-- Writes the ids of the tensors among the n arguments to `ids` and returns their number. fixed: what the recording's
+-- arguments were, true for a tensor; nil: this is the recording. Raises unless the arguments are tensors where fixed is
+-- true, and equal to fixed elsewhere.
 local function take_arguments(fixed, n, ...)
   local tensors = 0
   if fixed and n == 2 and fixed.two then                  -- the usual case: a batch and its targets
@@ -254,7 +255,7 @@ local function record(self, n, ...)
   local tensors = take_arguments(nil, n, ...)
   local noted = { modes() }
   local arguments, fixed = { ... }, { n = n }
-  -- The scope ends before the recording does, so that what outlives the step is known.
+  -- The step's scope (scope.run, below) ends before the recording does, so that what outlives the step is known.
   local step = lib.ms_capture_begin(tensors, ids, made)
   if step == nil then errors.fail(...) end
   self._step = ffi.gc(step, lib.ms_capture_free)
@@ -298,7 +299,7 @@ local function repeat_step(self, n, ...)
   return results(r, 1, 0, r.n)
 end
 
--- Peers wait in the collectives of a rank that cannot repeat the step.
+-- Publishes the error of a failed repetition, because peers wait for this rank in the step's collectives.
 local function published(since, ok, ...)
   if not ok then
     lib.ms_dist_publish_error(tostring((...)), since)

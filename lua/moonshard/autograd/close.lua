@@ -14,7 +14,7 @@ local tolerances = {
   float32 = { 1.3e-6, 1e-5 }, float64 = { 1e-7, 1e-7 }, float16 = { 1e-3, 1e-5 }, bfloat16 = { 1.6e-2, 1e-5 },
 }
 
--- Tolerances for a comparison of two dtypes: of each tolerance, the larger one.
+-- rtol and atol for a comparison of two dtypes: of each, the larger of the dtypes' values.
 local function tolerance(a, b)
   local ta, tb = tolerances[a] or { 0, 0 }, tolerances[b] or { 0, 0 }
   return math.max(ta[1], tb[1]), math.max(ta[2], tb[2])
@@ -42,7 +42,7 @@ local function compare(a, b, rtol, atol, equal_nan)
     local u, v = x[k], y[k]
     local d = math.abs(u - v)
     if u == v or (equal_nan and u ~= u and v ~= v) then d = 0 end
-    -- nan is close to nothing; infinity only to itself
+    -- nan is close to nothing (with equal_nan, to nan); infinity only to itself.
     local close = d == 0 or d < math.huge and d <= atol + rtol * math.abs(v)
     if not close then
       wrong = wrong + 1

@@ -343,7 +343,7 @@ local function restore(changed, ...)
 end
 
 --- Runs fn(…) while all sparse gradients of these leaves are replaced by dense ones, because the engine reads only
---- those.
+--- dense gradients.
 ---@param leaves Tensor[]  dense leaves, whose gradients may be sparse
 ---@param fn function  called with the arguments that follow
 function M.with_dense_grads(leaves, fn, ...)
@@ -408,7 +408,7 @@ end)
 
 -- ---- plain tensors ---------------------------------------------------------------------------------
 
---- t itself, which is dense; of a sparse tensor, see there.
+--- t itself, which is dense already. SparseTensor:to_dense converts a sparse tensor.
 ---@return Tensor
 function Plain.methods.to_dense(t)
   tensor.id_of(t, "to_dense")

@@ -34,12 +34,12 @@ end
 
 local now = context.now
 
--- The first KEPT warnings that were written before M.follow registered a function, such as those of dist.init.
+-- The first KEPT warnings that were written while no function was registered by M.follow, such as those of dist.init.
 local kept, follower = {}, nil
 local KEPT = 100
 
---- Registers fn(message), which is called with each warning that is written to stderr. The first function registered
---- also gets the warnings written before, at most 100. nil: removes the function.
+--- Registers fn(message), which is called with each warning that is written to stderr, and first with the
+--- warnings that were written while no function was registered, at most 100. nil: removes the function.
 ---@param fn? fun(message: string)
 function M.follow(fn)
   follower = fn

@@ -19,7 +19,8 @@ local M = {}
 local Group = { __name = "Group" }
 M.Group = Group
 
---- What this process is if it is not a rank, although it has a rank's environment; nil: it may be a rank.
+--- What this process is, for messages, if it inherited a rank's environment but is no rank (a worker of a DataLoader);
+--- nil: it may be a rank.
 ---@type string?
 M.not_a_rank = nil
 

@@ -71,9 +71,9 @@ local function state_entry(optim, p, name, key, part)
     part = part, shared = is_shared(like) }
 end
 
--- Returns names, tensors and positions of everything to save, in the same order on every rank; each object occurs once,
--- under its first name. Then a table from other names to the first one, the optimizer's numbers by parameter, and its
--- groups.
+-- Returns a list with the name, tensor and position of everything to save, in the same order on every rank; each object
+-- occurs once, under its first name. Further results: a table from an object's other names to its first one; the
+-- optimizer's state that is not in tensors with dimensions, by the parameter's name; its parameter groups.
 local function entries_of(m, optim)
   local list, seen, aliases = {}, {}, {}
   local names, values = m:_state()
@@ -154,7 +154,7 @@ local function index_of(written, aliases, numbers, groups, more)
       local last = entry.pieces[#entry.pieces]
       if last and last[4] == 0 and e.here > 0 then
         entry.pieces[#entry.pieces] = { r, e.dim, e.first, e.here }
-      -- Skip replicas, which contain the same elements.
+      -- Skips empty pieces after the first one, and replicas, which repeat elements of earlier pieces.
       elseif not last or e.here > 0 and e.first >= last[3] + last[4] then
         entry.pieces[#entry.pieces + 1] = { r, e.dim, e.first, e.here }
       end
@@ -179,8 +179,8 @@ local function examine(folder)
   until false
 end
 
--- Removes temporary folders beside the path whose processes have ended. A folder that a save replaced may be the
--- user's, so it is removed only if it is a checkpoint.
+-- Removes temporary folders beside the target whose processes have ended. One of them may be a folder that a save moved
+-- away to replace it; this may be the user's, so it is removed only if it is a checkpoint.
 local function sweep(folder)
   local path = ffi.string(lib.ms_folder_path(folder))
   local parent, name = path:match "^(.*/)([^/]*)$"
@@ -410,7 +410,7 @@ local function plan(readers, name, entry, e)
 end
 
 -- Returns a state dict with the optimizer's numbers and with uninitialized tensors for the state that the index lists,
--- a list of these tensors, and a function that refuses state of another kind of optimizer.
+-- a list of these tensors, and a function that raises if the optimizer does not accept this state or its options.
 local function empty_state(dir, index, m, optim)
   local saved = index.optimizer
   if not saved then bad(dir, "it has no optimizer state") end
@@ -461,7 +461,8 @@ local function empty_state(dir, index, m, optim)
   end
 end
 
--- Reads all parts that `list` needs. One rank reads each file completely and verifies its checksum.
+-- Reads all parts that `list` needs. With verify, one rank reads each file completely and compares its checksum. fits:
+-- called before the reads; raises if the state does not fit the optimizer. Returns functions that copy the data read.
 local function read_files(dir, index, list, verify, dist, fits)
   local readers, after = {}, {}
   local ok, err = pcall(function()

@@ -84,7 +84,8 @@ end
 
 -- ---- names ---------------------------------------------------------------------------------------
 
---- The name of a rank's file. `id`, 16 digits, is part of it if the file is written beside another checkpoint.
+--- The name of a rank's file. `id`, 16 digits, is part of it if a save moves the file into the folder of an older
+--- checkpoint.
 ---@param rank integer  from 0
 ---@param id? string  16 hexadecimal digits
 function M.file_name(rank, id) return ("rank-%05d%s.safetensors"):format(rank, id and "-" .. id or "") end
@@ -266,7 +267,7 @@ end
 
 local AWAY = "; move the folder away, or save to another one"
 
--- Format 1 has no checksum of the index, but has a hash of every file.
+-- Whether a file's contents have the hash that an index of format 1 lists; such an index has no checksum of its own.
 local function is_hashed(path, file)
   local ok, reader = pcall(files.reader, path .. "/" .. file.name)
   if not ok then return false end
@@ -276,8 +277,8 @@ local function is_hashed(path, file)
 end
 
 -- The files that an index lists, by name, and their bytes. The index must have the right checksum or, in format 1, the
--- right hash of every file. Nil if the folder is not a checkpoint of Moonshard; with the reason if there is one to
--- name. Does not check the rest of the index.
+-- right hash of every file. Returns nil if the folder is not a checkpoint of Moonshard; with the reason if its index
+-- cannot be read, is damaged or lists other files. Does not check the rest of the index.
 local function listed_in(path, at)
   local text, why = read(path, "save")
   if not text then return nil, why end

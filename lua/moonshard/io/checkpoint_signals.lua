@@ -10,8 +10,8 @@ local M = {}
 
 local agreed
 local signalled = ffi.new "double[1]"
--- A signal to the whole job reaches ranks at different times. A rank that agreed to a signal before it received its own
--- copy ignores this copy if it arrives before owed_until, within GRACE seconds.
+-- A SIGUSR1 to the whole job reaches ranks at different times. A rank that agreed to a peer's signal before it received
+-- its own ignores its own if that arrives before owed_until, within GRACE seconds.
 local owed_until, GRACE = 0, 2
 
 --- From now on SIGUSR1 (save a checkpoint and continue) and SIGUSR2 (save a checkpoint and exit with status 75) are

@@ -108,7 +108,7 @@ local function run_inner(op, list)
   for j = 1, n do
     local mine = {}
     for k = 1, count do mine[k] = results[k][j] end
-    -- An operator that has nothing to do returns its argument.
+    -- An operator that has nothing to do returns its arguments, the inner tensors: the result is then the instance.
     for i = 1, op.n_in do
       local same = parts[i] ~= nil
       for k = 1, count do same = same and rawequal(parts[i][k], mine[k]) end
@@ -142,7 +142,8 @@ local function dispatch(op, list)
   return run_inner(op, list)
 end
 
--- Stores the ids of the results in engine.a_out; wrap later finds an instance by its id.
+-- Stores ids of the results in engine.a_out, by which wrap later finds the objects. A plain tensor is stored under a
+-- new negative id, so that wrap returns the same object.
 local function hand_over(out, n, list, n_in)
   for j = 1, n do
     local t = out[j]

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Random fills, draws and permutations. All numbers come from the library's generator, so a seed gives the same ones for
---- any number of threads and any world size, and on every device, with the exceptions named in formulas/draws.h.
+--- Random fills, draws and permutations. All numbers come from the library's generator, so a seed gives the same ones
+--- for any number of threads and any world size, and on every device; normally distributed float64 numbers may differ
+--- in the last place between devices.
 local create = require "moonshard.tensor.create"
 local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
@@ -53,8 +54,8 @@ function methods.normal_(t, mean, std)
   return fill("normal_", RANDN_, t, mean, std)
 end
 
---- Fills t with random whole numbers from low to high - 1. Without limits, from 0 to the largest number, below 2^53 or
---- less, up to which t's dtype represents every whole number.
+--- Fills t with random whole numbers from low to high - 1. Without limits, from 0 to the largest n below 2^53 for which
+--- t's dtype represents every whole number from 0 to n.
 ---@param low? integer  lowest number, or with one argument the upper limit (default: 0)
 ---@param high? integer  upper limit (default: see above)
 ---@return Tensor self
@@ -100,7 +101,7 @@ function M.normal(mean, std, sizes, given)
   end)
 end
 
--- Uniform numbers from 0 to 1 of t's shape; in float32 for half types, whose numbers are too coarse.
+-- Uniform numbers from 0 to 1 of t's shape, in float32 unless t is float64: half types are too coarse.
 local function uniform_like(t)
   return create.rand_like(t, { dtype = t.dtype == "float64" and "float64" or "float32", requires_grad = false })
 end

@@ -1,12 +1,12 @@
 -- SPDX-License-Identifier: MIT
 --- `t[key]` and `t[key] = v` for a list or a tensor as key. A list has an entry for each dimension, from the first on:
 ---
----   2, -1            the position 2, the last one; without that dimension, as select
+---   2, -1            the position 2, the last position; the result lacks that dimension, as with select
 ---   { 2, 5 }         the positions 2 to 5; { 2, 9, step = 3 } every third of 2 to 9; {} all
 ---   { at = { 4, 1 } }   the positions 4 and 1, in this order
 ---   "..."            as many whole dimensions as are missing
 ---   a bool tensor    a mask of as many dimensions as it has: the positions where it is true
----   an int64 tensor  positions as data, which count from 0; they broadcast with those of other entries
+---   an int64 tensor  positions as data, which count from 0 (or int32); they broadcast with those of other entries
 ---
 --- Positions written in Lua count from 1, negative ones from the end. A tensor as key is a list with this one entry.
 --- Entries that are numbers and ranges give a view; tensors and { at = … } copy.
@@ -146,8 +146,8 @@ local function check_inside(ids, n, d)
   end
 end
 
--- Joins entries for several dimensions into one, on a view of t. Returns the view, whose dimensions [d, d + dims) are
--- those of the entries, and positions as if these were one dimension.
+-- Joins entries for several dimensions into one. Returns a view of t, the first of its dimensions that the entries
+-- index, their number, and positions as if these dimensions were one.
 local function joined(t, others)
   local list, dims, axes = {}, {}, {}
   for _, other in ipairs(others) do

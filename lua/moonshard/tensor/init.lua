@@ -337,7 +337,7 @@ end
 function getters.grad(t)
   local id = lib.ms_get_grad(t.id)
   if id == 0 then
-    local other = rawget(t, "_sparse") or rawget(t, "_retained")     -- autograd/sparse.lua, retain_grad
+    local other = rawget(t, "_sparse") or rawget(t, "_retained")     -- a sparse gradient, or one of retain_grad
     if other then return other end
     if lib.ms_is_alive(t.id) == 0 then info_of(t) end
     return nil
@@ -366,7 +366,7 @@ function setters.requires_grad(t, on)
 end
 
 -- Defines how fields of a class's instances are read: methods first, then getters (own_getters before those of plain
--- tensors), then t[i]. All other names are fields of the script. Lists and tensors as keys: tensor/index.lua.
+-- tensors), then t[i]. All other names are fields of the script. tensor/index.lua handles lists and tensors as keys.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]

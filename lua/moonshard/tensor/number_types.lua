@@ -66,8 +66,8 @@ local function category(dtype)
   return dtypes.is_float(dtypes.numbers[dtype]) and 2 or dtype == "bool" and 0 or 1
 end
 
---- Whether an operation may convert from one dtype to another: not from floating point to integers, nor from these to
---- bool.
+--- Whether an operation may convert from one dtype to another: not from floating point to integers or bool, nor from
+--- integers to bool.
 ---@param from string  a dtype
 ---@param to string  a dtype
 ---@return boolean
@@ -96,7 +96,7 @@ function M.result_type(a, b)
   end)
 end
 
---- The dtype of the sum of tensors of two dtypes that have dimensions.
+--- The dtype of the sum of a tensor of dtype a and one of dtype b, each with at least one dimension.
 ---@param a string  a dtype
 ---@param b string  a dtype
 ---@return string

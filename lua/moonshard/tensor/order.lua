@@ -90,7 +90,8 @@ local function along(who, t, d, given)
   return at, keepdim
 end
 
--- The elements, and their positions, that the positions in `place` (of size 1 along d) choose in a sorted tensor.
+-- Returns the elements of a sorted tensor at the positions `place` (of size 1 along d), and their positions before the
+-- sort.
 local function chosen(values, ids, place, d, keepdim)
   local v, at = methods.gather(values, d, place), methods.gather(ids, d, place)
   if keepdim then return v, at end

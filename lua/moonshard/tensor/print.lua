@@ -54,9 +54,9 @@ local function rows_shown(shape, n, budget)
   return lists
 end
 
--- Returns the function that formats a number of the tensor, the same way for all: whole numbers as "3."; others with 4
--- decimals, or with an exponent if they are very large, very small or of very different sizes. kind: "bool", "int" or
--- "float".
+-- Returns the function that formats a number of the tensor, the same way for all. Floats: as "3." if all are whole and
+-- below 10^6; otherwise with 4 decimals, or with an exponent if some are very large or small, or of very different
+-- sizes. kind: "bool", "int" or "float".
 local function formatter(numbers, kind)
   if kind == "bool" then return function(v) return v ~= 0 and "true" or "false" end end
   if kind == "int" then return function(v) return ("%d"):format(v) end end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The random number generator. It is counter-based, so numbers do not depend on device, number of threads or world
---- size.
+--- The random number generator. It is counter-based, so numbers do not depend on device (except for the last place of
+--- normally distributed float64 numbers), number of threads or world size.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -148,7 +148,7 @@ end
 
 -- ---- counts ---------------------------------------------------------------------------------------
 
--- Adds the elements of `amounts` at the positions in ids, from 0; there are n of them.
+-- Adds the elements of `amounts` to n zeros, at the positions in ids, which count from 0.
 local function tally(ids, amounts, n)
   local out = create.zeros({ n }, { dtype = amounts.dtype, device = ids.device })
   return methods.scatter_add_(out, 1, ids, amounts)

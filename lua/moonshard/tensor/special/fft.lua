@@ -64,7 +64,7 @@ local function complex_along(x, d, n, inverse, norm)
   a_i[0], a_i[1], a_f[0] = d - 1, inverse and 1 or 0, factor(norm, x.shape[d], inverse)
   return wrap(tensor.call1_with(COMPLEX, x, inverse and "fft.ifft" or "fft.fft", 2, 1))
 end
--- Real numbers to half a transform. inverse: with the factor of an inverse transform.
+-- Transforms real numbers; returns the first half, as rfft does. inverse: with the factor of an inverse transform.
 local function real_along(x, d, n, norm, inverse)
   x = resized(x, d, n)
   a_i[0], a_f[0] = d - 1, factor(norm, x.shape[d], inverse or false)

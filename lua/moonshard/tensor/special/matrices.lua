@@ -30,7 +30,7 @@ local function matrices(who, a, what)
   return a
 end
 
--- Calls an operator with one matrix, or two, and the integers and numbers that have been set.
+-- Calls an operator with one matrix, or two, and the first n_i integers of engine.a_i and n_f numbers of engine.a_f.
 local function call(number, who, a, b, n_i, n_f)
   args.n_in, args.n_i, args.n_f = b and 2 or 1, n_i, n_f or 0
   a_in[0] = id_of(a, who)

@@ -57,7 +57,7 @@ local function matrix_norm(who, A, ord, dims, keepdim)
     if not keepdim then return r end
     return methods.unsqueeze(methods.unsqueeze(r, math.min(rows, columns)), math.max(rows, columns))
   end
-  -- 1: the largest sum of a column, inf: of a row
+  -- 1: sums of columns; inf: sums of rows. The largest, or the smallest if ord is negative.
   local summed, left = rows, columns
   if math.abs(ord) ~= 1 then summed, left = columns, rows end
   local sums = methods.sum(methods.abs(A), summed, { keepdim = true })
