@@ -15,7 +15,7 @@
 // One sample. Lengths are at most those of the tensors; a class outside of [0, classes) has probability 0.
 typedef struct ms_ctc {
     const void *logp;       // of this sample
-    bool wide;              // float64, otherwise float32
+    bool wide;              // whether logp is float64; otherwise it is float32
     int64_t step, across;   // elements between times, between classes
     const int64_t *target;  // `target_step` elements apart
     int64_t target_step, times, length, classes, blank;
@@ -64,7 +64,8 @@ MS_FN double ms_ctc_beta(const ms_ctc *c, int64_t t, int64_t s, const double *af
     if (s + 2 < labels && ms_ctc_skips(c, s + 2)) sum = ms_ctc_add(sum, after[s + 2]);
     return sum + p;
 }
-// The loss, from alpha's last row. NULL: there are no times; the empty target has probability 1, all others 0.
+// The loss, from alpha's last row. `last` is NULL if there are no times: the empty target then has probability 1, every
+// other target 0.
 MS_FN double ms_ctc_loss(const ms_ctc *c, const double *last)
 {
     if (!last) return c->length ? -MS_CTC_NONE : 0;

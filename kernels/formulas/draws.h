@@ -8,8 +8,8 @@
 #include "formulas/math32.h"
 #include "ops/philox.h"
 
-// Uniform in [low, low + width). limit: the largest number of the result's dtype below low + width; rounding may exceed
-// it.
+// Uniform in [low, low + width). limit: the largest number of the result's dtype below low + width. A draw that rounds
+// to more than the limit is set to it.
 MS_FN float ms_draw_uniform_f32(uint32_t w, float low, float width, float limit)
 {
     float v = low + width * ms_uniform_f32(w);
@@ -43,7 +43,7 @@ MS_FN int64_t ms_draw_integer(uint32_t high, uint32_t low_word, int64_t low, uin
     return low + (int64_t)((unsigned __int128)u * width >> 64);
 }
 
-// A normal distribution restricted to [a, b]. low, high: erf at the bounds.
+// A normal distribution restricted to [a, b]. low, high: erf((a - mean) / (std sqrt(2))), and the same of b.
 typedef struct ms_truncated {
     double mean, std, a, b, low, high;
 } ms_truncated;
@@ -55,8 +55,8 @@ MS_FN ms_truncated ms_truncated_of(const double f[4])
     t.high = ms_erf_f64((t.b - t.mean) / t.std * 0.70710678118654752440);
     return t;
 }
-// A random number of this distribution, by inversion: the inverse CDF of a uniform number between CDF(a) and CDF(b).
-// wide: refines the float32 estimate by two Newton steps.
+// A random number of distribution t, by inversion: the inverse CDF of a uniform number between CDF(a) and CDF(b). If
+// wide is set, two Newton steps refine the float32 estimate.
 MS_FN double ms_draw_truncated(uint32_t high_word, uint32_t low_word, const ms_truncated *t, int wide)
 {
     double u = ms_uniform_f64(high_word, low_word), x = t->low + (t->high - t->low) * u;

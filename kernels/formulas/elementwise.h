@@ -141,7 +141,7 @@ MS_FN REAL R(ms_fwd_logaddexp)(REAL a, REAL b)
 }
 // Exact at w = 0 and w = 1.
 MS_FN REAL R(ms_fwd_lerp)(REAL a, REAL b, REAL w) { return w < (REAL)0.5 ? a + w * (b - a) : b - (b - a) * (1 - w); }
-// Activations; s and t are their parameters.
+// Activations and the gamma functions; s and t are the activations' parameters, n is the order of polygamma.
 MS_FN REAL R(ms_fwd_elu)(REAL x, REAL s, REAL t) { return t * (x > 0 ? x : s * R(ms_expm1)(x)); }
 MS_FN REAL R(ms_fwd_lgamma)(REAL x) { return (REAL)ms_lgamma_of((double)x); }
 MS_FN REAL R(ms_fwd_digamma)(REAL x) { return (REAL)ms_digamma_of((double)x); }

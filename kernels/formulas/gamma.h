@@ -2,7 +2,8 @@
 // formulas/gamma.h -- the gamma function's logarithm and its derivatives, in double, for C and nvcc. lgamma: Lanczos's
 // approximation with the coefficients of Godfrey (2001). digamma: the asymptotic series from 10 on, and a recurrence
 // below. polygamma: Hurwitz's zeta function by Euler and Maclaurin's formula (Abramowitz and Stegun 6.4.10, 23.2.24).
-// Below 0: the reflection formulas (6.1.17, 6.3.7).
+// The reflection formulas (6.1.17, 6.3.7) serve lgamma below 0.5 and digamma below 0; below 12, also for negative
+// arguments, polygamma uses its recurrence.
 #ifndef MS_FORMULAS_GAMMA
 #define MS_FORMULAS_GAMMA
 
@@ -51,7 +52,7 @@ MS_FN double ms_digamma_of(double x)
     return __builtin_log(x) - 0.5 / x - series * y - less;
 }
 
-// The derivative number n >= 1 of digamma: (-1)^(n + 1) n! zeta(n + 1, x).
+// The n-th derivative of digamma: for n >= 1 it is (-1)^(n + 1) n! zeta(n + 1, x).
 MS_FN double ms_polygamma_of(double n, double x)
 {
     if (n == 0) return ms_digamma_of(x);

@@ -22,12 +22,12 @@ MS_FN uint64_t ms_key_f64(double x)
 }
 MS_FN uint64_t ms_key_i64(int64_t x) { return (uint64_t)x ^ (uint64_t)1 << 63; }
 
-// Whether a search for v goes on behind the boundary b: to the first place where v could be inserted, or, if `right`,
-// the last. As in PyTorch, NaN goes behind all boundaries.
+// Whether the place of v among sorted boundaries is behind boundary b. It is the first place where v could be inserted,
+// or, if `right` is set, the last. As in PyTorch, NaN goes behind all boundaries.
 MS_FN int ms_after_f64(double b, double v, int right) { return right ? !(b > v) : !(b >= v); }
 MS_FN int ms_after_i64(int64_t b, int64_t v, int right) { return right ? b <= v : b < v; }
 
-// The kinds of scatter_reduce. NaN stays.
+// The kinds of scatter_reduce. If either operand is NaN, the result is NaN.
 enum { MS_REDUCE_PROD, MS_REDUCE_MAX, MS_REDUCE_MIN };
 MS_FN double ms_reduce_f64(int kind, double a, double b)
 {

@@ -22,8 +22,9 @@ MS_FN REAL R(ms_lstm_step)(REAL *i, REAL *f, REAL *g, REAL *o, REAL *c)
     *c = *f * *c + *i * *g;
     return *o * R(ms_tanh)(*c);
 }
-// Backward is two functions, first that of the new state. c: the cell after the step. dc: the gradient of this cell, to
-// which that through the state is added. Returns the state, which the gradient of a projection needs.
+// The backward of an LSTM's step is two functions. This one is called first. c: the cell after the step. dc: the
+// gradient of that cell; the part that comes through the new state is added to it. Returns the new state, which the
+// gradient of a projection needs.
 MS_FN REAL R(ms_lstm_back)(REAL *o, REAL c, REAL dh, REAL *dc)
 {
     REAL t = R(ms_tanh)(c), h = *o * t;
@@ -31,7 +32,7 @@ MS_FN REAL R(ms_lstm_back)(REAL *o, REAL c, REAL dh, REAL *dc)
     *o = dh * t * *o * (1 - *o);
     return h;
 }
-// c: the cell before the step. dc: the gradient of the cell, first after the step and then before it.
+// Called second. c: the cell before the step. dc: the gradient of the cell, first after the step and then before it.
 MS_FN void R(ms_lstm_cell_back)(REAL *i, REAL *f, REAL *g, REAL c, REAL *dc)
 {
     REAL d = *dc, in = *i;
@@ -41,8 +42,8 @@ MS_FN void R(ms_lstm_cell_back)(REAL *i, REAL *f, REAL *g, REAL c, REAL *dc)
     *g = d * in * (1 - *g * *g);
 }
 
-// Cho et al. 2014, with the reset gate after the product. r, z, n: reset gate, update gate, candidate, whose sum is
-// over the input alone. hn: the candidate's sum over the state. h: the state before.
+// Cho et al. 2014, with the reset gate after the product. r, z, n: reset gate, update gate, candidate; n is passed as
+// the candidate's sum over the input alone. hn: the candidate's sum over the state. h: the state before the step.
 MS_FN REAL R(ms_gru_step)(REAL *r, REAL *z, REAL *n, REAL hn, REAL h)
 {
     *r = R(ms_gate)(*r);
@@ -50,7 +51,7 @@ MS_FN REAL R(ms_gru_step)(REAL *r, REAL *z, REAL *n, REAL hn, REAL h)
     *n = R(ms_tanh)(*n + *r * hn);
     return *n + *z * (h - *n);
 }
-// Returns the part of the gradient of the state before that does not pass through a sum.
+// Returns the part of the gradient of h, the state before the step, that does not pass through a sum of products.
 MS_FN REAL R(ms_gru_back)(REAL *r, REAL *z, REAL *n, REAL *hn, REAL h, REAL dh)
 {
     REAL direct = dh * *z, dn = dh * (1 - *z) * (1 - *n * *n), reset = *r;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // formulas/resample.h -- resampling along one dimension: each output is a weighted sum of a few elements of the input.
 // Interpolation and padding with elements of the input are the two uses. Included once per type, by C and by nvcc, with
-// REAL and R(name). The sums of forward and backward run in the order of the elements' numbers `k`, and of the outputs.
+// REAL and R(name). Forward sums in the order of the elements' numbers `k`, backward in the order of the outputs.
 #ifndef MS_FORMULAS_RESAMPLE
 #define MS_FORMULAS_RESAMPLE
 
@@ -13,10 +13,10 @@ typedef enum {
     MS_LINEAR,
     MS_CUBIC,  // Keys 1981 with a = -3/4, over 4 elements
     MS_LINEAR_AA,
-    MS_CUBIC_AA,  // the kernel is stretched to the distance of outputs, so that all elements count
+    MS_CUBIC_AA,  // LINEAR_AA, CUBIC_AA: the kernel is stretched to the distance of outputs, so that all elements count
     MS_REFLECT,
     MS_REPLICATE,
-    MS_CIRCULAR  // paddings: output o is element o - pad, which may lie outside
+    MS_CIRCULAR  // REFLECT, REPLICATE, CIRCULAR: paddings; output o is element o - pad, which may lie outside
 } ms_resample_kind;
 
 typedef struct {
@@ -25,7 +25,7 @@ typedef struct {
     double scale;  // distance of outputs in elements of the input
 } ms_resample_axis;
 
-// Whether outputs that follow each other never read earlier elements.
+// Whether an output never reads elements before those that the preceding outputs read.
 MS_FN int ms_resample_ordered(int kind) { return kind != MS_REFLECT && kind != MS_CIRCULAR; }
 MS_FN int64_t ms_resample_padded(const ms_resample_axis *a, int64_t o)
 {
@@ -43,8 +43,9 @@ MS_FN int64_t ms_resample_nearest(const ms_resample_axis *a, int64_t o)
 }
 #endif
 
-// What an output reads: `count` elements from `first` on, each moved into the input. t: the place between two elements;
-// of a stretched kernel its centre, and total the sum of its weights.
+// What an output reads: `count` elements from `first` on; indices outside of the input are clamped to it. t: for LINEAR
+// and CUBIC the position between two elements, from 0 to 1; for a stretched kernel its centre. total: the sum of a
+// stretched kernel's weights.
 typedef struct {
     int64_t first, count;
     REAL t, total;
@@ -94,7 +95,7 @@ MS_FN R(ms_taps) R(ms_taps_of)(const ms_resample_axis *a, int64_t o)
     }
     return s;
 }
-// The element that is number k, and its weight.
+// The index of the k-th element that an output reads, and its weight.
 MS_FN int64_t R(ms_tap_at)(const ms_resample_axis *a, R(ms_taps) s, int64_t k)
 {
     int64_t i = s.first + k;
@@ -116,13 +117,13 @@ MS_FN REAL R(ms_tap_weight)(const ms_resample_axis *a, R(ms_taps) s, int64_t k)
     }
 }
 
-// Outputs that read an element, in three ranges [from, to), of which some may be empty: an output of a range may also
-// read only other elements.
+// Three ranges [from, to), some of which may be empty, that contain all outputs that read a given element. They may
+// also contain outputs that do not read it.
 typedef struct {
     int64_t from[3], to[3];
 } R(ms_readers);
 
-// The first output whose first (last: whose last) element is at least i.
+// The first output whose first element, or, if `last` is set, whose last element, is at least i.
 MS_FN int64_t R(ms_first_output)(const ms_resample_axis *a, int64_t i, int last)
 {
     int64_t low = 0, high = a->out;

@@ -10,12 +10,13 @@
 #ifndef MS_FORMULAS_SCAN_KINDS
 #define MS_FORMULAS_SCAN_KINDS
 typedef enum { MS_SCAN_PROD, MS_SCAN_MAX, MS_SCAN_MIN, MS_SCAN_LOG, MS_SCAN_PROD_BACK, MS_SCAN_LOG_BACK } ms_scan_kind;
-// What is read for element k, by kind: `p`, and for gradients `q`, make the state; `r` is needed for the result.
-// PROD_BACK reads the p of the element before, in the order of the scan, and the r of the element after.
+// What is read for element k: p and, for gradients, q make the state; gradients also need r for the result. p: x, but y
+// for LOG_BACK; q: g; r: y for PROD_BACK, x for LOG_BACK. PROD_BACK reads the p of the element before, in the order of
+// the scan, and the r of the element after.
 #endif
 
-// v, w: PROD: the product. MAX, MIN: the extreme, which is element `at`. LOG and LOG_BACK: a sum of w exp(v), where v
-// is the largest exponent. PROD_BACK: the map from S to w + v S.
+// The state of a range of elements. PROD: v is the product. MAX, MIN: v is the extreme, which is element `at`. LOG and
+// LOG_BACK: w exp(v) is the sum of exponentials, and v is the largest exponent. PROD_BACK: the map from S to w + v S.
 typedef struct {
     REAL v, w;
     int64_t at;

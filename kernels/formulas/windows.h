@@ -24,8 +24,8 @@ MS_FN int64_t ms_window_end(const ms_window *w, int64_t o)
     int64_t end = o * w->stride - w->pad + (w->kernel - 1) * w->dilation + 1;
     return end < w->in ? end : w->in;
 }
-// The number of elements by which a mean over the window divides; with `padding` those of the padding count, except
-// for those that only ceil_mode adds.
+// The number of elements by which a mean over the window divides; with `padding` the elements of the padding
+// count too, except for those that only ceil_mode adds.
 MS_FN int64_t ms_window_count(const ms_window *w, int64_t o, int padding)
 {
     int64_t first = ms_window_first(w, o), end = ms_window_end(w, o);

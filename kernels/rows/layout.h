@@ -83,14 +83,14 @@ static inline void ms__order_of_strides(const ms_tensor *t, int order[MS_MAX_DIM
         }
 }
 
-// Stores the sizes of `shape` in `out`, in this order of the dimensions.
+// Stores the sizes of `shape` in `out`, in the order of the dimensions that `order` gives.
 static inline void ms__in_order(int ndim, const int *order, const int64_t *shape, int64_t *out)
 {
     for (int d = 0; d < ndim; d++) out[d] = shape[order[d]];
 }
 
-// Gives `shape` to t, a contiguous tensor that was made with the sizes of ms__in_order. Its strides are then in this
-// order.
+// Gives `shape` to t, a contiguous tensor that was made with the sizes of ms__in_order. Its strides then descend in the
+// order of the dimensions that `order` gives.
 static inline void ms__lay_out(ms_tensor *t, const int *order, const int64_t *shape)
 {
     int64_t stride[MS_MAX_DIMS];

@@ -24,8 +24,9 @@ static ms_status run_linear(ms_call *c)
     return st;
 }
 
-// Inputs: gradient, x, w, the gradient that w already has?. Integer: mask (rows/grad.h). Outputs: those of dx = g w, dw
-// = g^T x, db = sum of g's rows that the mask selects. If w has a gradient, it is dw, and the product is added to it.
+// Inputs: gradient, x, w, and optionally the gradient that w already has. Integer: mask (rows/grad.h). Outputs: those
+// of dx = g w, dw = g^T x, db = sum of g's rows that the mask selects. If w has a gradient, it is dw, and the product
+// is added to it.
 static ms_status run_linear_backward(ms_call *c)
 {
     ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),

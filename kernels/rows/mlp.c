@@ -104,7 +104,8 @@ static ms_status run_gelu_mlp(ms_call *c)
     return st;
 }
 
-// The inputs of backward: the gradient, then these; on a GPU also the gradients that the weights already have, if any.
+// The inputs of backward: the gradient of y, x, w1, w2 and what forward kept (HIDDEN may be absent); on a GPU also the
+// gradients that the weights already have, if any.
 enum { G, IN_X, IN_W1, IN_W2, IN_BEFORE, IN_HIDDEN, SO_FAR_1, SO_FAR_2 };
 
 // The gradients of one layer: those of dx, dw, db that are not NULL.

@@ -116,9 +116,9 @@ static ms_status rms_norm_check(ms_call *c) { return norm_check(c, 1, &plain); }
 static ms_status add_layer_norm_check(ms_call *c) { return layer_check(c, &added); }
 static ms_status add_rms_norm_check(ms_call *c) { return norm_check(c, 1, &added); }
 
-// Inputs: gradient, x, w?, mean and 1 / sqrt(variance + eps) of each row, the gradient that x already has?. The last
-// integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the mask selects; dw and db have the shape of
-// the normalised dimensions.
+// Inputs: gradient, x, w (optional), mean and 1 / sqrt(variance + eps) of each row, and optionally the gradient that x
+// already has, to which dx is added. The last integer is the mask (rows/grad.h). Outputs: those of dx, dw, db that the
+// mask selects; dw and db have the shape of the normalised dimensions.
 static ms_status norm_backward_check(ms_call *c, int dims)
 {
     const ms_tensor *x = c->in[1];
@@ -149,7 +149,8 @@ static ms_status norm_backward(ms_backward_call *b, const ms_op *op)
 static ms_status layer_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_layer_norm_backward); }
 static ms_status rms_norm_backward(ms_backward_call *b) { return norm_backward(b, &op_rms_norm_backward); }
 
-// x and the residual have one gradient: that of their sum, which is what it has as an output plus the norm's.
+// x and the residual have the same gradient, that of their sum: its gradient as an output (of_sum) plus that through
+// the norm. On a GPU the norm's kernel adds to of_sum in place if nothing else uses of_sum.
 static ms_status add_norm_backward(ms_backward_call *b, const ms_op *op)
 {
     ms_tensor *of_sum = b->gout[1], *out[3] = { NULL }, *all = of_sum ? ms__retain(of_sum) : NULL;

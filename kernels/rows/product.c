@@ -52,7 +52,7 @@ static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tenso
 #define ACCUMULATE(p, on) ((void)(on))  // only kernels of GPUs get a gradient to add to
 #include "rows/linear_body.h"
 
-// As rows/linear_body.h says.
+// run_linear_backward in rows/linear_body.h describes the inputs and outputs.
 static ms_status linear_backward_check(ms_call *c)
 {
     const ms_tensor *g = c->in[0], *x = c->in[1], *w = c->in[2];

@@ -28,7 +28,8 @@ static ms_status expect_shape(const ms_call *c, int k, int ndim, const int64_t *
                          ms__shape_text(c->in[X]->ndim, c->in[X]->shape));
 }
 
-// Checks what the shapes of the others depend on.
+// Checks dtypes, devices, which inputs may be given, and the numbers of dimensions of x and of the state's weight, from
+// whose shapes `check` derives those of the other inputs.
 static ms_status check_kinds(const ms_call *c, ms_recurrent_kind kind)
 {
     const ms_tensor *x = c->in[X], *sizes = input(c, SIZES);

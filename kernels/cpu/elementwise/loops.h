@@ -41,8 +41,8 @@ static inline int ms__class_dtype(int cls)
 }
 static inline int ms__class_size(int cls) { return cls == MS_C_F32 ? 4 : cls == MS_C_BOOL ? 1 : 8; }
 
-// x[0] = fn(x[1], …), all broadcast to x[0]'s shape. cls[k]: the computing type of operand k.
-// fn NULL converts x[1] to x[0] through cls[0] (== cls[1]).
+// x[0] = fn(x[1], …), all broadcast to x[0]'s shape. cls[k]: the computing type of operand k. If fn is NULL, converts
+// x[1] to x[0] through the computing type cls[0], which must equal cls[1].
 void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p);
 // As ms__loop, for a loop whose fields are set; merges its dimensions.
 void ms__loop_run(ms_loop *l);

@@ -227,8 +227,8 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
         iterator_next(&w, 3);
     }
 }
-// The number of adjacent elements after dimension d that have one position, as in index_add_, where they are moved and
-// added together; 1 if there are none.
+// The number of adjacent elements along the dimensions after d that share one position, as all elements of a slice do
+// in index_add_; they are moved or added together. 1 if their positions differ or they are not adjacent.
 static int64_t inner_of(const lines_job *j)
 {
     int64_t n = 1;

@@ -15,7 +15,7 @@
 #define MS_SCAN_WHOLE
 #include "formulas/scan.h"
 
-// Up to three operands; the results, and the positions of extremes.
+// A call: up to three operands (formulas/scan.h), the results, and the positions of extremes (NULL for other kinds).
 typedef struct {
     ms_scan_kind kind;
     int d;
@@ -46,7 +46,7 @@ typedef struct {
     int shift;
     double rest;
 } reading;
-// Loads elements [first, first + n) of a line.
+// Loads an operand's values for elements [first, first + n) of the scan, as `how` says.
 static void load(const ms_line *l, int64_t first, int64_t n, reading how, numbers *to)
 {
     int64_t begin = first + how.shift, from = begin < 0 ? 0 : begin, end = begin + n < l->n ? begin + n : l->n;

@@ -81,7 +81,7 @@ typedef struct {
     const char *x;
     int dtype;
     int64_t n, wanted, *out;
-    int64_t *first;  // how many elements that are not 0 are in each block; then in all before it
+    int64_t *first;  // per block: the number of its elements that are not 0; then that of all blocks before it
 } nonzero_job;
 
 static void count_range(void *arg, int64_t first, int64_t last, int64_t block)

@@ -3,9 +3,9 @@
 //
 // A line becomes entries, which are sorted: short lines by merging, long ones by digits, the lowest first. Keys of up
 // to 32 bits are stored with their position in one 64-bit number; integers whose range is small have few bits, and
-// digits that are equal in all entries are skipped. Threads share short lines among them; a long
-// line is divided into chunks. topk keeps the best entries of a part of a line so far, and skips blocks that have no
-// better one. The result does not depend on the division, because no two entries are equal.
+// digits that are equal in all entries are skipped. Threads share short lines among them; a long line is divided into
+// chunks. topk keeps the best entries of a part of a line so far, and skips blocks that have no better one. The result
+// does not depend on the division, because no two entries are equal.
 #include "cpu/cpu.h"
 #include "cpu/order/order.h"
 #include "formulas/order.h"
@@ -228,7 +228,7 @@ static void sort_line(sort_job *j, char *a, char *b, uint32_t (*count)[DIGITS])
     ms__parallel_tasks(j->chunks, write_chunk, j);
 }
 
-// Whether topk selects instead of sorting, which costs less if k is 1/8 of the line or more.
+// Whether topk selects instead of sorting; sorting costs less if k is 1/8 of the line or more.
 static bool selects(const sort_job *j, int64_t n) { return n > 2 * STEP && j->k < n / 8; }
 static int64_t room_for_selection(int64_t k) { return 4 * k > STEP ? 4 * k : STEP; }
 

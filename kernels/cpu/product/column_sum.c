@@ -47,7 +47,7 @@ static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)
     int64_t j0 = block * SUM_COLS, n = w->n - j0 < SUM_COLS ? w->n - j0 : SUM_COLS;
     (void)end, (void)unused;
     if (w->dtype == MS_F64) {
-        double total[SUM_COLS], s[SUM_COLS];  // cleared as far as they are used: a narrow sum is shorter than that
+        double total[SUM_COLS], s[SUM_COLS];  // only the n elements that are used are cleared
         memset(total, 0, (size_t)n * sizeof *total);
         for (int64_t i = 0; i < w->m; i += SUM_ROWS) {
             memset(s, 0, (size_t)n * sizeof *s);

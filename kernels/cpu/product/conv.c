@@ -32,9 +32,9 @@ typedef struct job {
     int64_t columns;              // count x L: columns of the current matrices
     const char *x;                // the images
     char *cols;                   // K x columns
-    char *rows;                   // gather, scatter: channels x columns, of a group's channels of the current images
+    char *rows;                   // M x columns: the group's output channels of the current images (move_rows)
     const void *from;
-    void *to;  // add_to: from is added to it; fold: the gradient of x
+    void *to;  // add_to: `from` is added to `to`; fold: `to` is the gradient of x
 } job;
 
 static job job_of(const ms_call *c, ms_conv v, int dtype)
@@ -56,10 +56,10 @@ static bool next_product(job *j, int64_t k)
     return j->first < j->v.n;
 }
 
-// Whether matrices are the images themselves.
+// Whether the images themselves serve as the unfolded matrices.
 static bool in_place(const job *j) { return j->at_once == 1 && ms__conv_pointwise(&j->v); }
 
-// The number at element `at` of a tensor, by address.
+// The address of element `at` of a tensor.
 static char *element(const job *j, const ms_tensor *t, int64_t at)
 {
     return (char *)ms__data(t) + (size_t)at * j->size;
@@ -184,8 +184,8 @@ static const void *columns(job *j, const ms_tensor *x, void *room)
     return room;
 }
 
-// The group's channels of the current images of t [N, out, ...], as one matrix M x columns: in place for one image,
-// otherwise copied to room. scatter copies such a matrix back.
+// Copies the group's channels of the current images of t [N, out, ...] to j->rows, a matrix M x columns, or, if `back`
+// is set, from j->rows to t.
 static void move_rows(job *j, const ms_tensor *t, bool back)
 {
     for (int64_t n = 0; n < j->count; n++)
@@ -196,6 +196,8 @@ static void move_rows(job *j, const ms_tensor *t, bool back)
         }
 }
 
+// The group's channels of the current images of t, as one matrix M x columns: in place for one image, otherwise copied
+// to room.
 static char *gather(job *j, const ms_tensor *t, void *room)
 {
     if (j->count == 1) return element(j, t, (j->first * j->v.out + j->group * j->M) * j->L);
@@ -204,8 +206,8 @@ static char *gather(job *j, const ms_tensor *t, void *room)
     return room;
 }
 
-// Memory for the matrices, unless the images serve (more: rows in addition), and for gather, where there are several
-// images at once.
+// Allocates *cols, the unfolded matrices and `more` rows in addition, unless the images themselves serve; and *rows,
+// the matrix of move_rows, if several images are computed at once.
 static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64_t more)
 {
     size_t wide = (size_t)(j->at_once * j->L) * j->size;
@@ -225,7 +227,7 @@ static void widen(const job *j, char *wide, const ms_tensor *w, const ms_tensor 
     }
 }
 
-// The row of ones that multiplies this column.
+// Fills the row of ones, the last one of the unfolded matrices, which is multiplied with the bias.
 static void fill_ones(const job *j, char *ones)
 {
     static const float one = 1;

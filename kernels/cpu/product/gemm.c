@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm.c -- matrix products by our own loops: float32, float64 and float16 always; bfloat16 where the CPU
-// has no instructions for it.
+// has no instructions for it, the product is small, or oneDNN does not take its strides.
 //
 // Small products are not packed: elements of A are broadcast in place, and B is read in place when its columns are
 // adjacent. Large products follow Goto and van de Geijn (2008): B is packed into panels of KC x 3 vectors, as many at a

@@ -5,7 +5,7 @@
 // tile: up to 8 rows by 3 vectors of C stay in registers over the whole depth k. A may have any strides (its elements
 // are broadcast); the rows of B have adjacent columns, in a packed panel or in B itself. core: 8 rows from packed
 // panels, with prefetches. sweep: calls core for one panel of columns after the other. Prefetch distances were
-// measured, in turns in one process (docs/performance.md#products).
+// measured interleaved, in one process (docs/performance.md#products).
 
 typedef REAL R(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 typedef REAL R(loose) __attribute__((vector_size(64), aligned(2),

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/product.h -- matrix products: C[m,n] = A[m,k] B[k,n] (+ bias[n]), any strides for A and B. ms__gemm picks
-// our own loops (cpu/product/gemm.c) or oneDNN (cpu/product/onednn.c).
+// our own loops (cpu/product/gemm.c) or oneDNN (cpu/product/onednn.c); integers have loops of their own
+// (cpu/product/gemm_integer.c).
 //
-// float32 and float64 accumulate in their own type, half types in float32, rounded once. The path and every order of
-// summation depend on shapes, strides and the CPU, never on the number of threads.
+// float32, float64 and integers accumulate in their own type, half types in float32, rounded once. The path and every
+// order of summation depend on shapes, strides and the CPU, never on the number of threads.
 #ifndef MS_PRODUCT_H
 #define MS_PRODUCT_H
 

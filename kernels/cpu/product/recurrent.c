@@ -54,7 +54,7 @@ typedef struct pass {
     ms_step now, next;
     int64_t H, P, gates, chunk, chunks;  // chunk: rows of a task; chunks: tasks of a block of columns
     panels panels, projection;
-    // forward; product: a step's product, if the weight is not packed
+    // of forward; backward also uses hs, cs, q and unprojected. product: a step's product, if the weight is not packed
     const void *x, *h0, *c0;
     void *y, *hn, *cn, *hs, *cs, *q, *unprojected, *product;
     gradients g;
@@ -185,7 +185,7 @@ static ms_status step_product(const pass *w, const char *what)
     return ms__gemm(&g);
 }
 
-// Makes all passes; each runs a task for all blocks of `first` and, with a projection, then of `second`.
+// Makes all passes. Each runs `first` on all blocks of columns and, with a projection, then `second`.
 static ms_status make_passes(pass *w, bool back, const char *what)
 {
     ms_range_fn first = back ? BOTH(w, backward_task) : BOTH(w, forward_task),

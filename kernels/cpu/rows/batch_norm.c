@@ -18,7 +18,7 @@ typedef struct bn {
     int64_t n, c, s, rows;  // sizes; number of rows in a block
     double eps;
     const void *x, *g;
-    void *y;                                    // dx in backward; NULL: not needed, in forward only statistics
+    void *y;                                    // the output, dx in backward; NULL if it is not needed
     void *coefficients;                         // as REAL: 3 or 4 arrays with a number per channel; used where S = 1
     double *parts;                              // 2 C numbers per block
     double *w, *b, *mean, *var, *gmean, *gvar;  // one number per channel; w, b, gmean, gvar may be NULL

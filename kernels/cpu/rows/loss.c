@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/loss.c -- mse_loss, and cross_entropy fused with its softmax: forward reads the logits once and saves one
-// number per row (its logsumexp); backward writes the gradient in one pass. Sums over rows are computed in float64 over
+// cpu/rows/loss.c -- mse_loss, cross_entropy, and linear_cross_entropy, which computes its logits in chunks of rows.
+// cross_entropy is fused with its softmax: forward reads the logits once and saves one number per row (its logsumexp);
+// backward writes the gradient in one pass. Sums over rows are computed in float64 over
 // fixed blocks, so results do not depend on the number of threads.
 #include "rows/grad.h"
 #include "rows/product.h"
@@ -68,7 +69,8 @@ static void let_go(held *h)
     ms__release(h->x);
 }
 
-// x: the logits of all rows, or of a chunk of them.
+// Checks the ids, and sets the fields of *q that forward and backward share; *h owns what they point to. x: the logits
+// of all rows, or the place for those of a chunk.
 static ms_status prepare(ms_call *c, held *h, cross *q, ms_tensor *x, ms_tensor *ids, ms_tensor *w)
 {
     int64_t rows = ids->numel;

@@ -132,7 +132,7 @@ static void add_parts(const norm *p, int64_t blocks, int64_t at, ms_tensor *out)
     else ms__row_out(p->dtype, ms__data(out), 0, 1, p->n, narrow + at);
 }
 
-// Inputs: gradient, x, w?, stats. Outputs: those of dx, dw, db that the mask (rows/grad.h) selects.
+// Inputs: gradient, x, w (optional), stats. Outputs: those of dx, dw, db that the mask (rows/grad.h) selects.
 static ms_status run_norm_backward(ms_call *c, bool rms)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));

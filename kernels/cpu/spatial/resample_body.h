@@ -103,7 +103,7 @@ static ms_status R(pass)(ms_call *c, const ms_resample_pass *p, bool back, const
     int64_t *start = room->data;
     R(job) j = { p, { start, start + p->to + 1, (REAL *)(start + p->to + 1 + entries) }, x, y };
     R(fill)(a, j.t, back);
-    // Tasks are whole rows; those of one element are whole matrices.
+    // Tasks are whole rows, or whole matrices if rows have one element.
     int64_t task = p->inner == 1 ? p->to : p->inner, n = p->outer * p->to * p->inner;
     ms__parallel(n, (task < 4096 ? 4096 / task : 1) * task, R(rows_range), &j);
     ms__free(room);

@@ -5,8 +5,8 @@
 
 #include "ops/op.h"
 
-// Complex numbers are pairs, the last dimension. Integers: the dimension (without that of pairs), and as in
-// moonshard.h.
+// Complex numbers are pairs in the last dimension. Integers: the dimension, which is never that of the pairs, then
+// those that runtime/moonshard.h lists.
 ms_status ms__cpu_fft_complex(ms_call *c);
 ms_status ms__cpu_fft_real(ms_call *c);
 ms_status ms__cpu_fft_half(ms_call *c);

@@ -17,7 +17,7 @@
 typedef struct {
     ms_optim_row row;
     const char *range;                              // the name of the step in a profile
-    ms_status (*check)(const ms_optim_options *o);  // checks options that depend on each other; NULL: none do
+    ms_status (*check)(const ms_optim_options *o);  // checks options that depend on each other; NULL if none do
     unsigned (*keeps)(const ms_optim_options *o);   // the set of states that these options need
     int (*is_plain)(const ms_optim_options *o);     // whether a step is p -= lr * g and nothing else; NULL: never
     // Computes the factors that the formula reads, at most MS_OPTIM_FACTORS. step: the parameter's step, counted from

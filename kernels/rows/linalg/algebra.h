@@ -13,7 +13,7 @@ typedef struct ms_algebra {
     ms_tensor *held[64];
 } ms_algebra;
 
-// Results of operators by name: of one tensor (with an integer) or two.
+// The result of an operator, found by its name, on one tensor or two, with n_i integers.
 ms_tensor *ms__a1(ms_algebra *e, const char *op, ms_tensor *a, int n_i, const int64_t *i);
 ms_tensor *ms__a2(ms_algebra *e, const char *op, ms_tensor *a, ms_tensor *b, int n_i, const int64_t *i);
 ms_tensor *ms__hold(ms_algebra *e, ms_tensor *t);                               // t is owned by the formula from now on
@@ -22,7 +22,8 @@ ms_tensor *ms__columns(ms_algebra *e, ms_tensor *a, int64_t first, int64_t n);  
 ms_tensor *ms__scaled(ms_algebra *e, ms_tensor *a, double f);
 ms_tensor *ms__identity(ms_algebra *e, const ms_tensor *like);  // of like's size, dtype and device, without a batch
 ms_tensor *ms__diagonal(ms_algebra *e, ms_tensor *d);           // matrices with the vectors d on the diagonal
-// Moves the result (which may be NULL: no gradient) to *out, unless a step failed, and releases the others.
+// Moves the result (which may be NULL: no gradient) to *out, unless a step failed, and releases all other tensors that
+// the formula holds.
 ms_status ms__algebra_end(ms_algebra *e, ms_tensor *result, ms_tensor **out);
 
 static inline ms_tensor *ms__times(ms_algebra *e, ms_tensor *a, ms_tensor *b)

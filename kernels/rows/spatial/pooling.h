@@ -15,7 +15,7 @@ enum { MS_POOLING_FLOOR, MS_POOLING_CEIL, MS_POOLING_ADAPTIVE };  // the output'
 typedef struct ms_pooling {
     int64_t planes, in, out;  // in, out: elements of a plane
     ms_window w[3];
-    int64_t count_padding, divisor;  // of a mean; divisor: 0: the number of elements
+    int64_t count_padding, divisor;  // of a mean; divisor 0: divides by the number of elements
 } ms_pooling;
 
 // Integers that a pooling of `dims` dimensions has.

@@ -32,7 +32,7 @@ static inline ms_resample_axis ms__resample_axis_of(const ms_call *c, const int6
     };
     return a;
 }
-// Whether every output is the element of its number.
+// Whether output o equals element o of the input, for every o.
 static inline bool ms__resample_same(const ms_resample_axis *a)
 {
     return a->in == a->out && (a->kind >= MS_REFLECT ? a->pad == 0 : a->scale == 1);
