@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- DDP's option delay_all_reduce_named_params: parameters without a bucket. Their gradients are reduced together, in
---- one flat buffer, when the gradient of param_to_hook_all_reduce has arrived (docs/semantics.md#ddp-construction).
+--- one flat buffer for each dtype and device, when the gradient of param_to_hook_all_reduce has arrived
+--- (docs/semantics.md#ddp-construction).
 local buckets = require "moonshard.parallel.ddp.buckets"
 local pieces = require "moonshard.dist.pieces"
 local errors = require "moonshard.core.errors"

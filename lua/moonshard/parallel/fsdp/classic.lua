@@ -58,7 +58,8 @@ function M.is_fsdp(x) return class.isa(x, FSDP) end
 -- own computation. false: every instance is gathered when its forward begins.
 --
 -- limit_all_gathers. true: at most one instance is gathered early, so at most two besides the root are gathered at a
--- time, in forward and backward; no rank blocks. false: all later instances are gathered at once.
+-- time, in forward and backward; unlike in PyTorch, the limit makes no thread wait. false: all later instances are
+-- gathered at once.
 local OPTIONS = {
   process_group = opts.any, sharding_strategy = opts.one_of(groups.STRATEGIES), cpu_offload = opts.any,
   auto_wrap_policy = opts.any,
