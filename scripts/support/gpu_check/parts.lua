@@ -87,7 +87,8 @@ end
 
 --- The parts for a device; with spec files, only those.
 ---@return table[]  name, limit, command, env, spec (whether it is a spec file), missing (a function: why it cannot run),
----  step (name and tokens, if the part prints the lines of gpt2_measure.lua), vital (without it nothing runs)
+---  step (rate, the name of what is measured, and tokens; if the part prints the lines of gpt2_measure.lua), vital (if
+---  the part fails, no later one runs)
 function M.list(device, files)
   local list, env, peers = {}, {}, {}
   local folders = M.library_folders()

@@ -176,7 +176,7 @@ function Session:await()
   return true
 end
 
--- Waits until the job has ended; after `seconds` ends it by signals. Afterwards there are no ranks.
+-- Waits until the job has ended; if it has not after `seconds`, ends it by signals. Afterwards there are no ranks.
 function Session:finish(seconds)
   local until_time = lib.ms_time() + seconds
   local function running()
@@ -234,7 +234,7 @@ function Session:bury()
   local first, kept = self.gone[1], {}
   self:take({}, {})
   for r, rank in pairs(self.ranks) do
-    if rank.exit then first = r end                     -- it ended the job, even if peers come first in gone
+    if rank.exit then first = r end                     -- os.exit ended the job, even if peers were gone first
   end
   -- What the ranks print now is about the end of the job.
   self:drain()
