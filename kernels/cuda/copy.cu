@@ -426,7 +426,7 @@ struct copies {
     int64_t block[COPIES], numel[COPIES];
     void *dst[COPIES];
     const void *src[COPIES];
-    uint8_t to[COPIES], from[COPIES];  // dtypes; MS_U8 for both: bytes
+    uint8_t to[COPIES], from[COPIES];  // dtypes; both are MS_U8 if bytes are copied without conversion
 };
 
 template <class D, class S> static __device__ inline void cast_span(D *dst, const S *src, int64_t first, int64_t last)

@@ -23,8 +23,9 @@ static __device__ inline int64_t position(const positions &q, int64_t k)
     return -1;
 }
 
-// With p = ids[l, k]: to[l, k] = from[l, p]; to[l, p] = from[l, k]; to[l, p] += from[l, k]. From REDUCE on: to[l, p]
-// becomes ms_reduce_* (formulas/order.h) of itself and from[l, k].
+// What is done for line l and number k, with the position p = ids[l, k]. TAKE: to[l, k] = from[l, p]. PUT: to[l, p] =
+// from[l, k]. ADD: to[l, p] += from[l, k]. REDUCE + kind (MS_REDUCE_PROD, _MAX or _MIN of formulas/order.h): to[l, p]
+// is combined with from[l, k].
 enum { TAKE, PUT, ADD, REDUCE };
 // Lines along dimension d, in which positions select elements.
 struct job : positions {
@@ -49,7 +50,8 @@ static row_sizes row_sizes_of(const job &q)
     for (int d = 0; d < q.ndim - 1; d++) s.outer *= q.shape[d];
     return s;
 }
-// What a thread works on: its position's number, its first line in the group, and where the group begins.
+// What a thread works on: k, the number of its position; j, its first line in the group; x and y, where the group
+// begins in `from` and in `to`.
 struct row_part {
     int64_t k, j, x, y;
 };
@@ -93,8 +95,8 @@ struct read_id {
     }
 };
 
-// What a row of the result becomes: the sum of the rows of its id; itself plus that sum, which is rounded first; or
-// itself plus each of these rows in turn, rounded after each.
+// What a row of the result becomes. STORE_SUM: the sum of the rows of its id. ADD_SUM: itself plus that sum, which is
+// rounded first. ADD_ROWS: itself plus each of the rows of its id in turn, rounded after each.
 enum { STORE_SUM, ADD_SUM, ADD_ROWS };
 struct row_sum {
     int how;
@@ -274,7 +276,8 @@ struct read_place {
         return { (int32_t)(fits ? line * q.limit + at : q.lines * q.limit), (int32_t)i };
     }
 };
-// A thread per element: that of the first element of a place combines all of the place; the last one is put there.
+// A thread per sorted entry. With ADD and REDUCE the thread of a place's first entry combines all elements of that
+// place; with PUT the thread of its last entry stores that entry's element.
 template <class T> __global__ void place_kernel(job q, int how, const entry *sorted)
 {
     int64_t i = GLOBAL_INDEX, n = q.lines * q.length;

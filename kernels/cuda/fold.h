@@ -191,14 +191,15 @@ struct ending {
     const double *more = NULL;
     void *keep = NULL;
 };
-// Where results are stored: elements of a dtype on a device. NULL: only in the ending's `keep`.
+// Where results are stored: elements of a dtype on a device. out: NULL if they are stored only in the ending's `keep`.
 struct target {
     int dtype;
     void *out;
 };
 static target tensor_of(const ms_tensor *t) { return { t->dtype, ms__data(t) }; }
 static target doubles_of(double *wide) { return { MS_F64, wide }; }
-// parts: gets the results of the segments [segments, outputs]; NULL: there is one, whose result is finished.
+// parts: gets the results of the segments [segments, outputs]; NULL if there is one segment, whose result is finished
+// as `e` says and stored in t.
 template <class W> struct fold_result {
     W *parts;
     ending e;
@@ -342,8 +343,8 @@ template <class W> __global__ void columns_kernel(fold_plan p, fold_of f, fold_r
 
 // ---- segments ----
 
-// A block combines the segments of ACROSS outputs: each of DOWN threads folds every DOWN-th segment, then the results
-// are combined in a tree.
+// A block combines the segments of JOIN_ACROSS outputs: each of JOIN_DOWN threads per output folds every JOIN_DOWN-th
+// segment, then their results are combined in a tree.
 enum { JOIN_ACROSS = 8, JOIN_DOWN = BLOCK / JOIN_ACROSS };
 template <class W>
 __global__ void join_kernel(int64_t outputs, int64_t segments, int kind, const W *parts, fold_result<W> r)

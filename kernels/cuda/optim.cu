@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
-// formulas/optim), which can limit the norm of gradients; the norm of gradients, and scaling by it. Also the
-// conversions before and after a library (NCCL) sums gradients over ranks.
+// formulas/optim), which can limit the norm of gradients; the norm of gradients, clipping, and unscaling for
+// amp.GradScaler. Also scaling of one tensor, and the conversions after a library (NCCL) has summed gradients.
 #include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS

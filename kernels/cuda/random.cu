@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/random.cu -- random fills and dropout, from the same 32-bit words of Philox and by the same formulas as on the
-// CPU (draws.h). A thread computes WIDE elements.
+// CPU (formulas/draws.h). A thread computes WIDE elements.
 #include "cuda/blocks.h"
 #include "formulas/draws.h"
 

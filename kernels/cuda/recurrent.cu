@@ -106,7 +106,8 @@ template <class S, int KIND> __global__ void forward_kernel(pass<S> w)
     leave(w.next, w.hs, w.hn, spot { r, j, H }, h);
 }
 
-// After a projection, whose product has stored y.
+// Runs after the product of a projection, which has stored y. Stores the states before the next step (h_0 for rows
+// whose first step it is) and those of rows whose last step this was.
 template <class S> __global__ void leave_kernel(pass<S> w)
 {
     typedef real_of<S> T;
@@ -175,7 +176,7 @@ template <class S, int KIND> __global__ void backward_kernel(pass<S> w)
     else unit_gradient<S, KIND>(w, r, j, dh);
 }
 
-// After the product with the projection's weight, whose results are in sums.
+// Runs after the product with the projection's weight, whose results are in `sums`.
 template <class S> __global__ void unproject_kernel(pass<S> w)
 {
     int64_t r = GLOBAL_INDEX / w.H, j = GLOBAL_INDEX - r * w.H;

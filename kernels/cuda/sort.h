@@ -41,8 +41,9 @@ struct sort_pass {
     sort_sizes s;
     int shift;
     entry *to;
-    int32_t *all;  // [chunks + 1][DIGITS]: the digits' counts; then those of all chunks before, and of all. NULL: one
-                   // chunk
+    // [chunks + 1][DIGITS]: each chunk's counts of the digits; then, for each chunk, the sums over the chunks before
+    // it, and in the last row the sums over all. NULL if there is one chunk.
+    int32_t *all;
 };
 // Calls fn for this thread's entries of a chunk, in order. from(i): entry i before the pass. The loads of several
 // entries are in flight together.

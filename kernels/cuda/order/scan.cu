@@ -34,14 +34,15 @@ static __device__ inline double result(int kind, ms_scan_f64 s, double r) { retu
 static __device__ inline int64_t result(int kind, ms_scan_i64 s, int64_t r) { return ms_scan_result_i64(kind, s, r); }
 template <class W> using state = std::conditional_t<std::is_same_v<W, double>, ms_scan_f64, ms_scan_i64>;
 
-// One tensor's lines along the dimension, in elements. Element k of a line in the order of the scan is read `shift`
-// elements further on; outside of the line it is `rest`.
+// One tensor's lines along the dimension, in elements. For element k of the scan, the element k + shift in the order of
+// the scan is read, or the number `rest` if the line has no such element.
 struct scan_lines {
     int dtype, shift;
     double rest;
     char *data;
     int64_t step, stride[MS_MAX_DIMS];
 };
+// The tensors of a scan: the operands p, q and r (formulas/scan.h), the result, and the positions of extremes.
 enum { P, Q, READS, OUT, AT, TENSORS };
 struct scan_job {
     int kind, ndim;

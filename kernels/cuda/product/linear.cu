@@ -126,7 +126,7 @@ static ms_status run_gelu_mlp(ms_call *c)
     second.n_out = 1;
     return run_linear(&second);
 }
-// Inputs: gradient, x, w1, w2, before, hidden?, and the gradients that w1 and w2 already have?.
+// Inputs: gradient, x, w1, w2, before, hidden (may be NULL), and optionally the gradients that w1 and w2 already have.
 static ms_status run_gelu_mlp_backward(ms_call *c)
 {
     activations hidden, d;

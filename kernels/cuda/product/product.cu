@@ -446,7 +446,8 @@ static ms_status try_cublas(int index, const product *p, bool *done)
 #endif
 
 #ifdef MS_CUBLAS
-// Where cuBLASLt refuses what is computed beside the product: the product alone, and GELU in a pass of its own.
+// For a product whose epilogue cuBLASLt refuses: computes the product alone by cuBLASLt, and GELU in a pass of its own.
+// The caller adds up row_sums and column_sums.
 static ms_status without_epilogue(int index, const product *p, bool *done)
 {
     product q = *p;

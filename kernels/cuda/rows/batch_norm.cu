@@ -157,8 +157,8 @@ template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const 
     parts[2 * (int64_t)blockIdx.x] = sg;
     parts[2 * (int64_t)blockIdx.x + 1] = sgx;
 }
-// Stores the gradients of each channel, and the factors of dx. A warp per channel. parts: of bn_sums_kernel; NULL:
-// there is no g, the sums are 0.
+// Stores the gradients of each channel, and the factors of dx. A warp per channel. parts: of
+// bn_sums_kernel; NULL if there is no g, whose sums are then 0.
 __global__ void bn_finish_kernel(bn_sizes z, const double *parts, bn_channels t, double *factors)
 {
     int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;

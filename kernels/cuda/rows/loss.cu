@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// cuda/rows/loss.cu -- cross_entropy, linear_cross_entropy and their gradients. cross_entropy uses one block per
-// row; sums over a row are in float32 (float64 for float64 tensors), sums over rows in float64, in a fixed order.
+// cuda/rows/loss.cu -- cross_entropy, linear_cross_entropy and their gradients. cross_entropy uses one block per row,
+// or several where rows are few and long; sums over a row are in float32 (float64 for float64 tensors), sums over rows
+// in float64, in a fixed order.
 #include "cuda/product.h"
 #include "cuda/segments.h"
 #include "rows/layout.h"
@@ -84,7 +85,7 @@ static __device__ __forceinline__ row_sums<real_of<S>> row_part(const cross &q, 
     if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
     return { top, sum, all, weights };
 }
-// Returns lse; *loss is set in the threads that are to store it.
+// Returns lse. stores: whether this thread stores the row's loss; *loss is set only then.
 template <class S>
 static __device__ __forceinline__ real_of<S> row_loss(const cross &q, int64_t row, const row_sums<real_of<S>> &a,
                                                       bool stores, real_of<S> *loss)
@@ -147,8 +148,8 @@ struct target {
     void *data;
 };
 // totals[0]: the sum of the losses (0 if losses is NULL). totals[1]: the sum of the weights of the rows that are not
-// ignored. out, if it has data: the loss of all rows. Added in a fixed order. With one block, of all rows; with
-// several, each stores the two sums of its rows in parts[2 * block].
+// ignored. out, if it has data: the loss of all rows. Added in a fixed order. A single block stores these results; of
+// several blocks, each stores the two sums of its rows from parts[2 * block] on.
 template <class T>
 __global__ void cross_total_kernel(cross q, const T *losses, double *totals, double *parts, bool mean, target out)
 {
@@ -171,7 +172,7 @@ __global__ void cross_total_kernel(cross q, const T *losses, double *totals, dou
     totals[0] = sum, totals[1] = weight;
     if (out.data) store<double>(out.dtype, out.data, 0, mean ? sum / weight : sum);
 }
-// Adds up what the blocks of the kernel before stored. Runs as one block.
+// Adds up the sums that several blocks of cross_total_kernel have stored, and stores the results. Runs as one block.
 __global__ void cross_join_kernel(int n, const double *parts, double *totals, bool mean, target out)
 {
     __shared__ double shared[BLOCK];
@@ -236,7 +237,7 @@ template <class T> static __device__ inline T scale_of(const loss_gradient &l, i
     if (l.reduction == NONE) return load<T>(l.dtype, l.g, row);
     return (T)((l.g ? load<double>(l.dtype, l.g, 0) : 1) / (l.reduction == MEAN ? l.totals[1] : 1));
 }
-// The gradients of lse are those of a call, or NULL.
+// The logsumexp of each row; g: its gradient, or NULL if it has none.
 struct row_lse {
     const void *lse, *g;
 };
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 1 : 5)
     T loss = 0, lse = row_loss<S>(q, my.row, row_part<S>(q, my, shared), threadIdx.x == 0, &loss);
     if (threadIdx.x == 0 && losses) ((T *)losses)[my.row] = loss;
     if (!gradient) return;
-    __syncthreads();  // thread 0 has read the target's logit
+    __syncthreads();  // until thread 0 has read the target's logit
     row_gradient<S>(q, my, { scale_of<T>(l, my.row), lse, 0 }, shared, (void *)q.x);
 }
 
@@ -407,7 +408,7 @@ static ms_status run_cross_entropy_backward(ms_call *c)
 // ---- linear_cross_entropy: chunks of rows (rows/loss.c) ----
 
 struct chunked {
-    ms_tensor *x, *w, *bias, *g;                // g: the loss's gradient; NULL: 1
+    ms_tensor *x, *w, *bias, *g;                // g: the loss's gradient; NULL in a forward, where it is 1
     ms_tensor *logits, *dx, *dw_sum, *db_sums;  // db_sums: a row for each chunk
     cross q;
     cross_held held;

@@ -120,7 +120,7 @@ static __device__ __forceinline__ norm_part norm_part_of(const norm_rows &q, con
     int64_t row = blockIdx.x / s.count, first = (blockIdx.x - row * s.count) * s.length, left = q.n - first;
     return { row, first, left < s.length ? left : s.length };
 }
-// Two results of a segment: its mean and the sum of squared deviations from it; or sums of the gradient.
+// Two results of a segment: in forward its mean and the sum of squared deviations from it, in backward its `dots`.
 struct norm_sums {
     double a, b;
 };
@@ -132,7 +132,7 @@ template <class S> __global__ void norm_measure_kernel(norm_rows q, norm_segment
     measure<S>(q, norm_part_of(q, s), BLOCK, shared, &mean, &spread);
     if (threadIdx.x == 0) parts[blockIdx.x] = { (double)mean, (double)spread };
 }
-// Combines the segments of a row: each warp computes its mean and variance (Chan, Golub and LeVeque 1983).
+// Combines the segments of a row: each warp computes its mean and variance (Chan, Golub and LeVeque 1979).
 template <class S>
 __global__ void norm_apply_kernel(norm_rows q, norm_segments s, const norm_sums *parts, const void *b, void *y)
 {
@@ -346,8 +346,8 @@ __global__ void __launch_bounds__(BLOCK, K <= 2 ? 2 : 1)
         __syncthreads();
     }
 }
-// The sums over the segments of dw and db. A block has JOIN_ACROSS columns of one of them: each of its threads adds up
-// every JOIN_DOWN-th segment of a column, then the results are added in a tree.
+// Adds up the segments' sums of dw and of db. A block has JOIN_ACROSS columns of one of them: each of its threads adds
+// up every JOIN_DOWN-th segment of a column, then the results are added in a tree.
 enum { JOIN_ACROSS = 8, JOIN_DOWN = BLOCK / JOIN_ACROSS };
 template <class S> __global__ void norm_join_kernel(int64_t segments, int64_t n, const void *parts, void *dw, void *db)
 {
@@ -373,7 +373,7 @@ template <class S> __global__ void norm_join_kernel(int64_t segments, int64_t n,
     store_one((S *)out + j, sum);
 }
 
-// `operands` tensors are read.
+// operands: the number of tensors that are read.
 static norm_segments norm_segments_of(const norm_rows &q, int dtype, int operands)
 {
     int64_t size = ms__dtype_size(dtype) * operands;
@@ -382,7 +382,7 @@ static norm_segments norm_segments_of(const norm_rows &q, int dtype, int operand
     s.count = s.length ? up(q.n, s.length) : 1;
     return s;
 }
-// residual: its index among the inputs; 0: there is none.
+// residual: its index among the inputs; 0 if there is none.
 static ms_status norm(ms_call *c, bool rms, int residual)
 {
     held_inputs h;
@@ -421,8 +421,9 @@ static ms_status run_rms_norm(ms_call *c) { return norm(c, true, 0); }
 static ms_status run_add_layer_norm(ms_call *c) { return norm(c, false, 1); }
 static ms_status run_add_rms_norm(ms_call *c) { return norm(c, true, 1); }
 
-// A call of the backward. Inputs: gradient, x, w?, statistics, and the gradient that x already has? (dx then holds it:
-// add). Outputs: those of dx, dw, db that the mask (rows/grad.h) selects; the others are NULL.
+// A call of the backward. Inputs: gradient, x, w (optional), statistics, and optionally the gradient that x already
+// has: it is then in dx, and `add` is set. Outputs: those of dx, dw, db that the mask (rows/grad.h) selects; the others
+// are NULL.
 struct norm_gradients {
     const ms_call *c;
     norm_rows q;
@@ -448,7 +449,7 @@ enum { FILLING_ROWS = (int)ENOUGH * (int)WARPS };
                           : norm_rows_kernel<float, K>)
 static ms_status short_norm_backward(const norm_gradients &d)
 {
-    // The parts of all blocks stay below 1 MB, which the few blocks of the join read in no time.
+    // Few enough blocks that their parts stay below 1 MB, because only a few blocks join them.
     int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs == 1 ? 480 : packs == 2 ? 240 : 132;
     if (blocks > up(d.q.rows, WARPS)) blocks = up(d.q.rows, WARPS);
     int dtype = d.x->dtype, index = index_of(d.x);
