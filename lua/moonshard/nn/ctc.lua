@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- nn.F.ctc_loss: connectionist temporal classification (formulas/ctc.h).
+--- nn.F.ctc_loss: connectionist temporal classification (kernels/formulas/ctc.h).
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"

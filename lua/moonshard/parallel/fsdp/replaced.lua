@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Handles parameters that a script assigned to fields of a module after fully_shard. Before the first forward, units
---- use them instead of the old ones; later they are an error.
+--- Handles parameters that a script assigned to fields of a sharded module. Those assigned between fully_shard and the
+--- first forward replace the unit's old ones; later, and in an fsdp.FSDP instance without use_orig_params, they are an
+--- error.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local sharded = require "moonshard.parallel.fsdp.sharded"
@@ -16,8 +17,8 @@ local function present(place)
   return m and rawget(m, "_slots")[place[2]]
 end
 
---- Raises if a parameter was replaced: the new tensor would be neither sharded nor reduced. places: { module, field,
---- parameter, name }, with weak references.
+--- Raises if a parameter was replaced: the new tensor would be neither sharded nor reduced. An element of unit.places
+--- is { module, field, parameter, name }, with weak references in the units of fully_shard.
 function M.check(unit)
   local places = unit.places
   for k = 1, #places do
