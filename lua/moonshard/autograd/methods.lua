@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Loads every method of tensors. For modules that scripts may require first.
+--- Loads the methods of tensors except those of tensor/special/linalg.lua. For modules that scripts may require first.
 require "moonshard.tensor.ops"
 require "moonshard.tensor.functions"
 require "moonshard.tensor.shape"

@@ -4,7 +4,8 @@
 --- dimensions after the first; in the shape these follow the D sparse dimensions.
 ---
 --- A sparse tensor is an instance of a tensor class, with values and indices as its inner tensors, so scopes, keep and
---- release handle it like any tensor. Operations that map 0 to 0 run on the values; all others raise an error.
+--- release handle it like any tensor. The operators in `linear` and `of_sums` below, which map 0 to 0, run on the
+--- values. Factors, sums, zero_ and moves between devices work, too; all other operators raise an error.
 local class = require "moonshard.tensor.class"
 local create = require "moonshard.tensor.create"
 local autograd = require "moonshard.autograd"

@@ -55,8 +55,8 @@ local function id_of_group(group, who)
   return group.id
 end
 
---- Joins the job. Idempotent; the first call of any other dist function joins the job, too. Under mpirun, srun or PMIx
---- the world consists of the job's processes.
+--- Joins the job. Idempotent; the first call of any other dist function joins the job, too. Under mpirun, mpiexec, srun
+--- or PMIx the world consists of the job's processes.
 ---@param given? {backend: string, timeout: number}
 ---   backend: "auto" (chosen by the launcher, or by MOONSHARD_BACKEND), "mpi", "nccl" (collectives of tensors on GPUs
 ---   by NCCL) or "self"; timeout: seconds to wait for a missing rank (default: 60; math.huge: no limit)
@@ -522,8 +522,8 @@ end
 ---@return "off"|"info"|"detail"
 function dist.debug_level() return levels[lib.ms_dist_debug_level() + 1] end
 
---- How ranks reach each other: "nccl" if that was asked for, else "mpi" if mpirun, srun or PMIx started this process,
---- else "self".
+--- How ranks reach each other: the backend that dist.init or MOONSHARD_BACKEND chose; by default "mpi" if mpirun,
+--- mpiexec, srun or PMIx started this process, else "self".
 ---@return "self"|"mpi"|"nccl"
 function dist.backend()
   ensure()

@@ -8,7 +8,7 @@
 --- checkpoint or an empty folder is replaced; a symbolic link remains and its target is replaced.
 ---
 --- Any number of ranks can read a checkpoint: each rank computes from the index which ranges of elements it needs,
---- reads them and verifies checksums. Each file is read completely by one rank.
+--- reads them and verifies checksums. One rank reads each file completely, unless load has the option verify = false.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local checkpoint_index = require "moonshard.io.checkpoint_index"

@@ -208,7 +208,7 @@ end
 
 --- Reads everything requested. With whole, reads the complete file once and, if it has no checksums, returns its XXH64.
 ---@param whole? boolean  true: reads the complete file
----@return string?
+---@return string?  nil without whole; "" if the file has checksums
 function Reader:fetch(whole)
   local digits = whole and ffi.new "char[17]" or nil
   if lib.ms_loader_fetch(self._loader, digits) ~= 0 then errors.fail() end

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Makes tensors: from numbers, with a given shape, or with the shape of another tensor.
+--- Makes tensors: from numbers, with a given shape, with the shape of another tensor, or on memory of the caller.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

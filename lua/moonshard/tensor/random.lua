@@ -8,7 +8,7 @@ local opts = require "moonshard.core.opts"
 local M = {}
 
 --- Sets the seed of this process's generator. The generator is counter-based (Philox): a seed gives the same numbers on
---- every device and for any number of threads and world size.
+--- every device (float64 up to the last place) and for any number of threads and world size.
 ---@param n integer  -2^53 to 2^53
 function M.manual_seed(n)
   opts.expect(n, opts.whole, "manual_seed: argument")

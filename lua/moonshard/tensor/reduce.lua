@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Reductions over one dimension, several, or all; softmax, log_softmax and cumsum.
+--- Reductions over one dimension, several, or all; softmax, log_softmax; running sums, products and extremes.
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

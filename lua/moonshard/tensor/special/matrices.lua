@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Inverses, linear systems, factorizations, determinants and least squares of matrices: the part of ms.linalg that
---- calls LAPACK, which is loaded at the first use (kernels/cpu/linalg).
+--- calls LAPACK, which is loaded at the first use (kernels/cpu/linalg). Also powers, exponentials and products, made of
+--- matmul.
 local create = require "moonshard.tensor.create"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
