@@ -17,7 +17,7 @@ describe("views of a tensor that is changed in place, with gradients,", function
     local view = y:view(2, 2)
     y:mul_(3)
     fails("is a view made before its base was changed in place", function() local s = view:sum() return s end)
-    y:view(2, 2):sum():backward()                         -- made again, the view includes the change
+    y:view(2, 2):sum():backward()                         -- a view made after the change includes it
     assert.same({ 3, 3, 3, 3 }, x.grad:tolist())
   end)
 
@@ -183,7 +183,7 @@ describe("a tensor on device meta as the source of a copy", function()
     fails("has no values to copy into", function() ms.zeros(4):fill_(ms.zeros(1, { device = "meta" })) end)
     fails("has no values to copy into", function() nn.Linear(2,
       3):load_state_dict(nn.Linear(2, 3):to("meta"):state_dict()) end)
-    ms.zeros(0):copy_(ms.zeros(0, { device = "meta" }))    -- nothing to read
+    ms.zeros(0):copy_(ms.zeros(0, { device = "meta" }))    -- no error: there is nothing to copy
     assert.are.equal("meta", ms.zeros(4, { device = "meta" }):copy_(ms.ones(4)).device)
   end)
 end)

@@ -22,7 +22,7 @@ describe("cmake --install", function()
     return process.read(out)
   end
 
-  -- The record of the user's own installation from this build folder is restored at the end.
+  -- CMake's record of what the user installed from this build folder; it is restored at the end.
   local kept = {}
 
   setup(function()
@@ -210,7 +210,7 @@ describe("a built source tree that cannot be written", function()
       return process.read(stub .. "/called")
     end
     assert.are.equal("ninja -C build moonshard transports moonshard_loopback cdef\n", called())
-    -- Newer sources are built, without warnings as errors.
+    -- If a source is newer than the build, setup runs cmake, with warnings that are no errors.
     os.execute(("touch -d 'next hour' %s/CMakeLists.txt"):format(at))
     assert.matches("^cmake [^\n]*MS_WERROR=OFF", called())
   end)

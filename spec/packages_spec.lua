@@ -109,7 +109,7 @@ describe("packages", function()
     root:run("rm -r runs two.lua", user)
   end
 
-  -- No file of ours is left, but the user's folder.
+  -- No file of Moonshard is left outside of the users' folders.
   local function is_clean()
     assert.are.equal("", (root:run [[find / -xdev \( -path /home -o -path /proc -o -path /dev \) -prune -o -name "*moonshard*" -print]]))
   end

@@ -260,7 +260,7 @@ describe("scripts/train.lua", function()
         assert.is_true(moments > 20)
         local steps = metrics(name)
         assert.are.same({ 1, 6 }, { steps[1].step, steps[6].step })
-        assert.is_near(steps[1].lr * 2, steps[2].lr, 1e-66)       -- with a warm-up of its own
+        assert.is_near(steps[1].lr * 2, steps[2].lr, 1e-66)       -- the run has a warm-up of its own
         local config = cjson.decode(process.read(folder .. "/" .. name .. "/config.json"))
         assert.are.equal(folder .. "/alone", config.from)
         assert.are.equal(16, config.dim)

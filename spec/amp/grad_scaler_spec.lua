@@ -392,7 +392,8 @@ for _, world in ipairs { 2, 3 } do
     for front, wrap in ms.sorted_pairs(FRONTS) do
       for _, kind in ipairs { "ShardedGradScaler", "GradScaler" } do
         for _, place in ipairs { "before unscale_", "after unscale_", "in the optimizer's step", "before update" } do
-          -- With an infinity, too, where all ranks learn of it; elsewhere each rank checks its own gradients only.
+          -- Also with an infinite gradient, except for DDP and FSDP with a plain GradScaler: there each rank checks its
+          -- own gradients only.
           for _, infinite in ipairs { false, (kind == "ShardedGradScaler" or front == "fully_shard") or nil } do
             it(("of class %s scales right again after an error %s of %s%s"):format(kind, place, front, infinite
               and ", with an infinity" or ""), function(rank)

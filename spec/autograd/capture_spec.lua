@@ -110,7 +110,8 @@ describe("a captured step", function()
   end)
 end)
 
--- What is refused: a function that makes a step and what is done after 3 calls; the message.
+-- refused: { what, pattern of the message, function that makes the step }, for steps that cannot be recorded. changed:
+-- { what, pattern of the message, function of the captured step, its model and its optimizer }, for repetitions.
 local x, y = ms.ones(8, 6), ms.ones(8, 3)
 
 local function mlp()

@@ -7,7 +7,7 @@ local function load()
   local ms = require "moonshard"
   return ms, ms.nn, ms.fsdp
 end
-local own = "cuda:" .. require "moonshard".cuda.current_device()  -- this rank's device: ranks share two
+local own = "cuda:" .. require "moonshard".cuda.current_device()  -- this rank's GPU, one of the two that ranks share
 
 -- Comparisons with unsharded training are in float64: Adam magnifies rounding errors of small gradients.
 local function build(dtype)

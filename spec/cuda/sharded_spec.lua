@@ -7,7 +7,7 @@ local function load()
   local ms = require "moonshard"
   return ms, ms.nn, ms.dist, ms.fsdp
 end
-local own = "cuda:" .. require "moonshard".cuda.current_device()  -- this rank's device: ranks share two
+local own = "cuda:" .. require "moonshard".cuda.current_device()  -- this rank's GPU, one of the two that ranks share
 
 for _, world in ipairs { 1, 2, 4 } do
   ranks.describe(world, ("collectives of tensors on cuda, %d ranks #cuda"):format(world), function()

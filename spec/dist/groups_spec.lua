@@ -186,7 +186,7 @@ ranks.describe(4, "groups of 4 ranks", function(rank, world)
         local t = ms.full({ 1000 }, rank)
         work = dist.all_gather(out, t, { async = true })
       end)                                                      -- releases t
-      for _ = 1, 20 do ms.full({ 1000 }, -1) end                -- its memory could be reused
+      for _ = 1, 20 do ms.full({ 1000 }, -1) end                -- would get t's memory if it were free
       if not work:done() then pending = pending + 1 end
       work:wait()
       for r = 0, 3 do assert.are.equal(r, out[r * 1000 + 1000]:item()) end
@@ -384,7 +384,7 @@ describe("ranks on different nodes that wait for each other in different groups"
         dist.all_reduce(t, { group = pair })
       else
         local till = ms.time() + 0.5
-        while ms.time() < till do end                   -- its own limit is later
+        while ms.time() < till do end                   -- so that rank 0's limit ends first
         dist.all_reduce(t)
       end
     ]], { env = { MOONSHARD_COMM_NODES = "2", MOONSHARD_TIMEOUT = "1" } })

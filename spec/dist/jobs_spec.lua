@@ -487,7 +487,7 @@ describe("a disturbed job #mpi", function()
         .. job.stderr)
       assert.are.equal(1, select(2, ("\n" .. job.stderr):gsub("\nrank %d: ", "")), what .. ": " .. job.stderr)
     end
-    -- Every rank prints the same error: that of the first rank.
+    -- All ranks raise the same error: one of them prints it.
     local job = ranks.run(3, "require 'moonshard'.dist.barrier() error 'boom'")
     assert.are.equal(1, select(2, job.stderr:gsub("rank %d: [^\n]*script%.lua:1: boom\n", "")), job.stderr)
     assert.are.equal(1, select(2, job.stderr:gsub("boom", "")), job.stderr)

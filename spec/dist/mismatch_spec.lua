@@ -159,7 +159,7 @@ for world = 2, 4 do
             end
             assert.matches(("ranks? 0[, %%d]*: %s .*%s.*; rank %d: %s .*%s"):format(name, shape(rows, n / rows),
               world - 1, name, shape(n / rows, rows)), why)
-            v = request(odd and n or n / rows, nil, not odd and rows or nil)                    -- flat
+            v = request(odd and n or n / rows, nil, not odd and rows or nil)                    -- 1-d
             fails(function() run(v) end, ("shape %%[%d%%]"):format((name == "reduce_scatter" or name == "all_to_all")
               and n * world or n), v)
           end)

@@ -20,7 +20,7 @@ describe("a save that is disturbed", function()
   teardown(function() process.remove_folder(work) end)
 
   -- Calls that change something and, with `more`, reads of folders and every `more`-th other call; for a folder
-  -- replaced from inside, only the calls that differ.
+  -- replaced from inside, only the calls after the failed rename, because those before it are the same for `folder`.
   local function points_of(kind, path, more)
     local list, some = saves.calls_of(kind, path, 1), {}
     for k, point in ipairs(list) do

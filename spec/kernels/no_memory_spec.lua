@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- A single allocation fails, at any place: the result is the undisturbed run's bits, or a clean error and those bits
---- in the next run. An operator that is repeated after a garbage collection had no effect before. scripts/starve runs
---- all of it.
+--- in the next run. An operator that is repeated after a garbage collection had no effect before. These jobs
+--- fail a part of the allocations, one in each run; scripts/starve fails all.
 local starved = require "spec.support.starved"
 
 describe("one failed allocation", function()

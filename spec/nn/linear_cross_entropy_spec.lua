@@ -21,7 +21,8 @@ local function leaves(rows, dtype, device)
   return leaf(rows, 12), leaf(40, 12), leaf(40), ms.randint(0, 40, { rows }):to(device)
 end
 
---- The loss and the gradients of x, w and b, with these rows in a chunk (nil: linear and cross_entropy).
+--- The loss and the gradients of x, w and b, with `chunk` rows in a chunk (nil: linear and
+--- cross_entropy).
 local function results(rows, dtype, device, chunk, o, scale)
   local x, w, b, ids = leaves(rows, dtype, device)
   local given = { linear_bias = b, batch_chunk_size = chunk }

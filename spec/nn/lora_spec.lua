@@ -126,7 +126,7 @@ describe("nn.lora", function()
     assert.are.equal(lora, lora:merge())
     assert.is_true(m(x):allclose(want, close))
     assert.truthy(tostring(m[1]):find("rank 8, merged", 1, true))
-    lora:merge()                                        -- once only
+    lora:merge()                                        -- a second merge does nothing
     assert.is_true(m(x):allclose(want, close))
     lora:unmerge()
     assert.is_true(m(x):allclose(want, close))

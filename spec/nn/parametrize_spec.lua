@@ -155,7 +155,7 @@ describe("weight_norm and spectral_norm", function()
     end
     assert.near(1, largest, 1e-4)
     local u = m.parametrizations.weight[1]._u:clone()
-    m(ms.ones(1, 6))                                    -- the iteration stands still in evaluation
+    m(ms.ones(1, 6))                                    -- evaluation does not continue the iteration
     assert.is_true(u:equal(m.parametrizations.weight[1]._u))
     local conv = utils.spectral_norm(nn.ConvTranspose2d(2, 5, 3))
     assert.are.same({ 5 }, { unpack(conv.parametrizations.weight[1]._u.shape) })
@@ -201,7 +201,7 @@ describe("functional_call", function()
     assert.is_not_nil(w.grad)
     assert.is_nil(before.grad)
     assert.are.equal(before, m[1].weight)
-    assert.are_not.equal(0, mean:abs():sum():item())    -- a replaced buffer is updated in place of the module's
+    assert.are_not.equal(0, mean:abs():sum():item())    -- the replacement is updated, not the module's buffer
     assert.are.equal(0, m[2].running_mean:abs():sum():item())
   end)
 
@@ -243,7 +243,7 @@ describe("clip_grads_with_norm_", function()
       assert.is_true(a[k].grad:allclose(c[k].grad))
     end
     local before = a[1].grad:clone()
-    utils.clip_grads_with_norm_(a, 10, 0.5)             -- only ever makes them smaller
+    utils.clip_grads_with_norm_(a, 10, 0.5)             -- below the limit, gradients do not change
     assert.is_true(a[1].grad:equal(before))
     assert.are.equal("clip_grads_with_norm_: total_norm is a boolean (true), expected a number or a tensor of one element",
       message(function() utils.clip_grads_with_norm_(a, 1, true) end))

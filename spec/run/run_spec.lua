@@ -236,7 +236,7 @@ describe("a run", function()
     assert.are.equal(1, #ms.run.metrics(path "busy"))
     process.kill(first.pid, process.SIGKILL)
     first:wait(10)
-    local run = start { out = path "busy", resume = true, first = 1 }    -- although a process that it started still runs
+    local run = start { out = path "busy", resume = true, first = 1 }    -- though a child of the killed process runs
     run:log { loss = 2 }
     run:finish()
     assert.are.equal(2, #ms.run.metrics(path "busy"))
@@ -259,7 +259,7 @@ describe("a run", function()
       local run = start { out = path "dropped", resume = true, first = k - 1 }
       run:log { loss = k }
       run = nil                                         -- luacheck: ignore 311
-      start({ out = path("between" .. k) }):finish()    -- the library forgets the dropped record
+      start({ out = path("between" .. k) }):finish()    -- the library releases the dropped record
     end
     assert.are.equal(5, #ms.run.metrics(path "dropped"))
   end)

@@ -248,7 +248,7 @@ describe("hooks", function()
         once = true
         ms.grad(loss, x, { retain_graph = false })
       end)
-      -- The outer backward has already freed part of it.
+      -- The outer backward has already freed a part of the graph.
       assert.matches("retain_graph", failure(loss.backward, loss))
       assert.equal(0, engine.state.run_depth)
     end)

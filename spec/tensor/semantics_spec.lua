@@ -27,8 +27,8 @@ local m = T { { 1, 2, 3 }, { 4, 5, 6 } }
 local dot = T(5)
 local bad = T { 1, nan, 3 }
 
---- description, a function without arguments, its value as text (shape and elements); an error is written as "error:
---- pattern".
+--- Groups of { description, a function without arguments, its value as text (shape and elements) }; an error is written
+--- as "error: pattern".
 local groups = {
   ["nothing at all"] = {
     { "sum", function() return empty:sum() end, "[] 0" },

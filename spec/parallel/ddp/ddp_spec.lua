@@ -155,7 +155,7 @@ for world = 1, 4 do
       local x = ms.rand(2, 3)
       assert.are.equal("53", sizes((dist.record(function() ddp(x):sum():backward() end))))
       local list = dist.record(function() ddp(x):sum():backward() end)
-      assert.are.equal(1, count(list, "broadcast"))                   -- the order of the first rank's buckets
+      assert.are.equal(1, count(list, "broadcast"))                   -- the order of rank 0's buckets
       local second = sizes(list)
       list = dist.record(function() ddp(x):sum():backward() end)
       assert.are.equal(second, sizes(list))
@@ -211,7 +211,7 @@ for world = 1, 4 do
       ms.catch_warnings(function()
         for _ = 1, 2 do
           local list = dist.record(function() ddp(ms.rand(2, 3)):sum():backward() end)
-          assert.are.equal("5 20 4 12 4", sizes(list))                -- and the map of the 4 used parameters
+          assert.are.equal("5 20 4 12 4", sizes(list))                -- the last 4: the map of used parameters
         end
       end)
     end)

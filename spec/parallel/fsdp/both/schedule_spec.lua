@@ -99,7 +99,7 @@ ranks.describe(2, "collectives of a step", function()
       return ms.dist.record(function() ms.scope(function() (m(ms.ones(2, 4) * k):sum()):backward() end) end)
     end
     for k = 1, 3 do
-      backward(reference, k)                    -- each pass reduces and accumulates in the shard
+      backward(reference, k)                    -- the reference reduces in each pass
       model:set_requires_gradient_sync(k == 3)
       local n = count(backward(model, k), "reduce_scatter")
       assert.equal(k == 3 and 3 or 0, n)
@@ -375,7 +375,7 @@ ranks.describe(2, "parameters", function()
       model:set_reshard_after_forward(false)
       for _ = 1, 3 do ms.no_grad(function() model(x) end) end
     end), "all_gather")
-    assert.equal(2, gathers)                                              -- as the script requested, they stay gathered
+    assert.equal(2, gathers)                                              -- units stay gathered, as the script set
     ms.scope(function() model(x):sum():backward() end)
   end)
 

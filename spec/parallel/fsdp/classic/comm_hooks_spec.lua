@@ -211,7 +211,7 @@ for world = 1, 4 do
         failing = false
         for _, p in ipairs(model:parameters()) do p.grad = nil end
         local again = pcall(backward, model, rank)
-        if not again then                       -- a peer's failure, reported once
+        if not again then                       -- the error of a peer's hook, which is raised once
           for _, p in ipairs(model:parameters()) do p.grad = nil end
           backward(model, rank)
         end

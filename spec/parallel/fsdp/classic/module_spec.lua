@@ -338,7 +338,7 @@ for world = 1, 4 do
       for _, c in ipairs(sent) do
         if c.op == "broadcast" then broadcasts = broadcasts + 1 end
       end
-      -- One per dtype: float32 and int64 of the inner instance, float32 of the outer one.
+      -- One broadcast per instance and dtype: float32 and int64 of the inner one, float32 of the outer one.
       assert.equal(3, broadcasts)
       local sd, want = model:state_dict(), plain:state_dict()
       for name, t in pairs(want) do assert.is_true(t:equal(sd[name]), name) end

@@ -42,7 +42,7 @@ for _, world in ipairs { 1, 2, 3 } do
           ms.testing.assert_close(total(pieces.params[1]), total(flat.params[1]))
           ms.testing.assert_close(total(pieces.params[1].grad), total(flat.params[1].grad))
         end)
-        -- A write to either is visible in both.
+        -- A write to the flat parameter is visible in its pieces, and the other way round.
         local p, first = pieces.params[1], pieces:parameters()[1]
         ms.no_grad(function()
           p:fill_(3)
@@ -231,7 +231,7 @@ for _, world in ipairs { 1, 2, 3 } do
       local before = "parameter '%s' was replaced after its module was sharded: the replacement, a Parameter, is neither sharded nor reduced; "
         .. "change the parameter in place, or replace it before the first forward"
       for _, case in ipairs {
-        { nn.Parameter(ms.eye(3)), before:format "1.weight" },                    -- in one of its two places
+        { nn.Parameter(ms.eye(3)), before:format "1.weight" },                    -- in one of the two modules that share it
         { nn.Parameter(ms.eye(4)),
           "fsdp: parameter '1.bias' was replaced by float32 [4, 4] cpu, expected a whole leaf float32 [3] with values, like the old parameter", "bias" },
         { nn.Parameter(ms.ones(3, { dtype = "float64" })),

@@ -66,7 +66,7 @@ ranks.describe(2, "mixed precision", function()
     local reference, ms = make()
     local policy = ms.fsdp.MixedPrecisionPolicy { param_dtype = "bfloat16", reduce_dtype = "bfloat16" }
     local nn, model = ms.nn, make()
-    model:to "bfloat16"                                          -- the policy changes nothing here
+    model:to "bfloat16"                                          -- the dtype of the policy already
     for _, k in ipairs { 1, 3 } do ms.fsdp.fully_shard(model[k], { mp_policy = policy }) end
     ms.fsdp.fully_shard(model, { mp_policy = policy })
     assert.equal("bfloat16", policy.reduce_dtype)
