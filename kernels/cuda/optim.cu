@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cuda/optim.cu -- passes over all leaves of a device, one launch each: the optimizer step (with the formulas of
 // formulas/optim), which can limit the norm of gradients; the norm of gradients, clipping, and unscaling for
-// amp.GradScaler. Also scaling of one tensor, and the conversions after a library (NCCL) has summed gradients.
+// amp.GradScaler. Also scaling of one tensor, and the conversions before and after a library (NCCL) sums
+// gradients over ranks.
 #include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS
@@ -138,13 +139,13 @@ static __device__ inline double fold_part(double sum, double part, double p)
     if (p - p != 0) return ((part > sum) | (part != part)) ? part : sum;
     return sum + part;
 }
-// The norm of all gradients: from the sums of all owners (sums NULL: `total` is the norm). The gradients are multiplied
+// The norm of all gradients: from the sums of all owners, or, if sums is NULL, `total`. The gradients are multiplied
 // by factor_of(norm) if the norm exceeds `most`, otherwise by 1.
 struct clip_norm {
     const double *sums;
     int owners, dtype;
     double p, total, most;
-    void *out;  // gets the norm; NULL: nowhere
+    void *out;  // gets the norm; NULL if it is not stored
 };
 static __device__ inline double norm_of(const clip_norm &norm)
 {

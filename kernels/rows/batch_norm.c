@@ -101,7 +101,7 @@ static const ms_op op_batch_norm =
 // ---- the statistics alone -------------------------------------------------------------------------
 
 // The mean and biased variance of every channel of x [N, C, ...], as batch_norm computes them: for statistics over
-// several ranks. Those of an empty batch are 0.
+// several ranks. The statistics of an empty batch are 0.
 static ms_status stats_check(ms_call *c)
 {
     const ms_tensor *x = c->in[0];

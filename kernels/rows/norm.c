@@ -61,7 +61,7 @@ static const ms_op op_log_softmax =
 typedef struct {
     const char *names[4];
     int weight;  // the index of the weight
-    int sum;     // the index of the output x + residual; 0: there is none
+    int sum;     // the index of the output x + residual; 0 if there is none
 } norm_form;
 static const norm_form plain = { { "input", "weight", "bias" }, 1, 0 },
                        added = { { "input", "residual", "weight", "bias" }, 2, 1 };

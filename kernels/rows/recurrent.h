@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // rows/recurrent.h -- the steps of a layer of RNN, LSTM or GRU in one direction, for the CPU and the GPU.
 //
-// The rows of a step are the sequences that have it, the longest first, and the steps lie one after the other, as in a
+// The rows of a step are the sequences that reach it, the longest first, and the steps lie one after the other, as in a
 // packed sequence. A dense input [T, N, ...] has N rows in each step. Forward passes from step to step: what a step
-// leaves is stored as the state before the next one, in the rows of that step. Rows whose last step this was leave
-// their state in h_n; rows whose first step comes next enter with h_0. The first pass has no step before it and the
-// last none after it. Backward makes the same passes in the opposite order.
+// leaves is stored as the state before the next one, in the rows of that step. Rows for which the step is the
+// last leave their state in h_n; rows for which the next step is the first enter it with h_0. The first pass has no
+// step before it and the last none after it. Backward makes the same passes in the opposite order.
 #ifndef MS_ROWS_RECURRENT_H
 #define MS_ROWS_RECURRENT_H
 

@@ -11,7 +11,7 @@ typedef struct table {
     void *to;
     const int64_t *ids;  // converted to int64
     const int64_t *start, *order;
-    int64_t n, rows, width, padding;  // padding: the id without a gradient; -1: none
+    int64_t n, rows, width, padding;  // padding: the id without a gradient; -1 if there is none
     int dtype;
     bool more;  // add to the gradient in `to`
 } table;

@@ -13,7 +13,8 @@ static int64_t index_at(const ms_tensor *t, int64_t offset)
 }
 
 // Iterates over a shape in row-major order, for up to three tensors, each with its own strides. at: the offsets of the
-// current element, in elements. iterator_start: leaves out dimension `skip` (-1: none) and begins at element `first`.
+// current element, in elements. iterator_start: leaves out dimension `skip`, unless it is -1, and begins at element
+// `first`.
 typedef struct {
     int ndim;
     int64_t shape[MS_MAX_DIMS], index[MS_MAX_DIMS], stride[3][MS_MAX_DIMS], at[3];

@@ -355,7 +355,7 @@ ms_status ms__cpu_conv(ms_call *c)
 typedef struct operands {
     int dtype;
     ms_tensor *g, *x, *w;     // inputs
-    ms_tensor *dx, *dw, *db;  // outputs; NULL: not needed
+    ms_tensor *dx, *dw, *db;  // outputs; NULL if they are not needed
 } operands;
 
 static ms_status hold(operands *o, ms_call *c)

@@ -77,7 +77,7 @@ typedef struct gemm_work {
 // end of a group to the next group.
 typedef struct gemm_ahead {
     const char *at;
-    char *to;  // NULL: the destination is already in the cache
+    char *to;  // NULL if the destination is already in the cache
     int64_t apart, jump, groups;
     int lines, pairs;         // lines per group (even); pairs of them fetched so far
     struct gemm_ahead *then;  // prefetched after all groups of this struct

@@ -38,8 +38,9 @@ static int64_t packed_numbers(const panels *p) { return blocks_of(p) * p->parts 
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// What backward reads and writes besides hs, cs, q and `unprojected` of the forward: the gradients of outputs, of the
-// sums (da: of those over the state), of h_0, of what a pass hands on elementwise, and of the projected states.
+// What backward reads and writes besides hs, cs, q and `unprojected` of the pass. dy, dh, dc: the gradients of the
+// outputs; dx, da: those of the sums over the input and over the state; dh0: that of h_0; carried: the gradient that
+// passes from step to step element by element; dprojected: the gradients of the projected states.
 typedef struct gradients {
     const void *dy, *dh, *dc;
     void *dx, *da, *dh0, *carried, *dprojected;

@@ -20,7 +20,7 @@ typedef struct norm {
     bool rms;
     int64_t n;
     double eps;
-    const void *x, *r, *w, *b, *g;  // r: the residual, which is added to x; NULL: none
+    const void *x, *r, *w, *b, *g;  // r: the residual, which is added to x; NULL if there is none
     void *sum, *out, *stats;        // sum: gets x + r. stats: the mean and 1 / deviation of each row
     char *room, *sums;
     size_t room_bytes, sums_bytes;  // per thread; per block
@@ -80,7 +80,7 @@ ms_status ms__cpu_log_softmax_backward(ms_call *c) { return run_soft(c, true, tr
 
 // ---- layer_norm, rms_norm -------------------------------------------------------------------------
 
-// residual: its index among the inputs; 0: there is none.
+// residual: its index among the inputs; 0 if there is none.
 static ms_status run_norm(ms_call *c, bool rms, int residual)
 {
     char small[SMALL_ROOM] __attribute__((aligned(64)));

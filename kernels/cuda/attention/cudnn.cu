@@ -39,7 +39,7 @@ struct plan_key {
 static struct {
     plan_key key;
     cudnn_graph *graph;  // owns the plan
-    cudnn_desc plan;     // NULL: cuDNN has no plan for this shape
+    cudnn_desc plan;     // NULL if cuDNN has no plan for this shape
     int64_t bytes;
 } plans[PLANS];
 static int n_plans;

@@ -29,7 +29,7 @@ static inline int flash_shared(int own, bool wide)
 }
 
 struct flash_part {
-    uint16_t *data;             // NULL: a gradient that is not needed
+    uint16_t *data;             // NULL if the tensor is a gradient that is not needed
     int64_t rows, batch, head;  // strides of rows and of the two batch dimensions, in elements
 };
 struct flash {

@@ -30,13 +30,13 @@ static __device__ inline uint64_t key_of(const sort_lines &l, int64_t i)
     default: return (((uint64_t)load<int64_t>(l.dtype, l.x, at) + 0x80000000u) ^ l.flip) & 0xffffffffu;
     }
 }
-// What entries are sorted by, in the order of the entries `from` (NULL: that of the elements): 32 bits of the keys from
-// `shift` on, or the number of the line.
+// Reads what entries are sorted by: 32 bits of the keys from bit `shift` on, or the number of the line. The entries
+// come in the order of `from`, or, if it is NULL, in that of the elements.
 struct read_part {
     sort_lines l;
     const entry *from;
     int64_t first;  // the first element of these lines
-    int shift;      // -1: the number of the line
+    int shift;      // -1 for the number of the line
     __device__ entry operator()(int64_t i) const
     {
         int32_t at = from ? from[i].at : (int32_t)i;

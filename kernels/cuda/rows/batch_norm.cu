@@ -82,7 +82,7 @@ struct bn_outputs {
     void *mean, *var;
 };
 // Computes the factors of y in a kernel of their own, so that there is one square root per channel. A warp per channel.
-// In training, parts are those of bn_stats_kernel; otherwise NULL: the mean and variance are inputs.
+// parts: in training those of bn_stats_kernel; otherwise NULL, and the mean and variance are inputs.
 __global__ void bn_scale_kernel(bn_sizes z, const double *parts, bn_inputs t, bn_outputs o, double *factors)
 {
     int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -126,7 +126,7 @@ template <class S> __global__ void bn_kernel(planes z, const S *g, const S *x, c
 }
 
 // What backward reads for every channel (gmean, gvar: the gradients of the statistics), and the gradients that it
-// stores (NULL: not needed).
+// stores, which are NULL if they are not needed.
 struct bn_channels {
     by_channel w, mean, var, gmean, gvar;
     void *dw, *db, *dmean, *dvar;

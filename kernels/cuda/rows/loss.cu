@@ -229,7 +229,7 @@ static __device__ __forceinline__ void row_gradient(const cross &q, const row_se
 // The gradient of the loss: one for each row, or one for all, which for a mean is divided by the weight of all rows.
 struct loss_gradient {
     int dtype, reduction;
-    const void *g;  // NULL: 1
+    const void *g;  // NULL if the gradient is 1
     const double *totals;
 };
 template <class T> static __device__ inline T scale_of(const loss_gradient &l, int64_t row)

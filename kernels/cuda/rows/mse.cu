@@ -46,7 +46,7 @@ __global__ void mse_join_kernel(int64_t parts, const double *part, double diviso
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) store<double>(dtype, out, 0, sum / divisor);
 }
-// mse_loss's inputs and their gradients (NULL: not needed).
+// mse_loss's inputs, and their gradients, which are NULL if they are not needed.
 template <class S> struct mse_gradient {
     const S *a, *b;
     S *da, *db;

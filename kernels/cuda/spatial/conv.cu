@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
     write_pack(cols + row * L, l, L, out);
 }
 
-// The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order; b
-// (NULL: none) has a number for each channel, which is added. A thread computes WIDE elements of a row; if the stride
-// is 1 or 2, a kernel element's contributions to them are adjacent in cols.
+// The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order; b,
+// unless it is NULL, has a number for each channel, which is added. A thread computes WIDE elements of a row; if the
+// stride is 1 or 2, a kernel element's contributions to them are adjacent in cols.
 template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, const S *b, S *dx)
 {
     typedef real_of<S> T;
@@ -359,7 +359,7 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
     return MS_OK;
 }
 
-// dx = weight^T gradient, folded, plus the bias of a transposed convolution (NULL: none).
+// dx = weight^T gradient, folded, plus the bias of a transposed convolution, unless it is NULL.
 static ms_status fold_images(const conv_job *j, const images &some, const void *cols, const ms_tensor *bias,
                              ms_tensor *dx)
 {

@@ -4,7 +4,7 @@
 //
 //   MS_OPTIM_ROWS             ms__optim_NAME, an optimizer: state, options, defaults, checks, factors
 //   MS_OPTIM_FORMULAS         ms_FORMULA, one element's step, in REAL (with R(name) and R_SQRT): the new parameter from
-//                             the old one, its gradient, its states (NULL: not kept) and the optimizer's factors
+//                             the old one, its gradient, its states (NULL if not kept) and the optimizer's factors
 //   OPTIMIZER(NAME, FORMULA)  a line of a list for each optimizer
 //
 // A set of states is a sum of 1, 2 and 4 (for state 1, 2, 3). MS_KEEPS_FORMULA has bit s set for every set s that the
@@ -19,7 +19,7 @@ typedef struct {
     const char *range;                              // the name of the step in a profile
     ms_status (*check)(const ms_optim_options *o);  // checks options that depend on each other; NULL if none do
     unsigned (*keeps)(const ms_optim_options *o);   // the set of states that these options need
-    int (*is_plain)(const ms_optim_options *o);     // whether a step is p -= lr * g and nothing else; NULL: never
+    int (*is_plain)(const ms_optim_options *o);     // whether a step is p -= lr * g and nothing else; NULL if never
     // Computes the factors that the formula reads, at most MS_OPTIM_FACTORS. step: the parameter's step, counted from
     // 1.
     void (*factors)(const ms_optim_options *o, double step, double *f);
