@@ -329,7 +329,7 @@ describe("a loader", function()
         { batch_size = 4 / world, shuffle = true, seed = 3, world = world, rank = rank })
     end
     local whole = loader(1, 0)
-    for _ = 1, 9 do whole:next() end                             -- 7 batches, then 2
+    for _ = 1, 9 do whole:next() end                             -- an epoch of 7 batches, then 2
     local sd = whole:state_dict()
     assert.are.same({ epoch = 1, batches = 2, items = 4, seed = 3, size = 26 }, sd)
     local rest = epoch_of(setmetatable({}, { __index = function(_, name)

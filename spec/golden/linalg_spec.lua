@@ -9,7 +9,7 @@ local function flat(list, fn)
   for k, t in ipairs(list) do parts[k] = fn(t):reshape(-1) end
   return ms.cat(parts)
 end
--- Results as one vector, without their signs, and with them.
+-- The results as one vector: pair gives their magnitudes, signed keeps their signs.
 local function pair(fn) return function(...) return flat({ fn(...) }, ms.abs) end end
 local function signed(fn)
   return function(...)

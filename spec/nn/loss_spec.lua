@@ -8,7 +8,8 @@ local message = require "spec.support.message"
 local f64 = { dtype = "float64" }
 local function ids(list) return ms.tensor(list, { dtype = "int64" }) end
 
--- One row: (1 - s) w[y] (-log p_y) + s / C sum_c w_c (-log p_c), and w[y], the divisor of a mean. Ignored: 0, 0.
+-- The loss of one row, (1 - s) w[y] (-log p_y) + s / C sum_c w_c (-log p_c), and its part w[y] of the divisor of a
+-- mean; for an ignored class 0 and 0.
 local function row(x, y, w, ignore, s)
   if y == ignore then return 0, 0 end
   local largest, sum = math.max(unpack(x)), 0

@@ -156,7 +156,8 @@ local function train_parity(rank, device, reshard)
     end
     fsdp.check_sharded_parity(reference, model)
   end
-  -- Two parameters per unit; once per forward and, after a reshard, once per backward.
+  -- Three units of two parameters: for each parameter the hooks run once per forward and, after a reshard, once per
+  -- backward.
   assert.equal(6, log.first)
   assert.equal(6 * (reshard and 20 or 10), log.pre)
   assert.equal(log.pre - 6, log.later)

@@ -405,7 +405,7 @@ describe("a run", function()
     run:log { loss = 2 }
     run:finish()
     local list = ms.run.metrics(path "full")
-    assert.are.same({ 1, 2 }, { list[1].loss, list[2].loss })            -- the first line has waited
+    assert.are.same({ 1, 2 }, { list[1].loss, list[2].loss })            -- the first line was written later
   end)
 
   it("goes on with one warning without pictures and texts that the disk has no room for", function()

@@ -18,7 +18,7 @@ local function documented()
   local rows = {}
   for names, arguments in process.read(process.root
     .. "/runtime/moonshard.h"):gmatch "\n//   ([%w_ ]-)  +([if]: [^\n]*)" do
-    arguments = arguments:gsub("%b()", "")              -- remarks
+    arguments = arguments:gsub("%b()", "")              -- remarks in parentheses
     for name in names:gmatch "%S+" do
       assert(not rows[name], name)
       rows[name] = { i = counts(arguments:match "i: ([^;]*)"), f = counts(arguments:match "f: (.*)$") }

@@ -154,7 +154,7 @@ describe("use after release", function()
       end)
       return n
     end
-    for _ = 1, 5 do known() end                         -- the first 512 sites of a process, and more
+    for _ = 1, 5 do known() end                         -- uses up the 512 sites that a process begins with
     assert.is_true(known() <= 16)
     local a
     ms.scope(function() a = ms.ones(1) end)

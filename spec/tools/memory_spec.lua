@@ -147,7 +147,7 @@ describe("memory_report", function()
     assert.are.equal(880, here(report, at_backward).bytes)
     assert.are.equal(1760, here(report, at_step).bytes)
     assert.is_true(row(report.modules, "2 %(GELU%)").peak_bytes >= 24000)
-    -- The gradients of its parameters were made by the backward of its operators.
+    -- The live bytes of the Linear: the gradients of its parameters, made by the backward of its operators.
     assert.are.equal(880, row(report.modules, "1 %(Linear%)").bytes)
     local sum = 0
     for _, r in ipairs(report.kinds) do sum = sum + r.bytes end

@@ -279,7 +279,7 @@ describe("the profiler", function()
       net[1](ms.ones(1, 2))
     end)
     assert.are.same({ "Sequential", "1 (Linear)", "Linear" }, names(p, "module"))
-    -- Nor does a call in a coroutine that never resumes.
+    -- A call in a coroutine that never resumes leaves no module open, either.
     local Waits = nn.Module:extend "Waits"
     function Waits.forward() coroutine.yield() end
     profiler.profile(function() coroutine.resume(coroutine.create(function() Waits()() end)) end)
