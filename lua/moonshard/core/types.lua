@@ -124,16 +124,16 @@ function Tensor:var(d, opts) end
 ---@return Tensor
 function Tensor:std(d, opts) end
 
---- The largest element; with d, the largest elements along d and their positions. With a tensor instead of d: as
---- maximum.
+--- The largest element; with d, the largest elements along d and their positions. With a tensor in place of d, the
+--- same as maximum.
 ---@param d? integer  from 1, negative from the end (default: all elements)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values
 ---@return Tensor? indices  int64, from 0; only along d
 function Tensor:max(d, opts) end
 
---- The smallest element; with d, the smallest elements along d and their positions. With a tensor instead of d: as
---- minimum.
+--- The smallest element; with d, the smallest elements along d and their positions. With a tensor in place of d, the
+--- same as minimum.
 ---@param d? integer  from 1, negative from the end (default: all elements)
 ---@param opts? { keepdim: boolean }  keepdim: leaves the dimension with size 1
 ---@return Tensor values

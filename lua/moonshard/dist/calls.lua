@@ -79,15 +79,16 @@ local function finish_one(since, find, a, b, c, ok, ...)
     return ...
   end
   if lib.ms_dist_asked() ~= 0 then return call_again(since, find, a, b, c) end
-  -- Does nothing if the call failed on every member.
+  -- ms_dist_refused does nothing if the call failed on every member.
   lib.ms_dist_refused(find(a, b, c), tostring((...)), errors.user_line(2), since)
   ended(true)
   resume.failed_at(resume.place(a, b, c))
   error((...), 0)
 end
 
--- Calls the function again, with the script's position. Not compiled: with the call in finish_one itself, one run in 20
--- of LuaJIT 2.1.0-beta3 crashed in compiled code.
+-- Calls the function again, with the script's position, after it failed because a peer continues after an error that
+-- this rank has not met. Not compiled: with the call in finish_one itself, one run in 20 of LuaJIT 2.1.0-beta3 crashed
+-- in compiled code.
 function call_again(since, find, a, b, c)
   resume.before(true, a, b, c)
   return finish_one(since, find, a, b, c, pcall(calling, a, b, c))

@@ -55,7 +55,7 @@ function methods.nonzero(t, given)
   end)
 end
 
---- As nonzero.
+--- The same as nonzero without options.
 ---@return Tensor  int64 [number of elements that are not 0, number of dimensions]
 function methods.argwhere(t)
   id_of(t, "argwhere")

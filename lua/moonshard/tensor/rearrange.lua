@@ -14,7 +14,7 @@ local methods, id_of, dimension, a_tensor = tensor.methods, tensor.id_of, tensor
 
 local M = {}
 
--- Dimensions, given as numbers or as one list, from 1. Errors: one of them is named twice.
+-- Returns dimensions, which are given as numbers or as one list, counted from 1. Errors: one of them is named twice.
 local function dimensions(t, who, first, ...)
   id_of(t, who)
   local list = type(first) == "table" and first or { first, ... }

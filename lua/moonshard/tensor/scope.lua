@@ -234,7 +234,7 @@ end
 -- affect other coroutines. A chain is made at the first resume and freed when the coroutine ends or is collected.
 local chain_t = ffi.typeof "struct { int n, grad_mode, autocast; }"
 local chains = setmetatable({}, { __mode = "k" })
-local modes = setmetatable({}, { __mode = "k" })         -- the modes of context.lua
+local modes = setmetatable({}, { __mode = "k" })         -- by coroutine: its modes of context.lua
 local resume, status, create, yield = coroutine.resume, coroutine.status, coroutine.create, coroutine.yield
 
 local function free_chain(c)

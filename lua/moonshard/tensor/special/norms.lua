@@ -82,8 +82,8 @@ function M.matrix_norm(A, ord, given)
   end)
 end
 
---- The norm of vectors or matrices. Without ord, the 2-norm of all elements of the dimensions; with ord, that of
---- vectors if dim is one dimension, or the tensor has one; that of matrices if dim is two, or the tensor has two.
+--- The norm of vectors or matrices. Without ord, the 2-norm of all elements along dim. With ord, vector_norm if dim
+--- (or, without dim, the tensor) has one dimension, and matrix_norm if it has two.
 ---@param x Tensor  of a floating-point dtype
 ---@param ord? number|string  as vector_norm's or matrix_norm's
 ---@param given? { dim: integer|integer[], keepdim: boolean }
