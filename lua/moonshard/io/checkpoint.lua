@@ -31,7 +31,7 @@ local C = ffi.C
 
 local M = {}
 
-local LARGE = 64 * 2 ^ 20           -- a replaced checkpoint of at least this size is removed in the background
+local LARGE = 64 * 2 ^ 20           -- a replaced checkpoint larger than this is removed in the background
 
 local bad, reason, file_name = checkpoint_index.bad, checkpoint_index.reason, checkpoint_index.file_name
 
