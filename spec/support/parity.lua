@@ -185,12 +185,13 @@ local function twin_on_cpu(reference, twin)
   return twin
 end
 
---- Trains a model of spec/support/models in FSDP, and asserts that it agrees with the references. o: strategy, dtype ("float32", or a half type: mixed precision), use_orig_params,
---- cpu_offload, device_init_mode, num_iters, save_model, scaler, reference (function(model) -> wrapper), one_process
---- (also compare with one process; may be a function that returns it), backward_prefetch, device_mesh (for hybrid
---- strategies), given (a table that is passed to the model's init), loss_dtype (if it differs from the computing
---- dtype), unmanaged (name of a child that belongs to no unit), device (where it computes; default: the default
---- device), kinks (see check_half), steps (number of steps that the scaler does not skip, if not all).
+--- Trains a model of spec/support/models in FSDP, and asserts that it agrees with the references. o: strategy, dtype
+--- ("float32", or a half type: mixed precision), use_orig_params, cpu_offload, device_init_mode, num_iters, save_model,
+--- scaler, reference (function(model) -> wrapper), one_process (also compare with one process; may be a function that
+--- returns it), backward_prefetch, device_mesh (for hybrid strategies), given (a table that is passed to the model's
+--- init), loss_dtype (if it differs from the computing dtype), unmanaged (name of a child that belongs to no unit),
+--- device (where it computes; default: the default device), kinks (true: see KINKS), steps (number of steps that the
+--- scaler does not skip, if not all).
 function M.check(model, o)
   local ms, fsdp = load()
   local quietly = require("spec.support.wrapped").quietly

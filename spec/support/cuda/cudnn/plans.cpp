@@ -4,8 +4,8 @@
 //
 //   plans DEVICE.json KIND B H T D CAUSAL      KIND: forward, backward
 //
-// Prints `plan BYTES` (the size of the plan's workspace), or `refused REASON`. q, k, v and their gradients are bfloat16 heads of one tensor
-// [B, T, 3, H, D], the output is [B, T, H, D].
+// Prints `plan BYTES` (the size of the plan's workspace), or `refused REASON`. q, k, v and their gradients are bfloat16
+// heads of one tensor [B, T, 3, H, D], the output is [B, T, H, D].
 #include <dlfcn.h>
 #include <cstdlib>
 #include <cstring>
