@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Packages: the Debian packages, the container's recipe, `cmake --install` and the rock are each installed into a Debian
---- that holds nothing else, where two ranks then train.
+--- Packages: the Debian packages, the container's recipe, `cmake --install` and the rock are each installed into a
+--- Debian that holds nothing else, where two ranks then train.
 local empty_root = require "spec.support.empty_root"
 local lfs = require "lfs"
 local process = require "spec.support.process"

@@ -8,8 +8,8 @@ local function load()
   return ms, ms.dist
 end
 
--- Ways in which ranks reach each other's memory, and the environments that lead to them. In the last two, the first call
--- of the CUDA function fails on every rank.
+-- Ways in which ranks reach each other's memory, and the environments that lead to them. In the last two, the first
+-- call of the CUDA function fails on every rank.
 local ways = {
   { "mapped memory", {} },
   { "mapped memory, blocks from chunks", { MOONSHARD_EMULATOR = "chunks" } },

@@ -10,7 +10,8 @@ local build = process.build
 local built = lfs.attributes(build .. "/libmoonshard_cuda_emulated.so") ~= nil
 local REFUSED = "fail:cudaIpcGetMemHandle:1:1"
 
--- device: the ranks' default device; without it the spec itself puts tensors on the GPU, in the tests that `filter` names.
+-- device: the ranks' default device; without it the spec itself puts tensors on the GPU, in the tests that `filter`
+-- names.
 local suites = {
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
---- Compares functions with PyTorch's numbers, forward and backward, in float64 and float32. A file of cases has, for each
---- name, the inputs, the output, its gradient and the gradients of the inputs; spec/golden/data/cases.py writes them.
+--- Compares functions with PyTorch's numbers, forward and backward, in float64 and float32. A file of cases has, for
+--- each name, the inputs, the output, its gradient and the gradients of the inputs; spec/golden/data/cases.py writes
+--- them.
 local ms = require "moonshard"
 local golden = require "spec.support.golden"
 

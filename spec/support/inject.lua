@@ -6,9 +6,9 @@
 ---   r.code, r.named, r.gone, r.left      exit status; seconds; seconds; a list of leftovers
 ---
 --- The victim signals itself by a kernel timer, so the signal may arrive at any instruction. `named`: seconds from the
---- injection until the job's stderr names the victim; if a stopped or looping victim is disturbed before its peers wait,
---- from the moment when the first of them waits, because their time limit begins there. `gone`: seconds from the naming
---- to the end of mpirun.
+--- injection until the job's stderr names the victim; if a stopped or looping victim is disturbed before its peers
+--- wait, from the moment when the first of them waits, because their time limit begins there. `gone`: seconds from the
+--- naming to the end of mpirun.
 local process = require "spec.support.process"
 
 local inject = {

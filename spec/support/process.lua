@@ -42,8 +42,8 @@ function process.crash_env(env)
   return env
 end
 
---- Environment (with `changes`) of an mpirun that a spec starts: it may run as root, and start more ranks than there are
---- cores; ranks are not bound to cores. Only mpirun reads these settings; the engine makes all others itself.
+--- Environment (with `changes`) of an mpirun that a spec starts: it may run as root, and start more ranks than there
+--- are cores; ranks are not bound to cores. Only mpirun reads these settings; the engine makes all others itself.
 ---@param changes? table<string, string|false>
 ---@return table<string, string|false>
 function process.mpirun_env(changes)

@@ -77,8 +77,8 @@ function Pty:expect(wanted, seconds)
     self.ended or "it runs, " .. (process.read(("/proc/%d/wchan"):format(self.pid)) or "?"))
 end
 
---- Waits until the program ends; kills it after `seconds` (5). Returns its exit status or signal and how it ended, or nil
---- and a reason if it was killed here, or if `expect` has already seen its end.
+--- Waits until the program ends; kills it after `seconds` (5). Returns its exit status or signal and how it ended, or
+--- nil and a reason if it was killed here, or if `expect` has already seen its end.
 function Pty:finish(seconds)
   local limit = process.now() + (seconds or 5) * process.patience
   if self.ended then

@@ -64,7 +64,8 @@ planted() {
     found $? "$fault${ranks:+ on $ranks ranks}"
 }
 
-# planted_in_spec FAULT EXPECTED [RANKS]: the same with planted_fault.lua, a spec, run by the command that runs the specs.
+# planted_in_spec FAULT EXPECTED [RANKS]: the same with planted_fault.lua, a spec, run by the command that runs the
+# specs.
 planted_in_spec() {
     local fault=$1 expected=$2 ranks=${3:-} out=$build/planted.log
     rm -f "$reports"/*

@@ -91,7 +91,7 @@ for world = 1, 3 do
         if world == 1 then return end
         local model, ms = make(quiet)
         local inner = model.last
-        inner:set_post_optim_event()                            -- the first unit is not known yet
+        inner:set_post_optim_event()                            -- no effect: the first unit is not known yet
         local function gathers(fn) return #ms.fsdp.record(fn) end
         local function forward() return ms.no_grad(function() return ms.scope(function() return model(ms.ones(2,
           4) * rank):sum():item() end) end) end

@@ -17,7 +17,7 @@ for world = 1, 4 do
     for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
       for _, pieces in ipairs { false, true } do
         for _, name in ipairs(MODELS) do
-          -- A flat parameter has one requires_grad.
+          -- A flat parameter has one requires_grad, so it cannot combine frozen and trained parameters.
           if pieces or name ~= "non_uniform_req_grad" then
             it(("trains %s, %s, use_orig_params = %s"):format(name, strategy, tostring(pieces)), function(rank)
               compare(require("spec.support.models." .. name), rank, world,

@@ -14,7 +14,7 @@ local function net(dtype)
   return nn.Sequential(layers)
 end
 
--- The beginning of each parameter, and the end of the last one, if each begins at a multiple of `to` elements.
+-- The { beginning, end } of each parameter, and the end of the last one, if each begins at a multiple of `to` elements.
 local function places(to)
   local at, list = 0, {}
   for k, shape in ipairs(SHAPES) do

@@ -39,7 +39,7 @@ describe("size_based_auto_wrap_policy", function()
     assert.equal(" list.2", wrapped_names(m))
     local listed = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 40,
       exclude_wrap_modules = {} } })
-    assert.equal(" list.2", wrapped_names(listed))        -- 30 elements remain in the list
+    assert.equal(" list.2", wrapped_names(listed))        -- the rest of the list has 30 elements
     local lower = FSDP(Net(), { auto_wrap_policy = wrap.size_based_auto_wrap_policy { min_num_params = 31,
       exclude_wrap_modules = {} } })
     assert.equal(" list.2", wrapped_names(lower))
