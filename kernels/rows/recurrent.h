@@ -44,7 +44,8 @@ static inline ms_tensor *ms__recurrent_out(ms_recurrent_kind kind, ms_tensor *co
 }
 
 // Inputs of the gradients. The first three are the gradients of y, h and c; DY, DH or DC may be absent. HS, CS and
-// GATES are as above. Integers: the last step comes first; relu; N; the mask (rows/grad.h).
+// GATES are as above. Integers: whether the last step comes first; whether relu replaces tanh; N; the mask
+// (rows/grad.h).
 enum {
     MS_RECURRENT_DY,
     MS_RECURRENT_DH,

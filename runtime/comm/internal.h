@@ -245,7 +245,7 @@ typedef struct ms_coll {
     // The place in the script of a send or receive in the background: read only by checks for deadlocks
     ms_resumption place;
     uint64_t hash;
-    bool inline_;        // the input fits into the payload
+    bool inline_;        // the input is sent in the slot's payload
     ms_tensor *keep[2];  // the request's input and output, retained
     atomic_bool raised;  // failed because of a published error
     bool mismatched;     // the calls differ: the collective fails on every member, so no error is published
@@ -318,7 +318,7 @@ int ms__rank_launched(void);  // world rank from the launcher's variables, known
 // ---- comm/job/end.c: the end of a job ----
 void ms__comm_stop(void);  // orderly end, with MPI_Finalize
 bool ms__comm_stopped(void);
-void ms__end_catch(void);               // starts handling exits
+void ms__end_catch(void);               // registers the exit handler
 ms_status ms__end_start(void);          // starts watching the peers whose pids are on the board
 _Noreturn void ms__end_stay(int code);  // called when a peer has failed and reported why
 // To be called when a collective cannot complete: returns code, whose error is set, and ends the job soon. culprit: the

@@ -85,7 +85,7 @@ ms_status ms__native_open(const ms_launch *launch)
 // alone does not show that: the peer may have failed in a later call.
 static bool is_lost(uint64_t epoch) { return ms__comm_error_since(epoch) && atomic_load(&ms__world.board->failing); }
 
-enum { EXPLAINED = 300 * 1000000 };  // ns in which the rank that caused a failure reports it
+enum { EXPLAINED = 300 * 1000000 };  // time in ns that the rank that caused a failure has to report it
 
 // Waits until a call on p, which has returned r, has been carried out. what: for messages.
 static ms_status complete(ms_gpu_group *p, ms_gpu_result r, const char *what, char *text, size_t n)

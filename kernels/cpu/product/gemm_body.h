@@ -218,8 +218,8 @@ static MS_KERNEL void R(strip)(int vecs, int64_t m, int64_t k, const OPERANDS *a
     }
 }
 
-// Multiplies one packed panel of A, which stays in the first-level cache, by the panels of B for n columns. Rows and
-// columns that do not fill a panel go through a buffer; panels are padded with zeros.
+// Multiplies one packed panel of A, which stays in the first-level cache, by the panels of B for n columns. Rows that
+// do not fill a panel and columns that do not fill a vector go through a buffer; panels are padded with zeros.
 static MS_KERNEL void R(sweep)(int64_t n, int64_t rows, int64_t k, const OPERANDS *all, gemm_ahead *ahead)
 {
     REAL t[8 * 3 * LANES] __attribute__((aligned(64))), e[3 * LANES];

@@ -167,7 +167,7 @@ end
 
 --- Divides each element by (k + alpha * mean of the squares of `size` adjacent channels)^beta (Krizhevsky et al. 2012).
 ---@param x Tensor  [N, C, ...], floating point
----@param size integer  number of channels
+---@param size integer  number of adjacent channels
 ---@param given? { alpha: number, beta: number, k: number }
 ---   alpha: factor of the mean (default: 1e-4); beta: the power (default: 0.75); k: the number added (default: 1)
 ---@return Tensor  of x's shape

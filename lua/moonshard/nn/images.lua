@@ -144,11 +144,11 @@ function Fold:extra_repr() return text(self.size) .. ", " .. columns_repr(self.h
 --- F.local_response_norm as a module: divides each element by a mean over adjacent channels.
 ---@class LocalResponseNorm: Module
 ---@overload fun(size: integer, opts?: { alpha: number, beta: number, k: number }): LocalResponseNorm
----   size: number of channels; alpha: factor of the mean of squares (default: 1e-4); beta: the power (default: 0.75);
----   k: the number added (default: 1)
+---   size: number of adjacent channels; alpha: factor of the mean of squares (default: 1e-4); beta: the power
+---   (default: 0.75); k: the number added (default: 1)
 local LocalResponseNorm = Module:extend "LocalResponseNorm"
 
----@param size integer  number of channels
+---@param size integer  number of adjacent channels
 function LocalResponseNorm:init(size, given)
   self.size = opts.expect(size, opts.whole_from(1), "LocalResponseNorm: argument 1, the number of channels,")
   self.how = opts("LocalResponseNorm", given, { alpha = 1e-4, beta = 0.75, k = 1 })

@@ -13,7 +13,7 @@ function M.launched()
   return launch.rank, launch.world
 end
 
---- Ends the script on every rank; rank 0 prints the reason.
+--- Ends this process; to be called on every rank. Rank 0 prints the reason.
 ---@param script string  the script's name in messages
 ---@param format string  for string.format, with the arguments that follow
 function M.stop(script, format, ...)

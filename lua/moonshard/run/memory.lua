@@ -58,7 +58,7 @@ function Kinds:sample(out)
   out.memory_other = math.max(0, allocated - self.all - gradients - self.state)
 end
 
---- Prepares samples of a device's memory.
+--- Makes an object that samples a device's memory by kind.
 ---@param device string
 ---@param model? Module
 ---@param optimizer? table

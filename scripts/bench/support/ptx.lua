@@ -60,7 +60,7 @@ local function instruction(text)
 end
 
 -- Determines the class of loads of untyped words. If a kernel has typed vectors of halves, its vectors of untyped words
--- are not halves. Returns whether it has such vectors.
+-- are not halves. Returns whether it has typed vectors of halves.
 local function classify(blocks)
   local uses, typed = {}, false
   for _, b in ipairs(blocks) do

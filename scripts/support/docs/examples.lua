@@ -138,7 +138,7 @@ local function default_text(value)
   return type(value) == "number" and ("%.14g"):format(value) or text_of(value)
 end
 
--- Options as text by name, of the function that the example is about.
+-- The options of the function `name`: a table from their names to their defaults as text; nil if there are none.
 local function options_of(name, seen)
   local short = name:match "[%w_]+$"
   local spec = seen[name] or seen[short]

@@ -42,7 +42,7 @@ struct pref_state {
     uint32_t align[4];
 };
 struct algo_state {
-    uint64_t problem;  // fingerprint
+    uint64_t problem;  // fingerprint of the problem that the algorithm serves
     uint64_t room;
     uint32_t is, align[4];
 };

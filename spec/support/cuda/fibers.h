@@ -49,7 +49,7 @@ struct block_state {
 #if !defined(__x86_64__)
     std::vector<ucontext_t> contexts { MAX_THREADS };
 #endif
-    uint32_t tiles[2][MAX_THREADS][10];  // operands of a product from the lanes of a warp (tensor.h)
+    uint32_t tiles[2][MAX_THREADS][10];  // words that the lanes of a warp exchange; the buffers alternate (tensor.h)
 };
 inline constinit thread_local fiber *self = nullptr;
 inline constinit thread_local block_state *block = nullptr;

@@ -16,7 +16,8 @@
 namespace ms_shim
 {
 
-enum { STATIC_SHARED = 48 << 10, MOST_SHARED = 227 << 10, POISON = 0xff };  // as float, half and int: NaN, NaN, -1
+// POISON: the value of each byte; read as float or half, the bytes are NaN, as int -1.
+enum { STATIC_SHARED = 48 << 10, MOST_SHARED = 227 << 10, POISON = 0xff };
 
 // Bytes of dynamic shared memory to which cudaFuncSetAttribute raised a kernel's limit.
 inline std::map<const void *, size_t> shared_limits;
