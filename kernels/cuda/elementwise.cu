@@ -16,9 +16,16 @@ enum {
     F_COUNT
 };
 
-#define CASE(name, expression) \
-    case F_##name:             \
-        return (T)(expression);
+// The gamma functions have a kernel of their own: their calls would take the registers of all other formulas.
+static __host__ __device__ constexpr bool is_gamma(int code)
+{
+    return code == F_lgamma || code == F_digamma || code == F_polygamma || code == F_bwd_lgamma ||
+           code == F_bwd_digamma || code == F_bwd_polygamma;
+}
+#define CASE(name, expression)                                             \
+    case F_##name:                                                         \
+        if constexpr (GAMMA == is_gamma(F_##name)) return (T)(expression); \
+        else return a;
 #define OMIT(...)
 #define FOR_ALL CASE
 #define FOR_FOUR CASE
@@ -113,6 +120,16 @@ __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 3 : 2) strided_kernel(st
             value<T>::store(l.dtype[0], l.data[0] + to[j], o);
         }
 }
+// One element a thread.
+template <class T> __global__ void gamma_kernel(strided l, int code, T s)
+{
+    int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];
+    if (i >= l.numel) return;
+    place<MAX_OPERANDS>(l, i, at);
+    T a = value<T>::load(l.dtype[1], l.data[1] + at[1]), b = 0;
+    if (l.n > 2) b = value<T>::load(l.dtype[2], l.data[2] + at[2]);
+    value<T>::store(l.dtype[0], l.data[0] + at[0], formula<T>::template apply<true>(code, a, b, 0, s, 0));
+}
 
 // ---- launches ----
 
@@ -133,6 +150,11 @@ template <class T> static ms_status run_typed(const char *what, int index, const
 {
     int code = f.code;
     T u = number<T>(f.s), v = number<T>(f.t);
+    if constexpr (!std::is_same_v<T, int64_t>)
+        if (is_gamma(code)) {
+            grid g = grid_of(l.numel);
+            return launch(what, index, gamma_kernel<T>, g.blocks, g.threads, l, code, u);
+        }
     if (!l.dense) {
         grid g = grid_of(up(l.numel, EACH));
         return launch(what, index, strided_kernel<T>, g.blocks, g.threads, l, code, u, v);

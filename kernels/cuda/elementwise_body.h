@@ -11,7 +11,8 @@
 #define MASK_B (b != 0)
 template <> struct formula<REAL> {
     typedef REAL T;
-    static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
+    // GAMMA: of the formulas that call the gamma functions; otherwise of all others.
+    template <bool GAMMA = false> static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
         switch (code) {
 #define FORMULA(name, types, expression) FOR_##types(name, expression)

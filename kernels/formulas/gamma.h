@@ -7,8 +7,28 @@
 #ifndef MS_FORMULAS_GAMMA
 #define MS_FORMULAS_GAMMA
 
+// On a GPU they are functions of their own: in line, they would take the registers of every other formula of a kernel.
+// They call no sin, tan or pow, whose reduction of large arguments takes a stack there.
+#ifdef __CUDACC__
+#define MS_GAMMA_FN static __host__ __device__ __noinline__
+#else
+#define MS_GAMMA_FN MS_FN
+#endif
+
 #define MS_PI_F64 3.14159265358979323846
 
+// sin(pi f) for f from 0 to 1, by the series of sine, or of cosine around 1/2, for arguments up to pi / 4.
+MS_FN double ms_sine_of_part(double f)
+{
+    double g = f > 0.5 ? 1 - f : f;
+    bool near = g <= 0.25;
+    double x = MS_PI_F64 * (near ? g : 0.5 - g), y = x * x, sum = 0, term = near ? x : 1;
+    for (int k = near ? 2 : 1; k < 20; k += 2) {
+        sum += term;
+        term *= -y / (k * (k + 1));
+    }
+    return sum;
+}
 MS_FN double ms_gamma_logarithm(double x)  // x >= 0.5
 {
     double z = x - 1, t = z + 7.5, sum = 0.99999999999980993227684700473478;
@@ -22,23 +42,24 @@ MS_FN double ms_gamma_logarithm(double x)  // x >= 0.5
     sum += 1.50563273514931155834e-7 / (z + 8);
     return 0.91893853320467274178 + (z + 0.5) * __builtin_log(t) - t + __builtin_log(sum);
 }
-MS_FN double ms_lgamma_of(double x)
+MS_GAMMA_FN double ms_lgamma_of(double x)
 {
     if (x != x) return x;
     double f = x - __builtin_floor(x);
     if (x > 1e300 || (x <= 0 && f == 0) || x < -1e300) return __builtin_inf();
     if (x >= 0.5) return ms_gamma_logarithm(x);
-    return __builtin_log(MS_PI_F64 / __builtin_fabs(__builtin_sin(MS_PI_F64 * f))) - ms_gamma_logarithm(1 - x);
+    return __builtin_log(MS_PI_F64 / ms_sine_of_part(f)) - ms_gamma_logarithm(1 - x);
 }
 
-MS_FN double ms_digamma_of(double x)
+MS_GAMMA_FN double ms_digamma_of(double x)
 {
     double less = 0, f = x - __builtin_floor(x);
     if (x != x || x > 1e300) return x;
     if (x == 0) return __builtin_copysign(__builtin_inf(), -x);
     if (x < 0) {
         if (f == 0) return (x - x) / (x - x);
-        less = MS_PI_F64 / __builtin_tan(MS_PI_F64 * f);
+        double cosine = f <= 0.5 ? ms_sine_of_part(0.5 - f) : -ms_sine_of_part(f - 0.5);
+        less = MS_PI_F64 * cosine / ms_sine_of_part(f);
         x = 1 - x;
     }
     for (; x < 10; x += 1) less += 1 / x;
@@ -53,15 +74,20 @@ MS_FN double ms_digamma_of(double x)
 }
 
 // The n-th derivative of digamma: for n >= 1 it is (-1)^(n + 1) n! zeta(n + 1, x).
-MS_FN double ms_polygamma_of(double n, double x)
+MS_GAMMA_FN double ms_polygamma_of(double n, double x)
 {
     if (n == 0) return ms_digamma_of(x);
     if (x != x) return x;
     if (x <= 0 && x == __builtin_floor(x)) return __builtin_inf();
     if (x < -1e6) return (x - x) / (x - x);  // nan: the recurrence would take too long
     double s = n + 1, sum = 0, factor = 1;
-    for (; x < 12; x += 1) sum += __builtin_pow(x, -s);
-    double power = __builtin_pow(x, -s);
+    double power;
+    for (;; x += 1) {
+        power = 1 / x;
+        for (double k = 1; k < s; k += 1) power /= x;
+        if (x >= 12) break;
+        sum += power;
+    }
     sum += x * power / n + 0.5 * power;
     const double b[8] = { 1.0 / 12,
                           -1.0 / 720,

@@ -38,7 +38,7 @@ int main(void)
     ms_id x = ms_from_data(MS_F32, 2, (int64_t[]) { N, 2 }, points),
           labels = ms_from_data(MS_I64, 1, (int64_t[]) { N }, inside);
     ms_id p[4] = { parameter(32, 2, 0.7), parameter(32, 0, 0.7), parameter(2, 32, 0.2), parameter(2, 0, 0.2) };
-    ms_id state[3 * 4] = { 0 };
+    ms_id state[MS_OPTIM_STATES * 4] = { 0 };
     ms_optim_options adam = { .kind = MS_ADAMW, .lr = 0.02, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
     for (int step = 1; step <= STEPS; step++) {
         double scope = ms_scope_open("step");  // the scope releases the step's tensors at its end

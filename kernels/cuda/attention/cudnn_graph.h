@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <vector>
 
 #include "cuda/attention/cudnn_values.h"
 
@@ -57,7 +56,9 @@ class cudnn_graph
 {
     const cudnn_functions &f;
     const cudnn_attention &a;
-    std::vector<cudnn_desc> made;
+    enum { MOST_MADE = 256 };
+    cudnn_desc made[MOST_MADE];
+    int n_made = 0;
     int64_t next = 100;  // the next id of a virtual tensor
     cudnn_desc scale = NULL;
 
@@ -72,10 +73,7 @@ class cudnn_graph
     cudnn_graph(const cudnn_graph &) = delete;
     ~cudnn_graph()
     {
-        while (!made.empty()) {  // the newest first: it may hold pointers to older ones
-            f.BackendDestroyDescriptor(made.back());
-            made.pop_back();
-        }
+        while (n_made > 0) f.BackendDestroyDescriptor(made[--n_made]);  // the newest first: it may point to older ones
     }
 
     void need(int s, const char *what)
@@ -88,8 +86,9 @@ class cudnn_graph
     cudnn_desc make(int type)
     {
         cudnn_desc d = NULL;
+        if (n_made == MOST_MADE) need(CUDNN_STATUS_NOT_SUPPORTED, "making so many descriptors");
         if (!status) need(f.BackendCreateDescriptor(type, &d), "creating a descriptor");
-        if (d) made.push_back(d);
+        if (d) made[n_made++] = d;
         return d;
     }
     void set(cudnn_desc d, int name, int type, int64_t n, const void *values)

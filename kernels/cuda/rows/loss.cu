@@ -296,26 +296,28 @@ static void cross_let_go(cross_held *h)
     if (h->ids) ms__release(h->ids);
     if (h->x) ms__release(h->x);
 }
-// Memory of a call: two totals, then the losses of the rows, then room for parts of totals.
+// Memory of a call: two totals, then the losses of the rows.
 enum { ROWS_JOINED = 64 * BLOCK };  // a thread adds up at most 64 rows
 static int64_t total_parts(int64_t rows)
 {
-    int64_t n = up(rows, ROWS_JOINED / 2);
+    int64_t n = up(rows, rows * 12 < LARGE ? ROWS_JOINED / 2 : 2 * BLOCK);  // 12: bytes of an id and a loss
     return rows <= ROWS_JOINED ? 1 : n < ROWS_JOINED ? n : (int64_t)ROWS_JOINED;
 }
 static ms_status loss_room(const ms_call *c, ms_block **room, int64_t rows)
 {
-    return ms__alloc(room, ms__device(c->in[0]), (size_t)(2 + rows + 2 * total_parts(rows)) * sizeof(double),
-                     c->op->name);
+    return ms__alloc(room, ms__device(c->in[0]), (size_t)(2 + rows) * sizeof(double), c->op->name);
 }
 // Stores the totals in room, and the loss of all rows in out, if it has data. losses: NULL for the weights alone.
 template <class T>
 static ms_status add_totals(const ms_call *c, const cross &q, int index, ms_block *room, const T *losses,
                             const target &out)
 {
-    double *totals = (double *)room->data, *parts = totals + 2 + q.rows;
     int64_t n = total_parts(q.rows);
     bool mean = c->i[0] == MEAN;
+    double *totals = (double *)room->data;
+    scratch room_of_parts;
+    if (n > 1) MS_TRY(room_of_parts.alloc(c, MS_CUDA | index << 8, 2 * n * (int64_t)sizeof(double)));
+    double *parts = (double *)room_of_parts.data;
     MS_TRY(launch_blocks(c->op->name, index, cross_total_kernel<T>, n, BLOCK, q, losses, totals, parts, mean, out));
     if (n == 1) return MS_OK;
     return launch_blocks(c->op->name, index, cross_join_kernel, 1, BLOCK, (int)n, (const double *)parts, totals, mean,

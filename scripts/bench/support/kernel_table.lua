@@ -142,7 +142,7 @@ M.MAIN = set [[
 --- width and bytes in flight.
 --- embedding:index_kernel and place_kernel move elements that each have a position of their own, or are not adjacent.
 M.SMALL = set [[
-  reduce:begin_kernel reduce:join_kernel elementwise:truth_kernel
+  reduce:begin_kernel reduce:join_kernel elementwise:truth_kernel elementwise:gamma_kernel
   norm:norm_join_kernel loss:cross_total_kernel loss:cross_finish_kernel mse:mse_join_kernel optim:norm_join_kernel
   loss:cross_rows_kernel loss:cross_join_kernel
   batch_norm:bn_scale_kernel batch_norm:bn_finish_kernel conv:bias_join_kernel embedding:sort_alone_kernel

@@ -20,8 +20,8 @@ local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 -- tensors. AdamW reads 12 bytes an element (parameter and gradient of bfloat16, two states of float32) and writes all
 -- but the gradient, 10 bytes. The logits of a chunk are read twice, then overwritten by their gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }
--- Kernels that receive the logits' description, but read only one id and one loss per row.
-local ROWS = { ["loss: cross_total_kernel"] = true }
+-- Kernels that receive the logits' description, but read only one id and one loss or one logit per row.
+local ROWS = { ["loss: cross_total_kernel"] = true, ["loss: cross_rows_kernel"] = true }
 -- Elements of a table that each thread of a kernel touches; the size of the table does not count.
 local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
 -- How often the threads of a kernel wait for memory, if more than once a launch: in a sort's passes over its entries,
@@ -29,6 +29,8 @@ local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kern
 local WAITS = { ["embedding: sort_alone_kernel"] = function() return 8 end,
   ["embedding: sort_count_kernel"] = function() return 2 end,
   ["embedding: sort_place_kernel"] = function(l) return 3 + l.blocks / 4 end }
+-- Kernels that receive the memory of all rows' losses, but join at most 64 totals a thread (loss.cu, total_parts).
+local TOTALS = { ["loss: cross_join_kernel"] = true }
 -- Bytes of a partial result that is not one number: here a double and the number of its owner.
 local PART = { ["optim: norm_join_kernel"] = 12 }
 
@@ -104,7 +106,7 @@ function M.narrow(launches, by_symbol)
       -- float32, it is float64.
       local c = row.classes.float32
       local parts = l.float32 / (PART[row.name:match "^[^<]*"] or c and c.flight > 0 and 4 or 8) + l.other / 8
-      local is_alone = kernels.joins(row) and parts > 64 * l.blocks * l.threads
+      local is_alone = kernels.joins(row) and not TOTALS[row.name:match "^[^<]*"] and parts > 64 * l.blocks * l.threads
       if is_few then few = few + 1 end
       if is_alone then alone = alone + 1 end
       if is_few or is_alone then
