@@ -95,8 +95,8 @@ local function whole_contents(model, optimizer)
   return list, steps
 end
 
---- Returns the tensors of a checkpoint, in the same order on every rank (name, this rank's part, shape of the whole),
---- and the numbers of the optimizer's state.
+--- Returns the tensors of a checkpoint (name, this rank's part, shape of the whole), and the numbers of the optimizer's
+--- state. The order is the same on every rank; of a model that is saved whole, only rank 0 has tensors.
 local function contents(model, optimizer)
   if not is_by_rows(model) then return whole_contents(model, optimizer) end
   local list, steps, position = {}, {}, {}

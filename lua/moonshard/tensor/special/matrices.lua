@@ -118,7 +118,7 @@ function M.solve(A, B, given)
   end)
 end
 
---- Solves A X = B for triangular matrices, of which only the triangle is read. Errors: a 0 on the diagonal.
+--- Solves A X = B for triangular A; A's other triangle is not read. Errors: a 0 on the diagonal.
 ---@param A Tensor  [..., N, N]
 ---@param B Tensor  [..., N, K]; batches broadcast
 ---@param given { upper: boolean, left: boolean, unitriangular: boolean }
@@ -156,7 +156,7 @@ function M.slogdet(A)
   return outputs(2)
 end
 
---- The triangular L with A = L L^T, of symmetric positive-definite matrices, of which the lower triangle is read.
+--- The lower triangular L with A = L L^T, for symmetric positive-definite A; only A's lower triangle is read.
 --- Errors: a matrix that is not positive-definite.
 ---@param A Tensor  [..., N, N]
 ---@param given? { upper: boolean }  upper: reads the upper triangle and returns L^T (default: false)
