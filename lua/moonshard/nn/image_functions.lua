@@ -174,7 +174,7 @@ end
 function M.local_response_norm(x, size, given)
   local o = opts("local_response_norm", given, { alpha = 1e-4, beta = 0.75, k = 1 })
   opts.expect(x, a_tensor, "local_response_norm: argument 1")
-  opts.expect(size, opts.whole_from(1), "local_response_norm: argument 2, the number of channels,")
+  opts.expect(size, opts.whole_from(1), "local_response_norm: argument 2, the number of adjacent channels,")
   if x.ndim < 3 then
     raise("local_response_norm: Expected 3D or higher dimensionality input (got %d dimensions)", x.ndim)
   end

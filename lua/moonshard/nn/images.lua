@@ -150,7 +150,7 @@ local LocalResponseNorm = Module:extend "LocalResponseNorm"
 
 ---@param size integer  number of adjacent channels
 function LocalResponseNorm:init(size, given)
-  self.size = opts.expect(size, opts.whole_from(1), "LocalResponseNorm: argument 1, the number of channels,")
+  self.size = opts.expect(size, opts.whole_from(1), "LocalResponseNorm: argument 1, the number of adjacent channels,")
   self.how = opts("LocalResponseNorm", given, { alpha = 1e-4, beta = 0.75, k = 1 })
 end
 function LocalResponseNorm:forward(x)
