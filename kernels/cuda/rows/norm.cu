@@ -487,7 +487,7 @@ static ms_status long_norm_backward(const norm_gradients &d)
     int64_t rows = d.q.rows, n = d.q.n, tiles = up(n, COLUMNS);
     scratch room;
     int64_t cut = column_segments(rows, tiles), more = up(2 * ENOUGH, tiles);
-    if (cut * tiles < ENOUGH && rows * n * 4 >= LARGE) cut = more < MOST_JOINED ? more : MOST_JOINED;
+    if (cut * tiles < ENOUGH && rows * n * 4 >= LARGE) cut = more < MOST_JOINED ? more : int64_t { MOST_JOINED };
     // A segment has a multiple of four rows, because statistics are read for four rows at a time.
     int64_t segment = up(up(rows, cut), 4) * 4, segments = up(rows, segment);
     static_assert(2 * COLUMNS == BLOCK, "norm_parts_kernel has a thread for each sum");
