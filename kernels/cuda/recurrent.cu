@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// cuda/recurrent.cu -- the steps of RNN, LSTM and GRU layers (rows/recurrent.h): for each step a product, and a launch
-// that turns sums into gates and states, one thread for each unit of a row. The gradients of weights are one product
-// over all steps. States and operands of products have the tensors' dtype; gates, cells and sums are float32 with half
-// types.
+// cuda/recurrent.cu -- the steps of RNN, LSTM and GRU layers (rows/layers/recurrent.h): for each step a product, and a
+// launch that turns sums into gates and states, one thread for each unit of a row. The gradients of weights are one
+// product over all steps. States and operands of products have the tensors' dtype; gates, cells and sums are float32
+// with half types.
 #include "cuda/blocks.h"
 #include "cuda/product.h"
-#include "rows/recurrent.h"
+#include "rows/layers/recurrent.h"
 
 #define REAL float
 #define R(name) name##_f32

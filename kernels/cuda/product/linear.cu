@@ -50,7 +50,7 @@ static ms_status run_matmul(ms_call *c)
     return st;
 }
 
-// ---- gelu_mlp: gelu(x w1^T + b1) w2^T + b2 (rows/mlp.c) ----
+// ---- gelu_mlp: gelu(x w1^T + b1) w2^T + b2 (rows/layers/mlp.c) ----
 
 enum { X, W1, W2, B1, B2 };
 // A call of linear, or of its backward: the mask selects those of dx, dw, db.

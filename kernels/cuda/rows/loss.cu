@@ -407,7 +407,7 @@ static ms_status run_cross_entropy_backward(ms_call *c)
     return st;
 }
 
-// ---- linear_cross_entropy: chunks of rows (rows/loss.c) ----
+// ---- linear_cross_entropy: chunks of rows (rows/layers/loss.c) ----
 
 struct chunked {
     ms_tensor *x, *w, *bias, *g;                // g: the loss's gradient; NULL in a forward, where it is 1

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/recurrent.h -- the steps of a layer of RNN, LSTM or GRU in one direction, for the CPU and the GPU.
+// rows/layers/recurrent.h -- the steps of a layer of RNN, LSTM or GRU in one direction, for the CPU and the GPU.
 //
 // The rows of a step are the sequences that reach it, the longest first, and the steps lie one after the other, as in a
 // packed sequence. A dense input [T, N, ...] has N rows in each step. Forward passes from step to step: what a step

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/recurrent.c -- rows of rnn, lstm and gru: all steps of a layer in one direction (recurrent.h).
-#include "rows/recurrent.h"
+// rows/layers/recurrent.c -- rows of rnn, lstm and gru: all steps of a layer in one direction (recurrent.h).
+#include "rows/layers/recurrent.h"
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/norm.c -- rows of softmax, log_softmax, layer_norm and rms_norm, also of a sum (add_layer_norm, add_rms_norm).
+// rows/layers/norm.c -- rows of softmax, log_softmax, layer_norm and rms_norm, also of a sum (add_layer_norm,
+// add_rms_norm).
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 #include "rows/layout.h"

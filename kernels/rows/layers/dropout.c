@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/dropout.c -- rows of dropout. The seed and offset are saved instead of the mask; backward generates the mask
-// again.
+// rows/layers/dropout.c -- rows of dropout. The seed and offset are saved instead of the mask; backward generates the
+// mask again.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 

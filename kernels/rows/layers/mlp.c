@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// rows/mlp.c -- gelu_mlp: gelu(x w1^T + b1) w2^T + b2, with tanh's form of GELU. On the CPU it calls the kernels of
-// linear and gelu and has their bits; a GPU's products compute GELU and its gradient, too (cuda/product/linear.cu).
+// rows/layers/mlp.c -- gelu_mlp: gelu(x w1^T + b1) w2^T + b2, with tanh's form of GELU. On the CPU it calls the kernels
+// of linear and gelu and has their bits; a GPU's products compute GELU and its gradient, too (cuda/product/linear.cu).
 //
 // Sizes: x [..., in], w1 [hidden, in], w2 [out, hidden]. Outputs for backward: `before`, what GELU is applied to, and
 // `hidden`, its result; hidden is not kept if backward is to compute it again.
