@@ -16,7 +16,8 @@ enum {
     F_COUNT
 };
 
-// The gamma functions have a kernel of their own: their calls would take the registers of all other formulas.
+// The gamma functions have a kernel of their own: with calls of them, the kernel of all other formulas would need more
+// registers.
 static __host__ __device__ constexpr bool is_gamma(int code)
 {
     return code == F_lgamma || code == F_digamma || code == F_polygamma || code == F_bwd_lgamma ||

@@ -40,11 +40,12 @@ template <class S> struct pass {
     ms_step now, next;
     int64_t rows, H, P, gates;  // rows: those of the larger of the two steps
     bool relu, project;
-    // forward; unprojected: [N, H]
+    // Data of forward. unprojected: [N, H].
     const S *x, *bias, *h0, *c0;
     T *sums, *cs, *q;
     S *y, *hn, *cn, *hs, *unprojected;
-    // backward, which reads hs, cs and q too; unprojected: [rows of all steps, H], NULL if not needed
+    // Data of backward, which also reads hs, cs and q, and stores in `unprojected` the states before the projection,
+    // [rows of all steps, H], unless it is NULL.
     const S *dy, *dh, *dc;
     S *dx, *da, *dh0, *dc0, *dprojected;
     T *carried;
@@ -56,7 +57,8 @@ template <class S> struct pass {
 struct spot {
     int64_t row, at, wide;
 };
-// What a step leaves: the state before the next step, or that after the last.
+// Stores v, an element of the state after a step: in `before`, which has the states before each step, if the row has a
+// next step; otherwise in `last`, the final states.
 template <class B, class L>
 static __device__ inline void leave(const ms_step &next, B *before, L *last, const spot &s, real_of<L> v)
 {
@@ -183,7 +185,7 @@ template <class S> __global__ void unproject_kernel(pass<S> w)
     if (r < w.next.n) unit_gradient<S, MS_LSTM>(w, r, j, w.sums[r * w.H + j]);
 }
 
-// Rounds the gradient of c_0.
+// Stores the gradient of c_0, rounded to its dtype.
 template <class S> __global__ void cell_kernel(int64_t n, const real_of<S> *carried, S *dc0)
 {
     if (GLOBAL_INDEX < n) store_one(dc0 + GLOBAL_INDEX, carried[GLOBAL_INDEX]);

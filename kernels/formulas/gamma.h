@@ -7,8 +7,8 @@
 #ifndef MS_FORMULAS_GAMMA
 #define MS_FORMULAS_GAMMA
 
-// On a GPU they are functions of their own: in line, they would take the registers of every other formula of a kernel.
-// They call no sin, tan or pow, whose reduction of large arguments takes a stack there.
+// nvcc must not inline lgamma, digamma and polygamma: a kernel that has many formulas would need more registers for all
+// of them. They call no sin, tan or pow, whose reduction of large arguments takes a stack on a GPU.
 #ifdef __CUDACC__
 #define MS_GAMMA_FN static __host__ __device__ __noinline__
 #else

@@ -15,8 +15,9 @@ typedef enum { MS_SCAN_PROD, MS_SCAN_MAX, MS_SCAN_MIN, MS_SCAN_LOG, MS_SCAN_PROD
 // the scan, and the r of the element after.
 #endif
 
-// The state of a range of elements. PROD: v is the product. MAX, MIN: v is the extreme, which is element `at`. LOG and
-// LOG_BACK: w exp(v) is the sum of exponentials, and v is the largest exponent. PROD_BACK: the map from S to w + v S.
+// The state of a range of elements. PROD: v is the product. MAX, MIN: v is the extreme, which is element `at`. LOG:
+// w exp(v) is the sum of exp(x), and v is the largest x. LOG_BACK: w exp(v) is the sum of g exp(-y), and v is the
+// largest -y. PROD_BACK: the map from S to w + v S.
 typedef struct {
     REAL v, w;
     int64_t at;
@@ -29,7 +30,7 @@ MS_FN R(ms_scan) R(ms_scan_element)(int kind, REAL p, REAL q, int64_t at)
     if (kind == MS_SCAN_LOG) s.w = 1;
     if (kind == MS_SCAN_LOG_BACK) {
         s.v = -p;
-        if (s.v > (REAL)1.7e308) s.v = -s.v, s.w = 0;  // every element so far is -inf
+        if (s.v > (REAL)1.7e308) s.v = -s.v, s.w = 0;  // y is -inf: so is every x up to here
     }
 #else
     (void)kind;

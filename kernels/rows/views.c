@@ -449,7 +449,9 @@ static ms_status check_as_strided(ms_call *c)
                              MS_MAX_DIMS);
     const int64_t *shape = c->i + 1, *stride = shape + n;
     if (!ms__is_contiguous(x))
-        return ms__call_fail(c, "%s is not contiguous, and places count in contiguous memory; call contiguous() first",
+        return ms__call_fail(c,
+                             "%s is not contiguous, but offset and strides count elements of contiguous memory; call "
+                             "contiguous() first",
                              ms__tensor_text(x));
     int64_t last = c->i[0], step;
     bool some = true, fits = last >= 0;

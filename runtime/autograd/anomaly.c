@@ -32,8 +32,8 @@ ms_status ms_anomaly_line(ms_id id, const char *line)
     return MS_OK;
 }
 
-// The line of a node: that of the first node, from this one on, whose line is known, because one call of a script may
-// record several nodes, of which it names the last one. NULL if there is none.
+// The script's line that recorded a node; NULL if it is not known. One call of a script may record several nodes, and
+// only the last one gets its line, so this is the line of the first node at or after n that has one.
 static const char *line_of(const ms_node *n)
 {
     int low = 0, high = n_lines;

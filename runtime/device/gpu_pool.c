@@ -147,7 +147,8 @@ static ms_status alloc_small(void **out, int index, size_t size)
 
 // ---- blocks of captured steps ----
 
-// Takes the smallest free block of p for `bytes` bytes: of the same class, or a large one. NULL: there is none.
+// Takes a free block of p for `bytes` bytes: one of the same class, or for large sizes the smallest that is big enough.
+// NULL: there is none.
 static ms_block *take_pinned(ms_pins *p, int device, size_t bytes, size_t size)
 {
     ms_block **best = NULL;

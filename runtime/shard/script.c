@@ -172,7 +172,7 @@ ms_id ms_unit_gather_like(ms_id id, ms_id part_id)
         return ms__no_id(ms__fail(MS_EINVAL, "full_tensor: parameter '%s' is not sharded", t->name ? t->name : "?"));
     if (part->numel != p->local->numel)
         return ms__no_id(ms__fail(MS_EINVAL,
-                                  "full_tensor: %s given, expected as many elements as this rank's part of '%s', %s",
+                                  "full_tensor: got %s, expected as many elements as this rank's part of '%s' has, %s",
                                   ms__tensor_text(part), t->name ? t->name : "?", ms__tensor_text(p->local)));
     if (ms__storage_sync(part->storage, false) != MS_OK) return 0;
     return gather_whole(p, part);

@@ -12,7 +12,7 @@ local operators = samples.operators()
 -- Operators that refuse every sample with an empty dimension, on purpose (a maximum of nothing …).
 local refuses_empty = { max_all = "no largest of none", min_all = "no smallest of none" }
 -- Operators that may refuse inputs with strides, on purpose.
-local refuses_strides = { view = "a view cannot copy", as_strided = "places count in contiguous memory" }
+local refuses_strides = { view = "a view cannot copy", as_strided = "strides count elements of contiguous memory" }
 local no_meta = { to_device = "there is no data to move" }
 -- Steps of the finite differences: with smaller ones the rounding of float32 dominates.
 local step = { cast = 0.125 }

@@ -35,7 +35,7 @@ describe("ResNet", function()
 
   it("names what does not fit", function()
     assert.are.equal("ResNet: option 'depth' is 20, expected 18, 34, 50, 101 or 152", message(ResNet, { depth = 20 }))
-    assert.are.equal("ResNet: pictures have shape [2, 1, 8, 8], expected [B, 3, H, W]",
+    assert.are.equal("ResNet: images have shape [2, 1, 8, 8], expected [B, 3, H, W]",
       message(small(18), ms.zeros(2, 1, 8, 8, { dtype = "float64" })))
   end)
 end)

@@ -167,7 +167,7 @@ describe("a run", function()
       { function() run:log { step = 2 ^ 53 } end, "run:log: step is .*, expected a whole number from 4 to" },
       { function() run:log { note = "x" } end, "run:log: 'note' is a string %('x'%), expected a number" },
       { function() run:log(3) end, "run:log: argument 1 is a number %(3%), expected a table of numbers" },
-      { function() run:image("a b", ms.ones(2, 2)) end, "run:image: the name 'a b' has characters" },
+      { function() run:image("a b", ms.ones(2, 2)) end, "run:image: the name is 'a b', expected letters" },
       { function() run:image("a", ms.ones(2, 2, 2)) end, "has shape %[2, 2, 2%], expected %[H, W%]" },
       { function() run:text("../a", "x") end, "run:text: the name '../a' has" },
       { function() run:text("a", 3) end, "run:text: argument 2 is a number" },

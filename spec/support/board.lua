@@ -10,7 +10,7 @@ typedef struct {
     int32_t begun, done, failed;    // the latest test that it has begun, finished, failed in; 0: none yet
     double  since;                  // when the test `begun` began
 } spec_board_rank;
-// parent: busted's process; stop: 1 if it ends the gang
+// parent: busted's process; stop: busted sets it to 1 to end the gang
 typedef struct { int32_t parent, stop; spec_board_rank rank[64]; } spec_board;
 int   spec_open(const char *, int, ...) __asm__("open");
 int   spec_close(int) __asm__("close");
@@ -24,11 +24,11 @@ local board = { max = 64 }
 
 --- Maps the board in `path`; creates it if needed.
 function board.open(path)
-  local fd = C.spec_open(path, 0x42, ffi.cast("int", 0x180))        -- O_RDWR | O_CREAT, rw for the user
+  local fd = C.spec_open(path, 0x42, ffi.cast("int", 0x180))        -- O_RDWR | O_CREAT, 0600
   if fd < 0 then error(("board: cannot open '%s'"):format(path)) end
   local bytes = ffi.sizeof "spec_board"
   C.spec_ftruncate(fd, bytes)
-  local p = C.spec_mmap(nil, bytes, 3, 1, fd, 0)                    -- read and write, shared
+  local p = C.spec_mmap(nil, bytes, 3, 1, fd, 0)                    -- PROT_READ | PROT_WRITE, MAP_SHARED
   C.spec_close(fd)
   if ffi.cast("intptr_t", p) == -1 then error(("board: cannot map '%s'"):format(path)) end
   return ffi.cast("spec_board *", p)

@@ -20,7 +20,7 @@ function M.fsdp(def, model, options)
   return fsdp.FSDP(model, options)
 end
 
---- Modules and helpers for specs of FSDP, loaded where they run: ms, nn, fsdp, dist, quietly.
+--- Loads Moonshard in the calling process; returns ms, ms.nn, ms.fsdp, ms.dist and M.quietly for a spec of FSDP.
 function M.load()
   local ms = require "moonshard"
   return ms, ms.nn, ms.fsdp, ms.dist, M.quietly

@@ -20,12 +20,12 @@ typedef struct {
 
 // ---- memory -----------------------------------------------------------------------------------
 
-// The scratch memory of a call.
+// The scratch buffers of a call, which end() frees.
 enum { MOST_ROOMS = 8 };
 typedef struct {
     void *at[MOST_ROOMS];
     int n;
-    size_t missing;  // bytes that malloc did not give
+    size_t missing;  // total bytes of the buffers that could not be allocated
 } rooms;
 
 static void *room(rooms *r, int64_t count, size_t size)

@@ -16,7 +16,7 @@ enum { DIGIT = 8, DIGITS = 1 << DIGIT, RUN = 16, SMALL = 512, LONG = 65536, MOST
 typedef struct {
     int cls, bits, shift;  // bits: bits of a key; shift: low bits of a half type's key that are always equal
     bool wide, descending;
-    int64_t low;    // integers whose keys are not wide: the first in the order, whose key is 0
+    int64_t low;    // if the keys of integers are not wide: the integer whose key is 0, the first in the order
     uint64_t flip;  // all ones to reverse the order
 } keys;
 

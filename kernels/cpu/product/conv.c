@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/conv.c -- convolutions on the CPU. Each image is unfolded to a matrix with one row per kernel element
 // (im2col), and one matrix product per group computes the output, in every dtype and with the guarantees of products
-// (fixed order of sums, any number of threads). The matrices of several small images stand side by side, so that a
-// product has at least COLUMNS columns: how many depends on the shapes alone. For a kernel of size 1 with stride 1, no
+// (fixed order of sums, any number of threads). The matrices of small images are multiplied side by side, as many as
+// give a product COLUMNS columns; their number depends on shapes alone. For a kernel of size 1 with stride 1, no
 // padding and no bias, a large image itself is that matrix, and nothing is copied. oneDNN's convolutions lack float64,
 // and sum in another order.
 //

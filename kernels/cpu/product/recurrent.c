@@ -18,8 +18,8 @@ enum {
     ALONE = 1 << 18,  // multiply-adds of a pass up to which other threads are not woken
 };
 
-// A matrix packed for products with its columns. The columns of each block form one panel for each part: part k has the
-// columns from k * columns on (a gate's).
+// A matrix packed for products with its columns. The columns are divided into parts (one for each gate) of `columns`
+// columns, and each part into blocks of `wide` columns. Every block of every part is a panel.
 typedef struct panels {
     const void *from, *bias;  // bias: NULL if there is none
     int64_t rs, cs;           // of `from`, whose rows are those of the product, in elements
@@ -53,9 +53,12 @@ typedef struct pass {
     int dtype;
     ms_steps steps;
     ms_step now, next;
-    int64_t H, P, gates, chunk, chunks;  // chunk: rows of a task; chunks: tasks of a block of columns
+    // H: units; P: elements of a state (H without a projection); chunk: rows of a task; chunks: tasks of a block of
+    // columns
+    int64_t H, P, gates, chunk, chunks;
     panels panels, projection;
-    // of forward; backward also uses hs, cs, q and unprojected. product: a step's product, if the weight is not packed
+    // Data of forward; backward, too, uses hs, cs, q and unprojected. product: a step's product with the weight, if the
+    // weight is not packed.
     const void *x, *h0, *c0;
     void *y, *hn, *cn, *hs, *cs, *q, *unprojected, *product;
     gradients g;
@@ -93,7 +96,7 @@ static void divide(pass *w, int64_t columns)
     w->panels.wide = w->projection.wide = wide;
 }
 
-// Memory for packed weights, for each thread, and for n more numbers, which are returned.
+// Allocates memory for the packed weights, for each thread, and for n more numbers, whose address is returned.
 static void *alloc_room(pass *w, ms_block **block, int64_t n, const char *what, ms_status *st)
 {
     int64_t size = w->dtype == MS_F64 ? 8 : 4, a = w->packed ? packed_numbers(&w->panels) : 0,

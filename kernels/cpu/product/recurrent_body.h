@@ -32,8 +32,9 @@ static void R(multiply)(const panels *p, int64_t block, int64_t rows, const REAL
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// n units of one row. x: the input's product; a: the state's. Both have the gates' sums x_gate and a_gate apart. q:
-// where the gates are stored, q_gate apart.
+// n units of one row. x, a: the units' sums for the first gate, from the products of the input and of the state with
+// their weights; those of the next gate follow x_gate and a_gate elements later. q: where the gates are stored, q_gate
+// elements apart. state, cell: before the step; h, c: after it.
 typedef struct R(unit_row) {
     int64_t n, x_gate, a_gate, q_gate;
     const REAL *x, *a, *state, *cell;
@@ -86,13 +87,14 @@ static MS_KERNEL void R(gru_row)(const R(unit_row) * u)
     }
 }
 
-// Where a row leaves a part of its state, of `wide` elements: before the next step, or after the last.
+// Where to store part p of a row's new state: in `before`, which has the states before each step, if the row has a next
+// step; otherwise in `last`, the final states. wide: elements of a state.
 static REAL *R(leave)(const pass *w, void *before, void *last, int64_t wide, part p)
 {
     return (p.row < w->next.n ? (REAL *)before + (w->next.at + p.row) * wide : (REAL *)last + p.row * wide) + p.unit;
 }
 
-// Sets a part of the state before the first step of a row.
+// Sets part p of the state before a row's first step. first: the initial states; NULL for zeros.
 static void R(enter)(const pass *w, const void *first, void *before, int64_t wide, part p)
 {
     REAL *to = (REAL *)before + (w->next.at + p.row) * wide + p.unit;
@@ -174,9 +176,9 @@ static void R(project_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 
 // ---- backward -------------------------------------------------------------------------------------
 
-// n units of one row. q: the gates, q_gate apart. dx, da: where the gradients of the sums are stored, d_gate apart;
-// they are the same but for GRU. carried: the gradient of the cell (LSTM), or the direct part of that of the state
-// (GRU).
+// n units of one row. q: the gates, q_gate elements apart. dx, da: where the gradients of the sums over the input and
+// over the state are stored, d_gate elements apart; only GRU's differ. carried: the gradient of the cell (LSTM), or the
+// part of the state's gradient that passes through no product (GRU).
 typedef struct R(back_row) {
     int64_t n, q_gate, d_gate;
     const REAL *q, *state, *cell, *dh;

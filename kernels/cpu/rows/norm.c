@@ -23,7 +23,7 @@ typedef struct norm {
     const void *x, *r, *w, *b, *g;  // r: the residual, which is added to x; NULL if there is none
     void *sum, *out, *stats;        // sum: gets x + r. stats: the mean and 1 / deviation of each row
     char *room, *sums;
-    size_t room_bytes, sums_bytes;  // per thread; per block
+    size_t room_bytes, sums_bytes;  // of `room` per thread, of `sums` per block
 } norm;
 
 #define BODY "cpu/rows/norm_body.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // cpu/spatial/pooling_body.h -- rows and planes of pooling in one type: REAL, R(name).
 
-// Replaces n elements of y by those of x, s apart, that are larger, NaN, or the first of their window (at < 0).
-// position: that of x[0] in its plane.
+// Replaces each of n elements of y by its element of x (which are s apart) if that is larger, NaN, or the first of its
+// window (at < 0), and stores its position in `at`. position: that of x[0] in its plane.
 MS_INLINE void R(take)(int64_t n, REAL *restrict y, int32_t *restrict at, const REAL *restrict x, int64_t s,
                        int32_t position)
 {
@@ -22,7 +22,8 @@ MS_INLINE void R(add_back)(int64_t n, REAL *restrict dx, const REAL *restrict g,
     for (int64_t o = 0; o < n; o++) dx[o * s] += g[o];
 }
 
-// A row of the input's plane, `start` elements from its beginning, contributes to a row of outputs. at: NULL for sums.
+// Adds what a row of the input, `start` elements from the beginning of its plane, contributes to a row of outputs: to
+// maxima and their positions in `at`, or to sums if `at` is NULL.
 static MS_KERNEL void R(row_from)(const ms_window *w, const REAL *plane, int64_t start, REAL *y, int32_t *at)
 {
     const REAL *x = plane + start;

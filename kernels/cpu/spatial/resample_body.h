@@ -22,14 +22,14 @@ MS_INLINE void R(weighted)(int64_t n, REAL *restrict y, const REAL *restrict x, 
     else
         for (int64_t i = 0; i < n; i++) y[i] += w * x[i];
 }
-// A row of `inner` elements.
+// Computes row r of the result, of `inner` elements.
 static MS_KERNEL void R(row)(const R(table) * t, int64_t r, int64_t inner, const REAL *x, REAL *y)
 {
     for (int64_t k = t->start[r]; k < t->start[r + 1]; k++)
         R(weighted)(inner, y, x + t->at[k] * inner, t->weight[k], k == t->start[r]);
     for (int64_t i = 0; t->start[r] == t->start[r + 1] && i < inner; i++) y[i] = 0;
 }
-// All rows of a matrix whose rows have one element.
+// Computes all rows of a matrix whose rows have one element.
 static MS_KERNEL void R(column)(const R(table) * t, int64_t rows, const REAL *restrict x, REAL *restrict y)
 {
     for (int64_t r = 0; r < rows; r++) {

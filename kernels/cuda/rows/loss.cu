@@ -42,7 +42,7 @@ static row_segments segments_of(const cross &q)
     return s;
 }
 struct row_segment {
-    int64_t row, first, n;  // first: of the row's elements
+    int64_t row, first, n;  // elements [first, first + n) of the row
 };
 static __device__ __forceinline__ row_segment row_segment_of(const cross &q, const row_segments &s)
 {

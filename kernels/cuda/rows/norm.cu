@@ -150,8 +150,8 @@ __global__ void norm_apply_kernel(norm_rows q, norm_segments s, const norm_sums 
 
 // ---- gradients ----
 
-// dx = rstd (q - mean(q) - h mean(q h)), q = g w, without mean(q) for rms.
-// Sums over a part, or means of a row: of q (0 for rms) and of q h.
+// dx = rstd (q - mean(q) - h mean(q h)), where q = g w; rms_norm has no mean(q).
+// dots: of q (0 for rms) and of q h, the sums over a part, or the means of a row.
 template <class T> struct dots {
     T q, h;
 };
@@ -231,7 +231,7 @@ __global__ void norm_dx_kernel(norm_rows r, norm_segments s, const norm_sums *pa
     store_dx<S>(r, my, BLOCK, g, to, { (T)(warp_sum(sq) / n), (T)(warp_sum(sh) / n) });
 }
 // Column sums of g h and of g over a segment of rows. A group of 16 threads covers COLUMNS adjacent columns. The
-// block's 16 groups take turns at the rows, four rows at a time: their statistics are read in one access.
+// block's 16 groups take turns at the rows, four rows at a time, because the statistics of four rows are one access.
 enum { ACROSS = 16, COLUMNS = ACROSS * WIDE, GROUPS = BLOCK / ACROSS };
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)

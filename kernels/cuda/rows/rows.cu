@@ -108,7 +108,7 @@ struct split_rows {
     bool log;
 };
 struct row_part {
-    int64_t row, first, n;  // first: of the row's elements
+    int64_t row, first, n;  // elements [first, first + n) of the row
 };
 static __device__ __forceinline__ row_part row_part_of(const split_rows &r)
 {
@@ -193,10 +193,11 @@ struct columns {
     int across;
     bool log;
 };
-enum { ALL, MEASURE, APPLY };  // ALL: there is one segment
+enum { ALL, MEASURE, APPLY };  // what a launch does: MEASURE and APPLY with several segments, ALL both with one
 struct column_part {
-    int64_t row, at, step, from, to;  // at: of element 0 of the row; step: of a thread, in elements of the row
-    bool valid;
+    int64_t row, at;         // the row, and the place of its element 0 in the tensor
+    int64_t step, from, to;  // the thread's elements of the row: from, from + step, ... below `to`
+    bool valid;              // the row exists
 };
 static __device__ __forceinline__ column_part column_part_of(const columns &c)
 {

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
     int64_t row = i / packs, l = (i - row * packs) * WIDE, n = row / rows, r = row - n * rows, c = r / kernel;
     int64_t ky = (r - c * kernel) / v.kw, kx = r % v.kw, oy = l / v.ow, ox = l - oy * v.ow, C = v.in / v.groups;
     int64_t kz = 0, oz = 0;
-    if (kernel > v.kh * v.kw || v.od > 1) {  // spares images without a depth the divisions
+    if (kernel > v.kh * v.kw || v.od > 1) {  // images without a depth need no divisions for it
         kz = ky / v.kh, ky -= kz * v.kh;
         oz = oy / v.oh, oy -= oz * v.oh;
     }

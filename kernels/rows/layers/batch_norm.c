@@ -16,7 +16,7 @@ static ms_status batch_norm_check(ms_call *c)
     static const char *const what[] = { "input", "weight", "bias", "running mean", "running variance" };
     const ms_tensor *x = c->in[0];
     if (c->n_i < 1 || c->n_f < 1)
-        return ms__call_fail(c, "needs an integer, whether it is training, and a number, eps");
+        return ms__call_fail(c, "needs an integer (1 in training, else 0) and a number (eps)");
     if (!ms__is_float(x->dtype)) return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(x));
     if (x->ndim < 2)
         return ms__call_fail(c, "the input needs at least 2 dimensions, batch and channels, got %s",

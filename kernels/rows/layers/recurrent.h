@@ -11,7 +11,7 @@
 
 #include "ops/op.h"
 
-// The kinds are rows of the operator table.
+// Each kind has its own operators: rnn, lstm, gru, and their gradients.
 typedef enum { MS_RNN, MS_LSTM, MS_GRU } ms_recurrent_kind;
 
 // Inputs of the operators; those from MS_RECURRENT_B on may be absent. X: the product of the input with its weight,

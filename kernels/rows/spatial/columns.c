@@ -7,15 +7,16 @@
 
 static ms_status check_integers(ms_call *c, int n)
 {
+    static const char *const what[] = { "kernel size", "stride", "padding", "dilation", "size of the image" };
     if (c->n_i < n) return ms__call_fail(c, "needs %d integers, got %d", n, c->n_i);
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(c->in[0]));
-    for (int k = 0; k < n; k++)
-        if (c->i[k] > INT32_MAX || c->i[k] < (k < MS_COLUMNS_PAD || k / 2 == MS_COLUMNS_DILATION / 2))
-            return ms__call_fail(c,
-                                 "kernel size, stride and dilation must be positive, padding and the image's sizes at "
-                                 "least 0, got %lld",
-                                 (long long)c->i[k]);
+    for (int k = 0; k < n; k++) {
+        int least = k < MS_COLUMNS_PAD || k / 2 == MS_COLUMNS_DILATION / 2;
+        if (c->i[k] < least || c->i[k] > INT32_MAX)
+            return ms__call_fail(c, "a %s is %lld, expected %d to %d", what[k / 2], (long long)c->i[k], least,
+                                 INT32_MAX);
+    }
     return MS_OK;
 }
 static ms_status no_window(ms_call *c, int64_t height, int64_t width)

@@ -33,7 +33,7 @@ static ms_status check_pool(ms_call *c)
         return ms__call_fail(c, "integers are missing, or the number of dimensions is not 1 to 3");
     if (!ms__is_float(x->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(x));
-    if (x->ndim < dims) return ms__call_fail(c, "the input %s has no %d dimensions to pool", ms__tensor_text(x), dims);
+    if (x->ndim < dims) return ms__call_fail(c, "the input %s has fewer than %d dimensions", ms__tensor_text(x), dims);
     const int64_t *in = x->shape + x->ndim - dims, *size = c->i + MS_POOLING_SIZES;
     int64_t shape[MS_MAX_DIMS], plane = 1;
     for (int d = 0; d < dims; d++) {

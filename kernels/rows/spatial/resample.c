@@ -13,11 +13,10 @@ static ms_status check_resample(ms_call *c)
     if (dims < 1 || dims > 3 || c->n_i < ms__resample_integers(c->i) || c->n_f < dims)
         return ms__call_fail(c, "integers or numbers are missing, or the number of dimensions is not 1 to 3");
     if (c->i[MS_RESAMPLE_KIND] < 0 || c->i[MS_RESAMPLE_KIND] > MS_CIRCULAR)
-        return ms__call_fail(c, "unknown kind %lld", (long long)c->i[MS_RESAMPLE_KIND]);
+        return ms__call_fail(c, "the kind is %lld, expected 0 to %d", (long long)c->i[MS_RESAMPLE_KIND], MS_CIRCULAR);
     if (!ms__is_float(x->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(x));
-    if (x->ndim < dims)
-        return ms__call_fail(c, "the input %s has no %d dimensions to resample", ms__tensor_text(x), dims);
+    if (x->ndim < dims) return ms__call_fail(c, "the input %s has fewer than %d dimensions", ms__tensor_text(x), dims);
     int64_t shape[MS_MAX_DIMS];
     const int64_t *in = x->shape + x->ndim - dims;
     memcpy(shape, x->shape, sizeof shape);
@@ -27,12 +26,13 @@ static ms_status check_resample(ms_call *c)
         if (a.in < 1 || a.out < 1 || a.in > INT32_MAX || a.out > INT32_MAX)
             return ms__call_fail(c, "sizes must be from 1 to %d, got %lld for the output; the input is %s", INT32_MAX,
                                  (long long)a.out, ms__tensor_text(x));
-        if (a.kind >= MS_REFLECT
-                ? before < -a.in || after < -a.in || (a.kind != MS_REPLICATE && (before > most || after > most))
-                : !(a.scale >= 0 && a.scale <= INT32_MAX))
-            return ms__call_fail(c,
-                                 "%lld elements before and %lld after, or a distance of %g, do not fit the size %lld",
-                                 (long long)before, (long long)after, a.scale, (long long)a.in);
+        if (a.kind >= MS_REFLECT &&
+            (before < -a.in || after < -a.in || (a.kind != MS_REPLICATE && (before > most || after > most))))
+            return ms__call_fail(c, "a padding of %lld elements before and %lld after does not fit the size %lld of %s",
+                                 (long long)before, (long long)after, (long long)a.in, ms__tensor_text(x));
+        if (a.kind < MS_REFLECT && !(a.scale >= 0 && a.scale <= INT32_MAX))
+            return ms__call_fail(c, "the distance of outputs is %g elements of the input, expected 0 to %d", a.scale,
+                                 INT32_MAX);
         shape[x->ndim - dims + d] = a.out;
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim, shape);

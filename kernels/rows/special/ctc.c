@@ -9,7 +9,9 @@
 static ms_status check_ctc(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *y = c->in[1];
-    if (c->n_i < 3) return ms__call_fail(c, "the blank, zero_infinity or the longest target is missing");
+    if (c->n_i < 3)
+        return ms__call_fail(c, "%d integers, expected 3: the blank, zero_infinity, the length of the longest target",
+                             c->n_i);
     if (ms__is_half(x->dtype))
         return ms__fail(MS_EUNSUPPORTED, "ctc_loss: log probabilities are %s, expected float32 or float64; cast them",
                         ms__tensor_text(x));
@@ -31,7 +33,7 @@ static ms_status check_ctc(ms_call *c)
         return ms__call_fail(c, "the blank is %lld, expected 0 to %lld", (long long)c->i[0],
                              (long long)x->shape[2] - 1);
     if (c->i[2] < 0 || c->i[2] > room)
-        return ms__call_fail(c, "the longest target has %lld classes, expected 0 to %lld", (long long)c->i[2],
+        return ms__call_fail(c, "the length of the longest target is %lld, expected 0 to %lld", (long long)c->i[2],
                              (long long)room);
     MS_TRY(ms__call_out(c, 0, x->dtype, ms__device(x), 1, &n));
     return ms__call_out(c, 1, MS_F64, ms__device(x), 3, (int64_t[]) { n, x->shape[0], 2 * c->i[2] + 1 });

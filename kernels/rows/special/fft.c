@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // rows/special/fft.c -- rows of Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary) in
-// the last dimension. Of the transform of a real line of n elements only the first n / 2 + 1 are stored: the half; the
-// others are conjugates of these. A transform is a symmetric matrix times a factor, so its gradient is the transform in
-// the other direction with the same factor. An element whose conjugate is left out counts once in the gradient where it
-// counts twice in the transform, and the other way round.
+// the last dimension. fft_real stores only the first n / 2 + 1 elements of the transform of n real numbers, because the
+// rest are their conjugates; fft_half transforms such a half to n real numbers. A transform is a symmetric matrix times
+// a factor, so its gradient is the transform in the other direction with the same factor. Where the transform counts a
+// stored element twice, for itself and for its conjugate, the gradient counts it once, and the other way round.
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 

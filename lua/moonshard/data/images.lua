@@ -148,7 +148,8 @@ function M.make_grid(images, given)
   end
   raw.expect_tensor(images, "make_grid: argument 1")
   if images.ndim ~= 4 or images:size(1) == 0 then
-    errors.raise("make_grid: argument 1 has shape %s, expected [n, channels, H, W]", tostring(images.shape))
+    errors.raise("make_grid: argument 1 has shape %s, expected [n, channels, H, W] with n at least 1",
+      tostring(images.shape))
   end
   return autograd.no_grad(function()
     local all = images:detach()

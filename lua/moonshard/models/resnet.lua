@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- ResNet (He et al. 2016) for pictures: 18 and 34 layers of basic blocks; 50, 101 and 152 of bottlenecks, with the
+--- ResNet (He et al. 2016) for images: 18 and 34 layers of basic blocks; 50, 101 and 152 of bottlenecks, with the
 --- stride in their 3 x 3 convolution. Parameters and buffers have torchvision's names, with the elements of a
 --- Sequential counted from 1.
 require "moonshard.autograd.methods"
@@ -9,7 +9,7 @@ local opts = require "moonshard.core.opts"
 
 local relu = nn.F.relu
 
--- A convolution of kernel x kernel elements, padded so that only the stride changes the size of the picture. Batch norm
+-- A convolution of kernel x kernel elements, padded so that only the stride changes the size of the image. Batch norm
 -- follows, so there is no bias.
 local function conv(size_in, size_out, kernel, stride, kind)
   return nn.Conv2d(size_in, size_out, kernel, { stride = stride, padding = (kernel - 1) / 2, bias = false,
@@ -71,7 +71,7 @@ local depths = {
 ---@class ResNet: Module
 ---@overload fun(opts: { depth: integer, classes: integer, channels: integer, width: integer, dtype: string, device: string }): ResNet
 ---   depth: 18, 34, 50, 101 or 152 layers (default: 18); classes: number of logits (default: 1000); channels: channels
----   of a picture (default: 3); width: channels of the first stage, which each further stage doubles (default: 64)
+---   of an image (default: 3); width: channels of the first stage, which each further stage doubles (default: 64)
 local ResNet = nn.Module:extend "ResNet"
 
 function ResNet:init(given)
@@ -105,7 +105,7 @@ end
 ---@return Tensor  [B, C, H / 32, W / 32], rounded up; C: channels of the stage
 function ResNet:features(x)
   if x.ndim ~= 4 or x:size(2) ~= self.channels then
-    errors.raise("ResNet: pictures have shape %s, expected [B, %d, H, W]", tostring(x.shape), self.channels)
+    errors.raise("ResNet: images have shape %s, expected [B, %d, H, W]", tostring(x.shape), self.channels)
   end
   x = self.maxpool(relu(self.bn1(self.conv1(x))))
   return self.layer4(self.layer3(self.layer2(self.layer1(x))))

@@ -45,7 +45,7 @@ function VAE:forward(x)
 end
 
 --- The negative evidence lower bound, per example: the cross-entropy of the reconstruction plus beta times the
---- divergence of the code's distribution from the standard normal one (appendix B).
+--- Kullback-Leibler divergence of the code's distribution from the standard normal one (appendix B).
 ---@param x Tensor  [B, input], values from 0 to 1
 ---@param given? { beta: number }  beta: weight of the divergence (default: 1)
 ---@return Tensor  []

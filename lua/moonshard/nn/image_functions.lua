@@ -20,10 +20,11 @@ local M = {}
 ---@param x Tensor  [N, C, L], [N, C, H, W] or [N, C, D, H, W], floating point
 ---@param given { size: integer|integer[], scale_factor: number|number[], mode: "nearest"|"nearest-exact"|"area"|"linear"|"bilinear"|"trilinear"|"bicubic", align_corners: boolean, recompute_scale_factor: boolean, antialias: boolean }
 ---   size: sizes of the output, or one for all dimensions; scale_factor: output elements for each input element,
----   instead of size; mode: how elements are computed (default: "nearest"): "area" is the mean, the others take one to three
----   dimensions as their names say; align_corners: the centres of the first and last elements stay where they are, not
----   the edges; recompute_scale_factor: the distance of elements is that of the rounded sizes, not exactly 1 /
----   scale_factor; antialias: with bilinear and bicubic, smaller images are means of all elements
+---   instead of size; mode: how elements are computed (default: "nearest"): "linear" is for [N, C, L], "bilinear" and
+---   "bicubic" for [N, C, H, W], "trilinear" for [N, C, D, H, W]; "area" takes the mean of the elements that an output
+---   covers; align_corners: the centres of the first and last elements stay where they are, not the edges;
+---   recompute_scale_factor: the distance of elements is that of the rounded sizes, not exactly 1 / scale_factor;
+---   antialias: with bilinear and bicubic, smaller images are means of all elements
 ---@return Tensor  [N, C, L'], [N, C, H', W'] or [N, C, D', H', W']
 function M.interpolate(x, given)
   return resampling.interpolated("interpolate", x, resampling.interpolation("interpolate", given))

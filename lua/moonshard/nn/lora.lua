@@ -366,10 +366,10 @@ end
 --- layer's own. To be called before fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
 ---@param model Module  its parameters are frozen
 ---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean }
----   target: the layers that get adapters: a Lua pattern for the end of their paths, from a dot on, as "qkv" or
+---   target: the layers that get adapters: a Lua pattern for the last parts of their paths, such as "qkv" or
 ---   "attn%.%a+", a list of patterns, or a function; rank: rows of A (default: 8); alpha: the adapters' part is
 ---   multiplied by alpha / rank (default: rank); dropout: probability of dropout on the input of A,
----   except in Embedding (default: 0); trainable: other parameters that are trained, as "head%.weight"
+---   except in Embedding (default: 0); trainable: other parameters that are trained, such as "head%.weight"
 ---@return LoRA
 local function lora(model, given)
   opts.expect(model, base.a_module, "lora: argument 1")

@@ -128,8 +128,8 @@ function M.is_parametrized(m, name)
   return name == nil or dict._slots[name] ~= nil
 end
 
---- Makes a parameter the result of a module, the parametrization, which is called with what the parameter was:
---- "parametrizations.weight.original" in the state dict. If the parametrization has a method right_inverse(value), the
+--- Makes a parameter the result of a module, the parametrization. It is called with the original, a parameter that the
+--- state dict names "parametrizations.weight.original". If the parametrization has a method right_inverse(value), the
 --- originals are its results ("original0", "original1" … if they are several), and the parameter can be assigned.
 --- Further parametrizations of the parameter get the results of those before. The value is computed once per forward,
 --- and when the field is read. To be called before sharding. Errors: the parametrization changes the shape.

@@ -69,7 +69,7 @@ function Module:get_parameter(path) return value_at(self, "get_parameter", path,
 function Module:get_buffer(path) return value_at(self, "get_buffer", path, "buffer", "_buffers") end
 
 --- Registers a module under a name, as an assignment to a field does. In Sequential and ModuleList names are
---- positions, as "3". Errors: a name that a method, or a field that is no module, has.
+--- positions, such as "3". Errors: a name that a method, or a field that is no module, has.
 ---@param name string  without a dot
 ---@param m Module  becomes a child
 ---@return Module self

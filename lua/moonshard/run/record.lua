@@ -179,7 +179,7 @@ local function check_name(self, name, who)
   need_open(self, who)
   opts.expect(name, opts.string, "%s: argument 1", who)
   if not name:find "^[%w_][%w_./-]*$" then
-    errors.raise("%s: the name '%s' has characters that are not allowed; expected letters, digits and _ . - /", who,
+    errors.raise("%s: the name is '%s', expected letters, digits and _ . - /, with a letter, a digit or _ first", who,
       name)
   end
   return (name:gsub("/", "_"))

@@ -306,7 +306,7 @@ end, function(st) return st.world > 1 and not (st.join and st.join.symmetric) en
 -- For a captured step: its repetitions make the reductions of the recording, so the wrapper must not have changed.
 local function note_state(st, list)
   if st.join or st.overlapped then
-    raise "captured step: it runs DDP inside join, or with an optimizer that steps during backward; repetitions would not run the Lua code of these"
+    raise "captured step: it runs DDP inside join, or with an optimizer that steps during backward; repetitions would not run their Lua code"
   end
   local function changed()
     raise "captured step: no_sync, join or a communication hook of DDP was used after the step was recorded; capture the step again"

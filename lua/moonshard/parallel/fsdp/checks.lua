@@ -85,7 +85,7 @@ local function compare(name, what, reference, part)
   end
 end
 
---- Compares a model with its sharded copy (names and their order, shards, gradients) and raises at the first
+--- Compares a model with its sharded copy (names and their order, shapes, shards, gradients) and raises at the first
 --- difference.
 ---@param reference table  the model before sharding
 ---@param other table  its sharded copy
@@ -108,7 +108,7 @@ function M.check_sharded_parity(reference, other)
     end
     compare(name, "the shard", sharded.part_of(p, whole:detach()), part)
     local g = whole.grad
-    -- In a flat parameter with a gradient, the part of an unused parameter is zero.
+    -- A flat parameter has one gradient: where the reference has none for a parameter, zeros in its place are equal.
     if g == nil and h ~= nil and rawget(p, "_unit").classic and (h:numel() == 0 or h:eq(0):all():item()) then
       h = nil
     end

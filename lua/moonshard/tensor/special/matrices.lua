@@ -367,7 +367,8 @@ function M.multi_dot(list)
     opts.expect(t, a_tensor, "linalg.multi_dot: tensor %d", k)
     local dims = #t.shape
     if dims ~= 2 and not (dims == 1 and (k == 1 or k == n)) then
-      errors.raise("linalg.multi_dot: tensor %d has shape %s, expected a matrix", k, tostring(t.shape))
+      errors.raise("linalg.multi_dot: tensor %d has shape %s, expected %s", k, tostring(t.shape),
+        (k == 1 or k == n) and "a matrix or a vector" or "a matrix; only the first and the last may be vectors")
     end
   end
   local sizes = {}                                         -- matrix k is sizes[k] x sizes[k + 1]
