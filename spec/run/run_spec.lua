@@ -169,7 +169,7 @@ describe("a run", function()
       { function() run:log(3) end, "run:log: argument 1 is a number %(3%), expected a table of numbers" },
       { function() run:image("a b", ms.ones(2, 2)) end, "run:image: the name is 'a b', expected letters" },
       { function() run:image("a", ms.ones(2, 2, 2)) end, "has shape %[2, 2, 2%], expected %[H, W%]" },
-      { function() run:text("../a", "x") end, "run:text: the name '../a' has" },
+      { function() run:text("../a", "x") end, "run:text: the name is '../a', expected" },
       { function() run:text("a", 3) end, "run:text: argument 2 is a number" },
       { function() run:histogram("a", { 1 }) end, "run:histogram: argument 2 is a table, expected a tensor" },
       { function() run:confusion("a", { 1 }, { 1, 2 }) end, "run:confusion: 1 targets and 2 predictions, expected equal numbers" },
