@@ -44,7 +44,7 @@ local OPTIONS = {
   { "nan", cli.one_of("stop", "continue"), "stop",
   "after three losses in a row that are not finite: end with status 1, or continue" },
   { "stop", "count", nil, "end after this step, as if interrupted, with a checkpoint" },
-  { "eval-every", "whole", nil, "steps between validations; 0: only at the end (a quarter of --steps)" },
+  { "eval-every", "whole", nil, "steps between validations (default: a quarter of --steps); 0: only at the end" },
   { "sample", "whole", 500, "tokens the model writes at the end, a fifth of them at each validation" },
   { "temperature", "positive", 0.8, "temperature of the samples" },
   { "csv", "flag", false, "write metrics.csv, too" },

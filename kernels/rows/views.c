@@ -216,8 +216,10 @@ static ms_status check_unfold(ms_call *c)
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t size = c->i[1], step = c->i[2];
     if (size < 0 || size > x->shape[d] || step < 1)
-        return ms__call_fail(c, "windows of %lld elements, %lld apart, do not fit dimension %d of %s", (long long)size,
-                             (long long)step, d + 1, ms__tensor_text(x));
+        return ms__call_fail(c,
+                             "the size %lld and the step %lld do not fit dimension %d of %s: expected a size from 0 to "
+                             "%lld and a step from 1",
+                             (long long)size, (long long)step, d + 1, ms__tensor_text(x), (long long)x->shape[d]);
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
     memcpy(stride, x->stride, sizeof stride);

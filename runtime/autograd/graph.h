@@ -62,8 +62,8 @@ struct ms_node {
     uint64_t saved_rng[2];
     double key;  // set for kinds FUNCTION and CHECKPOINT
     void *unit;  // UNIT: the unit; MODULE_*: the ms_module_call; CHECKPOINT: the ms_region
-    // UNIT: the number of the use; OP: 2 * ms_state.memory_module when it was recorded, + 1 if its output is computed
-    // again in backward (ms_recompute).
+    // UNIT: the number of the unit's use; OP: 2 * ms_state.memory_module when it was recorded, + 1 if its output is
+    // computed again in backward (ms_recompute).
     int64_t use;
     ms_hook *hooks;
     ms_run *run;                         // the run that processes the node; NULL: none

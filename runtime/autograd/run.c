@@ -91,8 +91,8 @@ static void drop_answers(ms_run *r)
 ms_run_state ms__run_event(ms_run *r, ms_event *ev, const ms_question *q)
 {
     static const char *const names[] = {
-        "run",        "tensor hook",    "backward of a Function", "module backward hook", "leaf hook",
-        "checkpoint", "pre-all-gather", "post-all-gather",        "reduction hook",       "all-reduce hook"
+        "run",        "tensor hook",         "backward of a Function", "module backward hook", "leaf hook",
+        "checkpoint", "pre-all-gather hook", "post-all-gather hook",   "reduction hook",       "all-reduce hook"
     };
     // A leaf hook may be called, because those of DDP do only work of the engine, which is captured; Lua refuses all
     // other leaf hooks.

@@ -19,7 +19,7 @@ local function train(stop)
     local x = ms.rand(64, 2)
     local loss = nn.F.mse_loss(model(x), x:prod(2, { keepdim = true }))
     loss:backward()
-    run:log { loss = loss, lr = 0.01 }                  -- before the gradients are cleared: their memory counts
+    run:log { loss = loss, lr = 0.01 }                  -- before zero_grad, so that the memory of gradients is recorded
     optimizer:step()
     optimizer:zero_grad()
     if step % 50 == 0 then

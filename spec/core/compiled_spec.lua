@@ -14,7 +14,7 @@ describe("compiled code", function()
     assert.are.equal(0, wrong)
   end)
 
-  it("accepts the shapes of a loss in every turn of a loop", function()
+  it("accepts the shapes of a loss in every iteration of a loop", function()
     local scores, ids = ms.zeros(2, 2), ms.zeros(2, { dtype = "int64" })
     for _ = 1, 500 do ms.scope(function() return ms.nn.F.nll_loss(scores, ids) end) end
   end)

@@ -91,7 +91,7 @@ describe("transforms", function()
       transforms.Normalize(0.5, 0.5), x)
     raises("Normalize: argument 2 has 2 numbers, but the image has 3 channels", transforms.Normalize(0.5, { 1, 2 }),
       x:float())
-    raises("Normalize: argument 2: number 1 is 0, expected another number", transforms.Normalize, 0.5, 0)
+    raises("Normalize: argument 2: number 1 is 0, expected a number other than 0", transforms.Normalize, 0.5, 0)
     raises("RandomVerticalFlip: argument 1 is a number (2), expected a number from 0 to 1", transforms.RandomVerticalFlip, 2)
     raises("Resize: size is a number (0), expected a whole number from 1", transforms.Resize, 0)
     raises("Pad: argument 1 is a table, expected one, two or four numbers", transforms.Pad, { 1, 2, 3 })

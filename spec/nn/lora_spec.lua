@@ -65,7 +65,7 @@ describe("nn.lora", function()
     assert.is_true(m.lora_B.grad:allclose(dW:matmul(m.lora_A:detach():t()), { rtol = 1e-12, atol = 1e-12 }))
   end)
 
-  it("adapts embeddings, whose padding row stays without", function()
+  it("adapts embeddings, except for their padding row", function()
     local box = nn.Sequential(nn.Embedding(6, 4, { padding_idx = 2, dtype = "float64" }))
     local lora = nn.lora(box, { target = "1", rank = 2 })
     local ids = ms.tensor({ { 0, 2, 5 } }, { dtype = "int64" })

@@ -67,7 +67,7 @@ describe("max_pool2d", function()
     raises("max_pool2d: the input [1, 1, 0, 4] has no elements along dimension 3", F.max_pool2d, ms.rand(1, 1, 0, 4), 2)
     raises("max_pool2d: unknown option 'pading'; did you mean 'padding'? (accepted: ceil_mode, dilation, padding, return_indices, stride)",
       F.max_pool2d, x, 2, { pading = 1 })
-    raises("avg_pool2d: option 'divisor_override' is 0, expected another number", F.avg_pool2d, x, 2,
+    raises("avg_pool2d: option 'divisor_override' is 0, expected a number other than 0", F.avg_pool2d, x, 2,
       { divisor_override = 0 })
   end)
 end)

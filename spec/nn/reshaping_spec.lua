@@ -39,8 +39,10 @@ describe("Unflatten", function()
 
   it("prints its sizes and refuses those that do not fit", function()
     assert.equal("Unflatten(2, [3, -1])", tostring(nn.Unflatten(2, { 3, -1 })))
-    raises("Unflatten: size of dimension 2 is a number (12), expected the product of the sizes [5, -1]",
+    raises("Unflatten: size of dimension 2 is a number (12), expected a multiple of 5 for the sizes [5, -1]",
       function() return nn.Unflatten(2, { 5, -1 })(ms.ones(2, 12)) end)
+    raises("Unflatten: size of dimension 2 is a number (12), expected 10, the product of the sizes [5, 2]",
+      function() return nn.Unflatten(2, { 5, 2 })(ms.ones(2, 12)) end)
     raises("Unflatten: number of sizes that are -1 is a number (2), expected at most 1", nn.Unflatten, 2, { -1, -1 })
     raises("Unflatten: argument 2 is a number (3), expected a list of sizes", nn.Unflatten, 2, 3)
   end)

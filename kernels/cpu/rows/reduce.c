@@ -389,7 +389,7 @@ static MS_KERNEL void mark_i64(int64_t n, int64_t *index, int64_t row, const voi
 typedef struct {
     const ms_fold_plan *p;
     const char *wide;
-    int64_t *index, group;  // group: by rows, outputs per task
+    int64_t *index, group;  // group: how many outputs a task of find_rows finds
 } find_job;
 
 static void find_rows(void *arg, int64_t begin, int64_t end, int64_t task)

@@ -74,7 +74,7 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local d, n = indices:size(1), indices:size(2)
   if values.ndim < 1 or values:size(1) ~= n then
-    errors.raise("%s: indices has %d positions, but values has shape %s, expected %d values", who, n,
+    errors.raise("%s: indices have %d positions, but values have shape %s, expected %d values", who, n,
       tostring(values.shape), n)
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)

@@ -83,7 +83,7 @@ function M.Normalize(mean, std)
   column(mean, who, 1, "float32")
   column(std, who, 2, "float32")
   for k, v in ipairs(type(std) == "number" and { std } or std) do
-    if v == 0 then errors.raise("Normalize: argument 2: number %d is 0, expected another number", k) end
+    if v == 0 then errors.raise("Normalize: argument 2: number %d is 0, expected a number other than 0", k) end
   end
   return function(x)
     image_of(x, who)

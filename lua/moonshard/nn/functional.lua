@@ -424,7 +424,8 @@ function F.split_heads(qkv, heads)
   opts.expect(qkv, a_tensor, "split_heads: argument 1")
   opts.expect(heads, opts.whole_from(1), "split_heads: argument 2")
   if qkv.ndim ~= 3 or qkv:size(3) % (3 * heads) ~= 0 then
-    raise("split_heads: argument 1 has shape %s, expected [B, T, 3 C] with C a multiple of %d heads", tostring(qkv.shape), heads)
+    raise("split_heads: argument 1 has shape %s, expected [B, T, 3 C] where C is a multiple of %d, the number of heads",
+      tostring(qkv.shape), heads)
   end
   return ops.split_heads(qkv, qkv:size(1), qkv:size(2), heads, qkv:size(3) / (3 * heads))
 end

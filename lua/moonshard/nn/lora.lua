@@ -58,7 +58,7 @@ local kinds = {
   },
 }
 
--- Convolutions: A is a convolution with the layer's kernel, stride and padding to `rank` channels; B has kernel size 1.
+-- Convolutions: A is a convolution with all options of the layer's, but with `rank` channels; B has kernel size 1.
 for name, plain in pairs { Conv1d = F.conv1d, Conv2d = F.conv2d, Conv3d = F.conv3d } do   -- in any order
   local forward = convs[name].forward
   kinds[#kinds + 1] = {

@@ -62,8 +62,9 @@ function Unflatten:forward(x)
     out[open], product = size / product, size
   end
   if product ~= size then
-    opts.wrong(size, ("the product of the sizes [%s]"):format(table.concat(self.sizes, ", ")),
-      "Unflatten: size of dimension %d", self.dim)
+    local wanted = open and "a multiple of %d for the sizes [%s]" or "%d, the product of the sizes [%s]"
+    opts.wrong(size, wanted:format(product, table.concat(self.sizes, ", ")), "Unflatten: size of dimension %d",
+      self.dim)
   end
   for d = at + 1, x.ndim do out[#out + 1] = x.shape[d] end
   return x:reshape(out)

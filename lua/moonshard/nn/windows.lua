@@ -64,7 +64,7 @@ function M.arguments(who, kind, dims, kernel, stride, given)
         o.padding[d], o.kernel[d], o.dilation[d])
     end
   end
-  if o.divisor_override == 0 then raise("%s: option 'divisor_override' is 0, expected another number", who) end
+  if o.divisor_override == 0 then raise("%s: option 'divisor_override' is 0, expected a number other than 0", who) end
   return o
 end
 

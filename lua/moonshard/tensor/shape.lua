@@ -20,7 +20,8 @@ local M = {}
 local function whole(v, who, what)
   opts.expect(v, opts.whole, "%s: %s", who, what)
   -- The engine's integers are int64: larger numbers would wrap around.
-  if v >= 2 ^ 63 or v < -2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: %s", who, what) end
+  if v >= 2 ^ 63 then opts.wrong(v, "a whole number below 2^63", "%s: %s", who, what) end
+  if v < -2 ^ 63 then opts.wrong(v, "a whole number from -2^63", "%s: %s", who, what) end
   return v
 end
 
@@ -227,7 +228,7 @@ function methods.as_strided(t, size, stride, offset)
   opts.expect(size, opts.table, "as_strided: sizes")
   opts.expect(stride, opts.table, "as_strided: strides")
   local n = #size
-  if #stride ~= n then errors.raise("as_strided: %d sizes and %d strides, expected as many", n, #stride) end
+  if #stride ~= n then errors.raise("as_strided: %d sizes and %d strides, expected a stride for each size", n, #stride) end
   tensor.check_count("as_strided", n)
   a_i[0] = opts.expect(offset == nil and 0 or offset, opts.whole_from(0), "as_strided: offset")
   for k = 1, n do
