@@ -11,7 +11,7 @@ local given = cli.parse("generate", "Generates text with a model trained by scri
   { "prompt", "text", nil,
   "beginning of the text (default: a newline); for a model of token files, ids separated by spaces" },
   { "length", "count", 500, "tokens to generate" },
-  { "temperature", "number", 0.8, "0: always the most likely token" },
+  { "temperature", "number", 0.8, "temperature of the sampling; 0: always the most likely token" },
   { "seed", "whole", 1, "seed of the sampling" },
   { "quiet", "flag", false, "print only the text, and errors" },
 }, arg)

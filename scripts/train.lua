@@ -35,7 +35,7 @@ local OPTIONS = {
   { "dtype", cli.one_of("float32", "bfloat16"), "float32", "dtype of computation; weights and optimizer stay float32" },
   { "device", "text", "cpu", "device to compute on" },
   { "data", "list", "/usr/share/common-licenses", "text files, folders of them, llm.c's .bin shards" },
-  { "out", "path", nil, "folder of the run (a new one in runs/; with --resume that of the checkpoint)" },
+  { "out", "path", nil, "folder of the run (default: a new one in runs/; with --resume that of the checkpoint)" },
   { "save", "path", nil, "a number K: a checkpoint every K steps; a path: where the last checkpoint is written" },
   { "resume", "path", nil, "continue from a checkpoint, or from the latest one in a run's folder" },
   { "from", "path", nil,

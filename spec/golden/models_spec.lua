@@ -123,7 +123,7 @@ describe("golden models", function()
     { "mlp", { 3, 2 }, { activation = "Relu" }, "expected the name of a layer, such as 'ReLU'" },
     { "vit", { image = 10, patch = 4 }, nil, "image size 10 is not a multiple of the patch size 4" },
     { "llama", { heads = 4, kv_heads = 3 }, nil, "4 heads are not a multiple of 3 kv_heads" },
-    { "llama", { dim = 12, heads = 4 }, nil, "dim 12 is not an even multiple of 4 heads" },
+    { "llama", { dim = 12, heads = 4 }, nil, "dim is 12, expected a multiple of 8, twice the number of heads" },
   } do
     it(("refuse sizes that do not fit: %s"):format(case[4]), function()
       local text = message(model(case[1]), case[2], case[3])

@@ -36,7 +36,7 @@ struct read_part {
     sort_lines l;
     const entry *from;
     int64_t first;  // the first element of these lines
-    int shift;      // -1 for the number of the line
+    int shift;      // the first of the 32 bits of the keys; -1: reads the number of the line
     __device__ entry operator()(int64_t i) const
     {
         int32_t at = from ? from[i].at : (int32_t)i;

@@ -97,7 +97,7 @@ function Llama:init(given)
   o.kv_heads = o.kv_heads or o.heads
   o.mlp_dim = o.mlp_dim or math.ceil(o.dim * 8 / 3 / 32) * 32
   if o.dim % (2 * o.heads) ~= 0 then
-    errors.raise("Llama: dim %d is not an even multiple of %d heads", o.dim, o.heads)
+    errors.raise("Llama: dim is %d, expected a multiple of %d, twice the number of heads", o.dim, 2 * o.heads)
   end
   if o.heads % o.kv_heads ~= 0 then
     errors.raise("Llama: %d heads are not a multiple of %d kv_heads", o.heads, o.kv_heads)

@@ -23,7 +23,8 @@ int main(int argc, char **argv)
     size_t length = file ? fread(json, 1, sizeof json, file) : 0;
     void *lib = dlopen("libcudnn.so.9", RTLD_NOW);
     if (length == 0 || !lib) {
-        fprintf(stderr, "plans: %s cannot be read, or: %s\n", argv[1], lib ? "" : dlerror());
+        if (length == 0) fprintf(stderr, "plans: '%s' is missing or empty\n", argv[1]);
+        else fprintf(stderr, "plans: cuDNN cannot be loaded: %s\n", dlerror());
         return 2;
     }
     cudnn_functions f;
