@@ -225,8 +225,11 @@ MS_FN REAL R(ms_bwd_gelu_tanh)(REAL g, REAL x)
     REAL du = (REAL)(2 * MS_SQRT_2_OVER_PI) * (1 + (REAL)(3 * 0.044715) * x2);
     return g * (s + x * s * (1 - s) * du);
 }
-// d/dx x^p; the constant x^0 has gradient 0 everywhere, also at 0
-MS_FN REAL R(ms_bwd_pow_scalar)(REAL g, REAL x, REAL p) { return p == 0 ? 0 : g * p * R(ms_pow)(x, p - 1); }
+// d/dx x^p; the constant x^0 has gradient 0 everywhere, also at 0. Squares are common, and libm's pow takes 10 ns.
+MS_FN REAL R(ms_bwd_pow_scalar)(REAL g, REAL x, REAL p)
+{
+    return p == 2 ? g * p * x : p == 0 ? 0 : g * p * R(ms_pow)(x, p - 1);
+}
 MS_FN REAL R(ms_bwd_second_pow)(REAL g, REAL a, REAL b)
 {
     return ((a == 0) & (b >= 0)) ? 0 : g * R(ms_pow)(a, b) * R(ms_log)(a);
