@@ -13,32 +13,20 @@ typedef struct colsum {
     int64_t m, n, rs;
 } colsum;
 
-static MS_KERNEL void add_rows_f32(float *s, const float *x, int64_t rows, int64_t n, int64_t rs)
+static MS_KERNEL void add_rows_f32(float *restrict s, const float *restrict x, int64_t rows, int64_t n, int64_t rs)
 {
-    int64_t first = 0;
-    for (; first + 32 <= n; first += 32) {  // 32 sums stay in registers
-        float t[32];
-        for (int j = 0; j < 32; j++) t[j] = s[first + j];
-        for (int64_t i = 0; i < rows; i++)
-            for (int j = 0; j < 32; j++) t[j] += x[i * rs + first + j];
-        for (int j = 0; j < 32; j++) s[first + j] = t[j];
-    }
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = first; j < n; j++) s[j] += x[i * rs + j];
+    for (; rows >= 4; rows -= 4, x += 4 * rs)
+        for (int64_t j = 0; j < n; j++) s[j] = s[j] + x[j] + x[rs + j] + x[2 * rs + j] + x[3 * rs + j];
+    for (; rows > 0; rows--, x += rs)
+        for (int64_t j = 0; j < n; j++) s[j] += x[j];
 }
 
-static MS_KERNEL void add_rows_f64(double *s, const double *x, int64_t rows, int64_t n, int64_t rs)
+static MS_KERNEL void add_rows_f64(double *restrict s, const double *restrict x, int64_t rows, int64_t n, int64_t rs)
 {
-    int64_t first = 0;
-    for (; first + 32 <= n; first += 32) {  // 32 sums stay in registers
-        double t[32];
-        for (int j = 0; j < 32; j++) t[j] = s[first + j];
-        for (int64_t i = 0; i < rows; i++)
-            for (int j = 0; j < 32; j++) t[j] += x[i * rs + first + j];
-        for (int j = 0; j < 32; j++) s[first + j] = t[j];
-    }
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = first; j < n; j++) s[j] += x[i * rs + j];
+    for (; rows >= 4; rows -= 4, x += 4 * rs)
+        for (int64_t j = 0; j < n; j++) s[j] = s[j] + x[j] + x[rs + j] + x[2 * rs + j] + x[3 * rs + j];
+    for (; rows > 0; rows--, x += rs)
+        for (int64_t j = 0; j < n; j++) s[j] += x[j];
 }
 
 static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)
