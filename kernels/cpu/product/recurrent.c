@@ -37,6 +37,7 @@ static int64_t panel_numbers(const panels *p) { return (p->depth + 1) * p->wide;
 static int64_t packed_numbers(const panels *p) { return blocks_of(p) * p->parts * panel_numbers(p); }
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // What backward reads and writes besides hs, cs, q and `unprojected` of the pass. dy, dh, dc: the gradients of the
 // outputs; dx, da: those of the sums over the input and over the state; dh0: that of h_0; carried: the gradient that
@@ -70,6 +71,35 @@ typedef struct pass {
 typedef struct part {
     int64_t row, unit, n;
 } part;
+
+// A task of a pass: units [unit, unit + n), those of a block of columns, of rows [first, last) of a step. room: memory
+// of the thread for the products.
+typedef struct tile {
+    int64_t block, unit, n, first, last;
+    void *room;
+} tile;
+
+static tile tile_of(const pass *w, const panels *p, int64_t k)
+{
+    int64_t block = k / w->chunks, first = k % w->chunks * w->chunk, rows = most(w->now.n, w->next.n);
+    return (tile) { .block = block,
+                    .unit = block * p->wide,
+                    .n = columns_of(p, block),
+                    .first = first,
+                    .last = least(first + w->chunk, rows),
+                    .room = w->room + w->room_bytes * (size_t)ms__thread_num() };
+}
+
+// What is read or written after a product: rows of `columns` adjacent elements of matrices, in each of which a row has
+// `parts` such runs, `apart` elements from one to the next.
+typedef struct ahead {
+    int64_t rows, columns;
+    int n;
+    struct {
+        const void *from;
+        int64_t parts, apart;
+    } of[4];
+} ahead;
 
 #define BODY "cpu/product/recurrent_body.h"
 #include "cpu/rows/rows.h"

@@ -19,14 +19,44 @@ static void R(pack_panel)(void *arg, int64_t k, int64_t end, int64_t unused)
         bias[j] = j < n && p->bias ? ((const REAL *)p->bias)[part * p->columns + first + j] : 0;
 }
 
-// The product of rows of a with a block of columns, and the bias: one matrix of MOST_ROWS x wide in `to` for each part.
-static void R(multiply)(const panels *p, int64_t block, int64_t rows, const REAL *a, REAL *to)
+// Adds the rows of `from` from `row` on, and of each the units from `unit` on. from: NULL adds nothing.
+static void R(add_ahead)(ahead *f, const void *from, int64_t row, int64_t parts, int64_t apart, int64_t unit)
 {
-    for (int64_t part = 0; part < p->parts; part++) {
+    if (!from) return;
+    f->of[f->n].from = (const REAL *)from + row * parts * apart + unit;
+    f->of[f->n].parts = parts;
+    f->of[f->n++].apart = apart;
+}
+
+// Prefetches rows [first, last) of what is accessed after a product into the second-level cache. (The hardware
+// prefetcher does not follow so many short runs.) GCC drops calls of a function that only prefetches, unless it is
+// inlined.
+MS_INLINE void R(fetch)(const ahead *f, int64_t first, int64_t last)
+{
+    for (int m = 0; m < f->n; m++) {
+        const REAL *run = (const REAL *)f->of[m].from + first * f->of[m].parts * f->of[m].apart;
+        for (int64_t k = (last - first) * f->of[m].parts; k > 0; k--, run += f->of[m].apart) {
+            for (int64_t j = 0; j < f->columns; j += 64 / (int64_t)sizeof *run) __builtin_prefetch(run + j, 0, 2);
+            __builtin_prefetch(run + f->columns - 1, 0, 2);
+        }
+    }
+}
+
+// The product of rows of a with a block of columns, and the bias: one matrix of MOST_ROWS x wide in `to` for each part.
+// Before each piece, of up to 8 rows and one part, a share of the rows ahead is prefetched: all at once they would
+// delay the product.
+static void R(multiply)(const panels *p, int64_t block, int64_t rows, const REAL *a, REAL *to, const ahead *f)
+{
+    int64_t pieces = (rows + 7) / 8 * p->parts;
+    for (int64_t k = 0; k < pieces; k++) {
+        int64_t first = k / p->parts * 8, part = k % p->parts;
         const REAL *b = (const REAL *)p->data + (block * p->parts + part) * panel_numbers(p);
-        OPERANDS o = { a,    p->depth, 1, b, p->wide, to + part * MOST_ROWS * p->wide, p->wide, b + p->depth * p->wide,
-                       false };
-        R(ms__block)(rows, (columns_of(p, block) + 15) / 16 * 16, p->depth, &o);
+        OPERANDS o = {
+            a + first * p->depth,   p->depth, 1, b, p->wide, to + (part * MOST_ROWS + first) * p->wide, p->wide,
+            b + p->depth * p->wide, false
+        };
+        R(fetch)(f, f->rows * k / pieces, f->rows * (k + 1) / pieces);
+        R(ms__block)(least(rows - first, 8), (columns_of(p, block) + 15) / 16 * 16, p->depth, &o);
     }
 }
 
@@ -102,51 +132,54 @@ static void R(enter)(const pass *w, const void *first, void *before, int64_t wid
     else memset(to, 0, (size_t)p.n * sizeof *to);
 }
 
-// One task of a pass: some units of some rows. The task of a pass with a projection computes the states to project.
+// Some units of some rows of a step. With a projection, the states to project.
 static void R(forward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
     const panels *p = &w->panels;
-    int64_t block = k / w->chunks, first = k % w->chunks * w->chunk, last = first + w->chunk, unit = block * p->wide;
-    int64_t n = columns_of(p, block), H = w->H, P = w->P, at = w->now.at;
-    REAL *room = (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num());
+    tile t = tile_of(w, p, k);
+    REAL *room = t.room;
     (void)end, (void)unused;
-    if (last > most(w->now.n, w->next.n)) last = most(w->now.n, w->next.n);
-    int64_t computed = last < w->now.n ? last : w->now.n;
-    if (w->packed && first < computed)
-        R(multiply)(p, block, computed - first, (const REAL *)w->hs + (at + first) * P, room);
-    for (int64_t r = first; r < last; r++) {
-        const part here = { r, unit, n };
+    int64_t H = w->H, P = w->P, at = w->now.at, kept = ms__kept_of(w->kind),
+            computed = least(t.last, w->now.n) - t.first;
+    if (w->packed && computed > 0) {
+        ahead f = { .rows = computed, .columns = t.n };
+        R(add_ahead)(&f, w->x, at + t.first, w->gates, H, t.unit);
+        R(add_ahead)(&f, w->q, at + t.first, kept, H, t.unit);
+        R(multiply)(p, t.block, computed, (const REAL *)w->hs + (at + t.first) * P, room, &f);
+    }
+    for (int64_t r = t.first; r < t.last; r++) {
+        const part here = { r, t.unit, t.n };
         if (r >= w->now.n) {
             if (w->kind == MS_LSTM) R(enter)(w, w->c0, w->cs, H, here);
             if (!w->project) R(enter)(w, w->h0, w->hs, P, here);
             continue;
         }
-        R(unit_row) u = { .n = n, .x_gate = H, .a_gate = MOST_ROWS * p->wide, .q_gate = H };
-        u.x = (const REAL *)w->x + (at + r) * w->gates * H + unit;
-        u.a = room + (r - first) * p->wide;
+        R(unit_row) u = { .n = t.n, .x_gate = H, .a_gate = MOST_ROWS * p->wide, .q_gate = H };
+        u.x = (const REAL *)w->x + (at + r) * w->gates * H + t.unit;
+        u.a = room + (r - t.first) * p->wide;
         if (!w->packed) {
-            u.a = (const REAL *)w->product + r * w->gates * H + unit;
+            u.a = (const REAL *)w->product + r * w->gates * H + t.unit;
             u.a_gate = H;
         }
-        if (w->q) u.q = (REAL *)w->q + (at + r) * ms__kept_of(w->kind) * H + unit;
+        if (w->q) u.q = (REAL *)w->q + (at + r) * kept * H + t.unit;
         else {
             u.q = room + 4 * MOST_ROWS * p->wide;
             u.q_gate = p->wide;
         }
-        u.h = w->project ? (REAL *)w->unprojected + r * H + unit : (REAL *)w->y + (at + r) * P + unit;
+        u.h = w->project ? (REAL *)w->unprojected + r * H + t.unit : (REAL *)w->y + (at + r) * P + t.unit;
         if (w->kind == MS_LSTM) {
-            u.cell = (const REAL *)w->cs + (at + r) * H + unit;
+            u.cell = (const REAL *)w->cs + (at + r) * H + t.unit;
             u.c = R(leave)(w, w->cs, w->cn, H, here);
             R(lstm_row)(&u);
         } else if (w->kind == MS_GRU) {
-            u.state = (const REAL *)w->hs + (at + r) * P + unit;
+            u.state = (const REAL *)w->hs + (at + r) * P + t.unit;
             R(gru_row)(&u);
         } else {
             R(rnn_row)(&u, w->relu);
-            if (w->q) memcpy(u.q, u.h, (size_t)n * sizeof *u.h);
+            if (w->q) memcpy(u.q, u.h, (size_t)t.n * sizeof *u.h);
         }
-        if (!w->project) memcpy(R(leave)(w, w->hs, w->hn, P, here), u.h, (size_t)n * sizeof *u.h);
+        if (!w->project) memcpy(R(leave)(w, w->hs, w->hn, P, here), u.h, (size_t)t.n * sizeof *u.h);
     }
 }
 
@@ -155,22 +188,21 @@ static void R(project_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
     const panels *p = &w->projection;
-    int64_t block = k / w->chunks, first = k % w->chunks * w->chunk, last = first + w->chunk, unit = block * p->wide;
-    int64_t n = columns_of(p, block), H = w->H, P = w->P;
-    REAL *room = (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num());
+    tile t = tile_of(w, p, k);
+    REAL *room = t.room;
     (void)end, (void)unused;
-    if (last > most(w->now.n, w->next.n)) last = most(w->now.n, w->next.n);
-    int64_t computed = last < w->now.n ? last : w->now.n;
-    if (first < computed) R(multiply)(p, block, computed - first, (const REAL *)w->unprojected + first * H, room);
-    for (int64_t r = first; r < last; r++) {
-        const part here = { r, unit, n };
+    int64_t H = w->H, P = w->P, computed = least(t.last, w->now.n) - t.first;
+    if (computed > 0)
+        R(multiply)(p, t.block, computed, (const REAL *)w->unprojected + t.first * H, room, &(ahead) { 0 });
+    for (int64_t r = t.first; r < t.last; r++) {
+        const part here = { r, t.unit, t.n };
         if (r >= w->now.n) {
             R(enter)(w, w->h0, w->hs, P, here);
             continue;
         }
-        const REAL *h = room + (r - first) * p->wide;
-        memcpy((REAL *)w->y + (w->now.at + r) * P + unit, h, (size_t)n * sizeof *h);
-        memcpy(R(leave)(w, w->hs, w->hn, P, here), h, (size_t)n * sizeof *h);
+        const REAL *h = room + (r - t.first) * p->wide;
+        memcpy((REAL *)w->y + (w->now.at + r) * P + t.unit, h, (size_t)t.n * sizeof *h);
+        memcpy(R(leave)(w, w->hs, w->hn, P, here), h, (size_t)t.n * sizeof *h);
     }
 }
 
@@ -250,36 +282,47 @@ static void R(unit_back)(const pass *w, int64_t r, int64_t unit, int64_t n, cons
     } else R(rnn_back_row)(&u, w->relu);
 }
 
-// One task of a pass: the gradient of some elements of the state, and without a projection the units' gradients.
+// to += from
+static MS_KERNEL void R(add_row)(int64_t n, REAL *restrict to, const REAL *restrict from)
+{
+    for (int64_t j = 0; j < n; j++) to[j] += from[j];
+}
+
+// The gradient of some elements of the states before some rows of a step, and without a projection the units'
+// gradients. Rows whose state is h_0 need a product only if its gradient is asked for.
 static void R(backward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
     const panels *p = &w->panels;
-    int64_t block = k / w->chunks, first = k % w->chunks * w->chunk, last = first + w->chunk, unit = block * p->wide;
-    int64_t n = columns_of(p, block), H = w->H, P = w->P;
-    REAL *room = (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num());
+    tile t = tile_of(w, p, k);
+    REAL *room = t.room;
     (void)end, (void)unused;
-    if (last > most(w->now.n, w->next.n)) last = most(w->now.n, w->next.n);
-    int64_t computed = last < w->now.n ? last : w->now.n;
-    if (first < computed)
-        R(multiply)(p, block, computed - first, (const REAL *)w->g.da + (w->now.at + first) * w->gates * H, room);
-    for (int64_t r = first; r < last; r++) {
-        REAL *dh = room + (r - first) * p->wide;
+    int64_t H = w->H, P = w->P, next = w->next.at, kept = ms__kept_of(w->kind);
+    if (!w->g.dh0) t.last = least(t.last, w->next.n);
+    int64_t computed = least(t.last, w->now.n) - t.first;
+    if (computed > 0) {
+        ahead f = { .rows = least(computed, w->next.n - t.first), .columns = t.n };
+        R(add_ahead)(&f, w->g.dy, next + t.first, 1, P, t.unit);
+        if (!w->project) {
+            R(add_ahead)(&f, w->q, next + t.first, kept, H, t.unit);
+            R(add_ahead)(&f, w->g.dx, next + t.first, w->gates, H, t.unit);
+            R(add_ahead)(&f, w->cs, next + t.first, 1, H, t.unit);
+        }
+        R(multiply)(p, t.block, computed, (const REAL *)w->g.da + (w->now.at + t.first) * w->gates * H, room, &f);
+    }
+    for (int64_t r = t.first; r < t.last; r++) {
+        REAL *dh = room + (r - t.first) * p->wide;
         if (r >= w->now.n) {
             const REAL *of_last = w->g.dh;
-            for (int64_t j = 0; j < n; j++) dh[j] = of_last ? of_last[r * P + unit + j] : 0;
-        } else if (w->kind == MS_GRU) {
-            const REAL *direct = (const REAL *)w->g.carried + r * H + unit;
-            for (int64_t j = 0; j < n; j++) dh[j] += direct[j];
-        }
+            for (int64_t j = 0; j < t.n; j++) dh[j] = of_last ? of_last[r * P + t.unit + j] : 0;
+        } else if (w->kind == MS_GRU) R(add_row)(t.n, dh, (const REAL *)w->g.carried + r * H + t.unit);
         if (r >= w->next.n) {
-            if (w->g.dh0) memcpy((REAL *)w->g.dh0 + r * P + unit, dh, (size_t)n * sizeof *dh);
+            memcpy((REAL *)w->g.dh0 + r * P + t.unit, dh, (size_t)t.n * sizeof *dh);
             continue;
         }
-        const REAL *dy = w->g.dy ? (const REAL *)w->g.dy + (w->next.at + r) * P + unit : NULL;
-        for (int64_t j = 0; dy && j < n; j++) dh[j] += dy[j];
-        if (w->project) memcpy((REAL *)w->g.dprojected + (w->next.at + r) * P + unit, dh, (size_t)n * sizeof *dh);
-        else R(unit_back)(w, r, unit, n, dh, room + MOST_ROWS * p->wide);
+        if (w->g.dy) R(add_row)(t.n, dh, (const REAL *)w->g.dy + (next + r) * P + t.unit);
+        if (w->project) memcpy((REAL *)w->g.dprojected + (next + r) * P + t.unit, dh, (size_t)t.n * sizeof *dh);
+        else R(unit_back)(w, r, t.unit, t.n, dh, room + MOST_ROWS * p->wide);
     }
 }
 
@@ -288,13 +331,14 @@ static void R(unproject_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
     const panels *p = &w->projection;
-    int64_t block = k / w->chunks, first = k % w->chunks * w->chunk, last = first + w->chunk, unit = block * p->wide;
-    REAL *room = (REAL *)(w->room + w->room_bytes * (size_t)ms__thread_num());
+    tile t = tile_of(w, p, k);
+    REAL *room = t.room;
     (void)end, (void)unused;
-    if (last > w->next.n) last = w->next.n;
-    if (first >= last) return;
-    R(multiply)(p, block, last - first, (const REAL *)w->g.dprojected + (w->next.at + first) * w->P, room);
-    for (int64_t r = first; r < last; r++)
-        R(unit_back)(w, r, unit, columns_of(p, block), room + (r - first) * p->wide, room + MOST_ROWS * p->wide);
+    t.last = least(t.last, w->next.n);
+    if (t.first >= t.last) return;
+    const REAL *d = (const REAL *)w->g.dprojected + (w->next.at + t.first) * w->P;
+    R(multiply)(p, t.block, t.last - t.first, d, room, &(ahead) { 0 });
+    for (int64_t r = t.first; r < t.last; r++)
+        R(unit_back)(w, r, t.unit, t.n, room + (r - t.first) * p->wide, room + MOST_ROWS * p->wide);
 }
 #undef OPERANDS
