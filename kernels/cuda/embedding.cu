@@ -40,7 +40,8 @@ struct job : positions {
 
 // ---- rows: adjacent lines with the same positions ----
 
-// A thread moves or adds WIDE lines of a group of `inner` adjacent ones; there are `outer` groups.
+// A thread moves or adds one element of each of up to WIDE adjacent lines. There are `outer` groups of `inner` adjacent
+// lines, and `packs` threads for each position of a group.
 struct row_sizes {
     int64_t outer, inner, packs;
 };

@@ -150,8 +150,9 @@ typedef struct {
     ms_waiting last;  // the latest collective issued; read only by reports, so an inconsistent read does no harm
     struct ms_text {  // texts of the errors that this rank published; written before the board's entry
         _Atomic uint64_t number;  // the number of the error; 0 while the text is written
-        // The place of the rank that is ahead, for errors that only ranks behind it raise: of calls that fail until
-        // they have caught up, and of a deadlock after an error. Zero: unknown, so all raise it.
+        // How far in the script the rank ahead of the others is. Set for two kinds of error that only the ranks behind
+        // it raise: the failure of a call that they make while they catch up, and a deadlock after an error. Zero:
+        // unknown, so all ranks raise the error.
         ms_resumption furthest;
         char words[TEXT];
     } text[ERRORS];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // shard/script.c -- functions that scripts call on units outside of the schedule: parts and wholes of parameters,
-// settings, manual gathering, stand-ins for sharded gradients and copies, and the owner that the garbage collector
-// releases.
+// settings, manual gathering, tensors without values that represent sharded gradients and copies, and the owner that
+// the garbage collector releases.
 #include <stdio.h>
 
 #include "device/device.h"
@@ -151,7 +151,7 @@ ms_status ms_unit_check_reduced(ms_id id)
         t->name ? t->name : "?");
 }
 
-// ---- stand-ins, owners ------------------------------------------------------------------------
+// ---- tensors that represent sharded ones, owners -----------------------------------------------
 
 ms_id ms_unit_stand_in(ms_id id, int dtype)
 {

@@ -182,7 +182,7 @@ describe("linear_cross_entropy", function()
       { function() F.linear_cross_entropy(x, w, ids, { batch_chunk_size = 0 }) end,
         "linear_cross_entropy: option 'batch_chunk_size' is a number (0), expected a whole number from 1" },
       { function() F.linear_cross_entropy(x, w:to "float64", ids, { batch_chunk_size = 2 }) end,
-        "linear_cross_entropy: input and weight need one floating-point dtype, got float32 [5, 12] cpu and float64 [40, 12] cpu" },
+        "linear_cross_entropy: input and weight must have the same floating-point dtype, got float32 [5, 12] cpu and float64 [40, 12] cpu" },
       { function() F.linear_cross_entropy(x, w, ids + 40, { batch_chunk_size = 2 }) end, "is neither in 0 .. 39 nor ignore_index -100" },
       { function() F.linear_cross_entropy(x, w, ids, { linear_bias = b:narrow(1, 1, 3), batch_chunk_size = 2 }) end,
         "linear_cross_entropy: the bias must be float32 [40], got float32 [3] cpu" },

@@ -122,7 +122,7 @@ function starved.shim(folder)
   return shim
 end
 
---- Runs a job of starve_job.lua: the number of outcomes of each kind, and the lines about wrong ones.
+--- Runs a job of starve_job.lua. Returns the number of outcomes of each kind, and the lines about wrong ones.
 ---@param n integer  ranks; 0: one process
 ---@param args any[]  scenario, "malloc" or "pool", mode, and the mode's two numbers
 ---@param opts? table  env, timeout; nodes: a pair of spec/support/nodes.lua with n ranks on each

@@ -227,7 +227,7 @@ static void widen(const job *j, char *wide, const ms_tensor *w, const ms_tensor 
     }
 }
 
-// Fills the row of ones, the last one of the unfolded matrices, which is multiplied with the bias.
+// Fills the last row of the unfolded matrix with ones: the product multiplies it with the bias.
 static void fill_ones(const job *j, char *ones)
 {
     static const float one = 1;

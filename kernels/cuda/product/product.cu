@@ -255,8 +255,8 @@ static struct {
     bool none;
 } cache[CACHE];
 
-// The layout of a matrix with strides rs and cs: 0 row-major (cs is 1), 1 column-major (rs is 1), -1 neither. *ld, the
-// leading dimension, is the other stride.
+// The layout of a matrix with strides rs and cs: 0 row-major (cs is 1), 1 column-major (rs is 1), -1 neither; a stride
+// along a dimension of size 1 does not count. *ld: the leading dimension, which is the other stride.
 static int lies(int64_t rows, int64_t cols, int64_t rs, int64_t cs, int64_t *ld)
 {
     if ((cs == 1 || cols == 1) && (rows == 1 || rs >= cols)) {

@@ -62,7 +62,7 @@ template <class T> __global__ void resample_backward_kernel(pass_job j)
     for (int part = 0; part < 3; part++)
         for (int64_t o = r.from[part]; o < r.to[part]; o++) {
             typename F::taps s = F::taps_of(p.axis, o);
-            // A stretched kernel reads an element once.
+            // The taps of an antialias filter are consecutive elements: at most one of them is `here`.
             int64_t k = stretched ? here - s.first : 0, end = stretched ? k + 1 : s.count;
             for (; k < end; k++) {
                 if (k < 0 || k >= s.count || F::at(p.axis, s, k) != here) continue;

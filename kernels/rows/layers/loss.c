@@ -90,8 +90,8 @@ static ms_status linear_cross_entropy_check(ms_call *c)
         return ms__call_fail(c, "the input must be [n, in] and the weight [classes, in], got %s and %s",
                              ms__tensor_text(x), ms__tensor_text(w));
     if (!ms__is_float(x->dtype) || w->dtype != x->dtype)
-        return ms__call_fail(c, "input and weight need one floating-point dtype, got %s and %s", ms__tensor_text(x),
-                             ms__tensor_text(w));
+        return ms__call_fail(c, "input and weight must have the same floating-point dtype, got %s and %s",
+                             ms__tensor_text(x), ms__tensor_text(w));
     if ((ids->dtype != MS_I64 && ids->dtype != MS_I32) || ids->ndim != 1 || ids->shape[0] != x->shape[0])
         return ms__call_fail(c, "ids must be int64 or int32 [%lld], got %s", (long long)x->shape[0],
                              ms__tensor_text(ids));

@@ -38,8 +38,9 @@ static ms_status gelu_mlp_check(ms_call *c)
     for (int k = 0; k < c->n_in; k++) {
         if (!c->in[k]) continue;
         if (!ms__is_float(c->in[k]->dtype) || c->in[k]->dtype != x->dtype)
-            return ms__call_fail(c, "all arguments need one floating-point dtype, got %s and, as argument %d, %s",
-                                 ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
+            return ms__call_fail(
+                c, "all arguments must have the same floating-point dtype, got %s and, as argument %d, %s",
+                ms__tensor_text(x), k + 1, ms__tensor_text(c->in[k]));
     }
     if (x->ndim < 1) return ms__call_fail(c, "the input needs at least 1 dimension, got %s", ms__tensor_text(x));
     MS_TRY(check_layer(c, W1, B1, x->shape[x->ndim - 1], "first"));

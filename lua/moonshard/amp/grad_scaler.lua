@@ -20,13 +20,13 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 
 --- Keeps small float16 gradients from becoming 0 (Micikevicius et al. 2018): the loss is multiplied by a scale before
 --- backward, and gradients are divided by it before the step. A step with an infinite or nan gradient is skipped and
---- the scale is multiplied by backoff_factor. After growth_interval steps without such gradients the scale is
---- multiplied by growth_factor.
+--- the scale is multiplied by backoff_factor. After growth_interval consecutive steps without such gradients the scale
+--- is multiplied by growth_factor.
 ---@class GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean }): GradScaler
 ---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale
----   after a skipped step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false:
----   scale and unscale_ change nothing
+---   after a skipped step, below 1; growth_interval: consecutive steps with finite gradients until the scale grows;
+---   enabled: false: scale and unscale_ change nothing
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on the device of the first scaled tensor
 local GradScaler = class.new "GradScaler"
 
@@ -418,13 +418,13 @@ function GradScaler:get_scale()
   if not self._enabled then return 1 end
   return self.scale_tensor and self.scale_tensor:item() or self._init_scale
 end
---- The factor by which the scale grows after growth_interval steps without infinities.
+--- The factor by which the scale grows after growth_interval consecutive steps with finite gradients.
 ---@return number
 function GradScaler:get_growth_factor() return self._growth_factor end
 --- The factor by which the scale is multiplied after a skipped step.
 ---@return number
 function GradScaler:get_backoff_factor() return self._backoff_factor end
---- The number of steps without infinities after which the scale grows.
+--- The number of consecutive steps with finite gradients after which the scale grows.
 ---@return integer
 function GradScaler:get_growth_interval() return self._growth_interval end
 --- Whether scaling is enabled.
@@ -469,8 +469,9 @@ end
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
 ---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale
----   after a skipped step, below 1; growth_interval: steps without infinities until the scale grows; enabled: false:
----   scale and unscale_ change nothing; process_group: the ranks that skip the same steps (default: the world)
+---   after a skipped step, below 1; growth_interval: consecutive steps with finite gradients until the scale grows;
+---   enabled: false: scale and unscale_ change nothing; process_group: the ranks that skip the same steps (default: the
+---   world)
 local ShardedGradScaler = GradScaler:extend "ShardedGradScaler"
 ShardedGradScaler._takes_half = true
 ShardedGradScaler._sums_over_ranks = true

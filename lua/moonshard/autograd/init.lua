@@ -255,7 +255,8 @@ local function id_list(x, who, what)
   return ids, #list, list, x
 end
 
--- The ids of the gradients of roots; 0 if a root has none. The gradient of an instance is an instance.
+-- The ids of the gradients of roots; 0 if a root has none. The gradient of an instance is an instance, or one tensor
+-- that is the gradient of each of its inner tensors.
 local function grad_ids(grads, roots, n, who)
   local ids, at = ffi.new("ms_id[?]", math.max(n, 1)), 0
   for k = 1, #roots do

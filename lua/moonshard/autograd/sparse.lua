@@ -246,10 +246,10 @@ function Sparse.dispatch(op, a, b)
     if name == "mul" and is_sparse(factor) and not is_sparse(a) and a.ndim == 0 then
       return with_values(factor, op(a, factor._values))
     end
-    return refuse(name, "a sparse tensor can only be combined with numbers and 0-dim tensors")
+    return refuse(name, "a sparse tensor can only be multiplied or divided by a number or a 0-dim tensor")
   elseif name == "mul_" or name == "div_" then
     if not is_sparse(a) or b ~= nil and (is_sparse(b) or b.ndim ~= 0) then
-      refuse(name, "a sparse tensor can only be combined with numbers and 0-dim tensors")
+      refuse(name, "a sparse tensor can only be multiplied or divided by a number or a 0-dim tensor")
     end
     op(a._values, b)
     return a

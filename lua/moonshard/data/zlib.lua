@@ -64,7 +64,7 @@ function M.unzip(path, who)
   if not at or at + 21 > #text then errors.raise("%s: '%s' is not a zip archive", who, path) end
   local count, here, list = little(text, at + 10, 2), little(text, at + 16, 4) + 1, {}
   for k = 1, count do
-    if text:sub(here, here + 3) ~= "PK\1\2" or here + 45 > #text then failed(who, path, "its directory is incomplete") end
+    if text:sub(here, here + 3) ~= "PK\1\2" or here + 45 > #text then failed(who, path, "the archive's directory is incomplete") end
     local flags, method = little(text, here + 8, 2), little(text, here + 10, 2)
     local size, whole = little(text, here + 20, 4), little(text, here + 24, 4)
     local name_length = little(text, here + 28, 2)
@@ -73,7 +73,7 @@ function M.unzip(path, who)
       errors.raise("%s: '%s' in '%s' is encrypted, compressed by a method other than deflate, or larger than "
         .. "4 GiB", who, name, path)
     end
-    if text:sub(entry, entry + 3) ~= "PK\3\4" then failed(who, path, ("'%s' does not begin where the directory says"):format(name)) end
+    if text:sub(entry, entry + 3) ~= "PK\3\4" then failed(who, path, ("'%s' does not begin where the archive's directory says"):format(name)) end
     local first = entry + 30 + little(text, entry + 26, 2) + little(text, entry + 28, 2)
     local data = text:sub(first, first + size - 1)
     if #data < size then failed(who, path, ("'%s' is cut off"):format(name)) end

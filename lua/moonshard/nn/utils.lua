@@ -32,7 +32,7 @@ function M.clip_grad_norm_(params, max_norm, given)
   opts.expect(max_norm, opts.number_from(0), "clip_grad_norm_: max_norm")
   for k = 1, #params do opts.expect(params[k], a_tensor, "clip_grad_norm_: parameter %d", k) end
   params = tensor.flat(params)
-  -- Stand-ins for the leaves with sparse gradients: the gradient of a stand-in is the tensor of coalesced values.
+  -- Replaces the leaves with sparse gradients by leaves whose gradient is the tensor of coalesced values.
   local stand_ins
   for k = 1, #params do
     local p = params[k]

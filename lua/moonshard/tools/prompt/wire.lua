@@ -49,7 +49,7 @@ end
 ---@field fd integer  descriptor; -1: closed by this end
 ---@field pid integer  the process at the other end
 ---@field closed boolean?  true: one of the ends has closed it
----@field left string  what has arrived and is not yet a whole message
+---@field left string  bytes that have arrived and were not taken yet
 local Channel = {}
 Channel.__index = Channel
 
