@@ -534,6 +534,8 @@ dist.init_device_mesh, dist.mesh_from_group, dist.is_mesh = calls.one(mesh.init_
   mesh.mesh_from_group, mesh.is_mesh
 
 require "moonshard.dist.objects"(dist)
+require "moonshard.dist.names"(dist)
+require "moonshard.dist.coalesced"(dist)
 
 setmetatable(dist, {
   __name = "moonshard.dist",
