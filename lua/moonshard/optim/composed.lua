@@ -15,11 +15,12 @@ local autograd = require "moonshard.autograd"
 local scope = require "moonshard.tensor.scope"
 local shards = require "moonshard.nn.shards"
 local hooks = require "moonshard.optim.hooks"
+local rows = require "moonshard.optim.rows"
 local Optimizer = require "moonshard.optim.optimizer".Optimizer
 
 local lib = engine.lib
-local raise, is_plain = errors.raise, opts.is_plain
-local ipairs, pairs, unpack = ipairs, pairs, unpack
+local raise = errors.raise
+local ipairs, pairs = ipairs, pairs
 
 local Composed = Optimizer:extend "Composed"
 
@@ -35,11 +36,7 @@ end
 
 function Composed:init(params, given)
   self._entries = setmetatable({}, { __mode = "k" })
-  local defaults = {}
-  for name, value in pairs(self._options) do   -- the order of pairs does not affect the copy
-    defaults[name] = is_plain(value) and { unpack(value) } or value
-  end
-  self:_construct(params, given, defaults)
+  self:_construct(params, given, rows.copy(self._options))
 end
 
 --- Checks a group's options, and its parameters when it is added. later: after construction.

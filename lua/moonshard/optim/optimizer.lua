@@ -9,6 +9,7 @@ local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
+local compiled = require "moonshard.optim.compiled"
 local rows = require "moonshard.optim.rows"
 local tensor = require "moonshard.tensor"
 local utils = require "moonshard.nn.utils"
@@ -17,12 +18,11 @@ local lib, ffi = engine.lib, engine.ffi
 local capture = require "moonshard.autograd.capture"
 local autograd = require "moonshard.autograd"
 local no_grad, enable_grad = autograd.no_grad, autograd.enable_grad
-local sorted_pairs = require "moonshard.tensor.util".sorted_pairs
 local with_dense_grads = require "moonshard.autograd.sparse".with_dense_grads
 local a_tensor = tensor.a_tensor
 local raise, show, is_tensor = errors.raise, errors.kind, tensor.is_tensor
-local Tensor, is_plain = tensor.Tensor, opts.is_plain
-local rawget, ipairs = rawget, ipairs
+local is_plain = opts.is_plain
+local ipairs = ipairs
 local STATES = ffi.C.MS_OPTIM_STATES
 
 --- The base of optimizers. It steps the leaves of each group in one fused pass. A group is `{ params = {…}, lr = …, …
@@ -32,72 +32,6 @@ local STATES = ffi.C.MS_OPTIM_STATES
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 ---@field state table<Tensor, table>  state[p] is state_of(p)
 local Optimizer = class.new "Optimizer"
-
--- Converts a group to the form that the engine reads: ids of the leaves, STATES state ids per leaf, steps taken. Leaves
--- that are also in `before` keep their state. If a parameter belongs to a tensor class, its inner tensors are the
--- leaves: those of parameter k come after index first[k].
-local function compile(self, group, before)
-  local leaves, first = tensor.flat(group.params), {}
-  local n = #leaves
-  if leaves == group.params then
-    leaves = { unpack(leaves) }
-    for k = 1, n do first[k] = k - 1 end
-  else
-    local at = 0
-    for k, p in ipairs(group.params) do
-      first[k] = at
-      at = at + #tensor.flat { p }
-    end
-  end
-  local c = {
-    n = n, params = group.params, first = first, leaves = leaves, count = #group.params,
-    options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
-    state = ffi.new("ms_id[?]", math.max(STATES * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
-    tensors = {},                       -- [STATES * (k - 1) + s]: the Lua tensor of that id in `state`
-    young = true,                       -- at least one leaf has no state yet
-  }
-  c.options.kind = self._row.kind
-  local place = {}
-  for k = 1, before and before.n or 0 do place[before.ids[k - 1]] = k end
-  for k, p in ipairs(leaves) do
-    c.ids[k - 1] = p.id
-    local old = place[p.id]
-    if old then
-      c.steps[k - 1] = before.steps[old - 1]
-      for s = 1, STATES do
-        c.state[STATES * (k - 1) + s - 1] = before.state[STATES * (old - 1) + s - 1]
-        c.tensors[STATES * (k - 1) + s] = before.tensors[STATES * (old - 1) + s]
-      end
-    end
-  end
-  return c
-end
-
-local function unchanged(c, params)
-  if c == nil or c.params ~= params or c.count ~= #params then return false end
-  local ids, first = c.ids, c.first
-  for k = 1, c.count do
-    local p = params[k]
-    if p.id >= 0 then
-      if p.id ~= ids[first[k]] then return false end
-    else
-      for j, part in ipairs(tensor.flat { p }) do
-        if first[k] + j > c.n or part.id ~= ids[first[k] + j - 1] then return false end
-      end
-    end
-  end
-  return true
-end
-
--- The compiled group; compiles it again if the script has changed group.params.
-local function compiled(self, index, group)
-  local c = self._compiled[index]
-  if not unchanged(c, group.params) then
-    c = compile(self, group, c)
-    self._compiled[index] = c
-  end
-  return c
-end
 
 local function check_leaf(self, p, seen, where)
   local who = self:class_name()
@@ -172,19 +106,6 @@ function Optimizer:add_param_group(group)
   add_group(self, group, "group " .. #self.param_groups + 1)
 end
 
--- Makes Lua tensors of new state ids; the optimizer owns them.
-local function take_state(c)
-  for at = 1, STATES * c.n do
-    local id = c.state[at - 1]
-    local t = c.tensors[at]
-    if id ~= 0 and (t == nil or t.id ~= id) then
-      t = setmetatable({ id = id }, Tensor)
-      tensor.own(t)
-      c.tensors[at] = t
-    end
-  end
-end
-
 -- Steps a sparse leaf by its sparse gradient, which only plain gradient descent supports.
 local function step_sparse(self, c, group, p)
   local g = p.grad
@@ -234,7 +155,7 @@ local function step_dense(self, n, clip)
   if failed then
     local params = {}
     for k = 1, n do
-      take_state(self._compiled[k])
+      compiled.take_state(self._compiled[k])
       for _, p in ipairs(self.param_groups[k].params) do params[#params + 1] = p end
     end
     errors.fail(unpack(params))
@@ -242,7 +163,7 @@ local function step_dense(self, n, clip)
   for k = 1, n do
     local c = self._compiled[k]
     if c.young then                                     -- the leaf's first step makes state
-      take_state(c)
+      compiled.take_state(c)
       c.young = is_young(c)
     end
   end
@@ -261,7 +182,7 @@ local function prepare(self)
   local n = #groups
   for k = 1, n do
     local group = groups[k]
-    local c = compiled(self, k, group)
+    local c = compiled.group(self, k, group)
     self:_check(group, true, c.options)
   end
   return n
@@ -391,6 +312,7 @@ local function has_peers(self)
   return found
 end
 Optimizer.step = calls.apart(Optimizer.step, has_peers)
+
 local function step_leaves(self, group, c, at)
   capture.refuse(self:class_name() .. " steps only some of its parameters in this call")
   local n = #at
@@ -405,7 +327,7 @@ local function step_leaves(self, group, c, at)
     c.steps[k - 1] = steps[j - 1]
     for s = 0, STATES - 1 do c.state[STATES * (k - 1) + s] = state[STATES * (j - 1) + s] end
   end
-  take_state(c)
+  compiled.take_state(c)
   if status ~= 0 then errors.fail(unpack(group.params)) end
 end
 
@@ -413,7 +335,7 @@ end
 ---@param has table<Tensor, boolean>  the leaves to step, as keys
 function Optimizer:_step_part(has)
   for index, group in ipairs(self.param_groups) do
-    local c, at, leaves = compiled(self, index, group), {}, {}
+    local c, at, leaves = compiled.group(self, index, group), {}, {}
     for k, p in ipairs(c.leaves) do
       if has[p] then at[#at + 1], leaves[#leaves + 1] = k, p end
     end
@@ -445,186 +367,7 @@ function Optimizer:zero_grad(given)
   end
 end
 
--- ---- state --------------------------------------------------------------------------------------
-
--- The step and state of parameter k of a group, by name; nil before its first step.
-local function entry_of(self, c, k)
-  local at = c.first[k]
-  local steps = c.steps[at]
-  if steps == 0 then return nil end
-  local entry, p = { step = steps }, c.params[k]
-  for s, name in ipairs(self._row.states) do
-    local t = c.tensors[STATES * at + s]
-    if t ~= nil and p.id < 0 then
-      local parts = {}
-      for j = 1, #tensor.flat { p } do parts[j] = c.tensors[STATES * (at + j - 1) + s] end
-      t = tensor.rebuild(parts, p)
-    end
-    entry[name] = t
-  end
-  return entry
-end
-
---- Returns a function that gives the state of parameter k of a group, as a table of its own; nil before its first step.
-function Optimizer:_entries_of(index, group)
-  local c = compiled(self, index, group)
-  take_state(c)
-  return function(k) return entry_of(self, c, k) end
-end
-
---- Whether every rank keeps this state whole, in a shape of its own, also if the parameter is sharded.
----@param _ string  name of the state
----@return boolean
-function Optimizer._keeps_whole(_, _) return false end
-
---- Returns state by the parameter's position over all groups (from 1), and the groups with positions in place of
---- parameters. The tensors are the optimizer's own: copy them if later steps must not change them.
----@return { state: table<integer, table>, param_groups: table[] }
-function Optimizer:state_dict()
-  local sd, position = { state = {}, param_groups = {} }, 0
-  for index, group in ipairs(self.param_groups) do
-    local entry, out = self:_entries_of(index, group), { params = {} }
-    for name, value in pairs(group) do
-      if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
-    end
-    for k = 1, #group.params do
-      position = position + 1
-      out.params[k] = position
-      sd.state[position] = entry(k)
-    end
-    sd.param_groups[index] = out
-  end
-  return sd
-end
-
--- The tensor whose shape a parameter's state has: for a sharded parameter, its local tensor.
-local function part_of(p) return rawget(p, "_unit") and p:to_local() or p end
-
---- Refuses state that another kind of optimizer made: unknown state would be lost, missing state would start at 0.
----@param verb string  the function's name in messages
----@param whose string  names the parameter in messages
----@param entry table<string, any>  the state of one parameter, by name
-function Optimizer:_check_entry(verb, whose, entry)
-  local names = self._row.states
-  local known = {}
-  for s, name in ipairs(names) do
-    known[name] = true
-    if bit.band(self._row.needed, 2 ^ (s - 1)) ~= 0 and entry[name] == nil and (entry.step or 1) > 0 then
-      raise("%s: %s: %s has no %s in the state; was the state made by another optimizer?", self:class_name(), verb, whose,
-        name)
-    end
-  end
-  for name, t in sorted_pairs(entry) do
-    if is_tensor(t) and name ~= "step" and not known[name] then
-      raise("%s: %s: %s has %s in the state, which %s does not keep; was the state made by another optimizer?",
-        self:class_name(), verb, whose, errors.show(name), self:class_name())
-    end
-  end
-end
-
---- The shape of a parameter's state, as text. part: this rank's part of the parameter.
-function Optimizer._state_shape(_, _, part) return tostring(part.shape) end
-
---- Drops the state of a group, before a saved state is loaded.
-function Optimizer:_forget(index, group) self._compiled[index] = compile(self, group) end
-
---- Copies the saved state `entry` to parameter k of a group. part: this rank's part of the parameter.
-function Optimizer:_load_entry(index, k, entry, part)
-  local c = self._compiled[index]
-  local at, parts = c.first[k], tensor.flat { part }
-  for j = 1, #parts do
-    local dtype = parts[j].dtype
-    if dtype ~= "float32" and dtype ~= "float64" then dtype = "float32" end
-    for s, name in ipairs(self._row.states) do
-      local given = entry[name] and tensor.flat { entry[name] }
-      if given then
-        local own = (given[j] or given[1]):detach():clone():to(parts[j].device, dtype):keep()
-        c.state[STATES * (at + j - 1) + s - 1] = own.id
-        c.tensors[STATES * (at + j - 1) + s] = own
-      end
-    end
-    c.steps[at + j - 1] = entry.step or 1
-  end
-end
-
---- Checks a state dict; returns a function that loads it.
----@return fun() take
-function Optimizer:_prepare_load(sd)
-  local who = self:class_name()
-  opts.need(is_plain(sd) and is_plain(sd.param_groups) and is_plain(sd.state), sd,
-    "a table with state and param_groups", "%s: load_state_dict: argument 1", who)
-  if #sd.param_groups ~= #self.param_groups then
-    raise("%s: load_state_dict: the state has %d groups, expected the optimizer's %d", who, #sd.param_groups, #self.param_groups)
-  end
-  local names, work = self._row.states, {}
-  for index, group in ipairs(self.param_groups) do
-    local given = sd.param_groups[index]
-    opts.need(is_plain(given) and is_plain(given.params), given, "a group {params = {…}}",
-      "%s: load_state_dict: group %d", who, index)
-    if #given.params ~= #group.params then
-      raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index,
-        #given.params, #group.params)
-    end
-    self:_check(setmetatable({}, { __index = function(_, name)
-      if given[name] ~= nil then return given[name] end
-      return group[name]
-    end }), true)
-    for k, p in ipairs(group.params) do
-      local entry = sd.state[given.params[k]]
-      opts.need(entry == nil or is_plain(entry), entry, "a table", "%s: load_state_dict: state of parameter %d", who, k)
-      if entry ~= nil then
-        local part = part_of(p)
-        opts.need(entry.step == nil or type(entry.step) == "number" and entry.step >= 0, entry.step, "a number from 0",
-          "%s: load_state_dict: step of parameter %d", who, k)
-        self:_check_entry("load_state_dict", ("parameter %d"):format(k), entry)
-        for _, name in ipairs(names) do
-          local t = entry[name]
-          if t ~= nil then
-            opts.expect(t, a_tensor, "%s: load_state_dict: %s of parameter %d", who, name, k)
-            local shape = self:_state_shape(p, part, name, t)
-            if tostring(t.shape) ~= shape then
-              raise("%s: load_state_dict: %s of parameter %d has shape %s, but %s", who, name, k, tostring(t.shape),
-                shape == tostring(part.shape) and "the parameter has shape " .. shape
-                  or "its shape should be " .. shape)
-            end
-          end
-        end
-        work[#work + 1] = { index, k, entry, part }
-      end
-    end
-  end
-  return function()
-    for index, group in ipairs(self.param_groups) do
-      local given = sd.param_groups[index]
-      for name, value in pairs(given) do
-        if name ~= "params" then group[name] = is_plain(value) and { unpack(value) } or value end
-      end
-      self:_forget(index, group)
-    end
-    for _, w in ipairs(work) do self:_load_entry(unpack(w)) end
-  end
-end
-
---- Loads the state dict of an optimizer with the same groups, by copying tensors. Everything is checked before anything
---- changes. Errors: different groups or shapes; state of another kind of optimizer.
----@param sd { state: table<integer, table>, param_groups: table[] }
----   state: the states, by position of the parameter, from 1; param_groups: one table for each group of the optimizer
-function Optimizer:load_state_dict(sd) self:_prepare_load(sd)() end
-
---- The state tensors and step of a parameter, by name; nil before its first step. Not copies.
----@param p Tensor  a parameter of a group
----@return { step: integer }?
-function Optimizer:state_of(p)
-  for index, group in ipairs(self.param_groups) do
-    for k, q in ipairs(group.params) do
-      if rawequal(p, q) then
-        local c = compiled(self, index, group)
-        take_state(c)
-        return entry_of(self, c, k)
-      end
-    end
-  end
-end
+require "moonshard.optim.state"(Optimizer)
 
 function Optimizer:__tostring()
   local n = 0
@@ -648,9 +391,7 @@ local function define(row)
   cls._row = row
   ---@param params Tensor[]|table[]  leaves, or groups { params = {…}, lr = …, … }, whose options override `given`
   function cls:init(params, given)
-    local defaults = {}
-    for option, value in pairs(row.defaults) do defaults[option] = is_plain(value) and { unpack(value) } or value end
-    construct(self, params, given, defaults)
+    construct(self, params, given, rows.copy(row.defaults))
   end
   classes[row.name] = cls
 end

@@ -36,6 +36,17 @@ function M.read(row, kind)
   return out
 end
 
+--- A copy of options, or of those of a group (without its list of parameters). Pairs of numbers are copies, too.
+---@param options table<string, any>
+---@return table<string, any>
+function M.copy(options)
+  local out = {}
+  for name, value in pairs(options) do          -- the order of pairs does not affect the copy
+    if name ~= "params" then out[name] = is_plain(value) and { unpack(value) } or value end
+  end
+  return out
+end
+
 local function outside(o, v, low) return type(v) ~= "number" or v ~= v or v < low or v >= o.below end
 
 -- The accepted numbers as text. low: the least one; may be minus infinity.
