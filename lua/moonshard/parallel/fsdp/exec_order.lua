@@ -79,16 +79,11 @@ local function across_ranks(order, unit)
   local dist = require "moonshard.dist"
   local group = order.group
   local ranks = dist.group_ranks(group)
-  local counts, numbers = integers(dist, group, 1), integers(dist, group, order.number[unit])
+  local numbers = integers(dist, group, order.number[unit])
   for a = 1, #ranks do
     for b = a + 1, #ranks do
-      if counts[a] ~= counts[b] then
-        module.raised_by_all()                    -- every rank has the same numbers and raises this error by itself
-        errors.raise("Forward order differs across ranks: rank %d is all-gathering %d parameters while rank %d is all-gathering %d parameters",
-          ranks[a], counts[a], ranks[b], counts[b])
-      end
       if numbers[a] ~= numbers[b] then
-        module.raised_by_all()
+        module.raised_by_all()                    -- every rank has the same numbers and raises this error by itself
         errors.raise("Forward order differs across ranks: rank %d is all-gathering parameters for %s while rank %d is all-gathering parameters for %s",
           ranks[a], order.names[order.by_number[numbers[a]]], ranks[b], order.names[order.by_number[numbers[b]]])
       end
