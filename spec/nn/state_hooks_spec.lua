@@ -131,7 +131,7 @@ describe("state dict hooks", function()
       missing[#missing + 1] = "more"
     end)
     local sd = { ["1.w"] = ms.full({ 1, 1 }, 3), ["1.bias"] = ms.zeros(1) }
-    local missing = m:load_state_dict(sd)
+    local missing = m:load_state_dict(sd, { strict = false })
     assert.are.same({ 0, 0 }, loaded)
     assert.are.same({ "more" }, missing)
     assert.are.equal(3, m[1].weight:item())
@@ -160,12 +160,61 @@ describe("state dict hooks", function()
     end
   end)
 
-  it("of a failed load do not run after it, and nothing has changed", function()
+  it("of a load with wrong shapes do not run after it, and nothing has changed", function()
     local m, after = nn.Linear(1, 1), false
     m:register_load_state_dict_post_hook(function() after = true end)
     local before = m.weight:item()
-    assert.truthy(message(function() m:load_state_dict { weight = ms.ones(1, 1) } end):find("Missing key", 1, true))
+    assert.truthy(message(function() m:load_state_dict { weight = ms.ones(2, 1), bias = ms.ones(1) } end)
+      :find("size mismatch", 1, true))
     assert.is_false(after)
     assert.are.equal(before, m.weight:item())
+  end)
+
+  for name, shard in pairs { ["a module"] = function(m) return m end, ["fully_shard"] = ms.fsdp.fully_shard } do
+    for _, through in ipairs { "method", "fsdp" } do
+      it(("decide which names strict refuses, after loading: %s, by %s"):format(name, through), function()
+        local function load(edit)
+          local saved, m = nn.Linear(1, 1), shard(nn.Linear(1, 1))
+          ms.no_grad(function() saved.weight:fill_(3) end)
+          m:register_load_state_dict_post_hook(edit)
+          local load_state_dict = through == "fsdp" and ms.fsdp.load_state_dict or m.load_state_dict
+          local sd = shard(saved):state_dict()
+          sd.bias, sd.more = nil, ms.ones(1)
+          return m, function() return load_state_dict(m, sd) end
+        end
+        local m, attempt = load(function(_, missing, unexpected)
+          assert.are.same({ "bias" }, missing)
+          assert.are.same({ "more" }, unexpected)
+          missing[1], unexpected[1] = nil, nil
+        end)
+        assert.are.same({ {}, {} }, { attempt() })
+        assert.are.equal(3, ms.fsdp.state_dict(m).weight:item())
+        m, attempt = load(function(_, missing) missing[1] = nil end)
+        local said = message(attempt)
+        assert.truthy(said:find('Unexpected key(s) in state_dict: "more".', 1, true))
+        assert.is_nil(said:find "Missing")
+        assert.are.equal(3, ms.fsdp.state_dict(m).weight:item())
+      end)
+    end
+  end
+
+  it("without a table run in fsdp.save and fsdp.load, too", function()
+    local folder = process.temp_folder()
+    local m, seen = ms.fsdp.fully_shard(nn.Linear(1, 1)), {}
+    m:register_state_dict_pre_hook(function(of)
+      of.bias:detach():to_local():fill_(7)
+      seen[#seen + 1] = "before"
+    end)
+    m:register_state_dict_post_hook(function() seen[#seen + 1] = "never" end)
+    m:register_load_state_dict_pre_hook(function() seen[#seen + 1] = "never" end)
+    m:register_load_state_dict_post_hook(function(of, missing, unexpected)
+      assert.are.same({ {}, {} }, { missing, unexpected })
+      seen[#seen + 1] = ("after: %d"):format(of.bias:to_local():item())
+    end)
+    ms.fsdp.save(folder .. "/saved", m)
+    ms.no_grad(function() m.bias:to_local():fill_(1) end)
+    ms.fsdp.load(folder .. "/saved", m)
+    assert.are.same({ "before", "after: 7" }, seen)
+    os.execute(("rm -r '%s'"):format(folder))
   end)
 end)

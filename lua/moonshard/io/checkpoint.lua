@@ -306,6 +306,7 @@ function M.save(dir, m, optim, given)
   local o = opts("save", given, { extra = opts.table })
   dir = check_arguments("save", dir, m, optim)
   local dist = require "moonshard.dist"
+  m:_before_saving()
   module.reshard_all(m)
   scope.scope(function()
     no_grad(function()
@@ -561,8 +562,8 @@ function M.load(dir, m, optim, given)
         end
         local after = read_files(dir, index, wanted, o.verify, dist, fits)
         for _, fn in ipairs(after) do fn() end
-        m:_set_extra_states(function(name) return states[name] end)
         if optim then optim_state.load_parts(m, optim, sd) end
+        m:_after_loading(function(name) return states[name] end, missing, unexpected)
         return index.extra
       end)
       for r, other in ipairs(agree(dist, "load", dir, ok, ok and fingerprint or result)) do

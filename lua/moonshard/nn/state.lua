@@ -297,7 +297,8 @@ local function check_fit(name, value, t)
   end
 end
 
---- Compares a state dict with the model; raises if names or shapes do not match. o: the options strict and count_from.
+--- Compares a state dict with the model; raises if shapes do not match, or names, unless hooks may edit these. o: the
+--- options strict and count_from.
 ---@param fits? fun(name: string, value: Tensor, t: any): string?  what is wrong with t for value, or nil
 ---@return string[] missing, string[] unexpected
 function Module._check_state(self, sd, o, fits)
@@ -317,13 +318,13 @@ function Module._check_state(self, sd, o, fits)
   end
   sort(unexpected)
   local hint = o.count_from == 1 and #unexpected > 0 and counts_from_0(self, known, sd) or nil
-  if o.strict then
-    if #unexpected > 0 then insert(wrong, 1, 'Unexpected key(s) in state_dict: "' .. concat(unexpected, '", "') .. '". ') end
-    if #missing > 0 then insert(wrong, 1, 'Missing key(s) in state_dict: "' .. concat(missing, '", "') .. '". ') end
+  local later = self:_edits_names()                     -- _after_loading refuses the names that the hooks leave
+  for k, fault in ipairs(o.strict and not later and Module._name_faults(missing, unexpected) or {}) do
+    insert(wrong, k, fault)
   end
   if #wrong > 0 then
     wrong[#wrong + 1] = hint
-    raise("Error(s) in loading state_dict for %s:\n\t%s", self:class_name(), concat(wrong, "\n\t"))
+    self:_refuse_state(wrong)
   end
   if hint then log.warn("load_state_dict: " .. hint) end
   return missing, unexpected
@@ -373,7 +374,7 @@ function Module._load(self, sd, o)
       end
     end
   end)
-  self:_after_loading(function(name) return sd[name] end, missing, unexpected)
+  self:_after_loading(function(name) return sd[name] end, missing, unexpected, o.strict)
   return missing, unexpected
 end
 

@@ -9,7 +9,7 @@ local base = require "moonshard.nn.register"
 
 local raise, show = errors.raise, errors.kind
 local Module, walk, join = base.Module, base.walk, base.join
-local rawget, rawset, ipairs, pairs = rawget, rawset, ipairs, pairs
+local rawget, rawset, ipairs, pairs, concat = rawget, rawset, ipairs, pairs, table.concat
 
 local EXTRA = "_extra_state"
 
@@ -131,11 +131,38 @@ function Module._before_loading(self, sd, count_from)
   return copy
 end
 
+--- Whether hooks after loading may edit the lists of missing and unexpected names.
+function Module._edits_names(self)
+  local found = false
+  each(self, "loaded", true, function() found = true end)
+  return found
+end
+
+--- What is wrong with the names of a state dict that is loaded with strict: lines of an error message.
+function Module._name_faults(missing, unexpected)
+  local faults = {}
+  local function add(what, names)
+    if names[1] then faults[#faults + 1] = ('%s key(s) in state_dict: "%s". '):format(what, concat(names, '", "')) end
+  end
+  add("Missing", missing)
+  add("Unexpected", unexpected)
+  return faults
+end
+
+--- Raises what is wrong with a state dict that is loaded.
+---@param faults string[]  lines of the message
+function Module._refuse_state(self, faults)
+  raise("Error(s) in loading state_dict for %s:\n\t%s", self:class_name(), concat(faults, "\n\t"))
+end
+
 --- Sets the extra states and runs the hooks after a state dict has been loaded.
 ---@param value_of fun(name: string): any  an extra state, by name
-function Module._after_loading(self, value_of, missing, unexpected)
+---@param strict? boolean  raises if the hooks leave missing or unexpected names
+function Module._after_loading(self, value_of, missing, unexpected, strict)
   self:_set_extra_states(value_of)
   each(self, "loaded", true, function(hook, m) hook(m, missing, unexpected) end)
+  local faults = strict and Module._name_faults(missing, unexpected) or {}
+  if faults[1] then self:_refuse_state(faults) end
 end
 
 local Handle = class.new "Handle"
@@ -184,7 +211,8 @@ function Module:register_load_state_dict_pre_hook(fn)
 end
 
 --- Registers fn(module, missing, unexpected), called after a state dict was loaded, with the names that
---- load_state_dict returns. Names that strict refuses are errors before the hook.
+--- load_state_dict returns. With strict, the names that the hooks leave in the lists are an error after the hooks, when
+--- the tensors have been loaded; without such a hook nothing changes before that error.
 ---@param fn fun(m: Module, missing: string[], unexpected: string[])  the lists may be changed
 ---@return ModuleHandle
 function Module:register_load_state_dict_post_hook(fn)

@@ -99,6 +99,7 @@ end
 --- state. The order is the same on every rank; of a model that is saved whole, only rank 0 has tensors.
 local function contents(model, optimizer)
   if not is_by_rows(model) then return whole_contents(model, optimizer) end
+  model:_before_saving()
   local list, steps, position = {}, {}, {}
   for _, group in ipairs(optimizer.param_groups) do
     for _, p in ipairs(group.params) do position[#position + 1] = p end
@@ -283,7 +284,7 @@ Checkpoint.load_model = calls.several(function(self, model)
       end
     end
     local extra = extra_states(self, model)
-    model:_set_extra_states(function(name) return extra[name] end)
+    model:_after_loading(function(name) return extra[name] end, {}, {})
     task.report("loading", total, total)
   end)
 end)

@@ -239,7 +239,7 @@ function M.load_state_dict(m, sd, given)
     m:_after_loading(function(name)
       if not o.broadcast_from_rank0 then return sd[name] end
       return there[name] and there[name].extra
-    end, missing, unexpected)
+    end, missing, unexpected, o.strict)
   end)
   return missing, unexpected
 end
