@@ -69,24 +69,30 @@ describe("ctc_loss", function()
     assert.are.equal(a:item(), b:item())
   end)
 
-  it("names what is wrong", function()
-    local x = ms.zeros(4, 2, 3)
-    local wrong = {
-      { function() F.ctc_loss(x, ids { { 1 }, { 3 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: target 1 of sample 2 is 3, expected 0 to 2 except the blank, 0" },
-      { function() F.ctc_loss(x, ids { { 1 }, { 0 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: target 1 of sample 2 is 0, expected 0 to 2 except the blank" },
-      { function() F.ctc_loss(x, ids { { 1 }, { 2 } }, { 4, 5 }, { 1, 1 }) end, "ctc_loss: input_lengths has 5, expected at most 4" },
-      { function() F.ctc_loss(x, ids { { 1 }, { 2 } }, { 4, 4 }, { 1, 2 }) end, "ctc_loss: target_lengths has 2, expected at most 1" },
-      { function() F.ctc_loss(x, ids { 1, 2 }, { 4, 4 }, { 2, 1 }) end, "ctc_loss: target length 2 is 1, which the targets, int64 [2] cpu, do not hold" },
-      { function() F.ctc_loss(x, ids { { 1 }, { 2 } }, { 4 }, { 1, 1 }) end, "ctc_loss: input_lengths have shape [1], expected [2]" },
-      { function() F.ctc_loss(x, ids { { 1 }, { 2 } }, { 4, 4 }, { 1, 1 }, { blank = 3 }) end, "ctc_loss: the blank is 3, expected 0 to 2" },
-      { function() F.ctc_loss(x:half(), ids { { 1 }, { 2 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: log probabilities are float16" },
-      { function() F.ctc_loss(ms.zeros(4), ids { 1 }, { 4 }, { 1 }) end, "ctc_loss: log_probs have shape [4], expected [T, N, C] or [T, C]" },
-    }
-    for _, case in ipairs(wrong) do
-      local ok, text = pcall(case[1])
-      assert.is_false(ok)
-      assert(text:find(case[2], 1, true), text)
-      assert(text:find("ctc_spec.lua:", 1, true), text)
-    end
-  end)
+  for _, device in ipairs(ms.cuda.is_available() and { "cpu", "cuda" } or { "cpu" }) do
+    it("names what is wrong on " .. device, function()
+      local function there(list) return ids(list):to(device) end
+      local x = ms.zeros(4, 2, 3, { device = device })
+      local wrong = {
+        { function() F.ctc_loss(x, there { { 1 }, { 3 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: target 1 of sample 2 is 3, expected 0 to 2 except the blank, 0" },
+        { function() F.ctc_loss(x, there { { 1 }, { 0 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: target 1 of sample 2 is 0, expected 0 to 2 except the blank" },
+        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 5 }, { 1, 1 }) end, "ctc_loss: input_lengths has 5, expected at most 4" },
+        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 4 }, { 1, 2 }) end, "ctc_loss: target_lengths has 2, expected at most 1" },
+        { function() F.ctc_loss(x, there { 1, 2 }, { 4, 4 }, { 2, 1 }) end, "ctc_loss: target length 2 is 1, which the targets, int64 [2] " .. ms.device(device) .. ", do not hold" },
+        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4 }, { 1, 1 }) end, "ctc_loss: input_lengths have shape [1], expected [2]" },
+        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 4 }, { 1, 1 }, { blank = 3 }) end, "ctc_loss: the blank is 3, expected 0 to 2" },
+        { function() F.ctc_loss(x:half(), there { { 1 }, { 2 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: log probabilities are float16" },
+        { function() F.ctc_loss(ms.zeros(4, { device = device }), there { 1 }, { 4 }, { 1 }) end, "ctc_loss: log_probs have shape [4], expected [T, N, C] or [T, C]" },
+      }
+      for _, case in ipairs(wrong) do
+        local ok, text = pcall(case[1])
+        assert.is_false(ok)
+        assert(text:find(case[2], 1, true), text)
+        assert(text:find("ctc_spec.lua:", 1, true), text)
+      end
+      -- What lies behind a target's length is not looked at.
+      local loss = F.ctc_loss(x:log_softmax(-1), there { { 1, 99 }, { 2, -5 } }, { 4, 4 }, { 1, 1 })
+      assert.is_true(loss:item() < math.huge)
+    end)
+  end
 end)

@@ -105,6 +105,54 @@ for world = 1, 4 do
       assert.truthy(text:find("Expected more than 1 value per channel when training", 1, true), text)
     end)
 
+    it("equals batch norm over the whole batch on a GPU #cuda", function(rank)
+      ms.manual_seed(9)
+      local there = { device = "cuda" }
+      local sync, whole = nn.SyncBatchNorm(3, there), nn.BatchNorm2d(3)
+      copy(whole, sync)
+      for _ = 1, 2 do
+        local x, g = ms.randn(2 * world, 3, 4, 5) * 2 + 1, ms.randn(2 * world, 3, 4, 5)
+        local a = x:clone():requires_grad_(true)
+        local b = x:narrow(1, 2 * rank + 1, 2):to("cuda"):requires_grad_(true)
+        local want, got = whole(a), sync(b)
+        assert.are.equal("cuda:0", (got.device:gsub("%d$", "0")))
+        close(got:cpu(), want:narrow(1, 2 * rank + 1, 2), { rtol = 1e-5, atol = 1e-5 })
+        want:backward(g)
+        got:backward(g:narrow(1, 2 * rank + 1, 2):to "cuda")
+        close(b.grad:cpu(), a.grad:narrow(1, 2 * rank + 1, 2), { rtol = 1e-4, atol = 1e-5 })
+      end
+      close(sync.running_mean:cpu(), whole.running_mean, { rtol = 1e-5, atol = 1e-6 })
+      close(sync.running_var:cpu(), whole.running_var, { rtol = 1e-5, atol = 1e-6 })
+    end)
+
+    for _, device in ipairs { "cpu", "cuda" } do
+      it(("has the bits of uncaptured steps in a captured one on %s #%s"):format(device, device), function(rank)
+        local function train(captured)
+          ms.manual_seed(3)
+          local m = nn.Sequential(nn.Linear(4, 6), nn.SyncBatchNorm(6), nn.Tanh(), nn.Linear(6, 2)):to(device)
+          local optimizer = ms.optim.Adam(m:parameters(), { lr = 0.01 })
+          local function step(x, t)
+            local loss = nn.F.mse_loss(m(x), t)
+            loss:backward()
+            optimizer:step()
+            optimizer:zero_grad()
+            return loss
+          end
+          if captured then step = ms.capture(step) end
+          local seen = {}
+          for k = 1, 5 do
+            ms.manual_seed(100 * rank + k)
+            seen[k] = step(ms.randn(rank + 2, 4):to(device), ms.randn(rank + 2, 2):to(device)):item()
+          end
+          return seen, m:state_dict()
+        end
+        local want, state = train(false)
+        local got, captured = train(true)
+        assert.are.same(want, got)
+        for name, t in pairs(state) do assert.is_true(t:equal(captured[name]), name) end
+      end)
+    end
+
     -- The mean loss over the whole batch is the mean of the ranks' losses, weighted by the sizes of their batches.
     it("in a sharded model trains as batch norm in one process for 20 steps, to 1e-5", function(rank)
       local function make()

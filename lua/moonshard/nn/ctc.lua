@@ -7,7 +7,7 @@ local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
 
-local a_in, a_i, args = engine.a_in, engine.a_i, engine.args
+local a_in, a_i, args, ffi = engine.a_in, engine.a_i, engine.args, engine.ffi
 local a_tensor, raise = tensor.a_tensor, errors.raise
 local CTC = engine.op "ctc_loss"
 
@@ -33,14 +33,36 @@ local function lengths(what, given, n, device)
   return t, t:max():item()
 end
 
+-- Checks classes and lengths on the host, as the CPU's kernel does (cpu/special/ctc.c): kernels of a GPU cannot stop
+-- the call. The lengths have been read already, so the device is waited for in any case.
+local function check_values(ids, sizes, blank, classes)
+  local flat, rows = ids:to("cpu"):contiguous(), #ids.shape == 2 and ids.shape[2]
+  local room, text = flat:numel(), ("%s [%s] %s"):format(ids.dtype, table.concat(ids.shape, ", "), ids.device)
+  local all, used = ffi.cast("const int64_t *", engine.lib.ms_data_ptr(flat.id)), 0
+  for n, length in ipairs(sizes:tolist()) do
+    if not rows and used + length > room then
+      raise("ctc_loss: target length %d is %d, which the targets, %s, do not hold", n, length, text)
+    end
+    local first = rows and (n - 1) * rows or used
+    for k = first, first + length - 1 do
+      local class = tonumber(all[k])
+      if class < 0 or class >= classes or class == blank then
+        raise("ctc_loss: target %d of sample %d is %d, expected 0 to %d except the blank, %d", k - first + 1, n, class,
+          classes - 1, blank)
+      end
+    end
+    used = used + length
+  end
+end
+
 local OPTIONS = { blank = opts.option(opts.whole_from(0), 0), zero_infinity = false,
   reduction = opts.one_of({ "mean", "sum", "none" }, "mean") }
 
 --- Connectionist temporal classification (Graves et al. 2006): minus the logarithm of the probability that the target
 --- comes out when repeated classes and then blanks are dropped. "mean" divides each loss by the target's length, at
 --- least 1, and takes the mean. The gradient is exact for any log_probs; PyTorch's adds exp(log_probs), which makes no
---- difference if they come from log_softmax. Errors: a length that does not fit; on the CPU also a class that does not
---- exist or is the blank (on a GPU, classes are not checked).
+--- difference if they come from log_softmax. On a GPU the call waits for the targets. Errors: a length that does not
+--- fit; a class that does not exist or is the blank.
 ---@param log_probs Tensor  [T, N, C], log probabilities; or [T, C] for one sample
 ---@param targets Tensor  classes from 0: int64 [N, S], or all targets one after the other; [S] for one sample
 ---@param input_lengths Tensor|integer[]|integer  [N], at most T
@@ -68,6 +90,7 @@ function M.ctc_loss(log_probs, targets, input_lengths, target_lengths, given)
       raise("ctc_loss: input_lengths has %d, expected at most %d, the first size of log_probs", longest_input, x.shape[1])
     end
     if longest > room then raise("ctc_loss: target_lengths has %d, expected at most %d, the targets' size", longest, room) end
+    if not device:find "^cpu" and device ~= "meta" then check_values(ids, sizes, o.blank, x.shape[3]) end
     a_i[0], a_i[1], a_i[2] = o.blank, o.zero_infinity and 1 or 0, longest
     args.n_in, args.n_i, args.n_f = 4, 3, 0
     for k, t in ipairs { x, ids, times, sizes } do a_in[k - 1] = tensor.id_of(t, "ctc_loss") end

@@ -50,14 +50,15 @@ return function(x, running, layer)
   return scope.scope(function()
     local n, own_mean, own_var = x:size(2) > 0 and x:numel() / x:size(2) or 0, ops.batch_norm_stats(x)
     local mean, var, total = combine(own_mean, own_var, n, layer.group)
-    n = total:item()
-    if n <= 1 and x:size(2) > 0 then
+    -- The number of elements on all ranks is read only if this rank has at most one: a read waits for the device, and a
+    -- captured step cannot read. If there is one element in all, every rank reads it, and raises.
+    if n <= 1 and x:size(2) > 0 and total:item() <= 1 then
       errors.raise("Expected more than 1 value per channel when training, got input size %s, and %d values on all ranks",
-        tostring(x.shape), n)
+        tostring(x.shape), total:item())
     end
     autograd.no_grad(function()
       functional.mix(running.mean, mean, running.factor, 1)
-      functional.mix(running.var, var, running.factor, n / (n - 1))
+      functional.mix(running.var, var * (total / (total - 1)), running.factor, 1)
     end)
     return (ops.batch_norm(x, layer.weight, layer.bias, mean, var, false, layer.eps))
   end)
