@@ -320,6 +320,76 @@ static ms_status add_partial(unit *u, reduction *r)
     return MS_OK;
 }
 
+// The request for the reduce-scatter of r. words: memory of the label.
+static ms_request request_of(unit *u, const reduction *r, char *words, size_t size)
+{
+    ms_request request = { .group = u->group,
+                           .op = MS_DIST_REDUCE_SCATTER,
+                           .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
+                           .scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1,
+                           .narrow = u->settings.reduce_dtype >= 0,
+                           .stream = MS_STREAM_REDUCE,
+                           .in = r->in,
+                           .out = r->out,
+                           .label = ms__unit_label(u, ms__unit_reduced_name(u)) };
+    mark_present(u, r, &request.label, words, size);
+    return request;
+}
+
+// Continues after the reduce-scatter: starts the all-reduce over the replicas, if there are any. Without an all-reduce
+// in this backward, the block is kept for a later one.
+static ms_status over_replicas(unit *u, reduction *r, ms_request request)
+{
+    r->partial = u->replicate && !u->settings.all_reduce;
+    if (!u->replicate || r->partial) return MS_OK;
+    if (u->gradients.partial) MS_TRY(add_partial(u, r));
+    r->scattered = r->work;
+    r->work = NULL;
+    request.group = u->replicate;
+    request.op = MS_DIST_ALL_REDUCE;
+    request.scale = 1;
+    request.in = NULL;
+    request.n_parts = 0;
+    return ms__collective(&request, &r->work);
+}
+
+// For a unit whose reduce-scatter is a function of the script: calls it, and its all-reduce hook, between two nodes of
+// the backward.
+static ms_run_state custom_step(ms_task *t, ms_run *run, ms_event *ev)
+{
+    reduction *r = t->ptr;
+    unit *u = r->owner;
+    ms_tensor *io[2] = { r->in, r->out }, *same;
+    int phase = t->phase++;
+    if (phase == 0) {
+        r->before = r->out->version->count;
+        return ms__run_event(run, ev,
+                             &(ms_question) { MS_EV_REDUCE, .key = u->settings.hook.key, .unit = u->handle, .n = 2,
+                                              .in = io });
+    }
+    if (phase == 1) {
+        if (r->out->version->count == r->before) {
+            ms__fail(MS_ESTATE,
+                     "set_custom_reduce_scatter: nothing was written to output; the function must fill it with this "
+                     "rank's part of the reduced gradient of unit '%s'",
+                     u->name);
+            return MS_RUN_FAILED;
+        }
+        char words[256];
+        ms_request request = request_of(u, r, words, sizeof words);
+        if (request.scale != 1) {
+            if (ms__op1f(&same, ms__op_by_name("mul_scalar_"), r->out, request.scale) != MS_OK) return MS_RUN_FAILED;
+            ms__release(same);
+        }
+        if (over_replicas(u, r, request) != MS_OK || ms__reduction_wait(r) != MS_OK) return MS_RUN_FAILED;
+        if (u->settings.all_reduce_hook != 0 && !r->partial)
+            return ms__run_event(run, ev,
+                                 &(ms_question) { MS_EV_ALL_REDUCE, .key = u->settings.all_reduce_hook,
+                                                  .unit = u->handle, .n = 1, .in = &r->out });
+    }
+    return land_reduced(run, r) == MS_OK ? MS_RUN_DONE : MS_RUN_FAILED;
+}
+
 // Packs the gradients that are present, or sends them in place, and starts their reduce-scatter. They need no division
 // before the sum, because half types are summed in float32 and rounded once (except with ms_request.narrow).
 static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
@@ -328,7 +398,8 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     // the script both compute sums, and the result of the reduce-scatter is divided by that factor. The mean is the sum
     // divided once, as in DDP, so that fully_shard and DDP give the same bits.
     double scale = u->settings.divide > 0 ? 1 / u->settings.divide : 1;
-    if (u->world == 1 && !u->replicate && u->settings.all_reduce_hook == 0) return land_alone(run, u, scale);
+    bool custom = u->settings.hook.kind == MS_COMM_SCRIPT, asks = custom || u->settings.all_reduce_hook != 0;
+    if (u->world == 1 && !u->replicate && !asks) return land_alone(run, u, scale);
     reduction r;
     ms_status st = ms__reduction_new(run, u, reducing, &r);
     if (st != MS_OK || r.n == 0) return st;
@@ -336,43 +407,32 @@ static ms_status reduce(ms_run *run, unit *u, reduction *reducing)
     int64_t wide = u->layout->columns(u, r.n, r.present, r.at), all = wide * u->world;
     // Gradients that have the dtype of the reduction are sent in place, unless they are small: packing these is faster.
     ms_part parts[MS_PARTS] = { { 0 } };
-    bool in_place = u->memory.device == MS_CPU || (u->memory.home == u->memory.device && ms__group_maps(u->group));
+    bool in_place =
+        !custom && (u->memory.device == MS_CPU || (u->memory.home == u->memory.device && ms__group_maps(u->group)));
     bool apart = u->layout->parts && r.n <= MS_PARTS && in_place && dtype == r.present[0]->pending->dtype &&
                  uniform(r.n, r.present) && all * ms__dtype_size(dtype) > 4096;
     if (apart) st = u->layout->parts(u, r.n, r.present, parts);
     else st = ms__tensor_new(&r.in, dtype, u->memory.device, 1, &all, "fsdp: gradients to reduce");
     if (st == MS_OK && !apart) st = u->layout->pack(u, r.n, r.present, r.in);
     for (int k = 0; k < r.n; k++) ms__drop(&r.present[k]->pending);
-    // The result for an offloaded unit is stored on the CPU, unless the script's hook needs it first.
-    int lands = u->settings.all_reduce_hook != 0 ? u->memory.device : u->memory.home;
-    if (st == MS_OK) st = ms__tensor_new(&r.out, dtype, lands, 1, &wide, "fsdp: reduced gradients");
-    char words[256];
-    ms_request request = { .group = u->group,
-                           .op = MS_DIST_REDUCE_SCATTER,
-                           .reduction = u->settings.divide > 0 ? MS_SUM : MS_AVG,
-                           .scale = scale,
-                           .narrow = u->settings.reduce_dtype >= 0,
-                           .stream = MS_STREAM_REDUCE,
-                           .in = r.in,
-                           .out = r.out,
-                           .n_parts = apart ? r.n : 0,
-                           .parts = parts,
-                           .label = ms__unit_label(u, ms__unit_reduced_name(u)) };
-    mark_present(u, &r, &request.label, words, sizeof words);
-    if (st == MS_OK) st = ms__collective(&request, &r.work);
-    for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
-    r.partial = u->replicate && !u->settings.all_reduce;
-    if (st == MS_OK && u->replicate && u->settings.all_reduce) {
-        if (u->gradients.partial) st = add_partial(u, &r);
-        r.scattered = r.work;
-        r.work = NULL;
-        request.group = u->replicate;
-        request.op = MS_DIST_ALL_REDUCE;
-        request.scale = 1;
-        request.in = NULL;
-        request.n_parts = 0;
-        if (st == MS_OK) st = ms__collective(&request, &r.work);
+    // The result for an offloaded unit is stored on the CPU, unless functions of the script need it first.
+    if (st == MS_OK)
+        st = ms__tensor_new(&r.out, dtype, asks ? u->memory.device : u->memory.home, 1, &wide,
+                            "fsdp: reduced gradients");
+    if (st == MS_OK && custom) {
+        st = ms__reduction_push(run, &r, custom_step);
+        if (st != MS_OK) ms__reduction_free(&r);
+        return st;
     }
+    if (st == MS_OK) {
+        char words[256];
+        ms_request request = request_of(u, &r, words, sizeof words);
+        request.n_parts = apart ? r.n : 0;
+        request.parts = parts;
+        st = ms__collective(&request, &r.work);
+        if (st == MS_OK) st = over_replicas(u, &r, request);
+    }
+    for (int k = 0; k < r.n && apart; k++) ms__release(parts[k].t);
     if (st != MS_OK) {
         ms__reduction_drop(&r);
         return st;

@@ -139,7 +139,7 @@ local function apply(unit)
   unit.hook_built_in = false
   if hook ~= nil then
     local known = built_in[hook]
-    local sharded = unit.placed.strategy ~= "no_shard"
+    local sharded = known and unit.placed.strategy ~= "no_shard"
     if known and (known.output == nil or known.output == sharded) then
       local state = unit.comm_hook_state
       fill(hook_struct, known, state)

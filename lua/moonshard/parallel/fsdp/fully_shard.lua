@@ -9,6 +9,7 @@ local dtypes = require "moonshard.core.dtypes"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
+local mesh_type = require "moonshard.dist.mesh"
 local module = require "moonshard.parallel.fsdp.module"
 local Module = require "moonshard.nn.module".Module
 local opts = require "moonshard.core.opts"
@@ -45,6 +46,19 @@ local function groups_of(mesh)
     return mesh:get_group(2), mesh:get_group(1)
   end
   return mesh:get_group(1)
+end
+
+-- The mesh of the dimensions that `dims` names, { replicate, shard } or { shard }.
+local function data_parallel_mesh(mesh, dims)
+  opts.need(policies.is_mesh_dims(dims), dims, "fsdp.DataParallelMeshDims", "fully_shard: option 'dp_mesh_dims'")
+  opts.need(mesh_type.is_mesh(mesh), mesh, "a mesh made by dist.init_device_mesh, with option 'dp_mesh_dims'",
+    "fully_shard: option 'mesh'")
+  if not dims.replicate then return mesh[dims.shard] end
+  if dims.replicate == dims.shard then raise("fully_shard: dp_mesh_dims names '%s' twice", dims.shard) end
+  local part = mesh_type.new(mesh.device, { mesh:get_group(dims.replicate), mesh:get_group(dims.shard) },
+    { dims.replicate, dims.shard })
+  rawset(part, "of_world", rawget(mesh, "of_world"))
+  return part
 end
 
 -- This rank's group among the groups of `size` consecutive ranks of every shard group. Each group is made once.
@@ -168,16 +182,17 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 --- (default: true; false for the root), or a number of ranks over which they stay sharded. Every rank must make the
 --- same call. Errors: containers without forward; models that differ between ranks (raised on every rank).
 ---@param target Module|Module[]  a list becomes one unit
----@param given? { mesh: DeviceMesh, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
----   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); reshard_after_forward: whether to
----   reshard after forward (default: true; false for the root), or the number of ranks to stay sharded over;
----   shard_placement_fn: returns the placement of a parameter; nil: along the first dimension; mp_policy: dtypes of the
----   unit (default: unchanged); offload_policy: keeps shards on the CPU; ignored_params: stay whole on every rank
+---@param given? { mesh: DeviceMesh, dp_mesh_dims: DataParallelMeshDims, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
+---   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); dp_mesh_dims: which dimensions of
+---   a mesh with others to use; reshard_after_forward: whether to reshard after forward (default: true; false for the
+---   root), or the number of ranks to stay sharded over; shard_placement_fn: returns the placement of a parameter; nil:
+---   along the first dimension; mp_policy: dtypes of the unit (default: unchanged); offload_policy: keeps shards on the
+---   CPU; ignored_params: stay whole on every rank
 ---@return Module|Module[]  target, whose class is now "FSDP" followed by its old name
 function M.fully_shard(target, given)
   local o = opts("fully_shard", given, {
-    mesh = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn, mp_policy = opts.any,
-    offload_policy = opts.any, ignored_params = opts.any,
+    mesh = opts.any, dp_mesh_dims = opts.any, reshard_after_forward = opts.any, shard_placement_fn = opts.fn,
+    mp_policy = opts.any, offload_policy = opts.any, ignored_params = opts.any,
   })
   local modules = module_list(target)
   for _, m in ipairs(modules) do
@@ -189,6 +204,7 @@ function M.fully_shard(target, given)
   opts.need(policies.is_policy(policy), policy, "an fsdp.MixedPrecisionPolicy", "fully_shard: option 'mp_policy'")
   opts.need(o.offload_policy == nil or policies.is_offload(o.offload_policy), o.offload_policy,
     "an fsdp.CPUOffloadPolicy", "fully_shard: option 'offload_policy'")
+  if o.dp_mesh_dims ~= nil then o.mesh = data_parallel_mesh(o.mesh, o.dp_mesh_dims) end
   local group, replicas = groups_of(o.mesh)
   local dist = require "moonshard.dist"
   local world = dist.world_size(group)

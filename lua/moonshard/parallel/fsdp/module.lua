@@ -10,6 +10,7 @@ local log = require "moonshard.core.log"
 local calls = require "moonshard.dist.calls"
 local resume = require "moonshard.dist.resume"
 local class = require "moonshard.core.class"
+local comm_hooks = require "moonshard.parallel.fsdp.comm_hooks"
 local context = require "moonshard.core.context"
 local extensions = require "moonshard.parallel.fsdp.extensions"
 local Module = require "moonshard.nn.module".Module
@@ -301,8 +302,10 @@ function M.is_fsdp_module(x) return class.isa(x, FSDPModule) end
 
 -- ---- methods -------------------------------------------------------------------------------------
 
-local Handle = { __name = "UnshardHandle" }
-Handle.__index = Handle
+--- What `unshard { async = true }` returns.
+---@class UnshardHandle
+local Handle = class.new "UnshardHandle"
+M.UnshardHandle = Handle
 
 --- Waits until the parameters are gathered.
 function Handle:wait()
@@ -361,7 +364,7 @@ M.refuse_meta = refuse_meta
 
 --- Loads a state dict by copying, also with `assign`: the parameters of a unit stay parts of one block of memory. For a
 --- unit on meta, `assign` allocates that block.
----@param sd table<string, Tensor>  plain whole tensors, or sharded ones
+---@param sd table<string, Tensor>  sharded as the model's own; fsdp.load_state_dict takes any
 ---@param given? {strict: boolean, assign: boolean, count_from: 0|1}
 function FSDPModule:load_state_dict(sd, given)
   local o = opts("load_state_dict", given, { strict = true, assign = false, count_from = 1 })
@@ -423,6 +426,21 @@ function FSDPModule:set_all_reduce_hook(fn)
   errors.check(lib.ms_unit_set(unit.handle, C.MS_UNIT_ALL_REDUCE_HOOK, fn and unit.all_reduce_key or 0))
 end
 
+--- Replaces the reduce-scatter of this module's gradients: fn(output, input, { op, group }) fills output, this rank's
+--- block, with the reduction of every rank's input, as dist.reduce_scatter does. It is called in backward, on every rank.
+--- nil restores the reduce-scatter.
+---@param fn fun(output: Tensor, input: Tensor, how: { op: "avg"|"sum", group: Group })?
+---   output: 1-d, to be filled; input: 1-d, a block for each rank of the group; op: "sum" if
+---   set_gradient_divide_factor was called: the result is divided afterwards
+function FSDPModule:set_custom_reduce_scatter(fn)
+  local unit = unit_of(self)
+  if fn == nil then return comm_hooks.set(unit, nil, nil) end
+  opts.expect(fn, opts.callable, "set_custom_reduce_scatter: argument")
+  comm_hooks.set(unit, function(_, input, output)
+    fn(output, input, { op = unit.divides and "sum" or "avg", group = unit.group })
+  end, nil)
+end
+
 --- Sets whether parameters are resharded after forward and gathered again for backward (true saves memory, false saves
 --- an all-gather).
 ---@param on boolean  replaces fully_shard's option
@@ -457,6 +475,7 @@ end
 ---@param x number  above 0
 function FSDPModule:set_gradient_divide_factor(x)
   opts.expect(x, opts.number, "set_gradient_divide_factor: argument")
+  unit_of(self).divides = true
   if lib.ms_unit_set(unit_of(self).handle, C.MS_UNIT_DIVIDE_FACTOR, x) ~= 0 then errors.fail() end
 end
 
@@ -478,6 +497,16 @@ end
 function FSDPModule.set_allocate_memory_from_process_group_for_comm(_, on)
   boolean("set_allocate_memory_from_process_group_for_comm", on)
 end
+
+--- Has no effect: ranks of a node read each other's memory without a special allocator.
+---@param backend? string  ignored
+function FSDPModule.set_symm_mem_for_comm(_, backend)
+  opts.need(backend == nil or type(backend) == "string", backend, "a string or nil", "set_symm_mem_for_comm: argument")
+end
+
+--- Has no effect: gathers and reductions run in queues of their own and never wait for each other.
+---@param on boolean  ignored
+function FSDPModule.set_separate_reduce_scatter_group(_, on) boolean("set_separate_reduce_scatter_group", on) end
 
 --- With false, backward uses the parameters without gathering them.
 ---@param on boolean  initially true
@@ -515,6 +544,16 @@ end
 ---@param list table[]  sharded modules
 function FSDPModule:set_modules_to_backward_prefetch(list)
   set_prefetch(self, "set_modules_to_backward_prefetch", 1, list)
+end
+
+--- Accepted for scripts of PyTorch with several roots, as in pipelines: all units of a process share the engine's
+--- queues already.
+---@param modules table[]  sharded modules
+function M.share_comm_ctx(modules)
+  opts.need(opts.is_plain(modules), modules, "a list of sharded modules", "share_comm_ctx: argument 1")
+  for k, m in ipairs(modules) do
+    opts.need(M.is_fsdp_module(m), m, "a module to which fully_shard was applied", "share_comm_ctx: entry %d", k)
+  end
 end
 
 --- Makes another method gather before it runs and reshard afterwards, as forward does.

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Value types of the sharding interface: policies and placements. They are printed with their contents; placements
 --- with equal contents are equal.
+local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local precision = require "moonshard.parallel.precision"
 
@@ -64,6 +65,30 @@ end
 function Offload.__tostring(p) return ("CPUOffloadPolicy(pin_memory = %s)"):format(tostring(p.pin_memory)) end
 
 function M.is_offload(x) return getmetatable(x) == Offload end
+
+---@class DataParallelMeshDims
+---@field shard string  the dimension over whose ranks parameters are sharded
+---@field replicate string?  the dimension over whose ranks the shards are replicated
+local MeshDims = { __name = "DataParallelMeshDims" }
+MeshDims.__index = MeshDims
+
+--- Names the dimensions of a mesh that fully_shard uses, if the mesh has others, too, for example for tensor or
+--- pipeline parallelism.
+---@param given { shard: string, replicate: string }
+---   shard: the dimension over whose ranks parameters are sharded; replicate: the one over whose ranks the shards are
+---   replicated (default: none)
+---@return DataParallelMeshDims
+function M.DataParallelMeshDims(given)
+  local o = opts("DataParallelMeshDims", given or {}, { shard = opts.option(opts.string, opts.required),
+    replicate = opts.string })
+  return setmetatable(o, MeshDims)
+end
+
+function MeshDims.__tostring(d)
+  return ("DataParallelMeshDims(shard = '%s', replicate = %s)"):format(d.shard, errors.show(d.replicate))
+end
+
+function M.is_mesh_dims(x) return getmetatable(x) == MeshDims end
 
 ---@class Placement
 ---@field dim integer?  the dimension of a Shard, from 1

@@ -370,3 +370,62 @@ ranks.describe(4, "set_all_reduce_hook", function()
     ms.testing.assert_close(model.weight.grad:full_tensor(), ms.ones(4, 4))
   end)
 end)
+
+ranks.describe(4, "dp_mesh_dims", function()
+  local function mesh_of(shape)
+    return load().dist.init_device_mesh("cpu", shape, { names = { "replica", "tensor", "shard" } })
+  end
+
+  it("trains over the named dimensions of a mesh as one process does", function(rank, world)
+    local ms = load()
+    local dims = ms.fsdp.DataParallelMeshDims { replicate = "replica", shard = "shard" }
+    assert.equal("DataParallelMeshDims(shard = 'shard', replicate = 'replica')", tostring(dims))
+    local model = parity.compare(DEF, rank, world, { mesh = mesh_of { 2, 1, 2 }, dp_mesh_dims = dims }, 3)
+    assert.equal(2, ms.dist.world_size(model.inner._fsdp.group))
+    dims = ms.fsdp.DataParallelMeshDims { shard = "shard" }
+    parity.compare(DEF, rank, world, { mesh = mesh_of { 1, 1, 4 }, dp_mesh_dims = dims }, 3)
+  end)
+
+  it("shards apart on the lines of another dimension", function(rank)
+    local ms = load()
+    local model = ms.fsdp.fully_shard(ms.nn.Linear(4, 6), { mesh = mesh_of { 1, 2, 2 },
+      dp_mesh_dims = ms.fsdp.DataParallelMeshDims { shard = "shard" } })
+    assert.same({ rank - rank % 2, rank - rank % 2 + 1 }, ms.dist.group_ranks(model._fsdp.group))
+    assert.equal(3, model.weight:to_local():size(1))
+  end)
+
+  it("refuses other values", function()
+    local ms = load()
+    local function failure(options)
+      local ok, said = pcall(ms.fsdp.fully_shard, ms.nn.Linear(4, 4), options)
+      assert.is_false(ok)
+      return (said:gsub("^[^\n]-:%d+: ", ""))
+    end
+    local mesh, dims = mesh_of { 1, 1, 4 }, ms.fsdp.DataParallelMeshDims
+    assert.equal("fully_shard: option 'dp_mesh_dims' is a string ('shard'), expected fsdp.DataParallelMeshDims",
+      failure { mesh = mesh, dp_mesh_dims = "shard" })
+    assert.equal("fully_shard: option 'mesh' is nil, expected a mesh made by dist.init_device_mesh, with option 'dp_mesh_dims'",
+      failure { dp_mesh_dims = dims { shard = "shard" } })
+    assert.equal("fully_shard: dp_mesh_dims names 'shard' twice",
+      failure { mesh = mesh, dp_mesh_dims = dims { shard = "shard", replicate = "shard" } })
+    assert.matches("unknown", failure { mesh = mesh, dp_mesh_dims = dims { shard = "columns" } })
+    local ok, said = pcall(dims, {})
+    assert.is_false(ok)
+    assert.matches("option 'shard' is missing", said)
+  end)
+end)
+
+describe("PyTorch's switches that have no effect here", function()
+  it("check their arguments", function()
+    local ms = load()
+    local m = ms.fsdp.fully_shard(ms.nn.Linear(4, 4))
+    m:set_symm_mem_for_comm()
+    m:set_symm_mem_for_comm "NVSHMEM"
+    m:set_separate_reduce_scatter_group(true)
+    ms.fsdp.share_comm_ctx { m }
+    assert.is_true(m:unshard { async = true }:isa(ms.fsdp.UnshardHandle))
+    assert.is_false(pcall(m.set_separate_reduce_scatter_group, m, 1))
+    assert.is_false(pcall(ms.fsdp.share_comm_ctx, { ms.nn.Linear(1, 1) }))
+    assert.is_false(pcall(ms.fsdp.share_comm_ctx, m))
+  end)
+end)
