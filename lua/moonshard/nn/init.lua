@@ -24,6 +24,7 @@ for _, file in ipairs { "vectors", "weight_norms", "fuse" } do
   for name, fn in pairs(require("moonshard.nn." .. file)) do nn.utils[name] = fn end
 end
 nn.utils.parametrize = errors.closed(require "moonshard.nn.parametrize", "nn.utils.parametrize")
+nn.utils.prune = errors.closed(require "moonshard.nn.prune", "nn.utils.prune")
 nn.utils.rnn = errors.closed(require "moonshard.nn.packed".rnn, "nn.utils.rnn")
 for name, fn in pairs(require "moonshard.nn.patterns") do nn.init[name] = fn end
 
