@@ -52,7 +52,7 @@ local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", metrics = "
   testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",
   record_memory_history = "tools.memory", lr_range_test = "tools.lr_range" }
-local elsewhere = { doctor = "tools.doctor" }
+local elsewhere = { doctor = "tools.doctor", cuda = "tools.cuda" }
 for name, from in pairs(functions) do elsewhere[name] = from end
 for _, name in ipairs(modules) do elsewhere[name] = moved[name] or name end
 

@@ -2,6 +2,7 @@
 --- ms.profiler: ranges of time, nesting, sums, files.
 local ms = require "moonshard"
 local cjson = require "cjson"
+local message = require "spec.support.message"
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
 
@@ -267,11 +268,11 @@ describe("the profiler", function()
       end
       return losses, select(2, pcall(function() return net(ms.ones(2, 3)) end))
     end
-    local plain, message = train()
+    local plain, said = train()
     local _, profiled, same = profiler.profile(train)
     assert.are.same(plain, profiled)
-    assert.are.equal(message, same)
-    assert.matches("sequential.1: linear", message)
+    assert.are.equal(said, same)
+    assert.matches("sequential.1: linear", said)
     -- A failed call leaves no module open: the next call is the outermost.
     local net = nn.Sequential(nn.Linear(2, 2))
     local p = profiler.profile(function()
@@ -527,5 +528,66 @@ ranks.describe(2, "the profiler over ranks", function()
       assert.are.equal("rank 1 arrived last", wait.detail)
       assert.is_true(wait.duration > 0.02)
     end
+  end)
+end)
+
+describe("a profile with a schedule", function()
+  local function recorded(schedule, steps)
+    local list, seen = {}, {}
+    local last, result = profiler.profile({ schedule = schedule, with_modules = false, on_trace_ready = function(p)
+      local of = {}
+      for _, e in ipairs(p:events()) do of[#of + 1] = e.name end
+      list[#list + 1], seen[p] = table.concat(of, " "), #list + 1
+    end }, function(p)
+      for k = 1, steps do
+        assert.equal(k - 1, p.step_num)
+        profiler.record_function(tostring(k), function() end)
+        p:step()
+      end
+      return "done"
+    end)
+    assert.equal("done", result)
+    return list, last and seen[last]
+  end
+
+  it("records the active steps of each cycle as one profile", function()
+    local schedule = profiler.schedule { wait = 1, warmup = 1, active = 2, skip_first = 1 }
+    local list, last = recorded(schedule, 9)
+    assert.same({ "4 5", "8 9" }, list)
+    assert.equal(2, last)
+    -- A loop that ends inside a cycle leaves a profile of the steps so far.
+    assert.same({ "4" }, (recorded(schedule, 4)))
+  end)
+
+  it("ends after its repeats, and gives no profile if no step was recorded", function()
+    local list, last = recorded(profiler.schedule { active = 1, repeats = 2 }, 6)
+    assert.same({ "1", "2" }, list)
+    assert.equal(2, last)
+    list, last = recorded(profiler.schedule { wait = 5, active = 1 }, 3)
+    assert.same({}, list)
+    assert.is_nil(last)
+  end)
+
+  it("has PyTorch's actions", function()
+    local schedule = profiler.schedule { wait = 1, warmup = 1, active = 2, repeats = 2, skip_first = 1 }
+    local actions = {}
+    for k = 0, 10 do actions[k + 1] = schedule(k) end
+    assert.same({ "none", "none", "warmup", "record", "record_and_save", "none", "warmup", "record", "record_and_save",
+      "none", "none" }, actions)
+  end)
+
+  it("refuses wrong schedules, and stops recording at an error", function()
+    assert.matches("profiler.schedule: option 'active' is missing", message(profiler.schedule, {}))
+    assert.matches("option 'schedule' is a number %(3%), expected a function", message(profiler.profile,
+      { schedule = 3 }, function() end))
+    assert.matches("the result of the schedule is 'all', expected one of", message(profiler.profile,
+      { schedule = function() return "all" end }, function() end))
+    assert.matches("in the step", message(profiler.profile, { schedule = profiler.schedule { active = 9 } },
+      function() error "in the step" end))
+  end)
+
+  it("has the memory of the script by PyTorch's name", function()
+    local report = profiler.memory_snapshot { device = "cpu" }
+    assert.matches("^MemoryReport of cpu", tostring(report))
   end)
 end)

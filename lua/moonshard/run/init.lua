@@ -12,13 +12,13 @@ local environment = require "moonshard.run.environment"
 local errors = require "moonshard.core.errors"
 local events = require "moonshard.run.events"
 local folders = require "moonshard.run.folder"
+local gpus = require("moonshard.tensor.gpus").functions
 local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local progress = require "moonshard.run.progress"
 local rates = require "moonshard.run.rate"
 local record = require "moonshard.run.record"
 local reports = require "moonshard.run.report"
-local util = require "moonshard.tensor.util"
 
 local M = {}
 
@@ -26,7 +26,7 @@ local M = {}
 
 local function device_text(name)
   if not name:find "^cuda" then return (name:gsub(":0$", "")) end
-  local ok, model = pcall(util.cuda.device_name, name)
+  local ok, model = pcall(gpus.device_name, name)
   return ok and ("%s (%s)"):format(name, model:match "^(.-) %(" or model) or name
 end
 

@@ -124,6 +124,19 @@ end
 
 -- ---- devices and memory ----------------------------------------------------------------------------
 
+--- The full name of a device, as t.device has it: "cuda" is "cuda:0", or the device that ms.cuda.set_device set. Devices
+--- are strings, and every function takes short names. The device need not exist. Errors: another name.
+---@param name string  "cpu", "cuda", "cuda:1" or "meta"
+---@param index? integer  from 0, with a name that has none
+---@return string
+function M.device(name, index)
+  if index ~= nil then
+    opts.expect(index, opts.whole_from(0), "device: argument 2")
+    name = ("%s:%d"):format(tostring(name), index)
+  end
+  return dtypes.canonical_device(name, "device")
+end
+
 local function finish(device, ...)
   now.device = device
   return context.results(...)
@@ -192,62 +205,6 @@ end
 ---@return number
 function M.time() return lib.ms_time() end
 
--- ---- the GPU ----------------------------------------------------------------------------------------
-
-local text = engine.ffi.string
-
-local function checked_device(i, who)
-  if type(i) == "string" then
-    local number = dtypes.device(i, who)
-    if bit.band(number, 255) ~= engine.ffi.C.MS_CUDA then
-      errors.raise("%s: device is '%s', expected a CUDA device", who, i)
-    end
-    i = bit.rshift(number, 8)
-  end
-  opts.need(opts.whole.test(i), i, "a whole number or a string such as 'cuda:0'", "%s: device", who)
-  local n = lib.ms_cuda_count()
-  if n == 0 then errors.raise("%s: there is no CUDA device: %s", who, text(lib.ms_cuda_why())) end
-  if i < 0 or i >= n then
-    errors.raise("%s: device %d does not exist; the last CUDA device is %d", who, i, n - 1)
-  end
-  return i
-end
-
---- Functions for GPUs; the first use loads the CUDA plugin.
-M.cuda = errors.closed({
-  --- Whether there is a working CUDA device. Loads the CUDA plugin at the first call.
-  ---@return boolean
-  is_available = function() return lib.ms_cuda_count() > 0 end,
-  --- The reason why there is no CUDA device; nil if there is one.
-  ---@return string?
-  why_unavailable = function()
-    if lib.ms_cuda_count() == 0 then return text(lib.ms_cuda_why()) end
-    return nil
-  end,
-  --- The number of CUDA devices; 0 without CUDA.
-  ---@return integer
-  device_count = function() return lib.ms_cuda_count() end,
-  --- The index of the device that "cuda" means: the one set by set_device, else this process's rank on its node modulo
-  --- the number of devices.
-  ---@return integer  from 0
-  current_device = function() return dtypes.cuda_device() end,
-  --- Sets the device that "cuda" means. Errors: a device that does not exist.
-  ---@param i integer|string  an index from 0, or "cuda:1"
-  set_device = function(i) dtypes.set_cuda_device(checked_device(i, "cuda.set_device")) end,
-  --- A device's model, multiprocessors and memory. Errors: a device that does not exist.
-  ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
-  ---@return string
-  device_name = function(i)
-    local name = lib.ms_cuda_name(checked_device(i or dtypes.cuda_device(), "cuda.device_name"))
-    if name == nil then errors.fail() end
-    return text(name)
-  end,
-  --- Waits for all work queued on a device. Errors: errors that its kernels reported.
-  ---@param i? integer|string  an index from 0, or "cuda:1" (default: the current device)
-  synchronize = function(i) errors.check(lib.ms_cuda_synchronize(checked_device(i or dtypes.cuda_device(),
-  "cuda.synchronize"))) end,
-}, "cuda")
-
-opts.fix(M, { "deepcopy", "memory_stats" })
+opts.fix(M, { "deepcopy", "memory_stats", "device" })
 
 return M

@@ -18,11 +18,13 @@ local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 local places = require "moonshard.core.places"
 local ranges = require "moonshard.core.ranges"
+local reports = require "moonshard.tools.memory"
+local steps = require "moonshard.tools.profile_steps"
 
 local lib, ffi = engine.lib, engine.ffi
 local raise = errors.raise
 
-local M = {}
+local M = { schedule = steps.schedule }
 
 -- ---- ranges of the script ------------------------------------------------------------------------
 
@@ -321,18 +323,33 @@ local function finish(p, ok, ...)
   return p, ...
 end
 
---- Records while fn runs. May also be called as `profile(fn)`.
----@param given? { limit: integer, with_modules: boolean, record_shapes: boolean }
+--- Records while fn runs. May also be called as `profile(fn)`. With a schedule, only the steps that it says are recorded:
+--- fn is called with an object p, and calls p:step() at the end of each step. Returns the last complete profile.
+---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean, schedule: function, on_trace_ready: fun(p: Profile) }
 ---   limit: largest number of ranges to keep (56 bytes each); with_modules: also records calls of modules;
----   record_shapes: also records the shapes of operators' inputs
----@param fn fun(): any  called without arguments
----@return Profile profile
+---   record_shapes: also records the shapes of operators' inputs; schedule: a result of profiler.schedule;
+---   on_trace_ready: with a schedule: called with each complete profile
+---@param fn fun(p?: ProfileSteps): any  called without arguments, or with a schedule's steps
+---@return Profile? profile  nil if the schedule recorded no step
 ---@return any  the results of fn
 function M.profile(given, fn)
   if fn == nil and not opts.is(given) then given, fn = nil, given end
   opts.expect(fn, opts.callable, "profiler.profile: the last argument")
+  if opts.is(given) and (given.schedule ~= nil or given.on_trace_ready ~= nil) then
+    local options = {}
+    for name, value in pairs(given) do options[name] = value end
+    options.schedule, options.on_trace_ready = nil, nil
+    return steps.run(given, options, M.start, fn)
+  end
   return finish(M.start(given), pcall(fn))
 end
+
+--- The memory of this rank on a device, with the line and module of each allocation since ms.record_memory_history():
+--- ms.memory_report by PyTorch's name.
+---@param given? { device: string, html: string }
+---   device: name of the device (default: the default device); html: writes a page with two flame graphs to this file
+---@return MemoryReport
+function M.memory_snapshot(given) return reports.memory_report(given) end
 
 -- The path for a rank that ends before it has joined the job.
 local function of_rank(path)

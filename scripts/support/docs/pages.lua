@@ -3,7 +3,7 @@
 --- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
-  "memory_report", "record_memory_history", "lr_range_test" } do assert(ms[name]) end   -- loaded when first named
+  "memory_report", "record_memory_history", "lr_range_test", "cuda" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -65,6 +65,8 @@ os.remove(path)
 
 local profile = ms.profiler.start()
 profile:stop()
+local steps_class
+ms.profiler.profile({ schedule = function() return "none" end }, function(p) steps_class = methods_of(p) end)
 local folder = os.tmpname() .. ".run"
 local run = ms.run.start { out = folder, quiet = true }
 run:finish()
@@ -97,8 +99,12 @@ return {
         hstack vstack dstack block_diag tril_indices triu_indices meshgrid broadcast_tensors atleast_1d atleast_2d
         atleast_3d einsum where deepcopy]]),
       section("Dtypes and devices", "ms.", ms, [[default_dtype set_default_dtype default_device set_default_device
-        with_device finfo iinfo can_cast result_type promote_types]]),
-      section("CUDA", "ms.cuda.", ms.cuda),
+        with_device device finfo iinfo can_cast result_type promote_types]]),
+      section("CUDA", "ms.cuda.", ms.cuda, nil, { amp = true, nvtx = true }),
+      section("", "CudaEvent:", ms.cuda.Event),
+      section("", "CudaStream:", ms.cuda.Stream),
+      section("", "CUDAGraph:", ms.cuda.CUDAGraph),
+      section("", "ms.cuda.nvtx.", ms.cuda.nvtx),
       section("Autograd", "ms.", ms, [[grad no_grad inference_mode enable_grad is_grad_enabled set_grad_enabled checkpoint
         Function detect_anomaly set_detect_anomaly]]),
       section("Context of a Function", "Context:", context),
@@ -234,6 +240,7 @@ return {
       section("Methods of DDP", "DDP:", nn.DDP),
       section("nn.utils", "nn.utils.", nn.utils),
       section("", "nn.utils.parametrize.", nn.utils.parametrize),
+      section("", "nn.utils.prune.", nn.utils.prune),
       section("", "nn.utils.stateless.", nn.utils.stateless),
       section("", "nn.utils.rnn.", nn.utils.rnn),
     },
@@ -314,6 +321,7 @@ return {
         init_device_mesh mesh_from_group is_mesh]]),
       section("More", "dist.", dist),
       section("Methods of Work", "Work:", methods_of(work)),
+      section("Methods of Coalescing", "Coalescing:", methods_of(dist.coalescing_manager(function(c) return c end))),
       section("Methods of DeviceMesh", "DeviceMesh:", own_mesh),
     },
   },
@@ -326,6 +334,7 @@ return {
         register_fsdp_forward_method MixedPrecision CPUOffload fsdp_modules summon_full_params]]),
       section("Methods of FSDP", "FSDP:", fsdp.FSDP),
       section("Methods of FSDPModule", "FSDPModule:", fsdp.FSDPModule),
+      section("Methods of UnshardHandle", "UnshardHandle:", fsdp.UnshardHandle),
       section("State and checkpoints", "fsdp.", fsdp, [[state_dict load_state_dict optim_state_dict load_optim_state_dict
         save load catch_checkpoint_signals checkpoint_wanted]]),
       section("Observation", "fsdp.", fsdp),
@@ -338,6 +347,7 @@ return {
     sections = {
       section("Functions", "profiler.", ms.profiler),
       section("Methods of Profile", "Profile:", methods_of(profile)),
+      section("Methods of ProfileSteps", "ProfileSteps:", steps_class),
       section("Methods of ProfileAverages", "ProfileAverages:", methods_of(profile:key_averages())),
     },
   },
