@@ -100,6 +100,56 @@ describe("conv2d", function()
   end)
 end)
 
+-- In float32 these are large enough for oneDNN's kernels.
+describe("large convolutions", function()
+  -- Images, channels, sizes, channels of the output, kernel, stride, padding, dilation.
+  local cases = {
+    { "of parts of 64 channels", 10, 64, { 16, 16 }, 200, { 3, 3 }, 1, 1, 1 },
+    { "with channels that fill no vector", 3, 70, { 19, 17 }, 100, { 3, 2 }, 2, 1, 2 },
+    { "of pictures of one channel", 17, 1, { 28, 28 }, 32, { 3, 3 }, 1, 1, 1 },
+    { "of pictures of three channels", 4, 3, { 41, 40 }, 130, { 7, 7 }, 2, 3, 1 },
+    { "with a kernel of size 1", 4, 130, { 14, 14 }, 150, { 1, 1 }, 1, 0, 1 },
+    { "with a kernel of size 1 that skips pixels", 9, 64, { 17, 16 }, 200, { 1, 1 }, 2, 0, 1 },
+    { "of images too large to be copied at once", 11, 33, { 64, 64 }, 64, { 1, 3 }, 1, 0, 1 },
+    { "over sequences", 4, 64, { 300 }, 80, { 5 }, 1, 2, 1 },
+    { "over volumes", 2, 16, { 9, 9, 9 }, 33, { 3, 3, 3 }, 1, 1, 1 },
+    { "over volumes, with a kernel of size 1", 2, 96, { 9, 8, 7 }, 97, { 1, 1, 1 }, 2, 0, 1 },
+  }
+
+  -- The output, and the gradients of x, w and b.
+  local function all(f, threads, options, x, w, b)
+    local before = ms.num_threads()
+    ms.set_num_threads(threads)
+    local leaves = {}
+    for i, t in ipairs { x, w, b } do leaves[i] = t:clone():requires_grad_(true) end
+    local y = f(leaves[1], leaves[2], leaves[3], options)
+    y:backward(y:detach() * 0.5)
+    ms.set_num_threads(before)
+    return { y:detach(), leaves[1].grad, leaves[2].grad, leaves[3].grad }
+  end
+
+  for _, case in ipairs(cases) do
+    local name, n, size_in, sizes, size_out, kernel, stride, padding, dilation = unpack(case)
+    for _, kind in ipairs { "conv", "conv_transpose" } do
+      it(("%s: are float64's up to rounding, with equal bits for 1 and 3 threads (%s%dd)"):format(name, kind, #sizes),
+        function()
+          ms.manual_seed(7)
+          local channels = kind == "conv" and { size_out, size_in } or { size_in, size_out }
+          local x, b = ms.randn(n, size_in, unpack(sizes)), ms.randn(size_out)
+          local w = ms.randn(channels[1], channels[2], unpack(kernel))
+          local f, options = F[kind .. #sizes .. "d"], { stride = stride, padding = padding, dilation = dilation }
+          local one, three = all(f, 1, options, x, w, b), all(f, 3, options, x, w, b)
+          local exact = all(f, 2, options, x:double(), w:double(), b:double())
+          for k, what in ipairs { "output", "gradient of x", "gradient of w", "gradient of b" } do
+            assert.is_true(one[k]:equal(three[k]), what)
+            local most = exact[k]:abs():max():item()
+            assert.is_true((one[k]:double() - exact[k]):abs():max():item() < 4e-6 * most, what)
+          end
+        end)
+    end
+  end
+end)
+
 describe("Conv2d", function()
   before_each(function() ms.manual_seed(6) end)
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/conv.c -- convolutions on the CPU. Each image is unfolded to a matrix with one row per kernel element
+// cpu/product/conv.c -- convolutions on the CPU. Those in float32 without groups that are not small are oneDNN's
+// (cpu/product/onednn_conv.c). For the others each image is unfolded to a matrix with one row per kernel element
 // (im2col), and one matrix product per group computes the output, in every dtype and with the guarantees of products
 // (fixed order of sums, any number of threads). The matrices of small images are multiplied side by side, as many as
 // give a product COLUMNS columns; their number depends on shapes alone. For a kernel of size 1 with stride 1, no
-// padding and no bias, a large image itself is that matrix, and nothing is copied. oneDNN's convolutions lack float64,
-// and sum in another order.
+// padding and no bias, a large image itself is that matrix, and nothing is copied.
 //
 // A convolution (rows/spatial/conv.h) has three parts: its output, the gradient of its weight, and that of its image. A
 // transposed convolution computes the third from its input, and its gradients are the other two.
@@ -13,6 +13,7 @@
 // A bias is stored as an additional column of the weight and a row of ones in the matrix, so that half types round
 // once. Gradients of half types are computed in float32.
 #include "rows/spatial/conv.h"
+#include "cpu/product/conv_work.h"
 #include "cpu/product/product.h"
 #include "rows/grad.h"
 #include "rows/ops.h"
@@ -215,6 +216,17 @@ static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64
     return j->at_once > 1 ? ms__alloc(rows, MS_CPU, (size_t)j->M * wide, j->what) : MS_OK;
 }
 
+// The convolution with image x, weight w and output y, one of which is computed, for oneDNN.
+static ms_conv_work work_of(const job *j, int result, const ms_tensor *x, const ms_tensor *w, const ms_tensor *y)
+{
+    return (ms_conv_work) { .v = &j->v,
+                            .dtype = j->dtype,
+                            .result = result,
+                            .operands = { ms__data(x), ms__data(w), ms__data(y) },
+                            .room = (size_t)(j->K * j->at_once * j->L) * j->size,
+                            .what = j->what };
+}
+
 // ---- the output -----------------------------------------------------------------------------------
 
 // The weight with the bias as an additional column, O x (K + 1).
@@ -244,8 +256,13 @@ static ms_status output(job *j, const ms_tensor *x, const ms_tensor *w, const ms
 {
     ms_block *room = NULL, *rows = NULL, *wide = NULL;
     int64_t K = j->K + (b != NULL);
+    bool done;
     if (y->numel == 0) return MS_OK;
-    ms_status st = make_room(j, &room, &rows, b != NULL);
+    ms_conv_work whole = work_of(j, MS_CONV_OUTPUT, x, w, y);
+    if (b) whole.bias = ms__data(b);
+    ms_status st = ms__conv_onednn(&whole, &done);
+    if (st != MS_OK || done) return st;
+    st = make_room(j, &room, &rows, b != NULL);
     if (st == MS_OK && b) st = ms__alloc(&wide, MS_CPU, (size_t)(j->v.out * K) * j->size, j->what);
     if (st == MS_OK && b) widen(j, wide->data, w, b);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
@@ -273,7 +290,11 @@ static ms_status weight_gradient(job *j, const ms_tensor *g, const ms_tensor *x,
     ms_block *room = NULL, *rows = NULL, *part = NULL;
     if (dw->numel == 0) return MS_OK;
     if (j->v.n == 0 || j->L == 0) return ms__zero(dw);
-    ms_status st = make_room(j, &room, &rows, 0);
+    bool done;
+    const ms_conv_work whole = work_of(j, MS_CONV_WEIGHT, x, dw, g);
+    ms_status st = ms__conv_onednn(&whole, &done);
+    if (st != MS_OK || done) return st;
+    st = make_room(j, &room, &rows, 0);
     if (st == MS_OK && j->v.n > j->at_once) st = ms__alloc(&part, MS_CPU, (size_t)(j->M * j->K) * j->size, j->what);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
         char *sum = element(j, dw, j->group * j->M * j->K);
@@ -299,7 +320,11 @@ static ms_status image_gradient(job *j, const ms_tensor *g, const ms_tensor *w, 
     ms_block *room = NULL, *rows = NULL;
     if (dx->numel == 0) return MS_OK;
     if (j->M == 0 || j->L == 0) return ms__zero(dx);
-    ms_status st = make_room(j, &room, &rows, 0);
+    bool done;
+    const ms_conv_work whole = work_of(j, MS_CONV_IMAGE, dx, w, g);
+    ms_status st = ms__conv_onednn(&whole, &done);
+    if (st != MS_OK || done) return st;
+    st = make_room(j, &room, &rows, 0);
     for (int64_t k = 0; st == MS_OK && next_product(j, k); k++) {
         ms_gemm p = ms__gemm_of(j->what, j->dtype, j->K, j->columns, j->M);
         p.a = element(j, w, j->group * j->M * j->K), p.a_rs = 1, p.a_cs = j->K;

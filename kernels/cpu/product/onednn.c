@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// cpu/product/onednn.c -- products by oneDNN's matmul primitive (C API v2, 2.6). No other file uses oneDNN.
+// cpu/product/onednn.c -- products by oneDNN's matmul primitive (C API v2, 2.6). Besides this file, only
+// cpu/product/onednn_conv.c uses oneDNN.
 //
 // Creating a primitive takes 0.2-1 ms, starting one well under a microsecond. Primitives are therefore cached in a
 // bounded table. Its key is everything that a primitive depends on: sizes, strides, dtype, bias, threads. An entry owns
 // its memory objects; a call only sets their data handles. Scratch memory comes from our pool.
 #include <oneapi/dnnl/dnnl.h>
+#include "cpu/product/conv_work.h"
 #include "cpu/product/product.h"
 
 enum { ENTRIES = 1024, PROBES = 8 };
@@ -40,7 +42,7 @@ static ms_status failed(const ms_gemm *g, dnnl_status_t st, const char *doing)
 }
 
 // Initialises oneDNN on the first call. A limit set by MOONSHARD_ISA applies to oneDNN, too.
-static bool ready(void)
+bool ms__onednn_ready(void)
 {
     if (MS_LIKELY(state)) return state > 0;
     const char *isa = ms_cpu_isa();
@@ -63,7 +65,7 @@ bool ms__onednn_takes(const ms_gemm *g)
 {
     if (g->dtype != MS_F32 && (g->dtype != MS_BF16 || strcmp(ms_cpu_isa(), "v4") != 0)) return false;
     if (!plain(g->m, g->k, g->a_rs, g->a_cs) || !plain(g->k, g->n, g->b_rs, g->b_cs) || g->c_rs < g->n) return false;
-    return ready();
+    return ms__onednn_ready();
 }
 
 static void drop(entry *e)

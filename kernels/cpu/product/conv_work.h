@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// cpu/product/conv_work.h -- convolutions by oneDNN (cpu/product/onednn_conv.c).
+#ifndef MS_CONV_WORK_H
+#define MS_CONV_WORK_H
+
+#include "rows/spatial/conv.h"
+
+// A convolution, of which one of three contiguous operands is computed from the other two: the output, or the gradient
+// of the weight or of the image.
+enum { MS_CONV_IMAGE, MS_CONV_WEIGHT, MS_CONV_OUTPUT };
+
+typedef struct ms_conv_work {
+    const ms_conv *v;
+    int dtype;
+    int result;         // the operand that is computed
+    void *operands[3];  // in the order of the constants
+    const void *bias;   // of MS_CONV_OUTPUT; NULL: none
+    size_t room;        // bytes that copies of images and outputs may take, unless those of one image take more
+    const char *what;   // operator's name, for errors
+} ms_conv_work;
+
+// Computes it by oneDNN. Sets *done to false and computes nothing unless it is in float32 and large enough, and oneDNN
+// has a fast kernel. The bits depend on sizes and the CPU, never on the number of threads.
+ms_status ms__conv_onednn(const ms_conv_work *c, bool *done);
+
+// Initialises oneDNN on the first call; false if that fails (cpu/product/onednn.c).
+bool ms__onednn_ready(void);
+
+#endif
