@@ -14,10 +14,22 @@ local SIGN, SIGNS = { 1, -1, -1, 1 }, { { 1, -1, 1 }, { -1, 1, 1 }, { 1, 1, -1 }
 local COUNTS = { { 0, 1, 2 }, { 5, 3, 0 }, { 1, 1, 4 }, { 2, 7, 0 } }
 local IMAGE = { { { 0, 2 }, { 1, 1 } }, { { 2, 2 }, { 0, -100 } } }
 
+local FACTORS = { { 1, 2, 0 }, { 0.5, 1, 3 }, { 2, 2, 1 }, { 0, 1, 0.25 } }
+local function weighted(fn, options)
+  return function(x, y)
+    local given = { weight = like(x, FACTORS) }
+    for name, value in pairs(options or {}) do given[name] = value end
+    return fn(x, y, given)
+  end
+end
+
 local cases = {
   l1 = F.l1_loss, l1_sum = with(F.l1_loss, { reduction = "sum" }), l1_none = with(F.l1_loss, { reduction = "none" }),
   smooth_l1 = F.smooth_l1_loss, smooth_l1_beta = with(F.smooth_l1_loss, { beta = 0.4 }),
   smooth_l1_zero = with(F.smooth_l1_loss, { beta = 0 }),
+  mse_weight = weighted(F.mse_loss), l1_weight = weighted(F.l1_loss),
+  mse_weight_none = weighted(F.mse_loss, { reduction = "none" }), l1_weight_sum = weighted(F.l1_loss, { reduction = "sum" }),
+  huber_weight = weighted(F.huber_loss, { delta = 0.4 }),
   huber = F.huber_loss, huber_delta = with(F.huber_loss, { delta = 0.4 }),
   bce = F.binary_cross_entropy,
   bce_weight = function(x, y) return F.binary_cross_entropy(x, y, { weight = like(x, { 0.5, 1, 2 }) }) end,

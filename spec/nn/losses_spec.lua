@@ -19,6 +19,12 @@ describe("a loss", function()
   end)
 
   it("refuses options and classes that make no sense", function()
+    for _, name in ipairs { "mse_loss", "l1_loss", "huber_loss" } do
+      refuses(name .. ": the input has shape [3] and the weight [1]; expected the same shape", F[name], ms.ones(3),
+        ms.ones(3), { weight = ms.ones(1) })
+      refuses(name .. ": option 'weight' is a number (2), expected a tensor", F[name], ms.ones(3), ms.ones(3),
+        { weight = 2 })
+    end
     refuses("huber_loss: option 'delta' is a number (0), expected a number > 0", F.huber_loss, ms.ones(1), ms.ones(1),
       { delta = 0 })
     refuses("gaussian_nll_loss: the variance has negative elements", F.gaussian_nll_loss, ms.ones(1), ms.ones(1), -1)

@@ -349,15 +349,6 @@ function F.linear_cross_entropy(x, w, ids, given)
   return o.reduction == "none" and ndim ~= 2 and loss:reshape(first_sizes(whole)) or loss
 end
 
---- (a - b)^2: the mean, the sum, or each element.
----@param a Tensor  of any shape, floating point
----@param b Tensor  of a's shape
----@param given? { reduction: "mean"|"sum"|"none" }
----@return Tensor  [], or a's shape with "none"
-function F.mse_loss(a, b, given)
-  return ops.mse_loss(a, b, given and opts("mse_loss", given, { reduction = reduction }).reduction or "mean")
-end
-
 -- Appends n zeros to every row of t.
 local function widen(t, n)
   local sizes = { unpack(t.shape) }

@@ -42,12 +42,47 @@ local function elementwise(who, spec, fn)
 end
 
 local function weighted(loss, weight) return weight == nil and loss or loss * weight end
+local optional_tensor = opts.kind("a tensor", tensor.is_tensor)
 
-local l1 = elementwise("l1_loss", {}, function(a, b) return (a - b):abs() end)
+-- Makes a loss with a weight of each element. The mean is that of the weighted losses, divided by the weights' sum
+-- instead of their number if `by_sum`. plain: computes the loss without weights.
+local function weighted_elementwise(who, spec, fn, by_sum, plain)
+  spec.weight, spec.reduction = optional_tensor, reduction
+  return function(input, target, given)
+    local o = opts(who, given, spec)
+    if not o.weight then return plain(input, target, o) end
+    check_pair(who, input, target, "target")
+    check_pair(who, input, o.weight, "weight")
+    return scope.scope(function()
+      local loss = fn(input, target, o) * o.weight
+      if by_sum and o.reduction == "mean" then return loss:sum() / o.weight:sum() end
+      return reduced(loss, o.reduction)
+    end)
+  end
+end
+
+local mse = weighted_elementwise("mse_loss", {}, function(a, b)
+  local d = a - b
+  return d * d
+end, true, function(a, b, o) return ops.mse_loss(a, b, o.reduction) end)
+--- (a - b)^2: the mean, the sum, or each element.
+---@param a Tensor  of any shape, floating point
+---@param b Tensor  of a's shape
+---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }
+---   weight: factor of each element, of a's shape; the mean is divided by the sum of the factors
+---@return Tensor  [], or a's shape with "none"
+function M.mse_loss(a, b, given)
+  if given == nil then return ops.mse_loss(a, b, "mean") end
+  return mse(a, b, given)
+end
+
+local function l1_of(a, b) return (a - b):abs() end
+local l1 = weighted_elementwise("l1_loss", {}, l1_of, true, elementwise("l1_loss", {}, l1_of))
 --- |input - target|.
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
----@param given? { reduction: "mean"|"sum"|"none" }
+---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }
+---   weight: factor of each element, of the input's shape; the mean is divided by the sum of the factors
 ---@return Tensor  [], or the input's shape with "none"
 function M.l1_loss(input, target, given) return l1(input, target, given) end
 
@@ -63,18 +98,20 @@ end)
 ---@return Tensor  [], or the input's shape with "none"
 function M.smooth_l1_loss(input, target, given) return smooth_l1(input, target, given) end
 
-local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1) }, function(a, b, o)
-  local d = (a - b):abs()
-  return where(d:le(o.delta), d * d * 0.5, (d - 0.5 * o.delta) * o.delta)
-end)
+local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1), weight = optional_tensor },
+  function(a, b, o)
+    local d = (a - b):abs()
+    if o.weight then check_pair("huber_loss", a, o.weight, "weight") end
+    return weighted(where(d:le(o.delta), d * d * 0.5, (d - 0.5 * o.delta) * o.delta), o.weight)
+  end)
 --- Half the squared difference up to delta, delta * (|difference| - delta / 2) above it (Huber 1964).
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
----@param given? { reduction: "mean"|"sum"|"none", delta: number }  delta: difference up to which the loss is quadratic (default: 1)
+---@param given? { reduction: "mean"|"sum"|"none", delta: number, weight: Tensor }
+---   delta: difference up to which the loss is quadratic (default: 1); weight: factor of each element, of the input's
+---   shape; the mean is divided by their number
 ---@return Tensor  [], or the input's shape with "none"
 function M.huber_loss(input, target, given) return huber(input, target, given) end
-
-local optional_tensor = opts.kind("a tensor", tensor.is_tensor)
 
 local bce = elementwise("binary_cross_entropy", { weight = optional_tensor }, function(p, y, o)
   return weighted(-(y * p:log():clamp_min(-100) + (1 - y) * (1 - p):log():clamp_min(-100)), o.weight)

@@ -10,12 +10,16 @@ a, b, c = wave((4, 3), 0.3, -2, 2, 0.7), wave((4, 3), 1.4, -1.5, 2.2, 0.9), wave
 p, q = wave((4, 3), 0.2, 0.05, 0.95, 0.7), wave((4, 3), 1.2, 0, 1, 0.9)
 logits, counts, var = wave((4, 5), 0.4, -3, 3, 0.9), torch.tensor([[0.0, 1, 2], [5, 3, 0], [1, 1, 4], [2, 7, 0]]), wave((4, 3), 0.6, 0.1, 2, 0.7)
 ids, weight = torch.tensor([1, 0, 4, 2]), torch.tensor([0.5, 1, 2, 0.7, 1.5])
+factors = torch.tensor([[1, 2, 0], [0.5, 1, 3], [2, 2, 1], [0, 1, 0.25]])
 sign = torch.tensor([1.0, -1, -1, 1])
 signs = torch.tensor([[1.0, -1, 1], [-1, 1, 1], [1, 1, -1], [-1, -1, 1]])
 image, classes = wave((2, 3, 2, 2), 0.4, -3, 3, 0.9), torch.tensor([[[0, 2], [1, 1]], [[2, 2], [0, -100]]])
 cases = {
     "l1": (F.l1_loss, [a, b]), "l1_sum": (lambda x, y: F.l1_loss(x, y, reduction="sum"), [a, b]), "l1_none": (lambda x, y: F.l1_loss(x, y, reduction="none"), [a, b]),
     "smooth_l1": (F.smooth_l1_loss, [a, b]), "smooth_l1_beta": (lambda x, y: F.smooth_l1_loss(x, y, beta=0.4), [a, b]), "smooth_l1_zero": (lambda x, y: F.smooth_l1_loss(x, y, beta=0), [a, b]),
+    "mse_weight": (lambda x, y: F.mse_loss(x, y, weight=factors), [a, b]), "l1_weight": (lambda x, y: F.l1_loss(x, y, weight=factors), [a, b]),
+    "mse_weight_none": (lambda x, y: F.mse_loss(x, y, weight=factors, reduction="none"), [a, b]), "l1_weight_sum": (lambda x, y: F.l1_loss(x, y, weight=factors, reduction="sum"), [a, b]),
+    "huber_weight": (lambda x, y: F.huber_loss(x, y, delta=0.4, weight=factors), [a, b]),
     "huber": (F.huber_loss, [a, b]), "huber_delta": (lambda x, y: F.huber_loss(x, y, delta=0.4), [a, b]),
     "bce": (F.binary_cross_entropy, [p, q]), "bce_weight": (lambda x, y: F.binary_cross_entropy(x, y, weight=torch.tensor([0.5, 1, 2])), [p, q]),
     "bce_logits": (F.binary_cross_entropy_with_logits, [a, q]),
