@@ -301,7 +301,7 @@ static void R(backward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
     if (!w->g.dh0) t.last = least(t.last, w->next.n);
     int64_t computed = least(t.last, w->now.n) - t.first;
     if (computed > 0) {
-        ahead f = { .rows = least(computed, w->next.n - t.first), .columns = t.n };
+        ahead f = { .rows = most(least(t.last, w->next.n) - t.first, 0), .columns = t.n };
         R(add_ahead)(&f, w->g.dy, next + t.first, 1, P, t.unit);
         if (!w->project) {
             R(add_ahead)(&f, w->q, next + t.first, kept, H, t.unit);
