@@ -74,6 +74,7 @@ static const char *error_after(uint64_t epoch, ms_resumption *furthest)
 }
 
 bool ms__comm_error_since(uint64_t epoch) { return on_board() != epoch; }
+bool ms__comm_is_lost(uint64_t epoch) { return ms__comm_error_since(epoch) && atomic_load(&ms__world.board->failing); }
 
 void ms__comm_raised(const char *text)
 {
@@ -269,5 +270,6 @@ ms_status ms__comm_meet_error(void)
 
 __attribute__((constructor)) static void observe_streams(void)
 {
-    ms__stream_observer = (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = ms__comm_reported };
+    ms__stream_observer =
+        (ms_stream_observer) { .epoch = ms__comm_epoch, .reported = ms__comm_reported, .check = ms__flights_check };
 }

@@ -59,7 +59,8 @@ ms_status ms__gpu_take(ms_coll *c)
     }
     if (!t->shared) return MS_OK;
     MS_TRY(ms__gpu_event_take(t->index, &t->begin));
-    return ms__gpu_event_take(t->index, &t->end);
+    MS_TRY(ms__gpu_event_take(t->index, &t->end));
+    return (t->flight = ms__flight_new(c->g)) ? MS_OK : ms__failure();
 }
 
 ms_status ms__gpu_begin(ms_coll *c)
@@ -162,6 +163,7 @@ ms_status ms__gpu_finish(ms_coll *c, bool done)
     for (int k = 0; k < g->n && done; k++)
         if (k != g->me && st == MS_OK)
             st = ms__gpu_event_wait(t->index, t->stream, g->ranks[k], slot_of(g, k, c->seq)->end);
+    if (done && st == MS_OK) st = ms__flight_queued(t->flight, c);
     atomic_store_explicit(&slot_of(g, g->me, c->seq)->left, c->number, memory_order_release);
     void *end;
     if (t->stream == MS_STREAM_COMPUTE) return st;
@@ -173,8 +175,13 @@ ms_status ms__gpu_finish(ms_coll *c, bool done)
 void ms__gpu_drop(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;
-    if (t->begin >= 0) ms__gpu_event_drop(t->begin, t->used ? c : NULL);
-    if (t->end >= 0) ms__gpu_event_drop(t->end, t->used ? c : NULL);
+    if (t->flight && t->used) {
+        ms__flight_begin(t->flight, c);
+    } else {
+        if (t->begin >= 0) ms__gpu_event_drop(t->begin, NULL);
+        if (t->end >= 0) ms__gpu_event_drop(t->end, NULL);
+        if (t->flight) ms__flight_free(t->flight);
+    }
     if (t->ready) ms__cuda()->drop(t->ready);
     free(t);
     c->gpu.there = NULL;
@@ -227,7 +234,10 @@ void ms__gpu_stop(void)
     for (int k = 0; ms__cuda() && k < ms_cuda_count(); k++) {
         ms_memory m;
         ms__pool_stats(MS_CUDA | k << 8, &m);
-        if (m.peak_reserved > 0) (void)ms__cuda()->sync(k, -1);
+        if (m.peak_reserved > 0 && ms__cuda_sync(MS_CUDA | k << 8, -1) != MS_OK) {
+            ms__nap(1000 * 1000000);  // if a peer's GPU hangs, the process ends during this nap
+            return;
+        }
     }
     ms__gpu_memory_stop();
 }

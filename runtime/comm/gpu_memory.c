@@ -13,7 +13,8 @@
 #include "comm/internal.h"
 #include "device/gpu_pool.h"
 
-enum { LISTED = 4096, EVENTS = 1024, WORDS = 4 };
+// PLENTY: number of events from which on collectives that have ended are looked for before a new event is made.
+enum { LISTED = 4096, EVENTS = 1024, PLENTY = 64, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];
     // A bit per rank of the node: the rank has mapped this arena; it has failed to
@@ -37,9 +38,7 @@ static struct own_event {
     void *event;
     int index;
     event_state state;
-    // EVENT_LEAVING: the collective that used the event.
-    const ms_group *group;
-    uint64_t seq, number;
+    ms_event_use used;  // EVENT_LEAVING: the collective that used the event
 } events[EVENTS];
 static int n_events;
 
@@ -190,9 +189,10 @@ char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at)
 // Whether all peers have left the collective that used the event.
 static bool has_left(const struct own_event *e)
 {
-    for (int k = 0; k < e->group->n; k++)
-        if (k != e->group->me &&
-            atomic_load_explicit(&slot_of(e->group, k, e->seq)->left, memory_order_acquire) < e->number)
+    const ms_group *g = e->used.g;
+    for (int k = 0; k < g->n; k++)
+        if (k != g->me &&
+            atomic_load_explicit(&slot_of(g, k, e->used.seq)->left, memory_order_acquire) < e->used.number)
             return false;
     return true;
 }
@@ -208,11 +208,18 @@ static int find_event(int index)
 
 ms_status ms__gpu_event_take(int index, int *number)
 {
-    int k;
-    while ((k = find_event(index)) < 0 && n_events == EVENTS) {  // the collectives in flight use all events
+    int k = find_event(index);
+    if (k < 0 && n_events >= PLENTY) {
+        ms__flights_land();
+        k = find_event(index);
+    }
+    while (k < 0 && n_events == EVENTS) {  // the collectives in flight use all events
         MS_TRY(ms__check_interrupt());
+        MS_TRY(ms__flights_check());
         ms__stream_reap();
+        ms__flights_land();
         ms__nap(50 * 1000);
+        k = find_event(index);
     }
     if (k < 0) {
         MS_TRY(ms__cuda()->ranks.event_new(index, &events[n_events].event, mine->event[n_events]));
@@ -224,20 +231,17 @@ ms_status ms__gpu_event_take(int index, int *number)
     return MS_OK;
 }
 
-void ms__gpu_event_drop(int number, const ms_coll *used)
+void ms__gpu_event_drop(int number, const ms_event_use *used)
 {
     struct own_event *e = &events[number];
-    e->state = used ? EVENT_LEAVING : EVENT_FREE;
-    if (!used) return;
-    e->group = used->g;
-    e->seq = used->seq;
-    e->number = used->number;
+    e->state = used && used->g ? EVENT_LEAVING : EVENT_FREE;
+    if (used) e->used = *used;
 }
 
 void ms__gpu_forget_group(const ms_group *g)
 {
     for (int k = 0; k < n_events; k++)
-        if (events[k].state == EVENT_LEAVING && events[k].group == g) events[k].state = EVENT_FREE;
+        if (events[k].state == EVENT_LEAVING && events[k].used.g == g) events[k].state = EVENT_FREE;
 }
 
 ms_status ms__gpu_event_record(int number, int index, int stream)
@@ -260,6 +264,16 @@ ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number)
     if (st == MS_OK) event = p->event[number];
     pthread_mutex_unlock(&lock);
     return st == MS_OK ? ms__cuda()->stream_wait(index, stream, event) : st;
+}
+
+bool ms__gpu_event_reached(int number, int rank)
+{
+    void *event = NULL;
+    pthread_mutex_lock(&lock);
+    if (rank == ms__world.rank) event = events[number].event;
+    else if (peers && peers[rank]) event = peers[rank]->event[number];
+    pthread_mutex_unlock(&lock);
+    return !event || ms__cuda()->done(event) != 0;
 }
 
 // ---- the end ----

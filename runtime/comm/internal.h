@@ -94,8 +94,9 @@ typedef struct {
     // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective after which the member's
     // streams wait for no more events of it. refused: of the latest one in which it could not map a peer's memory.
     _Atomic uint64_t left, refused;
-    uint32_t begin, end;  // numbers of the member's events: its tensors are ready; it accesses no tensor any more
-    uint64_t pad1[3];
+    uint32_t begin, end;       // numbers of the member's events: its tensors are ready; it accesses no tensor any more
+    _Atomic uint64_t reached;  // comm/native.c: number of the latest collective that the member's GPU has reached
+    uint64_t pad1[2];
     ms_fingerprint fingerprint;
     char pad2[SLOT - 128 - sizeof(ms_fingerprint) - PAYLOAD];
     char payload[PAYLOAD];  // a small input, or an ms_part_place per part
@@ -360,8 +361,8 @@ typedef struct {
 void ms__wait_begin(ms_waiter *w, ms_coll *c);
 // Yields or sleeps. From time to time checks for published errors, dead peers, deadlocks and the timeout.
 ms_status ms__wait_poll(ms_waiter *w);
-void ms__wait_text(char *out, size_t n);  // writes what this rank waits for
-void ms__wait_moved(ms_waiter *w);        // to be called when a wait has succeeded: resets the waiter for the next wait
+void ms__rank_text(int rank, char *out, size_t n);  // writes what a rank does, as far as this node knows
+void ms__wait_moved(ms_waiter *w);  // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
 
 // ---- comm/job/deadlock.c ----
@@ -383,6 +384,9 @@ void ms__comm_behind(const ms_resumption *furthest);
 void ms__comm_succeeded(void);  // engine thread: forgets the text of ms__comm_raised; a later call has succeeded
 // Engine thread: counts all errors up to this number, which is published, as met, and forgets the script's position.
 void ms__comm_settled(uint64_t number);
+// Whether a peer cannot complete what all ranks have begun: an error was published since `epoch` and the job is ending.
+// An error alone does not show that: the peer may have failed in a later call.
+bool ms__comm_is_lost(uint64_t epoch);
 const char *ms__comm_latest(void);  // engine thread: text of the latest failure that this rank has met
 // Engine thread: returns whether the next published error repeats the one passed to ms__comm_raised. If so, counts it
 // as met, so that this rank does not raise it again.
@@ -457,7 +461,9 @@ ms_status ms__record_collective(const ms_coll *c);
 // an earlier place.
 int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line);
 ms_status ms__coll_run(ms_coll *c);
-ms_status ms__coll_fail(const ms_coll *c, const char *what);  // fails with MS_ECOMM; the text names the collective
+// Both fail with MS_ECOMM and a text that names the collective.
+ms_status ms__coll_fail(const ms_coll *c, const char *what);
+ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerprint *p, const char *what);
 void ms__group_text(const ms_group *g, char *out, size_t n);
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
@@ -507,57 +513,6 @@ void ms__native_step_out(ms_coll *c);     // removes c from the line: it has bee
 ms_status ms__native_move(ms_waiter *w);  // queues the collective, and waits until the GPU has completed it
 void ms__native_drop(ms_coll *c);
 
-// ---- comm/gpu.c: tensors that stay on a GPU, in a group of one node ----
-typedef struct {  // an arena, from 1 (0: no bytes), and the offset in it
-    uint32_t arena;
-    uint64_t at;
-} ms_gpu_place;
-struct ms_there {
-    int index, stream;  // the device, and the stream of it that moves the bytes
-    bool shared;        // peers can map all operands, as far as this rank knows
-    bool untried;       // not all peers have tried to map them
-    bool used;          // the members move the bytes on their GPUs; otherwise through the windows
-    ms_gpu_place in, out, *parts;
-    int begin, end;  // numbers of this rank's events (ms_slot); -1: none
-    void *ready;     // an event of the compute stream in place of `begin` if the operands are not shared
-    ms_status failed;
-};
-// Engine thread: decides whether c's tensors stay on their GPU. If so, sets c->gpu.there, finds their places and takes
-// events.
-ms_status ms__gpu_take(ms_coll *c);
-ms_status ms__gpu_begin(ms_coll *c);               // engine thread: records that the tensors are ready
-void ms__gpu_publish(ms_coll *c, ms_slot *s);      // fills this rank's slot
-ms_status ms__gpu_agree(ms_waiter *w, bool *all);  // *all: whether the members move the bytes on their GPUs
-ms_status ms__gpu_ready(ms_coll *c);               // makes the stream wait until this rank's tensors are ready
-ms_status ms__gpu_start(ms_coll *c);               // makes the stream wait until every member's tensors are ready
-// Records the event `end`, before this rank sets `done` in its slot. Returns the first failure.
-ms_status ms__gpu_moved(ms_coll *c);
-// done: every member has set `done` in its slot; only then makes the stream wait for every member's `end`. Sets `left`
-// in this rank's slot in any case.
-ms_status ms__gpu_finish(ms_coll *c, bool done);
-void ms__gpu_drop(ms_coll *c);
-void ms__gpu_stop(void);  // waits for this rank's GPUs, and unmaps peers' memory
-// ms__gpu_copy, ms__gpu_lines and ms__gpu_reduce queue work on the collective's stream, and keep the first failure.
-void ms__gpu_copy(ms_coll *c, void *dst, const void *src, size_t n, ms_direction way);
-void ms__gpu_lines(ms_coll *c, char *dst, size_t dst_line, const char *src, size_t line, size_t n);
-void ms__gpu_reduce(ms_coll *c, ms_cuda_reduction *r);  // sets what follows from c: dtype, reduction, n_ranks, scale
-ms_status ms__gpu_sync(ms_coll *c);                     // waits for the stream; returns the first failure
-
-// ---- comm/gpu_memory.c: memory and events of GPUs that ranks share ----
-bool ms__gpu_shares(void);  // engine thread: whether this rank can share GPU memory, as far as it knows
-bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine thread; false: peers cannot map it
-// Returns 1 if the peer has mapped this rank's arena, -1 if it cannot, 0 if it has not tried.
-int ms__gpu_mapped(uint32_t arena, int rank);
-char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // the address here; NULL with the error set
-ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
-// Engine thread: gives the event back. used: the collective in which peers wait for it; NULL: none.
-void ms__gpu_event_drop(int number, const ms_coll *used);
-ms_status ms__gpu_event_record(int number, int index, int stream);
-ms_status ms__gpu_event_wait_own(int number, int index, int stream);
-ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);
-void ms__gpu_forget_group(const ms_group *g);  // engine thread; all members have finished all of its collectives
-void ms__gpu_memory_stop(void);
-
 // ---- comm/job/far.c: members on other nodes ----
 ms_status ms__far_ready(ms_coll *c);  // on the leader: sends and receives the ready slots that have become available
 ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n);
@@ -593,5 +548,7 @@ void ms__acc_store(const ms_reducer *how, void *dst, void *acc, size_t n);
 // sources.
 void ms__reduce(const ms_reducer *how, const char *const *src, int n_dst, char *const *dst, size_t n);
 void ms__comm_copy(void *dst, const void *src, size_t n);
+
+#include "comm/gpus.h"
 
 #endif

@@ -81,10 +81,6 @@ ms_status ms__native_open(const ms_launch *launch)
     return MS_OK;
 }
 
-// Whether a peer failed to complete what all ranks have begun: an error was published and the job is ending. An error
-// alone does not show that: the peer may have failed in a later call.
-static bool is_lost(uint64_t epoch) { return ms__comm_error_since(epoch) && atomic_load(&ms__world.board->failing); }
-
 enum { EXPLAINED = 300 * 1000000 };  // time in ns that the rank that caused a failure has to report it
 
 // Waits until a call on p, which has returned r, has been carried out. what: for messages.
@@ -93,7 +89,7 @@ static ms_status complete(ms_gpu_group *p, ms_gpu_result r, const char *what, ch
     int64_t since = ms__now_ns(), lost = since;
     uint64_t epoch = ms__comm_epoch();
     while (r == MS_GPU_BUSY || (r == MS_GPU_PEER && ms__now_ns() - lost < EXPLAINED)) {
-        if (is_lost(epoch)) return ms__comm_meet_error();
+        if (ms__comm_is_lost(epoch)) return ms__comm_meet_error();
         MS_TRY(ms__check_interrupt());
         double waited = (double)(ms__now_ns() - since) * 1e-9;
         if (r == MS_GPU_BUSY && waited > ms__world.timeout) {
@@ -337,12 +333,21 @@ static ms_status fail(ms_waiter *w, const char *why)
     return ms__fail_job(MS_ECOMM, -1);
 }
 
+// Tells the peers when this rank's GPU has reached the collective: a report names the ranks whose GPUs have not.
+static void tell_reached(const ms_coll *c)
+{
+    ms_slot *s = slot_of(c->g, c->g->me, c->seq);
+    if (atomic_load_explicit(&s->reached, memory_order_relaxed) < c->number && ms__cuda()->done(c->gpu.native->ready))
+        atomic_store_explicit(&s->reached, c->number, memory_order_release);
+}
+
 // Waits a little. Fails if the collective cannot be completed.
 static ms_status pause_in(ms_waiter *w)
 {
     ms_coll *c = w->c;
+    tell_reached(c);
     ms_status st = ms__wait_poll(w);
-    if (st == MS_OK && MS_UNLIKELY(is_lost(c->epoch))) st = ms__comm_raise(c);
+    if (st == MS_OK && MS_UNLIKELY(ms__comm_is_lost(c->epoch))) st = ms__comm_raise(c);
     if (st != MS_OK) library()->abort(c->g->gpu);
     return st;
 }

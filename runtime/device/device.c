@@ -6,6 +6,7 @@
 // that only counts calls (libmoonshard_cuda_null.so), also for specs. "off": no plugin.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "base/plugin.h"
 #include "device/capture.h"
 #include "device/device.h"
+#include "device/stream.h"
 
 ms_cuda_client ms__cuda_client;
 static const ms_cuda_table *table;
@@ -88,7 +90,44 @@ ms_status ms__cuda_need(int device, const char *what)
     return MS_OK;
 }
 
-ms_status ms__cuda_sync(int device, int stream) { return table ? table->sync(ms__index(device), stream) : MS_OK; }
+// Waits until the GPU has run what is queued in the stream now. Polls: the stream may wait for a peer's GPU, which may
+// never finish (comm/gpu_wait.c).
+static ms_status poll(int index, int stream)
+{
+    enum { US = 1000 };
+    void *end;
+    int reached;
+    ms_status st = table->record(index, stream, &end);
+    if (st != MS_OK) return st;
+    int64_t since = ms__now_ns();
+    while ((reached = table->done(end)) == 0 && st == MS_OK) {
+        int64_t waited = ms__now_ns() - since;
+        if (waited < 50 * US) sched_yield();
+        else ms__nap(waited < 2000 * US ? 10 * US : 100 * US);
+        st = ms__check_interrupt();
+        if (st == MS_OK) st = ms__stream_observer.check();
+    }
+    if (reached < 0 && st == MS_OK) st = ms__failure();
+    table->drop(end);
+    return st;
+}
+
+// Waits for a stream, or all streams (stream < 0), if collectives are queued on the GPU.
+static ms_status poll_streams(int index, int stream)
+{
+    if (MS_LIKELY(ms__collectives_queued == 0)) return MS_OK;
+    for (int k = 0; k < MS_STREAMS; k++)
+        if (stream < 0 || k == stream) MS_TRY(poll(index, k));
+    return MS_OK;
+}
+
+ms_status ms__cuda_sync(int device, int stream)
+{
+    if (!table) return MS_OK;
+    if (stream < 0) ms__streams_join();  // collectives that nothing has waited for are then known, too
+    MS_TRY(poll_streams(ms__index(device), stream));
+    return table->sync(ms__index(device), stream);
+}
 
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
 {
@@ -103,6 +142,7 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
         return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
+    if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // the driver would wait in the copy
     MS_TRY(table->copy(index, 0, dst, src, bytes, way));
     return way == MS_TO_HOST ? table->sync(index, 0) : MS_OK;
 }
@@ -140,5 +180,5 @@ ms_status ms_cuda_synchronize(int index)
 {
     MS_BUSY;
     MS_TRY(ms__cuda_need(MS_CUDA | index << 8, "cuda.synchronize"));
-    return table->sync(index, -1);
+    return ms__cuda_sync(MS_CUDA | index << 8, -1);
 }

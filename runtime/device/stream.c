@@ -75,7 +75,9 @@ static atomic_int private_waits;
 atomic_int *ms__engine_waits = &private_waits;
 static uint64_t no_epoch(void) { return 0; }
 static void no_report(uint64_t epoch, const char *text) { (void)epoch, (void)text; }
-ms_stream_observer ms__stream_observer = { no_epoch, no_report };
+static ms_status no_check(void) { return MS_OK; }
+ms_stream_observer ms__stream_observer = { no_epoch, no_report, no_check };
+int ms__collectives_queued;
 
 bool ms__stream_cancelled(void) { return atomic_load_explicit(&cancelled, memory_order_relaxed); }
 
@@ -328,6 +330,7 @@ static ms_status wait_for(ms_pending *e)
     for (;;) {
         if (e ? ms__event_done(e) : atomic_load_explicit(&n_queued, memory_order_acquire) == 0) return MS_OK;
         MS_TRY(ms__check_interrupt());
+        if (MS_UNLIKELY(ms__collectives_queued > 0)) MS_TRY(ms__stream_observer.check());
         int64_t now = ms__now_ns();
         if (!since) since = now;
         if (now - since < 50 * 1000) {

@@ -63,8 +63,12 @@ typedef struct {
     uint64_t (*epoch)(void);  // stored with every record at its launch
     // Called when waiting for a record of this epoch has returned MS_ECOMM.
     void (*reported)(uint64_t epoch, const char *text);
+    // Called again and again while the engine thread waits for a queue or a GPU. Fails if that wait cannot end.
+    ms_status (*check)(void);
 } ms_stream_observer;
 extern ms_stream_observer ms__stream_observer;
+// Number of collectives with peers' GPUs that this rank's GPUs have not passed, as far as the engine thread knows.
+extern int ms__collectives_queued;
 
 #ifndef __cplusplus
 extern _Atomic int *ms__engine_waits;  // the kind of stream that the engine thread waits for; -1: none

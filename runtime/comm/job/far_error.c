@@ -106,7 +106,7 @@ static void answer(void)
     char question, text[WHERE];
     int from = take_message(TAG_ASK, &question, 1);
     if (from < 0) return;
-    ms__wait_text(text, sizeof text);
+    ms__rank_text(ms__world.rank, text, sizeof text);
     send_copy(text, sizeof text, from, TAG_ANSWER);
 }
 

@@ -77,10 +77,10 @@ static void describe_rank(int rank, char *out, size_t n)
     }
 }
 
-void ms__wait_text(char *out, size_t n)
+void ms__rank_text(int rank, char *out, size_t n)
 {
     pthread_mutex_lock(&ms__groups_lock);
-    describe_rank(ms__world.rank, out, n);
+    describe_rank(rank, out, n);
     pthread_mutex_unlock(&ms__groups_lock);
 }
 
@@ -94,13 +94,18 @@ void ms__group_text(const ms_group *g, char *out, size_t n)
     for (int k = 0; k < g->n; k++) ms__append(out, n, k ? ", %d" : "%d", g->ranks[k]);
 }
 
-ms_status ms__coll_fail(const ms_coll *c, const char *what)
+ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerprint *p, const char *what)
 {
     char mine[400], group[200];
-    ms__fingerprint_text(&c->fingerprint, mine, sizeof mine);
-    ms__group_text(c->g, group, sizeof group);
-    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(c->op)->name, (unsigned)c->number, group, mine,
+    ms__fingerprint_text(p, mine, sizeof mine);
+    ms__group_text(g, group, sizeof group);
+    return ms__fail(MS_ECOMM, "%s: collective #%u of %s (%s): %s", ROW(p->op)->name, (unsigned)number, group, mine,
                     what);
+}
+
+ms_status ms__coll_fail(const ms_coll *c, const char *what)
+{
+    return ms__request_fail(c->g, c->number, &c->fingerprint, what);
 }
 
 typedef struct {
@@ -125,15 +130,28 @@ static int ask_others(const ms_waiter *w, asked_rank *list, int room)
     return n;
 }
 
+// For a collective that a library moves between GPUs: lists the members of this node whose GPUs have not reached it.
+static int list_unreached(const ms_waiter *w, char *text, size_t n)
+{
+    const ms_coll *c = w->c;
+    int found = 0;
+    for (int k = 0; k < c->g->n; k++)
+        if (ms__world.local_of[c->g->ranks[k]] >= 0 && atomic_load(&slot_of(c->g, k, c->seq)->reached) < c->number)
+            ms__append(text, n, "%sthe GPU of rank %d has not reached this collective", found++ ? "; " : "",
+                       c->g->ranks[k]);
+    return found;
+}
+
 static ms_status report_absence(ms_waiter *w)
 {
     enum { ASKED = 8 };
     char text[TEXT], where[600];
     asked_rank others[ASKED];
     snprintf(text, sizeof text, "%.1f s have passed and ", (double)(w->now - w->begun) * 1e-9);
-    int named = 0, n_others = ms__world.nodes > 1 ? ask_others(w, others, ASKED) : 0;
+    int named = w->committed && w->c->gpu.native ? list_unreached(w, text, sizeof text) : 0, list = !named;
+    int n_others = ms__world.nodes > 1 && list ? ask_others(w, others, ASKED) : 0;
     pthread_mutex_lock(&ms__groups_lock);
-    for (int k = 0; k < w->c->g->n; k++) {
+    for (int k = 0; k < w->c->g->n && list; k++) {
         if (k == w->c->g->me || !is_missing(w, k)) continue;
         int rank = w->c->g->ranks[k];
         describe_rank(rank, where, sizeof where);
