@@ -49,6 +49,7 @@ extern const ms_cuda_engine *ms__engine;  // set when the plugin starts
 
 ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+void ms__cuda_released(cudaError_t e, int index, const char *call, const void *p);  // e: the result of releasing p
 cudaStream_t ms__cuda_stream(int index, int kind);
 ms_status ms__cuda_use(int index);          // makes device `index` current
 extern thread_local int ms__launch_stream;  // the stream of this thread's launches: an ms_stream_kind

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuda/runtime.cu -- the plugin's function table: devices, memory, streams, events, copies. Errors name the CUDA
-// runtime call, the device and sizes.
+// cuda/runtime.cu -- the plugin's function table: devices, streams, events, copies. Errors name the CUDA runtime call,
+// the device and sizes. Memory of the device: memory.cu.
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
@@ -137,31 +137,6 @@ static ms_status describe(int index, char *text, size_t n)
 
 // ---- memory ----
 
-static ms_status device_alloc(int index, size_t bytes, void **out)
-{
-    MS_TRY(ms__cuda_use(index));
-    cudaError_t e = cudaMalloc(out, bytes);
-    if (e == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return MS_ENOMEM;
-    }
-    return e == cudaSuccess ? MS_OK : ms__cuda_failed(e, "cudaMalloc", index, "%zu bytes", bytes);
-}
-
-// Reports on stderr that a call which releases p has failed, where the caller cannot return an error.
-static void released(cudaError_t e, int index, const char *call, const void *p)
-{
-    if (e == cudaSuccess || e == cudaErrorCudartUnloading) return;
-    cudaGetLastError();
-    fprintf(stderr, "moonshard: cuda:%d: %s of %p: %s (CUDA error %d)\n", index, call, p, cudaGetErrorString(e),
-            (int)e);
-}
-
-static void device_free(int index, void *p)
-{
-    if (ms__cuda_use(index) == MS_OK) released(cudaFree(p), index, "cudaFree", p);
-}
-
 static ms_status host_alloc(size_t bytes, void **out)
 {
     CUDA_TRY(current < 0 ? 0 : current, cudaMallocHost(out, bytes), "%zu bytes of pinned memory", bytes);
@@ -190,8 +165,9 @@ static void mark(int index, void *p, size_t used, size_t size)
 
 static ms_status copy(int index, int stream, void *dst, const void *src, size_t bytes, ms_direction way)
 {
-    static const cudaMemcpyKind kinds[] = { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-    static const char *const names[] = { "to the device", "to the host", "on the device" };
+    static const cudaMemcpyKind kinds[] = { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
+                                            cudaMemcpyHostToDevice };
+    static const char *const names[] = { "to the device", "to the host", "on the device", "to the device" };
     MS_TRY(ms__cuda_use(index));
     CUDA_TRY(index, cudaMemcpyAsync(dst, src, bytes, kinds[way], gpus[index].stream[stream]), "%zu bytes %s", bytes,
              names[way]);
@@ -423,7 +399,7 @@ static void graph_drop(int index, void *graph)
     if (ms__cuda_use(index) != MS_OK) return;
     cudaError_t e = cudaStreamSynchronize(gpus[index].stream[MS_STREAM_COMPUTE]);
     if (e == cudaSuccess) e = cudaGraphExecDestroy((cudaGraphExec_t)graph);
-    released(e, index, "cudaGraphExecDestroy", graph);
+    ms__cuda_released(e, index, "cudaGraphExecDestroy", graph);
 }
 
 // The compute stream of device `from` copies. It first waits for the work queued in the compute stream of `to`, which
@@ -444,29 +420,6 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
     return st;
 }
 
-// ---- between processes ----
-
-static ms_status share(void *p, uint8_t handle[MS_CUDA_HANDLE])
-{
-    cudaIpcMemHandle_t h;
-    static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
-    CUDA_TRY(current < 0 ? 0 : current, cudaIpcGetMemHandle(&h, p), "sharing memory at %p", p);
-    memcpy(handle, &h, sizeof h);
-    return MS_OK;
-}
-static ms_status open_shared(int index, const uint8_t handle[MS_CUDA_HANDLE], void **out)
-{
-    cudaIpcMemHandle_t h;
-    memcpy(&h, handle, sizeof h);
-    MS_TRY(ms__cuda_use(index));
-    CUDA_TRY(index, cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "mapping memory of another process");
-    return MS_OK;
-}
-static void close_shared(int index, void *p)
-{
-    if (ms__cuda_use(index) == MS_OK) released(cudaIpcCloseMemHandle(p), index, "cudaIpcCloseMemHandle", p);
-}
-
 // ---- the table ----
 
 ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
@@ -476,6 +429,14 @@ ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
 ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
 ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
+
+ms_status ms__cuda_alloc(int index, size_t bytes, void **out);
+void ms__cuda_free(int index, void *p);
+ms_status ms__cuda_share(void *p, uint8_t handle[MS_CUDA_HANDLE]);
+ms_status ms__cuda_open(int index, const uint8_t handle[MS_CUDA_HANDLE], void **out);
+void ms__cuda_close(int index, void *p);
+ms_status ms__cuda_to_fd(void *p, int *fd, size_t *bytes);
+ms_status ms__cuda_from_fd(int index, int fd, size_t bytes, void **out);
 
 ms_status ms__cuda_reduce_ranks(int index, int stream, const ms_cuda_reduction *r);
 ms_status ms__cuda_copy_all(int index, int stream, int n, const ms_cuda_copy *list);
@@ -518,8 +479,8 @@ static ms_cuda_table table()
 #endif
     t.start = start;
     t.describe = describe;
-    t.alloc = device_alloc;
-    t.free = device_free;
+    t.alloc = ms__cuda_alloc;
+    t.free = ms__cuda_free;
     t.host_alloc = host_alloc;
     t.host_free = host_free;
     t.copy = copy;
@@ -531,9 +492,9 @@ static ms_cuda_table table()
     t.wait = wait;
     t.stream_wait = stream_wait;
     t.drop = drop;
-    t.share = share;
-    t.open = open_shared;
-    t.close = close_shared;
+    t.share = ms__cuda_share;
+    t.open = ms__cuda_open;
+    t.close = ms__cuda_close;
     t.copy_tensor = ms__cuda_copy_tensor;
     t.fill_tensor = ms__cuda_fill_tensor;
     t.families = families;
@@ -552,6 +513,8 @@ static ms_cuda_table table()
     t.ranks.pause = pause;
     t.ranks.native_stream = native_stream;
     t.ranks.finish = ms__cuda_finish;
+    t.ranks.to_fd = ms__cuda_to_fd;
+    t.ranks.from_fd = ms__cuda_from_fd;
     t.graphs.begin = graph_begin;
     t.graphs.end = graph_end;
     t.graphs.launch = graph_launch;

@@ -17,6 +17,7 @@
 enum { LISTED = 4096, EVENTS = 1024, PLENTY = 64, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];
+    uint64_t bytes;  // of memory that peers map by a file descriptor (gpu_fd.c); 0: by the handle
     // A bit per rank of the node: the rank has mapped this arena; it has failed to
     _Atomic uint64_t mapped[WORDS], refused[WORDS];
 } listed;
@@ -30,7 +31,7 @@ typedef struct {
 static directory *mine;
 static ms_storage *mine_in;
 static bool unshared;  // this rank cannot share GPU memory: its tensors are staged
-static char *bases[LISTED];
+static _Atomic(char *) bases[LISTED];
 static int n_bases;
 
 typedef enum { EVENT_FREE, EVENT_TAKEN, EVENT_LEAVING } event_state;
@@ -99,6 +100,21 @@ bool ms__gpu_shares(void)
     return true;
 }
 
+static char *base_of(uint32_t arena) { return arena > 0 && arena <= LISTED ? atomic_load(&bases[arena - 1]) : NULL; }
+
+// Lists an allocation of the driver as an arena.
+static ms_status list_arena(listed *a, char *base)
+{
+    int fd;
+    size_t bytes;
+    memset(a, 0, sizeof *a);
+    MS_TRY(ms__cuda()->ranks.to_fd(base, &fd, &bytes));
+    if (fd < 0) return ms__cuda()->share(base, a->handle);
+    close(fd);
+    a->bytes = bytes;
+    return ms__gpu_fd_serve(base_of);
+}
+
 bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
 {
     *out = (ms_gpu_place) { 0 };
@@ -113,14 +129,12 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out)
             stop_sharing("this rank's GPU memory consists of more than 4096 allocations of the driver");
             return false;
         }
-        listed *a = &mine->arena[n_bases];
-        memset(a, 0, sizeof *a);
-        if (ms__cuda()->share(base, a->handle)) {
+        if (list_arena(&mine->arena[n_bases], base)) {
             stop_sharing(ms_error());
             return false;
         }
         if (ms__gpu_keep(base)) return false;
-        bases[n_bases++] = base;
+        atomic_store(&bases[n_bases++], base);
         k = n_bases;
     }
     out->arena = (uint32_t)k;
@@ -156,6 +170,21 @@ static ms_status open_peer(peer **out, int rank)
     return MS_OK;
 }
 
+typedef struct {
+    int rank;
+    uint32_t arena;
+} peers_arena;
+
+static ms_status open_arena(void **out, const listed *a, int index, peers_arena which)
+{
+    int fd;
+    if (!a->bytes) return ms__cuda()->open(index, a->handle, out);
+    MS_TRY(ms__gpu_fd_fetch(which.rank, which.arena, &fd));
+    ms_status st = ms__cuda()->ranks.from_fd(index, fd, (size_t)a->bytes, out);
+    close(fd);
+    return st;
+}
+
 static ms_status map(char **out, int index, int rank, uint32_t arena)
 {
     peer *p = NULL;
@@ -165,7 +194,7 @@ static ms_status map(char **out, int index, int rank, uint32_t arena)
         return ms__no_memory(LISTED * sizeof **p->base, "dist", "the addresses of GPU memory");
     listed *a = &p->there->arena[arena - 1];
     if (!(*out = p->base[index][arena - 1])) {
-        if (ms__cuda()->open(index, a->handle, &base)) {
+        if (open_arena(&base, a, index, (peers_arena) { rank, arena })) {
             atomic_fetch_or(&a->refused[own_bit() / 64], (uint64_t)1 << own_bit() % 64);
             return ms__failure();
         }

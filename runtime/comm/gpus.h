@@ -64,6 +64,12 @@ ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);
 void ms__gpu_forget_group(const ms_group *g);  // engine thread; all members have finished all of its collectives
 void ms__gpu_memory_stop(void);
 
+// ---- comm/gpu_fd.c: file descriptors of GPU memory ----
+// Starts to send descriptors to peers, and says so on stderr; later calls do nothing. base: the address of an arena;
+// called by another thread.
+ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena));
+ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd);  // any thread; the caller closes *fd
+
 // ---- comm/gpu_wait.c: collectives that are queued on this rank's GPU (engine thread, unless stated otherwise) ----
 // Makes the entry of a collective of g. NULL with the error set if there is no memory.
 ms_flight *ms__flight_new(ms_group *g);

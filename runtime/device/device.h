@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { MS_CUDA_TABLE_VERSION = 4, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
+enum { MS_CUDA_TABLE_VERSION = 5, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
 #define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
@@ -104,7 +104,8 @@ typedef struct ms_cuda_copy {
     int dst_dtype, src_dtype;
 } ms_cuda_copy;
 
-typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE } ms_direction;
+// MS_TO_DEVICE_LATER: as MS_TO_DEVICE, from pinned memory that the caller does not change before the copy has run.
+typedef enum { MS_TO_DEVICE, MS_TO_HOST, MS_ON_DEVICE, MS_TO_DEVICE_LATER } ms_direction;
 
 // Passes over lists of gradients, a part of the table below.
 typedef struct {
@@ -138,6 +139,11 @@ typedef struct ms_cuda_ranks {
     // a cudaStream_t; NULL with the error set.
     void *(*native_stream)(int index, int stream);
     ms_status (*finish)(int index, int stream, const ms_cuda_finish *f);
+    // Sharing by file descriptors, in place of share and open, where the driver has no handles for memory (CUDA IPC):
+    // to_fd exports p, as returned by alloc, as a descriptor that the caller closes, or sets *fd = -1 if share exports
+    // it. from_fd maps the memory; the caller may then close fd. close unmaps it.
+    ms_status (*to_fd)(void *p, int *fd, size_t *bytes);
+    ms_status (*from_fd)(int index, int fd, size_t bytes, void **out);
 } ms_cuda_ranks;
 
 // The part of the table for captured steps (device/capture.c): work of the compute stream as a CUDA graph.

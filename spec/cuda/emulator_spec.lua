@@ -128,7 +128,7 @@ describe("the emulated GPU, in its mode", function()
     { "cudaEventCreateWithFlags", TO_OTHER }, { "cudaEventRecord", TO_OTHER }, { "cudaStreamWaitEvent", TO_OTHER },
     { "cudaEventCreateWithFlags", ASYNC }, { "cudaEventRecord", ASYNC }, { "cudaStreamWaitEvent", ASYNC },
     { "cudaGetDeviceProperties", "#ms.cuda.device_name(0) > 5 and 2000", 2 },
-    { "cudaIpcGetMemHandle", "shared()" }, { "cudaMallocHost", "pinned()" }, { "cudaEventQuery", "event 'done'" },
+    { "cudaIpcGetMemHandle", "shared()", 2 }, { "cudaMallocHost", "pinned()" }, { "cudaEventQuery", "event 'done'" },
     { "cudaEventSynchronize", "event 'wait'" }, { "cudaFuncSetAttribute", "attention()" },
   } do
     local call, expression, n, named = unpack(case, 1, 4)

@@ -8,12 +8,14 @@ local function load()
   return ms, ms.dist
 end
 
--- Ways in which ranks reach each other's memory, and the environments that lead to them. In the last two, the first
--- call of the CUDA function fails on every rank.
+-- Ways in which ranks reach each other's memory, and the environments that lead to them. Where a CUDA function is named,
+-- its first call fails on every rank.
 local ways = {
   { "mapped memory", {} },
   { "mapped memory, blocks from chunks", { MOONSHARD_EMULATOR = "chunks" } },
-  { "windows, where a rank cannot share its memory", { MOONSHARD_EMULATOR = "fail:cudaIpcGetMemHandle:1:1" } },
+  { "file descriptors, where the driver has no handles", { MOONSHARD_EMULATOR = "fail:cudaIpcGetMemHandle:1:1" } },
+  { "file descriptors, blocks from chunks", { MOONSHARD_CUDA_SHARE = "fd", MOONSHARD_EMULATOR = "chunks" } },
+  { "windows, where a rank cannot share its memory", { MOONSHARD_CUDA_SHARE = "staging" } },
   { "windows, where a rank cannot map a peer's memory", { MOONSHARD_EMULATOR = "fail:cudaIpcOpenMemHandle:1:1" } },
 }
 

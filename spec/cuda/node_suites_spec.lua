@@ -1,33 +1,35 @@
 -- SPDX-License-Identifier: MIT
---- Specs of sharding once more on the emulated GPU: between ranks that map each other's GPU memory, and between ranks
---- that cannot share it, whose bytes go through windows in CPU memory. The reference suites themselves run over mapped
---- memory.
+--- Specs of sharding once more on the emulated GPU: between ranks that map each other's GPU memory, by handles or by file
+--- descriptors, and between ranks that cannot share it, whose bytes go through windows in CPU memory. The reference
+--- suites themselves run over memory that is mapped by handles.
 local lfs = require "lfs"
 local process = require "spec.support.process"
 local run_suite = require "spec.support.suite"
 
 local build = process.build
 local built = lfs.attributes(build .. "/libmoonshard_cuda_emulated.so") ~= nil
-local REFUSED = "fail:cudaIpcGetMemHandle:1:1"
 
 -- device: the ranks' default device; without it the spec itself puts tensors on the GPU, in the tests that `filter`
--- names.
+-- names. share: how the ranks share memory (MOONSHARD_CUDA_SHARE).
 local suites = {
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
-  { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", refused = true },
-  { "spec/cuda/sharded_spec.lua", refused = true },
-  { "spec/reference/exec_order_spec.lua", filter = "cuda", refused = true },
-  { "spec/reference/comm_hooks_spec.lua", filter = "cuda", refused = true },
-  { "spec/reference/fully_shard_extensions_spec.lua", filter = "cuda", refused = true },
-  { "spec/reference/sharded_grad_scaler_spec.lua", filter = "cuda", refused = true },
+  { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", share = "fd" },
+  { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", share = "staging" },
+  { "spec/cuda/sharded_spec.lua", share = "staging" },
+  { "spec/reference/exec_order_spec.lua", filter = "cuda", share = "staging" },
+  { "spec/reference/comm_hooks_spec.lua", filter = "cuda", share = "staging" },
+  { "spec/reference/fully_shard_extensions_spec.lua", filter = "cuda", share = "staging" },
+  { "spec/reference/sharded_grad_scaler_spec.lua", filter = "cuda", share = "staging" },
 }
 
+local WAYS = { fd = "map memory of GPUs by file descriptors", staging = "cannot share memory of GPUs" }
+
 for _, suite in ipairs(suites) do
-  describe(("ranks of a node that %s memory of GPUs #cuda"):format(suite.refused and "cannot share" or "map"), function()
+  describe(("ranks of a node that %s #cuda"):format(WAYS[suite.share] or "map memory of GPUs"), function()
     it("pass " .. suite[1], function()
       if not built then return pending "this build has no emulated GPU: there is no g++" end
-      run_suite(suite[1], { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = suite.refused and REFUSED or nil,
+      run_suite(suite[1], { MOONSHARD_CUDA = "emulated", MOONSHARD_CUDA_SHARE = suite.share,
         MOONSHARD_SPEC_DEVICE = suite.device }, suite.filter)
     end)
   end)

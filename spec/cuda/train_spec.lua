@@ -30,7 +30,8 @@ describe("scripts/train.lua --device cuda #cuda", function()
     { 0, {}, "in one process" },
     { 2, { MOONSHARD_CUDA_DEVICES = "1" }, "over 2 ranks that share a GPU" },
     { 2, { MOONSHARD_CUDA_DEVICES = "2" }, "over 2 ranks with a GPU each" },
-    { 2, { MOONSHARD_EMULATOR = "fail:cudaIpcGetMemHandle:1:1" }, "over 2 ranks that cannot map each other's memory" },
+    { 2, { MOONSHARD_CUDA_SHARE = "fd" }, "over 2 ranks that map each other's memory by file descriptors" },
+    { 2, { MOONSHARD_CUDA_SHARE = "staging" }, "over 2 ranks that cannot map each other's memory" },
   } do
     it("gives the losses, norms and validation of the CPU to 1e-6 of them, " .. case[3], function()
       local cpu, cuda = trained(case[1], "cpu"), trained(case[1], "cuda", case[2])

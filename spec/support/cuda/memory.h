@@ -176,11 +176,3 @@ inline cudaError_t cudaHostRegister(void *p, size_t n, unsigned)
     ms_shim::pinned[(const char *)p] = n;
     return cudaSuccess;
 }
-inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
-{
-    MS_MAY_FAIL(cudaPointerGetAttributes);
-    a->type = ms_shim::arena_of(p)    ? cudaMemoryTypeDevice
-              : ms_shim::is_pinned(p) ? cudaMemoryTypeHost
-                                      : cudaMemoryTypeUnregistered;
-    return cudaSuccess;
-}

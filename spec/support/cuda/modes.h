@@ -36,6 +36,10 @@ struct modes {
 
 // The functions that can fail.
 inline const char *const calls[] = {
+    "cuMemCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemMap",
     "cudaDriverGetVersion",
     "cudaEventCreateWithFlags",
     "cudaEventQuery",

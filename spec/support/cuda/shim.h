@@ -13,6 +13,7 @@
 #include "modes.h"
 #include "fault.h"
 #include "memory.h"
+#include "virtual.h"
 #include "streams.h"
 #include "graphs.h"
 #include "copies.h"
