@@ -151,6 +151,11 @@ MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued o
 // Copies src to dst on the copy stream, between the CPU and a GPU or within one device. Returns at once; the next
 // operator on dst or src waits for the copy.
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
+// Pins t's memory for copies to a GPU, if the tensor is on the CPU and its block has 256 KiB or more, which are pages
+// of its own. The block stays pinned when the tensor is released, and tensors of its size use it again. A copy from
+// pinned memory is queued: the host does not wait, and what changes the source waits.
+MS_API ms_status ms_pin(ms_id t);
+MS_API int ms_is_pinned(ms_id t);
 // Exports t's memory to another process of this machine: *handle has 64 bytes, *offset is t's byte offset in that
 // memory. Waits for queued work on t. Keep t alive until the other process has opened it. After t's release the memory
 // is not reused until that process has released its tensor or has ended.

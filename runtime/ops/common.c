@@ -3,7 +3,9 @@
 // copying.
 #include "cpu/cpu.h"
 #include "device/device.h"
+#include "device/host_pins.h"
 #include "ops/captured.h"
+#include "ops/copy.h"
 #include "rows/ops.h"
 
 static int kind_of(int dtype) { return ms__is_float(dtype) ? 2 : dtype == MS_BOOL ? 0 : 1; }
@@ -143,7 +145,9 @@ ms_status ms__copy_data(ms_tensor *dst, const ms_tensor *src)
     ms_status st = MS_OK;
     bool direct = dst->numel == whole->numel && ms__is_contiguous(dst);
     if (!direct) st = ms__tensor_new(&there, dst->dtype, to, whole->ndim, whole->shape, "copy");
-    if (st == MS_OK) st = ms__move(to, ms__data(direct ? dst : there), from, ms__data(whole), ms__nbytes(whole));
+    if (st == MS_OK && from == MS_CPU && whole->storage->block && ms__host_pinned(whole->storage->block))
+        st = ms__copy_pinned(direct ? dst : there, whole);
+    else if (st == MS_OK) st = ms__move(to, ms__data(direct ? dst : there), from, ms__data(whole), ms__nbytes(whole));
     if (st == MS_OK && there) st = ms__copy_data(dst, there);
     ms__release(there);
     ms__release(whole);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.c -- asynchronous copies on the copy stream, and lists of copies. Copies between the CPU and a GPU serve
-// offloading: a unit's bytes are copied to the GPU while the previous unit computes, and back while the next one
-// computes.
+// ops/copy.c -- asynchronous copies on the copy stream, copies from pinned memory, and lists of copies. Copies between
+// the CPU and a GPU on the copy stream serve offloading: a unit's bytes are copied to the GPU while the previous unit
+// computes, and back while the next one computes.
 //
 // The record runs on the CPU's copy stream. It makes the GPU's copy stream wait for the work that was on the compute
 // stream when the copy was issued, copies, and ends when the copy is complete. Both storages carry the record's event,
@@ -30,7 +30,7 @@ static ms_status run_copy(void *arg)
     int index = ms__index(ms__is_cuda(r->to) ? r->to : r->from);
     if (r->ready) MS_TRY(t->stream_wait(index, MS_STREAM_COPY, r->ready));
     MS_TRY(t->copy(index, MS_STREAM_COPY, r->dst, r->src, r->bytes,
-                   !ms__is_cuda(r->from) ? MS_TO_DEVICE
+                   !ms__is_cuda(r->from) ? MS_TO_DEVICE_LATER
                    : !ms__is_cuda(r->to) ? MS_TO_HOST
                                          : MS_ON_DEVICE));
     return t->sync(index, MS_STREAM_COPY);
@@ -92,6 +92,55 @@ ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event)
     if (event) *event = e;
     else ms__event_release(e);
     return MS_OK;
+}
+
+// ---- copies from pinned memory ----
+
+typedef struct {
+    void *end;  // an event after the copy
+    ms_storage *from;
+} source_record;
+
+// Runs on the CPU's copy stream: waits until the GPU has read the source.
+static ms_status await_copy(void *arg)
+{
+    source_record *r = arg;
+    int reached;
+    while ((reached = ms__cuda()->done(r->end)) == 0 && !ms__stream_cancelled()) ms__nap(50 * 1000);
+    return reached < 0 ? ms__failure() : MS_OK;
+}
+
+static void retire_source(void *arg, ms_status result)
+{
+    source_record *r = arg;
+    (void)result;
+    ms__cuda()->drop(r->end);
+    ms__storage_release(r->from);
+}
+
+ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src)
+{
+    const ms_cuda_table *t = ms__cuda();
+    int index = ms__index(ms__device(dst));
+    ms_stream *s = ms__stream(MS_CPU, MS_STREAM_COPY);
+    source_record r = { .from = src->storage };
+    ms__stream_reap();
+    MS_TRY(t->copy(index, MS_STREAM_COMPUTE, ms__data(dst), ms__data(src), ms__nbytes(src), MS_TO_DEVICE_LATER));
+    ms_status st = t->record(index, MS_STREAM_COMPUTE, &r.end);
+    if (st == MS_OK) {
+        ms_pending *e = NULL;
+        ms__storage_retain(r.from);
+        st = ms__stream_wait(s, r.from->readers);  // the storage keeps one event, which covers its earlier readers
+        if (st == MS_OK) st = ms__launch(s, await_copy, retire_source, &r, sizeof r, &e);
+        if (st == MS_OK) {
+            mark(&r.from->readers, e);
+            ms__event_release(e);
+            return MS_OK;
+        }
+        retire_source(&r, st);
+    }
+    (void)t->sync(index, MS_STREAM_COMPUTE);  // nothing will wait before the source changes
+    return st;
 }
 
 // ---- lists ------------------------------------------------------------------------------------------

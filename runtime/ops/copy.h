@@ -13,6 +13,10 @@ extern "C" {
 // tensor waits. The caller releases *event; event may be NULL.
 ms_status ms__copy_async(ms_tensor *dst, ms_tensor *src, ms_pending **event);
 
+// Copies src, contiguous and in pinned memory of the CPU, to dst, on a GPU, on the compute stream. The host does not
+// wait: whatever changes or reuses the source waits for the copy.
+ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src);
+
 // A list of copies, as of ms__copy. On a GPU, copies of contiguous tensors are launched together at the end, and their
 // tensors must live until then; all others run when they are added.
 typedef struct ms_copies {

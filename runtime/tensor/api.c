@@ -8,6 +8,7 @@
 #include "base/activity.h"
 #include "device/device.h"
 #include "device/gpu_pool.h"
+#include "device/host_pins.h"
 #include "device/lend.h"
 #include "tensor/tensor.h"
 
@@ -101,6 +102,22 @@ ms_id ms_from_pointer(void *data, int dtype, int ndim, const int64_t *shape)
     if (check_dtype("from_pointer", dtype) || check_shape("from_pointer", ndim, shape)) return 0;
     ms_tensor *t = on_memory(data, MS_CPU, dtype, ndim, shape);
     return t ? ms__name(t) : 0;
+}
+
+ms_status ms_pin(ms_id id)
+{
+    ms_tensor *t = ms__tensor(id);
+    if (!t) return ms__failure();
+    if (ms__device(t) != MS_CPU)
+        return ms__fail(MS_EINVAL, "pin_memory: %s given, expected a tensor on the CPU", ms__tensor_text(t));
+    if (ms_cuda_count() > 0) ms__host_pin(t->storage->block);
+    return MS_OK;
+}
+
+int ms_is_pinned(ms_id id)
+{
+    const ms_tensor *t = ms__tensor(id);
+    return t && ms__device(t) == MS_CPU && t->storage->block && ms__host_pinned(t->storage->block);
 }
 
 ms_status ms_cuda_share(ms_id id, uint8_t *handle, double *offset)

@@ -23,7 +23,8 @@ local count = opts.whole_from(1)
 local OPTIONS = { batch_size = opts.option(count, 1), shuffle = false, sampler = opts.any, batch_sampler = opts.any,
   collate = opts.callable, drop_last = false, seed = opts.whole, rank = opts.option(opts.whole_from(0), 0),
   world = opts.option(count, 1), device = opts.string, workers = opts.option(opts.whole_from(0), 0),
-  prefetch = opts.option(count, 2), timeout = opts.option(opts.number_from(0), 0) }
+  prefetch = opts.option(count, 2), timeout = opts.option(opts.number_from(0), 0),
+  pin_memory = false }
 
 local function check(source, o)
   local function both(a, b) errors.raise("DataLoader: options '%s' and '%s' exclude each other", a, b) end
@@ -61,7 +62,7 @@ end
 --- Batches of a dataset. An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
 --- ms.steps is.
 ---@param source Dataset|IterableDataset|any[]|Tensor  the dataset, a list of items, or a tensor whose rows are items
----@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number}
+---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number, pin_memory: boolean}
 ---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
 ---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
 ---   data.default_collate); drop_last: leaves out the last batch if it is not full; seed: the seed of the order and of
@@ -69,12 +70,14 @@ end
 ---   each epoch, as DistributedSampler does; device: where batches are moved (default: the default device);
 ---   workers: processes that make batches ahead (0: this process makes them), which are not ranks and cannot use
 ---   ms.dist; prefetch: batches that each worker makes ahead; timeout: seconds after which a worker that made no batch
----   is an error (0: never)
+---   is an error (0: never); pin_memory: pins the tensors of a batch (see Tensor:pin_memory), so that copies to a GPU,
+---   also those of option device, do not wait for it
 function DataLoader:init(source, given)
   local o = opts("DataLoader", given, OPTIONS)
   if not makers.is_stream(source) then source = dataset.expect(source, "DataLoader: argument 1") end
   check(source, o)
   self.dataset, self.batch_size, self.drop_last, self.device = source, o.batch_size, o.drop_last, o.device
+  self.pin_memory = o.pin_memory
   o.seed = o.seed or dataset.default_seed()
   if not makers.is_stream(source) then
     self.batch_sampler = o.batch_sampler and samplers.expect(o.batch_sampler, "DataLoader: option 'batch_sampler'")
@@ -144,16 +147,15 @@ local function make(self, k)
   return positions and self.maker:batch(self.epochs, positions)
 end
 
-local function moved(value, device)
-  if tensor.is_tensor(value) then
-    local there = value:to(device)
-    if there ~= value then value:release() end
-    return there
-  end
+-- Replaces the tensors of a value, also those in its tables, by what change(tensor) returns.
+local function changed(value, change)
+  if tensor.is_tensor(value) then return change(value) end
   if not opts.is_plain(value) then return value end
-  for key, v in pairs(value) do value[key] = moved(v, device) end
+  for key, v in pairs(value) do value[key] = changed(v, change) end
   return value
 end
+
+local function pinned(t) return t.device == "cpu" and t:pin_memory() or t end
 
 -- The next batch of the current epoch; at its end nil, and the next epoch becomes the current one.
 local function following(self)
@@ -164,8 +166,14 @@ local function following(self)
   end
   self.done = self.done + 1
   local device = self.device or dtypes.default_device()
-  if device ~= "cpu" and device ~= "meta" then
-    for k = 1, batch.n do batch[k] = moved(batch[k], device) end
+  local function moved(t)
+    local there = t:to(device)
+    if there ~= t then t:release() end
+    return there
+  end
+  for k = 1, batch.n do
+    if self.pin_memory then batch[k] = changed(batch[k], pinned) end
+    if device ~= "cpu" and device ~= "meta" then batch[k] = changed(batch[k], moved) end
   end
   return unpack(batch, 1, batch.n)
 end

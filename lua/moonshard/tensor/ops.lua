@@ -402,11 +402,15 @@ end
 
 --- The tensor on another device, in another dtype, or with device and dtype of another tensor; t itself if nothing
 --- changes. Errors: an unknown dtype or device; a device that does not exist.
----@param what string|Tensor|{ device: string, dtype: string }  name of a dtype, name of a device, a table with both names, or a tensor whose dtype and device to take
----@param and_dtype? string  a dtype, if the first argument is a device
+---@param what string|Tensor|{ device: string, dtype: string, non_blocking: boolean }  name of a dtype, name of a device, a table with both names, or a tensor whose dtype and device to take
+---@param and_dtype? string|{ non_blocking: boolean }  a dtype, if the first argument is a device
+---@param given? { non_blocking: boolean }  also in place of the second argument. non_blocking: accepted for PyTorch's
+---   sake (default: false): a copy from pinned memory to a GPU never waits, and any other copy waits in any case
 ---@return Tensor
-function methods.to(t, what, and_dtype)
+function methods.to(t, what, and_dtype, given)
   local dtype, device
+  if type(and_dtype) == "table" and given == nil then and_dtype, given = nil, and_dtype end
+  if given ~= nil then opts("to", given, { non_blocking = false }) end
   local function take(name)
     if name == nil then return end
     if type(name) == "string" and dtypes.numbers[name] then dtype = name else device = name end
@@ -414,7 +418,7 @@ function methods.to(t, what, and_dtype)
   if is_tensor(what) then
     dtype, device = what.dtype, what.device
   elseif type(what) == "table" then
-    local o = opts("to", what, { device = opts.string, dtype = opts.string })
+    local o = opts("to", what, { device = opts.string, dtype = opts.string, non_blocking = false })
     dtype, device = o.dtype, o.device
   elseif type(what) ~= "string" then
     opts.wrong(what, "a dtype, a device or a tensor", "to: argument")
@@ -440,6 +444,21 @@ function methods.to(t, what, and_dtype)
   if dtype then t = cast(t, dtypes.number(dtype, "to")) end
   return t
 end
+
+--- Pins the memory of a tensor of the CPU for copies to a GPU, and returns the tensor, not a copy of it. Only memory of
+--- 256 KiB and more is pinned, and only if there is a GPU; the driver stages copies of all other. A copy of pinned
+--- memory to a GPU is queued: it does not wait for the GPU, and what changes or reuses the memory waits for the copy.
+--- The memory stays pinned when the tensor is released, and new tensors of its size use it again. Errors: a tensor on
+--- another device.
+---@return Tensor
+function methods.pin_memory(t)
+  if lib.ms_pin(id_of(t, "pin_memory")) ~= 0 then errors.fail() end
+  return t
+end
+
+--- Whether the tensor is on the CPU in pinned memory (see pin_memory).
+---@return boolean
+function methods.is_pinned(t) return lib.ms_is_pinned(id_of(t, "is_pinned")) ~= 0 end
 
 local casts = {
   float = "float32", double = "float64", half = "float16", bfloat16 = "bfloat16", long = "int64", int = "int32",
