@@ -106,6 +106,7 @@ describe("large convolutions", function()
   local cases = {
     { "of parts of 64 channels", 10, 64, { 16, 16 }, 200, { 3, 3 }, 1, 1, 1 },
     { "with channels that fill no vector", 3, 70, { 19, 17 }, 100, { 3, 2 }, 2, 1, 2 },
+    { "of 3 x 3 without padding", 5, 64, { 17, 15 }, 96, { 3, 3 }, 1, 0, 1 },
     { "of pictures of one channel", 17, 1, { 28, 28 }, 32, { 3, 3 }, 1, 1, 1 },
     { "of pictures of three channels", 4, 3, { 41, 40 }, 130, { 7, 7 }, 2, 3, 1 },
     { "with a kernel of size 1", 4, 130, { 14, 14 }, 150, { 1, 1 }, 1, 0, 1 },
