@@ -8,6 +8,7 @@ local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local engine = require "moonshard.core.ffi"
 local tensor = require "moonshard.tensor"
@@ -29,6 +30,7 @@ local SPEC = { init_scale = 2 ^ 16, growth_factor = 2, backoff_factor = 0.5, gro
 ---   enabled: false: scale and unscale_ change nothing
 ---@field scale_tensor Tensor?  nil until the first `scale`, then one element on the device of the first scaled tensor
 local GradScaler = class.new "GradScaler"
+methods.close(GradScaler)
 
 -- Whether float16 gradients can be unscaled. Only sharded training needs it, because its parameters may be float16.
 GradScaler._takes_half = false
@@ -495,5 +497,7 @@ function ShardedGradScaler:_agree(found)
     if not rawequal(w[1], w[2]) then no_grad(function() w[1]:copy_(w[2]:to(w[1].device)) end) end
   end
 end
+
+methods.guard(GradScaler, "scaler")
 
 return { GradScaler = GradScaler, ShardedGradScaler = ShardedGradScaler }

@@ -8,6 +8,8 @@ local synonyms = {
   learning_rate = "lr", wd = "weight_decay", decay = "weight_decay", l2 = "weight_decay", epsilon = "eps",
   beta = "betas", beta1 = "betas",
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
+  numpy = "tolist", len = "size", get_lr = "get_last_lr", result = "compute", close = "finish", show = "text",
+  num_workers = "workers", collate_fn = "collate", prefetch_factor = "prefetch", generator = "seed", T_max = "steps",
 }
 
 -- Maps PyTorch's names that Moonshard lacks to what a script must write instead.

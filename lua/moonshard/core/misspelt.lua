@@ -42,6 +42,16 @@ local function calls(fn, line, name)
   return called
 end
 
+--- Whether the function `level` frames up calls a method of this name on its current line. False if that is not known.
+---@param name string  the method's name
+---@param level integer  1: the caller
+---@return boolean
+function M.is_call(name, level)
+  if not op_look then return false end
+  local info = debug.getinfo(level + 1, "fl")
+  return info ~= nil and info.func ~= nil and info.currentline >= 0 and calls(info.func, info.currentline, name)
+end
+
 local nearest = {}                                      -- class -> name -> the most similar method, or false
 
 --- Called when the function `level` frames up has read an unknown field: raises if that was a method call and a method
@@ -65,11 +75,8 @@ function M.look(cls, name, methods, level)
     table.sort(names)
     of[name] = errors.nearest(name, names) or false
   end
-  local near = of[name]
-  if not near then return end
-  local info = debug.getinfo(level + 1, "fl")
-  if info and info.func and info.currentline >= 0 and calls(info.func, info.currentline, name) then
-    errors.raise("unknown method '%s' of a tensor; did you mean '%s'?", name, near)
+  if of[name] and M.is_call(name, level + 1) then
+    errors.raise("unknown method '%s' of a tensor; did you mean '%s'?", name, of[name])
   end
 end
 

@@ -6,6 +6,7 @@
 ---   local Squares = data.Dataset:extend "Squares"     -- or a class with `init`, `size` and `get`
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
+local methods = require "moonshard.core.methods"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
@@ -39,8 +40,11 @@ function Dataset:init(given)
 end
 
 function Dataset:__index(key)
-  if type(key) ~= "number" then return getmetatable(self)[key] end
-  return self:item(key)
+  if type(key) == "number" then return self:item(key) end
+  local cls = getmetatable(self)
+  local value = cls[key]
+  if value == nil then methods.look(cls, key, 2) end
+  return value
 end
 
 function Dataset:__tostring() return ("%s(%d items)"):format(class.name(self), self:size()) end

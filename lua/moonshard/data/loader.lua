@@ -2,6 +2,7 @@
 --- Batches of a dataset, epoch by epoch. The items of a batch depend on the seed, the epoch and the batch's number only
 --- (samplers.lua), so the state of a loader is a few numbers, and any number of ranks continues it.
 local class = require "moonshard.core.class"
+local methods = require "moonshard.core.methods"
 local dataset = require "moonshard.data.dataset"
 local errors = require "moonshard.core.errors"
 local makers = require "moonshard.data.maker"
@@ -18,6 +19,7 @@ local workers = require "moonshard.data.workers"
 ---@field epochs integer  number of the current epoch, from 0
 ---@field done integer  number of batches of the current epoch that have been returned
 local DataLoader = class "DataLoader"
+methods.close(DataLoader)
 
 local count = opts.whole_from(1)
 local OPTIONS = { batch_size = opts.option(count, 1), shuffle = false, sampler = opts.any, batch_sampler = opts.any,
@@ -262,5 +264,7 @@ function DataLoader:load_state_dict(sd)
   self.maker.seed, self.current = sd.seed, nil
   self.epochs, self.done, self.resumed = sd.epoch, sd.batches, true
 end
+
+methods.guard(DataLoader, "loader")
 
 return DataLoader

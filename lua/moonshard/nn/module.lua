@@ -6,4 +6,5 @@ require "moonshard.nn.paths"
 require "moonshard.nn.call"
 require "moonshard.nn.state"
 require "moonshard.nn.state_hooks"
+require("moonshard.core.methods").guard(base.Module, "model")
 return base

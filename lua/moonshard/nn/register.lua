@@ -11,6 +11,7 @@ local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local log = require "moonshard.core.log"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
@@ -140,8 +141,10 @@ local function forward_of(self) return rawget(self, "_slots").forward or getmeta
 function Module.__index(self, name)
   local value = rawget(self, "_slots")[name]
   if value ~= nil then return value end
-  value = getmetatable(self)[name]
+  local cls = getmetatable(self)
+  value = cls[name]
   if name == "forward" and value then return guarded(value) end
+  if value == nil then methods.look(cls, name, 2) end
   return value
 end
 
@@ -322,11 +325,6 @@ function Module:register_parameter(name, p)
   return self
 end
 
--- Raises for `model.parameters()`, with a dot instead of a colon.
-local function check_self(who, self)
-  if not is_module(self) then raise("%s: called on %s; write model:%s()", who, show(self), who) end
-end
-
 -- ---- listings -----------------------------------------------------------------------------------
 
 -- The children in order: an array of names and an array of modules. Containers override it to add their elements.
@@ -390,11 +388,9 @@ end
 
 -- Returns the values of a listing without their names.
 local function values_of(self, who, list, given)
-  check_self(who, self)
   return (select(2, collect(self, list, "", opts(who, given, { recurse = true }).recurse)))
 end
 local function named(self, who, list, given)
-  check_self(who, self)
   local o = opts(who, given, { prefix = "", recurse = true })
   return iterate(collect(self, list, o.prefix, o.recurse))
 end
@@ -423,7 +419,6 @@ function Module:named_buffers(given) return named(self, "named_buffers", "_buffe
 ---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Module
 function Module:named_modules(given)
-  check_self("named_modules", self)
   local o = opts("named_modules", given, { prefix = "", recurse = true })
   local names, modules = {}, {}
   if o.recurse then walk(self, o.prefix, {}, names, modules, {}) else names[1], modules[1] = o.prefix, self end

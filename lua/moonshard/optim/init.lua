@@ -4,6 +4,7 @@
 require "moonshard.autograd.methods"
 local errors = require "moonshard.core.errors"
 local hooks = require "moonshard.optim.hooks"
+local methods = require "moonshard.core.methods"
 
 ---@class moonshard.optim
 local optim = {
@@ -13,7 +14,10 @@ for _, file in ipairs { "optimizer", "muon", "adafactor", "sparse_adam", "lamb",
   for name, class in pairs(require("moonshard.optim." .. file)) do optim[name] = class end
 end
 
-for _, cls in ipairs { optim.Optimizer, optim.LBFGS, optim.ZeroRedundancyOptimizer } do hooks.around(cls) end
+for _, cls in ipairs { optim.Optimizer, optim.LBFGS, optim.ZeroRedundancyOptimizer } do
+  hooks.around(cls)
+  methods.guard(cls, "optimizer")
+end
 
 errors.closed(optim.lr_scheduler, "optim.lr_scheduler")
 errors.closed(optim.swa_utils, "optim.swa_utils")

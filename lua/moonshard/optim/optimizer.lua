@@ -7,6 +7,7 @@ local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
 local compiled = require "moonshard.optim.compiled"
@@ -32,6 +33,7 @@ local STATES = ffi.C.MS_OPTIM_STATES
 ---@field param_groups table[]  each { params = Tensor[], lr = number, … }
 ---@field state table<Tensor, table>  state[p] is state_of(p)
 local Optimizer = class.new "Optimizer"
+methods.close(Optimizer)
 
 local function check_leaf(self, p, seen, where)
   local who = self:class_name()

@@ -2,6 +2,7 @@
 --- The class of learning rate schedules. A schedule computes a learning rate for each group from the number of steps
 --- taken, so a checkpoint needs little more than that number.
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 
 local raise = errors.raise
@@ -44,6 +45,10 @@ function Scheduler:step()
   apply(self)
 end
 
+--- The learning rates that the next step uses, one for each group of the optimizer; the field `last_lr` is the same.
+---@return number[]
+function Scheduler:get_last_lr() return self.last_lr end
+
 --- The state for a checkpoint: steps taken, the initial learning rates, and what the kind of schedule remembers.
 ---@return { step: integer, base_lrs: number[] }
 function Scheduler:state_dict()
@@ -76,6 +81,9 @@ end
 function Scheduler:__tostring()
   return ("LRScheduler(%s, step %d, lr %s)"):format(self.kind, self.count, table.concat(self.last_lr, ", "))
 end
+
+methods.guard(Scheduler, "schedule")
+methods.close(Scheduler)
 
 local M = { Scheduler = Scheduler }
 

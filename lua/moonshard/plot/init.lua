@@ -3,6 +3,7 @@
 local autograd = require "moonshard.autograd"
 local axes = require "moonshard.plot.axis"
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local pictures = require "moonshard.run.pictures"
 local svg = require "moonshard.plot.svg"
@@ -84,6 +85,7 @@ end
 ---@field kind string  "line", "scatter", "histogram", "heatmap" or "images"
 local Plot = {}
 Plot.__index = Plot
+Plot.__name = "Plot"
 
 function Plot:__tostring()
   return ("Plot %s%s"):format(self.kind, self.options.title and " '" .. self.options.title .. "'" or "")
@@ -236,5 +238,8 @@ function M.images(list, given)
   return setmetatable({ kind = "images", list = drawn, options = o,
     columns = math.min(#drawn, o.columns or math.ceil(math.sqrt(#drawn))) }, Plot)
 end
+
+methods.guard(Plot, "plot")
+methods.close(Plot)
 
 return M

@@ -7,6 +7,7 @@ local errors = require "moonshard.core.errors"
 local folders = require "moonshard.run.folder"
 local lib = require("moonshard.core.ffi").lib
 local log = require "moonshard.core.log"
+local methods = require "moonshard.core.methods"
 local memory = require "moonshard.run.memory"
 local opts = require "moonshard.core.opts"
 local pictures = require "moonshard.run.pictures"
@@ -25,6 +26,7 @@ local utf8 = require "moonshard.run.text".utf8
 ---@field bar Progress     the progress line
 local Run = {}
 Run.__index = Run
+Run.__name = "Run"
 
 function Run:__tostring() return ("Run '%s', step %d%s"):format(self.path, self.step, self.total and " of " .. self.total or "") end
 
@@ -333,5 +335,8 @@ function Run:finish()
   end
   self.writes, self.ended = false, true
 end
+
+methods.guard(Run, "run")
+methods.close(Run)
 
 return { new = new }

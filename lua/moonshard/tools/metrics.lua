@@ -9,6 +9,7 @@ local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
+local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
 local tensor = require "moonshard.tensor"
@@ -30,7 +31,7 @@ function Metric:__tostring() return ("%s(%d updates)"):format(self.name, self.up
 local function define(name, spec, size, count, result)
   spec.group = opts.any
   return function(given)
-    local self = { name = name, options = opts(name, given, spec), count = count, result = result }
+    local self = { name = name, options = opts(name, given, spec), _count = count, _result = result }
     setmetatable(self, Metric)
     self.n = size(self.options)
     self:reset()
@@ -49,7 +50,7 @@ end
 function Metric:update(...)
   local arguments, n = { ... }, select("#", ...)
   autograd.no_grad(function()
-    scope.scope(function() self:count(self.sums, unpack(arguments, 1, n)) end)
+    scope.scope(function() self:_count(self.sums, unpack(arguments, 1, n)) end)
   end)
   self.updates = self.updates + 1
 end
@@ -66,7 +67,7 @@ function Metric:compute()
       sums = all:tolist()
     end)
   end
-  return self:result(sums)
+  return self:_result(sums)
 end
 
 -- The predicted classes, from scores [N, C, ...] or classes of ids' shape, and the true ones, as flat int64 tensors.
@@ -303,5 +304,10 @@ function EarlyStopping:load_state_dict(sd)
 end
 
 function EarlyStopping:__tostring() return ("EarlyStopping(best %g, waited %d)"):format(self.best, self.waited) end
+
+methods.guard(Metric, "metric")
+methods.close(Metric)
+methods.guard(EarlyStopping, "stopping")
+methods.close(EarlyStopping)
 
 return M

@@ -1,0 +1,101 @@
+-- SPDX-License-Identifier: MIT
+--- Errors for methods of objects that a script calls wrongly: with a dot instead of a colon, as in `optimizer.step()`,
+--- or by a name that the class does not have. Without them Lua's own message names a line of the library, or no method
+--- that exists.
+local class = require "moonshard.core.class"
+local errors = require "moonshard.core.errors"
+local misspelt = require "moonshard.core.misspelt"
+local opts = require "moonshard.core.opts"
+
+local M = {}
+
+-- Loaded separately for each method: closures of one prototype share their traces.
+local code = string.dump(loadstring [[
+  local f, mine, lost = ...
+  return function(self, ...)
+    if not mine(self) then lost(self) end
+    return f(self, ...)
+  end]], true)
+local here = debug.getinfo(1, "S").source
+
+-- Whether name is that of a public method: not a metamethod or internal, not one of every class, and not one that
+-- classes of scripts define.
+local function is_public(name, value)
+  return type(name) == "string" and type(value) == "function" and name:sub(1, 1) ~= "_" and name ~= "init"
+    and name ~= "new" and name ~= "forward" and class.root[name] == nil
+end
+
+--- Makes the public methods of a class check that they are called on one of its instances.
+---@param cls table  the class, whose methods are defined; its instances have it, or a class that extends it, as
+---   metatable
+---@param called string  an instance's usual name, such as "optimizer", for "write optimizer:step()"
+function M.guard(cls, called)
+  local function mine(self)
+    local mt = type(self) == "table" and getmetatable(self)
+    return mt == cls or mt and class.isa(self, cls)
+  end
+  for name, fn in pairs(cls) do
+    if is_public(name, fn) then
+      local function lost(self)
+        errors.raise("%s: called on %s; write %s:%s()", name, errors.kind(self), called, name)
+      end
+      local wrapper = loadstring(code, here)(fn, mine, lost)
+      opts.original[wrapper] = fn
+      rawset(cls, name, wrapper)
+    end
+  end
+end
+
+-- The names of a class's public methods, with those that it inherits.
+local function methods_of(cls)
+  local names, seen = {}, {}
+  while cls and cls ~= class.root do
+    for name, value in pairs(cls) do
+      if is_public(name, value) and not seen[name] then names[#names + 1], seen[name] = name, true end
+    end
+    cls = rawget(cls, "__base")
+  end
+  table.sort(names)
+  return names
+end
+
+local LISTED = 20                     -- the largest number of methods that a message lists
+
+-- class -> field -> true: the field has been read, so it is not an unknown method.
+local fields = setmetatable({}, { __mode = "k" })
+
+--- Called when `key` of an instance is nil, by the function that reads fields: raises if a script calls it as a method.
+--- A class's field is looked at once, because a script that only reads it tests for a field of its own.
+---@param cls table  the instance's class
+---@param key any  the field that was read
+---@param level integer  stack level of the function that read the field; 1: the caller
+function M.look(cls, key, level)
+  local seen = fields[cls]
+  if not seen then
+    seen = {}
+    fields[cls] = seen
+  end
+  if seen[key] then return end
+  if type(key) ~= "string" or key:sub(1, 1) == "_" or errors.is_library(level + 1) or not misspelt.is_call(key, level + 1) then
+    seen[key] = true
+    return
+  end
+  local names = methods_of(cls)
+  local near = errors.nearest(key, names)
+  local advice = near and ("; did you mean '%s'?"):format(near)
+    or #names <= LISTED and "; it has " .. table.concat(names, ", ") or ""
+  errors.raise("unknown method '%s' of %s%s", key, rawget(cls, "__name"), advice)
+end
+
+--- Makes reading an unknown method of a class's instances an error.
+---@param cls table  a class that is its own __index, and is not extended yet
+function M.close(cls)
+  rawset(cls, "__index", function(self, key)
+    local mt = getmetatable(self)
+    local value = mt[key]
+    if value == nil then M.look(mt, key, 2) end
+    return value
+  end)
+end
+
+return M

@@ -1,0 +1,87 @@
+-- SPDX-License-Identifier: MIT
+--- Wrong calls of methods of objects: with a dot instead of a colon, and by unknown names.
+local ms = require "moonshard"
+local nn, optim, data, metrics = ms.nn, ms.optim, ms.data, ms.metrics
+
+local model = nn.Linear(2, 1)
+local optimizer = optim.AdamW(model:parameters(), { lr = 0.1 })
+local schedule = optim.lr_scheduler.step(optimizer, { step_size = 1 })
+local loader = data.DataLoader({ 1, 2, 3 }, { batch_size = 2 })
+local accuracy, stopping = metrics.Accuracy(), metrics.EarlyStopping()
+local scaler = ms.amp.GradScaler { enabled = false }
+local plot = ms.plot.line { 1, 2 }
+
+local function message(fn)
+  local here = debug.getinfo(fn, "S").linedefined
+  local ok, text = pcall(fn)
+  assert.is_false(ok)
+  local at = ("methods_spec.lua:%d: "):format(here)
+  local from, to = text:find(at, 1, true)
+  assert(from, text)
+  return text:sub(to + 1)
+end
+
+describe("a method that is called with a dot", function()
+  for wanted, fn in pairs {
+    ["step: called on nil; write optimizer:step()"] = function() optimizer.step() end,
+    ["zero_grad: called on nil; write optimizer:zero_grad()"] = function() optimizer.zero_grad() end,
+    ["step: called on a number (0.5); write schedule:step()"] = function() schedule.step(0.5) end,
+    ["epoch: called on nil; write loader:epoch()"] = function() loader.epoch() end,
+    ["update: called on a Tensor; write metric:update()"] = function() accuracy.update(ms.ones(2)) end,
+    ["update: called on a number (1); write stopping:update()"] = function() stopping.update(1) end,
+    ["eval: called on nil; write model:eval()"] = function() model.eval() end,
+    ["train: called on a boolean (false); write model:train()"] = function() model.train(false) end,
+    ["state_dict: called on nil; write model:state_dict()"] = function() model.state_dict() end,
+    ["load_state_dict: called on a table; write model:load_state_dict()"] = function() model.load_state_dict {} end,
+    ["scale: called on a Tensor; write scaler:scale()"] = function() scaler.scale(ms.ones(1)) end,
+    ["svg: called on nil; write plot:svg()"] = function() plot.svg() end,
+  } do
+    it("is an error that writes the call: " .. wanted, function() assert.are.equal(wanted, message(fn)) end)
+  end
+  it("is none on an instance of a subclass, or as the method of a base class", function()
+    local Net = nn.Linear:extend "Net"
+    function Net:eval()
+      self.evaluated = true
+      return nn.Module.eval(self)
+    end
+    local net = Net(1, 1)
+    net:eval()
+    assert.is_true(net.evaluated)
+    assert.is_false(net.training)
+    assert.is_nil(optim.Optimizer.zero_grad(optimizer))
+  end)
+end)
+
+describe("an unknown method", function()
+  for wanted, fn in pairs {
+    ["unknown method 'zero_gradd' of AdamW; did you mean 'zero_grad'?"] = function() optimizer:zero_gradd() end,
+    ["unknown method 'get_lr' of LRScheduler; did you mean 'get_last_lr'?"] = function() schedule:get_lr() end,
+    ["unknown method 'len' of DataLoader; did you mean 'size'?"] = function() loader:len() end,
+    ["unknown method 'result' of Metric; did you mean 'compute'?"] = function() accuracy:result() end,
+    ["unknown method 'step' of EarlyStopping; it has load_state_dict, state_dict, update"] = function() stopping:step() end,
+    ["unknown method 'statedict' of Linear; did you mean 'state_dict'?"] = function() model:statedict() end,
+    ["unknown method 'len' of TensorDataset; did you mean 'size'?"] = function() data.TensorDataset(ms.ones(2)):len() end,
+    ["unknown method 'show' of Plot; did you mean 'text'?"] = function() plot:show() end,
+    ["unknown method 'updatescale' of GradScaler; did you mean 'update'?"] = function() scaler:updatescale() end,
+  } do
+    it("is an error with the nearest one, or with all: " .. wanted, function() assert.are.equal(wanted, message(fn)) end)
+  end
+  it("is no error as a field that is only read", function()
+    for _, object in ipairs { optimizer, schedule, loader, accuracy, stopping, model, scaler, plot } do
+      assert.is_nil(object.stepp)
+      assert.is_nil(object.no_such_field)
+    end
+    local called
+    if model.hook then model:hook() else called = false end
+    assert.is_false(called)
+  end)
+end)
+
+describe("a schedule", function()
+  it("says the learning rates of the next step", function()
+    local s = optim.lr_scheduler.step(optim.SGD({ { params = { nn.Parameter(ms.ones(1)) }, lr = 1 },
+      { params = { nn.Parameter(ms.ones(1)) }, lr = 2 } }, { lr = 1 }), { step_size = 1, gamma = 0.5 })
+    s:step()
+    assert.are.same({ 0.5, 1 }, s:get_last_lr())
+  end)
+end)
