@@ -84,6 +84,62 @@ describe("safetensors files", function()
     assert.are.same({ "all" }, names_in(folder))
   end)
 
+  it("return tables of tensors, numbers, strings and booleans as they were saved", function()
+    local model = ms.nn.Sequential(ms.nn.Linear(2, 3), ms.nn.Linear(3, 1))
+    local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.1 })
+    model(ms.ones(1, 2)):sum():backward()
+    optimizer:step()
+    optimizer:zero_grad()
+    local shared = ms.arange(3)
+    local saved = { model = model:state_dict(), optimizer = optimizer:state_dict(), epoch = 3, lr = 0.1,
+      best = -math.huge, worst = 0 / 0, name = 'caf\195\169 \0 "x"', done = false, empty = {},
+      list = { 1, { shared, shared }, "three" }, [-7] = true, [0.5] = "half", ["a.b"] = ms.ones(1), a = { b = ms.ones(2) } }
+    ms.save(path "c", saved, { metadata = { note = "n" } })
+    local c, metadata = ms.load(path "c")
+    assert.are.same({ note = "n" }, metadata)
+    for _, name in ipairs { "epoch", "lr", "best", "name", "done", -7, 0.5 } do
+      assert.are.equal(saved[name], c[name])
+    end
+    assert.is_true(c.worst ~= c.worst)
+    assert.are.same({}, c.empty)
+    assert.are.equal("three", c.list[3])
+    assert.are.same({ 0, 1, 2 }, c.list[2][1]:tolist())
+    assert.are.equal(c.list[2][1], c.list[2][2])                  -- one tensor stays one
+    assert.are.same({ { 1 }, { 1, 1 } }, { c["a.b"]:tolist(), c.a.b:tolist() })
+    local other = ms.nn.Sequential(ms.nn.Linear(2, 3), ms.nn.Linear(3, 1))
+    other:load_state_dict(c.model)
+    local continued = ms.optim.AdamW(other:parameters())
+    continued:load_state_dict(c.optimizer)
+    for _, m in ipairs { model, other } do m(ms.ones(1, 2)):sum():backward() end
+    optimizer:step()
+    continued:step()
+    assert.is_true(other[1].weight:equal(model[1].weight))
+    local own = { own = {} }
+    own.own.again = own
+    assert.error_matches(function() ms.save(path "c", own) end, "save: 'own.again' is a table that contains itself")
+  end)
+
+  it("whose table does not fit their tensors are refused", function()
+    for _, text in ipairs { "", "1", "null", '{"t":"w"}', '{"k":["a"],"v":[]}', '{"k":["a"],"v":[{"t":"none"}]}',
+      '{"k":["a"],"v":[{"n":"x"}]}', '{"k":[{"n":"nan"}],"v":[true]}', '{"k":["a"],"v":[null]}', ("["):rep(2000) } do
+      ms.save(path "t", { w = ms.ones(1) }, { metadata = { ["moonshard.tree"] = text } })
+      assert.error_matches(function() ms.load(path "t") end, "the metadata 'moonshard.tree' does not fit the tensors of the file")
+      assert.are.equal(1, ms.load(path "t", { names = { "w" } }).w:item())
+    end
+  end)
+
+  it("give the tensors under a prefix, and their metadata is no table of options", function()
+    local model = ms.nn.Linear(2, 1)
+    ms.save(path "p", { model = model:state_dict(), step = 1 }, { metadata = { note = "n" } })
+    local other = ms.nn.Linear(2, 1)
+    other:load_state_dict(ms.load(path "p", { prefix = "model." }))
+    assert.is_true(other.weight:equal(model.weight))
+    assert.error_matches(function() ms.load(path "p", { prefix = "modle." }) end,
+      "no tensor whose name begins with 'modle.'; its first name is 'model.bias'")
+    assert.error_matches(function() ms.load(path "p", { prefix = "a", names = {} }) end,
+      "options 'names' and 'prefix' exclude each other")
+  end)
+
   it("of other programs are read", function()
     local header = '{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
     header = header .. (" "):rep(-#header % 8)

@@ -151,6 +151,12 @@ function M.is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 --- Whether x can be a table of options. Tensors, modules, classes, groups and lists are never options.
 function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end
 
+local results = setmetatable({}, { __mode = "k" })
+--- Declares that a table is a second result and no options: where it is passed on as options, as in
+--- model:load_state_dict(ms.load(path)), there are none.
+---@param x table
+function M.result(x) results[x] = true end
+
 local function check_value(who, name, value, expected)
   if getmetatable(expected) ~= Kind then expected = of_type[type(expected)] end
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
@@ -182,7 +188,7 @@ end
 ---@return table
 function M.check(who, given, spec)
   local out = {}
-  if given ~= nil then
+  if given ~= nil and not results[given] then
     M.verify(who, given, spec)
     for name, value in pairs(given) do out[name] = value end
   end

@@ -39,13 +39,15 @@ function Dataset:init(given)
   self.count, self.fn = o.size, o.get
 end
 
-function Dataset:__index(key)
+-- In the module, so that the classes of scripts that extend Dataset are sent to workers with its name (packing.lua).
+function M.index(self, key)
   if type(key) == "number" then return self:item(key) end
   local cls = getmetatable(self)
   local value = cls[key]
   if value == nil then methods.look(cls, key, 2) end
   return value
 end
+Dataset.__index = M.index
 
 function Dataset:__tostring() return ("%s(%d items)"):format(class.name(self), self:size()) end
 

@@ -1,7 +1,8 @@
 -- SPDX-License-Identifier: MIT
---- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names, verify})`. The format is
---- safetensors, which other programs can read, too. A save either writes the complete file to disk or changes nothing.
---- A load checks the whole header before it uses the file, and verifies the checksums in it (runtime/io/read.c).
+--- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names, prefix, verify})`. The format
+--- is safetensors, which other programs can read, too; a table with more than tensors is taken apart (tree.lua). A save
+--- either writes the complete file to disk or changes nothing. A load checks the whole header before it uses the file,
+--- and verifies the checksums in it (runtime/io/read.c).
 local engine = require "moonshard.core.ffi"
 local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
@@ -9,7 +10,7 @@ local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 local task = require "moonshard.core.task"
-local a_tensor = tensor.a_tensor
+local trees = require "moonshard.io.tree"
 
 local ffi, lib = engine.ffi, engine.lib
 
@@ -56,7 +57,7 @@ function M.saver(path, entries, metadata)
   if saver == nil then errors.fail() end
   local self = setmetatable({ _saver = ffi.gc(saver, lib.ms_saver_abort) }, Saver)
   for key, value in util.sorted_pairs(metadata or {}) do
-    opts.need(type(key) == "string" and type(value) == "string", value, "strings as keys and values",
+    opts.need(type(key) == "string" and type(value) == "string", value, "strings as keys and values; values of other kinds can be saved beside the tensors",
       "save: metadata %s", errors.show(key))
     if key:find("%z") or value:find("%z") then
       errors.raise("save: metadata %s contains a zero byte", ("%q"):format(key))
@@ -92,10 +93,12 @@ function Saver:abort()
   self._saver = nil
 end
 
---- Writes tensors to a safetensors file, from the calling rank. The file appears complete or not at all. Errors: a
---- sharded tensor (use fsdp.save); a path that cannot be written.
+--- Writes tensors to a safetensors file, from the calling rank. The table may also have numbers, strings, booleans and
+--- tables of these and of tensors, such as { model = model:state_dict(), epoch = 3 }: load returns the same table, and
+--- the name of a tensor in the file is its path, such as "model.weight". The file appears complete or not at all.
+--- Errors: a sharded tensor (use fsdp.save); a path that cannot be written.
 ---@param path string  path of the file
----@param tensors table<string, Tensor>  by name
+---@param tensors table<string, any>  tensors by name, or tables of them and of numbers, strings and booleans
 ---@param given? { metadata: table<string, string> }  metadata: strings that load returns
 function M.save(path, tensors, given)
   if type(path) ~= "string" then
@@ -108,15 +111,19 @@ function M.save(path, tensors, given)
       type(tensors) == "table" and tensors.state_dict and "; write ms.save(path, model:state_dict())" or "")
   end
   local o = opts("save", given, { metadata = opts.table })
+  local metadata = o.metadata
+  if not trees.is_flat(tensors) then
+    metadata = {}
+    for key, value in pairs(o.metadata or {}) do metadata[key] = value end
+    tensors, metadata[trees.KEY] = trees.flatten(tensors)
+  end
   local entries = {}
   for name, t in util.sorted_pairs(tensors) do
-    opts.expect(name, opts.string, "save: the name %s", tostring(name))
-    opts.expect(t, a_tensor, "save: '%s'", name)
     opts.need(t.id >= 0, t, "a plain tensor; save its inner tensors under separate names", "save: '%s'", name)
     entries[#entries + 1] = { name = name, dtype = t.dtype, shape = t.shape }
   end
   M.sort(entries, function(e) return e.dtype end)
-  local saver = M.saver(path, entries, o.metadata)
+  local saver = M.saver(path, entries, metadata)
   local ok, err = pcall(function()
     for k, e in ipairs(entries) do
       task.report("saving", k - 1, #entries)
@@ -232,30 +239,51 @@ function Reader:close()
   self._loader = nil
 end
 
---- Reads a safetensors file. Errors: a file whose header or checksums show damage; a name that the file does not
---- contain.
+-- The names to read: those given, those that begin with a prefix, or all.
+local function chosen(reader, o)
+  if not o.prefix then return o.names or reader.names end
+  if o.names then errors.raise "load: options 'names' and 'prefix' exclude each other" end
+  local names = {}
+  for _, name in ipairs(reader.names) do
+    if name:sub(1, #o.prefix) == o.prefix then names[#names + 1] = name end
+  end
+  if #names == 0 then
+    errors.raise("load: '%s' has no tensor whose name begins with '%s'; its first name is %s", reader.path, o.prefix,
+      errors.show(reader.names[1]))
+  end
+  return names
+end
+
+--- Reads a safetensors file: the table that save wrote, or tensors by name. Errors: a file whose header or checksums
+--- show damage; a name that the file does not contain.
 ---@param path string  path of the file
----@param given? { device: string, names: string[], verify: boolean }
----   device: device of the tensors (default: "cpu"); names: reads only these; verify: compares the checksums, if the
----   file has them (default: true)
----@return table<string, Tensor> tensors
----@return table<string, string> metadata
+---@param given? { device: string, names: string[], prefix: string, verify: boolean }
+---   device: device of the tensors (default: "cpu"); names: reads only these tensors; prefix: reads only the tensors
+---   whose names begin with it, under the rest of their names, such as "model." of a run's checkpoint; verify: compares
+---   the checksums, if the file has them (default: true)
+---@return table<string, any> tensors
+---@return table<string, string> metadata  ignored if it is passed on as options, as in
+---   model:load_state_dict(ms.load(path))
 function M.load(path, given)
-  local o = opts("load", given, { device = opts.string, names = opts.table, verify = true })
+  local o = opts("load", given, { device = opts.string, names = opts.table, prefix = opts.string, verify = true })
   local reader = M.reader(path, o)
-  local tensors = {}
+  local tensors, metadata = {}, reader.metadata
   local ok, err = pcall(function()
-    local names = o.names or reader.names
+    local names, skip = chosen(reader, o), o.prefix and #o.prefix or 0
     for k, name in ipairs(names) do
       task.report("loading", k - 1, #names)
       local t = reader:read(name)
-      tensors[name] = o.device and t:to(o.device) or t
+      tensors[name:sub(skip + 1)] = o.device and t:to(o.device) or t
     end
     task.report("loading", #names, #names)
   end)
   reader:close()
   if not ok then error(err, 0) end
-  return tensors, reader.metadata
+  local tree = metadata[trees.KEY]
+  metadata[trees.KEY] = nil
+  if tree and not o.names and not o.prefix then tensors = trees.unflatten(tensors, tree, path) end
+  opts.result(metadata)
+  return tensors, metadata
 end
 
 return M
