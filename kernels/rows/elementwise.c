@@ -388,7 +388,8 @@ static ms_status kept_backward(ms_backward_call *b, const ms_op *row, ms_tensor 
     return ms__run_op(row, &(ms_op_args) { 2, in, b->n_i, b->i, b->n_f, b->f }, 1, &b->gin[0]);
 }
 #define INTERNAL(NAME, N, CHECK) \
-    const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME });
+    const ms_op ms__op_##NAME =  \
+        MS_ROW(#NAME, N, N, .check = CHECK, .run = { [MS_CPU] = ms__cpu_##NAME }, .prepare = ms__cpu_prepare_loop);
 #define GRADIENT(NAME, KEPT)                                            \
     INTERNAL(NAME##_backward, 2, check_like_first)                      \
     static ms_status NAME##_grad(ms_backward_call *b)                   \
@@ -513,10 +514,10 @@ enum {
 };
 
 #define ROW(NAME, N, CHECK, KERNEL, BACKWARD, ...) ROW_OF(NAME, N, CHECK, KERNEL, BACKWARD, __VA_ARGS__)
-#define ROW_OF(NAME, N, CHECK, KERNEL, BACKWARD, IN, OUT, FLAGS, SAMPLES, DOC)                             \
-    const ms_op ms__op_##NAME =                                                                            \
-        MS_ROW(#NAME, N, N, .flags = (FLAGS) | MS_OP_EACH, .save_in = IN, .save_out = OUT, .check = CHECK, \
-               .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, .samples = SAMPLES, .doc = DOC);
+#define ROW_OF(NAME, N, CHECK, KERNEL, BACKWARD, IN, OUT, FLAGS, SAMPLES, DOC)                                       \
+    const ms_op ms__op_##NAME = MS_ROW(#NAME, N, N, .flags = (FLAGS) | MS_OP_EACH, .save_in = IN, .save_out = OUT,   \
+                                       .check = CHECK, .run = { [MS_CPU] = ms__cpu_##KERNEL }, .backward = BACKWARD, \
+                                       .prepare = ms__cpu_prepare_loop, .samples = SAMPLES, .doc = DOC);
 #include "rows/elementwise.def"
 
 #define ROW(NAME, ...) &ms__op_##NAME,

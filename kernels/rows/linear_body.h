@@ -4,19 +4,50 @@
 // (makes a product add to C), ADD_ROWS and MULTIPLY_AND_ADD_ROWS: a product that may also compute the sum of g's rows,
 // and then sets *summed.
 
+// The products of linear's call c and of its gradients. x, g: its input and gradient as matrices of `rows` rows, rs
+// elements apart. bias: contiguous; may be NULL.
+static PRODUCT linear_product(const ms_call *c, const ms_tensor *x, const ms_tensor *bias, int64_t rows, int64_t rs)
+{
+    const ms_tensor *w = c->in[1];
+    PRODUCT p = PRODUCT_OF("linear", x->dtype, rows, w->shape[0], w->shape[1]);
+    p.a = ms__data(x), p.a_rs = rs, p.a_cs = x->stride[x->ndim - 1];
+    p.b = ms__data(w), p.b_rs = w->stride[1], p.b_cs = w->stride[0];
+    p.bias = bias ? ms__data(bias) : NULL;
+    p.c = ms__data(c->out[0]);
+    return p;
+}
+
+static PRODUCT dx_product(const ms_call *c, const ms_tensor *g, int64_t rows, int64_t rs)
+{
+    const ms_tensor *w = c->in[2];
+    PRODUCT p = PRODUCT_OF("linear_backward", g->dtype, rows, w->shape[1], w->shape[0]);
+    p.a = ms__data(g), p.a_rs = rs, p.a_cs = g->stride[g->ndim - 1];
+    p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
+    p.c = ms__data(ms__grad_out(c, 0));
+    return p;
+}
+
+static PRODUCT dw_product(const ms_call *c, const ms_tensor *g, int64_t g_rs, const ms_tensor *x, int64_t x_rs,
+                          int64_t rows)
+{
+    const ms_tensor *w = c->in[2];
+    PRODUCT p = PRODUCT_OF("linear_backward", g->dtype, w->shape[0], w->shape[1], rows);
+    p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
+    p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
+    p.c = ms__data(ms__grad_out(c, 1));
+    ACCUMULATE(p, c->n_in > 3);
+    return p;
+}
+
 static ms_status run_linear(ms_call *c)
 {
-    ms_tensor *x, *w = c->in[1], *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
+    ms_tensor *x, *bias = c->n_in > 2 ? c->in[2] : NULL, *b = NULL, *y = c->out[0];
     int64_t rows, rs;
     if (y->numel == 0) return MS_OK;
     MS_TRY(ms__as_rows(&x, c->in[0], &rows, &rs));
     ms_status st = bias ? ms__contiguous(&b, bias) : MS_OK;
     if (st == MS_OK) {
-        PRODUCT p = PRODUCT_OF("linear", x->dtype, rows, w->shape[0], w->shape[1]);
-        p.a = ms__data(x), p.a_rs = rs, p.a_cs = x->stride[x->ndim - 1];
-        p.b = ms__data(w), p.b_rs = w->stride[1], p.b_cs = w->stride[0];
-        p.bias = b ? ms__data(b) : NULL;
-        p.c = ms__data(y);
+        PRODUCT p = linear_product(c, x, b, rows, rs);
         st = MULTIPLY(y, &p);
     }
     ms__release(b);
@@ -29,9 +60,9 @@ static ms_status run_linear(ms_call *c)
 // is added to it.
 static ms_status run_linear_backward(ms_call *c)
 {
-    ms_tensor *g = NULL, *x = NULL, *w = c->in[2], *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1),
-              *db = ms__grad_out(c, 2), *whole;
-    int64_t rows, g_rs, x_rs = 0, outs = w->shape[0], ins = w->shape[1];
+    ms_tensor *g = NULL, *x = NULL, *dx = ms__grad_out(c, 0), *dw = ms__grad_out(c, 1), *db = ms__grad_out(c, 2),
+              *whole;
+    int64_t rows, g_rs, x_rs = 0, outs = c->in[2]->shape[0];
     bool summed = false;
     ms_status st = ms__as_rows(&g, c->in[0], &rows, &g_rs);
     if (st == MS_OK && dw) st = ms__as_rows(&x, c->in[1], &rows, &x_rs);
@@ -42,18 +73,11 @@ static ms_status run_linear_backward(ms_call *c)
         g_rs = outs;
     }
     if (st == MS_OK && dx) {
-        PRODUCT p = PRODUCT_OF("linear_backward", g->dtype, rows, ins, outs);
-        p.a = ms__data(g), p.a_rs = g_rs, p.a_cs = g->stride[g->ndim - 1];
-        p.b = ms__data(w), p.b_rs = w->stride[0], p.b_cs = w->stride[1];
-        p.c = ms__data(dx);
+        PRODUCT p = dx_product(c, g, rows, g_rs);
         st = MULTIPLY(dx, &p);
     }
     if (st == MS_OK && dw) {
-        PRODUCT p = PRODUCT_OF("linear_backward", g->dtype, outs, ins, rows);
-        p.a = ms__data(g), p.a_rs = g->stride[g->ndim - 1], p.a_cs = g_rs;
-        p.b = ms__data(x), p.b_rs = x_rs, p.b_cs = x->stride[x->ndim - 1];
-        p.c = ms__data(dw);
-        ACCUMULATE(p, c->n_in > 3);
+        PRODUCT p = dw_product(c, g, g_rs, x, x_rs, rows);
         st = MULTIPLY_AND_ADD_ROWS(dw, &p, db, &summed);
     }
     if (st == MS_OK && db && !summed) st = ADD_ROWS(g, rows, g_rs, db);

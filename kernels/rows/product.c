@@ -52,6 +52,71 @@ static ms_status add_rows(const ms_tensor *g, int64_t rows, int64_t rs, ms_tenso
 #define ACCUMULATE(p, on) ((void)(on))  // only kernels of GPUs get a gradient to add to
 #include "rows/linear_body.h"
 
+// A product of a captured step, and the function that computes it.
+typedef struct {
+    ms_gemm_fn run;
+    ms_gemm p;
+} prepared_product;
+
+static ms_status repeat_product(void *args)
+{
+    const prepared_product *w = args;
+    return w->run(&w->p);
+}
+
+static bool prepare_linear(ms_call *c, ms_prepared *out)
+{
+    const ms_tensor *x = c->in[0], *bias = c->n_in > 2 ? c->in[2] : NULL;
+    int64_t rows, rs;
+    _Static_assert(sizeof(prepared_product) <= MS_PREPARED, "a product must fit");
+    if (c->out[0]->numel == 0 || x->numel == 0 || (bias && !ms__is_contiguous(bias)) || !ms__join_rows(x, &rows, &rs))
+        return false;
+    prepared_product *w = (prepared_product *)out->args;
+    w->p = linear_product(c, x, bias, rows, rs);
+    w->run = ms__gemm_fn(&w->p);
+    out->run = repeat_product;
+    out->bytes = sizeof *w;
+    return true;
+}
+
+// The gradients of linear in a captured step; those that are not needed are NULL.
+typedef struct {
+    ms_gemm_fn dx, dw;
+    void *db;
+    int64_t rows, outs, rs;  // of g; outs: its columns
+    ms_gemm dx_of, dw_of;
+} prepared_gradients;
+
+static ms_status repeat_gradients(void *args)
+{
+    const prepared_gradients *w = args;
+    if (w->dx) MS_TRY(w->dx(&w->dx_of));
+    if (w->dw) MS_TRY(w->dw(&w->dw_of));
+    if (w->db) ms__column_sum(w->dw_of.dtype, w->db, w->dw_of.a, w->rows, w->outs, w->rs);
+    return MS_OK;
+}
+
+static bool prepare_linear_backward(ms_call *c, ms_prepared *out)
+{
+    const ms_tensor *g = c->in[0], *x = c->in[1], *db = ms__grad_out(c, 2);
+    int64_t rows, rs, x_rs;
+    _Static_assert(sizeof(prepared_gradients) <= MS_PREPARED, "the gradients of linear must fit");
+    if (g->numel == 0 || x->numel == 0 || !ms__join_rows(g, &rows, &rs) || !ms__join_rows(x, &rows, &x_rs) ||
+        (db && g->stride[g->ndim - 1] != 1) || !ms__grad_out(c, 1))
+        return false;
+    prepared_gradients *w = (prepared_gradients *)out->args;
+    *w = (prepared_gradients) { .db = db ? ms__data(db) : NULL, .rows = rows, .outs = c->in[2]->shape[0], .rs = rs };
+    w->dw_of = dw_product(c, g, rs, x, x_rs, rows);
+    w->dw = ms__gemm_fn(&w->dw_of);
+    if (ms__grad_out(c, 0)) {
+        w->dx_of = dx_product(c, g, rows, rs);
+        w->dx = ms__gemm_fn(&w->dx_of);
+    }
+    out->run = repeat_gradients;
+    out->bytes = sizeof *w;
+    return true;
+}
+
 // run_linear_backward in rows/linear_body.h describes the inputs and outputs.
 static ms_status linear_backward_check(ms_call *c)
 {
@@ -66,7 +131,8 @@ static ms_status linear_backward_check(ms_call *c)
 }
 
 const ms_op ms__op_linear_backward =
-    MS_ROW("linear_backward", 3, 4, .check = linear_backward_check, .run = { [MS_CPU] = run_linear_backward });
+    MS_ROW("linear_backward", 3, 4, .check = linear_backward_check, .run = { [MS_CPU] = run_linear_backward },
+           .prepare = prepare_linear_backward);
 
 // On a GPU the product is added to the gradient that w already has, if any: this saves a launch and two passes over dw.
 static ms_status linear_backward(ms_backward_call *b)
@@ -78,7 +144,7 @@ static ms_status linear_backward(ms_backward_call *b)
 
 const ms_op ms__op_linear =
     MS_ROW("linear", 2, 3, .flags = MS_OP_LOW, .save_in = 3, .check = linear_check, .run = { [MS_CPU] = run_linear },
-           .backward = linear_backward,
+           .backward = linear_backward, .prepare = prepare_linear,
            .samples =
                "[3,4] [5,4] [5]; [2,3,4] [5,4] [5]; [2,3,4] [5,4]; [4] [2,4] [2]; [20,19] [33,19] [33]; [1,7] [3,7]; "
                "[0,4] [5,4] [5]; [3,0] [2,0] [2]; [70,33] [65,33] [65]");

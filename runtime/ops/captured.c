@@ -29,9 +29,17 @@ typedef struct {
     uint8_t dtype;
 } watched;
 
+// A storage from outside of the recording, and where its bytes were.
+typedef struct {
+    const ms_storage *s;
+    const void *data;
+} fixed;
+
 struct ms_seen {
     place *places;
     int n, cap;
+    fixed *outside;  // of the places that are not pinned
+    int n_outside, cap_outside;
     int *by_data;  // hash table of 1 + index of the place
     int size;
     watched *params;
@@ -92,8 +100,12 @@ static place *place_of(ms_captured *c, ms_storage *s)
         if (pinned ? p->pinned && p->data == s->data && p->bytes == s->bytes : p->s == s) return p;
     }
     if (ms__grow(&k->places, &k->cap, k->n, sizeof *k->places, "captured step", "storages")) return NULL;
+    if (!pinned &&
+        ms__grow(&k->outside, &k->cap_outside, k->n_outside, sizeof *k->outside, "captured step", "storages"))
+        return NULL;
     ms_storage *kept = pinned ? pointer_to(s) : ms__storage_retain(s);
     if (!kept) return NULL;
+    if (!pinned) k->outside[k->n_outside++] = (fixed) { s, s->data };
     k->places[k->n] = (place) { .s = kept, .data = s->data, .bytes = s->bytes, .pinned = pinned };
     k->by_data[h] = ++k->n;
     return &k->places[k->n - 1];
@@ -160,13 +172,13 @@ ms_status ms__captured_check(const ms_captured *c)
                         w->t->name ? w->t->name : "?", ms__tensor_text(w->t),
                         w->t->slot ? "moved to other memory or another dtype" : "released");
     }
-    for (int i = 0; k && i < k->n; i++) {
-        const place *p = &k->places[i];
-        if (MS_LIKELY(p->pinned || p->s->data == p->data)) continue;
+    for (int i = 0; k && i < k->n_outside; i++) {
+        const fixed *f = &k->outside[i];
+        if (MS_LIKELY(f->s->data == f->data)) continue;
         return ms__fail(MS_ESTATE,
                         "captured step: %s (%zu bytes), which the step uses, was moved or vacated after the step was "
                         "recorded; capture the step again",
-                        p->s->owner ? p->s->owner : "the memory of a tensor", p->bytes);
+                        f->s->owner ? f->s->owner : "the memory of a tensor", f->s->bytes);
     }
     return MS_OK;
 }
@@ -191,6 +203,7 @@ void ms__captured_forget(ms_captured *c)
     }
     for (int i = 0; i < k->n_params; i++) ms__release(k->params[i].t);
     free(k->places);
+    free(k->outside);
     free(k->by_data);
     free(k->params);
     free(k);
@@ -206,6 +219,38 @@ typedef struct {
     bool draws, seeded;  // it draws random numbers; its integers have the seed and offset of a call that did
     ms_call call;
 } call_work;
+
+// A call that its row has prepared (ms_prepared).
+typedef struct {
+    const ms_op *op;
+    ms_status (*run)(void *args);
+    _Alignas(16) char args[];
+} prepared_work;
+
+static ms_status repeat_prepared(void *arg, ms_captured *c)
+{
+    prepared_work *w = arg;
+    (void)c;
+    MS_RANGE(MS_RANGE_OP, w->op->name, NULL);
+    return w->run(w->args);
+}
+
+// Adds a call on the step's tensors in its prepared form. False if there is none.
+static bool add_prepared(ms_captured *c, ms_call *call)
+{
+    ms_prepared p;
+    if (!call->op->prepare || ms__device(call->out[0]) != MS_CPU) return false;
+    ms_captured *was = ms__capture_suspend();
+    bool prepared = call->op->prepare(call, &p);
+    ms__capture_resume(was);
+    if (!prepared) return false;
+    prepared_work *w = ms__capture_work(c, repeat_prepared, NULL, sizeof *w + p.bytes);
+    if (!w) return true;  // no memory: the step is refused when its recording ends
+    w->op = call->op;
+    w->run = p.run;
+    memcpy(w->args, p.args, p.bytes);
+    return true;
+}
 
 static ms_status repeat_call(void *arg, ms_captured *c)
 {
@@ -260,14 +305,7 @@ static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_ca
         }
         w.after = offset - c->offset;
     }
-    call_work *kept = ms__capture_work(c, repeat_call, drop_call, sizeof *kept);
-    if (!kept) return;
-    kept->run = w.run;
-    kept->draws = w.draws;
-    kept->seeded = w.seeded;
-    kept->after = w.after;
-    if (op->flags & MS_OP_INPLACE && ms__capture_outside(c, call->in[0])) kept->written = ms__retain(call->in[0]);
-    ms_call *k = &kept->call;
+    ms_call *k = &w.call;
     k->op = op;
     k->n_in = call->n_in;
     k->n_out = call->n_out;
@@ -275,9 +313,16 @@ static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_ca
     k->n_f = call->n_f;
     for (int i = 0; i < call->n_in; i++) k->in[i] = ms__capture_tensor(c, call->in[i]);
     for (int i = 0; i < call->n_out; i++) k->out[i] = ms__capture_tensor(c, call->out[i]);
+    if (c->refusal) return;
     memcpy(k->i, call->i, (size_t)call->n_i * sizeof *k->i);
     memcpy(k->f, call->f, (size_t)call->n_f * sizeof *k->f);
     memcpy(k->saved_rng, call->saved_rng, sizeof k->saved_rng);
+    bool changes = op->flags & MS_OP_INPLACE && ms__capture_outside(c, call->in[0]);
+    if (!changes && !w.draws && !w.seeded && add_prepared(c, k)) return;
+    call_work *kept = ms__capture_work(c, repeat_call, drop_call, sizeof *kept);
+    if (!kept) return;
+    if (changes) w.written = ms__retain(call->in[0]);
+    *kept = w;
     mark_fixed(c, kept);
 }
 

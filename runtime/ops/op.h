@@ -28,6 +28,15 @@ typedef struct ms_call {
     uint64_t saved_rng[2];  // the seed and offset that a random operator used, for its backward
 } ms_call;
 
+// A call on tensors that will not change, reduced to what its kernel reads: a captured step repeats it without looking
+// at tensors again. run(args) does what the kernel does on these tensors.
+enum { MS_PREPARED = 320 };
+typedef struct ms_prepared {
+    ms_status (*run)(void *args);
+    size_t bytes;  // of args that are used
+    int64_t args[MS_PREPARED / 8];
+} ms_prepared;
+
 // The arguments of a backward, from the node. in[k] and out[k] are NULL unless saved; gout[k] is NULL if output k
 // received no gradient.
 typedef struct ms_backward_call {
@@ -70,6 +79,9 @@ struct ms_op {
     ms_status (*check)(ms_call *c);
     ms_status (*run[MS_DEVICES])(ms_call *c);    // kernels by device type; meta tensors need none
     ms_status (*backward)(ms_backward_call *b);  // NULL if not differentiable
+    // Prepares a call on the CPU that has run, and returns true; false, with nothing done: repetitions of this call run
+    // the kernel. NULL: they always do.
+    bool (*prepare)(ms_call *c, ms_prepared *p);
     // Sample inputs for the generic specs, separated by ';'. A sample is a list of blank-separated words:
     //   [3,4] float input, random normal; [3,4]+ positive; [3,4]u in (-0.9, 0.9); [3,4]a above 1; [3,3]s symmetric,
     //   positive-definite; [3]i5 int64 ids in [0,5); [3,4]b bool; - absent;  i=1,2 integers; f=0.5,1 numbers.

@@ -8,6 +8,7 @@
 
 struct ms_ends {
     int n_in, n_out;
+    const ms_op *clone;  // copies the results
     ms_tensor *in[MS_MAX_IN], *out[MS_MAX_OUT];
 };
 
@@ -63,6 +64,7 @@ ms_captured *ms_capture_begin(int n, const ms_id *in, ms_id *own)
     if (!c) return NULL;
     ms_status st = MS_OK;
     if (!(c->ends = calloc(1, sizeof *c->ends))) st = ms__no_memory(sizeof *c->ends, "captured step", "its arguments");
+    else c->ends->clone = ms__op_by_name("clone");
     for (int k = 0; k < n && st == MS_OK; k++) st = take_input(c, k, in[k], own);
     if (st != MS_OK) {
         forget(c);
@@ -89,7 +91,7 @@ ms_status ms_capture_results(ms_captured *c, int n, const ms_id *results, ms_id 
         if (!(c->ends->out[k] = ms__capture_tensor(c, t))) return MS_ENOMEM;
         c->ends->n_out = k + 1;
         ms_captured *was = ms__capture_suspend();
-        ms_status st = ms__op1(&copy, ms__op_by_name("clone"), t);
+        ms_status st = ms__op1(&copy, c->ends->clone, t);
         ms__capture_resume(was);
         MS_TRY(st);
         if (!(out[k] = ms__name(copy))) return ms__failure();
@@ -155,7 +157,7 @@ static ms_status repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     ms__captured_grads_set(c);
     for (int k = 0; k < c->ends->n_out; k++) {
         ms_tensor *copy;
-        MS_TRY(ms__op1(&copy, ms__op_by_name("clone"), c->ends->out[k]));
+        MS_TRY(ms__op1(&copy, c->ends->clone, c->ends->out[k]));
         if (!(out[k] = ms__name(copy))) return ms__failure();
     }
     return MS_OK;

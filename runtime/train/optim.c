@@ -355,11 +355,15 @@ static ms_status run_jobs(job *jobs, int n, const ms_cuda_clip *clip)
 
 // ---- captured steps ----
 
-// A pass as work of a captured step. The options and step counts are read again in each repetition.
+// A pass as work of a captured step. The options and step counts are read again in each repetition. The version
+// counters of leaves and states, and the leaves that units manage, are in lists of their own: finding them would take
+// longer than the pass over a small leaf.
 typedef struct {
-    int n_jobs, n_stepped;
+    int n_jobs, n_stepped, n_versions, n_managed;
     job *jobs;
     stepped *stepped;
+    ms_counter **versions;
+    ms_tensor **managed;
 } pass;
 
 static ms_status repeat_pass(void *arg, ms_captured *c)
@@ -371,13 +375,9 @@ static ms_status repeat_pass(void *arg, ms_captured *c)
     for (int k = 0; k < p->n_stepped; k++)
         if (p->stepped[k].job >= 0) set_factors(&last, &p->stepped[k], p->jobs[p->stepped[k].job].factors);
     MS_TRY(run_jobs(p->jobs, p->n_jobs, NULL));
-    for (int k = 0; k < p->n_stepped; k++) {
-        const stepped *l = &p->stepped[k];
-        ++*l->steps;
-        ms__unit_stepped(l->leaf);
-        for (int i = 0; i < MS_OPTIM_STATES; i++)
-            if (l->state[i]) l->state[i]->version->count++;
-    }
+    for (int k = 0; k < p->n_stepped; k++) ++*p->stepped[k].steps;
+    for (int k = 0; k < p->n_managed; k++) ms__unit_stepped(p->managed[k]);
+    for (int k = 0; k < p->n_versions; k++) p->versions[k]->count++;
     return MS_OK;
 }
 
@@ -390,6 +390,8 @@ static void drop_pass(void *arg)
     }
     free(p->jobs);
     free(p->stepped);
+    free(p->versions);
+    free(p->managed);
 }
 
 // Moves the lists of s to the step that is being recorded.
@@ -397,10 +399,18 @@ static void capture(ms_captured *c, step *s)
 {
     pass *p = s->n_stepped ? ms__capture_work(c, repeat_pass, drop_pass, sizeof *p) : NULL;
     if (!p) return;
-    *p = (pass) { s->n_jobs, s->n_stepped, s->jobs, s->stepped };
+    *p = (pass) { .n_jobs = s->n_jobs, .n_stepped = s->n_stepped, .jobs = s->jobs, .stepped = s->stepped };
+    p->versions = malloc((size_t)p->n_stepped * (MS_OPTIM_STATES + 1) * sizeof *p->versions);
+    p->managed = malloc((size_t)p->n_stepped * sizeof *p->managed);
+    if (!p->versions || !p->managed) ms__capture_no_memory(c);
     for (int k = 0; k < p->n_stepped; k++) {
-        ms__retain(p->stepped[k].leaf);
-        for (int i = 0; i < MS_OPTIM_STATES; i++) ms__retain(p->stepped[k].state[i]);
+        const stepped *l = &p->stepped[k];
+        ms__retain(l->leaf);
+        bool room = p->versions && p->managed;
+        if (room && l->leaf->unit_param) p->managed[p->n_managed++] = l->leaf;
+        else if (room) p->versions[p->n_versions++] = l->leaf->version;
+        for (int i = 0; i < MS_OPTIM_STATES; i++)
+            if (ms__retain(l->state[i]) && room) p->versions[p->n_versions++] = l->state[i]->version;
     }
     s->jobs = NULL;
     s->stepped = NULL;

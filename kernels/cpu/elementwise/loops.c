@@ -263,6 +263,53 @@ static inline bool dense(const ms_tensor *t)
     return true;
 }
 
+// ---- loops for captured steps ----
+
+ms_dense_loop *ms__loop_asked;
+
+// Describes a loop over n operands; fn: NULL if it is not dense. An operator's second loop makes the first useless.
+static void describe(int operands, char *const *at, int64_t n, ms_loop_fn fn, const double *p)
+{
+    ms_dense_loop *l = ms__loop_asked;
+    bool second = l->operands > 0;
+    *l = (ms_dense_loop) { .fn = second ? NULL : fn, .n = n, .operands = operands, .scalars = p != NULL };
+    for (int k = 0; k < operands && at; k++) l->x[k] = at[k];
+    if (p) memcpy(l->p, p, sizeof l->p);
+}
+
+static ms_status repeat_loop(void *args)
+{
+    ms_dense_loop *l = args;
+    l->fn(l->n, l->x, l->scalars ? l->p : NULL);
+    return MS_OK;
+}
+
+// Whether one of the call's tensors begins at `at`.
+static bool is_operand(const ms_call *c, const void *at)
+{
+    bool found = ms__data(c->out[0]) == at;
+    for (int k = 0; k < c->n_in; k++) found = found || (c->in[k] && ms__data(c->in[k]) == at);
+    return found;
+}
+
+bool ms__cpu_prepare_loop(ms_call *c, ms_prepared *p)
+{
+    _Static_assert(sizeof(ms_dense_loop) <= MS_PREPARED, "a dense loop must fit");
+    ms_dense_loop l = { 0 };
+    ms__loop_asked = &l;
+    ms_status st = c->op->run[MS_CPU](c);
+    ms__loop_asked = NULL;
+    bool simple = st == MS_OK && l.fn && l.x[0] == ms__data(c->out[0]);
+    for (int k = 0; k < l.operands; k++) simple = simple && is_operand(c, l.x[k]);  // not a copy made for this call
+    if (!simple) return false;
+    p->run = repeat_loop;
+    p->bytes = sizeof l;
+    memcpy(p->args, &l, sizeof l);
+    return true;
+}
+
+// ---- loops ----
+
 void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, const double *p)
 {
     const ms_tensor *o = x[0];
@@ -284,6 +331,10 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
             else break;
             at[k] = ms__data(t);
         }
+        if (MS_UNLIKELY(ms__loop_asked != NULL)) {
+            describe(n, at, row, k == n && row == o->numel ? fn : NULL, p);
+            return;
+        }
         if (k == n) {
             fn(row, (void *const *)at, p);
             for (int64_t first = row; first < o->numel; first += row) {
@@ -292,6 +343,10 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
             }
             return;
         }
+    }
+    if (MS_UNLIKELY(ms__loop_asked != NULL)) {
+        describe(n, NULL, 0, NULL, p);
+        return;
     }
     ms_loop l;
     l.n = n;

@@ -47,6 +47,18 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
 // As ms__loop, for a loop whose fields are set; merges its dimensions.
 void ms__loop_run(ms_loop *l);
 
+// A loop over contiguous operands of its computing type.
+typedef struct ms_dense_loop {
+    ms_loop_fn fn;  // NULL: the operator needs another loop, or several
+    int64_t n;
+    int operands;
+    void *x[MS_LOOP_MAX];
+    bool scalars;  // whether the formula has scalar arguments, which are in p
+    double p[2];
+} ms_dense_loop;
+// NULL, or where ms__loop describes the loop instead of running it, for ms__cpu_prepare_loop.
+extern ms_dense_loop *ms__loop_asked;
+
 // ms__load converts n elements of dtype, `stride` bytes apart (0 repeats one element), to contiguous elements of type
 // cls; ms__store converts back.
 void ms__load(int cls, int dtype, int64_t n, void *dst, const char *src, int64_t stride);

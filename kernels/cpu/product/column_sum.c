@@ -60,9 +60,30 @@ static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)
     else ms__row_out(w->dtype, w->out, j0, 1, n, total);
 }
 
+// As colsum_task with one block of rows, without partial sums in memory.
+static MS_KERNEL void few_rows_f32(float *out, const float *x, int64_t m, int64_t n, int64_t rs)
+{
+    int64_t j = 0;
+    for (; j + 32 <= n; j += 32) {
+        float t[32] = { 0 };
+        for (int64_t i = 0; i < m; i++)
+            for (int l = 0; l < 32; l++) t[l] += x[i * rs + j + l];
+        for (int l = 0; l < 32; l++) out[j + l] = t[l];
+    }
+    for (; j < n; j++) {
+        float t = 0;
+        for (int64_t i = 0; i < m; i++) t += x[i * rs + j];
+        out[j] = t;
+    }
+}
+
 void ms__column_sum(int dtype, void *out, const void *x, int64_t m, int64_t n, int64_t rs)
 {
     colsum w = { dtype, out, x, m, n, rs };
+    if (dtype == MS_F32 && m <= SUM_ROWS && m * n < 1 << 12) {
+        few_rows_f32(out, x, m, n, rs);
+        return;
+    }
     int64_t blocks = (n + SUM_COLS - 1) / SUM_COLS;
     if (m * n < 1 << 15)
         for (int64_t b = 0; b < blocks; b++) colsum_task(&w, b, b + 1, b);

@@ -90,6 +90,7 @@ typedef struct gemm_ahead {
 #define R(x) x##_f32
 #define LANES 16
 #include "cpu/product/gemm_body.h"
+#include "cpu/product/gemm_small_body.h"
 #undef REAL
 #undef R
 #undef LANES
@@ -100,6 +101,7 @@ typedef struct gemm_ahead {
 #define R(x) x##_f64
 #define LANES 8
 #include "cpu/product/gemm_body.h"
+#include "cpu/product/gemm_small_body.h"
 #undef REAL
 #undef R
 #undef LANES
@@ -587,4 +589,12 @@ ms_status ms__gemm(const ms_gemm *g)
     if (g->dtype == MS_BF16 && has_bf16() && (double)g->m * (double)g->n * (double)g->k > SMALL && ms__onednn_takes(g))
         return ms__gemm_onednn(g);
     return ms__gemm_own(g);
+}
+
+ms_gemm_fn ms__gemm_fn(const ms_gemm *g)
+{
+    ms_gemm_fn direct = NULL;
+    if (g->m > 0 && g->n > 0 && g->k > 0)
+        direct = g->dtype == MS_F32 ? direct_f32(g) : g->dtype == MS_F64 ? direct_f64(g) : NULL;
+    return direct ? direct : ms__gemm;
 }

@@ -32,14 +32,13 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
 {
     R(vec) s[8][3];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) {
-            s[r][v] = (R(vec)) { 0 };
-            __builtin_prefetch(o.c + r * o.c_rs + v * LANES, 1);
-        }
-    }
-    // The loop is not unrolled, because GCC would hoist loads across steps and spill.
+        for (int v = 0; v < vecs; v++) s[r][v] = (R(vec)) { 0 };
+    if (k > 64)  // with fewer steps the stores come too soon after the prefetches to gain by them
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vecs; v++) __builtin_prefetch(o.c + r * o.c_rs + v * LANES, 1);
+                // The loop is not unrolled, because GCC would hoist loads across steps and spill.
 #pragma GCC unroll 1
     for (int64_t p = 0; p < k; p++) {
         R(vec) w[3];
@@ -292,28 +291,6 @@ static void R(panel)(int64_t n, int64_t m, int64_t k, const OPERANDS *o, int64_t
     if (rest) R(strip_part)(rest, m, k, o, j + vecs * LANES);
 }
 
-// Row i of C where B's columns are contiguous (x W^T with few rows): dot products, with four vectors of partial sums.
-static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)
-{
-    const REAL *a = (const REAL *)g->a + i * g->a_rs, *bias = g->bias;
-    REAL *c = (REAL *)g->c + i * g->c_rs;
-    int64_t k = g->k;
-    for (int64_t j = 0; j < g->n; j++) {
-        const REAL *w = (const REAL *)g->b + j * g->b_cs;
-        R(vec) s[4] = { { 0 }, { 0 }, { 0 }, { 0 } };
-        int64_t p = 0;
-        for (; p + 4 * LANES <= k; p += 4 * LANES)
-            for (int v = 0; v < 4; v++)
-                s[v] += *(const R(vec) *)(a + p + v * LANES) * *(const R(vec) *)(w + p + v * LANES);
-        for (; p + LANES <= k; p += LANES) s[0] += *(const R(vec) *)(a + p) * *(const R(vec) *)(w + p);
-        s[0] = (s[0] + s[1]) + (s[2] + s[3]);
-        REAL sum = 0;
-        for (int l = 0; l < LANES; l++) sum += s[0][l];
-        for (; p < k; p++) sum += a[p] * w[p];
-        c[j] = sum + (bias ? bias[j] : 0);
-    }
-}
-
 // Transposes a square of LANES x LANES in registers; its columns are in_cs bytes apart. Each stage exchanges the
 // off-diagonal blocks of side `step`.
 #define SAME(step, l) (l)
@@ -470,43 +447,6 @@ static MS_KERNEL void R(pack_rows)(REAL *out, const ms_matrix *from, int64_t m, 
     }
 }
 
-// The first n columns, a multiple of LANES, of up to 8 rows of C, where the columns of B are contiguous (x W^T): a
-// vector holds 8 rows of a column, and numbers of B are broadcast. Packing B would take as long as the product. The
-// sums are those of tile.
-enum { R(FEW_DEPTH) = (16 << 10) / 8 / (int)sizeof(REAL) };
-static MS_KERNEL void R(few_rows)(const ms_gemm *g, int64_t n)
-{
-    REAL a[8 * R(FEW_DEPTH)] __attribute__((aligned(64)));
-    // Column l begins l steps after the first: with these distances 6 registers address all columns.
-    int64_t step = g->b_cs * (int64_t)sizeof(REAL), step3 = 3 * step, step5 = 5 * step, step7 = 7 * step;
-    __asm__("" : "+r"(step), "+r"(step3), "+r"(step5), "+r"(step7));
-    R(pack_rows)(a, &(ms_matrix) { .data = g->a, .rs = g->a_rs, .cs = g->a_cs }, g->m, g->k, 8, g->k);
-    for (int64_t j = 0; j < n; j += LANES) {
-        R(oct) s[LANES];
-        const char *b = (const char *)((const REAL *)g->b + j * g->b_cs);
-#pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) s[l] = (R(oct)) { 0 };
-#pragma GCC unroll 1
-        for (int64_t p = 0; p < g->k; p++, b += sizeof(REAL)) {
-            R(oct) x = *(const R(oct) *)(a + 8 * p);
-            const char *at = b;
-#pragma GCC unroll 2
-            for (int l = 0; l < LANES; l += 8, at += 8 * step) {
-                __asm__("" : "+r"(at));
-                s[l] += *(const REAL *)at * x;
-                s[l + 1] += *(const REAL *)(at + step) * x;
-                s[l + 2] += *(const REAL *)(at + 2 * step) * x;
-                s[l + 3] += *(const REAL *)(at + step3) * x;
-                s[l + 4] += *(const REAL *)(at + 4 * step) * x;
-                s[l + 5] += *(const REAL *)(at + step5) * x;
-                s[l + 6] += *(const REAL *)(at + 2 * step3) * x;
-                s[l + 7] += *(const REAL *)(at + step7) * x;
-            }
-        }
-        R(store_columns)((REAL *)g->c + j, g->c_rs, g->m, s, g->bias ? (const REAL *)g->bias + j : NULL);
-    }
-}
-
 // Computes rows [i, i + rows) of the current rows by n columns from j on. Rows of A that are not packed are read in
 // place.
 static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64_t n, gemm_ahead *ahead)
@@ -530,36 +470,6 @@ static void R(row)(const gemm_work *w, int64_t i, int64_t rows, int64_t j, int64
     o.a_rs = g->a_rs;
     o.a_cs = 1;
     for (; n > 0; n -= w->wide, R(next_panel)(&o, w->kc)) R(panel)(n < w->wide ? n : w->wide, rows, w->kc, &o, 0);
-}
-
-// Computes a product without packing: of at most SMALL multiply-adds; of up to 16 rows if b_cs is 1; or, by dot
-// products, of up to 4 rows if a_cs and b_rs are 1. Columns of B that cannot be read as whole vectors go through a
-// padded copy: with b_cs 1, or b_rs 1 and up to 8 rows, only the last ones, otherwise all. Returns false if the product
-// does not suit this path.
-static bool R(small)(const ms_gemm *g)
-{
-    enum { ROOM = 32 << 10 };
-    REAL pad[ROOM / sizeof(REAL) * 2] __attribute__((aligned(64)));
-    bool few = g->m <= 8 && g->b_rs == 1 && g->b_cs != 1 && g->k <= R(FEW_DEPTH) && !narrow();
-    int64_t n = g->n, full = g->b_cs == 1 || few ? n / LANES * LANES : 0;
-    int64_t wide = (n - full + LANES - 1) / LANES * LANES;
-
-    if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) {
-        for (int64_t i = 0; i < g->m; i++) R(dots)(g, i);
-        return true;
-    }
-    if ((double)g->m * (double)n * (double)g->k > SMALL && (g->m > 16 || g->b_cs != 1)) return false;
-    if (wide * g->k > (int64_t)(sizeof pad / sizeof *pad)) return false;
-    OPERANDS o = { g->a, g->a_rs, g->a_cs, g->b, g->b_rs, g->c, g->c_rs, g->bias, false };
-    if (few) R(few_rows)(g, full);
-    for (int64_t j = 0; j < full && !few; j += 3 * LANES)
-        R(panel)(full - j < 3 * LANES ? full - j : 3 * LANES, g->m, g->k, &o, j);
-    if (full == n) return true;
-    R(pack)(pad, wide, &(ms_matrix) { .data = o.b + full * g->b_cs, .rs = g->b_rs, .cs = g->b_cs }, g->k, n - full);
-    o.b = pad - full;  // column `full` is the first in the copy
-    o.b_rs = wide;
-    for (int64_t j = full; j < n; j += 3 * LANES) R(panel)(n - j < 3 * LANES ? n - j : 3 * LANES, g->m, g->k, &o, j);
-    return true;
 }
 
 void R(ms__block)(int64_t m, int64_t n, int64_t k, const OPERANDS *o)

@@ -28,6 +28,10 @@ static inline ms_gemm ms__gemm_of(const char *what, int dtype, int64_t m, int64_
 }
 ms_status ms__gemm(const ms_gemm *g);
 
+// The function that computes g; ms__gemm, or for small float32 products what ms__gemm would call.
+typedef ms_status (*ms_gemm_fn)(const ms_gemm *g);
+ms_gemm_fn ms__gemm_fn(const ms_gemm *g);
+
 // The implementations. own: every floating-point dtype. onednn: what ms__onednn_takes accepts.
 ms_status ms__gemm_own(const ms_gemm *g);
 ms_status ms__gemm_onednn(const ms_gemm *g);
