@@ -93,21 +93,40 @@ local function finish()
   return noted
 end
 
--- Raises if what was noted has changed; called before a repetition. Elements are in flat lists, so that one short loop
--- compares them.
-local function check_noted(c)
-  local tables, keys, values = c.tables, c.keys, c.values
-  for k = 1, #tables do
-    if rawget(tables[k], keys[k]) ~= values[k] then
-      c.changed[k](tables[k], keys[k])
-      values[k] = rawget(tables[k], keys[k])
+-- Checks per function that checker makes: LuaJIT compiles functions of this length.
+local PART = 60
+
+-- Returns a function that raises if what was noted has changed; to be called before a repetition. It is made from text
+-- without loops: LuaJIT does not compile a repetition whose code has one, and then runs all of it 5 times as slowly.
+local function checker(c)
+  local source = { "local c, rawget = ...\nlocal t, k, v, always, changed = c.tables, c.keys, c.values, c.always, c.changed\n",
+    "local parts = {}\nlocal function accept(i)\nchanged[i](t[i], k[i])\nv[i] = rawget(t[i], k[i])\nend\n" }
+  local function add(...) source[#source + 1] = (...):format(select(2, ...)) end
+  local n, parts = #c.tables, 0
+  for first = 1, n + #c.always, PART do
+    parts = parts + 1
+    add("parts[%d] = function()\n", parts)
+    for i = first, math.min(first + PART - 1, n + #c.always) do
+      if i <= n then add("if rawget(t[%d], k[%d]) ~= v[%d] then accept(%d) end\n", i, i, i, i)
+      else add("always[%d]()\n", i - n) end
     end
+    add("end\n")
   end
-  local always = c.always
-  for k = 1, #always do always[k]() end
-  if c.touches == touched then return end
+  add("return function()\n")
+  for i = 1, parts do add("parts[%d]()\n", i) end
+  add("end\n")
+  return loadstring(table.concat(source), "=checks of a captured step")(c, rawget)
+end
+
+local function check_touched(c)
   for _, check in ipairs(c.touchy) do check() end
   c.touches = touched
+end
+
+-- Raises if what was noted has changed; called before a repetition.
+local function check_noted(c)
+  c.check()
+  if c.touches ~= touched then check_touched(c) end
 end
 
 local function checks_of(noted)
@@ -121,7 +140,7 @@ local function checks_of(noted)
     always = function(check) c.always[#c.always + 1] = check end,
   }
   for _, entry in ipairs(noted.list) do entry.note(entry.of, list) end
-  c.touches = touched
+  c.touches, c.check = touched, checker(c)
   return c
 end
 
