@@ -246,6 +246,30 @@ function M.read(dir, verify)
   return index
 end
 
+--- Checks the header of file r against the index.
+function M.check_file(dir, index, r, reader)
+  local function shape_of(entry, piece)
+    local shape = { unpack(entry.shape) }
+    if piece[2] > 0 then shape[piece[2]] = piece[4] end
+    return shape
+  end
+  for name, entry in util.sorted_pairs(index.tensors) do
+    for _, piece in ipairs(entry.pieces) do
+      if piece[1] == r then
+        if not reader:has(name) then bad(dir, "file '%s' lacks tensor '%s'", index.files[r].name, name) end
+        local shape, dtype = reader:info(name)
+        local want, count = shape_of(entry, piece), 1
+        for _, size in ipairs(shape) do count = count * size end
+        local fits = piece[2] == 0 and count == piece[4] or table.concat(shape, ",") == table.concat(want, ",")
+        if not fits or dtype ~= entry.dtype then
+          bad(dir, "tensor '%s' in file '%s' is %s [%s], but %s [%s] in the index", name, index.files[r].name, dtype,
+            table.concat(shape, ", "), entry.dtype, table.concat(want, ", "))
+        end
+      end
+    end
+  end
+end
+
 -- ---- folders that may be replaced ------------------------------------------------------------------
 
 local ENOENT = 2
