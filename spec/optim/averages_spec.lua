@@ -87,6 +87,31 @@ for world = 1, 3 do
       local got = b:apply(function() return model(x):detach() end)
       ms.testing.assert_close(got, want)
       ms.testing.assert_close(model(x):detach(), whole(x):detach())
+
+      -- Averages in a checkpoint: loaded here into models that are sharded in another way.
+      local dist = ms.dist
+      local path = dist.broadcast_object(os.tmpname() .. ".checkpoint", { src = 0 })
+      ms.fsdp.save(path, model, two, { ema = b })
+      local strategy = dist.world_size() > 1 and "full_shard" or "no_shard"
+      for _, wrap in ipairs { function(m) return m end, function(m)
+        return ms.fsdp.FSDP(m, { use_orig_params = true, sharding_strategy = strategy })
+      end } do
+        local other = wrap(net())
+        local c = optim.EMA(other:parameters(), { decay = 0.5 })
+        ms.fsdp.load(path, other, nil, { ema = c })
+        assert.are.equal(3, c.updates)
+        assert.is_true(c:apply(function() return other(x):detach() end):allclose(got, { rtol = 1e-6 }))
+        assert.is_true(other(x):allclose(model(x):detach(), { rtol = 1e-6 }))
+      end
+      ms.fsdp.save(path, model)
+      local _, said = pcall(ms.fsdp.load, path, model, nil, { ema = b })
+      assert.truthy(said:find("has no averages; save has the option 'ema'", 1, true), said)
+      _, said = pcall(ms.fsdp.save, path, model, nil, { ema = a })
+      assert.truthy(said:find("save: option 'ema': its parameter 1 is not one of the model", 1, true), said)
+      _, said = pcall(ms.fsdp.save, path, model, nil, { extra = { ema = b:state_dict() } })
+      assert.truthy(said:find("pass averages as the option 'ema'", 1, true), said)
+      dist.barrier()
+      if dist.rank() == 0 then os.execute("rm -r " .. path) end
     end)
   end)
 end

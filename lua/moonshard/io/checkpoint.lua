@@ -71,6 +71,20 @@ local function state_entry(optim, p, name, key, part)
     part = part, shared = is_shared(like) }
 end
 
+local averages = opts.kind("averages made by optim.EMA",
+  function(v) return type(v) == "table" and rawget(v, "_averages") ~= nil end)
+
+-- The entries of the averages of the model's parameters; none without `ema`.
+local function averages_of(who, m, ema)
+  local names, list = ema and flat.names_below(m), {}
+  for k, p in ipairs(ema and ema._params or {}) do
+    if not names[p] then errors.raise("%s: option 'ema': its parameter %d is not one of the model", who, k) end
+    list[k] = { name = "ema." .. names[p], whole = whole_shape(p), place = place_of(p), replica = replica(p), like = p,
+      part = ema._averages[k], shared = is_shared(p) }
+  end
+  return list
+end
+
 -- Returns a list with the name, tensor and position of everything to save, in the same order on every rank; each object
 -- occurs once, under its first name. Further results: a table from an object's other names to its first one; the
 -- optimizer's state that is not in tensors with dimensions, by the parameter's name; its parameter groups.
@@ -145,7 +159,7 @@ end
 -- more: further fields of the index.
 local function index_of(written, aliases, numbers, groups, more)
   local index = { format = checkpoint_index.FORMAT, world = #written, files = {}, tensors = {}, aliases = aliases,
-    extra = more.extra, extra_state = more.extra_state }
+    extra = more.extra, extra_state = more.extra_state, ema = more.ema }
   for r, t in ipairs(written) do
     index.files[r] = { name = t.file, bytes = t.bytes, hash = t.hash }
     for _, e in ipairs(t.tensors) do
@@ -300,10 +314,11 @@ end
 ---@param dir string  a new or empty folder, or a checkpoint to replace
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is saved, too
----@param given? {extra: table}  extra: stored with the tensors
+---@param given? {extra: table, ema: EMA}  extra: stored with the tensors; ema: averages of the model's parameters, which
+---   are saved, too
 function M.save(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
-  local o = opts("save", given, { extra = opts.table })
+  local o = opts("save", given, { extra = opts.table, ema = averages })
   dir = check_arguments("save", dir, m, optim)
   local dist = require "moonshard.dist"
   m:_before_saving()
@@ -311,9 +326,10 @@ function M.save(dir, m, optim, given)
   scope.scope(function()
     no_grad(function()
       local list, aliases, numbers, groups = entries_of(m, optim)
+      for _, e in ipairs(averages_of("save", m, o.ema)) do list[#list + 1] = e end
       for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- rank 0 writes tensors that every rank holds
       local ok, folder = true, nil
-      local more = { extra = o.extra }
+      local more = { extra = o.extra, ema = o.ema and { updates = o.ema.updates } }
       if dist.rank() == 0 then
         ok, folder = pcall(function()
           local states = m:_extra_states()
@@ -482,12 +498,13 @@ end
 ---@param dir string  a checkpoint of fsdp.save
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is loaded, too
----@param given? {strict: boolean, verify: boolean}  verify: compare the checksums (default: true)
+---@param given? {strict: boolean, verify: boolean, ema: EMA}  verify: compare the checksums (default: true); ema: its
+---   averages are loaded, too
 ---@return table? extra
 ---@return string[] missing, string[] unexpected
 function M.load(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
-  local o = opts("load", given, { strict = true, verify = true })
+  local o = opts("load", given, { strict = true, verify = true, ema = averages })
   dir = check_arguments("load", dir, m, optim)
   local dist = require "moonshard.dist"
   module.reshard_all(m)
@@ -534,9 +551,19 @@ function M.load(dir, m, optim, given)
           sd, more, fits = empty_state(dir, index, m, optim)
           for _, e in ipairs(more) do wanted[#wanted + 1] = e end
         end
+        if o.ema and not index.ema then errors.raise("load: '%s' has no averages; save has the option 'ema'", dir) end
+        for _, e in ipairs(averages_of("load", m, o.ema)) do
+          local entry = index.tensors[e.name]
+          if entry and table.concat(entry.shape, ",") == table.concat(e.whole, ",") then
+            wanted[#wanted + 1] = e
+          elseif o.strict or entry then
+            errors.raise("load: '%s' has no average of the shape %s for '%s'", dir, tostring(e.whole), e.name:sub(#"ema." + 1))
+          end
+        end
         local after = read_files(dir, index, wanted, o.verify, dist, fits)
         for _, fn in ipairs(after) do fn() end
         if optim then optim_state.load_parts(m, optim, sd) end
+        if o.ema then o.ema.updates = index.ema.updates end
         m:_after_loading(function(name) return states[name] end, missing, unexpected)
         return index.extra
       end)

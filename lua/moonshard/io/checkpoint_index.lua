@@ -9,6 +9,7 @@ local cjson = require "cjson"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local files = require "moonshard.io.files"
+local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 
 local lib, ffi = engine.lib, engine.ffi
@@ -33,7 +34,8 @@ local function json(x)
   if type(x) == "boolean" then return tostring(x) end
   if type(x) == "string" then return cjson.encode(x) end
   if type(x) ~= "table" or getmetatable(x) ~= nil then
-    errors.raise("save: %s cannot be stored in an index, expected a number, boolean, string or table", errors.kind(x))
+    errors.raise("save: %s cannot be stored in an index, expected a number, boolean, string or table%s", errors.kind(x),
+      tensor.is_tensor(x) and "; pass averages as the option 'ema', or register the tensor as a buffer of the model" or "")
   end
   local parts, count = {}, 0
   for key in pairs(x) do
@@ -242,6 +244,8 @@ function M.read(dir, verify)
     need(type(first) == "string", dir, "the alias %s is %s, expected a name", errors.show(name), errors.kind(first))
   end
   if index.optimizer ~= nil then check_optimizer(dir, index.optimizer) end
+  need(index.ema == nil or type(index.ema) == "table" and whole_number(index.ema.updates, 0), dir,
+    "ema is %s, expected an object with the number of updates", errors.kind(index.ema))
   index.version, index.fingerprint = version, sum_of(text)
   return index
 end
