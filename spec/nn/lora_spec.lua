@@ -150,7 +150,7 @@ describe("nn.lora", function()
     os.remove(path)
     local listed = {}
     for name in ms.sorted_pairs(sd) do listed[#listed + 1] = name end
-    assert.are.same({ "1.lora_A", "1.lora_B", "3.bias", "3.lora_A", "3.lora_B" }, listed)
+    assert.are.same({ "1.lora_A", "1.lora_B", "3.bias", "3.lora_A", "3.lora_B", "lora_alpha" }, listed)
     to:load_state_dict(sd)
     local x = ms.randn(2, 5)
     assert.is_true(a(x):equal(b(x)))
@@ -168,6 +168,36 @@ describe("nn.lora", function()
     to:merge()
     assert.are.equal("load_state_dict: the adapters are merged; unmerge() first",
       message(function() to:load_state_dict(sd) end))
+  end)
+
+  it("gets layers, rank, alpha and values from the state of adapters", function()
+    local convs = function()
+      ms.manual_seed(2)
+      return nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(12, 4), nn.Unflatten(2, { 1, 4 }),
+        nn.Conv1d(1, 2, 3))
+    end
+    local a, b = convs(), convs()
+    local from = nn.lora(a, { target = { "1", "5" }, rank = 2, alpha = 6, trainable = "3%.bias" })
+    fill(from)
+    local to = nn.lora(b, { state = from:state_dict(), dropout = 0.5 })
+    assert.are.equal(tostring(from), tostring(to))
+    assert.are.equal("LoRA(rank 2, alpha 6, 2 layers, 44 of 154 elements are trained)", tostring(to))
+    assert.are.equal("Linear", b[3]:class_name())
+    local ids = ms.tensor({ { 1, 2 }, { 0, 8 } }, { dtype = "int64" })
+    assert.is_true(a(ids):equal(b:eval()(ids)))
+    assert.is_true(b[3].bias.requires_grad)
+    assert.is_false(b[3].weight.requires_grad)
+  end)
+
+  it("does not load adapters of another alpha, but those of files without alpha", function()
+    local from, to = nn.lora(model(), { target = "1", alpha = 4 }), nn.lora(model(), { target = "1", alpha = 2 })
+    local sd = from:state_dict()
+    assert.are.equal("load_state_dict: 'lora_alpha' is 4, expected 2, the adapters' alpha",
+      message(function() to:load_state_dict(sd) end))
+    sd.lora_alpha = nil
+    fill(from)
+    to:load_state_dict(sd)
+    assert.is_true(to.model[1].lora_B:equal(from.model[1].lora_B))
   end)
 
   it("is initialised again by reset_parameters, also after meta", function()
@@ -229,6 +259,32 @@ describe("errors of nn.lora", function()
     assert.truthy(said { target = "1", rnk = 1 }:find("did you mean 'rank'?", 1, true))
     assert.are.equal("lora: argument 1 is a table, expected a module", said({ target = "1" }, {}))
     assert.are.equal("lora: trainable 'head' chooses no parameter", said { target = "1", trainable = "head" })
+  end)
+
+  it("say how a state does not fit, and that nothing changed", function()
+    local m = model()
+    local function refused(change, given)
+      local sd = nn.lora(model(), { target = "%d", rank = 2, trainable = "3%.bias" }):state_dict()
+      if change then change(sd) end
+      given = given or {}
+      given.state = sd
+      local said_so = said(given, m)
+      assert.is_true(m[1].weight.requires_grad)
+      assert.are.equal("Linear", m[1]:class_name())
+      return said_so
+    end
+    assert.are.equal("lora: options 'state' and 'rank' are both given; the state has it", refused(nil, { rank = 2 }))
+    assert.are.equal("lora: option 'state' is a number (3), expected a result of state_dict", said { state = 3 })
+    assert.are.equal("lora: option 'state': 'x' is a number (1), expected a tensor", said { state = { x = 1 } })
+    assert.are.equal("lora: option 'state': it lacks 'lora_alpha': give the options target, rank and alpha, and call load_state_dict",
+      refused(function(sd) sd.lora_alpha = nil end))
+    assert.are.equal("lora: option 'state': the model has no place for '4.lora_A'",
+      refused(function(sd) sd["4.lora_A"] = ms.zeros(2, 5) end))
+    assert.are.equal("lora: option 'state': '3.lora_B' is missing", refused(function(sd) sd["3.lora_B"] = nil end))
+    assert.are.equal("lora: option 'state': '1.lora_A' has shape [2, 6], expected [2, 5]",
+      refused(function(sd) sd["1.lora_A"] = ms.zeros(2, 6) end))
+    m = nn.lora(model(), { target = "1" })
+    assert.truthy(said({ state = m:state_dict() }, ms.with_device("meta", model)):find("'1' is on meta", 1, true))
   end)
 
   it("say what a pattern chooses instead, and that nothing changed", function()

@@ -12,6 +12,8 @@ local ops = require "moonshard.nn.ops"
 local scope = require "moonshard.tensor.scope"
 local shards = require "moonshard.nn.shards"
 local tensor = require "moonshard.tensor"
+local create = require "moonshard.tensor.create"
+local util = require "moonshard.tensor.util"
 local autograd = require "moonshard.autograd"
 local init = require "moonshard.nn.initial".init
 local base = require "moonshard.nn.module"
@@ -175,6 +177,26 @@ local function chosen(model, target)
   return list
 end
 
+-- The options that a result of state_dict implies: rank, alpha, and target and trainable as functions.
+local function options_of(state)
+  opts.need(opts.is_plain(state), state, "a result of state_dict", "lora: option 'state'")
+  local layers, others, rank, alpha = {}, {}, nil, state.lora_alpha
+  for name, t in pairs(state) do                          -- in any order: an error names one of the wrong values
+    opts.expect(t, tensor.a_tensor, "lora: option 'state': %s", errors.show(name))
+    local layer = name == "lora_A" and "" or name:match "^(.+)%.lora_A$"
+    if layer then
+      layers[layer], rank = true, t.shape[1]
+    elseif name ~= "lora_alpha" and name ~= "lora_B" and not name:find "%.lora_B$" then
+      others[name] = true
+    end
+  end
+  if not alpha then
+    raise "lora: option 'state': it lacks 'lora_alpha': give the options target, rank and alpha, and call load_state_dict"
+  end
+  return { rank = rank, alpha = alpha:item(), target = function(name) return layers[name] end,
+    trainable = next(others) and function(name) return others[name] end or nil }
+end
+
 -- ---- the object -----------------------------------------------------------------------------------
 
 --- The adapters of a model, made by nn.lora.
@@ -204,6 +226,8 @@ function LoRA:parameters()
   return list
 end
 
+local function same_sizes(a, b) return table.concat(a, ",") == table.concat(b, ",") end
+
 local function size_of(p)
   local n = 1
   for _, size in ipairs(shards.shape_of(p)) do n = n * size end
@@ -232,10 +256,12 @@ local function entries(self)
 end
 
 --- What distinguishes the model from the one without adapters: whole tensors of the adapters and of the parameters that
---- the option `trainable` chose, by name, on every rank; to be saved by ms.save. Collective if the model is sharded.
+--- the option `trainable` chose, by name, on every rank, and alpha as `lora_alpha`; to be saved by ms.save. Collective
+--- if the model is sharded.
 ---@return table<string, Tensor>
 LoRA.state_dict = collective(function(self)
   local sd, names, list = {}, entries(self)
+  sd.lora_alpha = create.tensor(self.alpha, { dtype = "float64", device = "cpu" })
   for k, name in ipairs(names) do
     local p = list[k]
     sd[name] = shards.is_sharded(p) and p:full_tensor() or p:detach()
@@ -244,19 +270,24 @@ LoRA.state_dict = collective(function(self)
 end)
 
 --- Loads the result of state_dict, by copying, into a model that may be sharded in another way. Everything is checked
---- before anything changes. Errors: missing or unknown names; other shapes; adapters that are merged.
+--- before anything changes. Errors: missing or unknown names; other shapes; another alpha; adapters that are merged.
 ---@param sd table<string, Tensor>  whole tensors by name
 function LoRA:load_state_dict(sd)
   opts.need(opts.is_plain(sd), sd, "a table of tensors", "load_state_dict: argument 1")
   if self.merged then raise "load_state_dict: the adapters are merged; unmerge() first" end
   local names, list = entries(self)
-  local known = {}
+  local alpha = sd.lora_alpha                             -- files of earlier versions have none
+  if alpha and (not tensor.is_tensor(alpha) or alpha:item() ~= self.alpha) then
+    raise("load_state_dict: 'lora_alpha' is %s, expected %g, the adapters' alpha", tostring(tensor.is_tensor(alpha)
+      and alpha:item() or alpha), self.alpha)
+  end
+  local known = { lora_alpha = true }
   for k, name in ipairs(names) do
     local t = sd[name]
     if t == nil then raise("load_state_dict: '%s' is missing", name) end
     opts.expect(t, tensor.a_tensor, "load_state_dict: '%s'", name)
     local shape = shards.shape_of(list[k])
-    if table.concat(t.shape, ",") ~= table.concat(shape, ",") then
+    if not same_sizes(t.shape, shape) then
       raise("load_state_dict: '%s' has shape %s, expected [%s]", name, tostring(t.shape), table.concat(shape, ", "))
     end
     known[name] = true
@@ -360,24 +391,61 @@ local function check_unwrapped(model)
   end
 end
 
+-- Raises unless the names and shapes of a state are those that the model's adapters will have.
+local function check_state(self, state)
+  local wanted = { lora_alpha = {} }
+  for _, layer in ipairs(self.layers) do
+    local weight = layer.module.weight
+    if weight.device == "meta" then
+      raise("lora: option 'state': the weight of '%s' is on meta, so its adapters cannot get values", layer.name)
+    end
+    local A, B = layer.kind.shapes(weight, self.rank)
+    wanted[base.join(layer.name, "lora_A")], wanted[base.join(layer.name, "lora_B")] = A, B
+  end
+  for name, p in self.model:named_parameters() do
+    if self._trainable[p] then wanted[name] = shards.shape_of(p) end
+  end
+  for name, t in util.sorted_pairs(state) do
+    if not wanted[name] then raise("lora: option 'state': the model has no place for '%s'", name) end
+    if not same_sizes(t.shape, wanted[name]) then
+      raise("lora: option 'state': '%s' has shape %s, expected [%s]", name, tostring(t.shape),
+        table.concat(wanted[name], ", "))
+    end
+  end
+  for name in util.sorted_pairs(wanted) do
+    if state[name] == nil then raise("lora: option 'state': '%s' is missing", name) end
+  end
+end
+
 --- Freezes a model and gives some of its layers low-rank adapters (Hu et al. 2021): y = W x + alpha / rank * B A x,
 --- where A [rank, in] and B [out, rank] are trained. At first the model computes what it did before. Layers are
 --- Linear, Embedding and convolutions of one group; their adapters are the parameters lora_A and lora_B, beside the
 --- layer's own. To be called before fully_shard, fsdp.FSDP (with use_orig_params) and nn.DDP.
 ---@param model Module  its parameters are frozen
----@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean }
+---@param given { target: string|string[]|fun(name: string, m: Module): boolean, rank: integer, alpha: number, dropout: number, trainable: string|string[]|fun(name: string, p: Parameter): boolean, state: table<string, Tensor> }
 ---   target: the layers that get adapters: a Lua pattern for the last parts of their paths, such as "qkv" or
 ---   "attn%.%a+", a list of patterns, or a function; rank: rows of A (default: 8); alpha: the adapters' part is
 ---   multiplied by alpha / rank (default: rank); dropout: probability of dropout on the input of A,
----   except in Embedding (default: 0); trainable: other parameters that are trained, such as "head%.weight"
+---   except in Embedding (default: 0); trainable: other parameters that are trained, such as "head%.weight"; state: a
+---   result of state_dict, which gives layers, rank, alpha and values in place of the other options but dropout
 ---@return LoRA
 local function lora(model, given)
   opts.expect(model, base.a_module, "lora: argument 1")
   local o = opts("lora", given, {
-    target = opts.required, rank = opts.option(opts.whole_from(1), 8), alpha = opts.positive,
+    target = opts.any, rank = opts.whole_from(1), alpha = opts.positive,
     dropout = opts.option(opts.kind("a number from 0 to below 1",
-      function(v) return type(v) == "number" and v >= 0 and v < 1 end), 0), trainable = opts.any,
+      function(v) return type(v) == "number" and v >= 0 and v < 1 end), 0), trainable = opts.any, state = opts.any,
   })
+  local state = o.state
+  if state ~= nil then
+    for _, name in ipairs { "target", "rank", "alpha", "trainable" } do
+      if o[name] ~= nil then raise("lora: options 'state' and '%s' are both given; the state has it", name) end
+    end
+    for name, value in pairs(options_of(state)) do o[name] = value end
+  elseif o.target == nil then
+    raise "lora: option 'target' is missing"
+  end
+  o.rank = o.rank or 8
   o.alpha = o.alpha or o.rank
   check_unwrapped(model)
   local self = LoRA()
@@ -394,8 +462,10 @@ local function lora(model, given)
       if not used[pattern] then raise("lora: trainable %s chooses no parameter", errors.show(pattern)) end
     end
   end
+  if state ~= nil then check_state(self, state) end
   for _, p in model:named_parameters() do p:requires_grad_(self._trainable[p] == true) end
   for _, layer in ipairs(self.layers) do adapt(layer.module, layer.kind, o) end
+  if state ~= nil then self:load_state_dict(state) end
   return self
 end
 
