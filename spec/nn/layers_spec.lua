@@ -57,7 +57,10 @@ describe("nn.init", function()
     local p = nn.Parameter(ms.empty(300, 400))
     for _, case in ipairs {
       { nn.init.uniform_, { -2, 3 }, 0.5, 5 / math.sqrt(12) },
+      { nn.init.uniform_, { { a = -2, b = 3 } }, 0.5, 5 / math.sqrt(12) },
       { nn.init.normal_, { 1, 2 }, 1, 2 },
+      { nn.init.normal_, { { mean = 1, std = 2 } }, 1, 2 },
+      { nn.init.normal_, { { std = 2 } }, 0, 2 },
       { nn.init.constant_, { 4 }, 4, 0 },
       { nn.init.zeros_, {}, 0, 0 },
       { nn.init.ones_, {}, 1, 0 },
@@ -65,6 +68,7 @@ describe("nn.init", function()
       { nn.init.kaiming_uniform_, { { nonlinearity = "relu" } }, 0, math.sqrt(2 / 400) },
       { nn.init.kaiming_uniform_, { { mode = "fan_out", nonlinearity = "relu" } }, 0, math.sqrt(2 / 300) },
       { nn.init.trunc_normal_, { 0, 1, -2, 2 }, 0, 0.8796 },
+      { nn.init.trunc_normal_, { { a = -2, b = 2 } }, 0, 0.8796 },
     } do
       assert.are.equal(p, case[1](p, unpack(case[2])))
       local t = p:detach()

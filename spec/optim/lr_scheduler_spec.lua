@@ -9,6 +9,7 @@ local function rates(make, n, ...)
   local list = {}
   for k = 1, n do
     assert.are.equal(opt.param_groups[1].lr, schedule.last_lr[1])
+    assert.are.same(schedule.last_lr, schedule:get_last_lr())
     list[k] = math.floor(schedule.last_lr[1] * 1e6 + 0.5) / 1e6
     schedule:step()
   end

@@ -37,7 +37,13 @@ local HALF = opts.one_of { "bfloat16", "float16" }
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 local function autocast(dtype, fn, ...)
-  if dtype ~= nil then opts.expect(dtype, HALF, "autocast: dtype") end
+  if dtype ~= nil and not HALF.test(dtype) then
+    local kind = type(dtype) == "string" and dtype:match "^%l+"
+    if kind == "cpu" or kind == "cuda" then
+      opts.wrong(dtype, "the dtype, 'bfloat16' or 'float16', which holds on all devices", "autocast: argument 1")
+    end
+    opts.expect(dtype, HALF, "autocast: dtype")
+  end
   opts.expect(fn, opts.fn, "autocast: argument 2")
   return restore(lib.ms_set_autocast(dtype and dtypes.number(dtype) + 1 or 0), pcall(fn, ...))
 end

@@ -10,6 +10,22 @@ local synonyms = {
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
   numpy = "tolist", len = "size", get_lr = "get_last_lr", result = "compute", close = "finish", show = "text",
   num_workers = "workers", collate_fn = "collate", prefetch_factor = "prefetch", generator = "seed", T_max = "steps",
+  total_iters = "steps", num_training_steps = "steps", num_warmup_steps = "warmup",
+}
+
+-- Maps PyTorch's options to what a function of Moonshard without that option takes instead.
+local options = {
+  dim = "a dimension is given by position, before the options",
+  p = "the probability is given by position, before the options",
+  inplace = "leave it out: the result is a new tensor",
+  fused = "leave it out: a step is one pass over the parameters",
+  foreach = "leave it out: a step is one pass over the parameters",
+  capturable = "leave it out: ms.capture captures every optimizer of the engine",
+  unbiased = "write correction = 0 for unbiased=False",
+  generator = "leave it out: ms.manual_seed sets the one generator",
+  eta_min = "write min_factor, a share of the initial learning rate",
+  last_epoch = "leave it out: schedule:load_state_dict continues a schedule",
+  dropout_p = "write dropout",
 }
 
 -- Maps PyTorch's names that Moonshard lacks to what a script must write instead.
@@ -46,6 +62,10 @@ local instead = {
   CosineAnnealingLR = "use optim.lr_scheduler.cosine",
   LambdaLR = "use optim.lr_scheduler.lambda",
   LinearLR = "use optim.lr_scheduler.linear",
+  LRScheduler = "use optim.lr_scheduler.lambda(optimizer, fn) for a schedule of your own",
+  get_ema_multi_avg_fn = "use optim.EMA, or the option decay of optim.swa_utils.AveragedModel",
+  get_ema_avg_fn = "use optim.EMA, or the option decay of optim.swa_utils.AveragedModel",
+  Generator = "use ms.manual_seed, which sets the one generator",
   ConstantLR = "use optim.lr_scheduler.constant",
   from_numpy = "read a file with ms.load, or wrap memory with ms.from_pointer",
 }
@@ -69,6 +89,11 @@ function M.synonym(name, names)
     if known == ours then return ours end
   end
 end
+
+--- What to write instead of an unknown option of PyTorch's; nil if nothing is known.
+---@param name any  the unknown option
+---@return string?
+function M.option(name) return options[name] end
 
 --- Text for the end of an error message about an unknown name: what to write instead, or the tables in which the name
 --- exists. nil if there is neither.

@@ -5,6 +5,7 @@
 --- In the table that describes options, a default also determines the type; a kind declares an option without default,
 --- unless opts.option or opts.one_of gave it one.
 local errors = require "moonshard.core.errors"
+local hints = require "moonshard.core.hints"
 
 local M = {}
 
@@ -162,19 +163,42 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
+-- The part of a message about a value in place of the options. A boolean is most likely the value of the one option
+-- that accepts booleans.
+local function by_name(value, spec)
+  local found
+  for _, name in ipairs(type(value) == "boolean" and errors.names(spec) or {}) do
+    local expected = spec[name]
+    if expected == M.boolean or type(expected) == "boolean" then
+      if found then return "" end
+      found = name
+    end
+  end
+  if found then return ("; write { %s = %s }"):format(found, tostring(value)) end
+  return type(value) == "number" and "; options are given by name" or ""
+end
+
+-- The part of a message about an unknown option that says what to write instead.
+local function instead_of(name, names)
+  local hint = type(name) == "string" and not hints.synonym(name, names) and hints.option(name)
+  if hint then return "; " .. hint end
+  local near = type(name) == "string" and errors.nearest(name, names)
+  return near and ("; did you mean '%s'?"):format(near) or ""
+end
+
 --- Checks the options given to `who`, for functions that read them from `given` themselves. Makes no table.
 ---@param who string  the function's name in messages
 ---@param given table  the options
 ---@param spec table<string, any>  kinds or defaults of the options, by name
 function M.verify(who, given, spec)
-  if not M.is_plain(given) then errors.raise("%s: options are %s, expected a table", who, errors.kind(given)) end
+  if not M.is_plain(given) then
+    errors.raise("%s: options are %s, expected a table%s", who, errors.kind(given), by_name(given, spec))
+  end
   for name, value in pairs(given) do
     local expected = spec[name]
     if expected == nil then
       local names = errors.names(spec)
-      local near = type(name) == "string" and errors.nearest(name, names)
-      errors.raise("%s: unknown option %s%s (accepted: %s)", who, errors.show(name), near
-        and ("; did you mean '%s'?"):format(near) or "",
+      errors.raise("%s: unknown option %s%s (accepted: %s)", who, errors.show(name), instead_of(name, names),
         #names > 0 and table.concat(names, ", ") or "none")
     end
     check_value(who, name, value, expected)

@@ -15,6 +15,8 @@
 ---@field grad Tensor?           the gradient of a leaf, nil until there is one; assignable on leaves
 ---@field requires_grad boolean  whether backward computes its gradient; assignable on leaves
 ---@field is_leaf boolean        made by the script, not by an operation that records
+---@field T Tensor               the transpose of a matrix, as t:t()
+---@field mT Tensor              the last two dimensions swapped, as t:transpose(-2, -1); at least 2 dimensions
 ---@field is_sparse boolean      an instance of SparseTensor, such as the gradient of a sparse embedding
 ---@operator add(Tensor|number): Tensor
 ---@operator sub(Tensor|number): Tensor

@@ -75,7 +75,7 @@ function F.dropout(x, p, given)
   local o = opts("dropout", given, { training = true })
   p = p or 0.5
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
-    raise("dropout: dropout probability has to be between 0 and 1, but got %s", tostring(p))
+    raise("dropout: dropout probability has to be between 0 and 1, but got %s", errors.show(p))
   end
   if not o.training or p == 0 then return x end
   return ops.dropout(x, p)

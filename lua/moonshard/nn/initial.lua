@@ -102,19 +102,27 @@ end
 
 --- Fills t with normal random numbers.
 ---@param t Tensor  floating point, of any shape
----@param mean? number  mean (default: 0)
+---@param mean? number|{ mean: number, std: number }  mean (default: 0); or a table of mean and std
 ---@param std? number   standard deviation (default: 1)
 ---@return Tensor t
 function M.normal_(t, mean, std)
+  if opts.is(mean) then
+    local o = opts("normal_", mean, { mean = 0, std = 1 })
+    mean, std = o.mean, o.std
+  end
   return fill(randn_, "normal_", t, 2, number("normal_", "mean", mean, 0), deviation("normal_", std), 0, 0)
 end
 
 --- Fills t with uniform random numbers in [a, b).
 ---@param t Tensor  floating point, of any shape
----@param a? number  lower bound (default: 0)
+---@param a? number|{ a: number, b: number }  lower bound (default: 0); or a table of a and b
 ---@param b? number  upper bound (default: 1)
 ---@return Tensor t
 function M.uniform_(t, a, b)
+  if opts.is(a) then
+    local o = opts("uniform_", a, { a = 0, b = 1 })
+    a, b = o.a, o.b
+  end
   a, b = number("uniform_", "a", a, 0), number("uniform_", "b", b, 1)
   if a > b then raise("uniform_: a is %g, expected at most b, which is %g", a, b) end
   return fill(rand_, "uniform_", t, 2, a, b, 0, 0)
@@ -122,12 +130,16 @@ end
 
 --- Fills t with random numbers of the truncated normal distribution on [a, b].
 ---@param t Tensor  floating point, of any shape
----@param mean? number  mean (default: 0)
+---@param mean? number|{ mean: number, std: number, a: number, b: number }  mean (default: 0); or a table of all four
 ---@param std? number   standard deviation (default: 1)
 ---@param a? number     lower bound (default: -2)
 ---@param b? number     upper bound (default: 2)
 ---@return Tensor t
 function M.trunc_normal_(t, mean, std, a, b)
+  if opts.is(mean) then
+    local o = opts("trunc_normal_", mean, { mean = 0, std = 1, a = -2, b = 2 })
+    mean, std, a, b = o.mean, o.std, o.a, o.b
+  end
   return fill(trunc_, "trunc_normal_", t, 4, number("trunc_normal_", "mean", mean, 0), deviation("trunc_normal_", std),
     number("trunc_normal_", "a", a, -2), number("trunc_normal_", "b", b, 2))
 end

@@ -124,7 +124,7 @@ local function dropout_arguments(who, x, p, given)
   opts.expect(x, a_tensor, "%s: argument 1", who)
   p = p or 0.5
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
-    raise("%s: dropout probability has to be between 0 and 1, but got %s", who, tostring(p))
+    raise("%s: dropout probability has to be between 0 and 1, but got %s", who, errors.show(p))
   end
   return p, o.training and p > 0
 end

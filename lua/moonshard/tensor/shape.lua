@@ -7,7 +7,7 @@ local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
 local op, a_in, a_i, args = engine.op, engine.a_in, engine.a_i, engine.args
-local methods = tensor.methods
+local methods, getters = tensor.methods, tensor.getters
 local wrap, wrap_same, id_of, is_tensor = tensor.wrap, tensor.wrap_same, tensor.id_of, tensor.is_tensor
 local position, dimension, info_of = tensor.position, tensor.dimension, tensor.info_of
 local call1_with = tensor.call1_with
@@ -116,6 +116,14 @@ function methods.t(t)
   end
   if n < 2 then return t end
   return methods.transpose(t, 1, 2)
+end
+
+-- The fields T and mT.
+function getters.T(t) return methods.t(t) end
+function getters.mT(t)
+  local n = info_of(t).ndim
+  if n < 2 then errors.raise("mT: the shape is %s; at least 2 dimensions expected", tostring(t.shape)) end
+  return methods.transpose(t, -2, -1)
 end
 
 --- The dimensions in another order, without copying.
