@@ -67,6 +67,12 @@ for _, dtype in ipairs(DTYPES) do
       { { 2, 3, 7, 11 }, { 4, 3, 3, 2 }, { dilation = 2, padding = 2 } },
       { { 1, 2, 24, 24 }, { 3, 2, 3, 3 }, { padding = 1 } }, { { 2, 8, 6, 6 }, { 4, 8, 1, 1 }, {} },
       { { 2, 3, 13, 13 }, { 2, 3, 3, 3 }, { stride = 3, padding = 1 } },
+      { { 2, 4, 12, 20 }, { 6, 2, 4, 4 }, { stride = 4, groups = 2 } },
+      { { 2, 2, 20, 21 }, { 3, 2, 2, 7 }, { stride = { 1, 3 }, padding = { 0, 5 } } },
+      { { 1, 2, 9, 31 }, { 2, 2, 2, 3 }, { stride = { 2, 5 }, dilation = { 1, 2 }, padding = 2 } },
+      -- Lines of which shared memory holds a few, and lines that are too long for it.
+      { { 1, 1, 7, 1500 }, { 2, 1, 2, 5 }, { stride = { 1, 4 }, padding = { 1, 2 } } },
+      { { 1, 1, 1, 8300 }, { 2, 1, 1, 4 }, { stride = 3 } },
       { { 1, 1, 5, 72 }, { 8, 1, 2, 9 }, { padding = { 0, 4 } } },
     } do
       local shape, kernel, options = unpack(case)
@@ -92,6 +98,8 @@ for _, dtype in ipairs(DTYPES) do
       { "conv3d", { 2, 4, 3, 5, 9 }, { 6, 2, 2, 3, 3 }, { groups = 2, padding = 1 } },
       { "conv3d", { 1, 2, 5, 4, 17 }, { 3, 2, 3, 1, 3 }, { stride = { 2, 1, 2 }, padding = { 1, 0, 2 } } },
       { "conv1d", { 3, 2, 37 }, { 3, 2, 4 }, { stride = 2, padding = 3 } },
+      { "conv3d", { 2, 2, 5, 6, 13 }, { 3, 2, 2, 3, 5 }, { stride = { 2, 1, 3 }, padding = { 1, 0, 4 } } },
+      { "conv_transpose1d", { 3, 4, 7 }, { 4, 2, 9 }, { stride = 4, padding = 3, output_padding = 2, groups = 2 } },
       { "conv_transpose1d", { 3, 4, 19 }, { 4, 2, 4 }, { stride = 2, padding = 1, output_padding = 1, groups = 2 } },
       { "conv_transpose2d", { 2, 3, 7, 9 }, { 3, 4, 3, 3 }, { stride = 2, padding = 1, output_padding = 1 } },
       { "conv_transpose2d", { 2, 3, 5, 8 }, { 3, 4, 1, 1 }, {} },

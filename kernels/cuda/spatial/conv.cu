@@ -70,9 +70,58 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
     write_pack(cols + row * L, l, L, out);
 }
 
+// As unfold_kernel, for strides above 2. A block computes the columns of `lines` rows of the output, for the kernel
+// elements of one row of the kernel: it copies the image's lines that they read to shared memory, of which every row of
+// cols then takes each sw-th element. tiles: blocks for all rows of the output.
+enum { LINE_BYTES = 16 << 10 };
+struct line_tiles {
+    int64_t lines, tiles;
+};
+template <class S>
+__global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
+    unfold_lines_kernel(ms_conv v, images some, int64_t rows, line_tiles t, const S *x, S *cols)
+{
+    typedef real_of<S> T;
+    alignas(16) __shared__ S line[LINE_BYTES / sizeof(S)];
+    int64_t C = v.in / v.groups, kernel_rows = v.kd * v.kh, units = C * kernel_rows + (rows > C * ms__conv_kernel(&v));
+    int64_t i = blockIdx.x, tile = i % t.tiles, plane = i / t.tiles, oz = plane % v.od, unit = plane / v.od % units,
+            n = plane / v.od / units, c = unit / kernel_rows, k = unit - c * kernel_rows, kz = k / v.kh,
+            ky = k - kz * v.kh;
+    int64_t first = tile * t.lines, d = oz * v.sd - v.front + kz * v.dd, L = ms__conv_positions(&v);
+    int count = (int)(v.oh - first < t.lines ? v.oh - first : t.lines), width = (int)v.w, ow = (int)v.ow;
+    int packs = (width + WIDE - 1) / WIDE, places = count * ow, sw = (int)v.sw, left = (int)v.left;
+    x += (((some.first + n) * v.in + some.group * C + c) * v.d + d) * v.h * v.w;
+    for (int p = threadIdx.x; p < count * packs; p += BLOCK) {
+        int l = p / packs, w = (p - l * packs) * WIDE;
+        int64_t h = (first + l) * v.sh - v.top + ky * v.dh;
+        S *to = line + l * width + w;
+        if (c < C && d >= 0 && d < v.d && h >= 0 && h < v.h) move_pack(to, x + h * width + w, width - w);
+        else
+            for (int e = 0; e < WIDE && w + e < width; e++) store_one(to + e, (T)0);
+    }
+    __syncthreads();
+    cols += (n * rows + unit * v.kw) * L + (oz * v.oh + first) * ow;
+    packs = (places + WIDE - 1) / WIDE;
+    int total = (c < C ? (int)v.kw : 1) * packs;
+    for (int p = threadIdx.x; p < total; p += BLOCK) {
+        int kx = p / packs, at = (p - kx * packs) * WIDE, l = at / ow, ox = at - l * ow, begin = kx * (int)v.dw - left;
+        int w = ox * sw + begin;
+        T out[WIDE];
+        UNROLL
+        for (int e = 0; e < WIDE; e++) {
+            bool inside = w >= 0 && w < width && at + e < places;
+            out[e] = c == C ? (T)1 : inside ? one_of(line + l * width + w) : (T)0;
+            w += sw;
+            if (++ox == ow) ox = 0, l++, w = begin;
+        }
+        write_pack(cols + kx * L, at, places, out);
+    }
+}
+
 // The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order; b,
-// unless it is NULL, has a number for each channel, which is added. A thread computes WIDE elements of a row; if the
-// stride is 1 or 2, a kernel element's contributions to them are adjacent in cols.
+// unless it is NULL, has a number for each channel, which is added. A thread computes WIDE elements of a row. If the
+// stride is 1 or 2, a kernel element's contributions to them are adjacent in cols; if it is above 2, each element has
+// few kernel elements, sw apart (without dilation).
 template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, const S *b, S *dx)
 {
     typedef real_of<S> T;
@@ -81,11 +130,29 @@ template <class S> __global__ void fold_kernel(ms_conv v, images some, const rea
     int64_t row = i / packs, w = (i - row * packs) * WIDE, at = row / v.h, h = row - at * v.h, plane = at / v.d,
             d = at - plane * v.d, n = plane / C;
     T sum[WIDE] = {}, part[WIDE];
-    cols += plane * ms__conv_kernel(&v) * ms__conv_positions(&v);
+    int64_t L = ms__conv_positions(&v), last = (w + v.left) / v.sw, begin = w + v.left - last * v.sw;
+    bool sparse = v.sw > 2 && v.dw == 1 && w + v.left >= 0;
+    cols += plane * ms__conv_kernel(&v) * L;
     for (int64_t k = 0; k < v.kd * v.kh; k++) {
         int64_t kz = k / v.kh, ky = k - kz * v.kh, z = d + v.front - kz * v.dd, oz = z / v.sd,
                 y = h + v.top - ky * v.dh, oy = y / v.sh;
         if (z < 0 || oz * v.sd != z || oz >= v.od || y < 0 || oy * v.sh != y || oy >= v.oh) continue;
+        if (sparse) {
+            const T *from = cols + k * v.kw * L + (oz * v.oh + oy) * v.ow;
+            int64_t past = begin, most = last;
+            ROLLED
+            for (int e = 0; e < WIDE; e++) {
+                T all = 0;
+                UNROLL
+                for (int i = 0; i < WIDE; i++) all = i == e ? sum[i] : all;  // keeps sum in registers
+                for (int64_t kx = past, ox = most; kx < v.kw && ox >= 0; kx += v.sw, ox--)
+                    if (ox < v.ow) all += from[kx * L + ox];
+                UNROLL
+                for (int i = 0; i < WIDE; i++) sum[i] = i == e ? all : sum[i];
+                if (++past == v.sw) past = 0, most++;
+            }
+            continue;
+        }
         for (int64_t kx = 0; kx < v.kw; kx++) {
             const T *from = cols + (((k * v.kw + kx) * v.od + oz) * v.oh + oy) * v.ow;
             int64_t x = w + v.left - kx * v.dw;
@@ -217,6 +284,17 @@ static images images_of(const conv_job *j, int64_t group, int64_t first)
 
 static ms_status unfold(const conv_job *j, const images &some, int64_t rows, const void *x, void *cols)
 {
+    const ms_conv &v = j->v;
+    int64_t line = v.w * ms__dtype_size(j->dtype), units = j->C * v.kd * v.kh + (rows > j->K);
+    line_tiles t = { line > LINE_BYTES ? 0 : LINE_BYTES / line < v.oh ? LINE_BYTES / line : v.oh, 0 };
+    if (v.sw > 2 && t.lines > 0) {
+        t.tiles = up(v.oh, t.lines);
+#define UNFOLD(S, T)                                                                                               \
+    return launch_blocks(j->what, j->index, unfold_lines_kernel<S>, some.count * units * v.od * t.tiles, BLOCK, v, \
+                         some, rows, t, (const S *)x, (S *)cols)
+        WITH_FLOAT_TYPE(j->dtype, UNFOLD)
+#undef UNFOLD
+    }
     grid n = grid_of(some.count * rows * up(j->L, WIDE));
 #define UNFOLD(S, T) \
     return launch(j->what, j->index, unfold_kernel<S>, n.blocks, n.threads, j->v, some, rows, (const S *)x, (S *)cols)
