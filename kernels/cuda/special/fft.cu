@@ -115,14 +115,22 @@ template <class W, int RADIX> __global__ void pass_kernel(fft_pass<W> p)
     }
 }
 
-// a = conj(a b), for each line.
+// a = conj(a b), for each line. A thread computes WIDE elements.
 template <class W> __global__ void product_kernel(pairs<W> a, pairs<W> b, int64_t m, int64_t lines)
 {
-    int64_t i = GLOBAL_INDEX;
-    if (i >= m * lines) return;
-    W re = a.re[i], im = a.im[i], c = b.re[i % m], s = b.im[i % m];
-    a.re[i] = re * c - im * s;
-    a.im[i] = -(re * s + im * c);
+    int64_t packs = (m + WIDE - 1) / WIDE, i = GLOBAL_INDEX, line = i / packs, k = (i - line * packs) * WIDE;
+    if (line >= lines) return;
+    W *to_re = a.re + line * m, *to_im = a.im + line * m, re[WIDE], im[WIDE], c[WIDE], s[WIDE];
+    read_two(to_re, to_im, k, m, re, im);
+    read_two(b.re, b.im, k, m, c, s);
+    UNROLL
+    for (int e = 0; e < WIDE; e++) {
+        W x = re[e];
+        re[e] = x * c[e] - im[e] * s[e];
+        im[e] = -(x * s[e] + im[e] * c[e]);
+    }
+    write_pack(to_re, k, m, re);
+    write_pack(to_im, k, m, im);
 }
 
 template <class W> __global__ void write_kernel(fft_job j, pairs<W> from, pairs<W> chirp)
@@ -202,7 +210,7 @@ template <class W> static ms_status transform(const ms_call *c, fft_job j, bool 
     pairs<W> chirp = {};
     fft_arrays<W> spectrum = {};
     if (j.bluestein) {
-        chirp = take(at, j.n), spectrum.a = take(at, j.m), spectrum.b = take(at, j.m);
+        spectrum.a = take(at, j.m), spectrum.b = take(at, j.m), chirp = take(at, j.n);
         grid of_n = grid_of(j.n);
         MS_TRY(launch(what, index, roots_kernel<W>, of_n.blocks, of_n.threads, chirp, j.n, sign, true));
         MS_TRY(launch(what, index, chirp_kernel<W>, of_m.blocks, of_m.threads, spectrum.a, chirp, j.n, j.m));
@@ -212,8 +220,9 @@ template <class W> static ms_status transform(const ms_call *c, fft_job j, bool 
     MS_TRY(launch(what, index, read_kernel<W>, of_all.blocks, of_all.threads, j, lines.a, chirp));
     MS_TRY(passes(what, index, plan, p, &lines));
     if (j.bluestein) {
-        MS_TRY(
-            launch(what, index, product_kernel<W>, of_all.blocks, of_all.threads, lines.a, spectrum.a, j.m, j.lines));
+        grid of_packs = grid_of(up(j.m, WIDE) * j.lines);
+        MS_TRY(launch(what, index, product_kernel<W>, of_packs.blocks, of_packs.threads, lines.a, spectrum.a, j.m,
+                      j.lines));
         MS_TRY(passes(what, index, plan, p, &lines));
     }
     return launch(what, index, write_kernel<W>, of_out.blocks, of_out.threads, j, lines.a, chirp);
