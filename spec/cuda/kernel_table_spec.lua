@@ -113,6 +113,23 @@ describe("the static table", function()
     assert.same({}, gone, "these limits are met now; remove them from kernel_exceptions.lua")
     assert.is_true(#rows > 100, #rows)
   end)
+
+  it("shows matrix instructions in every kernel of attention", function()
+    if process.tool then return pending "is not run under sanitizers or valgrind" end
+    local rows, why = kernels.rows(process.root .. "/", build)
+    if not rows then return pending("not measured: " .. why) end
+    local found = {}
+    for _, r in ipairs(rows) do
+      local name = r.name:match "^flash[%w_]*: (flash_[%w_]*kernel)"
+      if name then
+        assert.is_true(r.mma > 0, r.name)
+        found[name] = (found[name] or 0) + 1
+      end
+    end
+    for _, name in ipairs { "flash_kernel", "flash_queries_kernel", "flash_keys_kernel" } do
+      assert.is_true((found[name] or 0) >= 4, name)            -- two types, heads of up to 64 and 128
+    end
+  end)
 end)
 
 describe("the prediction of a launch", function()

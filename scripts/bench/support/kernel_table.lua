@@ -109,16 +109,16 @@ function M.rows(root, build)
   return rows
 end
 
--- Kernels whose parameters of half types come with float32 states, loaded at the same time.
-local WITH_STATES = set "optim:optim_kernel"
+-- Kernels whose data of half types come with float32 numbers, loaded at the same time: states, statistics of rows.
+local WITH_STATES = set "optim:optim_kernel norm:norm_rows_kernel"
 
 -- "optim:optim_kernel" from "optim: optim_kernel<1>".
 local function base_of(row) return (row.name:match "^[^<]*":gsub(" ", "")) end
 
 --- Bytes in flight on one SM for a class of data: those of a thread times the threads that the SM holds.
 function M.flight(row, class)
-  local bytes = row.classes[class].flight
-  if class == "half" and WITH_STATES[base_of(row)] then bytes = bytes + row.classes.float32.flight end
+  local half, float, bytes = row.classes.half, row.classes.float32, row.classes[class].flight
+  if half and float and WITH_STATES[base_of(row)] then bytes = half.flight + float.flight end
   return bytes * row.threads * row.blocks
 end
 
