@@ -955,6 +955,19 @@ MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work);
 // must be published (ms_dist_publish_error). ms_capture_repeat publishes its own.
 MS_API int ms_capture_sends(const ms_captured *c);
 MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that is being recorded: MS_ESTATE
+// Ends the recording, whose step is then not captured: only ms_capture_free may follow. For a step whose work was not
+// that of other steps.
+MS_API void ms_capture_leave(void);
+// For a gradient scaler in a step that is being recorded. unless: *sum is that of the `found` tensors, which have one
+// float32 element each. If it is 0, repetitions do what is recorded up to unless_end only if the sum is then 0, too;
+// otherwise the recording ends (ms_capture_leave). adapt: changes the scale by the rule, now and in each repetition;
+// *rule, which has the count of steps without infinities, must stay valid.
+typedef struct ms_scale_rule {
+    double growth_factor, backoff_factor, growth_interval, growth_tracker;
+} ms_scale_rule;
+MS_API ms_status ms_capture_unless(int n, const ms_id *found, double *sum);
+MS_API ms_status ms_capture_unless_end(void);
+MS_API ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule *rule);
 
 // ---- profiler ---------------------------------------------------------------------------------
 

@@ -85,6 +85,15 @@ void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *a
     return w->arg;
 }
 
+static ms_status repeat_nothing(void *arg, ms_captured *c) { return (void)arg, (void)c, MS_OK; }
+
+ms_captured_work *ms__capture_mark(ms_captured *c)
+{
+    return ms__capture_work(c, repeat_nothing, NULL, 0) ? c->last : NULL;
+}
+
+void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark) { c->next = mark; }
+
 void ms__capture_fixed(ms_captured *c, int device)
 {
     if (c->last && ms__is_cuda(device)) c->last->gpu = 1 + ms__index(device);
@@ -199,15 +208,10 @@ ms_status ms__captured_repeat(ms_captured *c)
 {
     ms_status st = MS_OK;
     if (MS_UNLIKELY(!c->graphed)) make_graphs(c);
-    for (ms_captured_work *w = c->first; w && st == MS_OK;) {
+    for (ms_captured_work *w = c->first; w && st == MS_OK; w = c->next) {
         if (MS_UNLIKELY(ms__state.interrupted) && (st = ms__check_interrupt()) != MS_OK) break;
-        if (w->graph) {
-            st = ms__cuda()->graphs.launch(w->gpu - 1, w->graph);
-            w = w->after;
-        } else {
-            st = w->repeat(w->arg, c);
-            w = w->next;
-        }
+        c->next = w->graph ? w->after : w->next;
+        st = w->graph ? ms__cuda()->graphs.launch(w->gpu - 1, w->graph) : w->repeat(w->arg, c);
     }
     return c->n_events || st != MS_OK ? settle(c, st) : MS_OK;
 }

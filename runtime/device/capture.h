@@ -46,6 +46,9 @@ struct ms_captured {
     uint64_t draws;          // how many offsets of the random generator the step uses
     uint64_t first_node;     // nodes of the graph with a lower sequence number are older than the step
     bool sends;              // the step has collectives of several ranks
+    void *unless;            // train/scaler.c: the work that may skip what is being recorded; NULL: none
+    bool left;               // the script does not want what was recorded (ms_capture_leave)
+    ms_captured_work *next;  // in a repetition, the work that follows the current one
     struct ms_seen *seen;    // ops/captured.c: the tensors and storages that the work uses
     struct ms_noted *noted;  // autograd/captured.c: the leaves whose grads the step uses or sets
     struct ms_ends *ends;    // train/captured.c: the step's inputs and results
@@ -67,6 +70,10 @@ void ms__capture_no_memory(ms_captured *c);
 // States that the work that was added last only queues the same launches on the compute stream of a GPU, with the same
 // arguments, in every repetition, and changes nothing else.
 void ms__capture_fixed(ms_captured *c, int device);
+// Adds a piece of work that does nothing, and returns it. NULL: no memory.
+ms_captured_work *ms__capture_mark(ms_captured *c);
+// In a repetition, called by a piece of work: the work between it and the mark is not repeated.
+void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark);
 // Refuses the step that is being recorded: fails with MS_ESTATE and the text, which names what cannot be captured.
 ms_status ms__capture_refuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 

@@ -510,13 +510,60 @@ static ms_status unscale_here(part_list *list, float inverse, float *found, bool
     return MS_OK;
 }
 
+// A call of unscale_, which a captured step repeats.
+typedef struct {
+    part_list list;
+    ms_tensor *factor, *flag;
+    bool stop;
+} unscale_work;
+
+static ms_status unscale(const unscale_work *w)
+{
+    part_list list = w->list;
+    int device = ms__device(w->factor);
+    const float *inverse = ms__data(w->factor);
+    float *found = ms__data(w->flag);
+    if (list.n == 0) return MS_OK;
+    if (!ms__is_cuda(device)) return unscale_here(&list, *inverse, found, w->stop);
+    ms_norm_job job = { .n = list.n, .owners = w->stop ? list.n : 1, .p = INFINITY };
+    for (int k = 0; k < list.n && !w->stop; k++) list.parts[k].owner = 0;
+    ms_status st = ms__cuda()->gradients.norms(ms__index(device), &job, list.parts);
+    if (st == MS_OK) st = ms__cuda()->gradients.unscale(ms__index(device), &job, inverse, found, w->stop);
+    ms__free(job.room);
+    return st;
+}
+
+static ms_status repeat_unscale(void *arg, ms_captured *c)
+{
+    (void)c;
+    MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
+    return unscale(arg);
+}
+
+static void drop_unscale(void *arg) { free(((unscale_work *)arg)->list.parts); }
+
+// Unscales, and adds the call to the step that is being recorded, if any, which then owns the list.
+static ms_status unscale_or_capture(unscale_work *w, int n, const ms_id *gradients)
+{
+    ms_captured *c = ms__capture_suspend();
+    ms_status st = unscale(w);
+    ms__capture_resume(c);
+    unscale_work *kept = c && st == MS_OK ? ms__capture_work(c, repeat_unscale, drop_unscale, sizeof *kept) : NULL;
+    if (!kept) return st;
+    for (int k = 0; k < n; k++) (void)ms__capture_tensor(c, ms__tensor(gradients[k]));
+    *kept = *w;
+    kept->factor = ms__capture_tensor(c, w->factor);
+    kept->flag = ms__capture_tensor(c, w->flag);
+    w->list.parts = NULL;
+    return MS_OK;
+}
+
 ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_id found, int32_t stop)
 {
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, "unscale_", NULL);
-    if (MS_UNLIKELY(ms__recording != NULL))
-        return ms__capture_refuse("a gradient scaler decides by values whether to step; train in bfloat16 without one");
-    ms_tensor *factor = ms__tensor(inverse), *flag = ms__tensor(found);
+    unscale_work w = { .factor = ms__tensor(inverse), .flag = ms__tensor(found), .stop = stop != 0 };
+    const ms_tensor *factor = w.factor, *flag = w.flag;
     if (!factor || !flag) return ms__failure();
     int device = ms__device(factor);
     if (factor->dtype != MS_F32 || factor->numel != 1 || flag->dtype != MS_F32 || flag->numel != 1 ||
@@ -526,22 +573,13 @@ ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_
                         "element on one device",
                         ms__tensor_text(factor), ms__tensor_text(flag));
     size_t bytes = (size_t)(n > 0 ? n : 1) * sizeof(ms_norm_part);
-    part_list list = { .p = INFINITY, .parts = malloc(bytes) };
-    if (!list.parts) return ms__no_memory(bytes, "unscale_", "the list of %d gradients", n);
-    ms_status st = list_gradients(&list, n, gradients, device);
+    w.list = (part_list) { .p = INFINITY, .parts = malloc(bytes) };
+    if (!w.list.parts) return ms__no_memory(bytes, "unscale_", "the list of %d gradients", n);
+    ms_status st = list_gradients(&w.list, n, gradients, device);
     if (st == MS_OK) st = ms__storage_sync(factor->storage, false);
     if (st == MS_OK) st = ms__storage_sync(flag->storage, true);
-    if (st == MS_OK && list.n > 0 && ms__is_cuda(device)) {
-        ms_norm_job job = { .n = list.n, .owners = stop ? list.n : 1, .p = INFINITY };
-        for (int k = 0; k < list.n && !stop; k++) list.parts[k].owner = 0;
-        st = ms__cuda()->gradients.norms(ms__index(device), &job, list.parts);
-        if (st == MS_OK)
-            st = ms__cuda()->gradients.unscale(ms__index(device), &job, ms__data(factor), ms__data(flag), stop != 0);
-        ms__free(job.room);
-    } else if (st == MS_OK && list.n > 0) {
-        st = unscale_here(&list, *(const float *)ms__data(factor), ms__data(flag), stop != 0);
-    }
+    if (st == MS_OK) st = unscale_or_capture(&w, n, gradients);
     flag->version->count++;
-    free(list.parts);
+    free(w.list.parts);
     return st;
 }

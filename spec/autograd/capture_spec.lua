@@ -99,6 +99,40 @@ describe("a captured step", function()
     for k = 1, 4 do assert.are.same({ 1 - k, 1 - k }, step(ms.tensor { 2, 2 }):tolist()) end
   end)
 
+  it("records the call after one in which a gradient scaler skips the optimizer's step", function()
+    local p = nn.Parameter(ms.ones(1))
+    local opt = optim.SGD({ p }, { lr = 1 })
+    local scaler = ms.amp.GradScaler { init_scale = 4, growth_interval = 2 }
+    local step = ms.capture(function(x)
+      opt:zero_grad()
+      scaler:scale((p * x):sum()):backward()
+      scaler:step(opt)
+      scaler:update()
+      return p
+    end, { warmup = 0 })
+    local infinite, one = ms.full({ 1 }, math.huge), ms.ones(1)
+    -- The argument, then p and the scale after the call; the third call is recorded.
+    local calls = { { infinite, 1, 2 }, { infinite, 1, 1 }, { one, 0, 1 }, { one, -1, 2 }, { infinite, -1, 1 },
+      { one, -2, 1 }, { one, -3, 2 }, { one, -4, 2 }, { infinite, -4, 1 } }
+    for k, call in ipairs(calls) do
+      local now = step(call[1])
+      assert.are.equal(call[2], now:item())
+      assert.is_false(now.requires_grad)
+      assert.are.equal(call[2], p:item())
+      assert.are.equal(call[3], scaler:get_scale())
+      assert.are.equal(k > 2, step:memory() > 0)
+    end
+    assert.are.equal(0, scaler:state_dict().growth_tracker)
+    step(one)
+    assert.are.equal(1, scaler:state_dict().growth_tracker)
+    scaler:load_state_dict { scale = 8, growth_factor = 2, backoff_factor = 0.25, growth_interval = 5,
+      growth_tracker = 4 }
+    step(one)
+    assert.are.equal(16, scaler:get_scale())
+    step(infinite)
+    assert.are.equal(4, scaler:get_scale())
+  end)
+
   it("takes numbers and strings as they were, and other tensors of the same kind", function()
     local step = ms.capture(function(x, factor, how) return how == "add" and x + factor or x * factor end,
       { warmup = 0 })
@@ -189,14 +223,16 @@ local refused = {
       return a + 1
     end
   end },
-  { "a gradient scaler", "gradient scaler", function()
+  { "a gradient scaler without its update", "made inside is still in use after it", function()
     local model, opt = mlp()
     local scaler = ms.amp.GradScaler { init_scale = 2 }
+    local calls = 0
     return function(a, b)
+      calls = calls + 1
       local loss = nn.F.mse_loss(model(a), b)
       scaler:scale(loss):backward()
       scaler:step(opt)
-      scaler:update()
+      if calls == 1 then scaler:update() end
       opt:zero_grad()
       return loss
     end

@@ -85,6 +85,40 @@ kinds["a step that clips"] = function()
   end
 end
 
+-- The scaled gradients overflow whenever the scale has grown, so that several of the steps are skipped.
+kinds["a gradient scaler that skips steps, clipping"] = function()
+  local model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+  local scaler = ms.amp.GradScaler { init_scale = 2 ^ 124, growth_factor = 4, growth_interval = 3 }
+  return model, opt, function(x, y)
+    opt:zero_grad()
+    local loss = nn.F.mse_loss(model(x), y)
+    scaler:scale(loss * 100):backward()
+    scaler:unscale_(opt)
+    nn.utils.clip_grad_norm_(model:parameters(), 1)
+    scaler:step(opt)
+    scaler:update()
+    return loss, scaler.scale_tensor
+  end
+end
+
+kinds["two optimizers and a gradient scaler"] = function()
+  local model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+  local opt, other = optim.AdamW(model[1]:parameters(), { lr = 1e-2 }),
+    optim.SGD(model[3]:parameters(), { lr = 1e-2, momentum = 0.9 })
+  local scaler = ms.amp.GradScaler { init_scale = 2 ^ 126, growth_factor = 4, growth_interval = 2 }
+  return model, opt, function(x, y)
+    local loss = nn.F.mse_loss(model(x), y)
+    scaler:scale(loss * 100):backward()
+    scaler:step(opt)
+    scaler:step(other)
+    scaler:update()
+    opt:zero_grad()
+    other:zero_grad()
+    return loss, scaler.scale_tensor
+  end
+end
+
 kinds["attention with dropout, an embedding, cross-entropy, a checkpoint and a Function"] = function()
   local model = nn.Module:extend "Model"()
   model.embedding, model.head = nn.Embedding(11, 8), nn.Linear(8, 11)
@@ -125,7 +159,7 @@ function M.train(make, n, capture)
   end
   for _, p in ipairs(model:parameters()) do
     seen[#seen + 1] = p:detach()
-    for _, state in pairs(opt:state_of(p)) do
+    for _, state in pairs(opt:state_of(p) or {}) do
       if ms.is_tensor(state) then seen[#seen + 1] = state end
     end
     if p.grad then seen[#seen + 1] = p.grad end

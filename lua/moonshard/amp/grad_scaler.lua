@@ -4,6 +4,7 @@
 --- scale lowered. All ranks of a ShardedGradScaler skip the same steps.
 local autograd = require "moonshard.autograd"
 local calls = require "moonshard.dist.calls"
+local captured = require "moonshard.amp.captured"
 local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
@@ -39,9 +40,9 @@ local function construct(self, given, spec)
   local o = opts(self:class_name(), given, spec)
   if o.enabled and o.growth_factor <= 1 then raise("The growth factor must be > 1.0.") end
   if o.enabled and o.backoff_factor >= 1 then raise("The backoff factor must be < 1.0.") end
-  self._enabled, self._init_scale, self._growth_tracker = o.enabled, o.init_scale, 0
-  self._growth_factor, self._backoff_factor, self._growth_interval = o.growth_factor, o.backoff_factor,
-    o.growth_interval
+  self._enabled, self._init_scale = o.enabled, o.init_scale
+  -- growth_tracker: the number of steps without infinities since the scale changed
+  self._rule = engine.ffi.new("ms_scale_rule", { o.growth_factor, o.backoff_factor, o.growth_interval, 0 })
   self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
   return o
 end
@@ -265,21 +266,29 @@ end
 
 -- Adapts the scale to the infinities in the records. Returns false if no gradients have been checked for infinities.
 local function adapt(self)
-  local sum, any = 0, false
+  local sum, any, rule = 0, false, self._rule
+  if captured.active() then
+    local all = {}
+    for _, record in pairs(self._optimizers) do
+      for _, t in util.sorted_pairs(record.found_inf) do all[#all + 1] = t end
+    end
+    if #all > 0 then captured.adapt(self.scale_tensor, all, rule) end
+    return #all > 0
+  end
   for _, record in pairs(self._optimizers) do           -- in any order: the sum of whole numbers is exact
     any = any or next(record.found_inf) ~= nil
     sum = sum + total(record)
   end
   if not any then return false end
   if sum > 0 then
-    set_scale(self, self.scale_tensor:item() * self._backoff_factor)
-    self._growth_tracker = 0
+    set_scale(self, self.scale_tensor:item() * rule.backoff_factor)
+    rule.growth_tracker = 0
   else
-    self._growth_tracker = self._growth_tracker + 1
-    if self._growth_tracker == self._growth_interval then
-      local grown = self.scale_tensor:item() * self._growth_factor
+    rule.growth_tracker = rule.growth_tracker + 1
+    if rule.growth_tracker == rule.growth_interval then
+      local grown = self.scale_tensor:item() * rule.growth_factor
       if grown <= 3.4028234663852886e38 then set_scale(self, grown) end
-      self._growth_tracker = 0
+      rule.growth_tracker = 0
     end
   end
   return true
@@ -340,6 +349,7 @@ local function unscale(self, optimizer)
   end
   if record.stage == "stepped" then raise("unscale_() is being called after step().") end
   local device = self.scale_tensor.device
+  if captured.active() then captured.check(device, has_peers(self, optimizer)) end
   local inv_scale = no_grad(function() return self.scale_tensor:reciprocal() end)  -- on a GPU without waiting for it
   self._unscaling = record
   local ok, found = pcall(self.unscale_grads_, self, optimizer, inv_scale, number_tensor(0, device))
@@ -368,7 +378,11 @@ local function step(self, optimizer, closure)
   if record.stage == "ready" then self:unscale_(optimizer) end
   if next(record.found_inf) == nil then raise("No inf checks were recorded for this optimizer.") end
   local ok, result = true, nil
-  if total(record) == 0 then ok, result = pcall(optimizer.step, optimizer) end
+  if captured.active() then
+    record.total, result = captured.unless(record.found_inf, function() return optimizer:step() end)
+  elseif total(record) == 0 then
+    ok, result = pcall(optimizer.step, optimizer)
+  end
   if not ok then
     record.versions = sum_of_versions(optimizer)
     error(result, 0)
@@ -422,13 +436,13 @@ function GradScaler:get_scale()
 end
 --- The factor by which the scale grows after growth_interval consecutive steps with finite gradients.
 ---@return number
-function GradScaler:get_growth_factor() return self._growth_factor end
+function GradScaler:get_growth_factor() return self._rule.growth_factor end
 --- The factor by which the scale is multiplied after a skipped step.
 ---@return number
-function GradScaler:get_backoff_factor() return self._backoff_factor end
+function GradScaler:get_backoff_factor() return self._rule.backoff_factor end
 --- The number of consecutive steps with finite gradients after which the scale grows.
 ---@return integer
-function GradScaler:get_growth_interval() return self._growth_interval end
+function GradScaler:get_growth_interval() return self._rule.growth_interval end
 --- Whether scaling is enabled.
 ---@return boolean
 function GradScaler:is_enabled() return self._enabled end
@@ -437,9 +451,10 @@ function GradScaler:is_enabled() return self._enabled end
 ---@return table
 function GradScaler:state_dict()
   if not self._enabled then return {} end
+  local rule = self._rule
   return {
-    scale = self:get_scale(), growth_factor = self._growth_factor, backoff_factor = self._backoff_factor,
-    growth_interval = self._growth_interval, growth_tracker = self._growth_tracker,
+    scale = self:get_scale(), growth_factor = rule.growth_factor, backoff_factor = rule.backoff_factor,
+    growth_interval = rule.growth_interval, growth_tracker = rule.growth_tracker,
   }
 end
 
@@ -454,8 +469,9 @@ function GradScaler:load_state_dict(sd)
   for _, name in ipairs { "scale", "growth_factor", "backoff_factor", "growth_interval", "growth_tracker" } do
     opts.expect(sd[name], opts.number, "load_state_dict: %s", name)
   end
-  self._init_scale, self._growth_tracker = sd.scale, sd.growth_tracker
-  self._growth_factor, self._backoff_factor, self._growth_interval = sd.growth_factor, sd.backoff_factor,
+  local rule = self._rule
+  self._init_scale, rule.growth_tracker = sd.scale, sd.growth_tracker
+  rule.growth_factor, rule.backoff_factor, rule.growth_interval = sd.growth_factor, sd.backoff_factor,
     sd.growth_interval
   if self.scale_tensor then set_scale(self, sd.scale) end
 end

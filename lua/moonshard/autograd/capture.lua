@@ -81,16 +81,25 @@ function M.refuse_hook(what, fn)
     :format(what, M.place(fn)))
 end
 
-local function begin()
-  now = { of = {}, list = {} }
-  for _, fn in ipairs(watchers) do fn(true) end
-end
-
 local function finish()
   local noted = now
   now = nil
-  for _, fn in ipairs(watchers) do fn(false) end
+  if noted then
+    for _, fn in ipairs(watchers) do fn(false) end
+  end
   return noted
+end
+
+--- Ends the recording of a step whose work was not that of other steps: the step goes on uncaptured, and the next call
+--- of it is recorded instead.
+function M.leave()
+  lib.ms_capture_leave()
+  finish()
+end
+
+local function begin()
+  now = { of = {}, list = {} }
+  for _, fn in ipairs(watchers) do fn(true) end
 end
 
 -- Checks per function that checker makes: LuaJIT compiles functions of this length.
@@ -205,6 +214,11 @@ local function count_detached(...) return detached(select("#", ...), ...) end
 
 -- Returns the results of the recorded function, each tensor as a copy, as repetitions return them.
 local function copy_results(self, n, ...)
+  if not now then                                         -- M.leave has been called
+    local left = { ... }
+    for k = 1, n do left[k] = is_tensor(left[k]) and left[k]:detach():clone() or left[k] end
+    return unpack(left, 1, n)
+  end
   local out, tensors = { n = n, ... }, 0
   for k = 1, n do
     local v = out[k]
@@ -261,6 +275,10 @@ end
 
 local function end_recording(self, fixed, before, ok, ...)
   local noted, message = finish(), (...)
+  if ok and not noted then                                -- M.leave has been called
+    drop(self)
+    return ...
+  end
   if ok then ok, message = pcall(close_recording, self, noted) end
   if not ok then
     drop(self)
@@ -377,15 +395,17 @@ function CapturedStep:__tostring()
 end
 
 --- Captures a training step. The first `warmup` calls of the result run fn as it is; the next one runs it and records
---- what the engine does; all later calls repeat that without Lua, on the same memory: forward, backward, clipping,
---- optimizer steps, zero_grad, collectives. Every call is one step with the same bits as fn itself: new arguments are
---- copied in, random numbers and step counts advance, and options of optimizers that changed between calls (learning
---- rates of schedules) take effect. Results are new tensors without a graph.
+--- what the engine does; all later calls repeat that without Lua, on the same memory: forward, backward, gradient
+--- scalers, clipping, optimizer steps, zero_grad, collectives. Every call is one step with the same bits as fn itself:
+--- new arguments are copied in, random numbers and step counts advance, and options of optimizers that changed between
+--- calls (learning rates of schedules) take effect. Results are new tensors without a graph.
 ---
 --- What fn does in Lua is not repeated: it must have the same shapes in every call and read no values. Errors: fn reads
 --- values (item, tolist, printing), calls hooks, keeps tensors that it makes, changes a learning rate or sets the
 --- random generator; later calls with other shapes, dtypes or numbers, or after a parameter, module, mode or group that
---- fn used was replaced. Collectives over NCCL are refused.
+--- fn used was replaced. Collectives over NCCL are refused, and gradient scalers on GPUs or over ranks. A step with a
+--- gradient scaler must also call its update; a call in which the scaler skips the optimizer's step is not recorded, but
+--- the next one is.
 ---@param fn fun(...): any  the step; its arguments are tensors, numbers, strings, booleans or nil
 ---@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for work that only first calls
 ---   do, such as making an optimizer's state

@@ -1,0 +1,60 @@
+-- SPDX-License-Identifier: MIT
+--- Gradient scalers in captured steps: what a scaler decides by values becomes work of the engine.
+local capture = require "moonshard.autograd.capture"
+local engine = require "moonshard.core.ffi"
+local errors = require "moonshard.core.errors"
+local util = require "moonshard.tensor.util"
+
+local lib, ffi = engine.lib, engine.ffi
+local sum = ffi.new "double[1]"
+
+local M = {}
+
+--- Whether a step is being recorded.
+M.active = capture.active
+
+-- The ids of the tensors in `found`, and their number.
+local function ids_of(found)
+  local list = {}
+  for _, t in util.sorted_pairs(found) do list[#list + 1] = t.id end
+  return #list, ffi.new("ms_id[?]", math.max(#list, 1), list)
+end
+
+--- Refuses the step that is being recorded if the scaler's flags are on a GPU or must be combined over ranks.
+---@param device string  of the scale
+---@param several boolean  whether several ranks decide together
+function M.check(device, several)
+  if several then capture.refuse "a gradient scaler decides over several ranks" end
+  if device ~= "cpu" then capture.refuse "a gradient scaler decides on a GPU" end
+end
+
+--- Calls fn and makes repetitions call what it records only if no gradient of theirs is infinite or nan. If one is now,
+--- does not call fn, and the step is not captured. Returns the sum of found_inf, and fn's result.
+---@param found table<string, Tensor>  found_inf by device
+---@param fn fun(): any
+---@return number, any
+function M.unless(found, fn)
+  local n, ids = ids_of(found)
+  if lib.ms_capture_unless(n, ids, sum) ~= 0 then errors.fail() end
+  if sum[0] ~= 0 then
+    capture.leave()
+    return sum[0]
+  end
+  local result = fn()
+  if lib.ms_capture_unless_end() ~= 0 then errors.fail() end
+  return 0, result
+end
+
+--- Adapts the scale, now and in repetitions.
+---@param scale Tensor
+---@param found Tensor[]  found_inf of all optimizers
+---@param rule ffi.cdata*  ms_scale_rule
+function M.adapt(scale, found, rule)
+  local n, ids = ids_of(found)
+  if lib.ms_capture_adapt(scale.id, n, ids, rule) ~= 0 then errors.fail(scale) end
+  capture.note(rule, function(_, list)
+    list.touched(function() return rule end)              -- keeps the rule as long as the step
+  end)
+end
+
+return M
