@@ -56,6 +56,98 @@ describe("transforms", function()
     assert.is_true(math.abs(n - 500) < 80, n)
   end)
 
+  it("turn by an angle, counter-clockwise, and move and enlarge", function()
+    local x = image({ 2, 3, 3 }, "uint8")
+    assert.is_true(transforms.RandomRotation { 90, 90 } (x):equal(x:transpose(2, 3):flip(2)))
+    assert.is_true(transforms.RandomRotation { -180, -180 } (x):equal(x:flip({ 2, 3 })))
+    assert.is_true(transforms.RandomRotation(0)(x):equal(x))
+    local wide = ms.zeros(1, 3, 5)
+    wide[1][2][4] = 1                                              -- right of the middle: goes above it
+    local turned = transforms.RandomRotation({ 90, 90 }, { fill = 7 })(wide)
+    assert.are.same({ { { 7, 0, 1, 0, 7 }, { 7, 0, 0, 0, 7 }, { 7, 0, 0, 0, 7 } } }, turned:tolist())
+    local seen = {}
+    ms.manual_seed(1)
+    for _ = 1, 60 do
+      local y = transforms.RandomAffine(0, { translate = { 0.4, 0 } })(wide):squeeze(1)
+      for k, v in ipairs(y[2]:tolist()) do
+        if v == 1 then seen[k] = true end
+      end
+    end
+    assert.are.same({ false, true, true, true, true }, { seen[1] or false, seen[2], seen[3], seen[4], seen[5] })
+    local big = transforms.RandomAffine(0, { scale = { 3, 3 } })(image({ 1, 3, 3 }, "float32"))
+    assert.are.same({ 148, 148 }, { big:min():item(), big:max():item() })     -- the pixel in the middle
+  end)
+
+  it("change brightness, contrast and saturation within the range of the dtype", function()
+    local x = ms.tensor({ 0, 100, 200 }, { dtype = "uint8" }):reshape(3, 1, 1):expand(3, 1, 2):contiguous()
+    local function jitter(o) return transforms.ColorJitter(o)(x):narrow(3, 1, 1):flatten():tolist() end
+    assert.are.same({ 0, 150, 255 }, jitter { brightness = { 1.5, 1.5 } })
+    local grey = 100 * 0.587 + 200 * 0.114
+    local function toward(factor)
+      local list = {}
+      for k, v in ipairs { 0, 100, 200 } do list[k] = math.floor(v * factor + grey * (1 - factor) + 0.5) end
+      return list
+    end
+    assert.are.same(toward(0), jitter { saturation = { 0, 0 } })
+    assert.are.same(toward(0.5), jitter { saturation = { 0.5, 0.5 } })
+    assert.are.same(toward(0.5), jitter { contrast = { 0.5, 0.5 } })       -- its pixels have one mean
+    assert.is_true(transforms.ColorJitter {} (x):equal(x))
+    local one, low, high = ms.full({ 1, 1, 1 }, 0.5), 1, 0
+    ms.manual_seed(1)
+    for _ = 1, 200 do
+      local v = transforms.ColorJitter { brightness = 0.4 } (one):item()
+      low, high = math.min(low, v), math.max(high, v)
+    end
+    assert.is_true(low >= 0.3 and low < 0.32 and high <= 0.7 and high > 0.68, ("%g %g"):format(low, high))
+  end)
+
+  it("erase a part, make grey, and apply others with the given probability", function()
+    local x = ms.ones(3, 8, 8)
+    ms.manual_seed(1)
+    for _ = 1, 50 do
+      local y = transforms.RandomErasing(1, { scale = { 0.1, 0.2 }, ratio = { 0.5, 2 }, value = 5 })(x)
+      local rows, columns = y[1]:eq(5):any(2):sum():item(), y[1]:eq(5):any(1):sum():item()
+      assert.are.equal(3 * rows * columns, y:eq(5):sum():item())       -- one rectangle in all channels
+      assert.is_true(rows * columns >= 4 and rows * columns <= 16)
+    end
+    assert.is_true(transforms.RandomErasing(0)(x):equal(x))
+    local colours = image({ 3, 2, 2 }, "uint8")
+    assert.is_true(transforms.RandomGrayscale(1)(colours):equal(transforms.Grayscale(3)(colours)))
+    assert.is_true(transforms.RandomGrayscale(0)(colours):equal(colours))
+    local n, apply = 0, transforms.RandomApply({ function(t) return t + 1 end, function(t) return t * 2 end }, 0.3)
+    for _ = 1, 500 do
+      local v = apply(ms.ones(1, 1)):item()
+      assert.is_true(v == 1 or v == 4)
+      if v == 4 then n = n + 1 end
+    end
+    assert.is_true(math.abs(n - 150) < 45, n)
+  end)
+
+  it("refuse ranges and images that make no sense", function()
+    for wanted, fn in pairs {
+      ["RandomRotation: argument 1 is nil, expected a number from 0 or { low, high }"] = function() transforms.RandomRotation() end,
+      ["RandomAffine: option 'scale': the least factor is a number (0), expected a number > 0"] = function()
+        transforms.RandomAffine(0, { scale = { 0, 1 } })
+      end,
+      ["ColorJitter: option 'contrast': the least factor is a number (-1), expected a number from 0"] = function()
+        transforms.ColorJitter { contrast = { -1, 1 } }
+      end,
+      ["ColorJitter: the image has shape [4, 4], expected [..., 1 or 3, H, W]"] = function()
+        transforms.ColorJitter {} (ms.ones(4, 4))
+      end,
+      ["Compose: argument 1 is a function, expected a list of functions"] = function()
+        transforms.Compose(transforms.ToTensor())
+      end,
+      ["unknown name in data.transforms: 'Lambda'; a transform is a function: write function(x) ... end"] = function()
+        return transforms.Lambda
+      end,
+    } do
+      local ok, text = pcall(fn)
+      assert.is_false(ok)
+      assert.truthy(text:find(wanted, 1, true), text)
+    end
+  end)
+
   it("resize a random part, of any size of image", function()
     local crop = transforms.RandomResizedCrop(6, { scale = { 0.2, 1 } })
     for _, shape in ipairs { { 3, 20, 30 }, { 1, 2, 40 }, { 1, 1, 1 } } do

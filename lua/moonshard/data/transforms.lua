@@ -7,6 +7,7 @@
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
+local F = require "moonshard.nn.functional".F
 local opts = require "moonshard.core.opts"
 local tensor = require "moonshard.tensor"
 
@@ -45,7 +46,7 @@ end
 ---@param list function[]  each from image to image
 ---@return fun(image: Tensor): Tensor
 function M.Compose(list)
-  opts.expect(list, opts.table, "Compose: argument 1")
+  opts.need(opts.is_plain(list), list, "a list of functions", "Compose: argument 1")
   for k, fn in ipairs(list) do opts.expect(fn, opts.callable, "Compose: function %d", k) end
   return function(x)
     for _, fn in ipairs(list) do x = fn(x) end
@@ -317,6 +318,180 @@ function M.Grayscale(channels)
     local grey = values:narrow(-3, 1, 1) * 0.2989 + values:narrow(-3, 2, 1) * 0.587 + values:narrow(-3, 3, 1) * 0.114
     return grey:to(x.dtype):expand(shape)
   end
+end
+
+-- ---- turns ------------------------------------------------------------------------------------------------
+
+-- A range { low, high }: a list of two numbers, or { -v, v } of a number v.
+local function range(v, who, label)
+  local list = type(v) == "number" and { -v, v } or v
+  opts.need(opts.is_plain(list) and #list == 2 and type(list[1]) == "number" and type(list[2]) == "number"
+    and list[1] <= list[2], v, "a number from 0 or { low, high }", "%s: %s", who, label)
+  return list
+end
+
+local function between(list) return list[1] + uniform() * (list[2] - list[1]) end
+
+-- The image turned by an angle in degrees, counter-clockwise around its middle, then enlarged by scale and moved right
+-- and down by pixels. Each pixel is read at the place from which it comes.
+local function moved(x, who, move, o)
+  local height, width = image_of(x, who)
+  local shape = x.shape
+  return autograd.no_grad(function()
+    local values = (x.dtype == "float64" and x or x:float()) - o.fill
+    local a = math.rad(move.angle)
+    local c, s = math.cos(a) / move.scale, math.sin(a) / move.scale
+    local right, down = 2 * move.right / width, 2 * move.down / height
+    local ratio = height / width
+    local theta = create.tensor({ { { c, -s * ratio, -c * right + s * ratio * down },
+      { s / ratio, c, -s / ratio * right - c * down } } }, { dtype = values.dtype }):to(x.device)
+    local flat = values:reshape(1, -1, height, width)
+    local grid = F.affine_grid(theta, { 1, flat:size(2), height, width })
+    local out = F.grid_sample(flat, grid, { mode = o.interpolation }):reshape(shape) + o.fill
+    if x.dtype == "uint8" then out = (out + 0.5):clamp(0, 255) end
+    return out:to(x.dtype)
+  end)
+end
+
+local TURN = { interpolation = opts.one_of({ "nearest", "bilinear" }, "nearest"), fill = 0 }
+
+--- Turns an image around its middle by a random angle. It keeps its size.
+---@param degrees number|number[]  the largest angle to both sides; or the least and the largest, counter-clockwise
+---@param given? {interpolation: string, fill: number}
+---   interpolation: "nearest" (default) or "bilinear"; fill: the value of pixels that come from outside
+---@return fun(image: Tensor): Tensor  uint8 is rounded
+function M.RandomRotation(degrees, given)
+  local angles = range(degrees, "RandomRotation", "argument 1")
+  local o = opts("RandomRotation", given, TURN)
+  return function(x)
+    return moved(x, "RandomRotation", { angle = between(angles), scale = 1, right = 0, down = 0 }, o)
+  end
+end
+
+--- Turns, moves and enlarges an image at random. It keeps its size.
+---@param degrees number|number[]  the largest angle to both sides; or the least and the largest, counter-clockwise
+---@param given? {translate: number[], scale: number[], interpolation: string, fill: number}
+---   translate: the largest moves, to both sides, as shares of width and height (default: none); scale: least and
+---   largest factor (default: 1); interpolation, fill: as for RandomRotation
+---@return fun(image: Tensor): Tensor  uint8 is rounded
+function M.RandomAffine(degrees, given)
+  local who = "RandomAffine"
+  local angles = range(degrees, who, "argument 1")
+  local o = opts(who, given, { translate = { 0, 0 }, scale = { 1, 1 }, interpolation = TURN.interpolation, fill = 0 })
+  local scales = range(o.scale, who, "option 'scale'")
+  opts.need(scales[1] > 0, scales[1], "a number > 0", "%s: option 'scale': the least factor", who)
+  opts.need(#o.translate == 2, o.translate, "two numbers", "%s: option 'translate'", who)
+  for k, v in ipairs(o.translate) do
+    opts.expect(v, opts.number_from(0), "%s: option 'translate': number %d", who, k)
+  end
+  return function(x)
+    local height, width = image_of(x, who)
+    local right, down = width * o.translate[1], height * o.translate[2]
+    return moved(x, who, { angle = between(angles), scale = between(scales),
+      right = floor(between { -right, right } + 0.5), down = floor(between { -down, down } + 0.5) }, o)
+  end
+end
+
+-- ---- colours ----------------------------------------------------------------------------------------------
+
+local function grey_of(x)
+  if x.ndim < 3 or x:size(-3) ~= 3 then return x end
+  return x:narrow(-3, 1, 1) * 0.2989 + x:narrow(-3, 2, 1) * 0.587 + x:narrow(-3, 3, 1) * 0.114
+end
+
+-- Each changes floating point values by a factor; 1 changes nothing.
+local changes = {
+  brightness = function(x, factor) return x * factor end,
+  contrast = function(x, factor)
+    return x * factor + grey_of(x):mean({ -3, -2, -1 }, { keepdim = true }) * (1 - factor)
+  end,
+  saturation = function(x, factor) return x * factor + grey_of(x) * (1 - factor) end,
+}
+local ORDER = { "brightness", "contrast", "saturation" }
+
+--- Changes brightness, contrast and saturation by random factors, in random order. Values stay from 0 to 1, those of
+--- uint8 from 0 to 255.
+---@param given {brightness: number|number[], contrast: number|number[], saturation: number|number[]}
+---   brightness: v for factors from 1 - v (at least 0) to 1 + v, or { low, high } (default: no change); contrast,
+---   saturation: the same
+---@return fun(image: Tensor): Tensor  for images [..., channels, H, W] of 1 or 3 channels; uint8 is rounded
+function M.ColorJitter(given)
+  local who = "ColorJitter"
+  local o = opts(who, given, { brightness = opts.any, contrast = opts.any, saturation = opts.any })
+  local factors = {}
+  for _, name in ipairs(ORDER) do
+    local v = o[name]
+    if type(v) == "number" then v = { max(0, 1 - v), 1 + v } end
+    if v ~= nil then
+      factors[name] = range(v, who, ("option '%s'"):format(name))
+      opts.need(v[1] >= 0, v[1], "a number from 0", "%s: option '%s': the least factor", who, name)
+    end
+  end
+  return function(x)
+    image_of(x, who)
+    if x.ndim < 3 or x:size(-3) ~= 3 and x:size(-3) ~= 1 then
+      errors.raise("%s: the image has shape %s, expected [..., 1 or 3, H, W]", who, tostring(x.shape))
+    end
+    local list = { unpack(ORDER) }
+    return autograd.no_grad(function()
+      local values, bound = x.dtype == "float64" and x or x:float(), x.dtype == "uint8" and 255 or 1
+      while #list > 0 do
+        local name = table.remove(list, whole(1, #list))
+        if factors[name] then values = changes[name](values, between(factors[name])):clamp(0, bound) end
+      end
+      if x.dtype == "uint8" then values = values + 0.5 end
+      return values:to(x.dtype)
+    end)
+  end
+end
+
+--- Converts an image to grey, at random; it keeps its channels.
+---@param p? number  the probability, from 0 to 1 (default: 0.1)
+---@return fun(image: Tensor): Tensor  for images of 1 or 3 channels
+function M.RandomGrayscale(p)
+  p = probability(p or 0.1, "RandomGrayscale")
+  local grey = { [1] = M.Grayscale(1), [3] = M.Grayscale(3) }
+  return function(x)
+    image_of(x, "RandomGrayscale")
+    return uniform() < p and (grey[x.ndim > 2 and x:size(-3) or 0] or grey[3])(x) or x
+  end
+end
+
+--- Overwrites a random part of an image (Zhong et al. 2017), after ToTensor.
+---@param p? number  the probability, from 0 to 1 (default: 0.5)
+---@param given? {scale: number[], ratio: number[], value: number}
+---   scale: least and largest share of the area; ratio: least and largest height over width; value: the new value
+---@return fun(image: Tensor): Tensor
+function M.RandomErasing(p, given)
+  p = probability(p, "RandomErasing")
+  local o = opts("RandomErasing", given, { scale = { 0.02, 0.33 }, ratio = { 0.3, 3.3 }, value = 0 })
+  return function(x)
+    local height, width = image_of(x, "RandomErasing")
+    if uniform() >= p then return x end
+    for _ = 1, 10 do
+      local area = height * width * between(o.scale)
+      local ratio = math.exp(between { math.log(o.ratio[1]), math.log(o.ratio[2]) })
+      local h, w = floor(math.sqrt(area * ratio) + 0.5), floor(math.sqrt(area / ratio) + 0.5)
+      if h >= 1 and w >= 1 and h < height and w < width then
+        return autograd.no_grad(function()
+          local out = x:clone()
+          crop(out, whole(0, height - h), whole(0, width - w), h, w):fill_(o.value)
+          return out
+        end)
+      end
+    end
+    return x
+  end
+end
+
+--- Applies functions one after the other, or none of them, at random.
+---@param list function[]  each from image to image
+---@param p? number  the probability, from 0 to 1 (default: 0.5)
+---@return fun(image: Tensor): Tensor
+function M.RandomApply(list, p)
+  local all = M.Compose(list)
+  p = probability(p, "RandomApply")
+  return function(x) return uniform() < p and all(x) or x end
 end
 
 return errors.closed(M, "data.transforms")
