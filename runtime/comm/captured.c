@@ -3,7 +3,8 @@
 //
 // A repetition of the step issues the same request again. The new collective gets a new number, and ranks compare
 // fingerprints as always, so a rank that repeats the step can meet peers that call the step's function. A wait for a
-// collective is a separate piece of the step's work (ms__capture_wait).
+// collective is a separate piece of the step's work (ms__capture_wait). This also holds on GPUs, by mapped memory and
+// by NCCL: a collective is not a node of a CUDA graph, because ranks must have agreed before a GPU waits for its peers.
 #include "comm/internal.h"
 #include "ops/captured.h"
 
@@ -61,16 +62,8 @@ static void add(ms_captured *c, const ms_request *r, ms_pending *event)
     c->sends |= ms__group_size(r->group) > 1;
 }
 
-static bool on_gpu(const ms_request *r)
-{
-    return (r->in && ms__is_cuda(ms__device(r->in))) || (r->out && ms__is_cuda(ms__device(r->out))) ||
-           (r->from && ms__is_cuda(r->from->device)) || (r->to && ms__is_cuda(r->to->device));
-}
-
 ms_status ms__capture_collective(const ms_request *r, ms_work **work)
 {
-    if (r->group->gpu && on_gpu(r))
-        return ms__capture_refuse("%s: collectives over NCCL cannot be captured", ROW(r->op)->name);
     ms_captured *c = ms__capture_suspend();
     ms_work *own = NULL;
     ms_status st = ms__collective(r, &own);

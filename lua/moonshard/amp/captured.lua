@@ -1,6 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Gradient scalers in captured steps: what a scaler decides by values becomes work of the engine.
+local autograd = require "moonshard.autograd"
 local capture = require "moonshard.autograd.capture"
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local util = require "moonshard.tensor.util"
@@ -20,12 +23,23 @@ local function ids_of(found)
   return #list, ffi.new("ms_id[?]", math.max(#list, 1), list)
 end
 
---- Refuses the step that is being recorded if the scaler's flags are on a GPU or must be combined over ranks.
----@param device string  of the scale
----@param several boolean  whether several ranks decide together
-function M.check(device, several)
-  if several then capture.refuse "a gradient scaler decides over several ranks" end
-  if device ~= "cpu" then capture.refuse "a gradient scaler decides on a GPU" end
+--- Combines found_inf over the ranks of some groups, by the collectives of GradScaler:_agree. missing: makes found_inf
+--- where this rank has no gradients.
+---@param found table<string, Tensor>  by device; changed
+---@param groups Group[]
+---@param missing fun(): Tensor
+function M.agree(found, groups, missing)
+  autograd.no_grad(function()
+    local any, all = next(found) ~= nil, create.zeros(2, { dtype = "float32", device = "cpu" })
+    all[1]:fill_(any and 1 or 0)
+    for _, t in util.sorted_pairs(found) do all[2]:add_(t:to "cpu") end
+    for _, g in ipairs(groups) do dist.all_reduce(all, { op = "max", group = g }) end
+    if not any then
+      local t = missing()
+      found[t.device] = t
+    end
+    for _, t in util.sorted_pairs(found) do t:copy_(all[2]) end
+  end)
 end
 
 --- Calls fn and makes repetitions call what it records only if no gradient of theirs is infinite or nan. If one is now,

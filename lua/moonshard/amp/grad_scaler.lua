@@ -240,6 +240,10 @@ end
 function GradScaler:_agree(found, optimizer)
   local groups = sharding_groups(optimizer)
   if #groups == 0 then return end
+  if captured.active() then
+    captured.agree(found, groups, function() return number_tensor(0, self.scale_tensor.device) end)
+    return
+  end
   local any, infinite = next(found) ~= nil, false
   for _, t in util.sorted_pairs(found) do infinite = infinite or t:item() > 0 end
   local all = create.tensor({ any and 1 or 0, infinite and 1 or 0 }, { dtype = "float32", device = "cpu" })
@@ -349,7 +353,6 @@ local function unscale(self, optimizer)
   end
   if record.stage == "stepped" then raise("unscale_() is being called after step().") end
   local device = self.scale_tensor.device
-  if captured.active() then captured.check(device, has_peers(self, optimizer)) end
   local inv_scale = no_grad(function() return self.scale_tensor:reciprocal() end)  -- on a GPU without waiting for it
   self._unscaling = record
   local ok, found = pcall(self.unscale_grads_, self, optimizer, inv_scale, number_tensor(0, device))

@@ -403,9 +403,8 @@ end
 --- What fn does in Lua is not repeated: it must have the same shapes in every call and read no values. Errors: fn reads
 --- values (item, tolist, printing), calls hooks, keeps tensors that it makes, changes a learning rate or sets the
 --- random generator; later calls with other shapes, dtypes or numbers, or after a parameter, module, mode or group that
---- fn used was replaced. Collectives over NCCL are refused, and gradient scalers on GPUs or over ranks. A step with a
---- gradient scaler must also call its update; a call in which the scaler skips the optimizer's step is not recorded, but
---- the next one is.
+--- fn used was replaced. A step with a gradient scaler must also call its update; a call in which the scaler skips the
+--- optimizer's step is not recorded, but the next one is.
 ---@param fn fun(...): any  the step; its arguments are tensors, numbers, strings, booleans or nil
 ---@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for work that only first calls
 ---   do, such as making an optimizer's state

@@ -9,7 +9,7 @@ local function train(kind, capture, rank)
   ms.manual_seed(5)
   local model = nn.Sequential(nn.Sequential(nn.Linear(7, 12), nn.GELU()), nn.Sequential(nn.Linear(12, 12), nn.ReLU()),
     nn.Linear(12, 3))
-  if kind == "FSDP" then
+  if kind:find "^FSDP" then
     model = fsdp.FSDP(model, { auto_wrap_policy = function(m, recurse) return recurse or m:isa(nn.Linear) end })
   elseif kind:find "^DDP" then
     model = nn.DDP(model, { gradient_as_bucket_view = kind == "DDP, gradients in buckets", bucket_cap_mb = 2 ^ -12 })
@@ -20,23 +20,38 @@ local function train(kind, capture, rank)
     fsdp.fully_shard(model, given)
   end
   local opt = ms.optim.AdamW(model:parameters(), { lr = 1e-2 })
+  -- The scaled gradients overflow whenever the scale has grown.
+  local scaler = kind:find "scaler" and (kind:find "FSDP" and ms.amp.ShardedGradScaler or ms.amp.GradScaler) {
+    init_scale = 2 ^ 124, growth_factor = 4, growth_interval = 2 }
   local function fn(x, y)
     local loss = nn.F.mse_loss(nn.F.dropout(model(x):float(), 0.2), y)
-    loss:backward()
+    if scaler then
+      scaler:scale(loss * 100):backward()
+      scaler:unscale_(opt)
+    else
+      loss:backward()
+    end
     if kind == "a collective of the script" then
       for _, p in ipairs(model:parameters()) do ms.dist.all_reduce(p.grad, { op = "avg" }) end
     end
     local norm = nn.utils.clip_grad_norm_(model:parameters(), 0.1)
-    opt:step()
+    if scaler then
+      scaler:step(opt)
+      scaler:update()
+    else
+      opt:step()
+    end
     opt:zero_grad()
-    return loss, norm
+    return loss, norm, scaler and scaler.scale_tensor
   end
   local step = capture and ms.capture(fn, { warmup = 2 }) or fn
   local seen = {}
   ms.manual_seed(100 + rank)
   for k in ms.steps(ms.default_device() == "cpu" and 12 or 6) do
-    local loss, norm = step(ms.randn(4, 7), ms.randn(4, 3))
-    seen[#seen + 1], seen[#seen + 2] = loss:item(), norm:item()
+    local loss, norm, scale = step(ms.randn(4, 7), ms.randn(4, 3))
+    local n = norm:item()
+    seen[#seen + 1], seen[#seen + 2] = loss:item(), n == n and n or "nan"     -- of infinite gradients
+    if scale then seen[#seen + 1] = scale:item() end
     if k == 6 then
       ms.no_grad(function() seen[#seen + 1] = model(ms.ones(2, 7)):sum():item() end)
     end
@@ -49,7 +64,7 @@ local function train(kind, capture, rank)
 end
 
 local KINDS = { "fully_shard", "fully_shard, whole after forward", "fully_shard, bfloat16", "FSDP",
-  "a collective of the script", "DDP", "DDP, gradients in buckets" }
+  "fully_shard, a gradient scaler", "FSDP, a gradient scaler", "a collective of the script", "DDP", "DDP, gradients in buckets" }
 
 for world = 1, 4 do
   ranks.describe(world, "captured steps", function()
@@ -61,9 +76,11 @@ for world = 1, 4 do
   end)
 end
 
--- Through mapped memory of GPUs, and where ranks cannot map it.
-for _, env in ipairs { {}, { MOONSHARD_EMULATOR = "chunks" }, { MOONSHARD_CUDA_SHARE = "staging" } } do
-  ranks.describe(2, ("captured steps on cuda, %s #cuda"):format(env.MOONSHARD_EMULATOR or env.MOONSHARD_CUDA_SHARE or "as it is"), { env = env }, function()
+-- Through mapped memory of GPUs, where ranks cannot map it, and by NCCL.
+for _, env in ipairs { {}, { MOONSHARD_EMULATOR = "chunks" }, { MOONSHARD_CUDA_SHARE = "staging" },
+  { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl" } } do
+  local how = env.MOONSHARD_EMULATOR or env.MOONSHARD_CUDA_SHARE or env.MOONSHARD_BACKEND or "as it is"
+  ranks.describe(2, ("captured steps on cuda, %s #cuda"):format(how), { env = env }, function()
     for _, kind in ipairs(KINDS) do
       it("have the bits of uncaptured ones: " .. kind, function(rank)
         local ms = require "moonshard"
