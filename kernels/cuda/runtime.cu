@@ -397,9 +397,10 @@ static ms_status graph_launch(int index, void *graph)
 static void graph_drop(int index, void *graph)
 {
     if (ms__cuda_use(index) != MS_OK) return;
-    cudaError_t e = cudaStreamSynchronize(gpus[index].stream[MS_STREAM_COMPUTE]);
-    if (e == cudaSuccess) e = cudaGraphExecDestroy((cudaGraphExec_t)graph);
-    ms__cuda_released(e, index, "cudaGraphExecDestroy", graph);
+    // The wait protects the memory that the graph uses, which is freed next. The graph itself goes also if it fails.
+    cudaError_t waited = cudaStreamSynchronize(gpus[index].stream[MS_STREAM_COMPUTE]),
+                gone = cudaGraphExecDestroy((cudaGraphExec_t)graph);
+    ms__cuda_released(waited == cudaSuccess ? gone : waited, index, "cudaGraphExecDestroy", graph);
 }
 
 // The compute stream of device `from` copies. It first waits for the work queued in the compute stream of `to`, which
