@@ -2,15 +2,29 @@
 // train/optim_body.h -- the optimizers' loops over one block; optim.c includes it once per element type with
 //   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x) and STORE(x) (T to REAL and back), N(name)
 //   (this type's loop) and R(name) (the formula in REAL).
-// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim.
+// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim. HALF,
+// defined for float16 and bfloat16: the loops are those of float32, on PIECE elements at a time as float32.
 
+// The part of a job from element `at` on.
+static job N(part)(const job *j, int64_t at)
+{
+    job by = *j;
+    by.p = (T *)j->p + at;
+    by.g = (const T *)j->g + at;
+    if (j->master) by.master = j->master + at;
+    for (int s = 0; s < MS_OPTIM_STATES; s++)
+        if (j->state[s]) by.state[s] = (REAL *)j->state[s] + at;
+    return by;
+}
+
+#ifndef HALF
 // One loop for each set of states that the formula accepts, so that the loop does not test which states exist.
-#define LOOP(FORMULA, SET)                                                                                  \
-    if ((MS_KEEPS_##FORMULA >> SET & 1) && set == SET) {                                                    \
-        for (int64_t k = 0; k < n; k++)                                                                     \
-            p[k] = STORE(R(ms_##FORMULA)(LOAD(p[k]), f[MS_OPTIM_SIGN] * LOAD(g[k]), SET & 1 ? &a[k] : NULL, \
-                                         SET & 2 ? &b[k] : NULL, SET & 4 ? &c[k] : NULL, f));               \
-        return;                                                                                             \
+#define LOOP(FORMULA, SET)                                                                                        \
+    if ((MS_KEEPS_##FORMULA >> SET & 1) && set == SET) {                                                          \
+        for (int64_t k = 0; k < n; k++)                                                                           \
+            p[k] = R(ms_##FORMULA)(p[k], f[MS_OPTIM_SIGN] * g[k], SET & 1 ? &a[k] : NULL, SET & 2 ? &b[k] : NULL, \
+                                   SET & 4 ? &c[k] : NULL, f);                                                    \
+        return;                                                                                                   \
     }
 #define OPTIMIZER(NAME, FORMULA)                                                                                 \
     static MS_KERNEL void N(pass_##NAME)(T *restrict p, const T *restrict g, REAL *restrict a, REAL *restrict b, \
@@ -45,49 +59,39 @@ static void N(run_whole)(const job *j, int64_t at, int64_t n)
 #include "formulas/optim/list.h"
     }
 }
-
-// The part of a job from element `at` on.
-static job N(part)(const job *j, int64_t at)
+#else
+// Steps up to PIECE elements by the gradients in float32: their masters, which are then rounded to the parameters, or
+// the parameters themselves.
+static MS_KERNEL void N(run_whole)(const job *j, int64_t at, int64_t n)
 {
-    job by = *j;
-    by.p = (T *)j->p + at;
-    by.g = (const T *)j->g + at;
-    if (j->master) by.master = j->master + at;
-    for (int s = 0; s < MS_OPTIM_STATES; s++)
-        if (j->state[s]) by.state[s] = (REAL *)j->state[s] + at;
-    return by;
-}
-
-#ifdef HALF
-// Steps the masters of up to PIECE elements by the gradients in float32, and rounds them to the parameters.
-static MS_KERNEL void N(run_masters)(const job *j, int64_t n)
-{
-    float g[PIECE];
-    const T *from = j->g;
-    T *p = j->p;
-    job by = *j;
+    float g[PIECE], whole[PIECE];
+    job by = N(part)(j, at);
+    T *p = by.p;
+    const T *from = by.g;
     unsigned mode = keep_tiny();
     for (int64_t k = 0; k < n; k++) g[k] = LOAD(from[k]);
+    if (!by.master)
+        for (int64_t k = 0; k < n; k++) whole[k] = LOAD(p[k]);
     set_tiny(mode);
-    by.p = j->master;
+    const float *stepped = by.p = by.master ? by.master : whole;
     by.g = g;
     run_whole_f32(&by, 0, n);
     keep_tiny();
-    for (int64_t k = 0; k < n; k++) p[k] = STORE(j->master[k]);
+    for (int64_t k = 0; k < n; k++) p[k] = STORE(stepped[k]);
     set_tiny(mode);
 }
-#else
-static void N(run_masters)(const job *j, int64_t n) { N(run_whole)(j, 0, n); }  // only half types have masters
 #endif
 
-// Runs elements [at, at + n) of a job: with a scale or with masters PIECE elements at a time, so that the changed
+// Runs elements [at, at + n) of a job: with a scale, or of a half type, PIECE elements at a time, so that the changed
 // gradients stay in the cache.
 static MS_KERNEL void N(run)(const job *j, int64_t at, int64_t n)
 {
-    if (MS_LIKELY(j->scale == 1 && !j->master)) {
+#ifndef HALF
+    if (MS_LIKELY(j->scale == 1)) {
         N(run_whole)(j, at, n);
         return;
     }
+#endif
     REAL f = (REAL)j->scale;
     for (int64_t end = at + n; at < end; at += PIECE) {
         T g[PIECE];
@@ -100,8 +104,7 @@ static MS_KERNEL void N(run)(const job *j, int64_t at, int64_t n)
             set_tiny(mode);
             by.g = g;
         }
-        if (by.master) N(run_masters)(&by, size);
-        else N(run_whole)(&by, 0, size);
+        N(run_whole)(&by, 0, size);
     }
 }
 

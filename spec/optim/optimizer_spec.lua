@@ -185,6 +185,17 @@ describe("an optimizer", function()
     assert.is_true(failures >= 4, failures)                             -- one for each allocation of state
   end)
 
+  it("steps float16 values below its normal range, 2^-14", function()
+    for _, given in ipairs { { lr = 1 }, { lr = 1, momentum = 0.5 } } do
+      for _, n in ipairs { 3, 2500 } do  -- the second: in several pieces
+        local p = nn.Parameter(ms.full({ n }, 3 * 2 ^ -20, { dtype = "float16" }))
+        p.grad = ms.full({ n }, 2 ^ -20, { dtype = "float16" })
+        optim.SGD({ p }, given):step()
+        assert.are.equal(2 * 2 ^ -20, p:double():min():item())
+        assert.are.equal(2 * 2 ^ -20, p:double():max():item())
+      end
+    end
+  end)
   it("steps half types with float32 state, and empty parameters", function()
     for _, dtype in ipairs { "bfloat16", "float16" } do
       local p, e = leaf({ 1, -2 }, dtype), nn.Parameter(ms.zeros(0, 3, { dtype = dtype }))
