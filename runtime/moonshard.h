@@ -414,8 +414,8 @@ MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
 // and is neither in place nor random. No-op if t has no graph.
 MS_API ms_status ms_recompute(ms_id t);
 // Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan; 2: nan, and inf unless
-// an input or a number has it. ms_anomaly_line sets the script's line of the operator that made t; errors of its
-// backward name it.
+// an input or one of the operator's numbers is infinite. ms_anomaly_line sets the script's line of the operator that
+// made t; errors of its backward name it.
 MS_API void ms_set_anomaly(int what);
 MS_API ms_status ms_anomaly_line(ms_id t, const char *line);
 MS_API ms_id ms_get_grad(ms_id t);                  // 0 if there is none; every call returns the same id
@@ -848,7 +848,7 @@ MS_API int ms_loader_count(const ms_loader *l);
 MS_API const char *ms_loader_name(const ms_loader *l, int k);
 MS_API int ms_loader_find(const ms_loader *l, const char *name);           // -1 if there is none
 MS_API ms_status ms_loader_info(const ms_loader *l, int k, ms_info *out);  // sets dtype and shape
-// Reads rows [first, first + count) of dimension 0 of tensor k; count -1: all rows.
+// Reads rows [first, first + count) of dimension 0 of tensor k; count -1: all rows from first on.
 MS_API ms_id ms_loader_read(ms_loader *l, int k, double first, double count);
 MS_API int ms_loader_metadata_count(const ms_loader *l);
 MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);

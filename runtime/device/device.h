@@ -204,8 +204,8 @@ typedef struct ms_cuda_table {
     ms_cuda_graphs graphs;
 } ms_cuda_table;
 
-// The engine's functions for the plugin: its table, and registration of kernels. ops/cuda.c sets it when the library is
-// loaded.
+// What the engine offers to the plugin: a table of the engine's functions, and the function that registers kernels.
+// ops/cuda.c sets ms__cuda_client when the library is loaded.
 typedef struct {
     const struct ms_cuda_engine *engine;
     void (*add_kernel)(const char *op, ms_status (*run)(struct ms_call *c));

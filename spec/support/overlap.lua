@@ -5,7 +5,8 @@
 --- Runs are therefore repeated, with longer delays, until one is undisturbed.
 local assert = require "luassert"
 
--- Milliseconds of the first run; a layer's backward takes twice its forward.
+-- In the first run, milliseconds of a collective's delay (DELAY) and of a layer's forward (LAYER; its backward takes
+-- twice that). LAYERS: number of layers.
 local M = { DELAY = 40, LAYER = 50, LAYERS = 3 }
 
 --- The layers, and the list of their sleep times.

@@ -26,7 +26,8 @@ typedef struct bn {
     void (*channel)(const struct bn *, int64_t);  // computes one channel; used where S > 1
 } bn;
 
-// Computes a channel's gradients from its sums of g and of g (x - mean), and the factors of its dx.
+// From a channel's sums of g and of g (x - mean): computes its dw, db, dmean and dvar, and the three factors k of its
+// dx, which multiply g, x - mean and 1.
 static void finish_channel(const bn *p, int64_t c, double sg, double sgx, double *k)
 {
     ms_bn_sums s = { .var = p->var[c], .eps = p->eps, .count = (double)(p->n * p->s), .sg = sg, .sgx = sgx };

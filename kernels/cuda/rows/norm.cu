@@ -132,7 +132,8 @@ template <class S> __global__ void norm_measure_kernel(norm_rows q, norm_segment
     measure<S>(q, norm_part_of(q, s), BLOCK, shared, &mean, &spread);
     if (threadIdx.x == 0) parts[blockIdx.x] = { (double)mean, (double)spread };
 }
-// Combines the segments of a row: each warp computes its mean and variance (Chan, Golub and LeVeque 1979).
+// Combines the segments of a row: each warp computes the row's mean and variance from theirs (Chan, Golub and LeVeque
+// 1979).
 template <class S>
 __global__ void norm_apply_kernel(norm_rows q, norm_segments s, const norm_sums *parts, const void *b, void *y)
 {

@@ -155,8 +155,9 @@ static ms_tensor *outside(ms_algebra *e, ms_tensor *basis, ms_tensor *x)
 {
     return ms__minus(e, x, ms__times(e, basis, ms__times(e, ms__transposed(e, basis), x)));
 }
-// With E the differences of the squares of S: U (skew(U^T GU) / E S + S skew(V^T GV) / E + diag(GS)) V^T, and for U and
-// V that are not square their parts outside of the space of A.
+// GU, GS and GV are the gradients of U, S and V, E[i][j] the differences of the squares of S; division by E is
+// elementwise. The gradient of A is U ((skew(U^T GU) / E) diag(S) + diag(S) (skew(V^T GV) / E) + diag(GS)) V^T. A tall
+// A adds (I - U U^T) GU diag(1 / S) V^T, a wide one U diag(1 / S) GV^T (I - V V^T).
 static ms_status svd_grad(ms_backward_call *b)
 {
     int64_t m = rows_of(&b->in_meta[0]), n = columns_of(&b->in_meta[0]), k = m < n ? m : n;

@@ -41,8 +41,8 @@ static inline ms_conv ms__conv_of(const ms_tensor *x, const ms_tensor *w, const 
 }
 
 // A transposed convolution to y is the gradient of a convolution of y with respect to y: its input has the place of the
-// convolution's output. i: for each dimension its stride, then for each the padding, for each the elements that the
-// output has in addition, for each the dilation; groups.
+// convolution's output. i: the strides, then the paddings, the output paddings and the dilations, one of each for every
+// dimension; then groups.
 static inline ms_conv ms__conv_transposed_of(const ms_tensor *y, const ms_tensor *w, const int64_t *i)
 {
     int n = y->ndim - 2;

@@ -44,8 +44,8 @@ typedef struct {
     int64_t outer, from, to, inner;
 } ms_resample_pass;
 
-// The passes of a call, in order: forward from the last dimension to the first, backward the other way. shape: that of
-// the input of the passes; in: the sizes of the forward's input. Returns their number.
+// The passes of a call, in order: forward from the last dimension to the first, backward the other way. x: what the
+// first pass reads; in: the sizes of the forward's input. Returns their number.
 static inline int ms__resample_passes(const ms_call *c, const ms_tensor *x, const int64_t *in, bool back,
                                       ms_resample_pass *pass)
 {

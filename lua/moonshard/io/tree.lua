@@ -12,7 +12,7 @@ local util = require "moonshard.tensor.util"
 local is_tensor, sorted_pairs = tensor.is_tensor, util.sorted_pairs
 local M = {}
 
---- The key of the metadata that has the table.
+--- The key of the metadata under which a file has the structure of the table.
 M.KEY = "moonshard.tree"
 
 --- Whether a table has nothing but tensors by name, which need no tree.

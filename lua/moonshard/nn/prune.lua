@@ -111,7 +111,7 @@ local function without_least_parts(who, mask, importance, amount, d)
   return mask:clone():index_fill_(d, at, 0)
 end
 
--- Checks the dimension of a structured pruning; returns it from 1.
+-- Checks the dimension of a structured pruning; returns it as a number from 1 (a negative one counts from the end).
 local function dimension(who, value, d)
   if value.ndim < 2 then
     raise("%s: a parameter of shape %s has no parts to prune, expected at least 2 dimensions", who, tostring(value.shape))

@@ -9,8 +9,8 @@ local function wrong(text, ...)
   os.exit(1)
 end
 
-local part, parts                   -- nil between parts
-parts = 0
+local part                          -- the counts of the current part; nil between parts
+local parts = 0
 for line in io.lines(arg[1]) do
   if not part then
     if line:find "^machine: copy [%d.]+ GB/s, fma float32 [%d.]+ GF/s" then

@@ -48,7 +48,7 @@ end
 
 local type_of = { [-1] = "boolean", [0] = "boolean", "number", "number[]" }
 
--- The class of a row of the table of optimizers.
+-- The annotations of the class that a row of the table of optimizers defines.
 local function optimizer(row)
   local text, name, options, meanings = engine.ffi.string, engine.ffi.string(row.name), {}, {}
   for k = 0, E.MS_OPTIM_OPTIONS - 1 do
