@@ -372,7 +372,7 @@ end
 ---@param degrees number|number[]  the largest angle to both sides; or the least and the largest, counter-clockwise
 ---@param given? {translate: number[], scale: number[], interpolation: string, fill: number}
 ---   translate: the largest moves, to both sides, as shares of width and height (default: none); scale: least and
----   largest factor (default: 1); interpolation, fill: as for RandomRotation
+---   largest factor (default: { 1, 1 }); interpolation, fill: as for RandomRotation
 ---@return fun(image: Tensor): Tensor  uint8 is rounded
 function M.RandomAffine(degrees, given)
   local who = "RandomAffine"
@@ -412,8 +412,8 @@ local ORDER = { "brightness", "contrast", "saturation" }
 --- Changes brightness, contrast and saturation by random factors, in random order. Values stay from 0 to 1, those of
 --- uint8 from 0 to 255.
 ---@param given {brightness: number|number[], contrast: number|number[], saturation: number|number[]}
----   brightness: v for factors from 1 - v (at least 0) to 1 + v, or { low, high } (default: no change); contrast,
----   saturation: the same
+---   brightness: v for factors from 1 - v (at least 0) to 1 + v, or { low, high } (default: no change); contrast: as
+---   brightness; saturation: as brightness
 ---@return fun(image: Tensor): Tensor  for images [..., channels, H, W] of 1 or 3 channels; uint8 is rounded
 function M.ColorJitter(given)
   local who = "ColorJitter"
