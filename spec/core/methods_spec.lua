@@ -12,13 +12,13 @@ local scaler = ms.amp.GradScaler { enabled = false }
 local plot = ms.plot.line { 1, 2 }
 
 local function message(fn)
-  local here = debug.getinfo(fn, "S").linedefined
+  local where = debug.getinfo(fn, "S")
   local ok, text = pcall(fn)
   assert.is_false(ok)
-  local at = ("methods_spec.lua:%d: "):format(here)
-  local from, to = text:find(at, 1, true)
-  assert(from, text)
-  return text:sub(to + 1)
+  local line, rest = text:match "^[^:]*methods_spec%.lua:(%d+): (.*)$"
+  assert(line, text)
+  assert.is_true(where.linedefined <= tonumber(line) and tonumber(line) <= where.lastlinedefined)
+  return rest
 end
 
 describe("a method that is called with a dot", function()
@@ -83,5 +83,35 @@ describe("a schedule", function()
       { params = { nn.Parameter(ms.ones(1)) }, lr = 2 } }, { lr = 1 }), { step_size = 1, gamma = 0.5 })
     s:step()
     assert.are.same({ 0.5, 1 }, s:get_last_lr())
+  end)
+end)
+
+describe("options", function()
+  for wanted, fn in pairs {
+    ["Conv2d: options are a number (1), expected a table; options are given by name"] = function() nn.Conv2d(3, 4, 3, 1) end,
+    ["DataLoader: unknown option 'num_workers'; did you mean 'workers'?"] = function()
+      data.DataLoader({ 1 }, { num_workers = 1 })
+    end,
+    ["argmax: unknown option 'dim'; a dimension is given by position, before the options (accepted: keepdim)"] = function()
+      ms.ones(2):argmax { dim = 1 }
+    end,
+    ["random_split: the fractions add up to 0.9, expected 1"] = function() data.random_split({ 1, 2 }, { 0.5, 0.4 }) end,
+    ["Accuracy: classes are float32, expected int64; write y:long()"] = function()
+      metrics.Accuracy():update(ms.rand(2, 3), ms.ones(2))
+    end,
+  } do
+    it("in PyTorch's form say what to write: " .. wanted, function()
+      assert.are.equal(wanted, message(fn):sub(1, #wanted))
+    end)
+  end
+end)
+
+describe("a class of datasets", function()
+  it("needs no init, and its methods may be defined after it", function()
+    local Numbers = data.Dataset:extend "Numbers"
+    assert.matches("Numbers: size%(%) and get%(i%) are not defined", message(function() Numbers() end))
+    function Numbers.size() return 3 end
+    function Numbers.get(_, i) return i * 10 end
+    assert.are.equal(30, Numbers()[3])
   end)
 end)

@@ -34,6 +34,11 @@ function Dataset:init(given)
     self.items = given
     return
   end
+  local defines = class.name(self) ~= "Dataset" and getmetatable(self)
+  if given == nil and defines and defines.size ~= Dataset.size and defines.get ~= Dataset.get then return end
+  if given == nil and defines then
+    errors.raise("%s: size() and get(i) are not defined, as a dataset's class needs", class.name(self))
+  end
   local o = opts("Dataset", given, { size = opts.option(opts.whole_from(0), opts.required),
     get = opts.option(opts.callable, opts.required) })
   self.count, self.fn = o.size, o.get
@@ -229,7 +234,12 @@ end
 local function sizes_of(lengths, n)
   local sizes, sum, total = {}, 0, 0
   for _, share in ipairs(lengths) do total = total + share end
-  if math.abs(total - 1) > 1e-6 then return lengths end
+  if math.abs(total - 1) > 1e-6 then
+    for _, share in ipairs(lengths) do
+      if share % 1 ~= 0 then errors.raise("random_split: the fractions add up to %g, expected 1", total) end
+    end
+    return lengths
+  end
   for k, share in ipairs(lengths) do
     sizes[k] = floor(n * share + 1e-9)
     sum = sum + sizes[k]
