@@ -267,7 +267,8 @@ static inline bool dense(const ms_tensor *t)
 
 ms_dense_loop *ms__loop_asked;
 
-// Describes a loop over n operands; fn: NULL if it is not dense. An operator's second loop makes the first useless.
+// Describes in *ms__loop_asked a loop over `operands` operands of n elements. fn: NULL if one call of it does not
+// compute the whole loop. A call with a second loop cannot be repeated by one function, so fn becomes NULL, too.
 static void describe(int operands, char *const *at, int64_t n, ms_loop_fn fn, const double *p)
 {
     ms_dense_loop *l = ms__loop_asked;

@@ -47,16 +47,16 @@ void ms__loop(int n, ms_tensor *const *x, const uint8_t *cls, ms_loop_fn fn, con
 // As ms__loop, for a loop whose fields are set; merges its dimensions.
 void ms__loop_run(ms_loop *l);
 
-// A loop over contiguous operands of its computing type.
+// A loop over contiguous operands whose dtypes are the computing types: one call of fn computes it.
 typedef struct ms_dense_loop {
-    ms_loop_fn fn;  // NULL: the operator needs another loop, or several
-    int64_t n;
+    ms_loop_fn fn;  // NULL: the call needs another kind of loop, or several loops
+    int64_t n;      // number of elements
     int operands;
     void *x[MS_LOOP_MAX];
     bool scalars;  // whether the formula has scalar arguments, which are in p
     double p[2];
 } ms_dense_loop;
-// NULL, or where ms__loop describes the loop instead of running it, for ms__cpu_prepare_loop.
+// Set by ms__cpu_prepare_loop, else NULL: ms__loop then describes its loop here instead of running it.
 extern ms_dense_loop *ms__loop_asked;
 
 // ms__load converts n elements of dtype, `stride` bytes apart (0 repeats one element), to contiguous elements of type

@@ -60,7 +60,7 @@ static void colsum_task(void *arg, int64_t block, int64_t end, int64_t unused)
     else ms__row_out(w->dtype, w->out, j0, 1, n, total);
 }
 
-// As colsum_task with one block of rows, without partial sums in memory.
+// As colsum_task for a single block of rows in float32, without partial sums in memory.
 static MS_KERNEL void few_rows_f32(float *out, const float *x, int64_t m, int64_t n, int64_t rs)
 {
     int64_t j = 0;

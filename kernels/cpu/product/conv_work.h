@@ -14,13 +14,13 @@ typedef struct ms_conv_work {
     int dtype;
     int result;         // the operand that is computed
     void *operands[3];  // in the order of the constants
-    const void *bias;   // of MS_CONV_OUTPUT; NULL: none
+    const void *bias;   // added to the output; NULL: none
     size_t room;        // bytes that copies of images and outputs may take, unless those of one image take more
     const char *what;   // operator's name, for errors
 } ms_conv_work;
 
-// Computes it by oneDNN. Sets *done to false and computes nothing unless it is in float32 and large enough, and oneDNN
-// has a fast kernel. The bits depend on sizes and the CPU, never on the number of threads.
+// Computes a convolution by oneDNN. Sets *done to false and computes nothing unless it is in float32, without groups
+// and large enough, and oneDNN has a fast kernel. The bits depend on sizes and the CPU, never on the number of threads.
 ms_status ms__conv_onednn(const ms_conv_work *c, bool *done);
 
 // Initialises oneDNN on the first call; false if that fails (cpu/product/onednn.c).

@@ -38,8 +38,7 @@ static inline __attribute__((always_inline)) void R(tile)(const int rows, const 
     if (k > 64)  // with fewer steps the stores come too soon after the prefetches to gain by them
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++) __builtin_prefetch(o.c + r * o.c_rs + v * LANES, 1);
-                // The loop is not unrolled, because GCC would hoist loads across steps and spill.
-#pragma GCC unroll 1
+#pragma GCC unroll 1  // unrolled, GCC would hoist loads across steps and spill
     for (int64_t p = 0; p < k; p++) {
         R(vec) w[3];
 #pragma GCC unroll 3

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/product/gemm_small_body.h -- small products, which are not packed; gemm.c includes it after gemm_body.h, with the
 // same macros. A small product is computed by dot products, by vectors of 8 rows with numbers of B broadcast, or by
-// tiles that read B in place.
+// tiles that read B in place; columns of B that fill no whole vector are copied.
 
 // Row i of C where B's columns are contiguous (x W^T with few rows): dot products, with four vectors of partial sums.
 static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)
@@ -94,7 +94,8 @@ static ms_status R(all_strips)(const ms_gemm *g)
 }
 
 // The function that computes a product with B as it is: by dot products if it has up to 4 rows and a_cs and b_rs are 1;
-// otherwise if it is small and its columns fill whole vectors. NULL: B, or a part of it, must be copied.
+// otherwise if it is small and its columns fill whole vectors. NULL: it is not small, or
+// B or a part of it must be copied.
 static ms_gemm_fn R(direct)(const ms_gemm *g)
 {
     if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) return R(all_dots);

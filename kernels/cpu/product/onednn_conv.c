@@ -6,8 +6,8 @@
 //
 // A convolution is divided into tasks, by its shapes alone: each computes a part of the channels for a block of images,
 // with a primitive made for one thread. So the bits do not depend on the number of threads, and no thread waits for
-// another within a primitive. The parts are those of the result's channels; for a gradient of the weight, those of the
-// output's. That gradient is computed for each block of images and added in their order.
+// another within a primitive. The parts divide the result's channels; for the gradient of the weight, the output's.
+// This gradient is computed for each block of images, and the blocks' gradients are added in order.
 //
 // Making a primitive takes about a millisecond; primitives are cached in a bounded table, as those of products are.
 #define _GNU_SOURCE
@@ -19,9 +19,9 @@ enum { X = MS_CONV_IMAGE, W = MS_CONV_WEIGHT, Y = MS_CONV_OUTPUT };
 
 enum {
     LEAST = 1 << 22,  // multiply-adds below which the copies and the making of primitives would not pay
-    PART = 64,        // channels of a part; with 32 some kernels reach a quarter of the speed only
-    TASKS = 16,       // tasks wanted at a time; of a weight's gradient half of it, because each has its own sums
-    ROOM = 16 << 20,  // bytes of blocked images and outputs at a time that are allowed at least
+    PART = 64,        // channels of a part; with 32 some kernels reach only a quarter of the speed
+    TASKS = 16,       // tasks wanted at a time; half as many for a weight's gradient, because each has its own sums
+    ROOM = 16 << 20,  // least limit on the bytes of blocked images and outputs at a time
     ENTRIES = 512,
     PROBES = 8,
 };
@@ -144,7 +144,7 @@ static dnnl_status_t make_move(entry *e, int k, bool out, dnnl_primitive_attr_t 
     dnnl_status_t st = dnnl_reorder_primitive_desc_create(&pd, from, engine, to, engine, attr);
     if (st) return st;
     const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    // Copies between these layouts need no scratch memory.
+    // Copies between these layouts need no scratch memory; one that does is refused.
     st = scratch && dnnl_memory_desc_get_size(scratch) ? dnnl_unimplemented : dnnl_primitive_create(&e->move[k], pd);
     dnnl_primitive_desc_destroy(pd);
     return st;
@@ -183,7 +183,7 @@ static dnnl_status_t make(entry *e, const key *k)
     if (suits_winograd(k)) st = choose(&pd, k, dnnl_convolution_winograd, any, bias, attr);
     if (!pd) st = choose(&pd, k, direct, any, bias, attr);
     if (!st) st = dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name);
-    // The others are plain loops, or products of unfolded images, which our own are faster than.
+    // oneDNN's other kernels, plain loops and products of unfolded images, are slower than those of conv.c.
     if (!st && strncmp(name, "jit", 3) != 0 && strncmp(name, "brg", 3) != 0) st = dnnl_unimplemented;
     if (st) goto out;
     const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -386,7 +386,7 @@ static dnnl_status_t divide(plan *p, bool *takes)
     const bool weight = p->c->result == W;
     p->key = (key) { .in = v->in, .out = v->out, .result = p->c->result, .bias = p->c->bias != NULL };
     p->key.channel = ms__conv_size(v), p->key.depth = v->h * v->w, p->key.row = v->w, p->key.column = 1;
-    // A kernel of size 1 reads some pixels only: they are the image.
+    // A kernel of size 1 with strides reads only some of the pixels: oneDNN gets these as the image.
     if (ms__conv_kernel(v) == 1 && !(v->front | v->top | v->left) && (v->od - 1) * v->sd < v->d &&
         (v->oh - 1) * v->sh < v->h && (v->ow - 1) * v->sw < v->w) {
         p->key.depth *= v->sd, p->key.row *= v->sh, p->key.column *= v->sw;

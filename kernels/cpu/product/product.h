@@ -28,7 +28,7 @@ static inline ms_gemm ms__gemm_of(const char *what, int dtype, int64_t m, int64_
 }
 ms_status ms__gemm(const ms_gemm *g);
 
-// The function that computes g; ms__gemm, or for small float32 products what ms__gemm would call.
+// The function that computes g: ms__gemm, or for small products in float32 and float64 what ms__gemm would call.
 typedef ms_status (*ms_gemm_fn)(const ms_gemm *g);
 ms_gemm_fn ms__gemm_fn(const ms_gemm *g);
 

@@ -19,7 +19,7 @@ static void R(pack_panel)(void *arg, int64_t k, int64_t end, int64_t unused)
         bias[j] = j < n && p->bias ? ((const REAL *)p->bias)[part * p->columns + first + j] : 0;
 }
 
-// Adds the rows of `from` from `row` on, and of each the units from `unit` on. from: NULL adds nothing.
+// Adds a matrix to f: its rows from `row` on, and in each run the units from `unit` on. from: NULL adds nothing.
 static void R(add_ahead)(ahead *f, const void *from, int64_t row, int64_t parts, int64_t apart, int64_t unit)
 {
     if (!from) return;
@@ -132,7 +132,7 @@ static void R(enter)(const pass *w, const void *first, void *before, int64_t wid
     else memset(to, 0, (size_t)p.n * sizeof *to);
 }
 
-// Some units of some rows of a step. With a projection, the states to project.
+// Computes some units of some rows of a step. With a projection, these are the states before it.
 static void R(forward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
@@ -288,7 +288,7 @@ static MS_KERNEL void R(add_row)(int64_t n, REAL *restrict to, const REAL *restr
     for (int64_t j = 0; j < n; j++) to[j] += from[j];
 }
 
-// The gradient of some elements of the states before some rows of a step, and without a projection the units'
+// Computes the gradient of some elements of the states before some rows of a step, and without a projection the units'
 // gradients. Rows whose state is h_0 need a product only if its gradient is asked for.
 static void R(backward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
