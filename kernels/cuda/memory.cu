@@ -4,7 +4,7 @@
 // There are two ways to share an allocation. CUDA IPC has a handle for memory of cudaMalloc. Where the driver gives
 // none, memory is made by cuMemCreate instead, which can be exported as a file descriptor. Which of the two is decided
 // at the first allocation, for all of them, because memory of cudaMalloc cannot be exported as a descriptor later.
-// MOONSHARD_CUDA_SHARE chooses one: ipc, fd; staging: memory is not shared.
+// MOONSHARD_CUDA_SHARE chooses one, ipc or fd; with staging, memory is not shared.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -137,7 +137,7 @@ static ms_status create(int index, size_t bytes, void **out)
     return st;
 }
 
-// Reports on stderr where the caller cannot return an error.
+// Reports a failed release on stderr, because the callers cannot return an error.
 void ms__cuda_released(cudaError_t e, int index, const char *call, const void *p)
 {
     if (e == cudaSuccess || e == cudaErrorCudartUnloading) return;

@@ -397,7 +397,8 @@ static ms_status graph_launch(int index, void *graph)
 static void graph_drop(int index, void *graph)
 {
     if (ms__cuda_use(index) != MS_OK) return;
-    // The wait protects the memory that the graph uses, which is freed next. The graph itself goes also if it fails.
+    // The wait protects the memory that the graph uses, which is freed next. The graph itself is destroyed even if the
+    // wait fails.
     cudaError_t waited = cudaStreamSynchronize(gpus[index].stream[MS_STREAM_COMPUTE]),
                 gone = cudaGraphExecDestroy((cudaGraphExec_t)graph);
     ms__cuda_released(waited == cudaSuccess ? gone : waited, index, "cudaGraphExecDestroy", graph);

@@ -13,12 +13,12 @@
 #include "comm/internal.h"
 #include "device/gpu_pool.h"
 
-// PLENTY: number of events from which on collectives that have ended are looked for before a new event is made.
+// PLENTY: with this many events, those of collectives that have ended are taken back before a new event is made.
 enum { LISTED = 4096, EVENTS = 1024, PLENTY = 64, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];
     uint64_t bytes;  // of memory that peers map by a file descriptor (gpu_fd.c); 0: by the handle
-    // A bit per rank of the node: the rank has mapped this arena; it has failed to
+    // A bit per rank of the node. mapped: the rank has mapped this arena; refused: it has failed to map it
     _Atomic uint64_t mapped[WORDS], refused[WORDS];
 } listed;
 typedef struct {

@@ -5,10 +5,10 @@
 // part, this rank's streams wait for an event of the peer forever, and so would a host that blocks in the driver. So
 // the rank lists the collectives that its GPU has not passed yet. While there are any, the engine thread polls when it
 // waits for a GPU (ms__cuda_sync), and looks at the oldest of them every few milliseconds: if this rank's GPU has
-// reached it and waits there for longer than the timeout, the rank reports the peers whose GPUs have not, and the job
-// ends.
+// reached it and waits there for longer than the timeout, the rank reports the peers whose GPUs have not, or else
+// those whose GPUs have not finished their part, and the job ends.
 //
-// The events of a listed collective are not used again, so what they say is about that collective.
+// A collective's events are not given to another one while it is listed, so their state is that of this collective.
 #include <stdio.h>
 #include "comm/internal.h"
 
@@ -87,7 +87,8 @@ void ms__flights_land(void)
     }
 }
 
-// Lists the members whose GPUs have not reached the events: those at the beginning of f, or at its end.
+// Lists the members whose GPUs have not reached their events at the beginning of f, or at its end. Returns their
+// number.
 static int list_missing(const ms_flight *f, bool begin, char *text, size_t n)
 {
     int found = 0;
@@ -121,7 +122,7 @@ ms_status ms__flights_check(void)
     static const ms_group *group;
     if (MS_LIKELY(!first)) return MS_OK;
     int64_t now = ms__now_ns();
-    // The script did something else, or the process was stopped: this time does not count.
+    // Between two waits the script did something else, or the process was stopped: this time does not count.
     if (now - last_call > 500 * MS) since = 0;
     last_call = now;
     if (now - looked < 5 * MS) return MS_OK;

@@ -75,8 +75,8 @@ ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd);  // any thread; t
 ms_flight *ms__flight_new(ms_group *g);
 // Any thread: all work of c has been queued. The events of the members are read from their slots.
 ms_status ms__flight_queued(ms_flight *f, const ms_coll *c);
-// Lists the entry of c until the GPU has passed c; if its work was not queued, frees it at once. Then gives this rank's
-// two events back.
+// Lists the entry of c until the GPU has passed c; if the work of c was not queued, frees the entry at once. With the
+// entry, this rank's two events are given back.
 void ms__flight_begin(ms_flight *f, const ms_coll *c);
 void ms__flight_free(ms_flight *f);  // an entry that was not listed
 void ms__flights_land(void);         // removes the collectives that the GPU has passed, and gives their events back

@@ -142,7 +142,7 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
         return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
-    if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // the driver would wait in the copy
+    if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // else the driver would wait
     MS_TRY(table->copy(index, 0, dst, src, bytes, way));
     return way == MS_TO_HOST ? table->sync(index, 0) : MS_OK;
 }

@@ -38,7 +38,7 @@ typedef struct {
 struct ms_seen {
     place *places;
     int n, cap;
-    fixed *outside;  // of the places that are not pinned
+    fixed *outside;  // the storages of the places that are not pinned
     int n_outside, cap_outside;
     int *by_data;  // hash table of 1 + index of the place
     int size;

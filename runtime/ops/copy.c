@@ -139,7 +139,7 @@ ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src)
         }
         retire_source(&r, st);
     }
-    (void)t->sync(index, MS_STREAM_COMPUTE);  // nothing will wait before the source changes
+    (void)t->sync(index, MS_STREAM_COMPUTE);  // nothing else makes a change of the source wait
     return st;
 }
 

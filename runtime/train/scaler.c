@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // train/scaler.c -- a gradient scaler in a captured step: an optimizer's step that is skipped if a gradient was not
-// finite, and the scale's adaptation. The host reads the flags, on a GPU, too, as it does without a captured step.
+// finite, and the scale's adaptation. The host reads the flags, also those on a GPU, as outside of captured steps.
 #include <float.h>
 
 #include "base/trace.h"
@@ -113,7 +113,7 @@ typedef struct {
     ms_scale_rule *rule;
 } adapt_work;
 
-// The new scale: PyTorch's rule. It is not raised beyond float32.
+// The new scale, by PyTorch's rule. The scale is not raised beyond the largest float32.
 static double adapted(ms_scale_rule *r, double scale, bool finite)
 {
     if (!finite) return r->growth_tracker = 0, scale * r->backoff_factor;

@@ -273,7 +273,8 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
     for (int i = 0; i < GROUPS; i++) sum += shared[which][i][column];
     if (tile * COLUMNS + column < n) ((T *)parts)[(2 * part + which) * n + tile * COLUMNS + column] = sum;
 }
-// The statistics of rows `row`, which is even, and row + 1, if it exists: in one access of 16 bytes.
+// Reads the statistics of row `row`, which is even, and of row + 1 if it exists: both in one access of 16 bytes, if
+// they are aligned.
 static __device__ __forceinline__ void stats_of_two(const norm_rows &q, int64_t row, row_stats<float> *two)
 {
     const row_stats<float> *at = (const row_stats<float> *)q.stats + row;
