@@ -23,8 +23,8 @@ local function ids_of(found)
   return #list, ffi.new("ms_id[?]", math.max(#list, 1), list)
 end
 
---- Combines found_inf over the ranks of some groups, by the collectives of GradScaler:_agree. missing: makes found_inf
---- where this rank has no gradients.
+--- Combines found_inf over the ranks of some groups, by the same collectives as GradScaler:_agree, because a rank that
+--- repeats its step may meet ranks that still call it. missing: makes found_inf where this rank has no gradients.
 ---@param found table<string, Tensor>  by device; changed
 ---@param groups Group[]
 ---@param missing fun(): Tensor
@@ -42,8 +42,9 @@ function M.agree(found, groups, missing)
   end)
 end
 
---- Calls fn and makes repetitions call what it records only if no gradient of theirs is infinite or nan. If one is now,
---- does not call fn, and the step is not captured. Returns the sum of found_inf, and fn's result.
+--- Calls fn, and makes a repetition do what fn records only if none of the repetition's gradients is infinite or nan. If
+--- a gradient of this call is, does not call fn, and the step is not captured. Returns the sum of found_inf, and fn's
+--- result.
 ---@param found table<string, Tensor>  found_inf by device
 ---@param fn fun(): any
 ---@return number, any

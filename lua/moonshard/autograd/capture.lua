@@ -90,8 +90,8 @@ local function finish()
   return noted
 end
 
---- Ends the recording of a step whose work was not that of other steps: the step goes on uncaptured, and the next call
---- of it is recorded instead.
+--- Ends the recording of a step whose work was not that of other steps: the step goes on uncaptured, and its next call
+--- is a recording again.
 function M.leave()
   lib.ms_capture_leave()
   finish()
@@ -106,7 +106,7 @@ end
 local PART = 60
 
 -- Returns a function that raises if what was noted has changed; to be called before a repetition. It is made from text
--- without loops: LuaJIT does not compile a repetition whose code has one, and then runs all of it 5 times as slowly.
+-- without loops: with a loop, LuaJIT compiles no call of the captured step, and all of its Lua takes 5 times as long.
 local function checker(c)
   local source = { "local c, rawget = ...\nlocal t, k, v, always, changed = c.tables, c.keys, c.values, c.always, c.changed\n",
     "local parts = {}\nlocal function accept(i)\nchanged[i](t[i], k[i])\nv[i] = rawget(t[i], k[i])\nend\n" }
@@ -404,7 +404,7 @@ end
 --- values (item, tolist, printing), calls hooks, keeps tensors that it makes, changes a learning rate or sets the
 --- random generator; later calls with other shapes, dtypes or numbers, or after a parameter, module, mode or group that
 --- fn used was replaced. A step with a gradient scaler must also call its update; a call in which the scaler skips the
---- optimizer's step is not recorded, but the next one is.
+--- optimizer's step is not recorded, but the first later one in which it does not skip is.
 ---@param fn fun(...): any  the step; its arguments are tensors, numbers, strings, booleans or nil
 ---@param given? { warmup: integer }  warmup: calls before the recording (default: 1), for work that only first calls
 ---   do, such as making an optimizer's state
