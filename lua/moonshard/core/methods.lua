@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Errors for methods of objects that a script calls wrongly: with a dot instead of a colon, as in `optimizer.step()`,
---- or by a name that the class does not have. Without them Lua's own message names a line of the library, or no method
---- that exists.
+--- or by a name that the class does not have. Without these checks Lua's own message names a line of the library, and
+--- does not say which methods exist.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 local misspelt = require "moonshard.core.misspelt"
@@ -18,8 +18,8 @@ local code = string.dump(loadstring [[
   end]], true)
 local here = debug.getinfo(1, "S").source
 
--- Whether name is that of a public method: not a metamethod or internal, not one of every class, and not one that
--- classes of scripts define.
+-- Whether name is that of a public method: no metamethod or internal function, no method that every class has, and none
+-- that classes of scripts define.
 local function is_public(name, value)
   return type(name) == "string" and type(value) == "function" and name:sub(1, 1) ~= "_" and name ~= "init"
     and name ~= "new" and name ~= "forward" and class.root[name] == nil
@@ -65,7 +65,7 @@ local LISTED = 20                     -- the largest number of methods that a me
 local fields = setmetatable({}, { __mode = "k" })
 
 --- Called when `key` of an instance is nil, by the function that reads fields: raises if a script calls it as a method.
---- A class's field is looked at once, because a script that only reads it tests for a field of its own.
+--- Only the first read of a field of a class is checked: a script that does not call it tests for a field of its own.
 ---@param cls table  the instance's class
 ---@param key any  the field that was read
 ---@param level integer  stack level of the function that read the field; 1: the caller
@@ -87,7 +87,7 @@ function M.look(cls, key, level)
   errors.raise("unknown method '%s' of %s%s", key, rawget(cls, "__name"), advice)
 end
 
---- Makes reading an unknown method of a class's instances an error.
+--- Makes a call of an unknown method of a class's instances an error; fields may still be read.
 ---@param cls table  a class that is its own __index, and is not extended yet
 function M.close(cls)
   rawset(cls, "__index", function(self, key)

@@ -153,8 +153,8 @@ function M.is_plain(x) return type(x) == "table" and getmetatable(x) == nil end
 function M.is(x) return type(x) == "table" and getmetatable(x) == nil and x[1] == nil end
 
 local results = setmetatable({}, { __mode = "k" })
---- Declares that a table is a second result and no options: where it is passed on as options, as in
---- model:load_state_dict(ms.load(path)), there are none.
+--- Declares that a table is the second result of a function, not options: where it stands in place of options, as in
+--- model:load_state_dict(ms.load(path)), it counts as nil.
 ---@param x table
 function M.result(x) results[x] = true end
 

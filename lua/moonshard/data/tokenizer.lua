@@ -15,10 +15,10 @@ local M = {}
 local FORMAT = "moonshard tokenizer 1"
 local BASE = 2 ^ 24                                     -- a pair of ids as one number: first * BASE + second
 
--- Letters and bytes outside of ASCII, digits, and other signs, each with one space before it; and white space.
+-- Letters and bytes outside of ASCII, digits, and other signs, each with at most one space before; and white space.
 local KINDS = { "^ ?[%a\128-\255]+", "^ ?%d+", "^ ?[^%s%w\128-\255]+", "^%s+" }
 
-local LONGEST = 256                                     -- bytes of a word; the time of a word grows with their square
+local LONGEST = 256                                     -- bytes of a word; encoding takes time by their square
 local CACHED = 2 ^ 17                                   -- number of words whose tokens are remembered
 
 -- Calls fn(word) for the words of a text, in order; together they are the text.

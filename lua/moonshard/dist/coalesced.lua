@@ -45,7 +45,8 @@ end
 
 function Packed:__tostring() return ("Work(all_reduce, %s)"):format(self:done() and "done" or "under way") end
 
--- The tensors of the list by dtype and device, in order, each with all of them in one tensor.
+-- Groups the tensors of a list by dtype and device, in order. The field `flat` of a group has all its values in one
+-- tensor.
 local function packs_of(list)
   local packs, by_kind = setmetatable({}, Packed), {}
   for k, t in ipairs(list) do
@@ -80,7 +81,7 @@ return function(dist)
   --- results have the bits of one all_reduce for each.
   ---@param list Tensor[]  of the same shapes and dtypes on every rank
   ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
-  ---   async: the tensors get their results in the work's wait
+  ---   async: the tensors get their results in the work's wait; its done is false until then
   ---@return Work?  only with async
   function dist.all_reduce_coalesced(list, given)
     local o = opts("all_reduce_coalesced", given, { op = opts.one_of(reductions, "sum"), group = opts.any,
@@ -179,7 +180,7 @@ return function(dist)
         end
       end
     end
-    -- Also after an error: works that run read and write tensors of the script.
+    -- Waits after an error, too, because running works read and write tensors of the script.
     for _, work in ipairs(self._works) do attempt(work.wait, work) end
     if failed then error(why, 0) end
     return ...

@@ -2,7 +2,8 @@
 --- Tables of tensors, numbers, strings, booleans and tables of these in a safetensors file, as for checkpoints
 --- { model = model:state_dict(), epoch = 3 }. A tensor's name in the file is its path, such as "model.1.weight"; one
 --- string of metadata, JSON, has the rest: a table is { k: keys, v: values }, a tensor { t: its name }, a number
---- { n: 17 digits }, and a string that is not ASCII { x: its bytes in hexadecimal }.
+--- { n: 17 digits }, and a string with other bytes than printable ASCII { x: its bytes in
+--- hexadecimal }.
 local cjson = require "cjson"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- nn.utils.prune: a parameter times a mask of zeros and ones, as a parametrization. State dicts have PyTorch's names,
---- "weight_orig" and "weight_mask".
+--- "weight_orig" and "weight_mask", unless the parameter has other parametrizations, too.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
@@ -238,7 +238,8 @@ function M.global_unstructured(parameters, amount, given)
   end)
 end
 
---- Makes a pruned parameter an ordinary one: the same parameter, with zeros where the mask has them.
+--- Makes a pruned parameter an ordinary one: the same parameter, with zeros where the mask has them; or a new one with
+--- the computed values if it has other parametrizations. Errors: a parameter that has a parametrization after the mask.
 ---@param m Module  a layer
 ---@param name string  name of the parameter
 ---@return Module m

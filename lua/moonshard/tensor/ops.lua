@@ -446,7 +446,7 @@ function methods.to(t, what, and_dtype, given)
 end
 
 --- Pins the memory of a tensor of the CPU for copies to a GPU, and returns the tensor, not a copy of it. Only memory of
---- 256 KiB and more is pinned, and only if there is a GPU; the driver stages copies of all other. A copy of pinned
+--- 256 KiB and more is pinned, and only if there is a GPU; the driver stages all other copies. A copy of pinned
 --- memory to a GPU is queued: it does not wait for the GPU, and what changes or reuses the memory waits for the copy.
 --- The memory stays pinned when the tensor is released, and new tensors of its size use it again. Errors: a tensor on
 --- another device.
