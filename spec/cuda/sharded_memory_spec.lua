@@ -31,7 +31,7 @@ local function make()
   return Net(), ms
 end
 
--- Ways to shard the model onto a device; whether it reshards after forward.
+-- Return functions that shard the model onto a device.
 local function fully_shard(reshard)
   return function(model, ms, device)
     for _, block in ipairs(model.blocks) do ms.fsdp.fully_shard(block, { reshard_after_forward = reshard }) end
@@ -50,6 +50,7 @@ local function FSDP(strategy, pieces)
     return ms.fsdp.FSDP(model, options)
   end
 end
+-- Name, the function, and whether it reshards after forward.
 local WAYS = {
   { "fully_shard, reshard_after_forward = true", fully_shard(true), true },
   { "fully_shard, reshard_after_forward = false", fully_shard(false), false },

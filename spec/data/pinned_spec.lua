@@ -86,7 +86,7 @@ describe("pin_memory", function()
 end)
 
 describe("a loader with pin_memory #cuda", function()
-  -- 6 items of 280 KB; what each batch has is known from its numbers.
+  -- 6 items of 280 KB. The elements of item k are k, from 0, so that the sum of a batch shows its items.
   local LOADER = [[
     local source = ms.arange(0, 6, { dtype = "float32" }):unsqueeze(2):expand(6, N):contiguous()
     local loader = data.DataLoader(data.TensorDataset(source, ms.arange(0, 6)), { batch_size = 2, pin_memory = true,

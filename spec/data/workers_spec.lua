@@ -191,7 +191,7 @@ describe("a loader with workers", function()
       end
       local set = ms.data.Dataset { size = 10, get = function(i) return ms.full({ 100 }, i) end }
       local loader = ms.data.DataLoader(set, { batch_size = 5, shuffle = true, workers = 1 })
-      local epochs = process.tool and 2000 or 10000       -- fewer under a tool that finds faults, which is slow
+      local epochs = process.tool and 2000 or 10000       -- fewer under a sanitizer or valgrind: slow
       for epoch = 1, epochs do
         for x in loader:epoch() do assert(x:size(1) == 5) end
         if epoch == 500 or epoch == epochs then
