@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// ops/copy.h -- copies on the copy stream, and lists of copies that run together.
+// ops/copy.h -- copies on the copy stream, copies from pinned memory, and lists of copies that run together.
 #ifndef MS_COPY_H
 #define MS_COPY_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// tensor/api.c -- public functions on tensors: making them, describing them, replacing their data, sharing GPU memory
-// with other processes. ops/read.c reads their values.
+// tensor/api.c -- public functions on tensors: making them, describing them, replacing their data, pinning CPU memory,
+// sharing GPU memory with other processes. ops/read.c reads their values.
 #include <math.h>
 #include <stdio.h>
 

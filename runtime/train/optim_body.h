@@ -2,8 +2,8 @@
 // train/optim_body.h -- the optimizers' loops over one block; optim.c includes it once per element type with
 //   T (stored parameter and gradient), REAL (arithmetic and state), LOAD(x) and STORE(x) (T to REAL and back), N(name)
 //   (this type's loop) and R(name) (the formula in REAL).
-// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim. HALF,
-// defined for float16 and bfloat16: the loops are those of float32, on PIECE elements at a time as float32.
+// A loop reads every array once, and writes all but the gradient once. The formulas are in formulas/optim. If HALF
+// is defined, for float16 and bfloat16, PIECE elements at a time are converted to float32 and stepped by its loops.
 
 // The part of a job from element `at` on.
 static job N(part)(const job *j, int64_t at)
@@ -60,8 +60,8 @@ static void N(run_whole)(const job *j, int64_t at, int64_t n)
     }
 }
 #else
-// Steps up to PIECE elements by the gradients in float32: their masters, which are then rounded to the parameters, or
-// the parameters themselves.
+// Steps n elements, at most PIECE, in float32: their masters, or without these the converted parameters. The results,
+// rounded, are the new parameters.
 static MS_KERNEL void N(run_whole)(const job *j, int64_t at, int64_t n)
 {
     float g[PIECE], whole[PIECE];

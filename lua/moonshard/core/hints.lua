@@ -28,7 +28,7 @@ local options = {
   dropout_p = "write dropout",
 }
 
--- Maps PyTorch's names that Moonshard lacks to what a script must write instead.
+-- Maps names of PyTorch and other libraries that Moonshard lacks to what a script must write instead.
 local instead = {
   DataParallel = "write nn.DDP(model) and start one process per device: mpirun -n N luajit train.lua",
   DistributedDataParallel = "use nn.DDP",

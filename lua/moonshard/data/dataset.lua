@@ -3,7 +3,7 @@
 --- and its label. A list returned as the only value counts as several values.
 ---
 ---   local squares = data.Dataset { size = 100, get = function(i) return ms.tensor(i), ms.tensor(i * i) end }
----   local Squares = data.Dataset:extend "Squares"     -- or a class with `init`, `size` and `get`
+---   local Squares = data.Dataset:extend "Squares"     -- or a class with `size` and `get`
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local methods = require "moonshard.core.methods"
@@ -229,8 +229,8 @@ function Subset:batch(positions)
   return self.dataset:batch(there)
 end
 
--- Sizes from fractions that add up to 1: each rounded down, what is left over goes to the first ones. Returns lengths
--- that do not add up to 1 unchanged.
+-- Sizes from fractions that add up to 1: each rounded down, what is left over goes to the first ones. Returns whole
+-- numbers that do not add up to 1 unchanged, and raises if fractions do not.
 local function sizes_of(lengths, n)
   local sizes, sum, total = {}, 0, 0
   for _, share in ipairs(lengths) do total = total + share end
