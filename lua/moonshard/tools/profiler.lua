@@ -324,11 +324,12 @@ local function finish(p, ok, ...)
 end
 
 --- Records while fn runs. May also be called as `profile(fn)`. With a schedule, only the steps that it says are recorded:
---- fn is called with an object p, and calls p:step() at the end of each step. Returns the last complete profile.
+--- fn is called with an object p, and calls p:step() at the end of each step. Returns the last profile, which has fewer
+--- steps if fn ends within a cycle.
 ---@param given? { limit: integer, with_modules: boolean, record_shapes: boolean, schedule: function, on_trace_ready: fun(p: Profile) }
 ---   limit: largest number of ranges to keep (56 bytes each); with_modules: also records calls of modules;
 ---   record_shapes: also records the shapes of operators' inputs; schedule: a result of profiler.schedule;
----   on_trace_ready: with a schedule: called with each complete profile
+---   on_trace_ready: with a schedule: called with each profile
 ---@param fn fun(p?: ProfileSteps): any  called without arguments, or with a schedule's steps
 ---@return Profile? profile  nil if the schedule recorded no step
 ---@return any  the results of fn
