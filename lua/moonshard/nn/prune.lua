@@ -200,7 +200,7 @@ function M.custom_from_mask(m, name, mask)
   end)
 end
 
---- Gives a parameter a mask of ones.
+--- Gives a parameter a mask of ones, unless it has a mask.
 ---@param m Module  a layer
 ---@param name string  name of the parameter
 ---@return Module m

@@ -120,13 +120,14 @@ function Stream:init(i) self.device = checked_device(i, "cuda.Stream") end
 --- Waits until the stream's work is done.
 function Stream:synchronize() M.synchronize(self.device) end
 
---- Lets later work of this stream wait for a stream's work so far: it does so without a call.
+--- Lets later work of this stream wait for a stream's work so far. Has no effect: on one device work runs in the order
+--- of the calls, and copies between devices wait for both.
 ---@param other CudaStream  a stream
 function Stream.wait_stream(_, other)
   opts.need(class.isa(other, Stream), other, "a stream (cuda.Stream)", "wait_stream: argument 1")
 end
 
---- Lets later work of this stream wait for an event: it does so without a call, on the event's device.
+--- Lets later work of this stream wait for an event. Has no effect, for the reasons of wait_stream.
 ---@param event CudaEvent  an event
 function Stream.wait_event(_, event)
   opts.need(class.isa(event, Event), event, "an event (cuda.Event)", "wait_event: argument 1")
