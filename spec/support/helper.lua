@@ -69,6 +69,9 @@ end)
 
 if lfs.attributes(root .. "/lua/moonshard/init.lua") then
   require "moonshard"
+  -- Steps of loops that a test left by an error would otherwise own the tensors of the next tests.
+  local close_all_left = require("moonshard.tensor.scope").close_all_left
+  busted.subscribe({ "test", "end" }, function() close_all_left() return nil, true end)
 end
 if lfs.attributes(root .. "/spec/support/ranks.lua") then
   require "spec.support.ranks"
