@@ -81,6 +81,14 @@ for world = 1, 4 do
       assert.same({ 0.5 * world * (world - 1) }, { t[4]:item() })
     end)
 
+    it("reduce in the background for a script that polls", function(rank)
+      local ms = require "moonshard"
+      local t = ms.full({ 4 }, rank)
+      local work = ms.dist.all_reduce_coalesced({ t }, { async = true })
+      while not work:done() do end
+      assert.same({ 0.5 * world * (world - 1) }, { t[4]:item() })
+    end)
+
     it("exchange tensors with both neighbours, in any order", function(rank)
       local ms = require "moonshard"
       local dist = ms.dist

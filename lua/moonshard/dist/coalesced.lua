@@ -36,10 +36,13 @@ function Packed:wait()
   end
 end
 
+-- Once all reductions have ended, their results are copied, so that a script may also poll.
 function Packed:done()
   for k = 1, #self do
-    if not self[k].copied then return false end
+    local pack = self[k]
+    if not pack.copied and not pack.work:done() then return false end
   end
+  self:wait()
   return true
 end
 
@@ -81,7 +84,7 @@ return function(dist)
   --- results have the bits of one all_reduce for each.
   ---@param list Tensor[]  of the same shapes and dtypes on every rank
   ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
-  ---   async: the tensors get their results in the work's wait; its done is false until then
+  ---   async: the tensors get their results in the work's wait, or when its done returns true
   ---@return Work?  only with async
   function dist.all_reduce_coalesced(list, given)
     local o = opts("all_reduce_coalesced", given, { op = opts.one_of(reductions, "sum"), group = opts.any,

@@ -172,9 +172,9 @@ local function run_step(outermost, fn, step)
 end
 
 --- `for step in ms.steps(n) do … end`: each iteration is a scope. `ms.steps(n, fn)` calls fn(step) in a scope, which is
---- closed after an error, too. If a loop is left by break, return or an error, the scope of its last step stays open until
---- an enclosing scope ends or the next loop of steps begins: tensors made until then are released with it, unless they
---- are kept.
+--- closed after an error, too. If a loop is left by break, return or an error, the scope of its last step stays open
+--- until an enclosing scope ends or the next loop of steps begins: tensors made until then are released with it, unless
+--- they are kept.
 ---@param n integer  the last step; math.huge: no end
 ---@param given? fun(step: integer)|{ from: integer }  from: the first step (default: 1)
 ---@param fn? fun(step: integer)  called for each step
