@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <mutex>
 #if !defined(MS_EMULATED)
 #include <crt/../cuda.h>  // the toolkit's: this folder has a cuda.h, too
@@ -60,14 +59,22 @@ static const driver &the_driver()
     return d;
 }
 
+// A list, because a template of the standard library would be a symbol that the plugin exports. It is short: memory is
+// allocated in slabs.
+struct mapping {
+    void *p;
+    size_t size;
+    mapping *next;
+};
 static std::mutex lock;
-static std::map<void *, size_t> mapped;  // sizes, by address
+static mapping *mapped;
 
 static size_t size_of(void *p)
 {
     std::lock_guard<std::mutex> hold(lock);
-    auto m = mapped.find(p);
-    return m == mapped.end() ? 0 : m->second;
+    for (const mapping *m = mapped; m; m = m->next)
+        if (m->p == p) return m->size;
+    return 0;
 }
 
 // The driver's results have the values of the runtime's errors.
@@ -94,7 +101,8 @@ static ms_status map_handle(int index, CUmemGenericAllocationHandle h, size_t si
     CUdeviceptr at = 0;
     DRIVER_TRY(index, "cuMemAddressReserve", d.cuMemAddressReserve_(&at, size, 0, 0, 0), "%zu bytes of addresses",
                size);
-    CUresult r = d.cuMemMap_(at, size, 0, h, 0);
+    mapping *m = (mapping *)malloc(sizeof *m);
+    CUresult r = m ? d.cuMemMap_(at, size, 0, h, 0) : CUDA_ERROR_OUT_OF_MEMORY;
     const char *call = "cuMemMap";
     if (r == CUDA_SUCCESS) {
         call = "cuMemSetAccess";
@@ -111,12 +119,14 @@ static ms_status map_handle(int index, CUmemGenericAllocationHandle h, size_t si
         if (r != CUDA_SUCCESS) d.cuMemUnmap_(at, size);
     }
     if (r != CUDA_SUCCESS) {
+        free(m);
         d.cuMemAddressFree_(at, size);
         return ms__cuda_failed((cudaError_t)r, call, index, "mapping %zu bytes", size);
     }
     *out = (void *)at;
     std::lock_guard<std::mutex> hold(lock);
-    mapped[*out] = size;
+    *m = { *out, size, mapped };
+    mapped = m;
     return MS_OK;
 }
 
@@ -151,7 +161,13 @@ static void unmap(int index, void *p, size_t size)
     const driver &d = the_driver();
     {
         std::lock_guard<std::mutex> hold(lock);
-        mapped.erase(p);
+        for (mapping **at = &mapped; *at; at = &(*at)->next) {
+            mapping *m = *at;
+            if (m->p != p) continue;
+            *at = m->next;
+            free(m);
+            break;
+        }
     }
     CUresult r = d.cuMemUnmap_((CUdeviceptr)p, size);
     if (r == CUDA_SUCCESS) r = d.cuMemAddressFree_((CUdeviceptr)p, size);

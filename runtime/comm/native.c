@@ -420,6 +420,10 @@ ms_status ms__native_move(ms_waiter *w)
         st = r == MS_GPU_DONE ? pause_in(w) : meet(w, r, text);
     }
     if (reached < 0 && st == MS_OK) st = fail(w, ms_error());
+    if (st == MS_OK) {  // the GPU also passes a collective that was given up, because a peer aborted the communicator
+        ms_gpu_result r = library()->poll(c->g->gpu, text, sizeof text);
+        if (r != MS_GPU_DONE) st = meet(w, r, text);
+    }
     ms__cuda()->drop(end);
     return st;
 }
