@@ -230,10 +230,10 @@ end
 ---   indexing: "xy" swaps the first two dimensions, as for images (default: "ij")
 ---@return Tensor[]  they share the vectors' storage
 function M.meshgrid(list, given)
-  local o = opts("meshgrid", given, { indexing = opts.one_of({ "ij", "xy" }, "ij") })
   if type(list) ~= "table" or tensor.is_tensor(list) or #list == 0 then
-    opts.wrong(list, "a list of tensors", "meshgrid: argument 1")
+    opts.wrong(list, "a list of tensors, such as { x, y }", "meshgrid: argument 1")
   end
+  local o = opts("meshgrid", given, { indexing = opts.one_of({ "ij", "xy" }, "ij") })
   local n, sizes, place = #list, {}, {}
   for k = 1, n do
     opts.expect(list[k], a_tensor, "meshgrid: element %d", k)
