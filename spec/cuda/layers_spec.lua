@@ -70,7 +70,7 @@ for _, dtype in ipairs(DTYPES) do
       { { 2, 4, 12, 20 }, { 6, 2, 4, 4 }, { stride = 4, groups = 2 } },
       { { 2, 2, 20, 21 }, { 3, 2, 2, 7 }, { stride = { 1, 3 }, padding = { 0, 5 } } },
       { { 1, 2, 9, 31 }, { 2, 2, 2, 3 }, { stride = { 2, 5 }, dilation = { 1, 2 }, padding = 2 } },
-      -- Lines of which shared memory holds a few, and lines that are too long for it.
+      -- Long lines: a few fit into shared memory, or not even one.
       { { 1, 1, 7, 1500 }, { 2, 1, 2, 5 }, { stride = { 1, 4 }, padding = { 1, 2 } } },
       { { 1, 1, 1, 8300 }, { 2, 1, 1, 4 }, { stride = 3 } },
       { { 1, 1, 5, 72 }, { 8, 1, 2, 9 }, { padding = { 0, 4 } } },

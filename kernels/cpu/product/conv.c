@@ -216,7 +216,7 @@ static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64
     return j->at_once > 1 ? ms__alloc(rows, MS_CPU, (size_t)j->M * wide, j->what) : MS_OK;
 }
 
-// The convolution with image x, weight w and output y, one of which is computed, for oneDNN.
+// Describes a convolution to oneDNN. `result` says which of x (image), w (weight) and y (output) is computed.
 static ms_conv_work work_of(const job *j, int result, const ms_tensor *x, const ms_tensor *w, const ms_tensor *y)
 {
     return (ms_conv_work) { .v = &j->v,

@@ -48,7 +48,8 @@ static dnnl_engine_t engine;
 static entry *table[ENTRIES];
 static uint64_t uses;
 
-// The number of threads of the OpenMP library, which oneDNN uses, for the calling thread.
+// Sets how many threads oneDNN uses for calls of this thread. The OpenMP library is oneDNN's: the engine does not link
+// it.
 static void openmp_threads(int n)
 {
     static void (*set)(int);

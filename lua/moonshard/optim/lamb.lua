@@ -33,7 +33,7 @@ function LAMB:_accept(p, k)
   end
 end
 
--- The norms of the whole parameter and of its whole step, of which x and step are this rank's parts.
+-- x, step: this rank's parts of a parameter and of its step. Returns the norms of the whole parameter and whole step.
 local function norms(p, x, step)
   local squares = create.tensor({ (x * x):sum():item(), (step * step):sum():item() }, { dtype = "float64",
     device = "cpu" })
