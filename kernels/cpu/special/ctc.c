@@ -20,8 +20,8 @@ static ms_status check_values(const ms_call *c, const ms_ctc_call *j)
             return ms__call_fail(c, "input length %lld is %lld, expected 0 to %lld, the first size of %s",
                                  (long long)n + 1, (long long)times, (long long)j->times, ms__tensor_text(c->in[0]));
         if (length < 0 || length > j->longest || (j->concatenated >= 0 && used + length > j->concatenated))
-            return ms__call_fail(c, "target length %lld is %lld, which the targets, %s, do not hold", (long long)n + 1,
-                                 (long long)length, ms__tensor_text(c->in[1]));
+            return ms__call_fail(c, "target length %lld is %lld, more than is left of the targets, %s",
+                                 (long long)n + 1, (long long)length, ms__tensor_text(c->in[1]));
         ms_ctc s = ms__ctc_sample(j, n);
         for (int64_t k = 0; k < s.length; k++) {
             int64_t target = s.target[k * s.target_step];

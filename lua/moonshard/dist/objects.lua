@@ -35,7 +35,7 @@ return function(dist)
     local o, ranks = options("scatter_object_list", given, "src")
     local sent
     if dist.rank() == o.src then
-      -- A wrong list must fail on every rank, so its text is sent in place of the values.
+      -- A wrong list must fail on every rank, so the error's text is sent in place of the values.
       if type(list) == "table" and #list == #ranks then
         sent = { values = list }
       else

@@ -78,7 +78,7 @@ local averages = opts.kind("averages made by optim.EMA",
 local function averages_of(who, m, ema)
   local names, list = ema and flat.names_below(m), {}
   for k, p in ipairs(ema and ema._params or {}) do
-    if not names[p] then errors.raise("%s: option 'ema': its parameter %d is not one of the model", who, k) end
+    if not names[p] then errors.raise("%s: option 'ema': parameter %d of the averages is not a parameter of the model", who, k) end
     list[k] = { name = "ema." .. names[p], whole = whole_shape(p), place = place_of(p), replica = replica(p), like = p,
       part = ema._averages[k], shared = is_shared(p) }
   end
@@ -156,7 +156,7 @@ local function write_file(path, list)
   return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = written }
 end
 
--- more: further fields of the index.
+-- The table that index.json contains. more: its fields extra, extra_state and ema.
 local function index_of(written, aliases, numbers, groups, more)
   local index = { format = checkpoint_index.FORMAT, world = #written, files = {}, tensors = {}, aliases = aliases,
     extra = more.extra, extra_state = more.extra_state, ema = more.ema }
@@ -193,8 +193,8 @@ local function examine(folder)
   until false
 end
 
--- Removes temporary folders beside the target whose processes have ended. One of them may be a folder that a save moved
--- away to replace it; this may be the user's, so it is removed only if it is a checkpoint.
+-- Removes temporary folders beside the target whose processes have ended. A save also gives the folder that it replaces
+-- a temporary name; that folder may be the user's, so it is removed only if it is a checkpoint.
 local function sweep(folder)
   local path = ffi.string(lib.ms_folder_path(folder))
   local parent, name = path:match "^(.*/)([^/]*)$"
@@ -281,8 +281,8 @@ local function finish(folder, index)
   if how[0] == C.MS_COMMIT_INSIDE then replace_inside(folder, made, path, index) end
 end
 
--- Makes the outcome equal on all ranks: all fail if a rank's path differs from rank 0's, or if a rank failed (its peers
--- with the first error in rank order). Returns the values of all ranks.
+-- Makes the outcome equal on all ranks: all fail if a rank's path differs from rank 0's, or if a rank failed; ranks that
+-- did not fail themselves raise the first error in rank order. Returns the values of all ranks.
 local function agree(dist, who, dir, ok, value)
   local all = dist.all_gather_object { dir = dir, ok = ok, value = ok and value or tostring(value) }
   for r, result in ipairs(all) do

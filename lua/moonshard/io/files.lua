@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Tensors in files: `ms.save(path, tensors, {metadata})`, `ms.load(path, {device, names, prefix, verify})`. The format
---- is safetensors, which other programs can read, too; a table with more than tensors is taken apart (tree.lua). A save
+--- is safetensors, which other programs can read, too; tree.lua converts tables that also have other values. A save
 --- either writes the complete file to disk or changes nothing. A load checks the whole header before it uses the file,
 --- and verifies the checksums in it (runtime/io/read.c).
 local engine = require "moonshard.core.ffi"

@@ -72,7 +72,7 @@ function put(value, path, into)
     .. (kind == "table" and value.state_dict and "; write its state_dict()" or ""), "save: '%s'", path)
 end
 
---- The tensors of a table, by their names in the file, and the text that has the rest.
+--- The tensors of a table, by their names in the file, and JSON text with everything else in the table.
 ---@param value table
 ---@return table<string, Tensor> tensors
 ---@return string text

@@ -76,7 +76,7 @@ function Block:forward(x)
   return h + y
 end
 
--- The projection to logits; with targets, the loss, for which the logits of the whole batch need not exist.
+-- The projection to logits; with targets, the loss, from logits that are computed in chunks of rows.
 ---@class GPTHead: Linear
 local Head = nn.Linear:extend("GPTHead")
 

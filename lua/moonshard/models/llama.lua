@@ -117,7 +117,7 @@ function Llama:reset_parameters()
 end
 
 ---@param ids Tensor  int64 [B, T]
----@param targets? Tensor  int64 [B, T]: the loss is returned, for which the logits of the whole batch need not exist
+---@param targets? Tensor  int64 [B, T]: returns the loss, from logits that are computed in chunks of rows
 ---@return Tensor  logits [B, T, vocab], or the loss []
 function Llama:forward(ids, targets)
   if ids.ndim ~= 2 then errors.raise("Llama: ids have shape %s, expected [B, T]", tostring(ids.shape)) end

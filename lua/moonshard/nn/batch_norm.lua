@@ -123,7 +123,7 @@ function BatchNorm3d._check_input(x)
   if x.ndim ~= 5 then raise("expected 5D input (got %dD input)", x.ndim) end
 end
 
---- BatchNorm1d for [N, C, ...] whose statistics in training are those of the batches of all ranks together. These may
+--- BatchNorm1d for [N, C, ...] whose statistics in training are those of all ranks' batches together. The batches may
 --- have different sizes, 0 included. Every rank of the group calls forward and backward. In evaluation, and in a group
 --- of one rank, it computes what BatchNorm1d does. If the ranks' losses are averaged, weighted by the sizes of their
 --- batches, gradients are those of BatchNorm1d over all batches as one.

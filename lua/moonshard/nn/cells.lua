@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- RNNCell, LSTMCell and GRUCell: one step of a recurrent network; the parameters of a step, which recurrent.lua makes
---- for each layer and direction.
+--- RNNCell, LSTMCell and GRUCell: one step of a recurrent network; and a function that makes the parameters of a step,
+--- which recurrent.lua calls for each layer and direction.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local ops = require "moonshard.nn.ops"

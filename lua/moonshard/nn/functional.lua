@@ -54,7 +54,7 @@ function F.gelu(x, given)
   return o.recompute and ops.recompute(y) or y
 end
 
---- Exponentials that add up to 1 along d.
+--- Exponentials that add up to 1 along d: `e^x / sum(e^x)`.
 ---@param x Tensor  of any shape
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor
@@ -129,7 +129,7 @@ end
 ---@param w? Tensor  of these sizes
 ---@param b? Tensor  of these sizes
 ---@param given? { eps: number, residual: Tensor }
----   eps: added to the variance (default: 1e-5); residual: of x's shape, is added to x before, in the same pass
+---   eps: added to the variance (default: 1e-5); residual: of x's shape, is added to x first, in the same pass
 ---@return Tensor  of x's shape
 ---@return Tensor?  x + residual, if there is a residual
 function F.layer_norm(x, shape, w, b, given)
@@ -149,7 +149,7 @@ end
 ---@param x Tensor  […, sizes of w]
 ---@param w? Tensor  of the trailing sizes
 ---@param given? { eps: number, residual: Tensor }
----   eps: added to the mean square; residual: of x's shape, is added to x before, in the same pass
+---   eps: added to the mean square; residual: of x's shape, is added to x first, in the same pass
 ---@return Tensor  of x's shape
 ---@return Tensor?  x + residual, if there is a residual
 function F.rms_norm(x, w, given)

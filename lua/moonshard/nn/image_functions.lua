@@ -46,7 +46,7 @@ end
 
 -- ---- padding ----------------------------------------------------------------------------------------
 
--- Takes the elements of x at their positions in the padded dimension d; for dtypes without gradient.
+-- Pads dimension d of x with copies of x's elements; for integer and bool tensors, which need no gradient.
 local function picked(x, d, before, after, mode)
   local n, ids = x:size(d), {}
   for o = 1, n + before + after do
@@ -57,7 +57,7 @@ local function picked(x, d, before, after, mode)
   return x:index_select(d, create.tensor(ids, { dtype = "int64", device = x.device }))
 end
 
--- Adds elements of x itself. pad: before and after, from the last dimension on.
+-- Pads x with copies of its own elements. pad: { before, after } of the last dimension, then of the one before it.
 local function pad_with_elements(x, pad, mode)
   local dims = #pad / 2
   if dims > 3 then raise("pad: %d sizes with mode '%s', expected 2, 4 or 6: up to 3 dimensions", #pad, mode) end
@@ -72,7 +72,7 @@ local function pad_with_elements(x, pad, mode)
     end
     o.size[d], o.before[d] = n + before + after, before
     if o.size[d] < 1 or n + math.min(before, 0) + math.min(after, 0) < 1 then
-      raise("pad: %d and %d elements at dimension %d of size %d leave none", before, after, at, n)
+      raise("pad: %d and %d elements added at dimension %d of size %d leave no elements", before, after, at, n)
     end
   end
   if dtypes.is_float(info_of(x).dtype) then return resampling.resample("pad", x, dims, mode, o) end
@@ -86,7 +86,7 @@ local function pad_with_elements(x, pad, mode)
   end)
 end
 
--- Adds elements of one value, or removes elements. pad: before and after, from the last dimension on.
+-- Adds elements of one value, or removes elements. pad: { before, after } of the last dimension, then of others.
 local function pad_with_value(x, pad, value)
   local y = x
   for k = 1, #pad, 2 do

@@ -382,12 +382,12 @@ function LoRA:__tostring()
     #self.layers, trained, total)
 end
 
--- Refuses parameters that a unit or nn.DDP already has: it would not know of the adapters.
+-- Refuses parameters that a unit or nn.DDP already has, because the adapters would not be part of it.
 local function check_unwrapped(model)
   for name, p in model:named_parameters() do
     local unit = rawget(p, "_unit") or rawget(p, "_flat")
     local owner = unit and "a sharded module" or rawget(p, "_replicas") and "nn.DDP"
-    if owner then raise("lora: parameter '%s' belongs to %s already; call nn.lora before", name, owner) end
+    if owner then raise("lora: parameter '%s' belongs to %s already; call nn.lora first", name, owner) end
   end
 end
 

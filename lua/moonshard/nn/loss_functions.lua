@@ -69,7 +69,7 @@ end, true, function(a, b, o) return ops.mse_loss(a, b, o.reduction) end)
 ---@param a Tensor  of any shape, floating point
 ---@param b Tensor  of a's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }
----   weight: factor of each element, of a's shape; the mean is divided by the sum of the factors
+---   weight: factor of each element, of a's shape; "mean" divides by the sum of the factors
 ---@return Tensor  [], or a's shape with "none"
 function M.mse_loss(a, b, given)
   if given == nil then return ops.mse_loss(a, b, "mean") end
@@ -82,7 +82,7 @@ local l1 = weighted_elementwise("l1_loss", {}, l1_of, true, elementwise("l1_loss
 ---@param input Tensor  of any shape
 ---@param target Tensor  of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", weight: Tensor }
----   weight: factor of each element, of the input's shape; the mean is divided by the sum of the factors
+---   weight: factor of each element, of the input's shape; "mean" divides by the sum of the factors
 ---@return Tensor  [], or the input's shape with "none"
 function M.l1_loss(input, target, given) return l1(input, target, given) end
 
@@ -109,7 +109,7 @@ local huber = elementwise("huber_loss", { delta = opts.option(opts.positive, 1),
 ---@param target Tensor  of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", delta: number, weight: Tensor }
 ---   delta: difference up to which the loss is quadratic (default: 1); weight: factor of each element, of the input's
----   shape; the mean is divided by their number
+---   shape; "mean" divides by the number of elements
 ---@return Tensor  [], or the input's shape with "none"
 function M.huber_loss(input, target, given) return huber(input, target, given) end
 

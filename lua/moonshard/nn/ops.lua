@@ -139,8 +139,8 @@ function M.batch_norm_stats(x)
   return wrap(a_out[0]), wrap(a_out[1])
 end
 
--- Convolutions, by their names in the table of operators. how: lists with an integer for each dimension: stride, before
--- and after (padding; of a transposed one: padding and output padding), dilation; and groups.
+-- Convolutions, by their names in the table of operators. M.conv gets in `how` the integer groups and the lists stride,
+-- before, after and dilation; before and after are paddings, or a transposed convolution's padding and output padding.
 local convolutions = {}
 for d = 1, 3 do
   for _, name in ipairs { "conv" .. d .. "d", "conv_transpose" .. d .. "d" } do

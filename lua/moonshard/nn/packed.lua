@@ -122,7 +122,7 @@ end
 
 local pack_spec = { batch_first = false, enforce_sorted = true }
 
--- The order by length, the longest first, sequences of one length in the order given: positions from 0.
+-- The positions (from 0) of the sequences sorted by length, the longest first; equal lengths keep their order.
 local function by_length(lengths)
   local order = {}
   for k = 1, #lengths do order[k] = k - 1 end
@@ -182,8 +182,8 @@ end
 
 --- Pads a packed sequence. Errors: a total_length below that of the longest sequence.
 ---@param sequence PackedSequence  such as a layer's output
----@param given? { batch_first: boolean, padding_value: number, total_length: integer }  padding_value: of the elements
----   after a sequence's end (default: 0); total_length: T of the result (default: the longest length)
+---@param given? { batch_first: boolean, padding_value: number, total_length: integer }  padding_value: value of the
+---   elements after a sequence's end (default: 0); total_length: T of the result (default: the longest length)
 ---@return Tensor  [T, N, ...], or [N, T, ...] with batch_first
 ---@return Tensor lengths  int64 [N], on the CPU
 function rnn.pad_packed_sequence(sequence, given)
@@ -227,8 +227,8 @@ end
 
 --- Pads sequences to the length of the longest.
 ---@param sequences Tensor[]  each [length, ...]
----@param given? { batch_first: boolean, padding_value: number, padding_side: "right"|"left" }  padding_value: of the
----   elements beside a sequence (default: 0)
+---@param given? { batch_first: boolean, padding_value: number, padding_side: "right"|"left" }  padding_value: value
+---   of the elements beside a sequence (default: 0)
 ---@return Tensor  [T, N, ...], or [N, T, ...] with batch_first
 function rnn.pad_sequence(sequences, given)
   local o = opts("pad_sequence", given, { batch_first = false, padding_value = 0,

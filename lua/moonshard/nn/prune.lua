@@ -31,7 +31,7 @@ local function mask_of(m, name)
   end
 end
 
--- Gives the names of state dicts their form in PyTorch, and back.
+-- Registers hooks that save a state dict with PyTorch's names, and that load one with these names.
 local function rename(m, name)
   local function pairs_of(of)
     local list, k = mask_of(of, name)
@@ -49,7 +49,7 @@ local function rename(m, name)
   end)
 end
 
--- Multiplies a parameter with choose(value, mask), a new mask; mask: the one that it has, or ones.
+-- Gives a parameter the mask that choose(value, mask) returns. mask: the parameter's present mask, or ones.
 local function apply(who, m, name, choose)
   opts.expect(m, base.a_module, "%s: argument 1", who)
   opts.expect(name, opts.string, "%s: argument 2", who)
@@ -76,11 +76,11 @@ end
 local an_amount = opts.kind("a fraction below 1, or a whole number of elements",
   function(v) return type(v) == "number" and v >= 0 and (v < 1 or v % 1 == 0) end)
 
--- The number of n elements to prune; halves are rounded to even, as Python does.
+-- How many of n elements or parts to prune; halves are rounded to even, as Python does.
 local function count(who, amount, n)
   opts.expect(amount, an_amount, "%s: the amount", who)
   if amount >= 1 then
-    if amount > n then raise("%s: the amount is %d, but only %d are left", who, amount, n) end
+    if amount > n then raise("%s: the amount is %d, but only %d are left to prune", who, amount, n) end
     return amount
   end
   local exact = amount * n
@@ -211,7 +211,7 @@ end
 --- Prunes several parameters together: the elements of the least absolute value among all of them, or random ones.
 ---@param parameters table[]  pairs { module, name }
 ---@param amount number  below 1: the fraction of all elements to prune; else their number
----@param given? { method: "l1"|"random" }  method: what is pruned (default: "l1")
+---@param given? { method: "l1"|"random" }  method: "l1": the least absolute values; "random": random elements (default: "l1")
 function M.global_unstructured(parameters, amount, given)
   local who = "global_unstructured"
   local o = opts(who, given, { method = opts.one_of({ "l1", "random" }, "l1") })

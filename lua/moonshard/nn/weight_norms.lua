@@ -108,7 +108,7 @@ function SpectralNorm:forward(weight)
   if weight.ndim == 1 then return unit(weight, self.eps) end
   local matrix = matrix_of(weight, self.dim)
   if self.training then iterate(self, matrix:detach(), self.n_power_iterations) end
-  -- Copies, because the next forward changes the buffers before a backward of this one may read them.
+  -- Copies, because the next forward may change the buffers before this forward's backward has read them.
   local u, v = self._u:clone(), self._v:clone()
   return weight / u:dot(matrix:mv(v))
 end
@@ -116,8 +116,8 @@ end
 function SpectralNorm.right_inverse(_, value) return value end
 
 --- Spectral normalization (Miyato et al. 2018): the weight is divided by its largest singular value, which is
---- computed by power iteration: n_power_iterations steps in each forward in training, from the vectors of the forward
---- before. These vectors are buffers.
+--- computed by power iteration: n_power_iterations steps in each forward in training, from the vectors of the previous
+--- forward, which are buffers.
 ---@param m Module  a layer
 ---@param name? string  name of the parameter (default: "weight")
 ---@param given? { n_power_iterations: integer, eps: number, dim: integer }

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Adafactor: a second moment of matrices in the memory of a row and a column.
+--- Adafactor: stores the second moment of a matrix as one row and one column.
 local opts = require "moonshard.core.opts"
 local composed = require "moonshard.optim.composed"
 local shards = require "moonshard.nn.shards"

@@ -249,8 +249,8 @@ function M.sequential(optimizer, given)
   })
 end
 
---- From the present learning rate to swa_lr, which then stays: for the steps that are averaged (SWA: Izmailov et al.
---- 2018), after another schedule.
+--- The learning rate moves from its present value to swa_lr and stays there: for the steps that are averaged (SWA:
+--- Izmailov et al. 2018), after another schedule.
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { swa_lr: number, anneal_steps: integer, anneal_strategy: "cos"|"linear" }
 ---   swa_lr: the final learning rate; anneal_steps: steps until it is reached (default: 10); anneal_strategy: form of

@@ -216,10 +216,10 @@ end
 ---   submodules that become instances of their own; backward_prefetch: when backward starts the next gather: before or
 ---   after the current unit; mixed_precision: dtypes of computation, reductions and buffers; ignored_modules: keep
 ---   their parameters whole; ignored_states: parameters or modules that stay whole; param_init_fn: initializes modules
----   on meta; device_id: where parameters on the CPU move; sync_module_states: starts from rank 0's parameters and
----   buffers; device_mesh: a mesh of one dimension, or { replicate, shard }, given instead of process_group;
----   forward_prefetch: false: forward gathers no instance ahead; limit_all_gathers: at most one instance is gathered
----   ahead; use_orig_params: keeps the original names and parameters
+---   on meta; device_id: device to which parameters on the CPU are moved; sync_module_states: starts from rank 0's
+---   parameters and buffers; device_mesh: a mesh of one dimension, or { replicate, shard }, given instead of
+---   process_group; forward_prefetch: false: forward gathers no instance ahead; limit_all_gathers: at most one instance
+---   is gathered ahead; use_orig_params: keeps the original names and parameters
 function FSDP:init(m, given)
   opts.expect(m, a_module, "FSDP: argument 1")
   local inner = given ~= nil and opts.is(given) and given.ignored ~= nil

@@ -183,8 +183,8 @@ local function dtype_number(name) return name and dtypes.number(name) or -1 end
 --- same call. Errors: containers without forward; models that differ between ranks (raised on every rank).
 ---@param target Module|Module[]  a list becomes one unit
 ---@param given? { mesh: DeviceMesh, dp_mesh_dims: DataParallelMeshDims, reshard_after_forward: boolean|integer, shard_placement_fn: fun(name: string, p: Parameter): Placement?, mp_policy: MixedPrecisionPolicy, offload_policy: CPUOffloadPolicy, ignored_params: Parameter[] }
----   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); dp_mesh_dims: which dimensions of
----   a mesh with others to use; reshard_after_forward: whether to reshard after forward (default: true; false for the
+---   mesh: a mesh of one dimension, or { replicate, shard } (default: the world); dp_mesh_dims: the dimensions to use,
+---   if the mesh has others, too; reshard_after_forward: whether to reshard after forward (default: true; false for the
 ---   root), or the number of ranks to stay sharded over; shard_placement_fn: returns the placement of a parameter; nil:
 ---   along the first dimension; mp_policy: dtypes of the unit (default: unchanged); offload_policy: keeps shards on the
 ---   CPU; ignored_params: stay whole on every rank

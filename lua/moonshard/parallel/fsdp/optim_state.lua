@@ -70,7 +70,7 @@ function M.keeps_whole(optim, p, key)
   return optim._keeps_whole ~= nil and optim:_keeps_whole(key)
 end
 
--- Whether a state consists of the parts of ranks.
+-- Whether each rank has only a part of a state.
 local function is_cut(optim, p, key, v)
   return tensor.is_tensor(v) and v.ndim > 0 and sharded.is_sharded(p) and not M.keeps_whole(optim, p, key)
 end
