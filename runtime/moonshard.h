@@ -153,7 +153,7 @@ MS_API ms_status ms_cuda_synchronize(int index);  // waits for all work queued o
 MS_API ms_status ms_copy_async(ms_id dst, ms_id src);
 // Pins t's memory for copies to a GPU, if the tensor is on the CPU and its block has 256 KiB or more, which are pages
 // of its own. The block stays pinned when the tensor is released, and tensors of its size use it again. A copy from
-// pinned memory is queued: the host does not wait, and what changes the source waits.
+// pinned memory is queued: the host does not wait; operators that change the source wait.
 MS_API ms_status ms_pin(ms_id t);
 MS_API int ms_is_pinned(ms_id t);
 // Exports t's memory to another process of this machine: *handle has 64 bytes, *offset is t's byte offset in that
@@ -596,8 +596,8 @@ MS_API ms_status ms_unit_replace(double unit, int j, ms_id p);
 // answers with ms_unit_extension_whole; later it fills that tensor again. n 0 removes the extensions; so does
 // ms_unit_to.
 MS_API ms_status ms_unit_extend(double unit, int n, const int32_t *count, const int32_t *which);
-// Makes a run that gathers the unit. early 1: the run ends when the gather has been issued. prefetched: for
-// ms_unit_record.
+// Makes a run that gathers the unit. early 1: the run ends when the gather has been issued. prefetched:
+// whether ms_unit_record notes the gather as prefetched.
 MS_API ms_run *ms_unit_gather_run(double unit, int early, int prefetched);
 // Lists the units with extensions that should be gathered early when this unit's forward begins; returns their number.
 MS_API int ms_unit_prefetches(double unit, double *units, int capacity);
@@ -674,8 +674,8 @@ MS_API ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, d
 // some leaves are sharded.
 MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, double p);
 // Multiplies contiguous gradients on one device by *inverse, and stores 1 in *found if one of them is not finite. stop:
-// that gradient and those after it keep their values. inverse, found: float32, one element, on the same device. On a
-// GPU the host waits for nothing.
+// the first such gradient and those after it keep their values. inverse, found: float32, one element, on the same
+// device. On a GPU the host waits for nothing.
 MS_API ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_id found, int32_t stop);
 
 // ---- dist -------------------------------------------------------------------------------------
@@ -942,7 +942,7 @@ MS_API ms_status ms_tokens_batch(const ms_tokens *t, int n, const double *starts
 //  repeat   runs the step: copies in[] to the step's arguments; out[] are copies of its results
 //  free     frees the step and its memory; also ends a recording
 // The options and step counts that the recorded step passed to ms_optim_step must stay valid: repetitions read the
-// options again, and count on.
+// options again, and increment the counts.
 typedef struct ms_captured ms_captured;
 MS_API ms_captured *ms_capture_begin(int n, const ms_id *in, ms_id *own);
 MS_API ms_status ms_capture_results(ms_captured *c, int n, const ms_id *results, ms_id *out);
@@ -958,8 +958,8 @@ MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that 
 // Ends the recording, whose step is then not captured: only ms_capture_free may follow. For a step whose work was not
 // that of other steps.
 MS_API void ms_capture_leave(void);
-// For a gradient scaler in a step that is being recorded. unless: *sum is that of the `found` tensors, which have one
-// float32 element each. If it is 0, repetitions do what is recorded up to unless_end only if the sum is then 0, too;
+// For a gradient scaler in a step that is being recorded. unless: sets *sum to the sum of the `found` tensors, of one
+// float32 element each. If it is 0, a repetition does what is recorded up to unless_end only if its sum is 0, too;
 // otherwise the recording ends (ms_capture_leave). adapt: changes the scale by the rule, now and in each repetition;
 // *rule, which has the count of steps without infinities, must stay valid.
 typedef struct ms_scale_rule {

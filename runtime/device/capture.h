@@ -4,8 +4,8 @@
 //
 // A captured step is a list of pieces of work, each a function and an argument block whose pointers are final. The
 // files that do the work also record it: ops/captured.c calls of operators, fills and copies; comm/captured.c
-// collectives; train/optim.c and train/clip.c their passes. autograd/captured.c notes what the step did to the grads of
-// leaves, and train/captured.c has the public functions.
+// collectives; train/optim.c, train/clip.c and train/scaler.c their work. autograd/captured.c notes what the step did
+// to the grads of leaves, and train/captured.c has the public functions.
 //
 // Memory that is allocated during the recording is pinned (ms_pins in pool.h): nothing else gets it before the step is
 // freed, so the list can repeat the recorded order of uses.

@@ -124,7 +124,7 @@ static ms_status poll_streams(int index, int stream)
 ms_status ms__cuda_sync(int device, int stream)
 {
     if (!table) return MS_OK;
-    if (stream < 0) ms__streams_join();  // collectives that nothing has waited for are then known, too
+    if (stream < 0) ms__streams_join();  // so that ms__collectives_queued counts all collectives
     MS_TRY(poll_streams(ms__index(device), stream));
     return table->sync(ms__index(device), stream);
 }
@@ -133,7 +133,7 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
 {
     if (bytes == 0) return MS_OK;
     if (MS_UNLIKELY(ms__capturing != NULL))
-        return ms__capture_refuse("%zu bytes are moved outside of operators", bytes);
+        return ms__capture_refuse("%zu bytes are copied by no operator; repetitions would not copy them", bytes);
     if (!ms__is_cuda(to) && !ms__is_cuda(from)) {
         memmove(dst, src, bytes);
         return MS_OK;
@@ -142,7 +142,7 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
         return table->copy_peer(ms__index(to), dst, ms__index(from), src, bytes);
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
-    if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // else the driver would wait
+    if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // the driver's wait checks no peers
     MS_TRY(table->copy(index, 0, dst, src, bytes, way));
     return way == MS_TO_HOST ? table->sync(index, 0) : MS_OK;
 }

@@ -35,7 +35,7 @@ enum { MS_OPTIM_FACTORS = 11, MS_OPTIM_SIGN = MS_OPTIM_FACTORS };
 typedef struct ms_optim_job {
     int kind, dtype;
     void *p, *state[MS_OPTIM_STATES];  // state[k] is NULL if this step does not use it
-    float *master;                     // is stepped in p's place, and p gets its rounded values; NULL: none
+    float *master;                     // float32 copy of p: it is stepped, and p gets its rounded values; NULL: none
     const void *g;
     double scale;  // multiplied with the gradient, which is then rounded to its dtype; 1: none
     double factors[MS_OPTIM_FACTORS + 1];
@@ -54,7 +54,7 @@ typedef struct ms_norm_job {
     int n, owners;
     double p;               // order of the norm: sums of |g|^p, or for an infinite p the maximum of |g|
     int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
-    ms_block *room;         // on the device; the caller frees it
+    ms_block *room;         // memory on the device, for the sums; the caller frees it
 } ms_norm_job;
 
 // For an optimizer step: the factor that limits the norm of the gradients (clip_grad_norm_) stays on the device, and
@@ -116,8 +116,8 @@ typedef struct {
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
     // Multiplies the gradients by *inverse. The job's sums are the largest |g| of each owner (norms of an infinite
-    // order); if one is not finite, stores 1 in *found. stop: gradients of that owner and of later owners keep their
-    // values.
+    // order); if one is not finite, stores 1 in *found. stop: then the gradients of the first owner whose sum is not
+    // finite, and of all later owners, keep their values.
     ms_status (*unscale)(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
 } ms_cuda_gradients;
 

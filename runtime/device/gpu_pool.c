@@ -25,7 +25,7 @@ bool ms__gpu_lasting;
 
 ms_usage *ms__gpu_usage(int index) { return index < MS_CUDA_DEVICES ? &gpus[index].use : NULL; }
 
-// The start addresses of all chunks: other processes can only map whole allocations of the driver.
+// The start addresses of all chunks, for sharing blocks: other processes can only map whole allocations of the driver.
 static char **chunks;
 static int n_chunks, cap_chunks;
 
@@ -108,7 +108,7 @@ static ms_status alloc_large(ms_block **out, int index, size_t bytes)
     if (size < SLAB_LEAST || lasting) size = SLAB_LEAST;
     if (size > SLAB_MOST) size = SLAB_MOST;
     if (size < least) size = least;
-    else if (size >= 2 * least) size = (size + least - 1) / least * least;  // models use many blocks of one size
+    else if (size >= 2 * least) size = (size + least - 1) / least * least;  // room for several such blocks
     void *base;
     ms_status st = t->alloc(index, size, &base);
     if (st == MS_OK) ms__add_reserved(&g->use, size);
@@ -202,7 +202,7 @@ void ms__gpu_free(ms_block *b)
     size_t size;
     const ms_cuda_table *t = ms__cuda();
     if (MS_UNLIKELY(ms__borrowed(b))) {
-        t->sync(index, -1);  // kernels may still use it
+        t->sync(index, -1);  // kernels may still use the memory
         t->close(index, b->data);
         ms__return(b);
         ms__header_drop(b);

@@ -24,8 +24,8 @@ struct ms_pending {
     ms_stream_kind kind;
     ms_status status;  // written before `done`
     char *text;        // message of a failure; allocated by the worker
-    // The observer's epoch when the record was launched. If the record failed only because a record that it waited for
-    // had failed: the epoch of that record.
+    // The epoch of errors (ms__stream_observer) when the record was launched. If the record failed only because a
+    // record that it waited for had failed: the epoch of that record.
     uint64_t epoch;
     const void *step;  // the captured step during whose recording it was queued; NULL: none
     int number;        // its number in that step

@@ -33,7 +33,7 @@ void ms__place_sweep(const ms_place *p);
 
 // Fails with "who: cannot DOING 'path': " and the text of errno.
 ms_status ms__io_failed(const char *who, const char *doing, const char *path);
-// Write and read all `bytes` from byte `at` of the file on. path and who: for messages.
+// Write and read `bytes` bytes, beginning at byte `at` of the file. path and who: for messages.
 ms_status ms__file_write(int fd, const char *path, const void *data, uint64_t bytes, uint64_t at);
 ms_status ms__file_read(int fd, const char *path, void *data, uint64_t bytes, uint64_t at, const char *who);
 // Fails if a path does not name a file, because it is empty or ends in '/'.

@@ -42,7 +42,7 @@ static ms_status create(ms_saver *s, const char *path)
     MS_TRY(ms__place(&s->target, path, "save"));
     struct stat info;
     if (fstatat(s->target.folder, s->target.name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
-        // The rename would replace what has the name, even a device.
+        // The final rename would replace anything that has this name, even a device.
         if (!S_ISREG(info.st_mode)) return ms__fail(MS_EIO, "save: '%s' exists and is not a regular file", path);
     } else if (errno != ENOENT) {
         return ms__io_failed("save", "access", path);

@@ -153,7 +153,7 @@ ms_tensor *ms__capture_tensor(ms_captured *c, ms_tensor *t)
         p->tensors = l;
     }
     if (!l) ms__capture_no_memory(c);
-    // A sharded parameter has different memory at different times; its unit's work is in the list.
+    // Parameters of units are not watched: their memory changes when they are gathered, by work that is in the list.
     else if (t->is_param && !t->unit_param && !p->pinned) watch(c, t);
     ms__capture_resume(was);
     return l ? l->t : NULL;
@@ -270,7 +270,7 @@ static ms_status repeat_call(void *arg, ms_captured *c)
 
 static void drop_call(void *arg) { ms__release(((call_work *)arg)->written); }
 
-// Adds t's device to *all, the device of some tensors. -1: there are none so far; -2: several devices, or not a GPU.
+// *all: the GPU of all tensors so far; -1: no tensors yet; -2: several devices, or one that is no GPU. Adds t's device.
 static void add_device(int *all, const ms_tensor *t)
 {
     if (!t) return;
@@ -299,7 +299,7 @@ static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_ca
         uint64_t offset = w.seeded ? (uint64_t)call->i[call->n_i - 2] : call->saved_rng[1];
         if (seed != c->seed || offset < c->offset) {
             (void)ms__capture_refuse("%s uses random numbers of a generator that was set inside the step, or of a call "
-                                     "before it",
+                                     "before the step",
                                      ms__op_title(op->name));
             return;
         }

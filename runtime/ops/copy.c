@@ -139,7 +139,7 @@ ms_status ms__copy_pinned(ms_tensor *dst, ms_tensor *src)
         }
         retire_source(&r, st);
     }
-    (void)t->sync(index, MS_STREAM_COMPUTE);  // nothing else makes a change of the source wait
+    (void)t->sync(index, MS_STREAM_COMPUTE);  // there is no event for which a change of the source could wait
     return st;
 }
 

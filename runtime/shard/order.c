@@ -171,8 +171,8 @@ bool ms__order_extended(const context *c)
     return false;
 }
 
-// Called when a checkpoint's region that contains u runs again: the backward has reached u's latest entry in the order
-// that has no graph yet, which now gets this use. If the region has more units, the next one is prefetched.
+// Called when a checkpoint's region that contains u runs again: the backward has reached the latest of u's entries in
+// the order that have no graph yet. That entry gets this use. If the region has more units, the next one is prefetched.
 ms_status ms__order_take_place(unit *u, int64_t use)
 {
     context *c = u->context;

@@ -226,7 +226,7 @@ ms_status ms_set_data(ms_id id, ms_id src)
 {
     ms_tensor *t = ms__tensor(id), *s = ms__tensor(src);
     if (!t || !s) return ms__failure();
-    if (ms__recording) return ms__capture_refuse("it gives a tensor other memory (data), and repetitions would not");
+    if (ms__recording) return ms__capture_refuse("it assigns a tensor's data; assign it outside of the step");
     if (t->node)
         return ms__fail(MS_EINVAL,
                         "set_data: the tensor is the result of an operator; only the data of leaves can be replaced");

@@ -82,8 +82,8 @@ static MS_KERNEL void N(run_whole)(const job *j, int64_t at, int64_t n)
 }
 #endif
 
-// Runs elements [at, at + n) of a job: with a scale, or of a half type, PIECE elements at a time, so that the changed
-// gradients stay in the cache.
+// Runs elements [at, at + n) of a job. If the job has a scale or a half type, runs PIECE elements at a time, so that
+// the scaled or converted numbers stay in the cache.
 static MS_KERNEL void N(run)(const job *j, int64_t at, int64_t n)
 {
 #ifndef HALF

@@ -119,7 +119,7 @@ function M.run(program)
   }
   for name, text in pairs(program.files) do
     process.write(folder .. "/" .. name, text)
-    if name:find "%.c$" then                             -- pkg-config gives the engine that was built, not installed
+    if name:find "%.c$" then                             -- pkg-config names the build, not an installation
       process.write(folder .. "/moonshard.pc", ("Name: moonshard\nDescription: built\nVersion: 1\n"
         .. "Cflags: -I%s/runtime\nLibs: -L%s -Wl,-rpath,%s -lmoonshard\n"):format(process.root, build, build))
       env.PKG_CONFIG_PATH = folder

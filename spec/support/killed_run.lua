@@ -40,7 +40,8 @@ local function losses(out)
   for line in process.read(out .. "/metrics.jsonl"):gmatch "([^\n]*)\n" do
     local ok, object = pcall(cjson.decode, line)
     if not ok then error(("line %d is incomplete: %s"):format(#list + 1, line), 0) end
-    if object.step ~= #list + 1 then error(("line %d has step %d"):format(#list + 1, object.step), 0) end
+    local wanted = #list + 1
+    if object.step ~= wanted then error(("line %d has step %d, expected %d"):format(wanted, object.step, wanted), 0) end
     list[#list + 1] = line:match '"loss": ([^,]+)'
   end
   return list

@@ -38,8 +38,8 @@ typedef struct {
     // Makes an id on one rank. All ranks then join with it; the caller has made the rank's GPU current in this thread.
     ms_gpu_result (*make_id)(char id[MS_GPU_ID], char *text, size_t n);
     ms_gpu_result (*join)(ms_gpu_group **out, const char id[MS_GPU_ID], int rank, int size, char *text, size_t n);
-    // To be called by all ranks of a communicator that `join` has made. member: this rank's number in the new one, -1:
-    // it is not a member.
+    // Makes a communicator of some ranks of `whole`, which `join` has made; all ranks of `whole` call it. member: this
+    // rank's number in the new communicator; -1: this rank is not a member.
     ms_gpu_result (*split)(ms_gpu_group **out, ms_gpu_group *whole, int member, char *text, size_t n);
     // Queues the calls as one operation on a stream of the CUDA plugin (ms_cuda_table.native_stream).
     ms_gpu_result (*queue)(ms_gpu_group *g, int n_calls, const ms_gpu_call *calls, void *stream, char *text, size_t n);
@@ -71,7 +71,7 @@ typedef struct {
     // The library's own collectives on float32, for comparison in benchmarks. op: 0 all-gather, 1 reduce-scatter, 2
     // all-reduce. May be NULL.
     int (*own)(int op, void *out, const void *in, size_t count);
-    const ms_transport_gpu *gpu;  // NULL: the engine moves tensors of GPUs
+    const ms_transport_gpu *gpu;  // NULL: the engine itself runs collectives on GPU tensors
 } ms_transport;
 
 // The name under which a plugin exports its table.

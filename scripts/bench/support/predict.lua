@@ -24,8 +24,8 @@ local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, 
 local ROWS = { ["loss: cross_total_kernel"] = true, ["loss: cross_rows_kernel"] = true }
 -- Elements of a table that each thread of a kernel touches; the size of the table does not count.
 local GATHER = { ["embedding: take_rows_kernel"] = 8, ["embedding: add_rows_kernel"] = 8, ["embedding: index_kernel"] = 1 }
--- How often the threads of a kernel wait for memory, if more than once a launch: in a sort's passes over its entries,
--- and for the counts of all blocks.
+-- How often the threads of a kernel wait for memory, if more than once a launch: a sort waits in each pass over its
+-- entries, and for the counts of all blocks.
 local WAITS = { ["embedding: sort_alone_kernel"] = function() return 8 end,
   ["embedding: sort_count_kernel"] = function() return 2 end,
   ["embedding: sort_place_kernel"] = function(l) return 3 + l.blocks / 4 end }

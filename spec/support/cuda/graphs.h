@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cuda/graphs.h -- graphs: what a stream was given while it recorded runs again, in the same order, at each launch.
+// cuda/graphs.h -- graphs: the work recorded from a stream, which runs again, in the same order, at each launch.
 // Waits, events, launches of graphs and copies from or to host memory break a recording.
 #pragma once
 #include "streams.h"

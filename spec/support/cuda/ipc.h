@@ -38,7 +38,7 @@ inline cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t h, unsign
     memcpy(&where, &h, sizeof where);
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", where.pid, where.fd);
-    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: the exporter cannot open its own
+    if (where.pid == getpid()) return cudaErrorInvalidValue;  // as in CUDA: the exporter cannot open it
     std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
     std::string name((const char *)&where, sizeof where);
     for (auto &o : ms_shim::opened)

@@ -518,7 +518,7 @@ API nccl_result ncclGetUniqueId(nccl_id *out)
     fault f = next_call("ncclGetUniqueId");
     if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
     unique_id id = { "", getpid(), make_memory() };
-    if (!out || id.fd < 0) return refuse(NCCL_SystemError, "the memory of a communicator");
+    if (!out || id.fd < 0) return refuse(NCCL_SystemError, "cannot make the memory of a communicator");
     memcpy(id.magic, MAGIC, sizeof MAGIC);
     memset(out, 0, sizeof *out);
     memcpy(out, &id, sizeof id);
@@ -533,7 +533,7 @@ API nccl_result ncclCommInitRankConfig(nccl_comm *out, int size, nccl_id given, 
         return refuse(NCCL_InvalidArgument, "Invalid rank requested");
     nccl_config mine = NCCL_CONFIG;
     if (!config || config->size < offsetof(nccl_config, blocking) + sizeof(int))
-        return refuse(NCCL_InvalidArgument, "config");
+        return refuse(NCCL_InvalidArgument, "config is NULL or too small");
     memcpy(&mine, config, std::min(config->size, sizeof mine));
     if (mine.magic != 0xcafebeef)
         return refuse(NCCL_InvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
@@ -557,7 +557,7 @@ API nccl_result ncclCommSplit(nccl_comm parent, int color, int key, nccl_comm *o
     nccl_result r = usable(parent);
     if (r != NCCL_Success) return r;
     if (!out || (color < 0 && color != NCCL_NOCOLOR) || config)
-        return refuse(NCCL_InvalidArgument, "color, newcomm or config");
+        return refuse(NCCL_InvalidArgument, "color is invalid, newcomm is NULL, or config is not NULL");
     parent->state = NCCL_InProgress;
     uint64_t number = ++parent->splits;
     *out = nullptr;
@@ -595,7 +595,7 @@ API nccl_result ncclCommSplit(nccl_comm parent, int color, int key, nccl_comm *o
             }
             if (!wait_until(c, [&] { return leader.offered >= number; })) return;
             memory *mem = map_memory(leader.pid, leader.fd);
-            if (!mem) return c->end(NCCL_SystemError, "the memory of a communicator");
+            if (!mem) return c->end(NCCL_SystemError, "cannot map the memory of a communicator");
             child = comm_new(mem, place, (int)members.size());
             if (place == 0) child->fd = me.fd;
         }

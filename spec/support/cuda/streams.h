@@ -84,8 +84,8 @@ inline void work(stream_state *s)
 
 // ---- lazy: one thread runs the items of all streams, and only when the host waits for one ----
 //
-// If the host overwrites memory too early or does not wait, the result is then always wrong. With a seed the next item
-// is that of a random stream among those that are ready; otherwise the oldest stream goes first.
+// In these modes the result is always wrong if the host overwrites memory too early or does not wait. With a seed the
+// next item is that of a random stream among those that are ready; otherwise the oldest stream goes first.
 
 inline const bool lazy = mode.seed || mode.late;
 // Number of queued items at which the thread runs some although the host does not wait: items may hold copies of host
