@@ -11,7 +11,7 @@
 #define MASK_B (b != 0)
 template <> struct formula<REAL> {
     typedef REAL T;
-    // GAMMA: of the formulas that call the gamma functions; otherwise of all others.
+    // Computes formula `code`. GAMMA: it is one that calls a gamma function; otherwise it is any of the others.
     template <bool GAMMA = false> static __device__ __forceinline__ T apply(int code, T a, T b, T c, T s, T t)
     {
         switch (code) {

@@ -135,7 +135,7 @@ template <class S> __global__ void add_rows_kernel(job q, row_sizes s, const ent
         for (int a = 0; a < AHEAD; a++) {
             entry e = sorted[k + a < q.length ? k + a : r.k];
             mine[a] = k + a < q.length && e.key == id;
-            at[a] = mine[a] ? e.at : own;  // past the last one: the own row again, from the cache
+            at[a] = mine[a] ? e.at : own;  // past the id's last entry: this row again, from the cache
         }
         if (wide) {
             UNROLL

@@ -179,7 +179,7 @@ static void unmap(int index, void *p, size_t size)
 enum way { UNDECIDED, IPC, DESCRIPTORS, STAGING };
 static std::atomic<int> way { UNDECIDED };
 
-// Sets `way`. p: an allocation of cudaMalloc; NULL: only MOONSHARD_CUDA_SHARE is asked.
+// Sets `way`: by MOONSHARD_CUDA_SHARE if it is set, else by whether p, memory of cudaMalloc (or NULL), has a handle.
 static ms_status decide(int index, void *p)
 {
     const char *chosen = getenv("MOONSHARD_CUDA_SHARE");
@@ -241,9 +241,11 @@ ms_status ms__cuda_share(void *p, uint8_t handle[MS_CUDA_HANDLE])
 {
     cudaIpcMemHandle_t h;
     static_assert(sizeof h <= MS_CUDA_HANDLE, "CUDA's IPC handle is larger than MS_CUDA_HANDLE");
-    if (way == STAGING) return ms__fail(MS_EUNSUPPORTED, "cuda: MOONSHARD_CUDA_SHARE is staging");
+    if (way == STAGING)
+        return ms__fail(MS_EUNSUPPORTED, "cuda: memory at %p is not shared: MOONSHARD_CUDA_SHARE is staging", p);
     if (size_of(p))
-        return ms__fail(MS_EUNSUPPORTED, "cuda: memory at %p is shared by file descriptors, so it has no handle", p);
+        return ms__fail(MS_EUNSUPPORTED, "cuda: memory at %p is shared by file descriptors, so it has no IPC handle",
+                        p);
     CUDA_TRY(0, cudaIpcGetMemHandle(&h, p), "sharing memory at %p", p);
     memcpy(handle, &h, sizeof h);
     return MS_OK;

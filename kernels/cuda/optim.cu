@@ -166,8 +166,8 @@ static __device__ inline double factor_of(const clip_norm &norm)
     return norm.most - norm.most != 0 || f >= 1 ? 1 : f;  // a NaN factor scales the gradients, too
 }
 
-// The factor of `norm`, or the job's scale if there are no sums, multiplies the gradients. One kernel for each
-// optimizer, so that none needs the registers of another.
+// Steps the leaves. Multiplies gradients by the factor of `norm`, or by the job's scale if norm has no sums. One kernel
+// for each optimizer, so that none needs the registers of another.
 template <int KIND> __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block, clip_norm norm)
 {
     const ms_optim_job &j = entry_of(n, jobs, blockIdx.x);

@@ -121,8 +121,8 @@ template <class S> __global__ void leave_kernel(pass<S> w)
 
 // ---- backward -------------------------------------------------------------------------------------
 
-// The gradient of element j of row r of the state after the next step. A row that has no next step stores it as that of
-// h_0.
+// The gradient of element j of row r of the state after the next step. If the row has no next step, stores the gradient
+// as that of h_0, and returns 0.
 template <class S, int KIND> static __device__ inline real_of<S> state_gradient(const pass<S> &w, int64_t r, int64_t j)
 {
     typedef real_of<S> T;

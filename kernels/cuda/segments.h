@@ -16,8 +16,8 @@ constexpr int64_t LARGE = 4000;
 constexpr int64_t LARGE = 1000000;
 #endif
 
-// The number of segments for `parts` parts of `length` elements each, `bytes` bytes in all: at most one
-// segment for each `least` elements that have begun.
+// The number of segments for `parts` parts of `length` elements each, `bytes` bytes in all: at most
+// length / least segments of a part, rounded up.
 static inline int64_t filling_segments(int64_t bytes, int64_t parts, int64_t length, int64_t least)
 {
     if (bytes < LARGE || parts >= ENOUGH || parts < 1) return 1;

@@ -147,7 +147,7 @@ static ms_status check_div_(ms_call *c)
 }
 
 static ms_status need_number(const ms_call *c) { return c->n_f < 1 ? ms__call_fail(c, "a number is missing") : MS_OK; }
-// Functions with one and with two parameters.
+// Checks of functions that have one or two numbers as parameters.
 static ms_status check_one_number(ms_call *c)
 {
     MS_TRY(need_number(c));

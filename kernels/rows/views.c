@@ -212,7 +212,7 @@ static ms_status check_unfold(ms_call *c)
     int d;
     MS_TRY(check_count(c, 3));
     if (x->ndim == 0 || x->ndim == MS_MAX_DIMS)
-        return ms__call_fail(c, "%s: expected 1 to %d dimensions", ms__tensor_text(x), MS_MAX_DIMS - 1);
+        return ms__call_fail(c, "%s has %d dimensions, expected 1 to %d", ms__tensor_text(x), x->ndim, MS_MAX_DIMS - 1);
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t size = c->i[1], step = c->i[2];
     if (size < 0 || size > x->shape[d] || step < 1)

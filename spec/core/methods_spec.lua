@@ -109,7 +109,7 @@ end)
 describe("a class of datasets", function()
   it("needs no init, and its methods may be defined after it", function()
     local Numbers = data.Dataset:extend "Numbers"
-    assert.matches("Numbers: size%(%) and get%(i%) are not defined", message(function() Numbers() end))
+    assert.matches("Numbers: the class of a dataset must define size%(%) and get%(i%)", message(function() Numbers() end))
     function Numbers.size() return 3 end
     function Numbers.get(_, i) return i * 10 end
     assert.are.equal(30, Numbers()[3])

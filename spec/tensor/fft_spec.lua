@@ -79,8 +79,8 @@ describe("fft", function()
     local wrong = {
       { function() fft.fft(ms.ones(4)) end, "fft.fft: argument has shape [4], expected complex numbers: pairs in a last dimension of 2" },
       { function() fft.fft(ms.ones(4, 3)) end, "as ms.fft.complex makes them" },
-      { function() fft.fft(ms.ones(4, 2):half()) end, "fft.complex: float16 [4, 2] cpu, expected float32 or float64" },
-      { function() fft.rfft(ms.ones(4, { dtype = "int64" })) end, "fft.real: int64 [4] cpu, expected float32 or float64" },
+      { function() fft.fft(ms.ones(4, 2):half()) end, "fft.complex: the input is float16 [4, 2] cpu, expected float32 or float64" },
+      { function() fft.rfft(ms.ones(4, { dtype = "int64" })) end, "fft.real: the input is int64 [4] cpu, expected float32 or float64" },
       { function() fft.fft(ms.ones(4, 2), { dim = 2 }) end, "fft.fft: dimension 2 is out of range, expected -1 to 1" },
       { function() fft.fft(ms.ones(4, 2), { n = 0 }) end, "fft.fft: option 'n' is a number (0), expected a whole number from 1" },
       { function() fft.fft(ms.ones(4, 2), { norm = "orto" }) end, "did you mean 'ortho'?" },

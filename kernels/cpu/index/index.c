@@ -170,7 +170,7 @@ ms_status ms__cpu_index_add(ms_call *c)
 
 // ---- gather, scatter_, scatter_add_, scatter_reduce ----
 
-typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // from PROD on in the order of MS_REDUCE_*
+typedef enum { GATHER, SCATTER, ADD, PROD, MAX, MIN } line_kind;  // PROD, MAX, MIN: in the order of MS_REDUCE_*
 typedef struct {
     line_kind kind;
     const ms_tensor *index, *a;  // gather: a is read at positions; scatter: a is the source

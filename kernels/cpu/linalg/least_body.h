@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/linalg/least_body.h -- part of linalg.c, as linalg_body.h: kernels made of singular values, and least squares.
+// cpu/linalg/least_body.h -- part of linalg.c, as linalg_body.h: kernels that use singular values, and least squares.
 
 // Scales row k of a decomposition's vt by factor[k].
 static void N(scale_rows)(N(singular_values) * v, const REAL *factor)
@@ -75,7 +75,7 @@ static int N(least_call)(const linalg_call *l, N(least) * q, int *rank)
         LIB(l)->gelsd(&q->m, &q->n, &q->k, q->a, &q->m, q->x, &q->rows, q->s, &limit, rank, q->w, &q->work, q->numbers,
                       &info);
     else {
-        for (int j = 0; j < q->n; j++) q->numbers[j] = 0;  // every column may be exchanged
+        for (int j = 0; j < q->n; j++) q->numbers[j] = 0;  // 0: LAPACK may permute the column
         LIB(l)->gelsy(&q->m, &q->n, &q->k, q->a, &q->m, q->x, &q->rows, q->numbers, &limit, rank, q->w, &q->work,
                       &info);
     }

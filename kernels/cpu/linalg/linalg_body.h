@@ -252,7 +252,7 @@ static ms_status N(eigh)(const linalg_call *l)
     if (r.missing) return no_room(l, &r);
     for (int64_t b = 0; b < l->batch && n > 0; b++) {
         N(load)(l->in[0], b, a);
-        for (int64_t j = 0; j < n; j++)  // the other triangle may hold anything
+        for (int64_t j = 0; j < n; j++)  // overwrites the other triangle, which may hold inf or nan
             for (int64_t i = 0; i < n; i++)
                 if (*part == 'U' ? i > j : i < j) a[j * n + i] = a[i * n + j];
         if (!N(finite)((int64_t)n * n, a)) return end(&r, not_finite(l, b));

@@ -18,7 +18,7 @@ static inline int64_t ms__lines_of(const ms_tensor *t, int d)
     int64_t n = t->ndim ? t->shape[d] : 1;
     return n ? t->numel / n : 0;
 }
-// Line `number` of t along d, where `shape` (t's, except along d) numbers the lines in row-major order.
+// Line `number` of t along d. Lines are numbered in row-major order of the other dimensions.
 static inline ms_line ms__line_of(const ms_tensor *t, int d, int64_t number)
 {
     int size = ms__dtype_size(t->dtype);

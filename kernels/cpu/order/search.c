@@ -10,7 +10,7 @@ typedef struct {
     const void *sorted;  // in the computing type
     const char *x;
     ms_tensor *o;
-    int64_t n, per_line;  // boundaries of a line; numbers that search it (all, if there is one line)
+    int64_t n, per_line;  // boundaries of a line; numbers looked up in it (all, if there is one line)
     int cls, dtype;
     bool right;
 } search_job;
@@ -81,7 +81,7 @@ typedef struct {
     const char *x;
     int dtype;
     int64_t n, wanted, *out;
-    int64_t *first;  // per block: the number of its elements that are not 0; then that of all blocks before it
+    int64_t *first;  // per block: the number of its elements that are not 0, later the sum over the blocks before it
 } nonzero_job;
 
 static void count_range(void *arg, int64_t first, int64_t last, int64_t block)

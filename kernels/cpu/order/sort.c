@@ -241,7 +241,7 @@ static int64_t select_part(const part *p, char *a, char *b, void **out)
     if (p->q->wide) return wide_select_part(p, (wide_entry *)a, (wide_entry *)b, (wide_entry **)out);
     return narrow_select_part(p, (uint64_t *)a, (uint64_t *)b, (uint64_t **)out);
 }
-// Chunk c's best entries lie in its first buffer afterwards.
+// Selects the best entries of chunk c, and leaves them in the chunk's first buffer.
 static void select_chunk(void *arg, int64_t begin, int64_t end, int64_t c)
 {
     (void)begin;
@@ -268,7 +268,7 @@ static void select_line(sort_job *j)
     write_results(j, &j->q, 0, j->k);
 }
 
-// A group of lines, by one thread.
+// Sorts or selects a group of lines on one thread.
 static void lines_range(void *arg, int64_t begin, int64_t end, int64_t task)
 {
     (void)begin;

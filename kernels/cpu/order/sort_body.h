@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cpu/order/sort_body.h -- sorting and selecting entries, a key and a position each. Included by sort.c with ENTRY, the
-// type of an entry; KEY, that of its key; N(name); MAKE(key, at), KEY_OF(e), AT_OF(e); and BEFORE(a, b), whether a must
-// move before b, which stands to its left: never if their keys are equal.
+// type of an entry; KEY, that of its key; N(name); MAKE(key, at), KEY_OF(e), AT_OF(e); and BEFORE(a, b), whether a,
+// which comes after b, must move before it: false if their keys are equal.
 
 static void N(insert)(ENTRY *e, int64_t n)
 {
@@ -48,7 +48,7 @@ typedef struct {
     ENTRY *to;
     int64_t n, chunks;
     int shift;
-    uint32_t (*count)[DIGITS];  // of each chunk; then where its next entry goes
+    uint32_t (*count)[DIGITS];  // each chunk's counts of the digits, later the places of its next entries
 } N(radix);
 
 static void N(count_chunk)(void *arg, int64_t first, int64_t last, int64_t c)

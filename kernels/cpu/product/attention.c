@@ -49,7 +49,7 @@ static inline int64_t seen(const attend *w, int64_t i, int64_t j0, int64_t n)
 {
     return !w->causal || i - j0 >= n ? n : i > j0 ? i - j0 : 0;
 }
-// The number of a tile's rows that are computed together: 8 where the keys that they may attend to differ.
+// The number of a tile's rows that are computed together: 8 if they may attend to different keys, otherwise all.
 static inline int64_t tile_step(const attend *w, tile t) { return seen(w, t.i0 + 1, t.j0, t.n) < t.n ? 8 : t.rows; }
 
 // The index of the first element of a head.

@@ -47,7 +47,7 @@ static job job_of(const ms_call *c, ms_conv v, int dtype)
     return j;
 }
 
-// Moves to the k-th product: one for each group of each `at_once` images. Returns false when there are no more.
+// Moves to product k: there is one per group for every `at_once` images. Returns false when there are no more.
 static bool next_product(job *j, int64_t k)
 {
     j->first = k / j->v.groups * j->at_once;

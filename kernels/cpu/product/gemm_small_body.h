@@ -93,9 +93,9 @@ static ms_status R(all_strips)(const ms_gemm *g)
     return MS_OK;
 }
 
-// The function that computes a product with B as it is: by dot products if it has up to 4 rows and a_cs and b_rs are 1;
-// otherwise if it is small and its columns fill whole vectors. NULL: it is not small, or
-// B or a part of it must be copied.
+// The function that computes a product without a copy of B: by dot products if it has up to 4 rows, a_cs and b_rs are 1
+// and b_cs is not; by tiles or vectors of 8 rows if it is small and its columns fill whole vectors. NULL if the product
+// is not small, or if B or a part of it must be copied.
 static ms_gemm_fn R(direct)(const ms_gemm *g)
 {
     if (g->m <= 4 && g->b_rs == 1 && g->a_cs == 1 && g->b_cs != 1) return R(all_dots);

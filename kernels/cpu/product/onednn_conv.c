@@ -21,7 +21,7 @@ enum {
     LEAST = 1 << 22,  // multiply-adds below which the copies and the making of primitives would not pay
     PART = 64,        // channels of a part; with 32 some kernels reach only a quarter of the speed
     TASKS = 16,       // tasks wanted at a time; half as many for a weight's gradient, because each has its own sums
-    ROOM = 16 << 20,  // least limit on the bytes of blocked images and outputs at a time
+    ROOM = 16 << 20,  // bytes of blocked images and outputs at a time, unless the caller allows more
     ENTRIES = 512,
     PROBES = 8,
 };
@@ -103,7 +103,7 @@ static dnnl_status_t describe(const key *k, dnnl_memory_desc_t *plain, dnnl_memo
     return dnnl_success;
 }
 
-// Makes the description of the convolution's primitive. A gradient's refers to that of the output.
+// Makes the description of the convolution's primitive. That of a gradient needs the description for the output.
 static dnnl_status_t choose(dnnl_primitive_desc_t *out, const key *k, dnnl_alg_kind_t algorithm,
                             const dnnl_memory_desc_t *any, const dnnl_memory_desc_t *bias, dnnl_primitive_attr_t attr)
 {
@@ -145,7 +145,7 @@ static dnnl_status_t make_move(entry *e, int k, bool out, dnnl_primitive_attr_t 
     dnnl_status_t st = dnnl_reorder_primitive_desc_create(&pd, from, engine, to, engine, attr);
     if (st) return st;
     const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    // Copies between these layouts need no scratch memory; one that does is refused.
+    // Copies between these layouts need no scratch memory; a copy that needs some is refused.
     st = scratch && dnnl_memory_desc_get_size(scratch) ? dnnl_unimplemented : dnnl_primitive_create(&e->move[k], pd);
     dnnl_primitive_desc_destroy(pd);
     return st;
@@ -236,11 +236,11 @@ static dnnl_status_t find(entry **out, const key *k)
 typedef struct plan {
     const ms_conv_work *c;
     ms_conv v;                       // the whole convolution
-    key key;                         // that of the tasks, but for their images and channels
+    key key;                         // the tasks' key, without their images and channels
     int64_t split, part, parts;      // channels that are divided; those of a part; number of parts
     int64_t each, blocks, at_once;   // images of a block; number of blocks; blocks computed at a time
     int64_t first, count;            // the current blocks
-    entry *e[2][2];                  // by whether the part is the last, whether the block is
+    entry *e[2][2];                  // [whether the part is the last][whether the block is the last]
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
     int64_t slots;  // pieces of scratch memory: one for each thread, or for each task if they are fewer
     char *room[3], *sums, *scratch;  // sums: of the weight's gradient, for all current blocks but the very first

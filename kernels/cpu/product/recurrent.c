@@ -90,8 +90,8 @@ static tile tile_of(const pass *w, const panels *p, int64_t k)
                     .room = w->room + w->room_bytes * (size_t)ms__thread_num() };
 }
 
-// What is read or written after a product, to be prefetched before: `rows` rows of each of n matrices. Of a row, these
-// are `parts` runs of `columns` adjacent elements; a run begins `apart` elements after the one before.
+// Memory that is accessed after a product and prefetched during it: parts of `rows` rows of each of n matrices. The
+// parts of a row are `parts` runs of `columns` adjacent elements, which begin `apart` elements apart.
 typedef struct ahead {
     int64_t rows, columns;
     int n;

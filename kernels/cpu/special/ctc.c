@@ -17,11 +17,15 @@ static ms_status check_values(const ms_call *c, const ms_ctc_call *j)
         int64_t times = j->input_lengths.at[n * j->input_lengths.step];
         int64_t length = j->target_lengths.at[n * j->target_lengths.step];
         if (times < 0 || times > j->times)
-            return ms__call_fail(c, "input length %lld is %lld, expected 0 to %lld, the first size of %s",
+            return ms__call_fail(c, "the input length of sample %lld is %lld, expected 0 to %lld, the first size of %s",
                                  (long long)n + 1, (long long)times, (long long)j->times, ms__tensor_text(c->in[0]));
-        if (length < 0 || length > j->longest || (j->concatenated >= 0 && used + length > j->concatenated))
-            return ms__call_fail(c, "target length %lld is %lld, more than is left of the targets, %s",
-                                 (long long)n + 1, (long long)length, ms__tensor_text(c->in[1]));
+        int64_t most = j->concatenated >= 0 ? j->concatenated - used : j->longest;
+        if (most > j->longest) most = j->longest;
+        if (length < 0 || length > most)
+            return ms__call_fail(c,
+                                 "the target length of sample %lld is %lld, expected 0 to %lld, the number of targets "
+                                 "left for it in %s",
+                                 (long long)n + 1, (long long)length, (long long)most, ms__tensor_text(c->in[1]));
         ms_ctc s = ms__ctc_sample(j, n);
         for (int64_t k = 0; k < s.length; k++) {
             int64_t target = s.target[k * s.target_step];

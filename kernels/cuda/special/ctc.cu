@@ -27,7 +27,7 @@ static __global__ void loss_kernel(ms_ctc_call j)
     put(s, j.loss, n, j.zero_infinity && loss == -MS_CTC_NONE ? 0 : loss);
 }
 
-// grad is 0 before; elements of classes that are not in the target stay 0.
+// The caller has filled grad with 0; elements of classes that are not in the target stay 0.
 static __global__ void gradient_kernel(ms_ctc_call j)
 {
     int64_t n = blockIdx.x;

@@ -54,7 +54,7 @@ MS_FN REAL R(ms_adamax)(REAL x, REAL g, REAL *m, REAL *u, REAL *unused, const RE
     REAL mk = f[ADAMAX_B1] * *m + f[ADAMAX_A1] * d;
     *m = mk;
     REAL old = f[ADAMAX_B2] * *u, size = (d < 0 ? -d : d) + f[ADAMAX_EPS];
-    REAL uk = old > size ? old : size;  // NaN if the gradient is
+    REAL uk = old > size ? old : size;  // NaN if the gradient is NaN
     *u = uk;
     return x - f[ADAMAX_SIZE] * (mk / uk);
 }

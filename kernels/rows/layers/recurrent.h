@@ -110,8 +110,10 @@ static inline ms_status ms__steps_of(const ms_call *c, const ms_tensor *x, const
         for (int64_t t = 0; t < s.t; t++) {
             int64_t n = s.sizes[t];
             if (n < 1 || (t && n > s.sizes[t - 1]))
-                return ms__call_fail(c, "batch_sizes[%lld] is %lld, expected from 1 to the size before it, %lld",
-                                     (long long)t + 1, (long long)n, (long long)(t ? s.sizes[t - 1] : INT64_MAX));
+                return ms__call_fail(c,
+                                     t ? "batch_sizes[%lld] is %lld, expected from 1 to the size before it, %lld"
+                                       : "batch_sizes[%lld] is %lld, expected a number from 1",
+                                     (long long)t + 1, (long long)n, (long long)s.sizes[t ? t - 1 : 0]);
             sum += n;
         }
         if (sum != s.rows)

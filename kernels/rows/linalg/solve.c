@@ -47,7 +47,7 @@ static ms_status inv_check(ms_call *c)
     MS_TRY(ms__check_matrices(c, 0, "A", true));
     return ms__call_out_like(c, 0, c->in[0]);
 }
-// -Y^T G Y^T
+// The gradient of A is -Y^T G Y^T.
 static ms_status inv_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -62,7 +62,7 @@ static ms_status solve_check(ms_call *c)
     MS_TRY(check_right_side(c));
     return ms__call_out_like(c, 0, c->in[1]);
 }
-// Of B: H, with A^T H = G; of A: -H X^T
+// The gradient of B is H, where A^T H = G; that of A is -H X^T.
 static ms_status solve_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -77,7 +77,7 @@ static ms_status solve_triangular_check(ms_call *c)
     if (c->n_i < 2) return ms__call_fail(c, "the triangle or the kind of its diagonal is missing");
     return solve_check(c);
 }
-// As solve's, but A has only the elements of its triangle.
+// As solve_grad, but only the elements of A's triangle have a gradient.
 static ms_status solve_triangular_grad(ms_backward_call *b)
 {
     bool upper = b->i[0], ones = b->i[1];
@@ -109,7 +109,7 @@ static const ms_op det_backward_row =
     MS_ROW("linalg_det_backward", 2, 2, .check = like_first,
            .run = { [MS_CPU] = ms__linalg_det_backward, [MS_CUDA] = ms__linalg_det_backward });
 static ms_status det_grad(ms_backward_call *b) { return ms__op2(b->gin, &det_backward_row, b->in[0], b->gout[0]); }
-// Of the logarithm: G A^-T. The sign has none.
+// G is the gradient of the logarithm; that of A is G A^-T. The sign has no gradient.
 static ms_status slogdet_grad(ms_backward_call *b)
 {
     ms_algebra e = { 0 };
@@ -131,7 +131,7 @@ static ms_status pinv_check(ms_call *c)
     shape[a->ndim - 2] = a->shape[a->ndim - 1], shape[a->ndim - 1] = a->shape[a->ndim - 2];
     return ms__call_out(c, 0, a->dtype, ms__device(a), a->ndim, shape);
 }
-// -P^T G P^T + (I - A P) G^T P P^T + P^T P G^T (I - P A)
+// The gradient of A is -P^T G P^T + (I - A P) G^T P P^T + P^T P G^T (I - P A)
 static ms_tensor *pinv_formula(ms_algebra *e, ms_tensor *a, ms_tensor *p, ms_tensor *g)
 {
     ms_tensor *pt = ms__transposed(e, p), *gt = ms__transposed(e, g);

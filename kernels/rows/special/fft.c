@@ -12,12 +12,13 @@ static ms_status check_numbers(ms_call *c, int n_i, bool pairs)
     const ms_tensor *x = c->in[0];
     if (c->n_i < n_i || c->n_f < 1) return ms__call_fail(c, "an integer or the scale is missing");
     if (ms__is_half(x->dtype))
-        return ms__fail(MS_EUNSUPPORTED, "%s: %s, expected float32 or float64; cast it", ms__op_title(c->op->name),
-                        ms__tensor_text(x));
+        return ms__fail(MS_EUNSUPPORTED, "%s: the input is %s, expected float32 or float64; cast it",
+                        ms__op_title(c->op->name), ms__tensor_text(x));
     if (x->dtype != MS_F32 && x->dtype != MS_F64)
-        return ms__call_fail(c, "%s, expected float32 or float64", ms__tensor_text(x));
+        return ms__call_fail(c, "the input is %s, expected float32 or float64", ms__tensor_text(x));
     if (pairs && (x->ndim < 2 || x->shape[x->ndim - 1] != 2))
-        return ms__call_fail(c, "%s, expected complex numbers: pairs in a last dimension of 2", ms__tensor_text(x));
+        return ms__call_fail(c, "the input is %s, expected complex numbers: pairs in a last dimension of 2",
+                             ms__tensor_text(x));
     int d;
     if (!pairs && x->ndim < 1) return ms__call_fail(c, "%s has no dimension to transform", ms__tensor_text(x));
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim - pairs, &d));

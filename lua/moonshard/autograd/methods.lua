@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Loads the methods of tensors except those of tensor/special/linalg.lua. For modules that scripts may require first.
+--- Loads the methods of tensors except those of tensor/special/linalg.lua. Modules that scripts load first require it.
 require "moonshard.tensor.ops"
 require "moonshard.tensor.functions"
 require "moonshard.tensor.shape"

@@ -37,7 +37,7 @@ function Dataset:init(given)
   local defines = class.name(self) ~= "Dataset" and getmetatable(self)
   if given == nil and defines and defines.size ~= Dataset.size and defines.get ~= Dataset.get then return end
   if given == nil and defines then
-    errors.raise("%s: size() and get(i) are not defined, as a dataset's class needs", class.name(self))
+    errors.raise("%s: the class of a dataset must define size() and get(i)", class.name(self))
   end
   local o = opts("Dataset", given, { size = opts.option(opts.whole_from(0), opts.required),
     get = opts.option(opts.callable, opts.required) })
@@ -229,8 +229,8 @@ function Subset:batch(positions)
   return self.dataset:batch(there)
 end
 
--- Sizes from fractions that add up to 1: each rounded down, what is left over goes to the first ones. Returns whole
--- numbers that do not add up to 1 unchanged, and raises if fractions do not.
+-- Sizes from fractions that add up to 1: each is rounded down, and the items left over go to the first subsets.
+-- Returns whole numbers that do not add up to 1 unchanged, and raises if fractions do not.
 local function sizes_of(lengths, n)
   local sizes, sum, total = {}, 0, 0
   for _, share in ipairs(lengths) do total = total + share end

@@ -131,7 +131,7 @@ local function make_by_workers(self, k)
       rank = m.rank, world = m.world, drop_last = m.drop_last }, self.worker_count, self.prefetch, self.timeout)
   end
   local pool = self.pool
-  self.pool = nil                                          -- an error may end the workers
+  self.pool = nil                                          -- set again below, unless an error ends the workers
   local ok, batch = pcall(pool.batch, pool, self.epochs, k, self.maker.seed, function(j)
     if not self.batch_sampler then return false end
     return positions_of(self, j)

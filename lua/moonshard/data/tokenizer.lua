@@ -116,7 +116,7 @@ function M.train_tokenizer(texts, given)
   for w = 1, #words do count_pairs(counts, where, words, w, 1) end
   while self.vocab_size < o.vocab_size do
     local best, most = nil, 1
-    for pair, count in pairs(counts) do                 -- of equal counts, the smallest pair, in any order
+    for pair, count in pairs(counts) do                 -- of equal counts the smallest pair, whatever order pairs has
       if count > most or count == most and best and pair < best then best, most = pair, count end
     end
     if not best then break end
@@ -208,7 +208,7 @@ function Tokenizer:write_shard(path, text)
   raw.write(path, "write_shard", { ffi.string(header, 1024), ffi.string(ids, #list * (wide and 4 or 2)) })
 end
 
---- Reads a tokenizer that Tokenizer:save has written. Errors: another file.
+--- Reads a tokenizer that Tokenizer:save has written. Errors: any other file.
 ---@param path string  path of the file
 ---@return Tokenizer
 function M.tokenizer(path)

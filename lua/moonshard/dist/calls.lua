@@ -29,8 +29,8 @@ M.not_a_rank = nil
 ---@param timeout number  in seconds; 0: unchanged
 function M.join(backend, timeout)
   if M.not_a_rank and launcher().name ~= "" then
-    errors.raise("dist: %s is not a rank and cannot join the job; call dist.rank() and the like before, and use their "
-      .. "results there", M.not_a_rank)
+    errors.raise("dist: %s is not a rank and cannot join the job; call dist.rank() and similar functions in the "
+      .. "script's own process, and pass on their results", M.not_a_rank)
   end
   if lib.ms_dist_init(backend, timeout) ~= 0 then errors.fail() end
 end

@@ -36,7 +36,7 @@ function Packed:wait()
   end
 end
 
--- Once all reductions have ended, their results are copied, so that a script may also poll.
+-- Whether all reductions have ended. If so, copies their results, so a script may poll instead of calling wait.
 function Packed:done()
   for k = 1, #self do
     local pack = self[k]

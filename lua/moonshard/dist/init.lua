@@ -356,7 +356,7 @@ function dist.send(t, dst, given)
 end
 
 --- Receives t from a rank that calls send. Errors: the sent tensor has another size or dtype.
----@param t Tensor  written; as many elements, of the dtype sent
+---@param t Tensor  written; has the dtype and number of elements of the sent tensor
 ---@param src integer  a rank of the world
 ---@param given? { group: Group, async: boolean }
 ---@return Work?  only with async

@@ -41,7 +41,8 @@ local function check_values(ids, sizes, blank, classes)
   local all, used = ffi.cast("const int64_t *", engine.lib.ms_data_ptr(flat.id)), 0
   for n, length in ipairs(sizes:tolist()) do
     if not rows and used + length > room then
-      raise("ctc_loss: target length %d is %d, more than is left of the targets, %s", n, length, text)
+      raise("ctc_loss: the target length of sample %d is %d, expected 0 to %d, the number of targets left for it in %s", n,
+        length, room - used, text)
     end
     local first = rows and (n - 1) * rows or used
     for k = first, first + length - 1 do
