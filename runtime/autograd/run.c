@@ -137,7 +137,8 @@ ms_status ms_run_answer(ms_run *r, const ms_id *ids, int n)
     if (r != top || !r->event.out)
         return ms__fail(MS_ESTATE, "backward: this event has ended: another backward, begun during it in another "
                                    "coroutine, was not finished or was aborted");
-    if (n < 0 || n > MS_MAX_IN) return ms__fail(MS_EINVAL, "run: %d answers; at most %d are supported", n, MS_MAX_IN);
+    if (n < 0 || n > MS_MAX_IN)
+        return ms__fail(MS_EINVAL, "backward: a function returned %d tensors, expected at most %d", n, MS_MAX_IN);
     drop_answers(r);
     for (int k = 0; k < n; k++) {
         ms_tensor *t = NULL;

@@ -52,8 +52,8 @@ static void group_drop(ms_group *g)
 static ms_status make_groups(void)
 {
     if (world_group) {
-        // The world group was made for this process alone. Units may hold it, so the same object becomes the group of
-        // all ranks.
+        // Before dist.init the world group is this process alone. Units may hold it, so the same object becomes the
+        // group of all ranks.
         if (world_group->n == ms__world.size) return MS_OK;
         ms_group *g = group_new(0, ms__world.size, NULL);
         if (!g) return MS_ENOMEM;

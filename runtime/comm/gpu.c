@@ -15,7 +15,7 @@
 
 static bool on(const ms_storage *s, int device) { return !s || s->device == device; }
 
-// Finds the places of all operands; c->gpu.there->shared: peers can map them.
+// Finds the places of all operands, and sets c->gpu.there->shared: whether peers can map them.
 static void place(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;

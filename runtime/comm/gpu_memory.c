@@ -17,7 +17,7 @@
 enum { LISTED = 4096, EVENTS = 1024, PLENTY = 64, WORDS = 4 };
 typedef struct {
     uint8_t handle[MS_CUDA_HANDLE];
-    uint64_t bytes;  // of memory that peers map by a file descriptor (gpu_fd.c); 0: by the handle
+    uint64_t bytes;  // size of the arena if peers map it by a file descriptor (gpu_fd.c); 0: they map it by `handle`
     // A bit per rank of the node. mapped: the rank has mapped this arena; refused: it has failed to map it
     _Atomic uint64_t mapped[WORDS], refused[WORDS];
 } listed;

@@ -56,7 +56,7 @@ static size_t share(size_t count, int n_members, int k, size_t *first)
     return count - *first < each ? count - *first : each;
 }
 
-// Copies at once in CPU memory, or on the GPU that holds the tensors, in the order of the collective's stream.
+// Copies within CPU memory; or queues a copy on the collective's stream, if the tensors are on a GPU.
 static inline void copy(ms_coll *c, char *dst, const char *src, size_t n)
 {
     if (MS_UNLIKELY(c->gpu.there != NULL)) ms__gpu_copy(c, dst, src, n, MS_ON_DEVICE);

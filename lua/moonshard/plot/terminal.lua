@@ -23,8 +23,8 @@ end
 local MARKS = { "*", "o", "+", "x", "#", "@", "%", "&" }
 local BITS = { [0] = { [0] = 1, 8 }, { [0] = 2, 16 }, { [0] = 4, 32 }, { [0] = 64, 128 } }
 
--- A braille character shows 2 x 4 dots, but does not distinguish series. Otherwise a character is one dot, and each
--- series has its own mark.
+-- With braille, a character shows 2 x 4 dots, which do not distinguish series. Without it, a character is one dot, and
+-- each series has its own mark.
 local function new_canvas(columns, rows, braille)
   local cells = {}
   local canvas = { wide = braille and 2 * columns or columns, high = braille and 4 * rows or rows }

@@ -54,7 +54,7 @@ end
 -- Mode "x" does not replace a file.
 local function write(path, text, mode) return fill(path, text, regular.open(path, mode or "wx")) end
 
--- Writes a file; one with that name is replaced at once by the whole text.
+-- Writes a file; replaces an existing one atomically.
 local function replace(path, text)
   local temporary = path .. ".tmp"
   local file, err = regular.create(path, temporary)
@@ -116,7 +116,8 @@ local function open_metrics(self, mode)
   local at = lfs.attributes(path)
   local key = at and ("%s:%s"):format(at.dev, at.ino) or path
   local before = open_here[key]
-  if before then                                        -- for example a script that failed, started again at a prompt
+  -- An earlier record of this process in the same folder, for example of a script that failed and is run again.
+  if before then
     before:close()
     before.taken = true
   end
@@ -331,7 +332,7 @@ end
 function Folder:sample(step, text, name)
   name = (name or "samples") .. ".txt"
   local texts = self.texts
-  local is_first = texts and not texts[name]            -- a file that is there is not this run's
+  local is_first = texts and not texts[name]            -- then an existing file is not this run's
   local ok, err = write(self.path .. "/" .. name, ("---- step %d ----\n%s\n"):format(step, text), is_first and "wx" or "a")
   if ok and texts then texts[name] = true end
   written(self, name, ok, err)

@@ -30,7 +30,7 @@ local function device_text(name)
   return ok and ("%s (%s)"):format(name, model:match "^(.-) %(" or model) or name
 end
 
--- Rank 0's part: the folder, the checkpoint to load, the step to continue after.
+-- Makes or opens the run's folder, on rank 0. Also returns the step to continue after and the checkpoint to load.
 local function open(o, config)
   local exists = o.out and folders.exists(o.out)
   if not (o.resume and exists) then

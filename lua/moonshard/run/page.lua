@@ -49,7 +49,7 @@ function M.text(template, parts)
   return table.concat(list)
 end
 
---- Writes a page; a file with that name is replaced at once by the whole page. Returns true, or nil and the reason.
+--- Writes a page; replaces an existing file atomically. Returns true, or nil and the reason.
 ---@param path string
 ---@param template string  path of the template
 ---@param parts table<string, string>

@@ -14,8 +14,8 @@ local LIMIT = 200000                                    -- ranges of one step
 local LAYERS, UNITS = 60, 100                           -- the rows that are kept, the longest first
 local LEAST = 1e-6                                      -- seconds; a unit with less waiting is left out
 
--- What a range is part of, by its category. Ranges of other categories (units, steps, ranges of the script) count as
--- what is inside them.
+-- The part of a step that a range counts for, by its category. A range of another category (unit, step, range of the
+-- script) counts for no part itself; the ranges inside it do.
 local PART = { module = "forward", operator = "forward", backward = "backward", optimizer = "optimizer" }
 
 local function add(t, name, seconds) t[name] = (t[name] or 0) + seconds end
@@ -72,7 +72,8 @@ function M.summary(events, total)
       if e.unit then add(waits, e.unit, own) else s.waits[e.name] = own end
     elseif part then
       local computing = own - s.communication
-      if e.category == "module" then                    -- inside a backward pass: activations that are computed again
+      -- A module that runs inside a backward pass recomputes activations (checkpointing): its time is backward time.
+      if e.category == "module" then
         layer(e.name, is_inside(passes, e.start) and "backward" or "forward", own - s.modules - s.outside)
         s.modules, s.outside = own, 0
       elseif e.category == "backward" and e.detail ~= "" then

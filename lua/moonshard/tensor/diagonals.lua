@@ -54,8 +54,8 @@ function methods.diag_embed(t, k, d1, d2)
   end)
 end
 
---- Fills the main diagonal of a matrix; of a tensor of more dimensions, whose sizes must be equal, the elements whose
---- positions are all the same.
+--- Fills the main diagonal of a matrix; of a tensor of more dimensions, whose sizes must be equal, the elements that
+--- have the same position along every dimension.
 ---@param value number|boolean  cast to t's dtype
 ---@param wrap? boolean  in a matrix with more rows than columns, the diagonal begins again after every columns + 1 rows
 ---  (default: false)

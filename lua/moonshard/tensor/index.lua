@@ -6,7 +6,7 @@
 ---   { at = { 4, 1 } }   the positions 4 and 1, in this order
 ---   "..."            as many whole dimensions as are missing
 ---   a bool tensor    a mask of as many dimensions as it has: the positions where it is true
----   an int64 tensor  positions as data, which count from 0 (or int32); they broadcast with those of other entries
+---   an int64 tensor  (or int32) positions as data, which count from 0; they broadcast with those of other entries
 ---
 --- Positions written in Lua count from 1, negative ones from the end. A tensor as key is a list with this one entry.
 --- Entries that are numbers and ranges give a view; tensors and { at = … } copy.
@@ -89,7 +89,7 @@ local function check_ids(entry, t, d, axis, whole)
   return n
 end
 
--- Applies the entries that give views. Returns the view, and for each of the others { d, tensor, dims, axis }: it
+-- Applies the entries that give views. Returns the view, and for each other entry { d, tensor, dims, axis }: the tensor
 -- indexes `dims` dimensions, the first of which is dimension d of the view and dimension `axis` of t.
 local function start(t, key)
   if is_tensor(key) then key = { key } end
@@ -298,7 +298,7 @@ local function index_put(who, t, key, v, given)
   return t
 end
 
---- `t[indices] = v`, or adds v: for a position that occurs several times each of its elements is added.
+--- `t[indices] = v`, or adds v; if a position occurs several times, every element of v for it is added.
 ---@param indices Tensor[]  for each dimension, from the first on: int64 positions from 0, or a mask; they broadcast
 ---@param v Tensor|number  broadcasts to the shape of `t[indices]`
 ---@param given? { accumulate: boolean }  accumulate: adds (default: false, v replaces)

@@ -80,7 +80,7 @@ function M.record_memory(on)
   lib.ms_memory_history(on and 1 or 0)
 end
 
---- Sets whether values that are nan or inf are errors, which name lines. what: 0: off; 1: nan; 2: both.
+--- Makes nan and inf raise errors, which name lines of the script. what: 0: neither; 1: nan; 2: both.
 function M.search_anomalies(what)
   anomaly, ticks = what > 0, 0
   lib.ms_set_anomaly(what)

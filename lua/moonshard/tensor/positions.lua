@@ -113,7 +113,7 @@ local function masked_scatter(who, t, mask, src)
   return scope.run(who, function()
     local at = methods._true_positions(methods.expand(mask, t.shape))
     local n, have = at:numel(), src:numel()
-    if have < n then errors.raise("%s: the source has %d elements for %d positions", who, have, n) end
+    if have < n then errors.raise("%s: the source has %d elements, but the mask is true at %d positions", who, have, n) end
     src = methods.narrow(methods.reshape(src, -1), 1, 1, n)
     return methods.reshape(methods.scatter(methods.reshape(t, -1), 1, at, src), t.shape)
   end)
@@ -177,8 +177,8 @@ function methods.put_(t, idx, src, given) return methods.copy_(t, put("put_", t,
 
 -- ---- slices along a dimension ---------------------------------------------------------------------
 
--- Checks a list of positions along d. Returns d from 1, the list as a view of the shape that a source must have, and
--- this shape.
+-- Checks idx, a list of positions along d. Returns d counted from 1, idx expanded to the shape that a source must have,
+-- and this shape.
 local function along(who, t, d, idx)
   id_of(t, who)
   local at = dimension(t, d, who) + 1

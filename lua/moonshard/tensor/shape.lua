@@ -276,7 +276,7 @@ function methods.split(t, size, d)
     count = math.max(math.ceil(total / size), 1)
   end
   local out = new_table(count, 0)
-  -- A single size means the size of every piece, and the operator does not accept 0 for it.
+  -- The operator split reads a single size as that of every piece, and refuses 0: narrow makes a single piece.
   if count > MAX_PIECES or count == 1 then
     local first = 0
     for k = 1, count do

@@ -18,7 +18,7 @@ local function config_of(path)
   return ok and type(config) == "table" and config or {}
 end
 
--- A value with all its digits: seeds may differ in the last one.
+-- A value with all its digits: seeds may differ in the last digit.
 local function text_of(v)
   if v == nil then return "" end
   if type(v) == "table" then return (cjson.encode(v):gsub("\\/", "/")) end

@@ -251,7 +251,7 @@ function nvtx.range(name, fn, ...)
 end
 
 M.nvtx = errors.closed(nvtx, "cuda.nvtx")
---- amp, whose autocast and scalers are those of all devices.
+--- ms.amp: autocast and gradient scalers, the same for all devices.
 M.amp = amp
 
 return errors.closed(M, "cuda")

@@ -90,7 +90,8 @@ function M.lr_range_test(optimizer, step, given)
     errors.raise("lr_range_test: after %d steps the loss was not finite, or exceeded %g times its lowest value; begin below %g",
       #result.lr, o.stop, o.from)
   end
-  -- The slope over a tenth of the steps; that of the first steps depends on the batches more than on the rate.
+  -- The slope at a step: the difference of the losses a tenth of the steps after and before it. The first tenth has no
+  -- slope: its loss depends on the batches more than on the rate.
   local n = #result.lr
   local span = math.max(1, math.floor(n / 10))
   local steepest = 0

@@ -249,7 +249,7 @@ static bool all_left(void)
         if (now - before > 500 * MS)
             since += now - before, reported_at += now - before;  // the whole job was probably stopped
         before = now;
-        // Each waiting rank checks every 50 ms times their number: together once in 50 ms.
+        // `left` ranks wait here. Each checks every left * 50 ms, so together they check about every 50 ms.
         if (!seen || now - looked < 50 * MS * left) continue;
         looked = now;
         if (check_late_peers(seen, since, now, lowest && (double)(now - reported_at) * 1e-9 > ms__world.timeout))

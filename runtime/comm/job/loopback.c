@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// comm/job/loopback.c -- a library that scripts/train preloads into mpirun. If all ranks are on one host, no socket of
-// mpirun then listens beyond loopback.
+// comm/job/loopback.c -- a library that scripts/train and the prompt preload into mpirun. If all ranks are on one host,
+// no socket of mpirun then listens beyond loopback.
 //
 // mpirun listens on every address of the host for daemons on other hosts, and no setting changes that. This library
 // binds these sockets to the loopback address. It is not loaded into the ranks.

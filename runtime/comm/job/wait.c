@@ -230,7 +230,7 @@ ms_status ms__wait_poll(ms_waiter *w)
             ms_status status = ms__check_interrupt();
             if (status != MS_OK) return status;
         }
-        if (ms__stream_cancelled()) return ms__fail(MS_ECOMM, "the process is exiting");
+        if (ms__stream_cancelled()) return ms__fail(MS_ECOMM, "%s: the process is exiting", ROW(c->op)->name);
     }
     if (w->now - w->checked < 5 * 1000 * 1000 || for_ns < 1000000) return MS_OK;
     if (!w->checked) post_on_board(w);

@@ -33,8 +33,8 @@ function M.check(unit)
 end
 
 -- Maps parameters of the unit to the whole parameter that replaced each. Also returns the set of parameters that the
--- unit keeps, because one of their places has no replacement, or one that is not a plain, whole parameter or differs
--- from that of another place.
+-- unit keeps: in at least one place there is no replacement, or one that is not a plain, whole parameter, or one that
+-- differs from that of an earlier place.
 local function replacements(unit)
   local by, kept = {}, {}
   for _, place in ipairs(unit.places) do

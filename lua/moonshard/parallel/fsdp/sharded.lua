@@ -155,7 +155,7 @@ function own_getters.grad(t)
 end
 
 function own_setters.grad(t, g)
-  if rawget(t, "_of") then errors.raise("grad: only leaves have a grad") end
+  if rawget(t, "_of") then errors.raise("grad: this sharded tensor is not a parameter; only parameters can be given a grad") end
   if g ~= nil and M.is_sharded(g) then g = methods.to_local(g) end
   if g == nil and t.id >= 0 then lib.ms_unit_drop_saved_grad(t.id) end
   methods.to_local(t).grad = g

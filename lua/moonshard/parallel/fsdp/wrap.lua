@@ -43,8 +43,8 @@ local function callable(who, fn)
   return fn
 end
 
--- A policy object: targets(root, ignored, options) returns a map from modules to options. When it is called as a
--- function policy, only the module decides.
+-- A policy object: targets(root, ignored, options) returns a map from modules to options. It can also be called like a
+-- function policy; it then decides by the module alone and ignores `remaining`.
 local Policy = { __name = "WrapPolicy" }
 Policy.__index = Policy
 

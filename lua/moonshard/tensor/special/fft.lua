@@ -73,7 +73,9 @@ end
 local function half_along(x, d, n, norm, forward)
   local who = forward and "fft.hfft" or "fft.irfft"
   n = n or 2 * (x.shape[d] - 1)
-  if n < 1 then errors.raise("%s: dimension %d has size %d, so option 'n' is needed", who, d, x.shape[d]) end
+  if n < 1 then
+    errors.raise("%s: dimension %d has size %d, too short for a result without option 'n'", who, d, x.shape[d])
+  end
   x = resized(x, d, math.floor(n / 2) + 1)
   a_i[0], a_i[1], a_f[0] = d - 1, n, factor(norm, n, not forward)
   return wrap(tensor.call1_with(HALF, x, who, 2, 1))
@@ -160,7 +162,7 @@ local function over(who, spec, count, fn)
       if first < 0 then errors.raise("%s: option 's' has %d sizes for %d dimensions", who, #o.s, n) end
       for d = first + 1, n do dims[#dims + 1] = d end
     end
-    if #dims == 0 then errors.raise("%s: option 'dim' has no dimensions", who) end
+    if #dims == 0 then errors.raise("%s: no dimension to transform; expected at least one", who) end
     if o.s and #o.s ~= #dims then errors.raise("%s: option 's' has %d sizes for %d dimensions", who, #o.s, #dims) end
     for _, d in ipairs(dims) do
       if seen[d] then errors.raise("%s: option 'dim' names dimension %d twice", who, d) end

@@ -46,7 +46,7 @@ local ORDERS = { fro = true, nuc = true, [1] = true, [-1] = true, [2] = true, [-
 local AN_ORDER = opts.kind("'fro', 'nuc', 1, -1, 2, -2, math.huge or -math.huge", function(v) return ORDERS[v] == true end)
 
 local function matrix_norm(who, A, ord, dims, keepdim)
-  if type(dims) ~= "table" or #dims ~= 2 then errors.raise("%s: option 'dim' is not a list of two dimensions", who) end
+  opts.need(type(dims) == "table" and #dims == 2, dims, "a list of two dimensions", "%s: option 'dim'", who)
   local rows, columns = dimension(A, dims[1], who) + 1, dimension(A, dims[2], who) + 1
   if rows == columns then errors.raise("%s: option 'dim' names dimension %d twice", who, rows) end
   local keep = { keepdim = keepdim }
@@ -57,7 +57,7 @@ local function matrix_norm(who, A, ord, dims, keepdim)
     if not keepdim then return r end
     return methods.unsqueeze(methods.unsqueeze(r, math.min(rows, columns)), math.max(rows, columns))
   end
-  -- 1: sums of columns; inf: sums of rows. The largest, or the smallest if ord is negative.
+  -- Orders 1 and -1 sum columns, inf and -inf rows. The norm is the largest sum, or the smallest if ord is negative.
   local summed, left = rows, columns
   if math.abs(ord) ~= 1 then summed, left = columns, rows end
   local sums = methods.sum(methods.abs(A), summed, { keepdim = true })

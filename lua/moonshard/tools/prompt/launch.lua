@@ -85,7 +85,7 @@ local function settings()
   end
   local preload = os.getenv "LD_PRELOAD"
   local arguments = {}
-  if preload and preload ~= "" then                     -- meant for the ranks, such as a sanitizer's library
+  if preload and preload ~= "" then                     -- passed on to the ranks, such as a sanitizer
     env.LD_PRELOAD = false
     arguments = { "-x", "LD_PRELOAD=" .. preload }
   end

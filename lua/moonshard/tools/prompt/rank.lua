@@ -118,8 +118,8 @@ function M.serve(name)
       lib.ms_dist_set_lines(alone and ended or ended + 1)
       control:send("done", ok and 1 or 0, lib.ms_dist_published(), text, trace)
     elseif kind == "settle" then
-      state.interrupted = 0                                          -- a Ctrl-C for a line that had just ended
-      local number = tonumber(message[2])                            -- 0: the ranks' collectives match already
+      state.interrupted = 0                                          -- drops a Ctrl-C that came after its line ended
+      local number = tonumber(message[2])                            -- 0: the collectives match already
       local status = number > 0 and lib.ms_dist_settle(number) or 0
       control:send("settled", lib.ms_dist_published(), status == 0 and "" or ffi.string(lib.ms_error()))
     elseif kind == "complete" then
