@@ -273,12 +273,12 @@ describe("errors of nn.lora", function()
       assert.are.equal("Linear", m[1]:class_name())
       return said_so
     end
-    assert.are.equal("lora: options 'state' and 'rank' are both given; the state has it", refused(nil, { rank = 2 }))
+    assert.are.equal("lora: options 'state' and 'rank' are both given, expected only 'state', which determines 'rank'", refused(nil, { rank = 2 }))
     assert.are.equal("lora: option 'state' is a number (3), expected a result of state_dict", said { state = 3 })
     assert.are.equal("lora: option 'state': 'x' is a number (1), expected a tensor", said { state = { x = 1 } })
     assert.are.equal("lora: option 'state': it lacks 'lora_alpha': give the options target, rank and alpha, and call load_state_dict",
       refused(function(sd) sd.lora_alpha = nil end))
-    assert.are.equal("lora: option 'state': the model has no place for '4.lora_A'",
+    assert.are.equal("lora: option 'state': the model has no adapter or trained parameter '4.lora_A'",
       refused(function(sd) sd["4.lora_A"] = ms.zeros(2, 5) end))
     assert.are.equal("lora: option 'state': '3.lora_B' is missing", refused(function(sd) sd["3.lora_B"] = nil end))
     assert.are.equal("lora: option 'state': '1.lora_A' has shape [2, 6], expected [2, 5]",

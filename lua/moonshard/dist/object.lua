@@ -52,7 +52,7 @@ local function put(out, x, seen, path)
       return
     end
     if getmetatable(x) ~= nil then
-      errors.raise("%s: %s is %s; only plain tables and tensors can be sent", seen.who, path, errors.kind(x))
+      errors.raise("%s: %s is %s, expected a plain table or a tensor", seen.who, path, errors.kind(x))
     end
     local n = 0
     for _ in pairs(x) do n = n + 1 end

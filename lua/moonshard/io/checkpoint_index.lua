@@ -27,27 +27,27 @@ M.NAME = "index.json"
 local function json(x)
   if type(x) == "number" then
     if x ~= x or x == math.huge or x == -math.huge then
-      errors.raise("save: %s cannot be stored in an index, expected a finite number", tostring(x))
+      errors.raise("save: %s cannot be stored in index.json, expected a finite number", tostring(x))
     end
     return ("%.17g"):format(x)
   end
   if type(x) == "boolean" then return tostring(x) end
   if type(x) == "string" then return cjson.encode(x) end
   if type(x) ~= "table" or getmetatable(x) ~= nil then
-    errors.raise("save: %s cannot be stored in an index, expected a number, boolean, string or table%s", errors.kind(x),
+    errors.raise("save: %s cannot be stored in index.json, expected a number, boolean, string or table%s", errors.kind(x),
       tensor.is_tensor(x) and "; pass averages as the option 'ema', or register the tensor as a buffer of the model" or "")
   end
   local parts, count = {}, 0
   for key in pairs(x) do
     count = count + 1
     if type(key) ~= "string" and not (type(key) == "number" and x[1] ~= nil) then
-      errors.raise("save: a table with the key %s cannot be stored in an index, expected strings or 1 to n as keys",
+      errors.raise("save: a table with the key %s cannot be stored in index.json, expected strings or 1 to n as keys",
         errors.show(key))
     end
   end
   if x[1] ~= nil or count == 0 then
     if #x ~= count then
-      errors.raise("save: a list of %d elements with %d other keys cannot be stored in an index, expected no other keys", #x,
+      errors.raise("save: a list of %d elements with %d other keys cannot be stored in index.json, expected no other keys", #x,
         count - #x)
     end
     for k, v in ipairs(x) do parts[k] = json(v) end

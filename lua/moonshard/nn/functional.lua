@@ -387,9 +387,9 @@ local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, s
 ---@param k Tensor  [..., S, D]
 ---@param v Tensor  [..., S, E]
 ---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
----   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, another one is added to the
----   scores; is_causal: position t attends to positions up to t; dropout_p: probability that a weight is dropped;
----   scale: factor of the scores (default: 1/sqrt(D))
+---   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, a floating point mask is
+---   added to the scores; is_causal: position t attends to positions up to t; dropout_p: probability that a weight is
+---   dropped; scale: factor of the scores (default: 1/sqrt(D))
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local mask, causal, p, scale = nil, false, 0, nil

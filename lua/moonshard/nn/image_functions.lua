@@ -22,10 +22,10 @@ local M = {}
 ---   size: sizes of the output, or one for all dimensions; scale_factor: output elements for each input element,
 ---   instead of size; mode: how elements are computed (default: "nearest"): "linear" is for [N, C, L], "bilinear" and
 ---   "bicubic" for [N, C, H, W], "trilinear" for [N, C, D, H, W]; "area" takes the mean of the elements that an output
----   covers; align_corners: the centres of the first and last elements stay where they are, not the edges;
----   recompute_scale_factor: positions in the input are input size / rounded output size apart, not
----   1 / scale_factor; antialias: with bilinear and bicubic, each element of a smaller output is a weighted mean of
----   all the input elements that it covers
+---   covers; align_corners: aligns the centres of the first and last elements of input and output, not their edges;
+---   recompute_scale_factor: positions in the input are input size / rounded output size apart, not 1 / scale_factor;
+---   antialias: with bilinear and bicubic, each element of a smaller output is a weighted mean of all the input
+---   elements that it covers
 ---@return Tensor  [N, C, L'], [N, C, H', W'] or [N, C, D', H', W']
 function M.interpolate(x, given)
   return resampling.interpolated("interpolate", x, resampling.interpolation("interpolate", given))
@@ -35,10 +35,10 @@ end
 ---@param x Tensor  [N, C, L], [N, C, H, W] or [N, C, D, H, W], floating point
 ---@param given { size: integer|integer[], scale_factor: number|number[], mode: "nearest"|"nearest-exact"|"area"|"linear"|"bilinear"|"trilinear"|"bicubic", align_corners: boolean, recompute_scale_factor: boolean, antialias: boolean }
 ---   size: sizes of the output, or one for all dimensions; scale_factor: output elements for each input element,
----   instead of size; mode: how elements are computed (default: "nearest"); align_corners: the centres of the first and
----   last elements stay where they are, not the edges; recompute_scale_factor: positions in the input are input size /
----   rounded output size apart, not 1 / scale_factor; antialias: with bilinear and bicubic, each element of a smaller
----   output is a weighted mean of all the input elements that it covers
+---   instead of size; mode: how elements are computed (default: "nearest"); align_corners: aligns the centres of the
+---   first and last elements of input and output, not their edges; recompute_scale_factor: positions in the input are
+---   input size / rounded output size apart, not 1 / scale_factor; antialias: with bilinear and bicubic, each element
+---   of a smaller output is a weighted mean of all the input elements that it covers
 ---@return Tensor
 function M.upsample(x, given)
   return resampling.interpolated("upsample", x, resampling.interpolation("upsample", given))

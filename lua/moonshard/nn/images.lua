@@ -32,10 +32,10 @@ end
 ---@class Upsample: Module
 ---@overload fun(opts: { size: integer|integer[], scale_factor: number|number[], mode: "nearest"|"nearest-exact"|"area"|"linear"|"bilinear"|"trilinear"|"bicubic", align_corners: boolean, recompute_scale_factor: boolean, antialias: boolean }): Upsample
 ---   size: sizes of the output, or one for all dimensions; scale_factor: output elements for each input element,
----   instead of size; mode: how elements are computed (default: "nearest"); align_corners: the centres of the first and last
----   elements stay where they are, not the edges; recompute_scale_factor: positions in the input are input size /
----   rounded output size apart, not 1 / scale_factor; antialias: with bilinear and bicubic, each element of a smaller
----   output is a weighted mean of all the input elements that it covers
+---   instead of size; mode: how elements are computed (default: "nearest"); align_corners: aligns the centres of the
+---   first and last elements of input and output, not their edges; recompute_scale_factor: positions in the input are
+---   input size / rounded output size apart, not 1 / scale_factor; antialias: with bilinear and bicubic, each element
+---   of a smaller output is a weighted mean of all the input elements that it covers
 local Upsample = Module:extend "Upsample"
 
 function Upsample:init(given) upsample(self, "Upsample", resampling.interpolation("Upsample", given)) end

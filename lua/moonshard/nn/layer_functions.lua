@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Functions of nn.F that are made of other operators: normalisation over groups and instances, dropout of whole
---- channels, pixel shuffling, bilinear forms. Each runs in a scope, which releases its intermediate results.
+--- Functions of nn.F that are made of other operators: normalisation over groups and instances, variants of
+--- dropout, pixel shuffling, bilinear forms. Each runs in a scope, which releases its intermediate results.
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"

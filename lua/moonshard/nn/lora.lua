@@ -406,7 +406,7 @@ local function check_state(self, state)
     if self._trainable[p] then wanted[name] = shards.shape_of(p) end
   end
   for name, t in util.sorted_pairs(state) do
-    if not wanted[name] then raise("lora: option 'state': the model has no place for '%s'", name) end
+    if not wanted[name] then raise("lora: option 'state': the model has no adapter or trained parameter '%s'", name) end
     if not same_sizes(t.shape, wanted[name]) then
       raise("lora: option 'state': '%s' has shape %s, expected [%s]", name, tostring(t.shape),
         table.concat(wanted[name], ", "))
@@ -439,7 +439,9 @@ local function lora(model, given)
   local state = o.state
   if state ~= nil then
     for _, name in ipairs { "target", "rank", "alpha", "trainable" } do
-      if o[name] ~= nil then raise("lora: options 'state' and '%s' are both given; the state has it", name) end
+      if o[name] ~= nil then
+        raise("lora: options 'state' and '%s' are both given, expected only 'state', which determines '%s'", name, name)
+      end
     end
     for name, value in pairs(options_of(state)) do o[name] = value end
   elseif o.target == nil then

@@ -48,7 +48,7 @@ function Module:get_submodule(path)
   return m
 end
 
--- The value of one kind at a path. list: the field with the names of this kind.
+-- The parameter or buffer (kind) at a path. list: the field of modules that lists the names of this kind.
 local function value_at(self, who, path, kind, list)
   local parent, name = split(who, path)
   local m = self:get_submodule(parent)

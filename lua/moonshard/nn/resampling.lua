@@ -21,8 +21,8 @@ local M = {}
 local KIND = { nearest = 0, ["nearest-exact"] = 1, linear = 2, cubic = 3, linear_antialias = 4, cubic_antialias = 5,
   reflect = 6, replicate = 7, circular = 8 }
 
---- Resamples the last `dims` dimensions. o: size, the sizes of the output; for padding, before; for interpolation, scale
---- and align.
+--- Resamples the last `dims` dimensions. o.size: the sizes of the output; o.before: elements added before each dimension
+--- (padding); o.scale, o.align: scale factors and align_corners (interpolation).
 function M.resample(who, x, dims, kind, o)
   a_in[0] = id_of(x, who)
   a_i[0], a_i[1], a_i[2] = dims, KIND[kind], o.align and 1 or 0

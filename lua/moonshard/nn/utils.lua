@@ -86,8 +86,8 @@ function M._has_peers(params)
   return false
 end
 
--- If the call fails on this rank, its peers raise the error in the first all-reduce of their own call, not in a
--- collective before it.
+-- calls.one: an error on one rank makes its peers fail in the first all-reduce of their own calls. No collective is
+-- needed before the call.
 M._clip_grad_norm, M._first_group = M.clip_grad_norm_, first_group
 M.clip_grad_norm_ = calls.one(M.clip_grad_norm_, first_group)
 

@@ -61,7 +61,7 @@ local function data_parallel_mesh(mesh, dims)
   return part
 end
 
--- This rank's group among the groups of `size` consecutive ranks of every shard group. Each group is made once.
+-- Divides every shard group into groups of `size` consecutive ranks and returns this rank's. Makes each group once.
 -- Collective over the world.
 local smaller = {}
 local function smaller_group(group, mesh, size)

@@ -459,7 +459,8 @@ function FSDPModule:set_reshard_after_backward(on, given)
     boolean("set_reshard_after_backward", on), given)
 end
 
---- With false, the next backward is not the last of the step, so the work at the end of a step is postponed.
+--- With false, the next backward is not the last of the step: its end does not wait for the reductions, and keeps the
+--- order of the units for the backward that follows.
 ---@param on boolean  initially true
 function FSDPModule:set_is_last_backward(on)
   local unit = unit_of(self)
