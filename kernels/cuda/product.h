@@ -8,8 +8,8 @@
 #include "rows/product.h"
 
 // What is computed of C's elements v = alpha A B + bias before they are stored. GELU (in tanh's form): aux gets v,
-// rounded, and C its GELU. GELU_GRADIENT: C gets v, rounded, times the derivative of GELU at aux. Not with a batch, an
-// addition or row_sums; C is contiguous and floating point.
+// rounded, and C its GELU. GELU_GRADIENT: C gets v, rounded, times the derivative of GELU at aux. These two take no
+// batch, addition or row_sums, and need a contiguous floating-point C.
 enum { PRODUCT_PLAIN, PRODUCT_GELU, PRODUCT_GELU_GRADIENT };
 
 struct product {

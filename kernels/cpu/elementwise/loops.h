@@ -56,7 +56,7 @@ typedef struct ms_dense_loop {
     bool scalars;  // whether the formula has scalar arguments, which are in p
     double p[2];
 } ms_dense_loop;
-// Set by ms__cpu_prepare_loop, else NULL: ms__loop then describes its loop here instead of running it.
+// If ms__cpu_prepare_loop has set this, ms__loop describes its loop here instead of running it; otherwise NULL.
 extern ms_dense_loop *ms__loop_asked;
 
 // ms__load converts n elements of dtype, `stride` bytes apart (0 repeats one element), to contiguous elements of type

@@ -207,8 +207,8 @@ static char *gather(job *j, const ms_tensor *t, void *room)
     return room;
 }
 
-// Allocates *cols, the unfolded matrices and `more` rows in addition, unless the images themselves serve; and *rows,
-// the matrix of move_rows, if several images are computed at once.
+// Allocates *cols, the unfolded matrices and `more` additional rows, unless more is 0 and the images serve as matrices;
+// and *rows, the matrix of move_rows, if several images are computed at once.
 static ms_status make_room(const job *j, ms_block **cols, ms_block **rows, int64_t more)
 {
     size_t wide = (size_t)(j->at_once * j->L) * j->size;

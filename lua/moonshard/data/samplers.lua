@@ -250,7 +250,8 @@ local BucketBatchSampler = Sampler:extend "BucketBatchSampler"
 M.BucketBatchSampler = BucketBatchSampler
 
 --- Cuts a random order into buckets, sorts each by length, cuts it into batches, and visits the batches in random
---- order. Over ranks, a batch of batch_size * num_replicas items is dealt out; if it does not divide, items repeat.
+--- order. Over ranks, a batch of batch_size * num_replicas items is dealt out; the last one repeats
+--- items if it does not divide.
 ---@param lengths integer[]|Tensor  the length of each item
 ---@param batch_size integer  items in a batch, on each rank
 ---@param given? {bucket: integer, shuffle: boolean, seed: integer, drop_last: boolean, num_replicas: integer, rank: integer}
