@@ -955,8 +955,8 @@ MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work);
 // must be published (ms_dist_publish_error). ms_capture_repeat publishes its own.
 MS_API int ms_capture_sends(const ms_captured *c);
 MS_API ms_status ms_capture_refuse(const char *text);  // refuses the step that is being recorded: MS_ESTATE
-// Ends the recording, whose step is then not captured: only ms_capture_free may follow. For a step whose work was not
-// that of other steps.
+// Ends the recording, whose step is then not captured: only ms_capture_free may follow. For a step whose work differs
+// from that of other steps, such as one without the optimizer's step.
 MS_API void ms_capture_leave(void);
 // For a gradient scaler in a step that is being recorded. unless: sets *sum to the sum of the `found` tensors, of one
 // float32 element each. If it is 0, a repetition does what is recorded up to unless_end only if its sum is 0, too;

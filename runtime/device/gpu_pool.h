@@ -5,7 +5,7 @@
 
 #include "device/classes.h"
 
-ms_usage *ms__gpu_usage(int index);  // NULL: index >= MS_CUDA_DEVICES
+ms_usage *ms__gpu_usage(int index);  // NULL if index >= MS_CUDA_DEVICES
 ms_status ms__gpu_alloc(ms_block **out, int device, size_t bytes, const char *what);
 extern bool ms__gpu_lasting;  // whether blocks that are allocated now outlive the step, as optimizers' states do
 void ms__gpu_free(ms_block *b);

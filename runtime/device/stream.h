@@ -49,8 +49,8 @@ ms_status ms__event_join(ms_pending *e);
 bool ms__event_reached(ms_pending *e);
 // Whether e's record runs on streams of this kind, which then order later work after it.
 bool ms__event_on(const ms_pending *e, ms_stream_kind kind);
-// Registers a holder that will wait for e. Until it has waited, a record with work on a GPU is not retired: its memory
-// could be reused in the order of the compute stream, which would have to wait for that work first.
+// Registers a holder that will wait for e. Until it has waited, a record with work on a GPU is not retired: retiring it
+// makes the compute stream, in whose order its memory may be reused, wait for that work.
 void ms__event_hold(ms_pending *e);
 void ms__event_unhold(ms_pending *e);
 void ms__stream_reap(void);         // retires the records that have finished
@@ -67,7 +67,7 @@ typedef struct {
     ms_status (*check)(void);
 } ms_stream_observer;
 extern ms_stream_observer ms__stream_observer;
-// Number of collectives with peers' GPUs that this rank's GPUs have not passed, as far as the engine thread knows.
+// Number of collectives with peers' GPUs that this rank's GPUs have not completed, as far as the engine thread knows.
 extern int ms__collectives_queued;
 
 #ifndef __cplusplus

@@ -12,8 +12,8 @@ extern "C" {
 extern int ms__anomaly;  // 0: off, 1: nan, 2: nan and infinities
 
 // Fails if out[k] has a value that is not finite: nan, unless f[], the call's numbers, has it; or inf, unless an input
-// or f[] has it. `what` describes out[k] in the error: "log: the result", or another text that k completes. Absent
-// tensors are NULL.
+// or f[] has it. The error begins with `what`, such as "log: the result", and k + 1 if there are several results.
+// Absent tensors are NULL.
 typedef struct ms_values {
     const char *what, *of_inputs;  // of_inputs: what the inputs are called: "its arguments"
     int n_in, n_f, n_out;

@@ -216,7 +216,7 @@ typedef struct {
     ms_status (*run)(ms_call *);
     ms_tensor *written;  // an input from outside that the call changes; its version is incremented. NULL: none
     uint64_t after;      // random numbers: the call's offset minus the generator's at the start of the step
-    bool draws, seeded;  // it draws random numbers; its integers have the seed and offset of a call that did
+    bool draws, seeded;  // draws random numbers; has the seed and offset of such a call among its integers
     ms_call call;
 } call_work;
 

@@ -56,8 +56,8 @@ typedef struct {
 typedef struct {
     int version;
     const char *name;
-    // Returns 0, or a failure code with the reason in text. NULL: a world of one rank, for which no function below is
-    // called.
+    // Returns 0, or a failure code with the reason in text. NULL in a transport of one rank: the functions below are
+    // then not called.
     int (*init)(const ms_launch *launch, char *text, size_t n);
     int (*rank)(void);
     int (*size)(void);

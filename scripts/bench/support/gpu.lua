@@ -171,7 +171,7 @@ case("kernels", "AdamW, 124e6 parameters, float32", { bytes = 28 * count, bar = 
   return function() optimizer:step() end
 end)
 
--- Steps whose time is the host's. peer_gpu.py compares both with eager PyTorch.
+-- Steps of models so small that the host's time counts. peer_gpu.py gives PyTorch's eager steps for both kinds.
 for _, layers in ipairs { 2, 12 } do
   for _, kind in ipairs { "step", "captured step" } do
     case("steps", ("%s of an MLP of %d layers of 32, batch 8"):format(kind, layers), { calls = 500, unpredicted = true },

@@ -4,7 +4,7 @@
 //
 // It is stricter in some points, so that a wrong caller cannot be right by chance: the arguments of a run must be
 // exactly the graph's tensors and numbers, the workspace is overwritten, tensors in memory are aligned to 16 bytes, and
-// of the two engines that its heuristic names the first does not repeat bitwise and gives NaN.
+// its heuristic names two engines, of which the first is not deterministic and gives NaN.
 #include <algorithm>
 #include <map>
 
