@@ -64,7 +64,7 @@ end
 
 local function whole_shape(t) return rawget(t, "_whole_shape") or t.shape end
 
--- The entry of an optimizer's state `key` of the parameter p, whose tensor on this rank is `part`.
+-- The entry of the state `key` that an optimizer keeps for parameter p. part: the state's tensor on this rank.
 local function state_entry(optim, p, name, key, part)
   local like = optim_state.keeps_whole(optim, p, key) and part or p
   return { name = name, whole = whole_shape(like), place = place_of(like), replica = replica(like), like = like,
@@ -404,7 +404,7 @@ end
 -- a list of these tensors, and a function that raises if the optimizer does not accept this state or its options.
 local function empty_state(dir, index, m, optim)
   local saved = index.optimizer
-  if not saved then bad(dir, "it has no optimizer state") end
+  if not saved then errors.raise("load: '%s' has no optimizer state; fsdp.save stores it if it gets the optimizer", dir) end
   local sd, list = { state = {}, param_groups = saved.param_groups }, {}
   local by_name, prefixes = {}, {}
   for p, name in pairs(flat.names_below(m)) do
@@ -551,7 +551,7 @@ function M.load(dir, m, optim, given)
           sd, more, fits = empty_state(dir, index, m, optim)
           for _, e in ipairs(more) do wanted[#wanted + 1] = e end
         end
-        if o.ema and not index.ema then errors.raise("load: '%s' has no averages; save has the option 'ema'", dir) end
+        if o.ema and not index.ema then errors.raise("load: '%s' has no averages; fsdp.save stores them if it gets the option 'ema'", dir) end
         for _, e in ipairs(averages_of("load", m, o.ema)) do
           local entry = index.tensors[e.name]
           if entry and table.concat(entry.shape, ",") == table.concat(e.whole, ",") then

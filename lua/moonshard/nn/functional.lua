@@ -305,8 +305,8 @@ local function chunk_rows(x, rows, classes)
   return math.ceil(rows / math.max(chunks, 1) / 64) * 64
 end
 
---- cross_entropy of linear(x, w), but the logits of all rows never exist at once: they are computed in chunks of rows,
---- and the gradients of x, w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or
+--- cross_entropy of linear(x, w), with less memory: the logits are computed in chunks of rows, and the gradients of x,
+--- w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or
 --- bfloat16, also its gradient in float32. The bits of the result depend on the size of the chunks, not on the number
 --- of threads; if one chunk has all rows, linear and cross_entropy compute the result. Backward computes the logits
 --- again if the reduction is "none", or if the dtype is float16, whose gradients need the loss's scale. With

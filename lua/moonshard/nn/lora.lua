@@ -3,7 +3,7 @@
 --- only the two small matrices A and B are trained.
 ---
 --- A layer with adapters stays the same object; it gets the parameters lora_A and lora_B, beside its own, and the class
---- "LoRA<Class>", which extends the class it had. So a checkpoint of the model without adapters still has its names.
+--- "LoRA<Class>", which extends the class it had. Its own parameters keep their names.
 local calls = require "moonshard.dist.calls"
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"

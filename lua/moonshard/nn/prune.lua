@@ -126,8 +126,8 @@ end
 
 -- ---- functions -------------------------------------------------------------------------------------
 
---- Sets the elements of the least absolute value to 0, now and in training. Pruning again counts the elements that are
---- left. To be called before sharding.
+--- Sets the elements of the least absolute value to 0, now and in training. A further call prunes among the elements
+--- that are left. To be called before sharding.
 ---@param m Module  a layer
 ---@param name string  name of the parameter
 ---@param amount number  below 1: the fraction of the elements to prune; else their number

@@ -291,7 +291,7 @@ end
 
 -- The communication of a forward outside of no_sync, before the module runs.
 local begin = calls.several(function(st, module)
-  -- Inside join, ranks that have finished do not take part.
+  -- Not inside join: ranks that have finished would not take part in realign.
   if engine.state.dist_failures > 0 and not st.join then resume.realign { st.group or dist.default_group() } end
   check_prior(st)
   local source = st.join and join.notify(st, true)
