@@ -57,7 +57,7 @@ static __device__ __forceinline__ void run_part(const ms_optim_job &j, int64_t f
     constexpr bool A = KEEPS & 1, B = KEEPS & 2, C = KEEPS & 4;
     T *a = (T *)j.state[0], *b = (T *)j.state[1], *c = (T *)j.state[2], f[MS_OPTIM_FACTORS + 1];
     S *p = (S *)j.p;
-    T *m = (T *)j.master;  // only where S is a half type
+    T *m = (T *)j.master;  // used if S is a half type; may be NULL
     const S *g = (const S *)j.g;
     for (int k = 0; k <= MS_OPTIM_FACTORS; k++) f[k] = (T)j.factors[k];
     // Doubles are stepped one by one: WIDE of each operand would need too many registers.

@@ -80,7 +80,7 @@ static __device__ __forceinline__ row_sums<real_of<S>> row_part(const cross &q, 
                 if (j + e >= 0 && j + e < my.n) all += f[e] * v[e], weights += f[e];
         }
     }
-    T top = group_max(most, BLOCK, shared), base = top == -(T)INFINITY ? 0 : top;  // -inf: all logits are
+    T top = group_max(most, BLOCK, shared), base = top == -(T)INFINITY ? 0 : top;  // 0 if all logits are -inf
     sum = group_sum(sum * exp_of(most - base), BLOCK, shared);
     if (smooth != 0) all = group_sum(all, BLOCK, shared), weights = group_sum(weights, BLOCK, shared);
     return { top, sum, all, weights };

@@ -77,7 +77,7 @@ local function pack(...) return { n = select("#", ...), ... } end
 local function record(def, ctx, args, outs)
   local n_in = args.n
   if n_in > 64 or outs.n > 64 then
-    errors.raise("Function: %d arguments and %d results; at most 64 each", n_in, outs.n)
+    errors.raise("Function: %d arguments and %d results, expected at most 64 of each", n_in, outs.n)
   end
   for k = 1, n_in do in_ids[k - 1] = is_tensor(args[k]) and args[k].id or 0 end
   -- looks_of[k]: shape and options of result k, for the zeros that backward gets if that result receives no gradient
@@ -227,7 +227,7 @@ function M.checkpoint(fn, ...)
   local outs = pack(leave_region(region, mode, pcall(scope.run, "checkpoint", fn, ...)))
   local n_in, m, any = args.n, 0, false
   if n_in > 63 or outs.n > 64 then
-    errors.raise("checkpoint: %d arguments and %d results; at most 63 arguments and 64 results", n_in, outs.n)
+    errors.raise("checkpoint: %d arguments and %d results, expected at most 63 arguments and 64 results", n_in, outs.n)
   end
   -- Keeps the arguments until fn has run again.
   local kept = {}

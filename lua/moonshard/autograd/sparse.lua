@@ -291,7 +291,9 @@ end
 
 -- Makes g the gradient of t, a dense or sparse leaf.
 local function become_grad(g, t)
-  if t.is_leaf == false then errors.raise("grad: only leaves have a grad") end
+  if t.is_leaf == false then
+    errors.raise("grad: the tensor is the result of an operator; only leaves have a grad")
+  end
   if g.shape ~= t.shape or g.dtype ~= t.dtype or g.device ~= t.device then
     errors.raise("grad: value is %s %s %s, expected %s %s %s", g.dtype, tostring(g.shape), g.device, t.dtype,
       tostring(t.shape), t.device)

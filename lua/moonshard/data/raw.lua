@@ -22,7 +22,7 @@ function M.read(path, who)
   if not file then errors.raise("%s: cannot read %s", who, why) end
   local text, failure = file:read "*a"
   file:close()
-  if not text then errors.raise("%s: cannot read '%s': %s", who, path, failure) end    -- for example a folder
+  if not text then errors.raise("%s: cannot read '%s': %s", who, path, failure) end    -- for example, it is a folder
   return text
 end
 

@@ -59,7 +59,7 @@ end
 local function await(self, k)
   local w, waited = self.list[k], 0
   while not processes.wait(w.process.fd, self.timeout > 0 and 100 or -1) do
-    if state.interrupted ~= 0 then create.full({}, 0):release() end     -- the engine raises the interrupt
+    if state.interrupted ~= 0 then create.full({}, 0):release() end     -- an engine call raises the interrupt
     waited = waited + 0.1
     if self.timeout > 0 and waited >= self.timeout then
       local pid = w.process.pid
