@@ -255,7 +255,7 @@ struct ms_clip {
     part_list list;  // the gradients on the CPU
     int64_t blocks;
     double max_norm, total;
-    ms_tensor *norm;  // the result: on the device of all gradients, else on the CPU
+    ms_tensor *norm;  // the result: on the gradients' device if they share one, else on the CPU
     bool there;       // all gradients of this rank are on one GPU, where their norm stays, too
 };
 

@@ -81,7 +81,7 @@ function M.kinds(world)
   return list
 end
 
---- A model sharded in the way of a kind, and its optimizer, whose parameters are of(parameters), in that order.
+--- A model sharded in the way of a kind, and its optimizer, over the model's parameters, or over of(parameters).
 function M.make(kind, seed, of)
   local ms = load()
   local model = select(2, ms.catch_warnings(function() return kind[2](net(seed)) end))
