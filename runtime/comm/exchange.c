@@ -253,8 +253,8 @@ static bool are_apart(const ms_resumption *a, const ms_resumption *b)
 }
 
 // Whether the script of member k is behind another member's, so that its calls must fail until it has caught up: it is
-// at an earlier place, or the same call has already failed on a member whose script caught that error in another place,
-// or caught more errors there in succession.
+// at an earlier place; or its call has already failed on the other member, whose script caught that error at another
+// place, or has caught more errors in succession at the same place.
 static bool is_behind(const ms_coll *c, int k, bool by_line)
 {
     const ms_resumption *mine = &slot_of(c->g, k, c->seq)->fingerprint.resumed;

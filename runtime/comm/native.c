@@ -9,7 +9,8 @@
 // them in that order, and ranks with different orders would wait for each other. So a collective waits for its turn.
 //
 // The library adds in an order of its own. Half types are added in float32 and rounded once, like on the CPU, unless
-// the script has chosen the dtype of the reduction. Means and scales are computed after the sum.
+// the script has chosen the dtype of the reduction: then the library also computes a mean of half types. Scales and all
+// other means are computed after the sum.
 #include <pthread.h>
 #include <stdio.h>
 #include "comm/internal.h"

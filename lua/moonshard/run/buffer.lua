@@ -66,7 +66,7 @@ end
 local word = ffi.typeof "uint32_t *"
 local scratch = ffi.new "uint8_t[32]"
 
--- Writes the eight digits of a whole number below 1e8 to scratch[at] and on.
+-- Writes a whole number below 1e8 as eight digits to scratch, from index `at` on. Returns its upper and lower half.
 local function eight(at, x)
   local high = floor(x / 1e4)
   ffi.cast(word, scratch + at)[0] = four[high]
@@ -95,14 +95,14 @@ end
 local power = ffi.new "double[291]"
 for k = 0, 290 do power[k] = tonumber("1e" .. k) end
 
--- The digits of x before its decimal exponent: x * 10^(8 - e), rounded to a whole number.
+-- The nine significant digits of x, whose decimal exponent is e: x * 10^(8 - e), rounded to a whole number.
 local function mantissa(x, e)
   return floor((e <= 8 and x * power[8 - e] or x / power[e - 8]) + 0.5)
 end
 
 local ZERO, POINT, MINUS = 48, 46, 45
 
--- A number that is not whole, above 0, as printf's %.9g writes it.
+-- Appends a number above 0 that is not whole, as printf's %.9g writes it.
 local function put_fraction(self, x)
   local e = floor(log10(x))
   if e < -280 or e > 280 then return self:text(("%.9g"):format(x)) end

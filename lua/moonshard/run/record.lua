@@ -131,7 +131,7 @@ local function default_line(self, object, values, left)
 end
 
 --- Appends a line to metrics.jsonl: the values and, for a new step, the seconds since the start (`time`), the rate of
---- tokens or samples, the MFU, and the memory (`allocated`; at most once a second, by kind).
+--- tokens or samples, the MFU, and the memory: `allocated`, and at most once a second its parts by kind.
 ---@param values table<string, number|Tensor>  by name; `step` is the step they belong to (default: the next one); rank 0's values are written
 function Run:log(values)
   if type(values) ~= "table" or getmetatable(values) then opts.wrong(values, "a table of numbers", "run:log: argument 1") end

@@ -121,8 +121,8 @@ end
 
 -- ---- middle, quantiles, most frequent -------------------------------------------------------------
 
--- The median along d: of two middle elements, the lower one. ignored: elements that are nan do not count; otherwise the
--- first of them, if there is one, is the result.
+-- The median along d: of two middle elements, the lower one. ignored: whether elements that are nan do not count; if
+-- they count, the result is the first nan, if there is one.
 local function middle(who, t, d, keepdim, ignored)
   local values, ids = sorted(who, t, d, false)
   local n = t.shape[d]

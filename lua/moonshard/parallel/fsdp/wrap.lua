@@ -87,7 +87,7 @@ function M.module_wrap_policy(classes)
     decide = function(m) return is_any(m, list) end }, Policy)
 end
 
---- Wraps the modules that fn(module) selects: fn returns false (do not wrap; an empty table, too), true (wrap with the
+--- Wraps the modules that fn(module) selects: fn returns false or {} (do not wrap), true (wrap with the
 --- root's options), or a table (wrap with the root's options, overridden by these).
 ---@param fn fun(m: Module): boolean|table
 ---   false or {}: not wrapped; true: wrapped with the root's options; a table: options that override the root's

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- How the prompt and its ranks communicate: over local sockets with abstract names, so no file is left behind. Each
---- end accepts only processes of the same user. MPI is not used: a rank must also be reached in a collective.
+--- end accepts only processes of the same user. MPI is not used: messages must also reach a rank inside a collective.
 local bit = require "bit"
 local ffi = require "ffi"
 require "moonshard.tools.prompt.line"                   -- declares moonshard_wait
