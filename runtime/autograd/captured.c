@@ -17,7 +17,7 @@ typedef struct {
 struct ms_noted {
     noted *list;
     int n, cap;
-    int *by_leaf;  // hash table of 1 + index
+    int *by_leaf;  // hash table by leaf: 1 + index in list; 0: free
     int size;
 };
 

@@ -13,7 +13,7 @@ M.names = { "version", "commit", "host", "processor", "ranks", "devices", "threa
 local function first_line(path, pattern)
   local file = io.open(path, "r")
   if not file then return nil end
-  local found, line = nil, file:read "*l"               -- nil for a folder
+  local found, line = nil, file:read "*l"               -- nil if the path is a folder
   while line and not found do
     found = line:match(pattern)
     line = file:read "*l"

@@ -129,13 +129,13 @@ local function wrap(id)
 end
 M.wrap = wrap
 
---- As wrap; raises the engine's error if the id is 0. The tensors that follow are only passed for the error message.
+--- Like wrap, but raises the engine's error if the id is 0. The tensors that follow are only for the error message.
 function M.wrap_new(id, ...)
   if id == 0 then fail(...) end
   return wrap(id)
 end
 
---- As wrap, for operators that may return their input t: returns t itself if the id is t's.
+--- Like wrap, for operators that may return their input t: returns t itself if the id is t's.
 function M.wrap_same(id, t)
   if id == t.id then
     if anomaly then note(t) end

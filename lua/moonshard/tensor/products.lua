@@ -303,7 +303,7 @@ local function contracted(a, b, wanted)
   for k = 1, na do
     batch_a[k], batch_b[k], out[k] = sa[k], sb[k], sa[k] == 1 and sb[k] or sa[k]
   end
-  for k = 1, ni do                              -- size 1 broadcasts
+  for k = 1, ni do                              -- a size of 1 becomes that of the other operand
     local one, other = sa[na + nl + k], sb[na + k]
     wide_a[k] = one == 1 and other or one
     wide_b[k] = wide_a[k]

@@ -90,7 +90,7 @@ local function settings()
     arguments = { "-x", "LD_PRELOAD=" .. preload }
   end
   local folder, loopback = engine.path:match "^(.*/)", nil
-  for _, place in ipairs { "moonshard/", "" } do         -- installed; in a build folder
+  for _, place in ipairs { "moonshard/", "" } do         -- in an installation, or in a build folder
     local path = folder .. place .. "libmoonshard_loopback.so"
     if not loopback and C.moonshard_file_exists(path, 4) == 0 then loopback = path end
   end

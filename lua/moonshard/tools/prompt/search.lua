@@ -54,7 +54,7 @@ function M.entries()
   if known then return known end
   local list, ms, seen = {}, package.loaded.moonshard, {}
   for _, name in ipairs(getmetatable(ms).modules) do
-    local ok, module = pcall(function() return ms[name] end)          -- loads it
+    local ok, module = pcall(function() return ms[name] end)          -- loads the module
     if ok and type(module) == "table" then seen[module] = true end
   end
   collect(list, "ms.", ms, 0, seen)

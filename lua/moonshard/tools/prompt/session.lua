@@ -439,12 +439,12 @@ function Session:idle(before)
   return printed
 end
 
---- Names that complete a text, from the lowest rank.
+--- Names that complete a text, as rank 0 knows them.
 function Session:complete(text)
   if not self.ranks then return {} end
   self.latest = self.published
   local replies = self:ask({ 0 }, "complete", text)
-  if not replies then return {} end                     -- `idle` reports it
+  if not replies then return {} end                     -- a rank has ended; `idle` will report it
   table.remove(replies[0], 1)
   return replies[0]
 end
