@@ -33,8 +33,8 @@ ms_status ms__gpu_ready(ms_coll *c);               // makes the stream wait unti
 ms_status ms__gpu_start(ms_coll *c);               // makes the stream wait until every member's tensors are ready
 // Records the event `end`, before this rank sets `done` in its slot. Returns the first failure.
 ms_status ms__gpu_moved(ms_coll *c);
-// done: every member has set `done` in its slot; only then makes the stream wait for every member's `end`. Sets `left`
-// in this rank's slot in any case.
+// done: whether every member has set `done` in its slot; if so, makes the stream wait for every member's `end`. Sets
+// `left` in this rank's slot in any case.
 ms_status ms__gpu_finish(ms_coll *c, bool done);
 void ms__gpu_drop(ms_coll *c);
 void ms__gpu_stop(void);  // waits for this rank's GPUs, and unmaps peers' memory
@@ -65,8 +65,8 @@ void ms__gpu_forget_group(const ms_group *g);  // engine thread; all members hav
 void ms__gpu_memory_stop(void);
 
 // ---- comm/gpu_fd.c: file descriptors of GPU memory ----
-// Starts to send descriptors to peers, and says so on stderr; later calls do nothing. base: the address of an arena;
-// called by another thread.
+// Starts to send descriptors to peers, and says so on stderr; later calls do nothing. base returns the address of an
+// arena; another thread calls it.
 ms_status ms__gpu_fd_serve(char *(*base)(uint32_t arena));
 ms_status ms__gpu_fd_fetch(int rank, uint32_t arena, int *fd);  // any thread; the caller closes *fd
 

@@ -353,8 +353,8 @@ static ms_status pause_in(ms_waiter *w)
     return st;
 }
 
-// Handles a result of the library. Returns MS_OK for MS_GPU_DONE, and if the caller is to ask again (MS_GPU_BUSY).
-// MS_GPU_PEER: the failed peer gets time to report its error first.
+// Handles a result of the library. Returns MS_OK for MS_GPU_DONE, and for MS_GPU_BUSY after a pause: the caller then
+// polls the library again. MS_GPU_PEER: the failed peer gets time to report its error first.
 static ms_status meet(ms_waiter *w, ms_gpu_result r, const char *text)
 {
     if (r == MS_GPU_DONE) return MS_OK;
