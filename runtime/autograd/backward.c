@@ -359,8 +359,8 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     int na = ms__run_answers(r, &a);
     if (na == 0 && !all) return MS_OK;
     if (na > n->n_in)
-        return ms__fail(MS_EINVAL, "%s: backward returned %d gradients for %d inputs, expected at most one per input",
-                        who, na, n->n_in);
+        return ms__fail(MS_EINVAL, "%s: %d gradients were returned for %d inputs, expected at most one per input", who,
+                        na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
         if (!all && !g) continue;  // a hook that returned nil leaves the gradient unchanged

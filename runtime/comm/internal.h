@@ -310,12 +310,12 @@ _Noreturn void ms__exit_first(
 void ms__join_begin(double limit);               // called when the script calls dist.init
 void ms__join_end(bool through);                 // through: dist.init has succeeded
 bool ms__error_reported_by_peer(uint64_t hash);  // whether a peer reports the error of this hash
+int ms__rank_launched(void);                     // world rank from the launcher's variables, known before dist.init
 void ms__thread_start(void *(*fn)(void *));      // starts a detached thread that receives no signals
 
 // ---- comm/job/report.c: uncaught errors of scripts, with the rank ----
 void ms__report_errors(void);  // starts reporting errors
 bool ms__error_reported(void);
-int ms__rank_launched(void);  // world rank from the launcher's variables, known before dist.init
 
 // ---- comm/job/end.c: the end of a job ----
 void ms__comm_stop(void);  // orderly end, with MPI_Finalize
@@ -364,6 +364,10 @@ ms_status ms__wait_poll(ms_waiter *w);
 void ms__rank_text(int rank, char *out, size_t n);  // writes what a rank does, as far as this node knows
 void ms__wait_moved(ms_waiter *w);  // to be called when a wait has succeeded: resets the waiter for the next wait
 void ms__wait_end(ms_waiter *w);
+// Both fail with MS_ECOMM and a text that names the collective.
+ms_status ms__coll_fail(const ms_coll *c, const char *what);
+ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerprint *p, const char *what);
+void ms__group_text(const ms_group *g, char *out, size_t n);
 
 // ---- comm/job/deadlock.c ----
 ms_status ms__wait_deadlock(ms_waiter *w);  // fails if w's wait is part of a deadlock, on every rank of it
@@ -461,10 +465,6 @@ ms_status ms__record_collective(const ms_coll *c);
 // an earlier place.
 int ms__compare_places(const ms_resumption *a, const ms_resumption *b, bool by_line);
 ms_status ms__coll_run(ms_coll *c);
-// Both fail with MS_ECOMM and a text that names the collective.
-ms_status ms__coll_fail(const ms_coll *c, const char *what);
-ms_status ms__request_fail(const ms_group *g, uint64_t number, const ms_fingerprint *p, const char *what);
-void ms__group_text(const ms_group *g, char *out, size_t n);
 void ms__fingerprint_text(const ms_fingerprint *p, char *out, size_t n);
 uint64_t ms__fingerprint_hash(const ms_fingerprint *p, bool with_step);
 static inline ms_slot *slot_of(const ms_group *g, int member, uint64_t seq)
