@@ -263,7 +263,7 @@ class cudnn_graph
     }
 
     // A plan for the first engine whose results repeat bitwise and which needs at most `room` bytes; NULL if there is
-    // none, and `text` says why. handle: of the GPU; or, without a GPU, properties: a descriptor of one.
+    // none, and `text` says why. handle: cuDNN's; NULL without a GPU: properties then describes one.
     cudnn_desc plan(void *handle, cudnn_desc properties, int64_t room, int64_t *bytes)
     {
         cudnn_desc graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);

@@ -26,8 +26,8 @@ struct images {
 };
 
 // Unfolds each image to `rows` rows of L columns: K rows, and with a bias one more, of ones. A thread computes WIDE
-// columns of a row. If they lie in one row of the output, they are adjacent in the image (stride 1), or every second of
-// twice as many adjacent ones (stride 2).
+// columns of a row. If they lie in one row of the output, their pixels are adjacent in the image (stride 1), or every
+// second one of twice as many adjacent pixels (stride 2).
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
     unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
