@@ -23,7 +23,7 @@ static uint64_t hash_of(const char *text, size_t n)
     return h ? h : 1;
 }
 
-// Whether the text ends with the error of a peer on this node, which that peer reports.
+// Whether the text contains the error of a peer on this node that has failed or dies within 0.2 s: the peer reports it.
 static bool is_peers(const char *text, size_t n)
 {
     ms_world *w = &ms__world;
