@@ -30,7 +30,8 @@ local one_formula = {}
 for name in ([[neg abs relu sign reciprocal sqrt rsqrt add sub mul div maximum minimum add_ sub_ mul_ div_ add_scalar mul_scalar rsub_scalar div_scalar
     rdiv_scalar add_scalar_ mul_scalar_ div_scalar_ eq ne lt le gt ge where masked_fill clamp copy_ cast clone
     contiguous fill_ zero_ arange_ eye_
-    cat stack tile tril triu rand_ randint_ dropout index_select gather scatter_ embedding sort topk slice unfold]]):gmatch "%S+" do one_formula[name] = true end
+    cat stack tile tril triu rand_ randint_ dropout index_select gather scatter_ embedding sort topk slice unfold
+    im2col]]):gmatch "%S+" do one_formula[name] = true end
 
 -- Operators whose result is computed from an intermediate result, after its rounding: the absolute error that this
 -- causes, in units of the last place of 1.

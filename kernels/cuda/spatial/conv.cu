@@ -7,9 +7,9 @@
 // bias is added before it is rounded; its gradients are the other two parts.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
-#include "rows/spatial/conv.h"
 #include "cuda/product.h"
 #include "cuda/segments.h"
+#include "cuda/spatial/columns.h"
 
 // Bytes for the unfolded matrices of one round; a single image may need more. Few in the emulator, so that specs take
 // several rounds.
@@ -18,176 +18,6 @@ enum { ROOM = 4 << 10 };
 #else
 enum { ROOM = 64 << 20 };
 #endif
-
-// `count` images from image `first` on, restricted to the channels of a group. last: no more images follow.
-struct images {
-    int64_t group, first, count;
-    bool last;
-};
-
-// Unfolds each image to `rows` rows of L columns: K rows, and with a bias one more, of ones. A thread computes WIDE
-// columns of a row. If they lie in one row of the output, their pixels are adjacent in the image (stride 1), or every
-// second one of twice as many adjacent pixels (stride 2).
-template <class S>
-__global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
-    unfold_kernel(ms_conv v, images some, int64_t rows, const S *x, S *cols)
-{
-    typedef real_of<S> T;
-    int64_t L = ms__conv_positions(&v), packs = (L + WIDE - 1) / WIDE, i = GLOBAL_INDEX, kernel = ms__conv_kernel(&v);
-    if (i >= some.count * rows * packs) return;
-    int64_t row = i / packs, l = (i - row * packs) * WIDE, n = row / rows, r = row - n * rows, c = r / kernel;
-    int64_t ky = (r - c * kernel) / v.kw, kx = r % v.kw, oy = l / v.ow, ox = l - oy * v.ow, C = v.in / v.groups;
-    int64_t kz = 0, oz = 0;
-    if (kernel > v.kh * v.kw || v.od > 1) {  // images without a depth need no divisions for it
-        kz = ky / v.kh, ky -= kz * v.kh;
-        oz = oy / v.oh, oy -= oz * v.oh;
-    }
-    int64_t d = oz * v.sd - v.front + kz * v.dd, h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw;
-    auto inside = [&] { return c < C && d >= 0 && d < v.d && h >= 0 && h < v.h; };  // whether the row exists
-    T out[WIDE];
-    x += ((some.first + n) * v.in + some.group * C + c) * v.d * v.h * v.w;
-    const S *line = x + (d * v.h + h) * v.w;
-    if (c < C && v.sw == 1 && ox + WIDE <= v.ow) {
-        read_pack(line, w, inside() ? v.w : 0, (T)0, out);
-    } else if (c < C && v.sw == 2 && ox + WIDE <= v.ow) {
-        T low[WIDE], high[WIDE];
-        read_pack(line, w, inside() ? v.w : 0, (T)0, low);
-        read_pack(line, w + WIDE, inside() ? v.w : 0, (T)0, high);
-        UNROLL
-        for (int e = 0; e < WIDE / 2; e++) out[e] = low[2 * e], out[e + WIDE / 2] = high[2 * e];
-    } else {
-        int64_t width = inside() ? v.w : 0;
-        UNROLL
-        for (int p = 0; p < WIDE; p++) {
-            out[p] = w >= 0 && w < width ? one_of(line + w) : c < C ? 0 : 1;
-            w += v.sw;
-            if (++ox < v.ow) continue;
-            ox = 0, h += v.sh, w = kx * v.dw - v.left;
-            if (++oy == v.oh) oy = 0, d += v.sd, h = ky * v.dh - v.top;
-            line = x + (d * v.h + h) * v.w, width = inside() ? v.w : 0;
-        }
-    }
-    write_pack(cols + row * L, l, L, out);
-}
-
-// As unfold_kernel, for strides above 2. A block computes the columns of `lines` rows of the output, for the kernel
-// elements of one row of the kernel: it copies the image's lines that they read to shared memory, from which each row
-// of cols takes every sw-th element. tiles: number of blocks for all rows of the output.
-enum { LINE_BYTES = 16 << 10 };
-struct line_tiles {
-    int64_t lines, tiles;
-};
-template <class S>
-__global__ void __launch_bounds__(BLOCK, sizeof(S) == 2 ? 5 : 4)
-    unfold_lines_kernel(ms_conv v, images some, int64_t rows, line_tiles t, const S *x, S *cols)
-{
-    typedef real_of<S> T;
-    alignas(16) __shared__ S line[LINE_BYTES / sizeof(S)];
-    int64_t C = v.in / v.groups, kernel_rows = v.kd * v.kh, units = C * kernel_rows + (rows > C * ms__conv_kernel(&v));
-    int64_t i = blockIdx.x, tile = i % t.tiles, plane = i / t.tiles, oz = plane % v.od, unit = plane / v.od % units,
-            n = plane / v.od / units, c = unit / kernel_rows, k = unit - c * kernel_rows, kz = k / v.kh,
-            ky = k - kz * v.kh;
-    int64_t first = tile * t.lines, d = oz * v.sd - v.front + kz * v.dd, L = ms__conv_positions(&v);
-    int count = (int)(v.oh - first < t.lines ? v.oh - first : t.lines), width = (int)v.w, ow = (int)v.ow;
-    int packs = (width + WIDE - 1) / WIDE, places = count * ow, sw = (int)v.sw, left = (int)v.left;
-    x += (((some.first + n) * v.in + some.group * C + c) * v.d + d) * v.h * v.w;
-    for (int p = threadIdx.x; p < count * packs; p += BLOCK) {
-        int l = p / packs, w = (p - l * packs) * WIDE;
-        int64_t h = (first + l) * v.sh - v.top + ky * v.dh;
-        S *to = line + l * width + w;
-        if (c < C && d >= 0 && d < v.d && h >= 0 && h < v.h) move_pack(to, x + h * width + w, width - w);
-        else
-            for (int e = 0; e < WIDE && w + e < width; e++) store_one(to + e, (T)0);
-    }
-    __syncthreads();
-    cols += (n * rows + unit * v.kw) * L + (oz * v.oh + first) * ow;
-    packs = (places + WIDE - 1) / WIDE;
-    int total = (c < C ? (int)v.kw : 1) * packs;
-    for (int p = threadIdx.x; p < total; p += BLOCK) {
-        int kx = p / packs, at = (p - kx * packs) * WIDE, l = at / ow, ox = at - l * ow, begin = kx * (int)v.dw - left;
-        int w = ox * sw + begin;
-        T out[WIDE];
-        UNROLL
-        for (int e = 0; e < WIDE; e++) {
-            bool inside = w >= 0 && w < width && at + e < places;
-            out[e] = c == C ? (T)1 : inside ? one_of(line + l * width + w) : (T)0;
-            w += sw;
-            if (++ox == ow) ox = 0, l++, w = begin;
-        }
-        write_pack(cols + kx * L, at, places, out);
-    }
-}
-
-// The gradients of the images `some`: for each element the sum over the kernel elements that read it, in order; b,
-// unless it is NULL, has a number for each channel, which is added. A thread computes WIDE elements of a row. If the
-// stride is 1 or 2, a kernel element's contributions to them are adjacent in cols; if it is above 2, each element has
-// few kernel elements, sw apart (without dilation).
-template <class S> __global__ void fold_kernel(ms_conv v, images some, const real_of<S> *cols, const S *b, S *dx)
-{
-    typedef real_of<S> T;
-    int64_t packs = (v.w + WIDE - 1) / WIDE, i = GLOBAL_INDEX, C = v.in / v.groups;
-    if (i >= some.count * C * v.d * v.h * packs) return;
-    int64_t row = i / packs, w = (i - row * packs) * WIDE, at = row / v.h, h = row - at * v.h, plane = at / v.d,
-            d = at - plane * v.d, n = plane / C;
-    T sum[WIDE] = {}, part[WIDE];
-    int64_t L = ms__conv_positions(&v), last = (w + v.left) / v.sw, begin = w + v.left - last * v.sw;
-    bool sparse = v.sw > 2 && v.dw == 1 && w + v.left >= 0;
-    cols += plane * ms__conv_kernel(&v) * L;
-    for (int64_t k = 0; k < v.kd * v.kh; k++) {
-        int64_t kz = k / v.kh, ky = k - kz * v.kh, z = d + v.front - kz * v.dd, oz = z / v.sd,
-                y = h + v.top - ky * v.dh, oy = y / v.sh;
-        if (z < 0 || oz * v.sd != z || oz >= v.od || y < 0 || oy * v.sh != y || oy >= v.oh) continue;
-        if (sparse) {
-            const T *from = cols + k * v.kw * L + (oz * v.oh + oy) * v.ow;
-            int64_t past = begin, most = last;
-            ROLLED
-            for (int e = 0; e < WIDE; e++) {
-                T all = 0;
-                UNROLL
-                for (int i = 0; i < WIDE; i++) all = i == e ? sum[i] : all;  // keeps sum in registers
-                for (int64_t kx = past, ox = most; kx < v.kw && ox >= 0; kx += v.sw, ox--)
-                    if (ox < v.ow) all += from[kx * L + ox];
-                UNROLL
-                for (int i = 0; i < WIDE; i++) sum[i] = i == e ? all : sum[i];
-                if (++past == v.sw) past = 0, most++;
-            }
-            continue;
-        }
-        for (int64_t kx = 0; kx < v.kw; kx++) {
-            const T *from = cols + (((k * v.kw + kx) * v.od + oz) * v.oh + oy) * v.ow;
-            int64_t x = w + v.left - kx * v.dw;
-            if (v.sw == 1) {
-                read_pack(from, x, v.ow, (T)0, part);
-                UNROLL
-                for (int e = 0; e < WIDE; e++) sum[e] += part[e];
-                continue;
-            }
-            int64_t ox = x / v.sw, past = x - ox * v.sw;
-            if (past < 0) ox--, past += v.sw;
-            if (v.sw == 2) {
-                read_pack(from, ox + past, v.ow, (T)0, part);
-                UNROLL
-                for (int e = 0; e < WIDE / 2; e++) {
-                    if (past) sum[2 * e + 1] += part[e];
-                    else sum[2 * e] += part[e];
-                }
-                continue;
-            }
-            UNROLL
-            for (int e = 0; e < WIDE; e++) {
-                if (past == 0 && ox >= 0 && ox < v.ow) sum[e] += from[ox];
-                if (++past == v.sw) past = 0, ox++;
-            }
-        }
-    }
-    if (b) {
-        T more = one_of(b + some.group * C + plane - n * C);
-        UNROLL
-        for (int e = 0; e < WIDE; e++) sum[e] += more;
-    }
-    plane += n * (v.in - C) + some.first * v.in + some.group * C;
-    write_pack(dx + ((plane * v.d + d) * v.h + h) * v.w, w, v.w, sum);
-}
 
 // Partial results of n elements: `count` of them, each `step` elements after the one before it.
 struct part_list {
@@ -254,17 +84,15 @@ template <class S> __global__ void bias_join_kernel(channel_parts p, const doubl
 }
 
 // A convolution: its sizes, and the number of images processed at a time.
-struct conv_job {
-    const char *what;
-    int index, device, dtype;
-    ms_conv v;
+struct conv_job : unfolding {
+    int device;
     int64_t C, M, K, L, at_once;
     bool pointwise;
 };
 static conv_job job_of(const ms_call *c, const ms_conv &v)
 {
     const ms_tensor *x = c->in[0];
-    conv_job j = { c->op->name, index_of(x), ms__device(x), (int)x->dtype, v, 0, 0, 0, 0, 0, false };
+    conv_job j = { { c->op->name, index_of(x), (int)x->dtype, v }, ms__device(x), 0, 0, 0, 0, 0, false };
     j.C = v.in / v.groups, j.M = v.out / v.groups, j.K = j.C * ms__conv_kernel(&v), j.L = ms__conv_positions(&v);
     j.pointwise = ms__conv_pointwise(&j.v);
     return j;
@@ -280,26 +108,6 @@ static images images_of(const conv_job *j, int64_t group, int64_t first)
 {
     int64_t left = j->v.n - first;
     return { group, first, left < j->at_once ? left : j->at_once, left <= j->at_once };
-}
-
-static ms_status unfold(const conv_job *j, const images &some, int64_t rows, const void *x, void *cols)
-{
-    const ms_conv &v = j->v;
-    int64_t line = v.w * ms__dtype_size(j->dtype), units = j->C * v.kd * v.kh + (rows > j->K);
-    line_tiles t = { line > LINE_BYTES ? 0 : LINE_BYTES / line < v.oh ? LINE_BYTES / line : v.oh, 0 };
-    if (v.sw > 2 && t.lines > 0) {
-        t.tiles = up(v.oh, t.lines);
-#define UNFOLD(S, T)                                                                                               \
-    return launch_blocks(j->what, j->index, unfold_lines_kernel<S>, some.count * units * v.od * t.tiles, BLOCK, v, \
-                         some, rows, t, (const S *)x, (S *)cols)
-        WITH_FLOAT_TYPE(j->dtype, UNFOLD)
-#undef UNFOLD
-    }
-    grid n = grid_of(some.count * rows * up(j->L, WIDE));
-#define UNFOLD(S, T) \
-    return launch(j->what, j->index, unfold_kernel<S>, n.blocks, n.threads, j->v, some, rows, (const S *)x, (S *)cols)
-    WITH_FLOAT_TYPE(j->dtype, UNFOLD)
-#undef UNFOLD
 }
 
 // A batched product, one per image, each m x n over k; the caller sets the operands.
@@ -324,7 +132,7 @@ static ms_status forward(const conv_job *j, const void *x, const void *w, int64_
         for (int64_t first = 0; first < v.n; first += j->at_once) {
             images some = images_of(j, g, first);
             product p = of_images(j, some.count, j->M, j->L, rows);
-            if (cols) MS_TRY(unfold(j, some, rows, x, cols));
+            if (cols) MS_TRY(ms__cuda_unfold(j, some, rows, x, cols));
             p.a = element(j, w, g * j->M * rows), p.a_rs = rows, p.a_cs = 1;
             p.b = cols ? cols : element(j, x, (first * v.in + g * j->C) * j->L), p.b_rs = j->L, p.b_cs = 1;
             p.b_bs[0] = (cols ? rows : v.in) * j->L;
@@ -422,7 +230,7 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
         for (int64_t first = 0; first < v.n; first += j->at_once) {
             images some = images_of(j, g, first);
             product p = of_images(j, some.count, j->M, j->K, j->L);
-            if (!j->pointwise) MS_TRY(unfold(j, some, j->K, x, cols));
+            if (!j->pointwise) MS_TRY(ms__cuda_unfold(j, some, j->K, x, cols));
             p.c_type = sums_dtype(j);
             p.a = element(j, gradient, (first * v.out + g * j->M) * j->L), p.a_rs = j->L, p.a_cs = 1,
             p.a_bs[0] = v.out * j->L;
@@ -438,17 +246,6 @@ static ms_status weight_gradient(const conv_job *j, const void *gradient, const 
 }
 
 // dx = weight^T gradient, folded, plus the bias of a transposed convolution, unless it is NULL.
-static ms_status fold_images(const conv_job *j, const images &some, const void *cols, const ms_tensor *bias,
-                             ms_tensor *dx)
-{
-    const ms_conv &v = j->v;
-    grid threads = grid_of(some.count * j->C * v.d * v.h * up(v.w, WIDE));
-#define FOLD(S, T)                                                                                              \
-    return launch(j->what, j->index, fold_kernel<S>, threads.blocks, threads.threads, v, some, (const T *)cols, \
-                  (const S *)data_of(bias), (S *)ms__data(dx))
-    WITH_FLOAT_TYPE(j->dtype, FOLD)
-#undef FOLD
-}
 static ms_status image_gradient(const conv_job *j, const void *gradient, const void *w, void *cols,
                                 const ms_tensor *bias, ms_tensor *dx)
 {
@@ -465,7 +262,7 @@ static ms_status image_gradient(const conv_job *j, const void *gradient, const v
                 p.c = cols, p.c_bs[0] = j->K * j->L;
             } else p.c = (void *)element(j, ms__data(dx), (first * v.in + g * j->C) * j->L), p.c_bs[0] = v.in * j->L;
             MS_TRY(ms__cuda_product(j->index, &p));
-            if (cols) MS_TRY(fold_images(j, some, cols, bias, dx));
+            if (cols) MS_TRY(ms__cuda_fold(j, some, sums_dtype(j), cols, data_of(bias), ms__data(dx)));
         }
     return MS_OK;
 }

@@ -163,7 +163,7 @@ M.STRIDED = set [[
   elementwise:strided_kernel elementwise:all_kernel copy:move_kernel rows:softmax_kernel rows:softmax_backward_kernel
   reduce:rows_kernel reduce:columns_kernel reduce:find_kernel reduce:scan_lines_kernel scan:scan_lines_kernel
   scan:scan_block_kernel pooling:pool_kernel pooling:pool_backward_kernel
-  resample:resample_kernel resample:resample_backward_kernel columns:im2col_kernel columns:col2im_kernel
+  resample:resample_kernel resample:resample_backward_kernel
   fft:read_kernel fft:pass_kernel fft:write_kernel
 ]]
 
