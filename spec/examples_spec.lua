@@ -37,8 +37,8 @@ local EXPECTED = {
     "units:\t3", "step 60  loss ", "step 120  loss ", "steps skipped:\t4\tscale:\t256",
     "the second block's weight:\tfloat32\t[128, 32]", "summoned:\t[128, 32]",
   },
-  ["11_run.lua"] = { "stopped after step 60; the latest checkpoint is of step 50", "continues after step 50",
-    "lines: 100, the last of step 100", "images: 1", "lines superseded: 10" },
+  ["11_run.lua"] = { "stopped after step 60; the latest checkpoint is of step 50", "continues after step 50, in epoch 4",
+    "lines: 100, the last of step 100", "images: 1", "lines superseded: 10", "equal to a run that was not stopped:\ttrue" },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 

@@ -3,32 +3,39 @@
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
-local nn, optim = ms.nn, ms.optim
+local data, nn, optim = ms.data, ms.nn, ms.optim
 
 local folder = os.tmpname() .. ".run"
 
--- The same call begins the run and continues it: after its latest checkpoint, if there is one.
-local function train(stop)
+-- The same call begins the run and continues it after its latest checkpoint, which has `state`, too.
+local function train(out, stop)
   ms.manual_seed(1)
+  local x = ms.rand(640, 2)
+  local items = data.TensorDataset(x, x:prod(2, { keepdim = true }))
+  local loader = data.DataLoader(items, { batch_size = 40, shuffle = true })
   local model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
   local optimizer = optim.AdamW(model:parameters(), { lr = 0.01 })
-  local run = ms.run.start { out = folder, resume = true, config = { lr = 0.01 }, total = 100, model = model,
-    optimizer = optimizer, samples = 64, sinks = { "csv", "tensorboard" }, quiet = true }
-  if run.loaded then print("continues after step " .. run.step) end
+  local schedule = optim.lr_scheduler.cosine(optimizer, { steps = 100 })
+  local progress = { best = math.huge }
+  local run = ms.run.start { out = out, resume = true, config = { lr = 0.01 }, total = 100, model = model,
+    optimizer = optimizer, state = { loader = loader, schedule = schedule, progress = progress }, samples = 40,
+    sinks = { "csv", "tensorboard" }, quiet = true }
+  if run.loaded then print(("continues after step %d, in epoch %d"):format(run.step, loader.epochs + 1)) end
   for step in ms.steps(stop, { from = run.step + 1 }) do
-    local x = ms.rand(64, 2)
-    local loss = nn.F.mse_loss(model(x), x:prod(2, { keepdim = true }))
+    local batch, wanted = loader:next()                 -- the next epoch begins after the last batch of one
+    local loss = nn.F.mse_loss(model(batch), wanted)
     loss:backward()
-    run:log { loss = loss, lr = 0.01 }                  -- before zero_grad, so that the memory of gradients is recorded
+    progress.best = math.min(progress.best, loss:item())
+    run:log { loss = loss, lr = schedule.last_lr[1] }   -- before zero_grad, so that the memory of gradients is recorded
     optimizer:step()
+    schedule:step()
     optimizer:zero_grad()
-    if step % 50 == 0 then
-      run:checkpoint()
-      run:histogram("first-layer", model[1].weight)
-    end
+    if step % 25 == 0 then run:checkpoint() end
+    if step % 50 == 0 then run:histogram("first-layer", model[1].weight) end
   end
   if stop == 100 then run:image("first-layer", model[1].weight) end
   run:finish()
+  return model[1].weight, progress.best
 end
 
 local function count(name, pattern)
@@ -37,12 +44,14 @@ local function count(name, pattern)
   return n
 end
 
-train(60)
+train(folder, 60)
 print "stopped after step 60; the latest checkpoint is of step 50"
-train(100)
+local weight, best = train(folder, 100)
 
 local metrics = ms.run.metrics(folder)
 print(("lines: %d, the last of step %d"):format(#metrics, metrics[#metrics].step))
 print(("images: %d"):format(count("media.jsonl", '"kind": "image"')))
 print(("lines superseded: %d"):format(count("superseded.jsonl", '"step"')))
-os.execute(("rm -r '%s' '%s'"):format(folder, (folder:gsub("%.run$", ""))))
+local straight, its_best = train(folder .. "2", 100)
+print("equal to a run that was not stopped:", weight:equal(straight) and best == its_best)
+os.execute(("rm -r '%s' '%s2' '%s'"):format(folder, folder, (folder:gsub("%.run$", ""))))

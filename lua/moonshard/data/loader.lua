@@ -68,12 +68,12 @@ end
 ---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
 ---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
 ---   data.default_collate); drop_last: leaves out the last batch if it is not full; seed: the seed of the order and of
----   random transforms (default: that of ms.manual_seed); rank: this rank, from 0; world: number of ranks that share
----   each epoch, as DistributedSampler does; device: where batches are moved (default: the default device);
----   workers: processes that make batches ahead (0: this process makes them), which are not ranks and cannot use
----   ms.dist; prefetch: batches that each worker makes ahead; timeout: seconds after which a worker that made no batch
----   is an error (0: never); pin_memory: pins the tensors of a batch (see Tensor:pin_memory), so that copies to a GPU,
----   also those of option device, do not wait for it
+---   random transforms, equal on all ranks (default: that of ms.manual_seed); rank: this rank, from 0; world: number
+---   of ranks that share each epoch, as DistributedSampler does; device: where batches are moved (default: the default
+---   device); workers: processes that make batches ahead (0: this process makes them), which are not ranks and cannot
+---   use ms.dist; prefetch: batches that each worker makes ahead; timeout: seconds after which a worker that made no
+---   batch is an error (0: never); pin_memory: pins the tensors of a batch (see Tensor:pin_memory), so that copies to a
+---   GPU, also those of option device, do not wait for it
 function DataLoader:init(source, given)
   local o = opts("DataLoader", given, OPTIONS)
   if not makers.is_stream(source) then source = dataset.expect(source, "DataLoader: argument 1") end

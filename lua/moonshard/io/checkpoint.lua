@@ -19,6 +19,7 @@ local module = require "moonshard.parallel.fsdp.module"
 local no_grad = require "moonshard.autograd".no_grad
 local opts = require "moonshard.core.opts"
 local scope = require "moonshard.tensor.scope"
+local named_states = require "moonshard.io.states"
 local sharded = require "moonshard.parallel.fsdp.sharded"
 local optim_state = require "moonshard.parallel.fsdp.optim_state"
 local tensor = require "moonshard.tensor"
@@ -26,7 +27,7 @@ local util = require "moonshard.tensor.util"
 local a_module = require("moonshard.nn.register").a_module
 local task = require "moonshard.core.task"
 
-local lib, ffi = engine.lib, engine.ffi
+local lib, ffi, averages = engine.lib, engine.ffi, named_states.averages
 local C = ffi.C
 
 local M = {}
@@ -70,9 +71,6 @@ local function state_entry(optim, p, name, key, part)
   return { name = name, whole = whole_shape(like), place = place_of(like), replica = replica(like), like = like,
     part = part, shared = is_shared(like) }
 end
-
-local averages = opts.kind("averages made by optim.EMA",
-  function(v) return type(v) == "table" and rawget(v, "_averages") ~= nil end)
 
 -- The entries of the averages of the model's parameters; none without `ema`.
 local function averages_of(who, m, ema)
@@ -159,7 +157,7 @@ end
 -- The table that index.json contains. more: its fields extra, extra_state and ema.
 local function index_of(written, aliases, numbers, groups, more)
   local index = { format = checkpoint_index.FORMAT, world = #written, files = {}, tensors = {}, aliases = aliases,
-    extra = more.extra, extra_state = more.extra_state, ema = more.ema }
+    extra = more.extra, extra_state = more.extra_state, ema = more.ema, state = more.state }
   for r, t in ipairs(written) do
     index.files[r] = { name = t.file, bytes = t.bytes, hash = t.hash }
     for _, e in ipairs(t.tensors) do
@@ -314,11 +312,12 @@ end
 ---@param dir string  a new or empty folder, or a checkpoint to replace
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is saved, too
----@param given? {extra: table, ema: EMA}  extra: stored with the tensors; ema: averages of the model's parameters, which
----   are saved, too
+---@param given? {extra: table, ema: EMA, state: table<string, any>}  extra: stored with the tensors; ema: averages of the
+---   model's parameters, which are saved, too; state: objects with state_dict and load_state_dict, by name, such as a
+---   schedule, a DataLoader or a GradScaler, and tables of numbers, strings and booleans
 function M.save(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
-  local o = opts("save", given, { extra = opts.table, ema = averages })
+  local o = opts("save", given, { extra = opts.table, ema = averages, state = opts.table })
   dir = check_arguments("save", dir, m, optim)
   local dist = require "moonshard.dist"
   m:_before_saving()
@@ -329,7 +328,8 @@ function M.save(dir, m, optim, given)
       for _, e in ipairs(averages_of("save", m, o.ema)) do list[#list + 1] = e end
       for _, e in ipairs(list) do e.skip = dist.rank() ~= 0 end          -- rank 0 writes tensors that every rank holds
       local ok, folder = true, nil
-      local more = { extra = o.extra, ema = o.ema and { updates = o.ema.updates } }
+      local more = { extra = o.extra, ema = o.ema and { updates = o.ema.updates },
+        state = named_states.text("save", o.state) }
       if dist.rank() == 0 then
         ok, folder = pcall(function()
           local states = m:_extra_states()
@@ -498,14 +498,16 @@ end
 ---@param dir string  a checkpoint of fsdp.save
 ---@param m Module  sharded, or equal on all ranks
 ---@param optim? table  its state is loaded, too
----@param given? {strict: boolean, verify: boolean, ema: EMA}  verify: compare the checksums (default: true); ema: its
----   averages are loaded, too
+---@param given? {strict: boolean, verify: boolean, ema: EMA, state: table<string, any>}  verify: compare the checksums
+---   (default: true); ema: its averages are loaded, too; state: the objects and tables of save's option, whose state is
+---   loaded
 ---@return table? extra
 ---@return string[] missing, string[] unexpected
 function M.load(dir, m, optim, given)
   if given == nil and opts.is(optim) and optim.param_groups == nil then optim, given = nil, optim end
-  local o = opts("load", given, { strict = true, verify = true, ema = averages })
+  local o = opts("load", given, { strict = true, verify = true, ema = averages, state = opts.table })
   dir = check_arguments("load", dir, m, optim)
+  named_states.check("load", o.state)
   local dist = require "moonshard.dist"
   module.reshard_all(m)
   local extra, missing, unexpected, fingerprint = nil, {}, {}, nil
@@ -560,10 +562,13 @@ function M.load(dir, m, optim, given)
             errors.raise("load: '%s' has no average of the shape %s for '%s'", dir, tostring(e.whole), e.name:sub(#"ema." + 1))
           end
         end
+        local contents, lacks = named_states.read(dir, o.state, index.state)
+        if not contents then errors.raise("load: %s", lacks) end
         local after = read_files(dir, index, wanted, o.verify, dist, fits)
         for _, fn in ipairs(after) do fn() end
         if optim then optim_state.load_parts(m, optim, sd) end
         if o.ema then o.ema.updates = index.ema.updates end
+        named_states.restore("load", dir, o.state, contents)
         m:_after_loading(function(name) return states[name] end, missing, unexpected)
         return index.extra
       end)

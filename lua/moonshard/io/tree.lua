@@ -72,14 +72,27 @@ function put(value, path, into)
     .. (kind == "table" and value.state_dict and "; write its state_dict()" or ""), "save: '%s'", path)
 end
 
---- The tensors of a table, by their names in the file, and JSON text with everything else in the table.
+-- A node as JSON. cjson would write k and v in an order that differs between processes.
+local function text_of(node)
+  if type(node) ~= "table" or not node.k then return cjson.encode(node) end
+  local lists = {}
+  for i, list in ipairs { node.k, node.v } do
+    local parts = {}
+    for j, part in ipairs(list) do parts[j] = text_of(part) end
+    lists[i] = table.concat(parts, ",")
+  end
+  return ('{"k":[%s],"v":[%s]}'):format(unpack(lists))
+end
+
+--- The tensors of a table, by their names in the file, and JSON text with everything else in the table, which is equal
+--- for equal tables.
 ---@param value table
 ---@return table<string, Tensor> tensors
 ---@return string text
 function M.flatten(value)
   local into = { tensors = {}, names = {}, open = {} }
   local node = put(value, "", into)
-  return into.tensors, cjson.encode(node)
+  return into.tensors, text_of(node)
 end
 
 local get

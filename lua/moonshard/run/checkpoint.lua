@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- Checkpoints of a training run: one safetensors file with the weights (`model.NAME`), the optimizer's state
---- (`optim.NAME.exp_avg` ...) and, as metadata, everything else that the next step depends on. Tensors are whole, so
---- any number of ranks can read the file. Rank 0 writes one tensor at a time, so no rank has all of them in memory,
---- except for models that are saved as whole state dicts (is_by_rows).
+--- (`optim.NAME.exp_avg` ...), tensors of the option `state` (`state.ENTRY.PATH`) and, as metadata, everything else that
+--- the next step depends on. Tensors are whole, so any number of ranks can read the file. Rank 0 writes one tensor at a
+--- time, so no rank has all of them in memory, except for models that are saved as whole state dicts (is_by_rows).
 require "moonshard.autograd.methods"
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
@@ -16,7 +16,9 @@ local tensor = require "moonshard.tensor"
 local util = require "moonshard.tensor.util"
 local dist = require "moonshard.dist"
 local run_folder = require "moonshard.run.folder"
+local errors = require "moonshard.core.errors"
 local state = require "moonshard.io.files"
+local extras = require "moonshard.io.states"
 local states = require "moonshard.parallel.fsdp.state"
 local task = require "moonshard.core.task"
 
@@ -91,7 +93,6 @@ local function whole_contents(model, optimizer)
       end
     end
   end
-  state.sort(list, function(e) return e.part.dtype end)
   return list, steps
 end
 
@@ -125,31 +126,74 @@ local function contents(model, optimizer)
   for _, b in ipairs(buffers_of(model)) do
     list[#list + 1] = { name = "model." .. b.name, part = b.tensor:detach(), shape = b.tensor.shape, sharded = false }
   end
-  state.sort(list, function(e) return e.part.dtype end)
   return list, steps
 end
 
---- Writes a checkpoint. Collective.
----@param path string  path of the file
----@param model Module  sharded or whole
----@param optimizer table  an optimizer of the model's parameters
----@param config table  the options that a resumed run needs
----@param step integer  number of steps taken
-M.save = calls.several(function(path, model, optimizer, config, step)
+-- The averages among the entries of the option `state`: a function that calls fn(name in the file, parameter, its
+-- average) for each, in the same order on every rank.
+local function each_average(who, model, objects, fn)
+  local names
+  for entry, ema in util.sorted_pairs(objects or {}) do
+    if extras.averages.test(ema) then
+      if not is_by_rows(model) then
+        errors.raise("%s: option 'state': '%s' has averages of a model that is not sharded by rows over all ranks; "
+          .. "fsdp.save, with its option 'ema', saves them", who, entry)
+      end
+      if not names then
+        names = {}
+        for name, p in model:named_parameters() do names[p] = name end
+      end
+      for k, p in ipairs(ema._params) do
+        if not names[p] then
+          errors.raise("%s: option 'state': '%s': its parameter %d is not one of the model", who, entry, k)
+        end
+        fn(("state.%s.%s"):format(entry, names[p]), p, ema._averages[k])
+      end
+    end
+  end
+end
+
+-- Appends the tensors of the option `state` to the list of contents; returns the rest as text.
+local function add_state(list, model, objects)
+  if not objects then return nil end
+  local who = "run:checkpoint"
+  extras.check(who, objects)
+  local tensors, text = extras.contents(who, objects)
+  for name, t in util.sorted_pairs(tensors) do
+    list[#list + 1] = { name = "state." .. name, part = t:detach(), shape = t.shape, sharded = false }
+  end
+  each_average(who, model, objects, function(name, p, average)
+    list[#list + 1] = { name = name, part = average, shape = p.shape, sharded = p.placements ~= nil }
+  end)
+  return text
+end
+
+-- The state of rank 0's random generator; with those of all ranks if they differ, as after ms.manual_seed(rank).
+local function random_states()
+  local mine = generator.get_rng_state()
+  local all, differ = dist.world_size() > 1 and dist.all_gather_object(mine) or { mine }, false
+  for _, other in ipairs(all) do differ = differ or other[1] ~= all[1][1] or other[2] ~= all[1][2] end
+  return { seed = all[1][1], offset = all[1][2], ranks = differ and all or nil }
+end
+
+local save = calls.several(function(path, model, optimizer, o)
   autograd.no_grad(function()
     scope(function()
       local list, numbers = contents(model, optimizer)
-      local random = generator.get_rng_state()
+      local text = add_state(list, model, o.objects)
+      state.sort(list, function(e) return e.part.dtype end)
+      local random = random_states()
       local saver
       if dist.rank() == 0 then
         local entries = {}
         for k, e in ipairs(list) do entries[k] = { name = e.name, dtype = e.part.dtype, shape = e.shape } end
         local exact = { digits = 17 }
         saver = state.saver(path, entries, {
-          step = ("%d"):format(step),
-          config = run_folder.json(config, nil, exact),
+          step = ("%d"):format(o.step),
+          config = run_folder.json(o.config, nil, exact),
+          state = text,
           optimizer = run_folder.json(numbers, nil, exact),
-          random = run_folder.json({ seed = random[1], offset = random[2] }, nil, exact),
+          random = run_folder.json(random, nil, exact),
           extra_state = run_folder.json(model:_extra_states(), nil, exact),
         })
       end
@@ -166,6 +210,17 @@ M.save = calls.several(function(path, model, optimizer, config, step)
   end)
   dist.barrier()                                        -- another rank may read the file next
 end)
+
+--- Writes a checkpoint. Collective.
+---@param path string  path of the file
+---@param model Module  sharded or whole
+---@param optimizer table  an optimizer of the model's parameters
+---@param config table  the options that a resumed run needs
+---@param step integer  number of steps taken
+---@param objects? table<string, any>  the option `state` of run.start
+function M.save(path, model, optimizer, config, step, objects)
+  save(path, model, optimizer, { config = config, step = step, objects = objects })
+end
 
 --- Whether all weights are finite on all ranks. Collective.
 ---@param model Module  sharded or whole
@@ -295,7 +350,8 @@ end)
 Checkpoint.load_training = calls.several(function(self, model, optimizer)
   local numbers = cjson.decode(self.reader.metadata.optimizer)
   local random = cjson.decode(self.reader.metadata.random)
-  generator.set_rng_state { random.seed, random.offset }
+  local own = random.ranks and #random.ranks == dist.world_size() and random.ranks[dist.rank() + 1]
+  generator.set_rng_state(own or { random.seed, random.offset })
   if not is_by_rows(model) then
     return autograd.no_grad(function()
       scope(function()
@@ -335,6 +391,34 @@ Checkpoint.load_training = calls.several(function(self, model, optimizer)
     end)
   end)
 end)
+
+--- What the checkpoint has for the option `state`. Raises if it lacks an entry.
+---@param objects? table<string, any>
+---@return table<string, table> contents  by name of the entry
+function Checkpoint:state(objects)
+  local tensors = setmetatable({}, { __index = function(list, name)
+    list[name] = self.reader:read("state." .. name)
+    return list[name]
+  end })
+  local values, err = extras.read(self.path, objects, self.reader.metadata.state, tensors)
+  return values or error(err, 0)
+end
+
+--- Gives the entries of the option `state` their contents.
+---@param model Module  with the shapes of the checkpoint
+---@param objects? table<string, any>
+function Checkpoint:load_state(model, objects)
+  local contents_of = self:state(objects)
+  autograd.no_grad(function()
+    each_average("run.start", model, objects, function(name, p, average)
+      scope(function() read_into(self.reader, name, average, p.shape, p.placements ~= nil) end)
+    end)
+  end)
+  for name, x in util.sorted_pairs(objects or {}) do
+    if extras.averages.test(x) then x.updates = contents_of[name].updates end
+  end
+  extras.restore("run.start", self.path, objects, contents_of)
+end
 
 function Checkpoint:close() self.reader:close() end
 

@@ -19,6 +19,7 @@ local progress = require "moonshard.run.progress"
 local rates = require "moonshard.run.rate"
 local record = require "moonshard.run.record"
 local reports = require "moonshard.run.report"
+local states = require "moonshard.io.states"
 
 local M = {}
 
@@ -46,6 +47,7 @@ local function open(o, config)
     if file then
       local opened = checkpoints.open(file)
       first = opened.step
+      opened:state(o.state)
       opened:close()
     end
   end
@@ -55,10 +57,11 @@ local function open(o, config)
 end
 
 -- Loads a checkpoint of this run. Collective.
-local load = calls.several(function(file, model, optimizer)
+local load = calls.several(function(file, o)
   local opened = checkpoints.open(file)
-  opened:load_model(model)
-  if optimizer then opened:load_training(model, optimizer) end
+  opened:load_model(o.model)
+  if o.optimizer then opened:load_training(o.model, o.optimizer) end
+  opened:load_state(o.model, o.state)
   opened:close()
 end)
 
@@ -83,6 +86,10 @@ local function check_options(o)
   if optimizer ~= nil and not (type(optimizer) == "table" and optimizer.state_of and optimizer.param_groups) then
     opts.wrong(optimizer, "an optimizer", "run.start: option 'optimizer'")
   end
+  if o.state and not (o.model and optimizer) then
+    errors.raise "run.start: option 'state' needs options 'model' and 'optimizer', with which it is saved"
+  end
+  states.check("run.start", o.state)
   check.config("run.start", o.config)
   dtypes.number(o.dtype, "run.start: option 'dtype'")
 end
@@ -93,24 +100,26 @@ end
 --- command, time, seed, packages, from_step; a name in `config` replaces a fact), `metrics.jsonl`, `media.jsonl`,
 --- `report.html` (the run as a page, written periodically and at the end), and checkpoints. A run that was killed loses
 --- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
---- is loaded, over any number of ranks, into `model` and `optimizer`; or after step `first`. Lines of later steps move
---- to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; a run that another process is
+--- is loaded, over any number of ranks, into `model`, `optimizer` and `state`; or after step `first`. Lines of later steps
+--- move to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; a run that another process is
 --- recording; files that a new run would replace; a folder that cannot be made.
----@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
+---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, state: table<string, any>, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder
 ---   (default: a new one in runs/); resume: continue the run in `out` if there is one; first: steps taken before, for
 ---   scripts that load their own checkpoints; model: the model, for checkpoints and memory by kind; optimizer: the
----   optimizer of `model`; tokens: tokens per step over all ranks, for the rate; samples: samples per step over all
----   ranks, for models without tokens; flops: floating point operations per token or sample, for the MFU (default: 6
----   per parameter of `model`); dtype: dtype of computation, for the MFU; sinks: outputs besides metrics.jsonl, of
----   "csv" and "tensorboard"; quiet: print nothing; line: function that returns the text of a step from its metrics and
----   the seconds left
+---   optimizer of `model`; state: what else a resumed run continues, by name: objects with state_dict and
+---   load_state_dict, such as a schedule, a DataLoader, a GradScaler, optim.EMA or metrics.EarlyStopping, and tables of
+---   numbers, strings and booleans, such as { best = 0.9 }; tokens: tokens per step over all ranks, for the rate;
+---   samples: samples per step over all ranks, for models without tokens; flops: floating point operations per token or
+---   sample, for the MFU (default: 6 per parameter of `model`); dtype: dtype of computation, for the MFU; sinks: outputs
+---   besides metrics.jsonl, of "csv" and "tensorboard"; quiet: print nothing; line: function that returns the text of a
+---   step from its metrics and the seconds left
 ---@return Run
 function M.start(given)
   local o = opts("run.start", given, { name = "", config = opts.table, total = opts.whole_from(1), out = opts.string,
-    resume = false, first = opts.whole_from(0), model = opts.any, optimizer = opts.any, tokens = opts.positive,
-    samples = opts.positive, flops = opts.positive, dtype = "float32", sinks = opts.table, quiet = false,
-    line = opts.callable })
+    resume = false, first = opts.whole_from(0), model = opts.any, optimizer = opts.any, state = opts.table,
+    tokens = opts.positive, samples = opts.positive, flops = opts.positive, dtype = "float32", sinks = opts.table,
+    quiet = false, line = opts.callable })
   check_options(o)
   local wanted = {}
   for _, name in ipairs(o.sinks or {}) do
@@ -128,8 +137,8 @@ function M.start(given)
   for name, value in pairs(facts) do config[name] = value end
   for name, value in pairs(o.config or {}) do config[name] = value end
 
-  local fields = { total = o.total, model = o.model, optimizer = o.optimizer, config = o.config or {}, device = device,
-    line = o.line, writes = rank == 0, earlier = 0 }
+  local fields = { total = o.total, model = o.model, optimizer = o.optimizer, state = o.state, config = o.config or {},
+    device = device, line = o.line, writes = rank == 0, earlier = 0 }
   local opened = {}
   if rank == 0 then
     local ok, folder, first, file = pcall(open, o, config)
@@ -142,7 +151,7 @@ function M.start(given)
   end
   if dist then opened = dist.broadcast_object(opened, { src = 0 }) end
   if opened.err then errors.raise("run.start: %s", opened.err) end
-  if opened.file then load(opened.file, o.model, o.optimizer) end
+  if opened.file then load(opened.file, o) end
   fields.path, fields.note, fields.step, fields.loaded = opened.path, opened.note, opened.first, opened.file
 
   local items = o.tokens or o.samples
