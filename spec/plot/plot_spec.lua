@@ -54,6 +54,16 @@ describe("ms.plot", function()
   end)
 
   it("draws several series with a mark for each", function()
+    local list = {}
+    for k = 1, 33 do list[k] = { y = { k, 0 }, label = "series " .. k } end
+    local svg, classes = plot.line(list):svg(), {}
+    for class in svg:gmatch '<path class="line (c%d[r%d ]*)" stroke%-linecap' do classes[#classes + 1] = class end
+    assert.are.equal(33, #classes)
+    assert.are.same({ "c1", "c1 r1", "c1 r2", "c1 r3", "c1" }, { classes[1], classes[9], classes[17], classes[25], classes[33] })
+    for x, label in svg:gmatch '<text class="key" text%-anchor="start" x="([%d.]+)" y="[%d.]+">(.-)</text>' do
+      assert.is_true(x + 7 * #label <= 640, label)
+    end
+
     local text = ascii(plot.line { { y = { 1, 2 }, label = "a" }, { y = { 2, 1 }, label = "b" } })
     assert.is_truthy(text:find("* a   o b", 1, true))
     assert.is_truthy(text:find "|.*%*.*o")

@@ -73,8 +73,8 @@ describe("scripts/compare", function()
     assert.are.equal(0, status, text)
     assert.are.equal(table.concat({
       "run    loss  best loss  seed              text",
-      "epochs 3     3 at 2     1243701298123456",
       "lists  2     2 at 2",
+      "epochs 3     3 at 2     1243701298123456",
       "empty",
       "odd \195\188  nan              1243701298123457  a [31m b" .. ("x"):rep(29) .. "...",
     }, "\n"):gsub("  +", " "), (text:match "^(.-)\n\n":gsub("  +", " ")))
@@ -93,6 +93,61 @@ describe("scripts/compare", function()
     assert.matches("option_number_12  12    24\n", text)
   end)
 
+  it("puts the best run first, or sorts by a column", function()
+    for k, lr in ipairs { 0.03, 0.01, 0.3 } do
+      local run = ms.run.start { out = path("sort" .. k), quiet = true,
+        config = { lr = lr, kind = k == 2 and "b" or "a", late = k == 3 and 2 or nil } }
+      for step = 1, 3 do
+        run:log { loss = k == 3 and 0 / 0 or (step == 2 and 4 - k or k), val_loss = 5 - k,
+          acc = k == 1 and step / 2 or k / 3 }
+      end
+      run:finish()
+    end
+    local words = ("'%s' '%s' '%s'"):format(path "sort1", path "sort2", path "sort3")
+    local function order(options)
+      local text, status = compare(options .. " " .. words)
+      assert.are.equal(0, status, text)
+      return { text:match "\nsort(%d).-\nsort(%d).-\nsort(%d)" }
+    end
+    assert.are.same({ "3", "2", "1" }, order "")                                  -- val_loss
+    assert.are.same({ "1", "2", "3" }, order "--metric loss")                     -- nan is last
+    assert.are.same({ "1", "3", "2" }, order "--metric acc --metric loss")        -- the greatest first
+    assert.are.same({ "1", "2", "3" }, order "--sort 'best loss'")
+    assert.are.same({ "2", "1", "3" }, order "--sort lr")
+    assert.are.same({ "1", "3", "2" }, order "--sort kind")
+    assert.are.same({ "3", "1", "2" }, order "--sort late")                       -- without a value: last
+    assert.are.same({ "1", "2", "3" }, order "--sort run")
+    local text, status = compare("--metric loss --sort los " .. words)
+    assert.are.equal(1, status)
+    assert.is_truthy(text:find("there is no column 'los' to sort by, expected one of: run, loss, best loss, kind, late, lr", 1,
+      true), text)
+  end)
+
+  it("shows options with as many digits as tell them apart, and each run with a mark of its own", function()
+    local words = {}
+    for k = 1, 20 do
+      local name = ("many%02d"):format(k)
+      local run = ms.run.start { out = path(name), quiet = true, config = { seed = 2 ^ 52 + k, lr = 10 ^ (-1 - k / 7),
+        near = 0.1 + k % 3 * 1e-9 } }
+      run:log { loss = k }
+      run:log { loss = k / 2 }
+      run:finish()
+      words[k] = ("'%s'"):format(path(name))
+    end
+    local text = compare(table.concat(words, " "))
+    assert.is_truthy(text:find("\nmany01  0.5   0.5 at 2   0.071969    0.100000001  4503599627370497\n", 1, true), text)
+    local marks, seen = 0, {}
+    for line in text:gmatch "[^\n]+" do
+      for mark in line:gmatch "(%S) many%d%d" do
+        marks = marks + 1
+        assert.is_nil(seen[mark])
+        seen[mark] = true
+        assert.is_true(#line <= 72)
+      end
+    end
+    assert.are.equal(20, marks)
+  end)
+
   it("tells runs apart whose folders have the same name", function()
     for _, top in ipairs { "first", "second" } do
       require("lfs").mkdir(path(top))
@@ -100,7 +155,8 @@ describe("scripts/compare", function()
     end
     local text = compare(("'%s/' '%s'"):format(path "first/same", path "second/same"))
     assert.is_truthy(text:find("\n" .. path "first/same" .. "  ", 1, true), text)
-    assert.is_truthy(text:find("* " .. path "first/same" .. "   o " .. path "second/same", 1, true))
+    assert.is_truthy(text:find("* " .. path "first/same", 1, true))
+    assert.is_truthy(text:find("o " .. path "second/same", 1, true))
   end)
 
   it("refuses a metric that no run has", function()

@@ -19,6 +19,7 @@ local STYLE = [[<style>
 .plot .title { fill: var(--ink); font-size: 14px; font-weight: 600 } .plot .key { fill: var(--ink) }
 .plot .grid { stroke: var(--grid) }
 .plot .line { fill: none; stroke: var(--c); stroke-width: 1.5; stroke-linejoin: round }
+.plot .r1 { stroke-dasharray: 7 3 } .plot .r2 { stroke-dasharray: 2 3 } .plot .r3 { stroke-dasharray: 9 3 2 3 }
 .plot .points { fill: var(--c); fill-opacity: .75 } .plot .bars { fill: var(--c); fill-opacity: .85 }
 </style>]]
 
@@ -121,6 +122,25 @@ function draw.histogram(out, series, class, x_axis, y_axis, box)
   element(out, "</g>")
 end
 
+-- The classes of series k: one of eight colours, and for lines one of four patterns.
+local function class_of(k)
+  local round = math.floor((k - 1) / 8) % 4
+  return ("c%d"):format((k - 1) % 8 + 1) .. (round > 0 and " r" .. round or "")
+end
+
+-- The keys of the series in lines of at most `width` pixels: each key with its place, and the height of all lines.
+local function keys_of(plot, width)
+  local keys, x, y = {}, 16, 0
+  for k, s in ipairs(plot.series) do
+    local label = s.label or "series " .. k
+    local wide = 34 + 7 * #label
+    if x > 16 and x + wide - 16 > width then x, y = 16, y + 18 end
+    keys[k] = { label = label, x = x, y = y }
+    x = x + wide
+  end
+  return keys, y + 20
+end
+
 --- A plot with two axes: lines, points or bars.
 ---@param plot Plot
 ---@return string
@@ -132,17 +152,15 @@ function M.xy(plot)
   local longest, named = 1, false
   for _, label in ipairs(y_labels) do longest = math.max(longest, #label) end
   for _, s in ipairs(plot.series) do named = named or s.label ~= nil end
-  local top = 16 + (o.title and 24 or 0) + (named and 20 or 0) + (o.y_label and 18 or 0)
+  local keys, high = keys_of(plot, o.width)
+  local top = 16 + (o.title and 24 or 0) + (named and high or 0) + (o.y_label and 18 or 0)
   local box = { left = 24 + 7 * longest, bottom = o.height - (o.x_label and 48 or 30) }
   box.width, box.height = math.max(1, o.width - 20 - box.left), math.max(1, box.bottom - top)
   if named then
-    local x, y = 16, o.title and 46 or 22
-    for k, s in ipairs(plot.series) do
-      local label = s.label or "series " .. k
-      element(out, '<g class="c%d"><rect x="%d" y="%d" width="12" height="3" fill="var(--c)"/></g>', (k - 1) % 8 + 1, x,
-        y - 5)
-      text(out, "key", "start", x + 18, y, label)
-      x = x + 34 + 7 * #label
+    for k, key in ipairs(keys) do
+      local y = key.y + (o.title and 46 or 22)
+      element(out, '<path class="line %s" stroke-width="3" d="M%d %.1fh14"/>', class_of(k), key.x, y - 3.5)
+      text(out, "key", "start", key.x + 18, y, key.label)
     end
   end
   if o.y_label then text(out, "label", "start", 16, top - 10, o.y_label) end
@@ -157,7 +175,7 @@ function M.xy(plot)
     element(out, '<path class="grid" d="M%.1f %.1fv5"/>', x, box.bottom)
     text(out, "tick", "middle", x, box.bottom + 18, x_labels[k])
   end
-  for k, s in ipairs(plot.series) do draw[plot.kind](out, s, "c" .. (k - 1) % 8 + 1, x_axis, y_axis, box) end
+  for k, s in ipairs(plot.series) do draw[plot.kind](out, s, class_of(k), x_axis, y_axis, box) end
   out[#out + 1] = "</svg>\n"
   return table.concat(out, "\n")
 end

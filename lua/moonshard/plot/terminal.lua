@@ -20,7 +20,14 @@ end
 
 -- ---- canvases: dots at integer coordinates from 0, row 0 on top ------------------------------------------------
 
-local MARKS = { "*", "o", "+", "x", "#", "@", "%", "&" }
+local MARKS = "*o+x#@%&ABCDEFGHIJKLMNPQRSTUVWYZabcdefghijklmnpqrstuvwyz0123456789"
+
+-- The mark of series k: all of 66 series have their own.
+local function mark(k)
+  k = (k - 1) % #MARKS + 1
+  return MARKS:sub(k, k)
+end
+
 local BITS = { [0] = { [0] = 1, 8 }, { [0] = 2, 16 }, { [0] = 4, 32 }, { [0] = 64, 128 } }
 
 -- With braille, a character shows 2 x 4 dots, which do not distinguish series. Without it, a character is one dot, and
@@ -34,7 +41,7 @@ local function new_canvas(columns, rows, braille)
       local at = math.floor(y / 4) * columns + math.floor(x / 2)
       cells[at] = bit.bor(cells[at] or 0, BITS[y % 4][x % 2])
     else
-      cells[y * columns + x] = MARKS[(series - 1) % #MARKS + 1]
+      cells[y * columns + x] = mark(series)
     end
   end
   function canvas.row(y)
@@ -107,9 +114,12 @@ function M.xy(plot, columns, rows, ascii)
   out[1] = o.title and clean(o.title)
   local keys = {}
   for k, s in ipairs(plot.series) do
-    if s.label then keys[#keys + 1] = (braille and "" or MARKS[(k - 1) % #MARKS + 1] .. " ") .. clean(s.label) end
+    if s.label then keys[#keys + 1] = (braille and "" or mark(k) .. " ") .. clean(s.label) end
   end
-  if #keys > 0 then out[#out + 1] = table.concat(keys, "   ") end
+  for k, key in ipairs(keys) do                         -- as many keys in a line as there is room for
+    if k > 1 and #out[#out] + 3 + #key <= columns then key = table.remove(out) .. "   " .. key end
+    out[#out + 1] = key
+  end
   if o.y_label then out[#out + 1] = clean(o.y_label) end
   local at = {}
   for k, v in ipairs(y_ticks) do at[math.floor((1 - plot.y_axis:place(v)) * (rows - 1) + 0.5)] = y_labels[k] end

@@ -18,7 +18,7 @@ local function config_of(path)
   return ok and type(config) == "table" and config or {}
 end
 
--- A value with all its digits: seeds may differ in the last digit.
+-- A value with all its digits.
 local function text_of(v)
   if v == nil then return "" end
   if type(v) == "table" then return (cjson.encode(v):gsub("\\/", "/")) end
@@ -41,6 +41,30 @@ local function columns_of(path, wanted)
     end
   end
   return series
+end
+
+-- The values of an option as texts, one for each run. Fractions have five significant digits, or as many as distinguish
+-- them; whole numbers have all, because seeds may differ in the last digit.
+local function option_texts(runs, name)
+  local values, whole, distinct = {}, {}, 0
+  for k, run in ipairs(runs) do
+    values[k] = run.config[name]
+    local text = text_of(values[k])
+    if not whole[text] then whole[text], distinct = true, distinct + 1 end
+  end
+  local texts
+  for digits = 5, 17 do
+    local seen, count = {}, 0
+    texts = {}
+    for k = 1, #runs do
+      local v = values[k]
+      local fraction = type(v) == "number" and v % 1 ~= 0
+      texts[k] = fraction and ("%." .. digits .. "g"):format(v) or text_of(v)
+      if not seen[texts[k]] then seen[texts[k]], count = true, count + 1 end
+    end
+    if count == distinct then break end
+  end
+  return texts
 end
 
 -- Options of the script and facts that may change results (ranks, seed) count; other facts about the start do not.
@@ -79,11 +103,76 @@ local function run_names(paths)
   return names
 end
 
---- Reads runs. Raises an error that names a folder without a run, or a metric that no run has.
+local function more_is_better(name)
+  return (name:find "acc" or name:find "_per_second$" or name == "mfu") and true or false
+end
+
+-- The last value of a series, and the best finite one with its step.
+local function values_of(series, name)
+  if not series then return nil end
+  local more, best, at = more_is_better(name), nil, nil
+  for k, v in ipairs(series.y) do
+    local finite = v - v == 0
+    if finite and (not best or v ~= best and (v > best) == more) then best, at = v, series.x[k] end
+  end
+  return series.y[#series.y], best, at
+end
+
+-- A function that gives what a run is sorted by, and whether the largest comes first: the run's name, the last or best
+-- value of a metric, or an option. nil if there is no such column.
+local function sort_key(c, column)
+  if column == "run" then return function(run) return run.name end end
+  for _, name in ipairs(c.metrics) do
+    if column == name then return function(run) return (values_of(run.series[name], name)) end, more_is_better(name) end
+    if column == "best " .. name then
+      return function(run) return (select(2, values_of(run.series[name], name))) end, more_is_better(name)
+    end
+  end
+  for _, name in ipairs(c.options) do
+    if column == name then
+      return function(run)
+        local v = run.config[name]
+        return type(v) == "number" and v or v ~= nil and text_of(v) or nil
+      end
+    end
+  end
+end
+
+-- Sorts the runs by a column; those without a value there come last. Equal ones keep their order.
+local function sort(c, column)
+  local key, descending = sort_key(c, column)
+  if not key then
+    local columns = { "run" }
+    for _, name in ipairs(c.metrics) do
+      columns[#columns + 1] = name
+      columns[#columns + 1] = "best " .. name
+    end
+    for _, name in ipairs(c.options) do columns[#columns + 1] = name end
+    error(("there is no column '%s' to sort by, expected one of: %s"):format(column, table.concat(columns, ", ")), 0)
+  end
+  local keys, place = {}, {}
+  for k, run in ipairs(c.runs) do
+    local v = key(run)
+    if v == v then keys[run] = v end                    -- not nan
+    place[run] = k
+  end
+  table.sort(c.runs, function(a, b)
+    local x, y = keys[a], keys[b]
+    if x == y then return place[a] < place[b] end
+    if x == nil or y == nil then return y == nil end
+    if type(x) ~= type(y) then return type(x) == "number" end
+    if descending then return x > y end
+    return x < y
+  end)
+end
+
+--- Reads runs. Raises an error that names a folder without a run, a metric that no run has, or an unknown column.
 ---@param paths string[]  the runs' folders
 ---@param metrics string[]  names to compare; empty: those that end in "loss"
+---@param column? string  the column to sort by (default: the last value of the first metric, or of val_loss if there is
+---   one; the best run comes first)
 ---@return table comparison
-function M.read(paths, metrics)
+function M.read(paths, metrics, column)
   local runs, wanted, names, has, names_of_paths = {}, {}, {}, {}, run_names(paths)
   for _, name in ipairs(metrics) do wanted[name] = true end
   for k, path in ipairs(paths) do
@@ -96,23 +185,15 @@ function M.read(paths, metrics)
   for _, name in ipairs(metrics) do
     if not has[name] then error(("no run has the metric '%s'"):format(name), 0) end
   end
-  return { runs = runs, metrics = names, options = options_that_differ(runs) }
+  local c = { runs = runs, metrics = names, options = options_that_differ(runs) }
+  column = column or metrics[1] or has.val_loss and "val_loss" or names[1]
+  if column then sort(c, column) end
+  return c
 end
 
-local function more_is_better(name)
-  return (name:find "acc" or name:find "_per_second$" or name == "mfu") and true or false
-end
-
--- The last value and the best finite one, with its step.
 local function summary(series, name)
-  if not series then return "", "" end
-  local more, best, at = more_is_better(name), nil, nil
-  for k, v in ipairs(series.y) do
-    local finite = v - v == 0
-    if finite and (not best or v ~= best and (v > best) == more) then best, at = v, series.x[k] end
-  end
-  local last = series.y[#series.y]
-  return ("%.5g"):format(last), best and ("%.5g at %d"):format(best, at) or ""
+  local last, best, at = values_of(series, name)
+  return last and ("%.5g"):format(last) or "", best and ("%.5g at %d"):format(best, at) or ""
 end
 
 local function rows_of(c)
@@ -122,13 +203,14 @@ local function rows_of(c)
     head[#head + 1] = "best " .. name
   end
   for _, name in ipairs(c.options) do head[#head + 1] = name end
-  local rows = { head }
-  for _, run in ipairs(c.runs) do
+  local rows, texts = { head }, {}
+  for _, name in ipairs(c.options) do texts[name] = option_texts(c.runs, name) end
+  for k, run in ipairs(c.runs) do
     local row = { run.name }
     for _, name in ipairs(c.metrics) do
       row[#row + 1], row[#row + 2] = summary(run.series[name], name)
     end
-    for _, name in ipairs(c.options) do row[#row + 1] = text_of(run.config[name]) end
+    for _, name in ipairs(c.options) do row[#row + 1] = texts[name][k] end
     rows[#rows + 1] = row
   end
   return rows
@@ -189,9 +271,7 @@ local function options_of(c)
   local rows = { { "option" } }
   for _, run in ipairs(c.runs) do table.insert(rows[1], run.name) end
   for _, name in ipairs(c.options) do
-    local row = { name }
-    for _, run in ipairs(c.runs) do row[#row + 1] = text_of(run.config[name]) end
-    rows[#rows + 1] = row
+    rows[#rows + 1] = { name, unpack(option_texts(c.runs, name)) }
   end
   return rows
 end
