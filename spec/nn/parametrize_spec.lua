@@ -67,6 +67,40 @@ describe("a parametrization", function()
     assert.is_true(m.weight:equal(value))
   end)
 
+  it("is removed so that an optimizer goes on training the parameter", function()
+    local function trains(m, optimizer)
+      local before = m.weight:detach():clone()
+      optimizer:zero_grad()
+      m(ms.ones(1, 2)):sum():backward()
+      optimizer:step()
+      assert.is_true(m.weight:ne(before):all():item())
+    end
+    local m = nn.Linear(2, 2)
+    local own = register(m, "weight", Double()).parametrizations.weight.original
+    local optimizer = ms.optim.SGD(m:parameters(), { lr = 0.1 })
+    utils.parametrize.remove_parametrizations(m, "weight")
+    assert.is_true(rawequal(own, m.weight))
+    trains(m, optimizer)
+
+    m = utils.weight_norm(nn.Linear(2, 2))
+    own = m.parametrizations.weight.original1
+    optimizer = ms.optim.SGD(m:parameters(), { lr = 0.1 })
+    utils.prune.custom_from_mask(m, "weight", ms.ones(2, 2))
+    utils.prune.remove(m, "weight")
+    assert.are.equal("Linear", m:class_name())
+    assert.is_true(rawequal(own, m.weight))
+    trains(m, optimizer)
+
+    -- A value of another shape than the original's is a new parameter.
+    local Row = nn.Module:extend "Row"
+    function Row.forward(_, v) return v:unsqueeze(1) end
+    function Row.right_inverse(_, value) return value:select(1, 1) end
+    m = register(nn.Linear(2, 1), "weight", Row())
+    local value = m.weight:detach():clone()
+    utils.parametrize.remove_parametrizations(m, "weight")
+    assert.is_true(m.weight:isa(nn.Parameter) and m.weight.requires_grad and m.weight:equal(value))
+  end)
+
   it("is saved, loaded and copied", function()
     local a, b = utils.weight_norm(nn.Linear(3, 2)), utils.weight_norm(nn.Linear(3, 2))
     b:load_state_dict(a:state_dict())

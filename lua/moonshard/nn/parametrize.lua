@@ -175,7 +175,16 @@ function M.register_parametrization(m, name, parametrization)
   return m
 end
 
---- Makes a computed parameter an ordinary one again: with its current value, or the original.
+-- The original that becomes the parameter: the last one of the value's shape and dtype, because optimizers know it.
+local function successor(own, value)
+  for k = #own, 1, -1 do
+    local p = own[k]
+    if tostring(p.shape) == tostring(value.shape) and p.dtype == value.dtype then return p end
+  end
+end
+
+--- Makes a computed parameter an ordinary one again: with its current value, or the original. The parameter is one of
+--- the originals, which optimizers know already; only if none has its shape, it is a new one.
 ---@param m Module  a layer with parametrizations
 ---@param name string  name of the parameter
 ---@param given? { leave_parametrized: boolean }
@@ -198,7 +207,11 @@ function M.remove_parametrizations(m, name, given)
   end
   local p = own[1]
   if o.leave_parametrized then
-    p = no_grad(function() return Parameter(list:compute():detach():clone(), { requires_grad = own[1].requires_grad }) end)
+    no_grad(function()
+      local value = list:compute():detach():clone()
+      p = successor(own, value)
+      if p then p:copy_(value) else p = Parameter(value, { requires_grad = own[1].requires_grad }) end
+    end)
   end
   local cls = getmetatable(m)._parametrized.of
   dict[name] = nil

@@ -238,8 +238,9 @@ function M.global_unstructured(parameters, amount, given)
   end)
 end
 
---- Makes a pruned parameter an ordinary one: the same parameter, with zeros where the mask has them; or a new one with
---- the computed values if it has other parametrizations. Errors: a parameter that has a parametrization after the mask.
+--- Makes a pruned parameter an ordinary one, with zeros where the mask has them: the original, which optimizers know.
+--- Other parametrizations before the mask, such as weight_norm, are removed, too; the parameter gets their result.
+--- Errors: a parameter that has a parametrization after the mask.
 ---@param m Module  a layer
 ---@param name string  name of the parameter
 ---@return Module m
@@ -249,9 +250,7 @@ function M.remove(m, name)
   if not list then
     raise("remove: '%s' of %s is not pruned", tostring(name), m:class_name())
   end
-  if #list > 1 then return parametrize._remove_one("remove", m, name, Mask) end
-  no_grad(function() list.original:copy_(list:compute()) end)
-  return parametrize.remove_parametrizations(m, name, { leave_parametrized = false })
+  return parametrize._remove_one("remove", m, name, Mask)
 end
 
 --- Whether a parameter of the module or of its descendants is pruned.
