@@ -2,6 +2,7 @@
 --- ms.profiler: ranges of time, nesting, sums, files.
 local ms = require "moonshard"
 local cjson = require "cjson"
+local golden = require "spec.support.golden"
 local message = require "spec.support.message"
 local process = require "spec.support.process"
 local ranks = require "spec.support.ranks"
@@ -566,6 +567,25 @@ describe("a profile with a schedule", function()
     list, last = recorded(profiler.schedule { wait = 5, active = 1 }, 3)
     assert.same({}, list)
     assert.is_nil(last)
+  end)
+
+  it("gives as many profiles as PyTorch, for each schedule and length of the loop", function()
+    for _, row in ipairs(golden.load("profiles").cases) do
+      local wait, warmup, active, repeats, skip_first = unpack(row.schedule)
+      local schedule = profiler.schedule { wait = wait, warmup = warmup, active = active, repeats = repeats,
+        skip_first = skip_first }
+      local counts = {}
+      for steps = 0, #row.counts - 1 do counts[steps + 1] = #recorded(schedule, steps) end
+      assert.same(row.counts, counts, table.concat(row.schedule, " "))
+    end
+  end)
+
+  it("drops a recording that the schedule does not end, with a warning", function()
+    local actions = { [0] = "none", "record", "none", "record", "record_and_save" }
+    local warnings, list = ms.catch_warnings(recorded, function(k) return actions[k] or "none" end, 6)
+    assert.same({ "4 5" }, list)
+    assert.same({ "profiler.profile: the schedule gave 'record' and then 'none': that recording is dropped; end it by "
+      .. "'record_and_save'" }, warnings)
   end)
 
   it("has PyTorch's actions", function()

@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- profiler.schedule: which steps of a loop a profile records.
 local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
 local opts = require "moonshard.core.opts"
 
 local M = {}
@@ -40,7 +41,14 @@ local actions = opts.one_of { "none", "warmup", "record", "record_and_save" }
 local function look(self)
   self._action = opts.expect(self._schedule(self.step_num), actions, "profiler.profile: the result of the schedule")
   local wanted = self._action == "record" or self._action == "record_and_save"
-  if wanted and not self._profile then self._profile = self._start(self._options) end
+  if wanted and not self._profile then
+    self._profile = self._start(self._options)
+  elseif self._profile and not wanted then              -- as PyTorch, which warns and drops it, too
+    self._profile:stop()
+    self._profile = nil
+    log.warn(("profiler.profile: the schedule gave 'record' and then '%s': that recording is dropped; end it by "
+      .. "'record_and_save'"):format(self._action))
+  end
 end
 
 local function save(self)
