@@ -194,8 +194,15 @@ describe("ms.steps", function()
       a = ms.ones(1)
       break
     end
+    local b = ms.ones(1)                                  -- made after the loop, but still owned by its last step
     assert.is_false(a:is_released())
-    for _ in ms.steps(1) do assert.is_true(a:is_released()) end
+    for _ in ms.steps(1) do
+      assert.is_true(a:is_released())
+      local _, text = pcall(b.item, b)
+      assert.matches("; its scope: the last step of a loop that break or an error left%)$", text)
+      a = ms.ones(1)
+    end
+    assert.matches("; its scope: ms%.steps%)$", select(2, pcall(a.item, a)))
   end)
 
   it("closes a step left by break when an enclosing scope ends", function()

@@ -121,11 +121,16 @@ local function runs_on_stack(loop)
   end
 end
 
+-- The name of every step's scope, for errors. It is changed while the scope of a loop that was left is closed.
+local STEPS = ffi.new("char[64]", "ms.steps")
+
 -- Closes the step scopes of loops that were left by break or an error.
 local function close_left(list)
   for k = 1, #list do
     if lib.ms_scope_is_open(list[k].scope) == 0 or not runs_on_stack(list[k]) then
+      ffi.copy(STEPS, "the last step of a loop that break or an error left")
       lib.ms_scope_close(list[k].scope, nil, 0)         -- also closes the scopes inside it
+      ffi.copy(STEPS, "ms.steps")
       for j = #list, k, -1 do list[j] = nil end
       return
     end
@@ -145,7 +150,7 @@ local function next_step(loop, step)
     if loop.outermost then lib.ms_dist_set_step(-1) end
     return nil
   end
-  loop.scope = lib.ms_scope_open "ms.steps"
+  loop.scope = lib.ms_scope_open(STEPS)
   if loop.outermost then lib.ms_dist_set_step(step + 1) end     -- ranks compare their steps in collectives
   return step + 1
 end
@@ -173,8 +178,9 @@ end
 
 --- `for step in ms.steps(n) do … end`: each iteration is a scope. `ms.steps(n, fn)` calls fn(step) in a scope, which is
 --- closed after an error, too. If a loop is left by break, return or an error, the scope of its last step stays open
---- until an enclosing scope ends or the next loop of steps begins: tensors made until then are released with it, unless
---- they are kept.
+--- until an enclosing scope ends or the next loop of steps begins, because Lua does not tell that a loop was left:
+--- tensors made until then are released with it, unless they are kept. `ms.steps(n, fn)` and ms.scope(fn) around the
+--- loop have no such gap.
 ---@param n integer  the last step; math.huge: no end
 ---@param given? fun(step: integer)|{ from: integer }  from: the first step (default: 1)
 ---@param fn? fun(step: integer)  called for each step
