@@ -124,6 +124,68 @@ describe("the state of a run", function()
   end)
 end)
 
+describe("options of an optimizer in a run", function()
+  local folder
+  before_each(function() folder = process.temp_folder() end)
+  after_each(function() process.remove_folder(folder) end)
+
+  local function start(lr)
+    local model = ms.nn.Linear(2, 1)
+    local optimizer = ms.optim.AdamW(model:parameters(), { lr = lr or 0.5 })
+    local run = ms.run.start { out = folder .. "/run", resume = true, model = model, optimizer = optimizer, quiet = true }
+    return run, optimizer
+  end
+
+  -- A run with a checkpoint after three steps; step(optimizer) is called in each.
+  local function saved(make)
+    local run, optimizer = start()
+    local step = make(optimizer)
+    for _ = 1, 3 do
+      run:log { loss = 1 }
+      step()
+    end
+    run:checkpoint()
+    run:finish()
+    return optimizer.param_groups[1].lr
+  end
+
+  it("have the values that the script gave them", function()
+    saved(function(optimizer)
+      local group = optimizer.param_groups[1]
+      return function() group.lr, group.betas = group.lr / 2, { 0.5, 0.75 } end
+    end)
+    local resumed = start()
+    resumed:log { loss = 1 }
+    resumed:checkpoint()
+    resumed:finish()
+    local run, optimizer = start(0.25)
+    assert.are.equal(0.0625, optimizer.param_groups[1].lr)
+    assert.are.same({ 0.5, 0.75 }, optimizer.param_groups[1].betas)
+    run:finish()
+  end)
+
+  it("are those of the resumed script if they were not changed", function()
+    saved(function() return function() end end)
+    local run, optimizer = start(0.25)
+    assert.are.equal(0.25, optimizer.param_groups[1].lr)
+    run:finish()
+  end)
+
+  it("have the initial learning rate for a schedule that is made after the start", function()
+    local function schedule_of(optimizer) return ms.optim.lr_scheduler.exponential(optimizer, { gamma = 0.5 }) end
+    local lr = saved(function(optimizer)
+      local schedule = schedule_of(optimizer)
+      return function() schedule:step() end
+    end)
+    local run, optimizer = start()
+    assert.are.equal(lr, optimizer.param_groups[1].lr)
+    local schedule = schedule_of(optimizer)
+    for _ = 1, run.step do schedule:step() end
+    assert.are.equal(lr, optimizer.param_groups[1].lr)
+    run:finish()
+  end)
+end)
+
 describe("option 'state' of run.start", function()
   local folder
   before_each(function() folder = process.temp_folder() end)

@@ -85,7 +85,12 @@ end
 methods.guard(Scheduler, "schedule")
 methods.close(Scheduler)
 
-local M = { Scheduler = Scheduler }
+local M = { Scheduler = Scheduler, initial_lr = initial_lr }
+
+--- Declares that a group's learning rate was set by a schedule, in the run that a checkpoint continues.
+---@param group table  a group of an optimizer
+---@param initial number  the group's initial learning rate
+function M.continue(group, initial) set_by_schedule[group] = { group.lr, initial } end
 
 --- Whether x is a schedule.
 M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Scheduler end)

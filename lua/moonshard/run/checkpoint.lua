@@ -20,7 +20,9 @@ local errors = require "moonshard.core.errors"
 local state = require "moonshard.io.files"
 local extras = require "moonshard.io.states"
 local states = require "moonshard.parallel.fsdp.state"
+local schedules = require "moonshard.optim.schedule"
 local task = require "moonshard.core.task"
+local trees = require "moonshard.io.tree"
 
 local M = {}
 
@@ -176,6 +178,42 @@ local function random_states()
   return { seed = all[1][1], offset = all[1][2], ranks = differ and all or nil }
 end
 
+-- ---- options of the optimizer ----------------------------------------------------------------------
+
+-- A value of an option as text, for comparison; nil if it cannot be saved.
+local function text_of(value)
+  local ok, tensors, text = pcall(trees.flatten, { value })
+  return ok and next(tensors) == nil and text or nil
+end
+
+--- The options of an optimizer's groups, as texts.
+---@param optimizer table
+---@return table<string, string>[]
+function M.options(optimizer)
+  local list = {}
+  for g, group in ipairs(optimizer.param_groups) do
+    list[g] = {}
+    for name, value in pairs(group) do
+      if name ~= "params" then list[g][name] = text_of(value) end
+    end
+  end
+  return list
+end
+
+-- The options that the script has changed since `began`, by group, as text; nil if there are none. A group's learning
+-- rate comes with its initial one, for schedules that are made after loading.
+local function changed_options(optimizer, began)
+  local now, changed, any = M.options(optimizer), {}, false
+  for g, group in ipairs(optimizer.param_groups) do
+    changed[g] = {}
+    for name, text in pairs(now[g]) do
+      if began[g] and text ~= began[g][name] then changed[g][name], any = group[name], true end
+    end
+    if changed[g].lr ~= nil then changed[g].initial_lr = schedules.initial_lr(group) end
+  end
+  return any and select(2, trees.flatten(changed)) or nil
+end
+
 local save = calls.several(function(path, model, optimizer, o)
   autograd.no_grad(function()
     scope(function()
@@ -191,6 +229,7 @@ local save = calls.several(function(path, model, optimizer, o)
         saver = state.saver(path, entries, {
           step = ("%d"):format(o.step),
           config = run_folder.json(o.config, nil, exact),
+          options = o.began and changed_options(optimizer, o.began),
           state = text,
           optimizer = run_folder.json(numbers, nil, exact),
           random = run_folder.json(random, nil, exact),
@@ -217,9 +256,11 @@ end)
 ---@param optimizer table  an optimizer of the model's parameters
 ---@param config table  the options that a resumed run needs
 ---@param step integer  number of steps taken
----@param objects? table<string, any>  the option `state` of run.start
-function M.save(path, model, optimizer, config, step, objects)
-  save(path, model, optimizer, { config = config, step = step, objects = objects })
+---@param more? { state: table<string, any>, began: table<string, string>[] }  state: the option of run.start; began: what
+---   M.options returned when the run began
+function M.save(path, model, optimizer, config, step, more)
+  more = more or {}
+  save(path, model, optimizer, { config = config, step = step, objects = more.state, began = more.began })
 end
 
 --- Whether all weights are finite on all ranks. Collective.
@@ -418,6 +459,19 @@ function Checkpoint:load_state(model, objects)
     if extras.averages.test(x) then x.updates = contents_of[name].updates end
   end
   extras.restore("run.start", self.path, objects, contents_of)
+end
+
+--- Sets the options of the optimizer's groups that the script had changed since it began the run.
+---@param optimizer table
+function Checkpoint:load_options(optimizer)
+  local text = self.reader.metadata.options
+  for g, changed in ipairs(text and trees.unflatten({}, text, self.path) or {}) do
+    local group = optimizer.param_groups[g]
+    for name, value in pairs(group and changed or {}) do
+      if group[name] ~= nil then group[name] = value end
+    end
+    if group and changed.initial_lr then schedules.continue(group, changed.initial_lr) end
+  end
 end
 
 function Checkpoint:close() self.reader:close() end

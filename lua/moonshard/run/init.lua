@@ -60,7 +60,10 @@ end
 local load = calls.several(function(file, o)
   local opened = checkpoints.open(file)
   opened:load_model(o.model)
-  if o.optimizer then opened:load_training(o.model, o.optimizer) end
+  if o.optimizer then
+    opened:load_training(o.model, o.optimizer)
+    opened:load_options(o.optimizer)
+  end
   opened:load_state(o.model, o.state)
   opened:close()
 end)
@@ -139,6 +142,7 @@ function M.start(given)
 
   local fields = { total = o.total, model = o.model, optimizer = o.optimizer, state = o.state, config = o.config or {},
     device = device, line = o.line, writes = rank == 0, earlier = 0 }
+  if o.optimizer then fields.options = checkpoints.options(o.optimizer) end
   local opened = {}
   if rank == 0 then
     local ok, folder, first, file = pcall(open, o, config)

@@ -288,7 +288,8 @@ function Run:histogram(name, t, given)
 end
 
 --- Saves the model, the optimizer, the random generator and the `state` of run.start after the current step, for
---- `resume`. Collective.
+--- `resume`. Options of the optimizer that the script has changed since run.start, such as the learning rate, are saved,
+--- too. Collective.
 ---@param given? {path: string, config: table}
 ---   path: path of the file (default: `step-N.safetensors` in the folder); config: options to store (default: the
 ---   run's)
@@ -301,7 +302,8 @@ function Run:checkpoint(given)
   end
   local path = o.path or folders.checkpoint_name(self.path, self.step)
   if self.events then self.events:flush() end           -- a resumed run continues from here
-  checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step, self.state)
+  checkpoints.save(path, self.model, self.optimizer, o.config or self.config, self.step,
+    { state = self.state, began = self.options })
   if self.writes and lib.ms_time() >= self.next_report - 12 then report(self) end    -- at most every 3 seconds
   self.mark = lib.ms_time()
   return path
