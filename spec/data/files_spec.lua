@@ -193,6 +193,48 @@ describe("CSV files", function()
     assert.are.equal("int64", columns[2].dtype)
   end)
 
+  it("give ids of classes, from 0, and their names", function()
+    local path = write("iris.csv", "species,width,size\nsetosa,1,10\nvirginica,2,9\n,3,\nsetosa,4,10\n")
+    local columns, names, classes = data.read_csv(path, { classes = { "species", "size" } })
+    assert.are.same({ "species", "width", "size" }, names)
+    assert.are.equal("int64", columns.species.dtype)
+    assert.are.same({ 0, 1, -100, 0 }, columns.species:tolist())          -- -100: the field is empty
+    assert.are.same({ 1, 0, -100, 1 }, columns.size:tolist())
+    assert.are.same({ species = { "setosa", "virginica" }, size = { "9", "10" } }, classes)
+    assert.are.same({ 1, 2, 3, 4 }, columns.width:tolist())
+    local loss = ms.nn.F.cross_entropy(ms.zeros(4, 2), columns.species)
+    assert.is_true(math.abs(loss:item() - math.log(2)) < 1e-6)
+    -- Another file with the same classes, of which it has only one.
+    local other = write("other.csv", "size,species,width\n9,virginica,2\n")
+    columns = data.read_csv(other, { classes = classes })
+    assert.are.same({ 1 }, columns.species:tolist())
+    assert.are.same({ 0 }, columns.size:tolist())
+    local same
+    columns, names, same = data.read_csv(write("g.csv", "b;1\na;2\n;3"), { header = false, separator = ";", classes = { [1] = { "b", "", "a" } } })
+    assert.are.same({ 0, 2, 1 }, columns[1]:tolist())                     -- a class with an empty name
+    assert.are.same({ { "b", "", "a" } }, same)
+    assert.are.same({}, names)
+    assert.are.same({ 0, 0 }, data.read_csv(write("h.csv", "7\n7"), { header = false, classes = { 1 } })[1]:tolist())
+    assert.are.same({}, data.read_csv(write("i.csv", "a"), { classes = { "a" } }).a:tolist())
+  end)
+
+  it("with classes that do not fit are errors that name column and line", function()
+    local path = write("j.csv", "species,n\ncat,1\nfrog,2\n")
+    raises(("read_csv: '%s', column 'species', line 3: 'frog' is not a class, expected one of 'cat', 'dog'"):format(path), data.read_csv, path,
+      { classes = { species = { "cat", "dog" } } })
+    local many = {}
+    for k = 1, 11 do many[k] = "c" .. k end
+    raises(("read_csv: '%s', column 'species', line 2: 'cat' is not a class, expected one of "):format(path)
+      .. "'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8', 'c9', 'c10', ... (11 classes)", data.read_csv, path,
+      { classes = { species = many } })
+    raises(("read_csv: option 'classes': '%s' has no column 'specis'; did you mean 'species'?"):format(path), data.read_csv, path,
+      { classes = { "specis" } })
+    raises(("read_csv: option 'classes': '%s' has no column 1"):format(path), data.read_csv, path, { classes = { 1 } })
+    raises("read_csv: option 'classes': class 2 of column 'species' is a number (1), expected a string", data.read_csv, path,
+      { classes = { species = { "cat", 1 } } })
+    raises("read_csv: option 'classes' is a string ('species'), expected a table", data.read_csv, path, { classes = "species" })
+  end)
+
   it("with a fault are errors with the line", function()
     local path = write("c.csv", 'a,b\n"1\n2",3\n4\n')
     raises(("read_csv: '%s', line 4: 1 fields, but line 1 has 2"):format(path), data.read_csv, path)

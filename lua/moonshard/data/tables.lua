@@ -61,37 +61,95 @@ local function number_of(text)
   return not lower:find "^[+-]?0x" and tonumber(lower) or nil
 end
 
+local function texts_of(rows, k, first)
+  local texts = {}
+  for j = first, #rows do texts[j - first + 1] = rows[j][k] end
+  return texts
+end
+
 -- A column as a tensor, if all its fields are numbers (an empty one is NaN) and not all of them NaN, else as strings.
 local function column_of(rows, k, first, dtype)
   local numbers, any = {}, false
   for j = first, #rows do
     local v = number_of(rows[j][k])
-    if not v then
-      local texts = {}
-      for i = first, #rows do texts[i - first + 1] = rows[i][k] end
-      return texts
-    end
+    if not v then return texts_of(rows, k, first) end
     numbers[j - first + 1], any = v, any or v == v
   end
-  if not any then
-    local texts = {}
-    for j = first, #rows do texts[j - first + 1] = rows[j][k] end
-    return texts
-  end
+  if not any then return texts_of(rows, k, first) end
   return create.tensor(numbers, { dtype = dtype })
 end
 
+-- The different fields of a column, without the empty one: in ascending order if all are numbers, else by their bytes.
+local function names_in(rows, k, first)
+  local seen, list, numbers = { [""] = true }, {}, true
+  for j = first, #rows do
+    local text = rows[j][k]
+    if not seen[text] then
+      seen[text], list[#list + 1] = true, text
+      numbers = numbers and number_of(text) ~= nil
+    end
+  end
+  table.sort(list, function(a, b)
+    local x, y = number_of(a), number_of(b)
+    if not numbers or x == y then return a < b end
+    return x < y
+  end)
+  return list
+end
+
+local MISSING = -100                                      -- the default ignore_index of nn.F.cross_entropy
+
+-- A column as ids of classes, from 0. list: the names of the classes.
+local function ids_of(rows, k, first, list, where)
+  local id, ids = { [""] = MISSING }, {}
+  for n, name in ipairs(list) do id[name] = n - 1 end
+  for j = first, #rows do
+    local text = rows[j][k]
+    if not id[text] then
+      errors.raise("read_csv: %s, line %d: '%s' is not a class, expected one of '%s'%s", where, rows[j].line, text,
+        table.concat(list, "', '", 1, math.min(#list, 10)), #list > 10 and (", ... (%d classes)"):format(#list) or "")
+    end
+    ids[j - first + 1] = id[text]
+  end
+  return create.tensor(ids, { dtype = "int64" })
+end
+
+-- The columns that option 'classes' names: for each a list of names, or false.
+local function wanted_classes(given, names, count, path)
+  local wanted = {}
+  for key, value in pairs(given or {}) do
+    local column, list = key, value
+    if type(value) ~= "table" then column, list = value, false end
+    local known = type(column) == "number" and #names == 0 and column % 1 == 0 and column >= 1 and column <= count
+    for _, name in ipairs(names) do known = known or name == column end
+    if not known then
+      local near = type(column) == "string" and errors.nearest(column, names)
+      errors.raise("read_csv: option 'classes': '%s' has no column %s%s", path, errors.show(column),
+        near and ("; did you mean '%s'?"):format(near) or "")
+    end
+    for k, name in ipairs(list or {}) do
+      opts.expect(name, opts.string, "read_csv: option 'classes': class %d of column %s", k, errors.show(column))
+    end
+    wanted[column] = list
+  end
+  return wanted
+end
+
 --- Reads a CSV file. A column of numbers becomes a tensor, any other a list of strings; an empty field among numbers is
---- NaN. Errors: no rows; rows of different lengths; columns of the same name; text after a quoted field, or a quoted
---- field that does not end.
+--- NaN. A column of classes becomes a tensor of their ids, int64 from 0; an empty field has the id -100, which
+--- nn.F.cross_entropy ignores. Errors: no rows; rows of different lengths; columns of the same name; text after a
+--- quoted field, or a quoted field that does not end; a field that is none of the classes given.
 ---@param path string  the file, also compressed by gzip
----@param given? {header: boolean, separator: string, dtype: string}
+---@param given? {header: boolean, separator: string, dtype: string, classes: table}
 ---   header: the first row has the columns' names; separator: one character; dtype: dtype of columns of numbers
----   (default: the default dtype)
+---   (default: the default dtype); classes: the columns of classes, as { "species" }; their classes are the different
+---   fields, in ascending order; or with the classes in the order of their ids, as { species = { "cat", "dog" } }
 ---@return table<string|integer, Tensor|string[]> columns  by name; by position, from 1, if there is no header
 ---@return string[] names  the names of the columns, in order; empty without header
+---@return table<string|integer, string[]> classes  the names of the classes of columns of classes; as option classes it
+---   gives the same ids in another file
 function M.read_csv(path, given)
-  local o = opts("read_csv", given, { header = true, separator = ",", dtype = opts.string })
+  local o = opts("read_csv", given, { header = true, separator = ",", dtype = opts.string, classes = opts.table })
   if #o.separator ~= 1 or o.separator:find '["\r\n]' then
     opts.wrong(o.separator, "one character, not a quote or a line end", "read_csv: option 'separator'")
   end
@@ -102,14 +160,19 @@ function M.read_csv(path, given)
       errors.raise("read_csv: '%s', line %d: %d fields, but line %d has %d", path, row.line, #row, rows[1].line, #rows[1])
     end
   end
-  local columns, names, first = {}, {}, o.header and 2 or 1
+  local columns, names, classes, first = {}, o.header and { unpack(rows[1]) } or {}, {}, o.header and 2 or 1
+  local wanted = wanted_classes(o.classes, names, #rows[1], path)
   for k = 1, #rows[1] do
-    local key = o.header and rows[1][k] or k
+    local key = names[k] or k
     if columns[key] then errors.raise("read_csv: '%s': two columns have the name '%s'", path, key) end
-    names[#names + 1] = o.header and key or nil
-    columns[key] = column_of(rows, k, first, o.dtype)
+    if wanted[key] == nil then
+      columns[key] = column_of(rows, k, first, o.dtype)
+    else
+      classes[key] = wanted[key] or names_in(rows, k, first)
+      columns[key] = ids_of(rows, k, first, classes[key], ("'%s', column %s"):format(path, errors.show(key)))
+    end
   end
-  return columns, names
+  return columns, names, classes
 end
 
 -- ---- lines -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local F = require "moonshard.nn.functional".F
 local opts = require "moonshard.core.opts"
+local cat, where = require "moonshard.tensor.shape".cat, require "moonshard.tensor.ops".where
 local tensor = require "moonshard.tensor"
 
 local floor, max, min = math.floor, math.max, math.min
@@ -332,22 +333,30 @@ end
 
 local function between(list) return list[1] + uniform() * (list[2] - list[1]) end
 
--- The image turned by an angle in degrees, counter-clockwise around its middle, then enlarged by scale and moved right
--- and down by pixels. Each pixel is read at the place from which it comes.
+-- The image turned by an angle in degrees, clockwise around its middle, slanted by two angles, enlarged by scale and
+-- moved right and down by pixels. Each pixel is read at the place from which it comes: the inverse of torchvision's
+-- matrix.
 local function moved(x, who, move, o)
   local height, width = image_of(x, who)
   local shape = x.shape
   return autograd.no_grad(function()
-    local values = (x.dtype == "float64" and x or x:float()) - o.fill
-    local a = math.rad(move.angle)
-    local c, s = math.cos(a) / move.scale, math.sin(a) / move.scale
-    local right, down = 2 * move.right / width, 2 * move.down / height
-    local ratio = height / width
-    local theta = create.tensor({ { { c, -s * ratio, -c * right + s * ratio * down },
-      { s / ratio, c, -s / ratio * right - c * down } } }, { dtype = values.dtype }):to(x.device)
+    local values = x.dtype == "float64" and x or x:float()
+    local turn, across, down = math.rad(move.angle), math.rad(move.shear_x), math.rad(move.shear_y)
+    local a = math.cos(turn - down) / math.cos(down)
+    local b = -a * math.tan(across) - math.sin(turn)
+    local c = math.sin(turn - down) / math.cos(down)
+    local d = math.cos(turn) - c * math.tan(across)
+    a, b, c, d = d / move.scale, -b / move.scale, -c / move.scale, a / move.scale
+    local ratio, right, below = height / width, 2 * move.right / width, 2 * move.down / height
+    local theta = create.tensor({ { { a, b * ratio, -a * right - b * ratio * below },
+      { c / ratio, d, -c / ratio * right - d * below } } }, { dtype = values.dtype }):to(x.device)
     local flat = values:reshape(1, -1, height, width)
-    local grid = F.affine_grid(theta, { 1, flat:size(2), height, width })
-    local out = F.grid_sample(flat, grid, { mode = o.interpolation }):reshape(shape) + o.fill
+    local n = flat:size(2)
+    local grid = F.affine_grid(theta, { 1, n + 1, height, width })
+    local inside = create.ones({ 1, 1, height, width }, { dtype = values.dtype, device = x.device })
+    local out = F.grid_sample(cat({ flat, inside }, 2), grid, { mode = o.interpolation })
+    -- As in torchvision, the share that lies inside is applied twice at the border: sampling has zeros outside already.
+    out = ((out:narrow(2, 1, n) - o.fill) * out:narrow(2, n + 1, 1) + o.fill):reshape(shape)
     if x.dtype == "uint8" then out = (out + 0.5):clamp(0, 255) end
     return out:to(x.dtype)
   end)
@@ -364,21 +373,32 @@ function M.RandomRotation(degrees, given)
   local angles = range(degrees, "RandomRotation", "argument 1")
   local o = opts("RandomRotation", given, TURN)
   return function(x)
-    return moved(x, "RandomRotation", { angle = between(angles), scale = 1, right = 0, down = 0 }, o)
+    local move = { angle = -between(angles), shear_x = 0, shear_y = 0, scale = 1, right = 0, down = 0 }
+    return moved(x, "RandomRotation", move, o)
   end
 end
 
---- Turns, moves and enlarges an image at random. It keeps its size.
----@param degrees number|number[]  the largest angle to both sides; or the least and the largest, counter-clockwise
----@param given? {translate: number[], scale: number[], interpolation: string, fill: number}
+-- The ranges of the two angles of option 'shear': of one number, one range or two.
+local function shears(v, who)
+  if v == nil then return { 0, 0 }, { 0, 0 } end
+  if not (opts.is_plain(v) and #v == 4) then return range(v, who, "option 'shear'"), { 0, 0 } end
+  return range({ v[1], v[2] }, who, "option 'shear': along x"), range({ v[3], v[4] }, who, "option 'shear': along y")
+end
+
+--- Turns, slants, moves and enlarges an image at random. It keeps its size.
+---@param degrees number|number[]  the largest angle to both sides; or the least and the largest, clockwise
+---@param given? {translate: number[], scale: number[], shear: number|number[], interpolation: string, fill: number}
 ---   translate: the largest moves, to both sides, as shares of width and height (default: none); scale: least and
----   largest factor (default: { 1, 1 }); interpolation, fill: as for RandomRotation
+---   largest factor (default: { 1, 1 }); shear: the largest angle in degrees of a shear along x, to both sides; or the
+---   least and the largest; or those along x, then those along y (default: none); interpolation, fill: as for
+---   RandomRotation
 ---@return fun(image: Tensor): Tensor  uint8 is rounded
 function M.RandomAffine(degrees, given)
   local who = "RandomAffine"
   local angles = range(degrees, who, "argument 1")
-  local o = opts(who, given, { translate = { 0, 0 }, scale = { 1, 1 }, interpolation = TURN.interpolation, fill = 0 })
-  local scales = range(o.scale, who, "option 'scale'")
+  local o = opts(who, given, { translate = { 0, 0 }, scale = { 1, 1 }, shear = opts.any,
+    interpolation = TURN.interpolation, fill = 0 })
+  local scales, across, down = range(o.scale, who, "option 'scale'"), shears(o.shear, who)
   opts.need(scales[1] > 0, scales[1], "a number > 0", "%s: option 'scale': the least factor", who)
   opts.need(#o.translate == 2, o.translate, "two numbers", "%s: option 'translate'", who)
   for k, v in ipairs(o.translate) do
@@ -386,9 +406,10 @@ function M.RandomAffine(degrees, given)
   end
   return function(x)
     local height, width = image_of(x, who)
-    local right, down = width * o.translate[1], height * o.translate[2]
-    return moved(x, who, { angle = between(angles), scale = between(scales),
-      right = floor(between { -right, right } + 0.5), down = floor(between { -down, down } + 0.5) }, o)
+    local right, below = width * o.translate[1], height * o.translate[2]
+    return moved(x, who, { angle = between(angles), shear_x = between(across), shear_y = between(down),
+      scale = between(scales), right = floor(between { -right, right } + 0.5),
+      down = floor(between { -below, below } + 0.5) }, o)
   end
 end
 
@@ -399,34 +420,60 @@ local function grey_of(x)
   return x:narrow(-3, 1, 1) * 0.2989 + x:narrow(-3, 2, 1) * 0.587 + x:narrow(-3, 3, 1) * 0.114
 end
 
--- Each changes floating point values by a factor; 1 changes nothing.
+-- The image with its hues turned by a share of the circle of colours. In the hexagon of hues, a channel of a colour is
+-- the largest one less chroma times a ramp, which has period 6 in the hue; red, green and blue are 5, 3 and 1 sixths
+-- ahead.
+local function hue_turned(x, share)
+  if x:size(-3) ~= 3 then return x end
+  local red, green, blue = x:narrow(-3, 1, 1), x:narrow(-3, 2, 1), x:narrow(-3, 3, 1)
+  local high, low = x:amax(-3, { keepdim = true }), x:amin(-3, { keepdim = true })
+  local chroma = high - low
+  local by = where(chroma:eq(0), 1, chroma)
+  local hue = where(high:eq(red), (green - blue) / by,
+    where(high:eq(green), (blue - red) / by + 2, (red - green) / by + 4)) + 6 * share
+  local function channel(sixths)
+    local k = (hue + sixths) % 6
+    return high - chroma * k:minimum(4 - k):clamp(0, 1)
+  end
+  return cat({ channel(5), channel(3), channel(1) }, -3)
+end
+
+-- Each changes floating point values by a factor, of which 1 changes nothing; hue by a share, of which 0 does.
 local changes = {
   brightness = function(x, factor) return x * factor end,
   contrast = function(x, factor)
     return x * factor + grey_of(x):mean({ -3, -2, -1 }, { keepdim = true }) * (1 - factor)
   end,
   saturation = function(x, factor) return x * factor + grey_of(x) * (1 - factor) end,
+  hue = hue_turned,
 }
-local ORDER = { "brightness", "contrast", "saturation" }
+local ORDER = { "brightness", "contrast", "saturation", "hue" }
 
---- Changes brightness, contrast and saturation by random factors, in random order. Values stay from 0 to 1, those of
---- uint8 from 0 to 255.
----@param given {brightness: number|number[], contrast: number|number[], saturation: number|number[]}
+-- The range of factors that option `name` gives, nil: no change.
+local function factors_of(v, name, who)
+  if v == nil then return nil end
+  if type(v) == "number" and name ~= "hue" then v = { max(0, 1 - v), 1 + v } end
+  v = range(v, who, ("option '%s'"):format(name))
+  if name == "hue" then
+    opts.need(v[1] >= -0.5 and v[2] <= 0.5, v[1] < -0.5 and v[1] or v[2], "a number from -0.5 to 0.5", "%s: option 'hue'", who)
+  else
+    opts.need(v[1] >= 0, v[1], "a number from 0", "%s: option '%s': the least factor", who, name)
+  end
+  return v
+end
+
+--- Changes brightness, contrast, saturation and hue at random, in random order. Values stay from 0 to 1, those of uint8
+--- from 0 to 255.
+---@param given {brightness: number|number[], contrast: number|number[], saturation: number|number[], hue: number|number[]}
 ---   brightness: v for factors from 1 - v (at least 0) to 1 + v, or { low, high } (default: no change); contrast: as
----   brightness; saturation: as brightness
+---   brightness; saturation: as brightness; hue: v for turns from -v to v of the circle of colours, at most 0.5, or
+---   { low, high } (default: no change)
 ---@return fun(image: Tensor): Tensor  for images [..., channels, H, W] of 1 or 3 channels; uint8 is rounded
 function M.ColorJitter(given)
   local who = "ColorJitter"
-  local o = opts(who, given, { brightness = opts.any, contrast = opts.any, saturation = opts.any })
+  local o = opts(who, given, { brightness = opts.any, contrast = opts.any, saturation = opts.any, hue = opts.any })
   local factors = {}
-  for _, name in ipairs(ORDER) do
-    local v = o[name]
-    if type(v) == "number" then v = { max(0, 1 - v), 1 + v } end
-    if v ~= nil then
-      factors[name] = range(v, who, ("option '%s'"):format(name))
-      opts.need(v[1] >= 0, v[1], "a number from 0", "%s: option '%s': the least factor", who, name)
-    end
-  end
+  for _, name in ipairs(ORDER) do factors[name] = factors_of(o[name], name, who) end
   return function(x)
     image_of(x, who)
     if x.ndim < 3 or x:size(-3) ~= 3 and x:size(-3) ~= 1 then

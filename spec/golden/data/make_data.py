@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Writes data.json: torchvision's transforms and PyTorch's DistributedSampler.  usage: make_data.py [OUT_DIR]
 
-Image (c, h, w) has at position k (row by row) the value (37 k mod 251)."""
+Image (c, h, w) has at position k (row by row) the value (37 k mod 251), divided by the case's scale."""
 import json, os, sys
 import torch
 from torch.utils.data import DistributedSampler
@@ -16,10 +16,10 @@ def image(*shape):
 cases = []
 
 
-def add(name, arguments, fn, x):
-    y = fn(x)
+def add(name, arguments, fn, x, scale=1):
+    y = fn(x / scale if scale != 1 else x)
     cases.append({"name": name, "arguments": arguments, "shape": list(x.shape), "dtype": str(x.dtype)[6:],
-                  "out_shape": list(y.shape), "out": y.double().reshape(-1).tolist()})
+                  "scale": scale, "out_shape": list(y.shape), "out": y.double().reshape(-1).tolist()})
 
 
 small = image(3, 5, 7)
@@ -41,6 +41,19 @@ add("Grayscale", [3], v2.Grayscale(3), small.float())
 mean, std = [0.5, 10, 100], [2, 4, 0.5]
 add("Normalize", [mean, std], v2.Normalize(mean, std), small.float())
 add("ToTensor", [], v2.ToDtype(torch.float32, scale=True), small)
+for hue in (-0.5, -0.13, 0, 0.25, 0.4):
+    add("ColorJitter", [{"hue": [hue, hue]}], v2.ColorJitter(hue=(hue, hue)), small.float(), 255)
+    add("ColorJitter", [{"hue": [hue, hue]}], v2.ColorJitter(hue=(hue, hue)), small)
+grey = image(1, 3, 4)
+add("ColorJitter", [{"hue": 0.5}], v2.ColorJitter(hue=0.5), grey)
+for how, mode in (("nearest", InterpolationMode.NEAREST), ("bilinear", InterpolationMode.BILINEAR)):
+    for x in (small.float(), small, image(2, 8, 3).float()):
+        add("RandomRotation", [[25, 25], {"interpolation": how}], v2.RandomRotation((25, 25), mode), x)
+        for angle, scale, shear in ((20, 1, None), (0, 1, (15, 15)), (0, 0.8, (15, 15, -20, -20)),
+                                    (-35, 1.3, (-10, -10, 30, 30))):
+            given = {"scale": [scale, scale], "shear": shear, "interpolation": how, "fill": 9}
+            add("RandomAffine", [[angle, angle], {k: v for k, v in given.items() if v is not None}],
+                v2.RandomAffine((angle, angle), scale=(scale, scale), shear=shear, interpolation=mode, fill=9), x)
 
 samplers = []
 for n in (1, 2, 7, 10, 12):
