@@ -109,9 +109,17 @@ end)
 describe("a class of datasets", function()
   it("needs no init, and its methods may be defined after it", function()
     local Numbers = data.Dataset:extend "Numbers"
-    assert.matches("Numbers: the class of a dataset must define size%(%) and get%(i%)", message(function() Numbers() end))
+    assert.are.equal("Numbers: the class of a dataset must define size() and get(i)", message(function() Numbers() end))
     function Numbers.size() return 3 end
+    assert.are.equal("Numbers: the class of a dataset must define get(i)", message(function() Numbers() end))
     function Numbers.get(_, i) return i * 10 end
     assert.are.equal(30, Numbers()[3])
+    local Sized, Got = data.Dataset:extend "Sized", data.Dataset:extend "Got"
+    function Sized:init() self.name = "sized" end
+    function Sized.size() return 3 end
+    function Got:init() self.name = "got" end
+    function Got.get() return 1 end
+    assert.are.equal("Sized: the class of a dataset must define get(i)", message(function() local _ = Sized()[1] end))
+    assert.are.equal("Got: the class of a dataset must define size()", message(function() local _ = data.DataLoader(Got()):size() end))
   end)
 end)

@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
---- Errors for misspelt methods of tensors. Reading an unknown field gives nil, because scripts test their own fields
---- (`if t.mark then`). But if the script calls it, as in `t:sofmax(1)`, an error that suggests the most similar method
---- is more helpful than "attempt to call a nil value". The bytecode of the function that reads the field distinguishes
---- calls from reads: a method call copies t to the place of the first argument in one instruction and looks up the name
---- in the next.
+--- Errors for misspelt methods of tensors, and for positions written as in Python. Reading an unknown field gives nil,
+--- because scripts test their own fields (`if t.mark then`). But if the script calls it, as in `t:sofmax(1)`, an error
+--- that suggests the most similar method is more helpful than "attempt to call a nil value". The bytecode of the
+--- function that reads the field distinguishes calls from reads: a method call copies t to the place of the first
+--- argument in one instruction and looks up the name in the next.
 local errors = require "moonshard.core.errors"
 
 local M = {}
@@ -50,6 +50,40 @@ function M.is_call(name, level)
   if not op_look then return false end
   local info = debug.getinfo(level + 1, "fl")
   return info ~= nil and info.func ~= nil and info.currentline >= 0 and calls(info.func, info.currentline, name)
+end
+
+-- The opcodes of s[0], and of s[-1]: a small number is loaded, then s is read at it.
+local op_at, op_number, op_read
+if has_util then
+  local zero, negative = loadstring "local s = ... return s[0]", loadstring "local s = ... return s[-1]"
+  op_at = parts(util.funcbc(zero, util.funcinfo(zero).bytecodes - 2))
+  local last = util.funcinfo(negative).bytecodes - 2
+  op_number, op_read = parts(util.funcbc(negative, last - 1)), (parts(util.funcbc(negative, last)))
+end
+
+-- Whether fn reads a table at this whole number, written as such, on this line.
+local function reads_at(fn, line, number)
+  for pc = 1, util.funcinfo(fn).bytecodes - 1 do
+    if util.funcinfo(fn, pc).currentline == line then
+      local op, a, c = parts(util.funcbc(fn, pc))
+      if number == 0 and op == op_at and c == 0 then return true end
+      local then_op, _, key = parts(util.funcbc(fn, pc + 1) or 0)
+      local value = bit.arshift(util.funcbc(fn, pc), 16)
+      if op == op_number and value == number and then_op == op_read and key == a then return true end
+    end
+  end
+  return false
+end
+
+--- Whether the function `level` frames up reads a table at this whole number, written as such, on its current line, as
+--- in t[0] or t[-1]. False if that is not known.
+---@param number integer
+---@param level integer  1: the caller
+---@return boolean
+function M.is_literal(number, level)
+  if not op_at then return false end
+  local info = debug.getinfo(level + 1, "fl")
+  return info ~= nil and info.func ~= nil and info.currentline >= 0 and reads_at(info.func, info.currentline, number)
 end
 
 local nearest = {}                                      -- class -> name -> the most similar method, or false

@@ -26,6 +26,16 @@ M.Dataset = Dataset
 local function is_list(x) return opts.is_plain(x) and x[1] ~= nil end
 M.is_list = is_list
 
+-- The methods that a class of datasets must define, and this one does not.
+local function missing(self)
+  local list = {}
+  if self.size == Dataset.size then list[1] = "size()" end
+  if self.get == Dataset.get then list[#list + 1] = "get(i)" end
+  return table.concat(list, " and ")
+end
+
+local function undefined(self) errors.raise("%s: the class of a dataset must define %s", class.name(self), missing(self)) end
+
 --- A dataset of a function, or of a list of items.
 ---@param given {size: integer, get: fun(i: integer): any}
 ---   size: number of items; get: gives the item at position i, from 1. Or, in place of this table, a list of items
@@ -34,10 +44,9 @@ function Dataset:init(given)
     self.items = given
     return
   end
-  local defines = class.name(self) ~= "Dataset" and getmetatable(self)
-  if given == nil and defines and defines.size ~= Dataset.size and defines.get ~= Dataset.get then return end
-  if given == nil and defines then
-    errors.raise("%s: the class of a dataset must define size() and get(i)", class.name(self))
+  if given == nil and class.name(self) ~= "Dataset" then
+    if missing(self) ~= "" then undefined(self) end
+    return
   end
   local o = opts("Dataset", given, { size = opts.option(opts.whole_from(0), opts.required),
     get = opts.option(opts.callable, opts.required) })
@@ -58,14 +67,17 @@ function Dataset:__tostring() return ("%s(%d items)"):format(class.name(self), s
 
 --- The number of items.
 ---@return integer
-function Dataset:size() return self.items and #self.items or self.count end
+function Dataset:size()
+  if self.items then return #self.items end
+  return self.count or undefined(self)
+end
 
 --- The item at a position. Datasets of a list of lists return the fields of the item as several values.
 ---@param i integer  from 1 to size()
 ---@return any  the values of the item
 function Dataset:get(i)
   if self.fn then return self.fn(i) end
-  local item = self.items[i]
+  local item = (self.items or undefined(self))[i]
   if is_list(item) then return unpack(item) end
   return item
 end

@@ -65,7 +65,8 @@ local function ranged(t, d, entry, axis)
   local from, to = first < 0 and first + n or first - 1, last < 0 and last + n or last - 1
   -- { 3, 2 } is empty, as a loop from 3 to 2 is.
   if from < 0 or to >= n or to < from - 1 then
-    errors.raise("index: positions %d to %d are not a range of dimension %d, which has size %d", first, last, axis, n)
+    errors.raise("index: positions %d to %d are not a range of dimension %d, which has size %d%s", first, last, axis, n,
+      first == 0 and ": positions count from 1" or "")
   end
   local count = math.floor((to - from) / step) + 1
   local a_i = engine.a_i

@@ -12,6 +12,7 @@ local inner_tensors = require "moonshard.tensor.inner"
 local misspelt = require "moonshard.core.misspelt"
 local places = require "moonshard.core.places"
 local opts = require "moonshard.core.opts"
+local Shape = require "moonshard.tensor.sizes"
 
 local lib, state, ffi, info = engine.lib, engine.state, engine.ffi, engine.info
 local getmetatable, setmetatable, rawget, rawset, type, tonumber, ipairs =
@@ -275,16 +276,6 @@ end
 
 -- ---- fields ------------------------------------------------------------------------------------
 
-local Shape = { __name = "Shape" }
-function Shape.__tostring(s) return "[" .. table.concat(s, ", ") .. "]" end
-function Shape.__eq(a, b)
-  if #a ~= #b then return false end
-  for d = 1, #a do
-    if a[d] ~= b[d] then return false end
-  end
-  return true
-end
-function Shape.__concat(a, b) return tostring(a) .. tostring(b) end
 M.Shape = Shape
 
 -- Cached, because reading an array field of a struct makes an object each time.
@@ -440,7 +431,7 @@ end
 --- end).
 local function position(d, who)
   if type(d) ~= "number" or d % 1 ~= 0 or d == 0 then
-    opts.wrong(d, "a whole number other than 0 (negative ones count from the end)", "%s: dimension", who)
+    opts.wrong(d, "a whole number other than 0 (dimensions count from 1, negative ones from the end)", "%s: dimension", who)
   end
   return d > 0 and d - 1 or d
 end

@@ -141,7 +141,7 @@ local function index(i, size, who, last)
   whole(i, who, "position")
   local at = i > 0 and i - 1 or i + size
   if i == 0 or at < 0 or at >= size + (last or 0) then
-    errors.raise("%s: position %d is out of range for size %d", who, i, size)
+    errors.raise("%s: position %d is out of range for size %d%s", who, i, size, i == 0 and ": positions count from 1" or "")
   end
   return at
 end

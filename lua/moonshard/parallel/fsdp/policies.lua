@@ -99,7 +99,7 @@ Shard.__index, Replicate.__index = Shard, Replicate
 ---@param dim integer  from 1; negative from the end
 ---@return Placement
 function M.Shard(dim)
-  opts.need(opts.whole.test(dim) and dim ~= 0, dim, "a whole number other than 0 (negative ones count from the end)", "Shard: dimension")
+  opts.need(opts.whole.test(dim) and dim ~= 0, dim, "a whole number other than 0 (dimensions count from 1, negative ones from the end)", "Shard: dimension")
   return setmetatable({ dim = dim }, Shard)
 end
 
