@@ -29,13 +29,18 @@ ms_status ms__cuda_failed(cudaError_t e, const char *call, int index, const char
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
     cudaGetLastError();  // clears the error, unless it is sticky
-    // An error from 700 on may come from a kernel that an earlier operator launched. If the context is lost, every
-    // later call returns the error.
-    const char *more = "";
-    if (e >= 700 && cudaFree(NULL) == cudaSuccess) more = "; an earlier operator may have caused it";
-    else if (e >= 700)
-        more = "; this process cannot use its GPUs any more. An earlier operator may have caused it: "
-               "MOONSHARD_CUDA_SYNC=1 names the operator";
+    // An error from 700 on may come from a kernel that was queued earlier. If the context is lost, every later call
+    // returns the error.
+    char more[2000] = "";
+    if (e >= 700) {
+        char queued[1200];
+        ms__engine->queued_text(index, queued, sizeof queued);
+        snprintf(more, sizeof more, "%s. %s%s%sMOONSHARD_CUDA_SYNC=1 names the operator",
+                 cudaFree(NULL) == cudaSuccess ? "" : "; this process cannot use its GPUs any more",
+                 *queued ? "The cause may be work that the GPU had not ended, newest first: "
+                         : "An earlier operator may have caused it",
+                 queued, *queued ? ". " : ": ");
+    }
     cudaGetLastError();
     int name = (int)strcspn(call, "(");  // CUDA_TRY passes the whole call
     return ms__fail(e == cudaErrorMemoryAllocation ? MS_ENOMEM : MS_ESTATE, "cuda:%d: %.*s, %s: %s (CUDA error %d)%s",

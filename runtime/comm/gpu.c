@@ -12,6 +12,7 @@
 // members alike.
 #include <stdio.h>
 #include "comm/internal.h"
+#include "ops/queued.h"
 
 static bool on(const ms_storage *s, int device) { return !s || s->device == device; }
 
@@ -66,6 +67,7 @@ ms_status ms__gpu_take(ms_coll *c)
 ms_status ms__gpu_begin(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;
+    ms__note_queued(MS_CUDA | t->index << 8, ROW(c->op)->name);
     if (t->shared) return ms__gpu_event_record(t->begin, t->index, MS_STREAM_COMPUTE);
     return t->stream == MS_STREAM_COMPUTE ? MS_OK : ms__cuda()->record(t->index, MS_STREAM_COMPUTE, &t->ready);
 }

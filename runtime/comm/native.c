@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include "comm/internal.h"
 #include "device/device.h"
+#include "ops/queued.h"
 
 struct ms_native {
     void *ready;        // an event of the compute stream, after which the tensors may be read and written
@@ -304,6 +305,7 @@ ms_status ms__native_make(ms_coll *c, bool narrow)
 
 ms_status ms__native_issue(ms_coll *c)
 {
+    ms__note_queued(device, ROW(c->op)->name);
     return ms__cuda()->record(ms__index(device), MS_STREAM_COMPUTE, &c->gpu.native->ready);
 }
 

@@ -21,6 +21,7 @@ ms_cuda_client ms__cuda_client;
 static const ms_cuda_table *table;
 static int devices;
 static bool tried;
+uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
 static char why[1024] = "no GPU has been requested yet";
 
 const ms_cuda_table *ms__cuda(void) { return table; }
@@ -121,12 +122,21 @@ static ms_status poll_streams(int index, int stream)
     return MS_OK;
 }
 
+static ms_status wait_for(int index, int stream)
+{
+    MS_TRY(poll_streams(index, stream));
+    MS_TRY(table->sync(index, stream));
+    if (stream < 0 || stream == MS_STREAM_COMPUTE) ms__cuda_waits[index]++;
+    return MS_OK;
+}
+
+ms_status ms__cuda_settle(int index) { return table ? wait_for(index, -1) : MS_OK; }
+
 ms_status ms__cuda_sync(int device, int stream)
 {
     if (!table) return MS_OK;
     if (stream < 0) ms__streams_join();  // so that ms__collectives_queued counts all collectives
-    MS_TRY(poll_streams(ms__index(device), stream));
-    return table->sync(ms__index(device), stream);
+    return wait_for(ms__index(device), stream);
 }
 
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
@@ -143,8 +153,8 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
     int index = ms__index(ms__is_cuda(to) ? to : from);
     ms_direction way = !ms__is_cuda(from) ? MS_TO_DEVICE : !ms__is_cuda(to) ? MS_TO_HOST : MS_ON_DEVICE;
     if (way == MS_TO_HOST) MS_TRY(poll_streams(index, MS_STREAM_COMPUTE));  // the driver's wait checks no peers
-    MS_TRY(table->copy(index, 0, dst, src, bytes, way));
-    return way == MS_TO_HOST ? table->sync(index, 0) : MS_OK;
+    MS_TRY(table->copy(index, MS_STREAM_COMPUTE, dst, src, bytes, way));
+    return way == MS_TO_HOST ? wait_for(index, MS_STREAM_COMPUTE) : MS_OK;
 }
 
 ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes)

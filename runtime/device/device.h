@@ -226,3 +226,8 @@ ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes);
 }
 #endif
 #endif
+// How often the host has waited for all work of each GPU's compute stream.
+extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
+// Waits for all streams of a GPU, without retiring records. Fails where a peer's GPU keeps this one from ending its
+// work (comm/gpu_wait.c).
+ms_status ms__cuda_settle(int index);

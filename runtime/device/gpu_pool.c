@@ -58,12 +58,12 @@ static bool is_kept(const void *base)
 }
 
 // Returns free memory to the driver after kernels have finished using it: slabs, and blocks that are allocations of
-// their own. Parts of chunks are kept.
-static void empty_cache(int index)
+// their own. Parts of chunks are kept. Fails if the GPU cannot end its work.
+static ms_status empty_cache(int index)
 {
     const ms_cuda_table *t = ms__cuda();
     gpu *g = &gpus[index];
-    if (!t || t->sync(index, -1)) return;
+    MS_TRY(ms__cuda_settle(index));
     size_t bytes;
     for (void *base; (base = ms__slab_remove(&g->slabs, is_kept, &bytes));) {
         t->free(index, base);
@@ -82,13 +82,14 @@ static void empty_cache(int index)
         }
         g->free[c] = stay;
     }
+    return MS_OK;
 }
 
 static ms_status driver_alloc(void **out, int index, size_t size)
 {
     ms_status st = ms__cuda()->alloc(index, size, out);
     if (st == MS_ENOMEM) {
-        empty_cache(index);
+        MS_TRY(empty_cache(index));
         st = ms__cuda()->alloc(index, size, out);
     }
     if (st == MS_OK) ms__add_reserved(&gpus[index].use, size);
@@ -202,8 +203,8 @@ void ms__gpu_free(ms_block *b)
     size_t size;
     const ms_cuda_table *t = ms__cuda();
     if (MS_UNLIKELY(ms__borrowed(b))) {
-        t->sync(index, -1);  // kernels may still use the memory
-        t->close(index, b->data);
+        // Kernels may still use the memory. If they never end, it stays mapped.
+        if (ms__cuda_settle(index) == MS_OK) t->close(index, b->data);
         ms__return(b);
         ms__header_drop(b);
         return;
@@ -279,5 +280,5 @@ void ms__gpu_empty_caches(void)
 {
     reclaim();
     for (int k = 0; ms__cuda() && k < MS_CUDA_DEVICES; k++)
-        if (gpus[k].use.reserved) empty_cache(k);
+        if (gpus[k].use.reserved) (void)empty_cache(k);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ops/cuda.c -- the table of engine functions for the CUDA plugin (ops/cuda.h).
 #include "ops/cuda.h"
+#include "ops/queued.h"
 #include "cpu/cpu.h"
 #include "rows/ops.h"
 
@@ -25,6 +26,7 @@ static const ms_cuda_engine engine = {
     .apart = ms__cpu_apart,
     .largest_below = ms__largest_below,
     .reduced_dims = ms__reduced_dims,
+    .queued_text = ms__queued_text,
 };
 
 __attribute__((constructor)) static void offer(void)

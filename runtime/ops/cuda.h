@@ -29,6 +29,7 @@ typedef struct ms_cuda_engine {
     ms_status (*apart)(ms_tensor **use, const ms_tensor *o, ms_tensor *x);
     double (*largest_below)(int dtype, double x);
     unsigned (*reduced_dims)(const ms_tensor *x, int n, const int64_t *d);
+    void (*queued_text)(int index, char *text, size_t n);
 } ms_cuda_engine;
 
 #endif

@@ -17,6 +17,7 @@
 #include "ops/captured.h"
 #include "ops/families.h"
 #include "ops/op.h"
+#include "ops/queued.h"
 
 // ---- the table --------------------------------------------------------------------------------
 
@@ -189,15 +190,13 @@ static bool sync_each(void)
     }
     return on;
 }
-static ms_status finish(const ms_call *c, int device)
+// st: what the kernel of a call on a GPU returned.
+static ms_status finish(const ms_call *c, int device, ms_status st)
 {
-    ms_status st = ms__cuda_sync(device, -1);
-    if (st == MS_OK) return st;
-    char why[600], given[600] = "";
-    snprintf(why, sizeof why, "%s", ms_error());
-    for (int k = 0; k < c->n_in; k++)
-        if (c->in[k]) ms__append(given, sizeof given, "%s%s", *given ? ", " : "", ms__tensor_text(c->in[k]));
-    return ms__fail(st, "%s(%s): %s", c->op->name, given, why);
+    if (MS_UNLIKELY(st != MS_OK)) return ms__call_failed(c, st);
+    if (MS_LIKELY(!sync_each())) return MS_OK;
+    st = ms__cuda_sync(device, -1);
+    return st == MS_OK ? MS_OK : ms__call_named(c, st);
 }
 
 // Lets elementwise operators take a 0-dim CPU tensor beside tensors of another device: copies it to that device, unless
@@ -326,8 +325,9 @@ static ms_status dispatch(ms_call *c, bool record)
         ms_status (*run)(ms_call *) = kernel_for(op, device);
         if (MS_LIKELY(run != NULL)) {
             st = MS_UNLIKELY(ms__capturing != NULL) ? ms__capture_call(c, run, drawn) : run(c);
-            if (MS_UNLIKELY(device == MS_CUDA && sync_each() && st == MS_OK))
-                st = finish(c, ms__device(c->n_out ? c->out[0] : first));
+            int gpu = device == MS_CUDA ? ms__device(c->n_out ? c->out[0] : first) : MS_CPU;
+            if (MS_UNLIKELY(gpu != MS_CPU)) ms__note_call(gpu, c);
+            if (MS_UNLIKELY(gpu != MS_CPU)) st = finish(c, gpu, st);
         } else if (!(op->flags & MS_OP_VIEW)) {
             st = ms__fail(MS_EUNSUPPORTED,
                           "%s: there is no kernel of this operator for device '%s' yet: argument 1 is %s", op->name,

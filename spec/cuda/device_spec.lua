@@ -93,6 +93,33 @@ describe("ms.cuda", function()
     assert.matches("^true\t[^\n]*\n[^\n]*embedding: id 9 is out of range, expected 0 or more and below 4", job.stdout:gsub("\n +", " "))
   end)
 
+  it("lists the work from which an error of a kernel may come, with shapes", function()
+    local source = [[
+      local ms = require "moonshard"
+      local x = ms.ones(3, 4, { device = "cuda" })
+      x:exp()
+      print(x:sum():item())                              -- the exp above has ended
+      local y = (x + x):to("bfloat16"):relu()
+      print(select(2, pcall(ms.cuda.synchronize)))
+      print(select(2, pcall(function() return x * 2 end)))]]
+    local out = process.script(source, { MOONSHARD_CUDA = "emulated",
+      MOONSHARD_EMULATOR = "fail:cudaStreamSynchronize:2:719" }).stdout
+    local list = "relu%(bfloat16 %[3, 4%]%), cast%(float32 %[3, 4%]%), add%(float32 %[3, 4%], float32 %[3, 4%]%)%."
+    assert.matches("^12\n[^\n]*cuda:0: cudaStreamSynchronize, [^\n]* %(CUDA error 719%); this process cannot use its GPUs any more%. "
+      .. "The cause may be work that the GPU had not ended, newest first: " .. list, out)
+    assert.not_matches("exp%(", out)
+    assert.matches("\n[^\n]*mul_scalar%(float32 %[3, 4%] cuda:0%): cuda:0: ", out)
+  end)
+
+  it("names the operator and shapes of a launch that fails", function()
+    local out = process.script([[
+      local ms = require "moonshard"
+      local x = ms.ones(3, 4, { device = "cuda" })
+      print(select(2, pcall(function() return x + x end)))
+      print((x + x):sum():item())]], { MOONSHARD_CUDA = "emulated", MOONSHARD_EMULATOR = "fail:cudaLaunchKernel:2:9" }).stdout
+    assert.matches("add%(float32 %[3, 4%][^\n]*%): cuda:0: add, launching [^\n]*CUDA error 9%)\n24\n$", out)
+  end)
+
   it("never selects the emulated GPU by default", function()
     local job = process.script("local ms = require 'moonshard' print(ms.cuda.is_available() and ms.cuda.device_name() or 'none')", { MOONSHARD_CUDA = false })
     assert.is_nil(job.stdout:find "emulated")

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+// ops/queued.c -- a ring of the latest work for each GPU.
+#include <stdio.h>
+
+#include "device/device.h"
+#include "ops/queued.h"
+
+// KEPT: entries of a ring; LISTED: those that a text has at most. SHOWN, DIMS: the tensors of a call, and their
+// dimensions, that are kept.
+enum { KEPT = 32, LISTED = 8, SHOWN = 3, DIMS = 5 };
+typedef struct {
+    const char *what;
+    uint64_t waits;  // how often the host had waited for the GPU
+    int n_in;
+    struct {
+        uint8_t dtype, ndim;
+        int64_t shape[DIMS];
+    } in[SHOWN];
+} entry;
+static struct {
+    entry entries[KEPT];
+    uint64_t n;  // entries so far
+} rings[MS_CUDA_DEVICES];
+
+static entry *next_entry(int device, const char *what)
+{
+    int index = ms__index(device);
+    entry *e = &rings[index].entries[rings[index].n++ % KEPT];
+    e->what = what;
+    e->waits = ms__cuda_waits[index];
+    e->n_in = 0;
+    return e;
+}
+
+void ms__note_queued(int device, const char *what)
+{
+    if (ms__is_cuda(device)) next_entry(device, what);
+}
+
+void ms__note_call(int device, const ms_call *c)
+{
+    entry *e = next_entry(device, c->op->name);
+    for (int k = 0; k < c->n_in && e->n_in < SHOWN; k++) {
+        const ms_tensor *t = c->in[k];
+        if (!t) continue;
+        e->in[e->n_in].dtype = t->dtype;
+        e->in[e->n_in].ndim = t->ndim;
+        memcpy(e->in[e->n_in++].shape, t->shape, sizeof e->in->shape);
+    }
+}
+
+static void append(const entry *e, char *text, size_t n)
+{
+    ms__append(text, n, "%s", e->what);
+    for (int k = 0; k < e->n_in; k++) {
+        int shown = e->in[k].ndim < DIMS ? e->in[k].ndim : DIMS;
+        ms__append(text, n, "%s%s %s%s", k ? ", " : "(", ms__dtype_name(e->in[k].dtype),
+                   ms__shape_text(shown, e->in[k].shape), e->in[k].ndim > DIMS ? " and more" : "");
+    }
+    if (e->n_in) ms__append(text, n, ")");
+}
+
+void ms__queued_text(int index, char *text, size_t n)
+{
+    uint64_t last = rings[index].n, listed = 0;
+    *text = 0;
+    for (uint64_t k = last; k > 0 && k + KEPT > last; k--) {
+        const entry *e = &rings[index].entries[(k - 1) % KEPT];
+        if (e->waits != ms__cuda_waits[index]) break;
+        if (listed++ == LISTED) {
+            ms__append(text, n, ", earlier ones");
+            break;
+        }
+        if (listed > 1) ms__append(text, n, ", ");
+        append(e, text, n);
+    }
+}
+
+ms_status ms__call_named(const ms_call *c, ms_status st)
+{
+    char why[3000], given[600] = "";
+    snprintf(why, sizeof why, "%s", ms_error());
+    for (int k = 0; k < c->n_in; k++)
+        if (c->in[k]) ms__append(given, sizeof given, "%s%s", *given ? ", " : "", ms__tensor_text(c->in[k]));
+    return ms__fail(st, "%s(%s): %s", c->op->name, given, why);
+}
+
+ms_status ms__call_failed(const ms_call *c, ms_status st)
+{
+    return strncmp(ms_error(), "cuda:", 5) == 0 ? ms__call_named(c, st) : st;
+}

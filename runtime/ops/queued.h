@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// ops/queued.h -- the work that was queued on each GPU last. An error of a kernel is seen by a later call, whichever it
+// is; its message lists the operators that may have caused it. Used by the engine thread; other threads may read.
+#ifndef MS_OPS_QUEUED_H
+#define MS_OPS_QUEUED_H
+
+#include "ops/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void ms__note_call(int device, const ms_call *c);       // before a call of an operator is queued
+void ms__note_queued(int device, const char *what);     // before other work is; `what` must stay valid
+void ms__queued_text(int index, char *text, size_t n);  // the work since the host last waited for the GPU, newest first
+// Both add the operator and its tensors to the text of the current error, st, and return st. failed: only if it is an
+// error of CUDA.
+ms_status ms__call_named(const ms_call *c, ms_status st);
+ms_status ms__call_failed(const ms_call *c, ms_status st);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
