@@ -949,8 +949,9 @@ MS_API ms_status ms_capture_results(ms_captured *c, int n, const ms_id *results,
 MS_API ms_status ms_capture_end(ms_captured *c);
 MS_API ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out);
 MS_API void ms_capture_free(ms_captured *c);
-// bytes: the memory that only the step uses; work: the number of pieces of work that it repeats.
-MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work);
+// bytes: the memory that only the step uses; work: the number of pieces of work that it repeats. After the first
+// repetition: graphs, the number of its CUDA graphs; graphed, the number of pieces of work that these contain.
+MS_API void ms_capture_info(const ms_captured *c, double *bytes, double *work, double *graphs, double *graphed);
 // Whether the step has collectives of several ranks: peers then wait for a rank that cannot repeat it, so its error
 // must be published (ms_dist_publish_error). ms_capture_repeat publishes its own.
 MS_API int ms_capture_sends(const ms_captured *c);

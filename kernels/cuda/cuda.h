@@ -83,6 +83,23 @@ static inline ms_tensor *ms__grad_out(const ms_call *c, int k)
     return mask >> k & 1 ? c->out[__builtin_popcountll((uint64_t)mask & (((uint64_t)1 << k) - 1))] : NULL;
 }
 
+// The seed and offset of a call's random numbers (ops/philox.h). Kernels get them from rng_now, because a launch in a
+// CUDA graph reads those of its repetition from memory.
+struct rng {
+    uint64_t seed, offset;
+    const uint64_t *there;  // in a graph: the seed, and after it the offset; NULL: not in a graph
+};
+static inline rng rng_of(const ms_call *c) { return { c->saved_rng[0], c->saved_rng[1], c->rng_there }; }
+// Of the gradient of a call with random numbers (MS_OP_SEEDED): those of that call.
+static inline rng rng_of_seeded(const ms_call *c)
+{
+    return { (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2], c->rng_there };
+}
+static __device__ inline rng rng_now(const rng &r)
+{
+    return { r.there ? r.there[0] : r.seed, r.there ? r.there[1] : r.offset, NULL };
+}
+
 // The first n inputs of a call, made contiguous; NULL where an input is absent. Released at the end of the scope.
 struct held_inputs {
     ms_tensor *in[8] = {};

@@ -187,8 +187,7 @@ static ms_status to_device(int index, void *there, const void *here, size_t byte
 }
 
 // All jobs must be of one optimizer.
-ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
-                         const ms_cuda_clip *clip)
+ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_clip *clip)
 {
     static void (*const kernels[])(int, const ms_optim_job *, int64_t, clip_norm) = {
 #define OPTIMIZER(NAME, FORMULA) optim_kernel<KIND_##NAME>,
@@ -203,15 +202,17 @@ ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blo
                  0,
                  clip->max_norm,
                  clip->norm };
+    if (p->n == 0) return MS_OK;
+    auto run = [&](const ms_optim_job *there) {
+        return launch("optimizer", index, kernels[p->jobs->kind], p->blocks, BLOCK, p->n, there, p->block, norm);
+    };
+    if (p->there) return run(p->there);
     ms_block *there;
-    size_t bytes = (size_t)n * sizeof *jobs;
-    if (n == 0) return MS_OK;
+    size_t bytes = (size_t)p->n * sizeof *p->jobs;
     MS_TRY(ms__alloc(&there, MS_CUDA | index << 8, bytes, "optimizer"));
     ms_status st = ms__cuda_use(index);
-    if (st == MS_OK) st = to_device(index, there->data, jobs, bytes, n);
-    if (st == MS_OK)
-        st = launch("optimizer", index, kernels[jobs->kind], blocks, BLOCK, n, (const ms_optim_job *)there->data, block,
-                    norm);
+    if (st == MS_OK) st = to_device(index, there->data, p->jobs, bytes, p->n);
+    if (st == MS_OK) st = run((const ms_optim_job *)there->data);
     ms__free(there);
     return st;
 }
@@ -340,14 +341,15 @@ __global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const do
 // owners.
 struct norm_room {
     double *sums, *pieces;
-    ms_norm_part *list;
+    const ms_norm_part *list;
     int *owners;
     explicit norm_room(const ms_norm_job *j)
     {
         sums = (double *)j->room->data;
         pieces = sums + j->owners;
-        list = (ms_norm_part *)(pieces + j->blocks);
-        owners = (int *)(list + j->n);
+        ms_norm_part *own = (ms_norm_part *)(pieces + j->blocks);
+        list = j->there ? j->there : own;
+        owners = (int *)(own + j->n);
     }
 };
 
@@ -367,10 +369,10 @@ ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
     MS_TRY(ms__alloc(&j->room, MS_CUDA | index << 8, bytes, "clip_grad_norm_"));
     norm_room r(j);
     ms_status st = ms__cuda_use(index);
-    if (st == MS_OK) st = to_device(index, r.list, list, (size_t)j->n * sizeof *list, j->n);
+    if (st == MS_OK && !j->there) st = to_device(index, (void *)r.list, list, (size_t)j->n * sizeof *list, j->n);
     if (st == MS_OK)
         st = launch_blocks("clip_grad_norm_", index, j->p == 2 ? norm_kernel<true> : norm_kernel<false>, j->blocks,
-                           BLOCK, j->n, (const ms_norm_part *)r.list, j->piece, j->p, r.pieces, r.owners);
+                           BLOCK, j->n, r.list, j->piece, j->p, r.pieces, r.owners);
     if (st == MS_OK)
         st = launch_blocks("clip_grad_norm_", index, norm_join_kernel, j->owners, BLOCK, j->blocks, j->p,
                            (const double *)r.pieces, (const int *)r.owners, r.sums);
@@ -381,15 +383,15 @@ ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, do
 {
     norm_room r(j);
     clip_norm norm = { total ? NULL : r.sums, j->owners, dtype, j->p, total ? *total : 0, max_norm, out };
-    return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j,
-                  (const ms_norm_part *)r.list, norm);
+    return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j, r.list,
+                  norm);
 }
 
 ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop)
 {
     norm_room r(j);
-    return launch_blocks("unscale_", index, unscale_kernel, j->blocks, BLOCK, *j, (const ms_norm_part *)r.list,
-                         (const double *)r.sums, inverse, found, stop);
+    return launch_blocks("unscale_", index, unscale_kernel, j->blocks, BLOCK, *j, r.list, (const double *)r.sums,
+                         inverse, found, stop);
 }
 
 // ---- sums computed by the transport's library (NCCL) ----

@@ -7,8 +7,9 @@
 enum { UNIFORM, NORMAL, INTEGERS, TRUNCATED };
 
 struct draw {
-    uint64_t seed, offset, place;  // place: the position of out[0] in the whole tensor; 0 unless `out` is a shard
-    double f[4], limit;            // the distribution's parameters; limit: of UNIFORM, the largest value to give
+    rng random;
+    uint64_t place;      // the position of out[0] in the whole tensor; 0 unless `out` is a shard
+    double f[4], limit;  // the distribution's parameters; limit: of UNIFORM, the largest value to give
     ms_truncated truncated;
     int dtype, kind;
     int64_t n;
@@ -16,14 +17,14 @@ struct draw {
 };
 
 // Gets the block of four words that two elements share: element k, at an even position of the whole tensor, and k + 1.
-static __device__ __forceinline__ void draw_words(const draw &d, int64_t k, uint32_t *w)
+static __device__ __forceinline__ void draw_words(const draw &d, const rng &r, int64_t k, uint32_t *w)
 {
-    ms_philox(d.seed, d.offset, (d.place + (uint64_t)k) >> 1, &w[0], &w[1], &w[2], &w[3]);
+    ms_philox(r.seed, r.offset, (d.place + (uint64_t)k) >> 1, &w[0], &w[1], &w[2], &w[3]);
 }
-static __device__ __forceinline__ void draw_floats(const draw &d, int64_t k, float *v)
+static __device__ __forceinline__ void draw_floats(const draw &d, const rng &r, int64_t k, float *v)
 {
     uint32_t w[4];
-    draw_words(d, k, w);
+    draw_words(d, r, k, w);
     if (d.kind == NORMAL) return ms_draw_normal_f32(w[0], w[2], (float)d.f[0], (float)d.f[1], &v[0], &v[1]);
     UNROLL
     for (int h = 0; h < 2; h++)
@@ -31,19 +32,19 @@ static __device__ __forceinline__ void draw_floats(const draw &d, int64_t k, flo
                    ? ms_draw_uniform_f32(w[2 * h], (float)d.f[0], (float)(d.f[1] - d.f[0]), (float)d.limit)
                    : (float)ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 0);
 }
-static __device__ inline void draw_doubles(const draw &d, int64_t k, double *v)
+static __device__ inline void draw_doubles(const draw &d, const rng &r, int64_t k, double *v)
 {
     uint32_t w[4];
-    draw_words(d, k, w);
+    draw_words(d, r, k, w);
     if (d.kind == NORMAL) return ms_draw_normal_f64(w, d.f[0], d.f[1], v);
     for (int h = 0; h < 2; h++)
         v[h] = d.kind == UNIFORM ? ms_draw_uniform_f64(w[2 * h], w[2 * h + 1], d.f[0], d.f[1] - d.f[0], d.limit)
                                  : ms_draw_truncated(w[2 * h], w[2 * h + 1], &d.truncated, 1);
 }
-static __device__ inline void draw_integers(const draw &d, int64_t k, int64_t *v)
+static __device__ inline void draw_integers(const draw &d, const rng &r, int64_t k, int64_t *v)
 {
     uint32_t w[4];
-    draw_words(d, k, w);
+    draw_words(d, r, k, w);
     int64_t low = (int64_t)d.f[0];
     uint64_t width = (uint64_t)(int64_t)d.f[1] - (uint64_t)low;
     for (int h = 0; h < 2; h++) v[h] = ms_draw_integer(w[2 * h], w[2 * h + 1], low, width);
@@ -55,9 +56,10 @@ static __device__ inline int64_t first_of(const draw &d) { return GLOBAL_INDEX *
 template <class T, class F> static __device__ __forceinline__ void draw_each(const draw &d, const F &make)
 {
     int64_t k = first_of(d);
+    rng r = rng_now(d.random);
     for (int j = 0; j < WIDE && k + j < d.n; j += 2) {
         T v[2];
-        make(d, k + j, v);
+        make(d, r, k + j, v);
         for (int h = 0; h < 2; h++)
             if (k + j + h >= 0 && k + j + h < d.n) store<T>(d.dtype, d.out, k + j + h, v[h]);
     }
@@ -73,8 +75,9 @@ template <class S> __global__ void draw_kernel(draw d)
         S *to = (S *)d.out + k;
         float v[WIDE];
         if (k >= d.n) return;
+        rng r = rng_now(d.random);
         UNROLL
-        for (int j = 0; j < WIDE; j += 2) draw_floats(d, k + j, v + j);
+        for (int j = 0; j < WIDE; j += 2) draw_floats(d, r, k + j, v + j);
         if (k >= 0 && k + WIDE <= d.n && is_wide(to)) store_wide(to, v);
         else UNROLL
         for (int j = 0; j < WIDE; j++)
@@ -87,8 +90,7 @@ static ms_status fill(ms_call *c, int kind, int n_f)
     ms_tensor *t = c->out[0], *whole;
     if (t->numel == 0) return MS_OK;
     draw d = {};
-    d.seed = c->saved_rng[0];
-    d.offset = c->saved_rng[1];
+    d.random = rng_of(c);
     d.place = c->n_i ? (uint64_t)c->i[0] : 0;
     for (int k = 0; k < n_f; k++) d.f[k] = c->f[k];
     d.dtype = t->dtype;
@@ -119,7 +121,8 @@ static ms_status run_trunc_normal(ms_call *c) { return fill(c, TRUNCATED, 4); }
 // ---- dropout: four elements per block of words; an element is kept where its word is not below the limit ----
 
 struct dropout {
-    uint64_t seed, offset, limit;
+    rng random;
+    uint64_t limit;
     double scale;
 };
 template <class S, class T> __global__ void dropout_kernel(int64_t n, const S *x, S *y, dropout d)
@@ -133,9 +136,10 @@ template <class S, class T> __global__ void dropout_kernel(int64_t n, const S *x
     if (whole) load_wide(x, v);
     else UNROLL
     for (int j = 0; j < WIDE; j++) v[j] = k + j < n ? load_one<T>(x + j) : 0;
+    rng r = rng_now(d.random);
     UNROLL
     for (int j = 0; j < WIDE; j += 4)
-        ms_philox(d.seed, d.offset, (uint64_t)(k + j) >> 2, &w[j], &w[j + 1], &w[j + 2], &w[j + 3]);
+        ms_philox(r.seed, r.offset, (uint64_t)(k + j) >> 2, &w[j], &w[j + 1], &w[j + 2], &w[j + 3]);
     UNROLL
     for (int j = 0; j < WIDE; j++) v[j] = d.limit <= 0xffffffffu && w[j] >= (uint32_t)d.limit ? v[j] * (T)d.scale : 0;
     if (whole) store_wide(y, v);
@@ -147,7 +151,7 @@ static ms_status run_dropout(ms_call *c)
 {
     ms_tensor *x, *y = c->out[0];
     double p = c->f[0];
-    dropout d = { c->saved_rng[0], c->saved_rng[1], (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0 };
+    dropout d = { rng_of(c), (uint64_t)(p * 4294967296.0), p < 1 ? 1 / (1 - p) : 0.0 };
     MS_TRY(ms__contiguous(&x, c->in[0]));
     grid g = grid_of(up(y->numel, WIDE));
     ms_status st;

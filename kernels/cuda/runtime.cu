@@ -429,8 +429,7 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
 
 // ---- the table ----
 
-ms_status ms__cuda_optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
-                         const ms_cuda_clip *clip);
+ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_clip *clip);
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);

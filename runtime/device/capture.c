@@ -8,14 +8,29 @@
 
 enum { CHUNK = 1 << 16, ALIGN = 16 };
 
+typedef struct {
+    void *graph;              // the CUDA graph
+    ms_captured_work *after;  // the work after that of the graph
+    ms_captured_work *first;  // the first of its pieces that advance, linked by `later`; NULL: none
+    // The numbers of all its pieces: where the host writes them, and on the device. bytes 0: there are none
+    char *here;
+    ms_block *there;
+    size_t bytes;
+} graph;
+
+typedef struct {
+    int index;  // of the GPU
+    ms_fixed how;
+    size_t at;  // where its numbers are among those of the graph
+    ms_captured_work *later;
+    graph *graph;  // the graph that begins with this work; NULL: none
+} fixed;
+
 struct ms_captured_work {
     ms_captured_work *next;
-    int gpu;      // fixed work: 1 + index of its GPU; 0: other work
-    void *graph;  // CUDA graph of the work from here to before `after`; NULL: no graph begins here
-    ms_captured_work *after;
     ms_repeat_fn repeat;
     void (*drop)(void *arg);
-    size_t bytes;
+    fixed *fixed;  // NULL: the work is not fixed
     _Alignas(ALIGN) char arg[];
 };
 
@@ -61,9 +76,12 @@ ms_status ms__capture_refuse(const char *fmt, ...)
     return st;
 }
 
-void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes)
+static size_t aligned(size_t bytes) { return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1); }
+
+// Memory for `bytes` bytes, which lives as long as the step. NULL: there is none, and the step is refused.
+static void *take(ms_captured *c, size_t bytes)
 {
-    size_t need = (sizeof(ms_captured_work) + bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
+    size_t need = aligned(bytes);
     ms_captured_chunk *k = c->chunks;
     if (!k || k->size - k->used < need) {
         size_t size = need > CHUNK ? need : CHUNK;
@@ -74,10 +92,17 @@ void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *a
         *k = (ms_captured_chunk) { .older = c->chunks, .size = size };
         c->chunks = k;
     }
-    ms_captured_work *w = (ms_captured_work *)(k->bytes + k->used);
+    void *p = k->bytes + k->used;
     k->used += need;
-    *w = (ms_captured_work) { .repeat = repeat, .drop = drop, .bytes = bytes };
-    memset(w->arg, 0, bytes);
+    return memset(p, 0, need);
+}
+
+void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes)
+{
+    ms_captured_work *w = take(c, sizeof *w + bytes);
+    if (!w) return NULL;
+    w->repeat = repeat;
+    w->drop = drop;
     if (c->last) c->last->next = w;
     else c->first = w;
     c->last = w;
@@ -94,9 +119,13 @@ ms_captured_work *ms__capture_mark(ms_captured *c)
 
 void ms__capture_skip_to(ms_captured *c, ms_captured_work *mark) { c->next = mark; }
 
-void ms__capture_fixed(ms_captured *c, int device)
+void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how)
 {
-    if (c->last && ms__is_cuda(device)) c->last->gpu = 1 + ms__index(device);
+    fixed *f = c->last && ms__is_cuda(device) ? take(c, sizeof *f) : NULL;
+    if (!f) return;
+    f->index = ms__index(device);
+    if (how) f->how = *how;
+    c->last->fixed = f;
 }
 
 // ---- events -------------------------------------------------------------------------------------
@@ -167,28 +196,70 @@ static bool graphs_on(void)
     return on;
 }
 
-// Makes a graph of the fixed work from `first` on. The temporary memory of its kernels stays pinned as long as the
-// graph exists; all work of the graph may use the same blocks, because it runs in order. False if there can be no
-// graph; then nothing has run.
+static bool same_gpu(const ms_captured_work *a, const ms_captured_work *b)
+{
+    return a && b && a->fixed && b->fixed && a->fixed->index == b->fixed->index;
+}
+
+static void drop_graph(graph *g)
+{
+    free(g->here);
+    ms__free(g->there);
+    *g = (graph) { 0 };
+}
+
+// Lists the pieces of g, which begins with `first`, that advance, and makes room for their numbers. False: no memory.
+static bool plan_graph(graph *g, ms_captured_work *first)
+{
+    ms_captured_work *w = first, **end = &g->first;
+    for (; same_gpu(first, w); w = w->next) {
+        fixed *f = w->fixed;
+        f->at = g->bytes;
+        g->bytes += aligned(f->how.bytes);
+        if (!f->how.advance) continue;
+        *end = w;
+        end = &f->later;
+    }
+    *end = NULL;
+    g->after = w;
+    if (!g->bytes) return true;
+    int device = MS_CUDA | first->fixed->index << 8;
+    return (g->here = calloc(1, g->bytes)) && ms__alloc(&g->there, device, g->bytes, "captured step") == MS_OK;
+}
+
+static ms_status queue(ms_captured_work *w, ms_captured *c, const graph *g)
+{
+    const fixed *f = w->fixed;
+    if (!f->how.queue) return w->repeat(w->arg, c);
+    return f->how.queue(w->arg, c, f->how.bytes ? (char *)g->there->data + f->at : NULL);
+}
+
+// Makes a graph of the fixed work from `first` on. All memory that this allocates stays pinned as long as the graph
+// exists: the graph's numbers, and temporary memory of its kernels. All work of the graph may use the same temporary
+// blocks, because it runs in order. False if there can be no graph; then nothing has run.
 static bool make_graph(ms_captured *c, ms_captured_work *first)
 {
     const ms_cuda_table *t = ms__cuda();
-    ms_captured_work *w = first;
-    int index = first->gpu - 1;
-    if (!c->room && !(c->room = ms__pins_new())) return false;
-    if (t->graphs.begin(index) != MS_OK) return false;
+    int index = first->fixed->index, n = 0;
+    graph *g = take(c, sizeof *g);
+    if (!g || (!c->room && !(c->room = ms__pins_new()))) return false;
     ms__pinning = c->room;
-    ms_status st = MS_OK;
-    for (; w && w->gpu == first->gpu && st == MS_OK; w = w->next) st = w->repeat(w->arg, c);
+    bool made = plan_graph(g, first) && t->graphs.begin(index) == MS_OK;
+    if (made) {
+        ms_status st = MS_OK;
+        for (ms_captured_work *w = first; w != g->after && st == MS_OK; w = w->next, n++) st = queue(w, c, g);
+        made = t->graphs.end(index, &g->graph) == MS_OK && st == MS_OK;
+    }
     ms__pinning = NULL;
-    void *graph = NULL;
-    ms_status ended = t->graphs.end(index, &graph);
-    if (st == MS_OK && ended == MS_OK) {
-        first->graph = graph;
-        first->after = w;
+    if (made) {
+        first->fixed->graph = g;
+        c->gpu = MS_CUDA | index << 8;
+        c->n_graphs++;
+        c->n_graphed += n;
         return true;
     }
-    if (ended == MS_OK) t->graphs.drop(index, graph);
+    if (g->graph) t->graphs.drop(index, g->graph);
+    drop_graph(g);
     return false;
 }
 
@@ -198,8 +269,21 @@ static void make_graphs(ms_captured *c)
 {
     c->graphed = true;
     if (!graphs_on()) return;
-    for (ms_captured_work *w = c->first; w; w = w->graph ? w->after : w->next)
-        if (w->gpu && w->next && w->next->gpu == w->gpu && !make_graph(c, w)) return;
+    for (ms_captured_work *w = c->first; w; w = w->fixed && w->fixed->graph ? w->fixed->graph->after : w->next)
+        if (same_gpu(w, w->next) && !make_graph(c, w)) return;
+}
+
+// Launches the graph that begins with w. The copy of the numbers does not wait: the driver has read them when it
+// returns.
+static ms_status launch_graph(ms_captured *c, const ms_captured_work *w)
+{
+    const ms_cuda_table *t = ms__cuda();
+    const graph *g = w->fixed->graph;
+    int index = w->fixed->index;
+    for (ms_captured_work *k = g->first; k; k = k->fixed->later)
+        k->fixed->how.advance(k->arg, c, g->here + k->fixed->at);
+    if (g->bytes) MS_TRY(t->copy(index, MS_STREAM_COMPUTE, g->there->data, g->here, g->bytes, MS_TO_DEVICE));
+    return t->graphs.launch(index, g->graph);
 }
 
 // ---- repetitions --------------------------------------------------------------------------------
@@ -210,8 +294,13 @@ ms_status ms__captured_repeat(ms_captured *c)
     if (MS_UNLIKELY(!c->graphed)) make_graphs(c);
     for (ms_captured_work *w = c->first; w && st == MS_OK; w = c->next) {
         if (MS_UNLIKELY(ms__state.interrupted) && (st = ms__check_interrupt()) != MS_OK) break;
-        c->next = w->graph ? w->after : w->next;
-        st = w->graph ? ms__cuda()->graphs.launch(w->gpu - 1, w->graph) : w->repeat(w->arg, c);
+        if (MS_UNLIKELY(w->fixed && w->fixed->graph)) {
+            c->next = w->fixed->graph->after;
+            st = launch_graph(c, w);
+        } else {
+            c->next = w->next;
+            st = w->repeat(w->arg, c);
+        }
     }
     return c->n_events || st != MS_OK ? settle(c, st) : MS_OK;
 }
@@ -219,7 +308,10 @@ ms_status ms__captured_repeat(ms_captured *c)
 void ms__captured_drop(ms_captured *c)
 {
     for (ms_captured_work *w = c->first; w; w = w->next) {
-        if (w->graph) ms__cuda()->graphs.drop(w->gpu - 1, w->graph);
+        graph *g = w->fixed ? w->fixed->graph : NULL;
+        // A graph that never ends, because a peer's GPU hangs, stays, and the job is ending.
+        if (g && ms__cuda_settle(w->fixed->index) != MS_ECOMM) ms__cuda()->graphs.drop(w->fixed->index, g->graph);
+        if (g) drop_graph(g);
         if (w->drop) w->drop(w->arg);
     }
     while (c->chunks) {

@@ -11,8 +11,9 @@
 // freed, so the list can repeat the recorded order of uses.
 //
 // The first repetition makes CUDA graphs of sequences of fixed work on a GPU (ms__capture_fixed), later ones launch
-// them. All other work, such as optimizers' passes and random numbers, whose arguments change, is queued piece by
-// piece.
+// them. What changes between the repetitions of fixed work, such as the offset of random numbers and the factors of an
+// optimizer, lies in memory of the device, into which the host copies it before it launches the graph. All other work
+// is queued piece by piece.
 #ifndef MS_CAPTURE_H
 #define MS_CAPTURE_H
 
@@ -29,13 +30,25 @@ typedef ms_status (*ms_repeat_fn)(void *arg, ms_captured *c);
 typedef struct ms_captured_work ms_captured_work;
 typedef struct ms_captured_chunk ms_captured_chunk;
 
+// How a piece of work becomes part of a CUDA graph. Its *numbers* are `bytes` bytes that change between repetitions.
+typedef struct ms_fixed {
+    // Queues the launches of the work, while they are recorded as part of the graph. At each launch of the graph the
+    // numbers are at `there`, on the device. NULL: the work's repeat function does it.
+    ms_status (*queue)(void *arg, ms_captured *c, void *there);
+    // Before each launch of the graph: writes the numbers to `here`, and does what a repetition of the work does on the
+    // host. The pieces of a graph advance in their order. NULL: nothing changes.
+    void (*advance)(void *arg, ms_captured *c, void *here);
+    size_t bytes;
+} ms_fixed;
+
 struct ms_captured {
     ms_captured_work *first, *last;
     ms_captured_chunk *chunks;
-    int n_work;
+    int n_work, n_graphs, n_graphed;  // n_graphed: pieces of work that are parts of graphs
     ms_pins *pins;
-    ms_pins *room;  // temporary memory of kernels in graphs; NULL: there are no graphs
+    ms_pins *room;  // memory of graphs: temporary memory of their kernels, numbers. NULL: there are no graphs
     bool graphed;   // graphs have been made, or are not possible
+    int gpu;        // the device of the graph that was made last; MS_CPU: there is none
     char *refusal;  // why the step cannot be captured; NULL: so far it can
     // Events of queued work, by number from 1. A piece of work that queues something sets its event; a later piece
     // waits for that event.
@@ -67,9 +80,9 @@ void ms__capture_resume(ms_captured *c);
 // NULL: nothing. Returns NULL if there is no memory: the work goes on, and the step is refused when its recording ends.
 void *ms__capture_work(ms_captured *c, ms_repeat_fn repeat, void (*drop)(void *arg), size_t bytes);
 void ms__capture_no_memory(ms_captured *c);
-// States that the work that was added last only queues the same launches on the compute stream of a GPU, with the same
-// arguments, in every repetition, and changes nothing else.
-void ms__capture_fixed(ms_captured *c, int device);
+// States that the work that was added last only queues the same launches on the compute stream of a GPU in every
+// repetition, with the same arguments, apart from what `how` does (NULL: nothing).
+void ms__capture_fixed(ms_captured *c, int device, const ms_fixed *how);
 // Adds a piece of work that does nothing, and returns it. NULL: no memory.
 ms_captured_work *ms__capture_mark(ms_captured *c);
 // In a repetition, called by a piece of work: the work between it and the mark is not repeated.

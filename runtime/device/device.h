@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { MS_CUDA_TABLE_VERSION = 5, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
+enum { MS_CUDA_TABLE_VERSION = 6, MS_CUDA_DEVICES = 16, MS_CUDA_HANDLE = 64 };
 #define MS_CUDA_SYMBOL "ms_cuda_table_v1"
 #define MS_CUDA_NULL "ms_cuda_null_table"  // a function of the null device, which returns its table
 
@@ -43,6 +43,13 @@ typedef struct ms_optim_job {
     int device;
 } ms_optim_job;
 
+// A pass over leaves of one optimizer on one device: n jobs, divided into `blocks` blocks of `block` elements.
+typedef struct ms_optim_pass {
+    int n;
+    const ms_optim_job *jobs, *there;  // there: the jobs on the device already; NULL: they are copied to it
+    int64_t blocks, block;
+} ms_optim_pass;
+
 // ms_norm_part: one gradient of clip_grad_norm_ or unscale_ (train/clip.c). ms_norm_job: the norms of the gradients on
 // one device.
 typedef struct ms_norm_part {
@@ -55,6 +62,9 @@ typedef struct ms_norm_job {
     double p;               // order of the norm: sums of |g|^p, or for an infinite p the maximum of |g|
     int64_t piece, blocks;  // elements of a block, number of blocks: chosen by norms
     ms_block *room;         // memory on the device, for the sums; the caller frees it
+    // The gradients on the device already, with their blocks, as an earlier call of norms has set them; NULL: norms
+    // copies the list to the device
+    const ms_norm_part *there;
 } ms_norm_job;
 
 // For an optimizer step: the factor that limits the norm of the gradients (clip_grad_norm_) stays on the device, and
@@ -194,10 +204,9 @@ typedef struct ms_cuda_table {
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);
     // a NULL-terminated list of lists, each ending with an entry whose op is NULL
     const ms_cuda_kernel *const *families;
-    // Steps the leaves of `jobs`, which are divided into `blocks` blocks of `block` elements. clip: scales the
-    // gradients as the step reads them (ms_cuda_clip); NULL: they are not scaled.
-    ms_status (*optim)(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
-                       const ms_cuda_clip *clip);
+    // Steps the leaves of the pass. clip: scales the gradients as the step reads them (ms_cuda_clip); NULL: they are
+    // not scaled.
+    ms_status (*optim)(int index, const ms_optim_pass *p, const ms_cuda_clip *clip);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     ms_cuda_gradients gradients;
     ms_cuda_ranks ranks;
@@ -217,6 +226,11 @@ const ms_cuda_table *ms__cuda(void);
 // Loads the plugin. MS_EUNSUPPORTED with the reason if that fails, MS_EINVAL if the device does not exist.
 ms_status ms__cuda_need(int device, const char *what);
 ms_status ms__cuda_sync(int device, int stream);
+// How often the host has waited for all work of each GPU's compute stream.
+extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
+// Waits for all streams of a GPU, without retiring records. Fails where a peer's GPU keeps this one from ending its
+// work (comm/gpu_wait.c).
+ms_status ms__cuda_settle(int index);
 
 // Copies bytes between or within devices, in the order of the compute stream. Waits for the end of a copy to the CPU.
 ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes);
@@ -226,8 +240,3 @@ ms_status ms__set_bytes(int device, void *p, int byte, size_t bytes);
 }
 #endif
 #endif
-// How often the host has waited for all work of each GPU's compute stream.
-extern uint64_t ms__cuda_waits[MS_CUDA_DEVICES];
-// Waits for all streams of a GPU, without retiring records. Fails where a peer's GPU keeps this one from ending its
-// work (comm/gpu_wait.c).
-ms_status ms__cuda_settle(int index);

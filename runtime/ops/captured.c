@@ -8,6 +8,7 @@
 
 #include "base/trace.h"
 #include "ops/captured.h"
+#include "ops/queued.h"
 
 typedef struct lasting {
     ms_tensor *t;
@@ -217,6 +218,7 @@ typedef struct {
     ms_tensor *written;  // an input from outside that the call changes; its version is incremented. NULL: none
     uint64_t after;      // random numbers: the call's offset minus the generator's at the start of the step
     bool draws, seeded;  // draws random numbers; has the seed and offset of such a call among its integers
+    int gpu;             // the device of all its tensors, if that is a GPU; else MS_CPU
     ms_call call;
 } call_work;
 
@@ -252,20 +254,42 @@ static bool add_prepared(ms_captured *c, ms_call *call)
     return true;
 }
 
+// Sets the seed and offset of this repetition, and counts its change of a tensor from outside.
+static void advance_call(void *arg, ms_captured *c, void *here)
+{
+    call_work *w = arg;
+    uint64_t *rng = w->call.saved_rng;
+    if (w->draws || w->seeded) {
+        rng[0] = c->seed_now;
+        rng[1] = c->offset_now + w->after;
+        if (w->seeded) {
+            w->call.i[w->call.n_i - 3] = (int64_t)rng[0];
+            w->call.i[w->call.n_i - 2] = (int64_t)rng[1];
+        }
+        if (here) memcpy(here, rng, sizeof w->call.saved_rng);
+    }
+    if (w->written) w->written->version->count++;
+}
+
 static ms_status repeat_call(void *arg, ms_captured *c)
 {
     call_work *w = arg;
     MS_RANGE(MS_RANGE_OP, w->call.op->name, NULL);
-    if (w->draws || w->seeded) {
-        w->call.saved_rng[0] = c->seed_now;
-        w->call.saved_rng[1] = c->offset_now + w->after;
-        if (w->seeded) {
-            w->call.i[w->call.n_i - 3] = (int64_t)w->call.saved_rng[0];
-            w->call.i[w->call.n_i - 2] = (int64_t)w->call.saved_rng[1];
-        }
-    }
-    if (w->written) w->written->version->count++;
-    return w->run(&w->call);
+    advance_call(w, c, NULL);
+    if (MS_UNLIKELY(w->gpu != MS_CPU)) ms__note_call(w->gpu, &w->call);
+    ms_status st = w->run(&w->call);
+    return MS_LIKELY(st == MS_OK) ? MS_OK : ms__call_failed(&w->call, st);
+}
+
+// The numbers of a call that draws are its seed and offset.
+static ms_status queue_call(void *arg, ms_captured *c, void *there)
+{
+    call_work *w = arg;
+    (void)c;
+    w->call.rng_there = there;
+    ms_status st = w->run(&w->call);
+    w->call.rng_there = NULL;
+    return st;
 }
 
 static void drop_call(void *arg) { ms__release(((call_work *)arg)->written); }
@@ -278,14 +302,16 @@ static void add_device(int *all, const ms_tensor *t)
     *all = !ms__is_cuda(device) || (*all != -1 && *all != device) ? -2 : device;
 }
 
-// Marks a call as fixed work (ms__capture_fixed) if all of its tensors are on one GPU, it uses no random numbers, and
-// it changes no tensor from outside of the step.
-static void mark_fixed(ms_captured *c, const call_work *w)
+// Marks a call as fixed work (ms__capture_fixed) if all of its tensors are on one GPU.
+static void mark_fixed(ms_captured *c, call_work *w)
 {
+    bool draws = w->draws || w->seeded;
+    ms_fixed how = { queue_call, advance_call, draws ? sizeof w->call.saved_rng : 0 };
     int device = -1;
     for (int k = 0; k < w->call.n_in; k++) add_device(&device, w->call.in[k]);
     for (int k = 0; k < w->call.n_out; k++) add_device(&device, w->call.out[k]);
-    if (device >= 0 && !w->draws && !w->seeded && !w->written) ms__capture_fixed(c, device);
+    w->gpu = device >= 0 ? device : MS_CPU;
+    ms__capture_fixed(c, w->gpu, draws || w->written ? &how : NULL);
 }
 
 static void add_call(ms_captured *c, const ms_call *call, ms_status (*run)(ms_call *), uint64_t drawn)
@@ -366,7 +392,7 @@ static ms_status add_copy(ms_captured *c, const copy_work *w, ms_repeat_fn repea
     int device = -1;
     add_device(&device, w->dst);
     add_device(&device, w->src);
-    if (device >= 0) ms__capture_fixed(c, device);
+    if (device >= 0) ms__capture_fixed(c, device, NULL);
     return MS_OK;
 }
 

@@ -287,6 +287,7 @@ static ms_status dispatch(ms_call *c, bool record)
     ms_status st;
 
     c->n_out = 0;
+    c->rng_there = NULL;
     if (MS_UNLIKELY(ms__state.interrupted)) MS_TRY(ms__check_interrupt());
     if (MS_UNLIKELY(c->n_in < op->n_in_min || c->n_in > op->n_in_max))
         return ms__call_fail(c, "expected %d to %d tensors, got %d", op->n_in_min, op->n_in_max, c->n_in);
@@ -324,9 +325,9 @@ static ms_status dispatch(ms_call *c, bool record)
     if (device != MS_META) {
         ms_status (*run)(ms_call *) = kernel_for(op, device);
         if (MS_LIKELY(run != NULL)) {
-            st = MS_UNLIKELY(ms__capturing != NULL) ? ms__capture_call(c, run, drawn) : run(c);
             int gpu = device == MS_CUDA ? ms__device(c->n_out ? c->out[0] : first) : MS_CPU;
             if (MS_UNLIKELY(gpu != MS_CPU)) ms__note_call(gpu, c);
+            st = MS_UNLIKELY(ms__capturing != NULL) ? ms__capture_call(c, run, drawn) : run(c);
             if (MS_UNLIKELY(gpu != MS_CPU)) st = finish(c, gpu, st);
         } else if (!(op->flags & MS_OP_VIEW)) {
             st = ms__fail(MS_EUNSUPPORTED,

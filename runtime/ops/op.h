@@ -26,6 +26,9 @@ typedef struct ms_call {
     int64_t i[MS_MAX_I];
     double f[MS_MAX_F];
     uint64_t saved_rng[2];  // the seed and offset that a random operator used, for its backward
+    // In a CUDA graph: where kernels find the seed and offset of each launch, on the device, in place of saved_rng.
+    // NULL: the call is not in a graph
+    const uint64_t *rng_there;
 } ms_call;
 
 // A call on tensors that will not change, reduced to what its kernel reads: a captured step repeats it without looking

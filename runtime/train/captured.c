@@ -5,6 +5,7 @@
 #include "base/trace.h"
 #include "comm/error.h"
 #include "ops/captured.h"
+#include "ops/queued.h"
 
 struct ms_ends {
     int n_in, n_out;
@@ -152,6 +153,7 @@ static ms_status repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     MS_TRY(fill_inputs(c, n, in));
     c->seed_now = ms__rng_seed();
     c->offset_now = ms__rng_offset();
+    ms__note_queued(c->gpu, "captured step");
     MS_TRY(ms__captured_repeat(c));
     ms__rng_rewind(c->offset_now + c->draws);
     ms__captured_grads_set(c);
@@ -178,10 +180,12 @@ ms_status ms_capture_repeat(ms_captured *c, int n, const ms_id *in, ms_id *out)
     return st;
 }
 
-void ms_capture_info(const ms_captured *c, double *bytes, double *work)
+void ms_capture_info(const ms_captured *c, double *bytes, double *work, double *graphs, double *graphed)
 {
     *bytes = (double)ms__pins_bytes(c->pins);
     *work = c->n_work;
+    *graphs = c->n_graphs;
+    *graphed = c->n_graphed;
 }
 
 int ms_capture_sends(const ms_captured *c) { return c->sends; }

@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "base/trace.h"
 #include "ops/captured.h"
+#include "ops/queued.h"
 #include "shard/script.h"
 #include "shard/unit.h"
 #include "train/clip.h"
@@ -32,6 +33,7 @@ typedef struct {
     ms_group *groups[GROUPS];
     double sums[GROUPS + 1];  // [0]: gradients that are not sharded; then one sum per group
     ms_norm_job jobs[MS_CUDA_DEVICES];
+    const ms_norm_part *there;  // the parts on the GPU of all gradients already (ms_norm_job); NULL: not yet
 } gradients;
 
 // The sum of |g|^p over one block; for an infinite p, the maximum of |g|. Always adds in 16 lanes, so that the bits do
@@ -205,7 +207,8 @@ static ms_status measure_there(gradients *s, double p)
     for (int k = s->n_cpu, end; k < s->n; k = end) {
         for (end = k; end < s->n && s->devices[end] == s->devices[k];) end++;
         int index = ms__index(s->devices[k]);
-        s->jobs[index] = (ms_norm_job) { .n = end - k, .owners = s->n_groups + 1, .p = p };
+        ms__note_queued(s->devices[k], "clip_grad_norm_");
+        s->jobs[index] = (ms_norm_job) { .n = end - k, .owners = s->n_groups + 1, .p = p, .there = s->there };
         MS_TRY(ms__cuda()->gradients.norms(index, &s->jobs[index], s->parts + k));
     }
     return MS_OK;
@@ -257,6 +260,7 @@ struct ms_clip {
     double max_norm, total;
     ms_tensor *norm;  // the result: on the gradients' device if they share one, else on the CPU
     bool there;       // all gradients of this rank are on one GPU, where their norm stays, too
+    bool alone;       // no other rank has parts of the gradients
 };
 
 static void free_rooms(gradients *s)
@@ -322,16 +326,17 @@ ms_status ms__clip_measure(ms_clip *c)
 {
     gradients *s = &c->s;
     double p = c->list.p, *own = c->list.partial;
-    bool maximum = isinf(p), alone = true;
+    bool maximum = isinf(p);
     MS_TRY(ms__names_reserve(1, "clip_grad_norm_"));  // for ms__clip_result
     if (c->blocks > 0) over_blocks(&c->list, c->blocks, measure);
     MS_TRY(measure_there(s, p));
     c->there = ms__is_cuda(ms__device(c->norm));
+    c->alone = true;
     for (int k = 0; k < s->n_groups; k++) {
-        alone = alone && ms__group_size(s->groups[k]) == 1;
+        c->alone = c->alone && ms__group_size(s->groups[k]) == 1;
         c->there = c->there && ms__group_stays(s->groups[k]);
     }
-    if (c->there) return alone ? MS_OK : over_ranks_there(s, ms__device(c->norm), maximum);
+    if (c->there) return c->alone ? MS_OK : over_ranks_there(s, ms__device(c->norm), maximum);
     for (int k = 0; k < s->n_cpu; k++) {
         int64_t end = k + 1 < s->n_cpu ? s->parts[k + 1].block : c->blocks;
         for (int64_t b = s->parts[k].block; b < end; b++) fold(&s->sums[s->parts[k].owner], own[b], maximum);
@@ -415,6 +420,23 @@ static ms_status repeat_clip(void *arg, ms_captured *c)
     return st;
 }
 
+// In a CUDA graph, the list of gradients is on the device already.
+static ms_status queue_clip(void *arg, ms_captured *c, void *there)
+{
+    ms_clip *mine = *(ms_clip **)arg;
+    mine->s.there = there;
+    ms_status st = repeat_clip(arg, c);
+    mine->s.there = NULL;
+    return st;
+}
+
+static void advance_clip(void *arg, ms_captured *c, void *here)
+{
+    const gradients *s = &(*(ms_clip **)arg)->s;
+    (void)c;
+    memcpy(here, s->parts, (size_t)s->n * sizeof *s->parts);
+}
+
 static void drop_clip(void *arg)
 {
     ms_clip *c = *(ms_clip **)arg;
@@ -440,6 +462,8 @@ static ms_status capture(ms_clip **call)
     for (int k = 0; k < c->s.n_groups; k++) step->sends |= ms__group_size(ms__group_hold(c->s.groups[k])) > 1;
     *work = c;
     *call = NULL;
+    ms_fixed how = { queue_clip, advance_clip, (size_t)c->s.n * sizeof *c->s.parts };
+    if (c->there && c->alone) ms__capture_fixed(step, ms__device(c->norm), &how);
     return MS_OK;
 }
 

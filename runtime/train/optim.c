@@ -16,6 +16,7 @@
 #include "device/gpu_pool.h"
 #include "base/trace.h"
 #include "ops/captured.h"
+#include "ops/queued.h"
 #include "shard/script.h"
 #include "train/clip.h"
 
@@ -331,9 +332,10 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. clip: limits the norm of
-// gradients on a GPU as their step reads them; NULL: no such limit.
-static ms_status run_jobs(job *jobs, int n, const ms_cuda_clip *clip)
+// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: the jobs on the device of
+// all of them, a GPU; NULL: not yet. clip: limits the norm of gradients on a GPU as their step reads them; NULL: no
+// such limit.
+static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_clip *clip)
 {
     for (int k = 0; k < n;) {
         int end = k;
@@ -344,9 +346,11 @@ static ms_status run_jobs(job *jobs, int n, const ms_cuda_clip *clip)
             size += jobs[end].numel;
         }
         job_list list = { jobs + k, end - k };
-        if (ms__is_cuda(jobs[k].device))
-            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), list.n, list.jobs, count, BLOCK, clip));
-        else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
+        if (ms__is_cuda(jobs[k].device)) {
+            ms__note_queued(jobs[k].device, optimizer_at(jobs[k].kind)->range);
+            ms_optim_pass p = { list.n, list.jobs, there ? there + k : NULL, count, BLOCK };
+            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), &p, clip));
+        } else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
         else ms__parallel_tasks(count, run_blocks, &list);
         k = end;
     }
@@ -366,19 +370,46 @@ typedef struct {
     ms_tensor **managed;
 } pass;
 
-static ms_status repeat_pass(void *arg, ms_captured *c)
+static void set_all_factors(const pass *p)
 {
-    const pass *p = arg;
     factors last = { 0 };
-    (void)c;
-    MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(p->stepped[0].options->kind)->range, NULL);
     for (int k = 0; k < p->n_stepped; k++)
         if (p->stepped[k].job >= 0) set_factors(&last, &p->stepped[k], p->jobs[p->stepped[k].job].factors);
-    MS_TRY(run_jobs(p->jobs, p->n_jobs, NULL));
+}
+
+static void count_steps(const pass *p)
+{
     for (int k = 0; k < p->n_stepped; k++) ++*p->stepped[k].steps;
     for (int k = 0; k < p->n_managed; k++) ms__unit_stepped(p->managed[k]);
     for (int k = 0; k < p->n_versions; k++) p->versions[k]->count++;
+}
+
+static ms_status repeat_pass(void *arg, ms_captured *c)
+{
+    const pass *p = arg;
+    (void)c;
+    MS_RANGE(MS_RANGE_OPTIMIZER, optimizer_at(p->stepped[0].options->kind)->range, NULL);
+    set_all_factors(p);
+    MS_TRY(run_jobs(p->jobs, p->n_jobs, NULL, NULL));
+    count_steps(p);
     return MS_OK;
+}
+
+// In a CUDA graph, the jobs are the numbers that change: they have the factors.
+static ms_status queue_pass(void *arg, ms_captured *c, void *there)
+{
+    const pass *p = arg;
+    (void)c;
+    return run_jobs(p->jobs, p->n_jobs, there, NULL);
+}
+
+static void advance_pass(void *arg, ms_captured *c, void *here)
+{
+    const pass *p = arg;
+    (void)c;
+    set_all_factors(p);
+    memcpy(here, p->jobs, (size_t)p->n_jobs * sizeof *p->jobs);
+    count_steps(p);
 }
 
 static void drop_pass(void *arg)
@@ -412,6 +443,10 @@ static void capture(ms_captured *c, step *s)
         for (int i = 0; i < MS_OPTIM_STATES; i++)
             if (ms__retain(l->state[i]) && room) p->versions[p->n_versions++] = l->state[i]->version;
     }
+    bool alike = p->n_jobs > 0;  // all jobs are on one device
+    for (int k = 1; k < p->n_jobs; k++) alike = alike && p->jobs[k].device == p->jobs[0].device;
+    ms_fixed how = { queue_pass, advance_pass, (size_t)p->n_jobs * sizeof *p->jobs };
+    if (alike) ms__capture_fixed(c, p->jobs[0].device, &how);
     s->jobs = NULL;
     s->stepped = NULL;
     s->n_stepped = 0;
@@ -423,7 +458,7 @@ static ms_status run_clipped(step *s, ms_clip *clip)
     const ms_cuda_clip *there;
     double scale = ms__clip_factor(clip, &room, &there);
     for (int k = 0; k < s->n_jobs; k++) s->jobs[k].scale = scale;
-    return run_jobs(s->jobs, s->n_jobs, there);
+    return run_jobs(s->jobs, s->n_jobs, NULL, there);
 }
 
 // Steps all leaves of the groups. clip: limits the norm of their gradients; NULL: no limit.
@@ -434,7 +469,7 @@ static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups
     if (clip) MS_TRY(ms__clip_measure(clip));
     // Up to here nothing has changed: a step that failed for lack of memory can be repeated. From here on a step
     // fails only if a device does.
-    MS_TRY(clip ? run_clipped(s, clip) : run_jobs(s->jobs, s->n_jobs, NULL));
+    MS_TRY(clip ? run_clipped(s, clip) : run_jobs(s->jobs, s->n_jobs, NULL, NULL));
     for (int k = 0; k < s->n_stepped; k++) {
         ++*s->stepped[k].steps;
         ms__unit_stepped(s->stepped[k].leaf);

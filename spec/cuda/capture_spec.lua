@@ -46,6 +46,47 @@ describe("a captured step on a GPU #cuda", function()
     end)
   end)
 
+  -- A step is one graph. A gradient scaler's flags, which the host reads, divide a step that has one.
+  for name, make in pairs(training.kinds) do
+    local scaled = name:find "scaler" ~= nil
+    it(("is %s: %s"):format(scaled and "graphs between which the host reads flags" or "one CUDA graph", name), function()
+      there(function()
+        local _, step = training.train(make, 9, true)
+        local all, within, graphs = tostring(step):match "(%d+) pieces of work, (%d+) in (%d+) CUDA graph"
+        assert.is_not_nil(all, tostring(step))
+        if scaled then assert.is_true(tonumber(within) < tonumber(all) and tonumber(within) > tonumber(all) / 2)
+        else assert.are.same({ all, "1" }, { within, graphs }) end
+      end)
+    end)
+  end
+
+  it("draws the numbers of a seed that is set between its calls, and steps with options that are set there", function()
+    there(function()
+      local function losses(capture)
+        ms.manual_seed(1)
+        local model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+        local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+        local fn = function(x)
+          local loss = model(x + ms.rand(8, 6)):pow(2):mean()
+          loss:backward()
+          opt:step()
+          opt:zero_grad()
+          return loss
+        end
+        local step, list = capture and ms.capture(fn) or fn, {}
+        for k = 1, 8 do
+          if k == 6 then ms.manual_seed(7) end
+          if k == 7 then opt.param_groups[1].betas = { 0.5, 0.9 } end
+          list[k] = ms.scope(function() return step(ms.ones(8, 6)):item() end)
+        end
+        return list, capture and tostring(step)
+      end
+      local captured, text = losses(true)
+      assert.are.same(losses(false), captured)
+      assert.matches("in 1 CUDA graph", text)
+    end)
+  end)
+
   it("copies arguments from the CPU to the GPU, and results back", function()
     local w = ms.full({ 3 }, 2, { device = "cuda" })
     local step = ms.capture(function(x) return (x:to "cuda" * w + 1):to "cpu", x * 2 end)

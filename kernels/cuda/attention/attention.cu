@@ -13,12 +13,12 @@ struct scores {
     dropped dropout;
     double keep;  // factor of the probabilities that dropout keeps
 };
-static scores scores_for(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset)
+static scores scores_for(const heads &h, const ms_tensor *mask, const rng &random)
 {
     scores q = {};
     q.h = h;
     if (mask) q.mask = part_of(mask, h);
-    q.dropout = { h.p, seed, offset };
+    q.dropout = dropped_with(h.p, random);
     q.keep = keep_factor(h.p);
     return q;
 }
@@ -60,8 +60,9 @@ static __device__ inline uint32_t kept_pack(const scores &q, const score_row &r,
 {
     if (q.dropout.p <= 0) return 0xff;
     uint32_t bits = 0;
+    rng random = rng_now(q.dropout.random);
     ROLLED
-    for (int e = 0; e < WIDE; e++) bits |= (uint32_t)is_kept(q.dropout, r.first + (uint64_t)(j + e)) << e;
+    for (int e = 0; e < WIDE; e++) bits |= (uint32_t)is_kept(q.dropout, random, r.first + (uint64_t)(j + e)) << e;
     return bits;
 }
 
@@ -252,7 +253,7 @@ template <class S> static ms_status forward(ms_call *c)
     held_inputs held;
     scratch s, other;
     MS_TRY(mask_of(c, mask, real_dtype(q->dtype), &held.in[0]));
-    scores w = scores_for(h, held.in[0], c->saved_rng[0], c->saved_rng[1]);
+    scores w = scores_for(h, held.in[0], rng_of(c));
     MS_TRY(s.alloc(c, ms__device(q), n * (int64_t)sizeof(T)));
     if (sizeof(S) != sizeof(T)) MS_TRY(other.alloc(c, ms__device(q), n * (int64_t)sizeof(S)));
     void *p = sizeof(S) != sizeof(T) ? other.data : s.data;
@@ -286,7 +287,7 @@ template <class S> static ms_status backward(ms_call *c)
     held_inputs held;
     scratch s, dp, p, ds, delta;
     MS_TRY(mask_of(c, c->in[4], real, &held.in[0]));
-    scores w = scores_for(h, held.in[0], (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2]);
+    scores w = scores_for(h, held.in[0], rng_of_seeded(c));
     MS_TRY(s.alloc(c, device, n * (int64_t)sizeof(T)));
     MS_TRY(dp.alloc(c, device, n * (int64_t)sizeof(T)));
     MS_TRY(p.alloc(c, device, n * (int64_t)sizeof(S)));

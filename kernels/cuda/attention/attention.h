@@ -68,17 +68,19 @@ template <class T> static __device__ inline T masked(const strided_part &mask, i
 // Dropout of probabilities. Element `at` of [heads, queries, keys] uses word at % 4 of Philox's block at / 4.
 struct dropped {
     double p;
-    uint64_t seed, offset;
+    uint64_t limit;  // an element is kept where its word is not below it
+    rng random;
 };
+static inline dropped dropped_with(double p, const rng &random) { return { p, (uint64_t)(p * 4294967296.0), random }; }
 // The factor of the probabilities that dropout keeps.
 static inline double keep_factor(double p) { return p < 1 ? 1 / (1 - p) : 0; }
-// Whether element `at` is kept.
-static __device__ inline bool is_kept(const dropped &d, uint64_t at)
+// Whether element `at` is kept. r: rng_now of d.random.
+static __device__ inline bool is_kept(const dropped &d, const rng &r, uint64_t at)
 {
     uint32_t w0, w1, w2, w3;
-    ms_philox(d.seed, d.offset, at / 4, &w0, &w1, &w2, &w3);
+    ms_philox(r.seed, r.offset, at / 4, &w0, &w1, &w2, &w3);
     uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;
-    return (at & 2 ? high : low) >= (uint64_t)(d.p * 4294967296.0);
+    return (at & 2 ? high : low) >= d.limit;
 }
 
 #endif

@@ -104,10 +104,10 @@ flash_part ms__flash_part(const ms_tensor *t, const heads &h)
     strided_part x = part_of(t, h);
     return { (uint16_t *)x.data, x.rs, h.n > 1 ? x.stride[h.n - 2] : 0, h.n > 0 ? x.stride[h.n - 1] : 0 };
 }
-flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset)
+flash ms__flash_call(const heads &h, const ms_tensor *mask, const rng &random)
 {
     flash f = {};
-    f.dropout = { h.p, seed, offset };
+    f.dropout = dropped_with(h.p, random);
     f.keep = (float)keep_factor(h.p);
     if (mask) {
         f.mask = part_of(mask, h);
@@ -133,7 +133,7 @@ bool ms__flash_fits(const ms_tensor *const *qkv, const heads &h)
 ms_status ms__flash_attention(ms_call *c, const heads &h)
 {
     ms_tensor *q = c->in[0];
-    flash f = ms__flash_call(h, c->n_in > 3 ? c->in[3] : NULL, c->saved_rng[0], c->saved_rng[1]);
+    flash f = ms__flash_call(h, c->n_in > 3 ? c->in[3] : NULL, rng_of(c));
     f.q = ms__flash_part(q, h), f.k = ms__flash_part(c->in[1], h), f.v = ms__flash_part(c->in[2], h);
     f.o = ms__flash_part(c->out[0], h);
     f.lse = (float *)ms__data(c->out[1]);

@@ -52,7 +52,7 @@ ms_status ms__cudnn_backward(const ms_call *c, const flash &f, bool *done);
 
 bool ms__flash_aligned(const ms_tensor *t, const heads &h);  // whether accesses of 16 bytes are aligned
 flash_part ms__flash_part(const ms_tensor *t, const heads &h);
-flash ms__flash_call(const heads &h, const ms_tensor *mask, uint64_t seed, uint64_t offset);
+flash ms__flash_call(const heads &h, const ms_tensor *mask, const rng &random);
 
 // A kernel's instance for the dtype and the size of heads. ALTERED kernels apply a mask, dropout or both.
 #define FLASH_KERNEL_OF(kernel, type, f)                                               \
@@ -193,10 +193,12 @@ template <int N, bool TURNED> static __device__ inline uint32_t kept_bits(const 
     if (f.dropout.p <= 0) return 0xffffffffu;
     uint32_t bits = 0;
     uint64_t first = (uint64_t)head * (uint64_t)f.tq;
+    rng random = rng_now(f.dropout.random);
     ROLLED
     for (int k = 0; k < N / 2; k++) {
         place at = place_of<TURNED>(row, column, k / 4, k % 4);
-        bits |= (uint32_t)is_kept(f.dropout, (first + (uint64_t)at.i) * (uint64_t)f.tk + (uint64_t)at.j) << k;
+        uint64_t number = (first + (uint64_t)at.i) * (uint64_t)f.tk + (uint64_t)at.j;
+        bits |= (uint32_t)is_kept(f.dropout, random, number) << k;
     }
     return bits;
 }

@@ -374,14 +374,16 @@ function CapturedStep:release()
   self._left, self._arguments, self._noted, self._results = false, nil, nil, nil
 end
 
-local out = ffi.new "double[2]"
+-- Bytes, pieces of work, CUDA graphs and pieces of work in graphs.
+local out = ffi.new "double[4]"
+local function read_info(self) lib.ms_capture_info(self._step, out, out + 1, out + 2, out + 3) end
 
 --- The memory that only this step uses: its arguments, intermediate tensors, results and the grads that it leaves; 0
 --- until the step has been recorded. It is freed with the step, except for grads that are still in use.
 ---@return integer bytes
 function CapturedStep:memory()
   if not self._step then return 0 end
-  lib.ms_capture_info(self._step, out, out + 1)
+  read_info(self)
   return out[0]
 end
 
@@ -390,8 +392,9 @@ function CapturedStep:__tostring()
   if not self._step then
     return ("CapturedStep(not recorded, %d more call%s before)"):format(self._left, self._left == 1 and "" or "s")
   end
-  lib.ms_capture_info(self._step, out, out + 1)
-  return ("CapturedStep(%d pieces of work, %d bytes)"):format(out[1], out[0])
+  read_info(self)
+  local graphs = out[2] == 0 and "" or (", %d in %d CUDA graph%s"):format(out[3], out[2], out[2] == 1 and "" or "s")
+  return ("CapturedStep(%d pieces of work%s, %d bytes)"):format(out[1], graphs, out[0])
 end
 
 --- Captures a training step. The first `warmup` calls of the result run fn as it is; the next one runs it and records

@@ -85,19 +85,18 @@ static ms_status fill_tensor(ms_tensor *t, double v)
     ms__null_op = before;
     return st;
 }
-static ms_status optim(int index, int n, const ms_optim_job *jobs, int64_t blocks, int64_t block,
-                       const ms_cuda_clip *clip)
+static ms_status optim(int index, const ms_optim_pass *p, const ms_cuda_clip *clip)
 {
     ms__null_op = "optimizer";
-    for (int k = 0; k < n && ms__null_watching; k++) {
-        const ms_optim_job *j = &jobs[k];
+    for (int k = 0; k < p->n && ms__null_watching; k++) {
+        const ms_optim_job *j = &p->jobs[k];
         int size = (int)ms__dtype_size(j->dtype), wide = size == 2 ? 4 : size;  // states of half types are float32
         ms__null_note(j->p, (size_t)j->numel * (size_t)size, size);
         ms__null_note(j->g, (size_t)j->numel * (size_t)size, size);
         for (int s = 0; s < MS_OPTIM_STATES; s++) ms__null_note(j->state[s], (size_t)j->numel * (size_t)wide, wide);
         ms__null_note(j->master, (size_t)j->numel * sizeof *j->master, sizeof *j->master);
     }
-    ms_status st = ms_cuda_table_v1.optim(index, n, jobs, blocks, block, clip);
+    ms_status st = ms_cuda_table_v1.optim(index, p, clip);
     ms__null_op = "";
     return st;
 }
