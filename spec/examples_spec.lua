@@ -39,6 +39,13 @@ local EXPECTED = {
   },
   ["11_run.lua"] = { "stopped after step 60; the latest checkpoint is of step 50", "continues after step 50, in epoch 4",
     "lines: 100, the last of step 100", "images: 1", "lines superseded: 10", "equal to a run that was not stopped:\ttrue" },
+  ["12_images.lua"] = { "epoch 1  loss ", "epoch 6  loss ", "more than 95 % right" },
+  ["13_text.lua"] = { "step 40  perplexity ", "step 120  perplexity ", "T" },
+  ["14_forecast.lua"] = { "mean error 0.", "better than the naive forecast" },
+  ["15_vae.lua"] = { "epoch 12  loss ", "mean error of a pixel: below 0.1",
+    "images, reconstructions and new ones: 146 x 56 pixels" },
+  ["16_gan.lua"] = { "radius 1.0, the least of four quarters has more than 100 of 1000 points" },
+  ["17_policy.lua"] = { "update 10  steps ", "update 40  steps ", "poles stay up more than four times as long" },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 
