@@ -570,13 +570,13 @@ describe("a profile with a schedule", function()
   end)
 
   it("gives as many profiles as PyTorch, for each schedule and length of the loop", function()
-    for _, row in ipairs(golden.load("profiles").cases) do
-      local wait, warmup, active, repeats, skip_first = unpack(row.schedule)
+    for _, case in ipairs(golden.load("profiles").cases) do
+      local wait, warmup, active, repeats, skip_first = unpack(case.schedule)
       local schedule = profiler.schedule { wait = wait, warmup = warmup, active = active, repeats = repeats,
         skip_first = skip_first }
       local counts = {}
-      for steps = 0, #row.counts - 1 do counts[steps + 1] = #recorded(schedule, steps) end
-      assert.same(row.counts, counts, table.concat(row.schedule, " "))
+      for steps = 0, #case.counts - 1 do counts[steps + 1] = #recorded(schedule, steps) end
+      assert.same(case.counts, counts, table.concat(case.schedule, " "))
     end
   end)
 
