@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
+local ranks = require "spec.support.ranks"
 local nn, optim = ms.nn, ms.optim
 local lr_scheduler = optim.lr_scheduler
 
@@ -166,6 +167,18 @@ describe("lr_range_test", function()
     assert.truthy(range:plot():svg():find("suggested learning rate", 1, true))
   end)
 
+  it("writes its curve as SVG, and prints it", function()
+    local m, step = setting()
+    local range = ms.lr_range_test(optim.SGD(m:parameters(), { lr = 0.1 }), step, { from = 1e-4, to = 1, steps = 20 })
+    local path = os.tmpname()
+    range:plot():save(path)
+    local file = io.open(path)
+    assert.matches("^<svg .-</svg>\n$", file:read "*a")
+    file:close()
+    os.remove(path)
+    assert.matches("learning rate.-suggested learning rate: %S+$", tostring(range))
+  end)
+
   it("passes errors of the script on, and says when it began too high", function()
     local m, step = setting()
     local opt = optim.SGD(m:parameters(), { lr = 0.1 })
@@ -178,3 +191,25 @@ describe("lr_range_test", function()
     assert.truthy(e:find("begin below 10000", 1, true), e)
   end)
 end)
+
+for world = 1, 3, 2 do
+  ranks.describe(world, "lr_range_test over shards", function(rank)
+    it("stops at the same step on every rank, though their losses differ, and restores the shards", function()
+      ms.manual_seed(1)
+      local m = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+      ms.fsdp.fully_shard(m)
+      local opt = optim.AdamW(m:parameters(), { lr = 0.1 })
+      local before = ms.fsdp.state_dict(m)
+      ms.manual_seed(2 + rank)
+      local x = ms.randn(16, 4) * (1 + 3 * rank)
+      local range = ms.lr_range_test(opt, function()
+        local loss = nn.F.mse_loss(m(x), x:sum(2, { keepdim = true }))
+        loss:backward()
+        return loss
+      end, { from = 1e-4, to = 1000, steps = 60 })
+      for _, other in ipairs(ms.dist.all_gather_object(range.loss)) do assert.are.same(range.loss, other) end
+      assert.is_true(#range.lr < 60)
+      for name, t in pairs(ms.fsdp.state_dict(m)) do assert.is_true(t:equal(before[name]), name) end
+    end)
+  end)
+end

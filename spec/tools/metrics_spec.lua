@@ -104,6 +104,34 @@ for _, n in ipairs { 2, 3 } do
       assert.are.equal(total, m[1][1] + m[1][2] + m[2][1] + m[2][2])
       assert.are.equal(hits, m[1][1] + m[2][2])
     end)
+    it("are the numbers of one process with the data of all", function()
+      local made = {
+        { metrics.Accuracy { top_k = 2 }, metrics.Accuracy { top_k = 2, group = dist.self_group() }, "classes" },
+        { metrics.Precision { classes = 3 }, metrics.Precision { classes = 3, group = dist.self_group() }, "classes" },
+        { metrics.Recall { classes = 3 }, metrics.Recall { classes = 3, group = dist.self_group() }, "classes" },
+        { metrics.F1 { classes = 3, average = "none" }, metrics.F1 { classes = 3, average = "none", group = dist.self_group() },
+          "classes" },
+        { metrics.R2(), metrics.R2 { group = dist.self_group() }, "numbers" },
+        { metrics.Perplexity(), metrics.Perplexity { group = dist.self_group() }, "losses" },
+        { metrics.Mean(), metrics.Mean { group = dist.self_group() }, "losses" },
+      }
+      for r = 0, world - 1 do
+        ms.manual_seed(5 + r)
+        local count = 4 + r
+        local scores, classes, values = ms.randn(count, 3), ms.randint(0, 3, { count }), ms.randn(count)
+        local data = { classes = { scores, classes }, numbers = { values, values + 0.3 * ms.randn(count) },
+          losses = { values:abs():sum():item(), count } }
+        for _, m in ipairs(made) do
+          m[2]:update(unpack(data[m[3]]))
+          if r == rank then m[1]:update(unpack(data[m[3]])) end
+        end
+      end
+      for k, m in ipairs(made) do
+        local one, all = m[2]:compute(), m[1]:compute()
+        if type(one) == "number" then one, all = { one }, { all } end
+        for j = 1, #one do assert.near(one[j], all[j], 1e-12, tostring(k)) end
+      end
+    end)
     it("of one rank's group stay on that rank", function()
       local a = metrics.Mean { group = dist.self_group() }
       a:update(rank)

@@ -1,6 +1,8 @@
 -- SPDX-License-Identifier: MIT
 --- The learning rate range test (Smith 2017): a short training with a growing learning rate.
 local autograd = require "moonshard.autograd"
+local create = require "moonshard.tensor.create"
+local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local plot = require "moonshard.plot"
@@ -49,10 +51,18 @@ local function restore(optimizer, saved)
   optimizer:load_state_dict(saved.state)
 end
 
+-- The mean of a number over all ranks, so that they stop at the same step.
+local function over_ranks(loss)
+  if dist.world_size() == 1 then return loss end
+  local t = create.tensor({ loss }, { dtype = "float64" })
+  dist.all_reduce(t, { op = "avg" })
+  return t:item()
+end
+
 --- Trains for `steps` steps with a learning rate that grows exponentially from `from` to `to`, and restores parameters
---- and optimizer afterwards. Stops early when the loss is not finite or has exceeded `stop` times the lowest one. The
---- result prints the curve; `result:plot():save "range.svg"` writes it as SVG. Errors: the test ends before its third
---- step.
+--- and optimizer afterwards. Stops early when the loss is not finite or has exceeded `stop` times the lowest one. Over
+--- ranks, all of them make the call, and the loss is the mean of theirs. The result prints the curve;
+--- `result:plot():save "range.svg"` writes it as SVG. Errors: the test ends before its third step.
 ---@param optimizer Optimizer  of the model to train
 ---@param step fun(step: integer): number|Tensor  makes gradients and returns the loss; the test calls the optimizer's step
 ---@param given? { from: number, to: number, steps: integer, smooth: number, stop: number }
@@ -76,7 +86,7 @@ function M.lr_range_test(optimizer, step, given)
     optimizer:zero_grad()
     local loss = step(k)
     if type(loss) == "table" then loss = loss:item() end
-    opts.expect(loss, opts.number, "lr_range_test: the loss of step %d", k)
+    loss = over_ranks(opts.expect(loss, opts.number, "lr_range_test: the loss of step %d", k))
     average = o.smooth * average + (1 - o.smooth) * loss
     local smoothed = average / (1 - o.smooth ^ k)
     if k > 1 and (loss - loss ~= 0 or smoothed > o.stop * lowest) then error(result, 0) end
