@@ -106,6 +106,34 @@ describe("every optimizer", function()
   end
 end)
 
+describe("every optimizer", function()
+  for name in ms.sorted_pairs(all) do
+    if name ~= "Muon" then                               -- which has no option maximize, as PyTorch's
+      it("ascends with maximize as it descends on the negative: " .. name, function()
+        local function trained(maximize)
+          local options = { maximize = maximize }
+          for key, value in pairs(all[name]) do
+            if key ~= "maximize" then options[key] = value end
+          end
+          local model = net()
+          local o = optim[name](model:parameters(), options)
+          for step = 1, 3 do
+            o:step(function()
+              o:zero_grad()
+              local loss = model(input(step, 0)):pow(2):sum() * (maximize and -1 or 1)
+              loss:backward()
+              return loss
+            end)
+          end
+          return model:state_dict()
+        end
+        local down, up = trained(false), trained(true)
+        for key, t in ms.sorted_pairs(down) do assert.is_true(t:equal(up[key]), key) end
+      end)
+    end
+  end
+end)
+
 for world = 1, 4 do
   ranks.describe(world, "every optimizer over sharded parameters", function(rank)
     for name in ms.sorted_pairs(all) do
