@@ -60,6 +60,9 @@ describe("ms.plot", function()
     for class in svg:gmatch '<path class="line (c%d[r%d ]*)" stroke%-linecap' do classes[#classes + 1] = class end
     assert.are.equal(33, #classes)
     assert.are.same({ "c1", "c1 r1", "c1 r2", "c1 r3", "c1" }, { classes[1], classes[9], classes[17], classes[25], classes[33] })
+    local plain = plot.line({ { y = { 1, 2 }, label = "a" } }):svg()
+    assert.are.equal("360", (plain:match 'height="(%d+)"'))
+    assert.are.equal(tostring(360 + 18 * 5), (svg:match 'height="(%d+)"'))
     for x, label in svg:gmatch '<text class="key" text%-anchor="start" x="([%d.]+)" y="[%d.]+">(.-)</text>' do
       assert.is_true(x + 7 * #label <= 640, label)
     end

@@ -38,13 +38,15 @@ local function text(out, class, anchor, x, y, content)
   element(out, '<text class="%s" text-anchor="%s" x="%.1f" y="%.1f">%s</text>', class, anchor, x, y, M.escape(content))
 end
 
-local function begin(plot, kind)
+-- height: of the picture (default: that of the options).
+local function begin(plot, kind, height)
   local o = plot.options
   local out = {}
+  height = height or o.height
   element(out, '<svg xmlns="http://www.w3.org/2000/svg" class="plot" role="img" aria-label="%s" viewBox="0 0 %d %d" '
-    .. 'width="%d" height="%d">', M.escape(o.title or kind), o.width, o.height, o.width, o.height)
+    .. 'width="%d" height="%d">', M.escape(o.title or kind), o.width, height, o.width, height)
   out[2] = STYLE
-  element(out, '<rect class="ground" width="%d" height="%d"/>', o.width, o.height)
+  element(out, '<rect class="ground" width="%d" height="%d"/>', o.width, height)
   if o.title then text(out, "title", "start", 16, 24, o.title) end
   return out
 end
@@ -128,17 +130,19 @@ local function class_of(k)
   return ("c%d"):format((k - 1) % 8 + 1) .. (round > 0 and " r" .. round or "")
 end
 
--- The keys of the series in lines of at most `width` pixels: each key with its place, and the height of all lines.
+-- The keys of the series in lines of at most `width` pixels: each key with its place, and the height of all lines. No
+-- keys if no series has a label.
 local function keys_of(plot, width)
-  local keys, x, y = {}, 16, 0
+  local keys, x, y, named = {}, 16, 0, false
   for k, s in ipairs(plot.series) do
+    named = named or s.label ~= nil
     local label = s.label or "series " .. k
     local wide = 34 + 7 * #label
     if x > 16 and x + wide - 16 > width then x, y = 16, y + 18 end
     keys[k] = { label = label, x = x, y = y }
     x = x + wide
   end
-  return keys, y + 20
+  return named and keys or {}, named and y + 20 or 20
 end
 
 --- A plot with two axes: lines, points or bars.
@@ -146,25 +150,23 @@ end
 ---@return string
 function M.xy(plot)
   local o, x_axis, y_axis = plot.options, plot.x_axis, plot.y_axis
-  local out = begin(plot, plot.kind .. " plot")
+  local keys, high = keys_of(plot, o.width)
+  local height = o.height + high - 20             -- more lines of keys make the picture higher, not the plot lower
+  local out = begin(plot, plot.kind .. " plot", height)
   local y_ticks, y_labels = y_axis:ticks(math.max(2, math.floor(o.height / 60)))
   local x_ticks, x_labels = x_axis:ticks(math.max(2, math.floor(o.width / 90)))
-  local longest, named = 1, false
+  local longest = 1
   for _, label in ipairs(y_labels) do longest = math.max(longest, #label) end
-  for _, s in ipairs(plot.series) do named = named or s.label ~= nil end
-  local keys, high = keys_of(plot, o.width)
-  local top = 16 + (o.title and 24 or 0) + (named and high or 0) + (o.y_label and 18 or 0)
-  local box = { left = 24 + 7 * longest, bottom = o.height - (o.x_label and 48 or 30) }
+  local top = 16 + (o.title and 24 or 0) + (keys[1] and high or 0) + (o.y_label and 18 or 0)
+  local box = { left = 24 + 7 * longest, bottom = height - (o.x_label and 48 or 30) }
   box.width, box.height = math.max(1, o.width - 20 - box.left), math.max(1, box.bottom - top)
-  if named then
-    for k, key in ipairs(keys) do
-      local y = key.y + (o.title and 46 or 22)
-      element(out, '<path class="line %s" stroke-width="3" d="M%d %.1fh14"/>', class_of(k), key.x, y - 3.5)
-      text(out, "key", "start", key.x + 18, y, key.label)
-    end
+  for k, key in ipairs(keys) do
+    local y = key.y + (o.title and 46 or 22)
+    element(out, '<path class="line %s" style="stroke-width: 3" d="M%d %.1fh14"/>', class_of(k), key.x, y - 3.5)
+    text(out, "key", "start", key.x + 18, y, key.label)
   end
   if o.y_label then text(out, "label", "start", 16, top - 10, o.y_label) end
-  if o.x_label then text(out, "label", "end", box.left + box.width, o.height - 10, o.x_label) end
+  if o.x_label then text(out, "label", "end", box.left + box.width, height - 10, o.x_label) end
   for k, v in ipairs(y_ticks) do
     local y = box.bottom - y_axis:place(v) * box.height
     element(out, '<path class="grid" d="M%.1f %.1fh%.1f"/>', box.left, y, box.width)
