@@ -80,6 +80,28 @@ if golden.folder then
     end
   end)
 
+  describe("golden SparseAdam", function()
+    local reference = golden.load "optimizers"
+    local options = { default = {}, options = { lr = 0.05, betas = { 0.8, 0.9 }, eps = 1e-4 } }
+    for name, given in ms.sorted_pairs(options) do
+      it("takes PyTorch's steps on rows: " .. name, function()
+        golden.phase, golden.dtype = reference.phase, "float64"
+        local layer = nn.Embedding(6, 3, { sparse = true, dtype = "float64" })
+        ms.no_grad(function() layer.weight:copy_(golden.x_of { 6, 3 }) end)
+        local opt = optim.SparseAdam(layer:parameters(), given)
+        for step, expected in ipairs(reference.sparse[name]) do
+          local k = step - 1
+          local ids = ms.tensor({ k % 6, (2 * k + 1) % 6, k % 6 }, { dtype = "int64" })
+          opt:zero_grad()
+          local d = layer(ids) - golden.x_of({ 3, 3 }, 3, k);
+          (d * d):sum():backward()
+          opt:step()
+          golden.close_list("step " .. step, expected, layer.weight, 1e-10, 1e-12)
+        end
+      end)
+    end
+  end)
+
   describe("golden clip_grad_norm_", function()
     local reference = golden.load "clip_grad_norm"
     for name, case in ms.sorted_pairs(reference.cases) do

@@ -103,10 +103,26 @@ def steps(shape, make, options):
     return {"shape": shape, "start": x_of(shape).reshape(-1).tolist(), "params_by_step": trace, "state": state}
 
 
+def sparse_steps(options):
+    """Rows of a table of [6, 3]: three ids a step, one of them twice."""
+    table = torch.nn.Embedding(6, 3, sparse=True)
+    with torch.no_grad():
+        table.weight.copy_(x_of((6, 3)))
+    opt, trace = O.SparseAdam(list(table.parameters()), **options), []
+    for step in range(10):
+        opt.zero_grad()
+        d = table(torch.tensor([step % 6, (2 * step + 1) % 6, step % 6])) - x_of((3, 3), 3, step)
+        (d * d).sum().backward()
+        opt.step()
+        trace.append(table.weight.detach().reshape(-1).tolist())
+    return trace
+
+
 if __name__ == "__main__":
     out = {name: steps((5,), *case) for name, case in cases.items()}
     torch.optim._muon._zeropower_via_newtonschulz = orthogonal
     out.update({name: steps((6, 4), *case) for name, case in matrices.items()})
     with open(os.path.join(sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__)), "optimizers.json"), "w") as f:
-        json.dump({"phase": 0, "torch": torch.__version__.split("+")[0], "cases": out}, f, separators=(",", ":"))
+        json.dump({"phase": 0, "torch": torch.__version__.split("+")[0], "cases": out,
+                   "sparse": {"default": sparse_steps(dict()), "options": sparse_steps(dict(lr=0.05, betas=(0.8, 0.9), eps=1e-4))}}, f, separators=(",", ":"))
         f.write("\n")
