@@ -246,14 +246,15 @@ describe("option 'state' of run.start", function()
     end
     local wanted = "expected an object with state_dict and load_state_dict, or a table of numbers, strings and booleans"
     refused(": 'step' is a number (3), " .. wanted, { step = 3 })
-    refused(": 'metric' is a Metric, " .. wanted, { metric = ms.metrics.Accuracy() })
+    refused(": 'metric' is a function, " .. wanted, { metric = ms.metrics.Accuracy })
     refused(": 'best.fn' is a function, expected a tensor, a number, a string, a boolean or a table of these",
       { best = { fn = print } })
     refused(": the name is 'a b', expected letters, digits, _ and -", { ["a b"] = {} })
     refused(" is a table, expected a table of objects by name, such as { loader = loader }", { {} })
     refused(" needs options 'model' and 'optimizer', with which it is saved", { best = {} }, false)
     local sharded = ms.fsdp.fully_shard(ms.nn.Linear(2, 2))
-    refused(": 'other' is an optimizer of sharded parameters; fsdp.save saves it, with its model",
+    refused(": 'other' is an optimizer of sharded parameters; make them parts of the one model, and a group of its one "
+      .. "optimizer",
       { other = ms.optim.SGD(sharded:parameters(), { lr = 1 }) })
   end)
 
