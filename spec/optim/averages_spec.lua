@@ -26,6 +26,17 @@ describe("EMA", function()
     assert.near(0.9 * 2 / 11 + 9 / 11, ema:state_dict().averages[1]:item(), 1e-12)
   end)
 
+  it("is the mean over the updates with mean = true", function()
+    local p = nn.Parameter(ms.zeros(1, { dtype = "float64" }))
+    local ema = optim.EMA({ p }, { mean = true })
+    for k = 1, 5 do
+      ms.no_grad(function() p:fill_(k * k) end)
+      ema:update()
+    end
+    assert.near(11, ema:state_dict().averages[1]:item(), 1e-12)
+    assert.are.equal("EMA: options 'mean' and 'decay' exclude each other", message(optim.EMA, { p }, { mean = true, decay = 0.5 }))
+  end)
+
   it("lends the averages to the parameters for a call, also if it fails", function()
     local p = nn.Parameter(ms.tensor { 1 })
     local ema = optim.EMA { p }

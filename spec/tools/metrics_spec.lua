@@ -64,6 +64,9 @@ describe("metrics", function()
       metrics.F1 { classes = 3 }:update(ids { 0, 1 }, ids { 0, 3 })
     end)
     refuses("F1: option 'classes' is missing", function() metrics.F1() end)
+    refuses("Mean: load_state_dict: 3 sums, expected 2", function()
+      metrics.Mean():load_state_dict { sums = { 1, 2, 3 }, updates = 1 }
+    end)
     refuses("R2: predictions have shape [2], targets [2, 1]; expected one shape", function()
       metrics.R2():update(ms.ones(2), ms.ones(2, 1))
     end)
@@ -131,6 +134,16 @@ for _, n in ipairs { 2, 3 } do
         if type(one) == "number" then one, all = { one }, { all } end
         for j = 1, #one do assert.near(one[j], all[j], 1e-12, tostring(k)) end
       end
+    end)
+    it("continue from their state, which is that of all ranks", function()
+      local a, b = metrics.Accuracy(), metrics.Accuracy()
+      a:update(ids { 0, 1, 1 }, ids { 0, rank, 0 })
+      local sd = a:state_dict()
+      assert.are.same({ world + 1, 3 * world, world }, { sd.sums[1], sd.sums[2], sd.updates })
+      b:load_state_dict(sd)
+      a:update(ids { rank }, ids { 0 })
+      b:update(ids { rank }, ids { 0 })
+      assert.are.equal(a:compute(), b:compute())
     end)
     it("of one rank's group stay on that rank", function()
       local a = metrics.Mean { group = dist.self_group() }

@@ -18,12 +18,13 @@ local share = opts.kind("a number from 0 to 1", function(v) return type(v) == "n
 
 -- ---- EMA ------------------------------------------------------------------------------------------
 
---- An exponential moving average of parameters, kept beside them in float32 or wider. For sharded parameters it covers
---- this rank's part, without communication.
+--- An exponential moving average of parameters, or with `mean` their mean over the updates (SWA), kept beside them in
+--- float32 or wider. For sharded parameters it covers this rank's part, without communication.
 ---@class EMA
----@overload fun(params: Tensor[], opts: { decay: number, warmup: boolean }): EMA
+---@overload fun(params: Tensor[], opts: { decay: number, warmup: boolean, mean: boolean }): EMA
 ---   params: a list of parameters; decay: share of the average that is kept at an update (default: 0.999); warmup:
----   update k, from 0, keeps at most (1 + k) / (10 + k) of it (default: false)
+---   update k, from 0, keeps at most (1 + k) / (10 + k) of it (default: false); mean: update k, from 0, keeps
+---   k / (k + 1) of it (default: false)
 ---@field updates integer  number of updates so far
 local EMA = class.new "EMA"
 
@@ -33,9 +34,13 @@ local function copy_of(p)
 end
 
 function EMA:init(params, given)
-  local o = opts("EMA", given, { decay = opts.option(share, 0.999), warmup = false })
+  local o = opts("EMA", given, { decay = share, warmup = false, mean = false })
+  if o.mean and (o.decay or o.warmup) then
+    raise("EMA: options 'mean' and '%s' exclude each other", o.decay and "decay" or "warmup")
+  end
   opts.need(opts.is_plain(params) and #params > 0, params, "a list of parameters", "EMA: argument 1")
-  self.decay, self.warmup, self.updates, self._params, self._averages = o.decay, o.warmup, 0, {}, {}
+  self.decay, self.warmup, self.mean, self.updates = o.decay or 0.999, o.warmup, o.mean, 0
+  self._params, self._averages = {}, {}
   for k, p in ipairs(params) do
     opts.expect(p, tensor.a_tensor, "EMA: parameter %d", k)
     if p.id < 0 then raise("EMA: parameter %d is a %s; tensor classes are not supported", k, p:class_name()) end
@@ -46,6 +51,7 @@ end
 local function update(self)
   local decay = self.decay
   if self.warmup then decay = math.min(decay, (1 + self.updates) / (10 + self.updates)) end
+  if self.mean then decay = self.updates / (self.updates + 1) end
   for k, p in ipairs(self._params) do
     local average = self._averages[k]
     average:mul_(decay):add_(shards.part_of(p):detach():to(average.dtype), { alpha = 1 - decay })
@@ -132,7 +138,7 @@ function AveragedModel:init(model, given)
   local o = opts("AveragedModel", given, { decay = share, avg_fn = opts.fn, use_buffers = false, device = opts.any })
   opts.need(type(model) == "table" and class.isa(model, nn.Module), model, "a module", "AveragedModel: argument 1")
   for name, p in model:named_parameters() do
-    if rawget(p, "_unit") then raise("AveragedModel: parameter '%s' is sharded; use optim.EMA", name) end
+    if rawget(p, "_unit") then raise("AveragedModel: parameter '%s' is sharded; use optim.EMA, with mean = true for the mean", name) end
   end
   if o.decay and o.avg_fn then raise "AveragedModel: decay and avg_fn are both given, expected at most one of them" end
   self.module = util.deepcopy(model)

@@ -55,19 +55,45 @@ function Metric:update(...)
   self.updates = self.updates + 1
 end
 
+-- The list summed over the ranks of the metric's group.
+local function over_ranks(self, list)
+  if dist.world_size(self.options.group) == 1 then return list end
+  local sums
+  scope.scope(function()
+    local all = create.tensor(list, { dtype = "float64" })
+    dist.all_reduce(all, { group = self.options.group })
+    sums = all:tolist()
+  end)
+  return sums
+end
+
 --- The value over all batches and ranks: a number, or a table of numbers. Every rank of the group calls it. nan where
 --- nothing was collected.
 ---@return number|number[]|number[][]
-function Metric:compute()
-  local sums = self.sums
-  if dist.world_size(self.options.group) > 1 then
-    scope.scope(function()
-      local all = create.tensor(sums, { dtype = "float64" })
-      dist.all_reduce(all, { group = self.options.group })
-      sums = all:tolist()
-    end)
-  end
-  return self:_result(sums)
+function Metric:compute() return self:_result(over_ranks(self, self.sums)) end
+
+--- What was collected on all ranks, for a checkpoint, which any number of ranks can continue. Every rank of the group
+--- calls it.
+---@return { sums: number[], updates: integer }
+function Metric:state_dict()
+  local list = { self.updates, unpack(self.sums) }
+  local all = over_ranks(self, list)
+  return { updates = all[1], sums = { unpack(all, 2) } }
+end
+
+--- Continues from a state dict. Every rank of the group calls it.
+---@param sd { sums: number[], updates: integer }
+---   sums: what was collected on all ranks; updates: their batches since the last reset
+function Metric:load_state_dict(sd)
+  local who = self.name .. ": load_state_dict: "
+  opts.expect(sd, opts.table, who .. "argument 1")
+  opts.expect(sd.sums, opts.table, who .. "sums")
+  opts.expect(sd.updates, opts.whole_from(0), who .. "updates")
+  if #sd.sums ~= self.n then raise("%s%d sums, expected %d", who, #sd.sums, self.n) end
+  self:reset()
+  if dist.rank(self.options.group) ~= 0 then return end   -- one rank has it all
+  for k, value in ipairs(sd.sums) do self.sums[k] = opts.expect(value, opts.number, "%ssum %d", who, k) end
+  self.updates = sd.updates
 end
 
 -- The predicted classes, from scores [N, C, ...] or classes of ids' shape, and the true ones, as flat int64 tensors.
