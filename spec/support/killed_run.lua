@@ -7,19 +7,23 @@ local run = require("moonshard").run
 
 local M = {}
 
--- The job also writes the number of each step that it has logged to a second file, so that lost lines are detected.
+-- A checkpoint comes in the middle of an epoch of 20 batches. The job also writes the number of each step that it has
+-- logged to a second file, so that lost lines are detected.
 local JOB = [[
 local ms = require "moonshard"
 ms.manual_seed(3)
 local model = ms.nn.Sequential(ms.nn.Linear(8, 32), ms.nn.Tanh(), ms.nn.Linear(32, 1))
 local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.01 })
+local loader = ms.data.DataLoader(ms.data.TensorDataset(ms.rand(320, 8)), { batch_size = 16, shuffle = true })
+local schedule = ms.optim.lr_scheduler.cosine_warm_restarts(optimizer, { T_0 = 30 })
 local run = ms.run.start { out = OUT, resume = true, total = STEPS, model = model, optimizer = optimizer, samples = 16,
-  sinks = { "csv", "tensorboard" } }
+  state = { loader = loader, schedule = schedule }, sinks = { "csv", "tensorboard" } }
 local note = assert(io.open(OUT .. ".note", "w"))
 for step in ms.steps(STEPS, { from = run.step + 1 }) do
-  local loss = model(ms.rand(16, 8)):sub(1):pow(2):mean()
+  local loss = model(loader:next() + ms.rand(16, 8)):sub(1):pow(2):mean()
   loss:backward()
   optimizer:step()
+  schedule:step()
   optimizer:zero_grad()
   run:log { loss = loss }
   note:seek "set"
