@@ -21,7 +21,7 @@ static void place(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;
     bool pushes = c->op == OP_ALL_REDUCE || (c->op == OP_REDUCE && c->root == c->g->me);
-    t->shared = ms__world.mapped && c->g->n <= MS_CUDA_MEMBERS && ms__gpu_shares();
+    t->shared = ms__world.mapped && c->g->n <= MS_CUDA_MEMBERS && ms__gpu_shares() && ms__gpu_has_events(t->index);
     if (c->in.bytes > 0 && c->in.storage) t->shared = t->shared && ms__gpu_place(c->in.storage, c->in.data, &t->in);
     if (pushes && c->out.storage) t->shared = t->shared && ms__gpu_place(c->out.storage, c->out.data, &t->out);
     for (int i = 0; i < c->n_parts && t->shared; i++)
@@ -89,7 +89,7 @@ void ms__gpu_publish(ms_coll *c, ms_slot *s)
 
 // ---- agreement on how bytes move ----
 
-// Maps all memory that member k has published. Returns false with the error set if that fails.
+// Maps all memory that member k has published, and opens its events. Returns false with the error set if that fails.
 static bool map_member(const ms_coll *c, int k)
 {
     const ms_slot *s = slot_of(c->g, k, c->seq);
@@ -100,7 +100,12 @@ static bool map_member(const ms_coll *c, int k)
         uint64_t arena = ((const ms_part_place *)s->payload)[i].arena;
         if (arena && !ms__gpu_resolve(index, rank, (uint32_t)arena, 0)) return false;
     }
-    return true;
+    void *event;
+    if (ms__gpu_event_open(index, rank, s->begin, &event) == MS_OK &&
+        ms__gpu_event_open(index, rank, s->end, &event) == MS_OK)
+        return true;
+    ms__gpu_share_no_more();  // the events of other collectives would fail, too
+    return false;
 }
 
 ms_status ms__gpu_agree(ms_waiter *w, bool *all)

@@ -8,6 +8,7 @@
 // A collective takes two events from a list, and gives them back when no stream of a peer can be made to wait for them
 // any more (ms_slot.left).
 #define _GNU_SOURCE
+#include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 #include "comm/internal.h"
@@ -30,7 +31,7 @@ typedef struct {
 
 static directory *mine;
 static ms_storage *mine_in;
-static bool unshared;  // this rank cannot share GPU memory: its tensors are staged
+static atomic_bool unshared;  // this rank cannot share GPU memory: its tensors are staged
 static _Atomic(char *) bases[LISTED];
 static int n_bases;
 
@@ -68,6 +69,8 @@ static void stop_sharing(const char *why)
             why);
 }
 
+void ms__gpu_share_no_more(void) { unshared = true; }
+
 // An exit handler. Waits before GPU memory is released, because peers may still read it in collectives that the script
 // did not wait for. It is registered after the CUDA runtime's own exit handler, so it runs before that one.
 static void leave(int code, void *pid)
@@ -81,7 +84,7 @@ bool ms__gpu_shares(void)
 {
     uint32_t arena;
     uint64_t at;
-    if (mine || unshared) return mine != NULL;
+    if (mine || unshared) return !unshared;
     if (ms__world.local_size > 64 * WORDS) {
         stop_sharing("more than 256 ranks are on this node");
         return false;
@@ -260,6 +263,18 @@ ms_status ms__gpu_event_take(int index, int *number)
     return MS_OK;
 }
 
+bool ms__gpu_has_events(int index)
+{
+    int k;
+    if (n_events > 0) return true;
+    if (ms__gpu_event_take(index, &k) != MS_OK) {
+        stop_sharing(ms_error());
+        return false;
+    }
+    ms__gpu_event_drop(k, NULL);
+    return true;
+}
+
 void ms__gpu_event_drop(int number, const ms_event_use *used)
 {
     struct own_event *e = &events[number];
@@ -282,17 +297,23 @@ ms_status ms__gpu_event_wait_own(int number, int index, int stream)
     return ms__cuda()->stream_wait(index, stream, events[number].event);
 }
 
-ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number)
+ms_status ms__gpu_event_open(int index, int rank, uint32_t number, void **event)
 {
     peer *p = NULL;
-    void *event = NULL;
     pthread_mutex_lock(&lock);
     ms_status st = open_peer(&p, rank);
     if (st == MS_OK && !p->event[number])
         st = ms__cuda()->ranks.event_open(index, p->there->event[number], &p->event[number]);
-    if (st == MS_OK) event = p->event[number];
+    *event = st == MS_OK ? p->event[number] : NULL;
     pthread_mutex_unlock(&lock);
-    return st == MS_OK ? ms__cuda()->stream_wait(index, stream, event) : st;
+    return st;
+}
+
+ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number)
+{
+    void *event;
+    MS_TRY(ms__gpu_event_open(index, rank, number, &event));
+    return ms__cuda()->stream_wait(index, stream, event);
 }
 
 bool ms__gpu_event_reached(int number, int rank)

@@ -45,7 +45,9 @@ void ms__gpu_reduce(ms_coll *c, ms_cuda_reduction *r);  // sets what follows fro
 ms_status ms__gpu_sync(ms_coll *c);                     // waits for the stream; returns the first failure
 
 // ---- comm/gpu_memory.c: memory and events of GPUs that ranks share ----
-bool ms__gpu_shares(void);  // engine thread: whether this rank can share GPU memory, as far as it knows
+bool ms__gpu_shares(void);           // engine thread: whether this rank can share GPU memory, as far as it knows
+void ms__gpu_share_no_more(void);    // any thread: from now on ms__gpu_shares returns false
+bool ms__gpu_has_events(int index);  // engine thread: whether this rank can make events for its peers
 bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine thread; false: peers cannot map it
 // Returns 1 if the peer has mapped this rank's arena, -1 if it cannot, 0 if it has not tried.
 int ms__gpu_mapped(uint32_t arena, int rank);
@@ -60,6 +62,8 @@ void ms__gpu_event_drop(int number, const ms_event_use *used);
 bool ms__gpu_event_reached(int number, int rank);  // whether that rank's GPU has reached the event's latest record
 ms_status ms__gpu_event_record(int number, int index, int stream);
 ms_status ms__gpu_event_wait_own(int number, int index, int stream);
+// Opens an event of a peer for streams of device `index`.
+ms_status ms__gpu_event_open(int index, int rank, uint32_t number, void **event);
 ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);
 void ms__gpu_forget_group(const ms_group *g);  // engine thread; all members have finished all of its collectives
 void ms__gpu_memory_stop(void);

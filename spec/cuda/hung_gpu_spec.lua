@@ -53,13 +53,26 @@ local SCRIPT = [[
       return model[1].weight.grad:to_local():sum():item()
     end,
     capture = function() return captured(x):item() end,
+    -- The next two wait for the GPU before memory goes back to the driver; the error is raised by the wait after them.
+    empty_cache = function()
+      local out = ms.zeros(5000 * world, { device = "cuda" })
+      dist.all_gather(out, cuda(5000))
+      ms.empty_cache()
+      ms.cuda.synchronize()
+    end,
+    release = function()
+      local step = ms.capture(train, { warmup = 0 })
+      for _ = 1, 2 do step(x) end
+      step:release()
+      ms.cuda.synchronize()
+    end,
     offload = function()
       offloaded(x):sum():backward()
       return offloaded.weight.grad:to_local():sum():item()
     end,
   }
   local call = calls["%s"]
-  for _ = 1, 3 do call() end
+  for _ = 1, %d do call() end
   ms.cuda.synchronize()
   dist.barrier()
   if rank == 1 then table.open().pause(tonumber(ms.cuda.current_device()), 0, 1e6) end
@@ -74,13 +87,15 @@ local SCRIPT = [[
   print "all done"
 ]]
 
-local function check(world, what, env, pattern)
-  it(("in %s, %d ranks"):format(what, world), function()
+-- warm: how often the ranks make the call before the GPU hangs (default: 3).
+local function check(world, what, env, pattern, warm)
+  it(("in %s%s, %d ranks"):format(warm == 0 and "the first " or "", what, world), function()
     if not lfs.attributes(process.build .. "/standin/libnccl_standin.so.2") then
       return pending "this build has no emulated GPU: there is no g++"
     end
     process.within(LIMIT + 0.3, function()
-      local done = ranks.run(world, SCRIPT:format(LIMIT, what), { timeout = 60 * process.patience, env = env })
+      local script = SCRIPT:format(LIMIT, what, warm or 3)
+      local done = ranks.run(world, script, { timeout = 60 * process.patience, env = env })
       assert.are_not.equal(0, done.code, done.stdout)
       assert.is_false(done.timed_out)
       local longest, raised = 0, 0
@@ -99,9 +114,12 @@ end
 local HANGS = "collective #%d+ of the world .*: 1%.%d s have passed and the GPU of rank 1 has not reached this collective"
 
 describe("a rank whose GPU hangs is named on every rank #cuda", function()
-  for _, what in ipairs { "all_gather", "reduce_scatter", "all_reduce", "broadcast", "backward", "capture" } do
+  for _, what in ipairs { "all_gather", "reduce_scatter", "all_reduce", "broadcast", "backward", "capture",
+    "empty_cache", "release" } do
     check(2, what, { MOONSHARD_CUDA = "emulated" }, HANGS)
   end
+  -- Nothing has been mapped yet.
+  for _, what in ipairs { "all_gather", "backward" } do check(2, what, { MOONSHARD_CUDA = "emulated" }, HANGS, 0) end
   check(3, "all_gather", { MOONSHARD_CUDA = "emulated" }, HANGS)
   -- The host of that rank waits for its GPU before it comes to the collective.
   check(2, "offload", { MOONSHARD_CUDA = "emulated" },

@@ -17,6 +17,8 @@ local ways = {
   { "file descriptors, blocks from chunks", { MOONSHARD_CUDA_SHARE = "fd", MOONSHARD_EMULATOR = "chunks" } },
   { "windows, where a rank cannot share its memory", { MOONSHARD_CUDA_SHARE = "staging" } },
   { "windows, where a rank cannot map a peer's memory", { MOONSHARD_EMULATOR = "fail:cudaIpcOpenMemHandle:1:1" } },
+  { "windows, where a rank cannot make events for its peers", { MOONSHARD_EMULATOR = "fail:cudaIpcGetEventHandle:1:1" } },
+  { "windows, where a rank cannot open a peer's events", { MOONSHARD_EMULATOR = "fail:cudaIpcOpenEventHandle:1:1" } },
 }
 
 for _, way in ipairs(ways) do
