@@ -28,6 +28,12 @@ local schedules = {
     return S.sequential(o, { milestones = { 4, 15 }, schedules = { S.linear(o, { start_factor = 0.25, end_factor = 1,
       steps = 4 }), S.exponential(o, { gamma = 0.9 }), S.step(o, { step_size = 5, gamma = 0.5 }) } })
   end },
+  cosine = { S.cosine, { steps = 39, min_factor = 0.1 } },
+  linear = { S.linear, { start_factor = 0.25, end_factor = 0.75, steps = 10 } },
+  constant = { S.constant, { factor = 0.5, steps = 6 } },
+  lambda = { S.lambda, function(t) return 0.9 ^ t end },
+  swa = { S.swa, { swa_lr = 0.05, anneal_steps = 8 } },
+  swa_linear = { S.swa, { swa_lr = 0.05, anneal_steps = 8, anneal_strategy = "linear" } },
   chained = { function(o)
     return S.chained(o, { S.constant(o, { factor = 0.5, steps = 6 }), S.exponential(o, { gamma = 0.95 }) })
   end },

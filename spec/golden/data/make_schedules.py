@@ -4,6 +4,7 @@
 import json, os, sys
 import torch
 from torch.optim import lr_scheduler as S
+from torch.optim.swa_utils import SWALR
 
 
 def losses(t):
@@ -22,6 +23,9 @@ schedules = {
     "plateau": lambda o: S.ReduceLROnPlateau(o, factor=0.5, patience=1, cooldown=2, min_lr=0.01),
     "plateau_max": lambda o: S.ReduceLROnPlateau(o, "max", factor=0.3, patience=2, threshold=0.05, threshold_mode="abs"),
     "sequential": lambda o: S.SequentialLR(o, [S.LinearLR(o, 0.25, 1, 4), S.ExponentialLR(o, 0.9), S.StepLR(o, 5, 0.5)], [4, 15]),
+    "cosine": lambda o: S.CosineAnnealingLR(o, 39, 0.02), "linear": lambda o: S.LinearLR(o, 0.25, 0.75, 10),
+    "constant": lambda o: S.ConstantLR(o, 0.5, 6), "lambda": lambda o: S.LambdaLR(o, lambda t: 0.9 ** t),
+    "swa": lambda o: SWALR(o, 0.05, 8), "swa_linear": lambda o: SWALR(o, 0.05, 8, "linear"),
     "chained": lambda o: S.ChainedScheduler([S.ConstantLR(o, 0.5, 6), S.ExponentialLR(o, 0.95)]),
 }
 out = {}
