@@ -46,6 +46,7 @@ local EXPECTED = {
     "images, reconstructions and new ones: 146 x 56 pixels" },
   ["16_gan.lua"] = { "radius 1.0, the least of four quarters has more than 100 of 1000 points" },
   ["17_policy.lua"] = { "update 10  steps ", "update 40  steps ", "poles stay up more than four times as long" },
+  ["18_resnet.lua"] = { "epoch 1  loss ", "epoch 6  loss ", "more than 90 % right" },
   ["06_resume.lua"] = { "resumed at step 8, equal to the undisturbed run after step 20:\ttrue" },
 }
 
@@ -113,7 +114,7 @@ describe("examples", function()
     assert.is_true(int8 / half < 0.52, job.stdout)
   end)
 
-  for _, name in ipairs { "05_fully_shard.lua", "09_ddp.lua", "10_classic_fsdp.lua" } do
+  for _, name in ipairs { "05_fully_shard.lua", "09_ddp.lua", "10_classic_fsdp.lua", "18_resnet.lua" } do
     it(name .. " runs over two ranks", function()
       local job = ranks.run(2, folder .. "/" .. name)
       assert.are.equal(0, job.code, job.stderr)
