@@ -669,6 +669,16 @@ MS_API ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups
 // As ms_clip_grad_norm of all leaves, then ms_optim_step_groups, but in one pass: gradients are scaled where the step
 // reads them, and keep their values. Returns the norm as ms_clip_grad_norm does; 0 on failure.
 MS_API ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p);
+// As ms_optim_step_groups, but if *skip, a float32 element, is not 0, nothing changes except `steps`, which counts the
+// step in any case. If all gradients are on the GPU of `skip` and no leaf needs new state, the GPU decides, and the
+// host waits for nothing.
+MS_API ms_status ms_optim_step_unless(int n_groups, const ms_optim_group *groups, ms_id skip);
+// The value that a float32 element has now, to be read later: ms_flag_new queues a copy and does not wait for a GPU.
+// ms_flag_read waits for it.
+typedef struct ms_flag ms_flag;
+MS_API ms_flag *ms_flag_new(ms_id of);
+MS_API ms_status ms_flag_read(ms_flag *flag, double *out);
+MS_API void ms_flag_free(ms_flag *flag);
 // Scales the gradients of all leaves so that their norm of order p (> 0, may be infinite) over all ranks is at most
 // max_norm (infinite: only computes the norm). Returns the norm before scaling as a new 0-dim tensor. Collective if
 // some leaves are sharded.
@@ -677,6 +687,9 @@ MS_API ms_id ms_clip_grad_norm(int n, const ms_id *leaves, double max_norm, doub
 // the first such gradient and those after it keep their values. inverse, found: float32, one element, on the same
 // device. On a GPU the host waits for nothing.
 MS_API ms_status ms_unscale_gradients(int n, const ms_id *gradients, ms_id inverse, ms_id found, int32_t stop);
+// Multiplies *scale by `bad` if *found is above 0, otherwise by `good`, unless that exceeds float32. scale, found: as
+// in ms_unscale_gradients. On a GPU the host waits for nothing.
+MS_API ms_status ms_adapt_scale(ms_id scale, ms_id found, double bad, double good);
 
 // ---- dist -------------------------------------------------------------------------------------
 

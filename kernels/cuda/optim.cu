@@ -3,6 +3,8 @@
 // formulas/optim), which can limit the norm of gradients; the norm of gradients, clipping, and unscaling for
 // amp.GradScaler. Also scaling of one tensor, and the conversions before and after a library (NCCL) sums
 // gradients over ranks.
+#include <cfloat>
+
 #include "cuda/blocks.h"
 
 #define MS_OPTIM_FORMULAS
@@ -145,7 +147,8 @@ struct clip_norm {
     const double *sums;
     int owners, dtype;
     double p, total, most;
-    void *out;  // gets the norm; NULL if it is not stored
+    void *out;          // gets the norm; NULL if it is not stored
+    const float *skip;  // if it is not 0, the optimizer changes nothing; NULL: it steps
 };
 static __device__ inline double norm_of(const clip_norm &norm)
 {
@@ -170,6 +173,7 @@ static __device__ inline double factor_of(const clip_norm &norm)
 // for each optimizer, so that none needs the registers of another.
 template <int KIND> __global__ void optim_kernel(int n, const ms_optim_job *jobs, int64_t block, clip_norm norm)
 {
+    if (norm.skip && *norm.skip != 0) return;
     const ms_optim_job &j = entry_of(n, jobs, blockIdx.x);
     int64_t first = ((int64_t)blockIdx.x - j.block) * block, last = first + block < j.numel ? first + block : j.numel;
     double scale = norm.sums ? factor_of(norm) : j.scale;
@@ -187,21 +191,23 @@ static ms_status to_device(int index, void *there, const void *here, size_t byte
 }
 
 // All jobs must be of one optimizer.
-ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_clip *clip)
+ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_step *reads)
 {
     static void (*const kernels[])(int, const ms_optim_job *, int64_t, clip_norm) = {
 #define OPTIMIZER(NAME, FORMULA) optim_kernel<KIND_##NAME>,
 #include "formulas/optim/list.h"
     };
     clip_norm norm = {};
-    if (clip)
-        norm = { (const double *)clip->job->room->data,
-                 clip->job->owners,
-                 clip->dtype,
-                 clip->job->p,
+    if (reads && reads->job)
+        norm = { (const double *)reads->job->room->data,
+                 reads->job->owners,
+                 reads->dtype,
+                 reads->job->p,
                  0,
-                 clip->max_norm,
-                 clip->norm };
+                 reads->max_norm,
+                 reads->norm,
+                 NULL };
+    if (reads) norm.skip = reads->skip;
     if (p->n == 0) return MS_OK;
     auto run = [&](const ms_optim_job *there) {
         return launch("optimizer", index, kernels[p->jobs->kind], p->blocks, BLOCK, p->n, there, p->block, norm);
@@ -276,18 +282,29 @@ __global__ void norm_join_kernel(int64_t pieces, double p, const double *sums, c
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
-template <class T, class S> static __device__ __forceinline__ void scale_part(S *g, int64_t first, int64_t last, T f)
+// Multiplies elements [first, last) by f. Returns whether this thread found one that is not finite, if it CHECKS.
+template <class T, bool CHECKS = false, class S>
+static __device__ __forceinline__ bool scale_part(S *g, int64_t first, int64_t last, T f)
 {
+    bool bad = false;
     int64_t rest = is_wide(g + first) ? first + (last - first) / (2 * WIDE) * (2 * WIDE) : first;
     for (int64_t k = first + (int64_t)threadIdx.x * 2 * WIDE; k < rest; k += BLOCK * 2 * WIDE) {
         T v[2 * WIDE];
         load_wide(g + k, v);
         load_wide(g + k + WIDE, v + WIDE);
-        for (int l = 0; l < 2 * WIDE; l++) v[l] *= f;
+        for (int l = 0; l < 2 * WIDE; l++) {
+            if (CHECKS) bad |= v[l] - v[l] != 0;
+            v[l] *= f;
+        }
         store_wide(g + k, v);
         store_wide(g + k + WIDE, v + WIDE);
     }
-    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK) store_one(g + k, load_one<T>(g + k) * f);
+    for (int64_t k = rest + threadIdx.x; k < last; k += BLOCK) {
+        T v = load_one<T>(g + k);
+        if (CHECKS) bad |= v - v != 0;
+        store_one(g + k, v * f);
+    }
+    return bad;
 }
 
 __global__ void scale_kernel(int64_t n, int64_t piece, int dtype, void *g, double f)
@@ -315,20 +332,33 @@ __global__ void clip_kernel(ms_norm_job j, const ms_norm_part *list, clip_norm n
 #undef RUN
 }
 
-// Scales by *inverse, and sets *found if a gradient is not finite. sums: the largest |g| of each owner. Block 0 reads
-// all of them. With `stop`, every block reads those of the owners up to its own; if one is not finite, the block scales
-// nothing.
-__global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const double *sums, const float *inverse,
-                               float *found, bool stop)
+// Scales by *inverse, and sets *found if a gradient is not finite.
+__global__ void unscale_kernel(ms_norm_job j, const ms_norm_part *list, const float *inverse, float *found)
+{
+    const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
+    int64_t first = ((int64_t)blockIdx.x - t.block) * j.piece;
+    int64_t last = first + j.piece < t.numel ? first + j.piece : t.numel;
+    double f = *inverse;
+    bool bad;
+#define RUN(S, T) bad = scale_part<T, true>((S *)t.g, first, last, (T)f)
+    WITH_FLOAT_TYPE(t.dtype, RUN)
+#undef RUN
+    if (bad) *found = 1;  // all threads that store here store the same
+}
+
+// As unscale_kernel, but the first gradient that is not finite and those after it keep their values. sums: the largest
+// |g| of each owner. Every block reads those of the owners up to its own, block 0 all of them.
+__global__ void unscale_until_kernel(ms_norm_job j, const ms_norm_part *list, const double *sums, const float *inverse,
+                                     float *found)
 {
     __shared__ double shared[BLOCK];
     const ms_norm_part &t = entry_of(j.n, list, blockIdx.x);
     double most = 0;
-    for (int k = threadIdx.x; k < j.owners && (blockIdx.x == 0 || (stop && k <= t.owner)); k += BLOCK)
+    for (int k = threadIdx.x; k < j.owners && (blockIdx.x == 0 || k <= t.owner); k += BLOCK)
         if (sums[k] - sums[k] != 0) most = k <= t.owner ? 2 : most > 1 ? most : 1;
     most = block_max(most, shared);
     if (most > 0 && blockIdx.x == 0 && threadIdx.x == 0) *found = 1;
-    if (stop && most > 1) return;
+    if (most > 1) return;
     int64_t first = ((int64_t)blockIdx.x - t.block) * j.piece;
     int64_t last = first + j.piece < t.numel ? first + j.piece : t.numel;
     double f = *inverse;
@@ -353,7 +383,8 @@ struct norm_room {
     }
 };
 
-ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
+// Divides the gradients into pieces, allocates the job's memory and copies the list there.
+static ms_status begin_norms(int index, ms_norm_job *j, ms_norm_part *list)
 {
     int64_t numel = 0;
     for (int k = 0; k < j->n; k++) numel += list[k].numel;
@@ -367,31 +398,48 @@ ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
     size_t bytes = (size_t)(j->owners + j->blocks) * sizeof(double) + (size_t)j->n * sizeof *list +
                    (size_t)j->blocks * sizeof(int);
     MS_TRY(ms__alloc(&j->room, MS_CUDA | index << 8, bytes, "clip_grad_norm_"));
+    MS_TRY(ms__cuda_use(index));
+    if (j->there) return MS_OK;
+    return to_device(index, (void *)norm_room(j).list, list, (size_t)j->n * sizeof *list, j->n);
+}
+
+ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list)
+{
+    MS_TRY(begin_norms(index, j, list));
     norm_room r(j);
-    ms_status st = ms__cuda_use(index);
-    if (st == MS_OK && !j->there) st = to_device(index, (void *)r.list, list, (size_t)j->n * sizeof *list, j->n);
-    if (st == MS_OK)
-        st = launch_blocks("clip_grad_norm_", index, j->p == 2 ? norm_kernel<true> : norm_kernel<false>, j->blocks,
-                           BLOCK, j->n, r.list, j->piece, j->p, r.pieces, r.owners);
-    if (st == MS_OK)
-        st = launch_blocks("clip_grad_norm_", index, norm_join_kernel, j->owners, BLOCK, j->blocks, j->p,
-                           (const double *)r.pieces, (const int *)r.owners, r.sums);
-    return st;
+    MS_TRY(launch_blocks("clip_grad_norm_", index, j->p == 2 ? norm_kernel<true> : norm_kernel<false>, j->blocks, BLOCK,
+                         j->n, r.list, j->piece, j->p, r.pieces, r.owners));
+    return launch_blocks("clip_grad_norm_", index, norm_join_kernel, j->owners, BLOCK, j->blocks, j->p,
+                         (const double *)r.pieces, (const int *)r.owners, r.sums);
 }
 
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out)
 {
     norm_room r(j);
-    clip_norm norm = { total ? NULL : r.sums, j->owners, dtype, j->p, total ? *total : 0, max_norm, out };
+    clip_norm norm = { total ? NULL : r.sums, j->owners, dtype, j->p, total ? *total : 0, max_norm, out, NULL };
     return launch("clip_grad_norm_", index, clip_kernel, max_norm - max_norm != 0 ? 1 : j->blocks, BLOCK, *j, r.list,
                   norm);
 }
 
-ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop)
+ms_status ms__cuda_unscale(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found, bool stop)
 {
+    MS_TRY(stop ? ms__cuda_norms(index, j, list) : begin_norms(index, j, list));
     norm_room r(j);
-    return launch_blocks("unscale_", index, unscale_kernel, j->blocks, BLOCK, *j, r.list, (const double *)r.sums,
-                         inverse, found, stop);
+    if (!stop) return launch("unscale_", index, unscale_kernel, j->blocks, BLOCK, *j, r.list, inverse, found);
+    return launch_blocks("unscale_", index, unscale_until_kernel, j->blocks, BLOCK, *j, r.list, (const double *)r.sums,
+                         inverse, found);
+}
+
+__global__ void adapt_kernel(float *scale, const float *found, double bad, double good)
+{
+    double now = *scale, grown = now * good;
+    if (*found > 0) *scale = (float)(now * bad);
+    else if (grown <= FLT_MAX) *scale = (float)grown;
+}
+
+ms_status ms__cuda_adapt(int index, float *scale, const float *found, double bad, double good)
+{
+    return launch("update", index, adapt_kernel, 1, 1, scale, found, bad, good);
 }
 
 // ---- sums computed by the transport's library (NCCL) ----

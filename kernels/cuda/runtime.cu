@@ -429,11 +429,13 @@ static ms_status copy_peer(int to, void *dst, int from, const void *src, size_t 
 
 // ---- the table ----
 
-ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_clip *clip);
+ms_status ms__cuda_optim(int index, const ms_optim_pass *p, const ms_cuda_step *reads);
 ms_status ms__cuda_scale(int index, int dtype, void *g, int64_t n, double f);
 ms_status ms__cuda_norms(int index, ms_norm_job *j, ms_norm_part *list);
 ms_status ms__cuda_clip(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
-ms_status ms__cuda_unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
+ms_status ms__cuda_unscale(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found,
+                           bool stop);
+ms_status ms__cuda_adapt(int index, float *scale, const float *found, double bad, double good);
 ms_status ms__cuda_finish(int index, int stream, const ms_cuda_finish *f);
 
 ms_status ms__cuda_alloc(int index, size_t bytes, void **out);
@@ -509,6 +511,7 @@ static ms_cuda_table table()
     t.gradients.norms = ms__cuda_norms;
     t.gradients.clip = ms__cuda_clip;
     t.gradients.unscale = ms__cuda_unscale;
+    t.gradients.adapt = ms__cuda_adapt;
     t.ranks.event_new = event_new;
     t.ranks.event_open = event_open;
     t.ranks.event_record = event_record;

@@ -67,14 +67,16 @@ typedef struct ms_norm_job {
     const ms_norm_part *there;
 } ms_norm_job;
 
-// For an optimizer step: the factor that limits the norm of the gradients (clip_grad_norm_) stays on the device, and
-// multiplies each gradient where the step reads it. job: its sums are those of all gradients.
-typedef struct ms_cuda_clip {
-    const ms_norm_job *job;
+// What an optimizer step reads on the device, so that the host does not wait for it. With a job, whose sums are those
+// of all gradients, the factor that limits their norm (clip_grad_norm_) multiplies each gradient where the step reads
+// it.
+typedef struct ms_cuda_step {
+    const ms_norm_job *job;  // NULL: the gradients are not scaled
     double max_norm;
     int dtype;
-    void *norm;  // gets the norm before clipping, a scalar of this dtype on the device
-} ms_cuda_clip;
+    void *norm;         // gets the norm before clipping, a scalar of this dtype on the device
+    const float *skip;  // on the device: if it is not 0, the step changes nothing; NULL: the step is made
+} ms_cuda_step;
 
 // dst[i] = src[i] / divisor * scale, with one rounding to dst's dtype. The dtypes are floating-point: equal, or one of
 // them float32. dst may be src.
@@ -125,10 +127,11 @@ typedef struct {
     // other devices or ranks; NULL: it is computed from this device's sums.
     ms_status (*norms)(int index, ms_norm_job *j, ms_norm_part *list);
     ms_status (*clip)(int index, const ms_norm_job *j, const double *total, double max_norm, int dtype, void *out);
-    // Multiplies the gradients by *inverse. The job's sums are the largest |g| of each owner (norms of an infinite
-    // order); if one is not finite, stores 1 in *found. stop: then the gradients of the first owner whose sum is not
-    // finite, and of all later owners, keep their values.
-    ms_status (*unscale)(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop);
+    // Multiplies the gradients by *inverse, and stores 1 in *found if one of them is not finite. stop: that gradient
+    // and those after it keep their values; the owner of each is its index. Allocates j->room as norms does.
+    ms_status (*unscale)(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found, bool stop);
+    // Multiplies *scale by `bad` if *found is above 0, otherwise by `good` unless that exceeds float32.
+    ms_status (*adapt)(int index, float *scale, const float *found, double bad, double good);
 } ms_cuda_gradients;
 
 // The part of the table (ms_cuda_table) for work between ranks, and for lists of work.
@@ -204,9 +207,8 @@ typedef struct ms_cuda_table {
     ms_status (*fill_tensor)(struct ms_tensor *t, double value);
     // a NULL-terminated list of lists, each ending with an entry whose op is NULL
     const ms_cuda_kernel *const *families;
-    // Steps the leaves of the pass. clip: scales the gradients as the step reads them (ms_cuda_clip); NULL: they are
-    // not scaled.
-    ms_status (*optim)(int index, const ms_optim_pass *p, const ms_cuda_clip *clip);
+    // Steps the leaves of the pass. reads: NULL if the step reads nothing of ms_cuda_step.
+    ms_status (*optim)(int index, const ms_optim_pass *p, const ms_cuda_step *reads);
     ms_status (*scale)(int index, int dtype, void *g, int64_t n, double f);  // g *= f
     ms_cuda_gradients gradients;
     ms_cuda_ranks ranks;

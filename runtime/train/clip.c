@@ -370,11 +370,14 @@ static ms_status clip_on_gpus(ms_clip *c, double max_norm)
     return MS_OK;
 }
 
-double ms__clip_factor(const ms_clip *c, ms_cuda_clip *room, const ms_cuda_clip **there)
+double ms__clip_factor(const ms_clip *c, ms_cuda_step *room, const ms_cuda_step **there)
 {
     *there = NULL;
     if (!c->there) return c->list.factor;
-    *room = (ms_cuda_clip) { &c->s.jobs[ms__index(ms__device(c->norm))], c->max_norm, c->s.dtype, ms__data(c->norm) };
+    *room = (ms_cuda_step) { .job = &c->s.jobs[ms__index(ms__device(c->norm))],
+                             .max_norm = c->max_norm,
+                             .dtype = c->s.dtype,
+                             .norm = ms__data(c->norm) };
     *there = room;
     return 1;
 }
@@ -550,9 +553,8 @@ static ms_status unscale(const unscale_work *w)
     if (list.n == 0) return MS_OK;
     if (!ms__is_cuda(device)) return unscale_here(&list, *inverse, found, w->stop);
     ms_norm_job job = { .n = list.n, .owners = w->stop ? list.n : 1, .p = INFINITY };
-    for (int k = 0; k < list.n && !w->stop; k++) list.parts[k].owner = 0;
-    ms_status st = ms__cuda()->gradients.norms(ms__index(device), &job, list.parts);
-    if (st == MS_OK) st = ms__cuda()->gradients.unscale(ms__index(device), &job, inverse, found, w->stop);
+    ms__note_queued(device, "unscale_");
+    ms_status st = ms__cuda()->gradients.unscale(ms__index(device), &job, list.parts, inverse, found, w->stop);
     ms__free(job.room);
     return st;
 }

@@ -19,6 +19,7 @@
 #include "ops/queued.h"
 #include "shard/script.h"
 #include "train/clip.h"
+#include "train/flag.h"
 
 enum { BLOCK = 1 << 14, PIECE = 1 << 10 };
 
@@ -333,9 +334,8 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
 }
 
 // Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: the jobs on the device of
-// all of them, a GPU; NULL: not yet. clip: limits the norm of gradients on a GPU as their step reads them; NULL: no
-// such limit.
-static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_clip *clip)
+// all of them, a GPU; NULL: not yet. reads: what the passes on a GPU read there; NULL: nothing.
+static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_step *reads)
 {
     for (int k = 0; k < n;) {
         int end = k;
@@ -349,7 +349,7 @@ static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_clip
         if (ms__is_cuda(jobs[k].device)) {
             ms__note_queued(jobs[k].device, optimizer_at(jobs[k].kind)->range);
             ms_optim_pass p = { list.n, list.jobs, there ? there + k : NULL, count, BLOCK };
-            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), &p, clip));
+            MS_TRY(ms__cuda()->optim(ms__index(jobs[k].device), &p, reads));
         } else if (size <= 2 * BLOCK) run_blocks(&list, 0, count, 0);
         else ms__parallel_tasks(count, run_blocks, &list);
         k = end;
@@ -454,27 +454,52 @@ static void capture(ms_captured *c, step *s)
 
 static ms_status run_clipped(step *s, ms_clip *clip)
 {
-    ms_cuda_clip room;
-    const ms_cuda_clip *there;
+    ms_cuda_step room;
+    const ms_cuda_step *there;
     double scale = ms__clip_factor(clip, &room, &there);
     for (int k = 0; k < s->n_jobs; k++) s->jobs[k].scale = scale;
     return run_jobs(s->jobs, s->n_jobs, NULL, there);
 }
 
-// Steps all leaves of the groups. clip: limits the norm of their gradients; NULL: no limit.
-static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups, ms_clip *clip)
+// Runs the jobs unless *skip is not 0. Where the GPU of `skip` has all jobs, it decides and the host does not wait. If
+// some state was made for this step, the host decides, because a step that is skipped must drop it.
+static ms_status run_unless(step *s, ms_tensor *skip, bool *skipped)
+{
+    bool there = ms__is_cuda(ms__device(skip)) && s->n_made == 0;
+    float value = 0;
+    for (int k = 0; k < s->n_jobs; k++) there = there && s->jobs[k].device == ms__device(skip);
+    MS_TRY(ms__storage_sync(skip->storage, false));
+    if (there) return run_jobs(s->jobs, s->n_jobs, NULL, &(ms_cuda_step) { .skip = ms__data(skip) });
+    MS_TRY(ms__move(MS_CPU, &value, ms__device(skip), ms__data(skip), sizeof value));
+    *skipped = value != 0;
+    return *skipped ? MS_OK : run_jobs(s->jobs, s->n_jobs, NULL, NULL);
+}
+
+// What a step depends on.
+typedef struct {
+    const double *max_norm;  // limits the norm of order p of the gradients; NULL: no limit
+    double p;
+    ms_id norm;       // the norm before clipping, if max_norm is given
+    ms_tensor *skip;  // if *skip is not 0, nothing changes except counts of steps; NULL: the step is made
+    bool skipped;     // the host knows that the step was skipped
+} terms;
+
+// Steps all leaves of the groups. clip: for terms->max_norm.
+static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups, ms_clip *clip, terms *of)
 {
     for (int i = 0; i < n_groups; i++)
         for (int k = 0; k < groups[i].n; k++) MS_TRY(add_leaf(s, &groups[i], k));
     if (clip) MS_TRY(ms__clip_measure(clip));
     // Up to here nothing has changed: a step that failed for lack of memory can be repeated. From here on a step
     // fails only if a device does.
-    MS_TRY(clip ? run_clipped(s, clip) : run_jobs(s->jobs, s->n_jobs, NULL, NULL));
+    MS_TRY(clip       ? run_clipped(s, clip)
+           : of->skip ? run_unless(s, of->skip, &of->skipped)
+                      : run_jobs(s->jobs, s->n_jobs, NULL, NULL));
     for (int k = 0; k < s->n_stepped; k++) {
         ++*s->stepped[k].steps;
         ms__unit_stepped(s->stepped[k].leaf);
     }
-    s->n_made = 0;
+    if (!of->skipped) s->n_made = 0;
     if (MS_UNLIKELY(ms__capturing != NULL)) capture(ms__capturing, s);
     return MS_OK;
 }
@@ -493,43 +518,50 @@ static ms_status new_clip(ms_clip **out, int n_groups, const ms_optim_group *gro
     return st;
 }
 
-// Checks the options of all groups and steps their leaves. max_norm: NULL, or the limit of the gradients' norm of order
-// p; *norm then receives the norm before clipping.
-static ms_status step_all(int n_groups, const ms_optim_group *groups, const double *max_norm, double p, ms_id *norm)
+// Checks the options of all groups and steps their leaves.
+static ms_status step_all(int n_groups, const ms_optim_group *groups, terms *of)
 {
     int n = 0;
     for (int i = 0; i < n_groups; i++) {
         MS_TRY(ms_optim_check(groups[i].options));
         n += groups[i].n;
     }
-    if (n <= 0 && !max_norm) return MS_OK;
-    if (max_norm && ms__capturing)
+    if (n <= 0 && !of->max_norm) return MS_OK;
+    if (of->max_norm && ms__capturing)
         return ms__capture_refuse("step_clipped cannot be captured; call clip_grad_norm_, then step");
     MS_BUSY;
     MS_RANGE(MS_RANGE_OPTIMIZER, n_groups > 0 ? optimizer_at(groups[0].options->kind)->range : "step", NULL);
     step s;
     ms_clip *clip = NULL;
     ms_status status = step_begin(&s, n > 0 ? n : 1);
-    if (status == MS_OK && max_norm) status = new_clip(&clip, n_groups, groups, n, *max_norm, p);
-    if (status == MS_OK) status = step_groups(&s, n_groups, groups, clip);
+    if (status == MS_OK && of->max_norm) status = new_clip(&clip, n_groups, groups, n, *of->max_norm, of->p);
+    if (status == MS_OK) status = step_groups(&s, n_groups, groups, clip, of);
     step_end(&s);
-    for (int i = 0; i < n_groups && status != MS_OK; i++)
+    for (int i = 0; i < n_groups && (status != MS_OK || of->skipped); i++)
         for (int k = 0; k < MS_OPTIM_STATES * groups[i].n; k++)
             if (groups[i].state[k] && !ms_is_alive(groups[i].state[k])) groups[i].state[k] = 0;
-    if (status == MS_OK && clip && !(*norm = ms__clip_result(clip))) status = ms__failure();
+    if (status == MS_OK && clip && !(of->norm = ms__clip_result(clip))) status = ms__failure();
     ms__clip_free(clip);
     return status;
 }
 
 ms_status ms_optim_step_groups(int n_groups, const ms_optim_group *groups)
 {
-    return step_all(n_groups, groups, NULL, 0, NULL);
+    return step_all(n_groups, groups, &(terms) { 0 });
 }
 
 ms_id ms_optim_step_clipped(int n_groups, const ms_optim_group *groups, double max_norm, double p)
 {
-    ms_id norm = 0;
-    return step_all(n_groups, groups, &max_norm, p, &norm) == MS_OK ? norm : 0;
+    terms of = { .max_norm = &max_norm, .p = p };
+    return step_all(n_groups, groups, &of) == MS_OK ? of.norm : 0;
+}
+
+ms_status ms_optim_step_unless(int n_groups, const ms_optim_group *groups, ms_id skip)
+{
+    ms_tensor *t = ms__tensor(skip);
+    if (!t) return ms__failure();
+    MS_TRY(ms__flag_check("step_unless", t));
+    return step_all(n_groups, groups, &(terms) { .skip = t });
 }
 
 ms_status ms_optim_step(const ms_optim_options *o, int n, const ms_id *leaves, ms_id *state, double *steps)

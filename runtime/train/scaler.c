@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
-// train/scaler.c -- a gradient scaler in a captured step: an optimizer's step that is skipped if a gradient was not
-// finite, and the scale's adaptation. The host reads the flags, also those on a GPU, as outside of captured steps.
+// train/scaler.c -- gradient scalers. In a captured step: an optimizer's step that is skipped if a gradient was not
+// finite, and the scale's adaptation; the host reads the flags, also those on a GPU. Outside of captured steps, the
+// scale is adapted where it is, and the host waits for nothing.
 #include <float.h>
 
+#include "base/activity.h"
 #include "base/trace.h"
 #include "device/device.h"
 #include "ops/captured.h"
+#include "ops/queued.h"
+#include "train/flag.h"
 
 // One-element float32 tensors that the host reads.
 typedef struct {
@@ -148,5 +152,32 @@ ms_status ms_capture_adapt(ms_id scale, int n, const ms_id *found, ms_scale_rule
     keep(c, &w.found);
     adapt_work *kept = ms__capture_work(c, repeat_adapt, NULL, sizeof *kept);
     if (kept) *kept = w;
+    return MS_OK;
+}
+
+// ---- outside of captured steps ------------------------------------------------------------------
+
+ms_status ms_adapt_scale(ms_id scale, ms_id found, double bad, double good)
+{
+    MS_BUSY;
+    ms_tensor *s = ms__tensor(scale), *f = s ? ms__tensor(found) : NULL;
+    if (!f) return ms__failure();
+    MS_TRY(ms__flag_check("update: the scale", s));
+    MS_TRY(ms__flag_check("update: found_inf", f));
+    if (ms__device(s) != ms__device(f))
+        return ms__fail(MS_EINVAL, "update: the scale is %s and found_inf %s, expected one device", ms__tensor_text(s),
+                        ms__tensor_text(f));
+    MS_TRY(ms__storage_sync(f->storage, false));
+    MS_TRY(ms__storage_sync(s->storage, true));
+    s->version->count++;
+    float *value = ms__data(s);
+    const float *flag = ms__data(f);
+    if (ms__is_cuda(ms__device(s))) {
+        ms__note_queued(ms__device(s), "update");
+        return ms__cuda()->gradients.adapt(ms__index(ms__device(s)), value, flag, bad, good);
+    }
+    double now = *value, grown = now * good;
+    if (*flag > 0) *value = (float)(now * bad);
+    else if (grown <= FLT_MAX) *value = (float)grown;
     return MS_OK;
 }

@@ -97,9 +97,11 @@ function M.train(model, o)
         if is_fsdp(model) then idle(model) end
       end
       module.rank = rank
-      if scaler:step(optim) then history.steps = history.steps + 1 end
+      local before = scaler:get_scale()
+      scaler:step(optim)
       scaler:update()
       history.scales[k] = scaler:get_scale()
+      if history.scales[k] >= before then history.steps = history.steps + 1 end
     end)
     if o.save_model and is_fsdp(model) then reload(model) end
   end

@@ -64,12 +64,11 @@ end
 ---@param scale Tensor
 ---@param found Tensor[]  found_inf of all optimizers
 ---@param rule ffi.cdata*  ms_scale_rule
-function M.adapt(scale, found, rule)
+---@param before fun()  called before a repetition; must refer to the owner of rule, which then lives as long as the step
+function M.adapt(scale, found, rule, before)
   local n, ids = ids_of(found)
   if lib.ms_capture_adapt(scale.id, n, ids, rule) ~= 0 then errors.fail(scale) end
-  capture.note(rule, function(_, list)
-    list.touched(function() return rule end)              -- keeps the rule as long as the step
-  end)
+  capture.note(rule, function(_, list) list.always(before) end)
 end
 
 return M

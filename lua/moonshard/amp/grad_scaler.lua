@@ -9,6 +9,7 @@ local class = require "moonshard.core.class"
 local create = require "moonshard.tensor.create"
 local dist = require "moonshard.dist"
 local errors = require "moonshard.core.errors"
+local Flag = require "moonshard.optim.flag"
 local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 local engine = require "moonshard.core.ffi"
@@ -44,6 +45,8 @@ local function construct(self, given, spec)
   -- growth_tracker: the number of steps without infinities since the scale changed
   self._rule = engine.ffi.new("ms_scale_rule", { o.growth_factor, o.backoff_factor, o.growth_interval, 0 })
   self._optimizers = setmetatable({}, { __mode = "k" })         -- optimizer -> its record since the last update
+  -- The flag of the last update's step, if only a GPU knew then whether that step was skipped; otherwise false.
+  self._undecided = false
   return o
 end
 
@@ -255,9 +258,17 @@ function GradScaler:_agree(found, optimizer)
   end
 end
 
+-- The record's found_inf, if it is on a GPU and no other device has one: that GPU then decides about the step.
+local function on_one_gpu(record)
+  local device, found = next(record.found_inf)
+  if device and device:find "^cuda" and next(record.found_inf, device) == nil then return found end
+end
+
 -- The sum of found_inf over devices; 0 if all gradients are finite. Read once: on a GPU the host waits for it.
 local function total(record)
-  if not record.total then
+  if not record.total and record.flag then
+    record.total = record.flag:read()
+  elseif not record.total then
     record.total = 0
     for _, t in util.sorted_pairs(record.found_inf) do record.total = record.total + t:item() end
   end
@@ -268,15 +279,41 @@ local function set_scale(self, value)
   no_grad(function() self.scale_tensor:fill_(value) end)
 end
 
+-- Counts the step of the last update, if the GPU alone knew then whether that step was skipped.
+local function settle(self)
+  local flag, rule = self._undecided, self._rule
+  if not flag then return end
+  local grown = rule.growth_tracker + 1 == rule.growth_interval
+  rule.growth_tracker = (flag:read() > 0 or grown) and 0 or rule.growth_tracker + 1
+  self._undecided = false
+end
+
+-- Lets the GPU adapt the scale if it has the scale and all that was found, and the host has not read that. Returns
+-- whether it does.
+local function adapt_there(self)
+  local optimizer, record = next(self._optimizers)
+  if not record or record.total or not record.flag or next(self._optimizers, optimizer) ~= nil then return false end
+  local found, rule = on_one_gpu(record), self._rule
+  if found.device ~= self.scale_tensor.device then return false end
+  settle(self)
+  local good = rule.growth_tracker + 1 == rule.growth_interval and rule.growth_factor or 1
+  if lib.ms_adapt_scale(self.scale_tensor.id, found.id, rule.backoff_factor, good) ~= 0 then
+    errors.fail(self.scale_tensor, found)
+  end
+  self._undecided = record.flag
+  return true
+end
+
 -- Adapts the scale to the infinities in the records. Returns false if no gradients have been checked for infinities.
 local function adapt(self)
+  settle(self)
   local sum, any, rule = 0, false, self._rule
   if captured.active() then
     local all = {}
     for _, record in pairs(self._optimizers) do
       for _, t in util.sorted_pairs(record.found_inf) do all[#all + 1] = t end
     end
-    if #all > 0 then captured.adapt(self.scale_tensor, all, rule) end
+    if #all > 0 then captured.adapt(self.scale_tensor, all, rule, function() settle(self) end) end
     return #all > 0
   end
   for _, record in pairs(self._optimizers) do           -- in any order: the sum of whole numbers is exact
@@ -383,8 +420,16 @@ local function step(self, optimizer, closure)
   local ok, result = true, nil
   if captured.active() then
     record.total, result = captured.unless(record.found_inf, function() return optimizer:step() end)
-  elseif total(record) == 0 then
-    ok, result = pcall(optimizer.step, optimizer)
+  else
+    local there = optimizer._step_unless and not record.total and on_one_gpu(record)
+    if there then
+      record.flag = record.flag or Flag.new(there)
+      ok, result = pcall(optimizer._step_unless, optimizer, { unless = there, flag = record.flag })
+    end
+    if ok and not result then
+      result = nil
+      if total(record) == 0 then ok, result = pcall(optimizer.step, optimizer) end
+    end
   end
   if not ok then
     record.versions = sum_of_versions(optimizer)
@@ -395,11 +440,13 @@ local function step(self, optimizer, closure)
 end
 local step_together = calls.several(step)
 
---- Runs the optimizer's step on unscaled gradients; skips it if a gradient is not finite. Errors: a second step before
---- update.
+--- Runs the optimizer's step on unscaled gradients; skips it if a gradient is not finite. If all gradients are on one
+--- GPU, and the optimizer's step is one pass of the engine, the GPU decides: the host does not wait, and the result is
+--- the optimizer's in both cases. A lower get_scale() after update() then tells that the step was skipped. Errors: a
+--- second step before update.
 ---@param optimizer Optimizer  its groups hold the gradients
 ---@param closure? nil  not supported, as in PyTorch
----@return any  the optimizer's result; nil if the step was skipped
+---@return any  the optimizer's result; nil if the host has skipped the step
 function GradScaler:step(optimizer, closure)
   if not self._enabled then return optimizer:step(closure) end
   local fn = has_peers(self, optimizer) and step_together or step
@@ -426,7 +473,7 @@ function GradScaler:update(new_scale)
       opts.wrong(new_scale, "a number or a tensor", "update: new_scale")
     end
   else
-    if not adapt(self) then raise("No inf checks were recorded prior to update.") end
+    if not adapt_there(self) and not adapt(self) then raise("No inf checks were recorded prior to update.") end
   end
   forget_records(self)
 end
@@ -454,6 +501,7 @@ function GradScaler:is_enabled() return self._enabled end
 ---@return table
 function GradScaler:state_dict()
   if not self._enabled then return {} end
+  settle(self)
   local rule = self._rule
   return {
     scale = self:get_scale(), growth_factor = rule.growth_factor, backoff_factor = rule.backoff_factor,
@@ -472,6 +520,7 @@ function GradScaler:load_state_dict(sd)
   for _, name in ipairs { "scale", "growth_factor", "backoff_factor", "growth_interval", "growth_tracker" } do
     opts.expect(sd[name], opts.number, "load_state_dict: %s", name)
   end
+  settle(self)
   local rule = self._rule
   self._init_scale, rule.growth_tracker = sd.scale, sd.growth_tracker
   rule.growth_factor, rule.backoff_factor, rule.growth_interval = sd.growth_factor, sd.backoff_factor,

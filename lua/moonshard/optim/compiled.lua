@@ -65,12 +65,42 @@ local function unchanged(c, params)
   return true
 end
 
+--- Before a step that a GPU may skip: notes the groups' counts of steps.
+---@param self Optimizer
+---@param n integer  number of groups
+---@param flag Flag  is not 0 if the step is skipped
+function M.note_counts(self, n, flag)
+  local last = { flag = flag }
+  for k = 1, n do
+    local c = self._compiled[k]
+    c.before = c.before or ffi.new("double[?]", math.max(c.n, 1))
+    ffi.copy(c.before, c.steps, ffi.sizeof "double" * c.n)
+    last[k] = c
+  end
+  self._undecided = last
+end
+
+--- Takes back the counts of the last step if a GPU has skipped it. Waits for the GPU's decision.
+---@param self Optimizer
+function M.settle(self)
+  local last = rawget(self, "_undecided")
+  if not last then return end
+  if last.flag:read() ~= 0 then
+    for _, c in ipairs(last) do
+      ffi.copy(c.steps, c.before, ffi.sizeof "double" * c.n)
+      c.young = true                    -- if the step was the first of a leaf, its state is still to be made
+    end
+  end
+  self._undecided = nil
+end
+
 --- The compiled group; compiles it again if the script has changed group.params.
 ---@param self Optimizer
 ---@param index integer  the group's position
 ---@param group table
 ---@return table
 function M.group(self, index, group)
+  M.settle(self)
   local c = self._compiled[index]
   if not unchanged(c, group.params) then
     c = M.compile(self, group, c)

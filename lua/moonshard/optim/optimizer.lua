@@ -145,12 +145,17 @@ local function is_young(c)
   return false
 end
 
--- clip: nil, or { max_norm, norm_type }; clip.norm becomes the id of the norm.
-local function step_dense(self, n, clip)
+-- terms: nil; { max_norm, norm_type }, whose field `norm` becomes the id of the norm; or { unless = Tensor, flag =
+-- Flag }.
+local function step_dense(self, n, terms)
   local failed
-  if clip then
-    clip.norm = lib.ms_optim_step_clipped(n, engine_groups(self, n), clip[1], clip[2])
-    failed = clip.norm == 0
+  if terms and terms.unless then
+    compiled.note_counts(self, n, terms.flag)
+    failed = lib.ms_optim_step_unless(n, engine_groups(self, n), terms.unless.id) ~= 0
+    if failed then self._undecided = nil end
+  elseif terms then
+    terms.norm = lib.ms_optim_step_clipped(n, engine_groups(self, n), terms[1], terms[2])
+    failed = terms.norm == 0
   else
     failed = lib.ms_optim_step_groups(n, engine_groups(self, n)) ~= 0
   end
@@ -172,9 +177,9 @@ local function step_dense(self, n, clip)
 end
 
 -- Runs step_dense while sparse gradients in groups k to n are replaced by dense ones.
-local function with_groups_dense(self, n, k, clip)
-  if k > n then return step_dense(self, n, clip) end
-  return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1, clip)
+local function with_groups_dense(self, n, k, terms)
+  if k > n then return step_dense(self, n, terms) end
+  return with_dense_grads(self._compiled[k].leaves, with_groups_dense, self, n, k + 1, terms)
 end
 
 -- Compiles the groups and passes their options to the engine; scripts may have changed both. Returns the number of
@@ -199,6 +204,7 @@ local function note_groups(self, list)
       self:class_name())
   end
   list.element(groups, #groups + 1, replaced)
+  list.always(function() compiled.settle(self) end)
   for k, group in ipairs(groups) do
     local c = self._compiled[k]
     local now = ffi.new "ms_optim_options"
@@ -314,6 +320,17 @@ local function has_peers(self)
   return found
 end
 Optimizer.step = calls.apart(Optimizer.step, has_peers)
+
+--- For amp.GradScaler: makes one step, unless a gradient was not finite. If the GPU can decide that, the host does not
+--- wait; later calls correct the counts of steps. Returns false if this optimizer's step is not one pass of the engine.
+---@param terms { unless: Tensor, flag: Flag }  unless: is not 0 if the step must be skipped; flag: its value
+---@return boolean
+Optimizer._step_unless = calls.apart(function(self, terms)
+  if in_parts(self) then return false end
+  with_groups_dense(self, prepare(self), 1, terms)
+  places.mark()
+  return true
+end, has_peers)
 
 local function step_leaves(self, group, c, at)
   capture.refuse(self:class_name() .. " steps only some of its parameters in this call")

@@ -93,7 +93,10 @@ return function(Optimizer)
   function Optimizer._state_shape(_, _, part) return tostring(part.shape) end
 
   --- Drops the state of a group, before a saved state is loaded.
-  function Optimizer:_forget(index, group) self._compiled[index] = groups.compile(self, group) end
+  function Optimizer:_forget(index, group)
+    groups.settle(self)
+    self._compiled[index] = groups.compile(self, group)
+  end
 
   --- Copies the saved state `entry` to parameter k of a group. part: this rank's part of the parameter.
   function Optimizer:_load_entry(index, k, entry, part)

@@ -85,7 +85,7 @@ static ms_status fill_tensor(ms_tensor *t, double v)
     ms__null_op = before;
     return st;
 }
-static ms_status optim(int index, const ms_optim_pass *p, const ms_cuda_clip *clip)
+static ms_status optim(int index, const ms_optim_pass *p, const ms_cuda_step *reads)
 {
     ms__null_op = "optimizer";
     for (int k = 0; k < p->n && ms__null_watching; k++) {
@@ -96,16 +96,20 @@ static ms_status optim(int index, const ms_optim_pass *p, const ms_cuda_clip *cl
         for (int s = 0; s < MS_OPTIM_STATES; s++) ms__null_note(j->state[s], (size_t)j->numel * (size_t)wide, wide);
         ms__null_note(j->master, (size_t)j->numel * sizeof *j->master, sizeof *j->master);
     }
-    ms_status st = ms_cuda_table_v1.optim(index, p, clip);
+    ms_status st = ms_cuda_table_v1.optim(index, p, reads);
     ms__null_op = "";
     return st;
+}
+static void note_gradients(const ms_norm_job *j, const ms_norm_part *list)
+{
+    for (int k = 0; k < j->n; k++)
+        ms__null_note(list[k].g, (size_t)list[k].numel * (size_t)ms__dtype_size(list[k].dtype),
+                      (int)ms__dtype_size(list[k].dtype));
 }
 static ms_status norms(int index, ms_norm_job *j, ms_norm_part *list)
 {
     ms__null_op = "clip_grad_norm_";
-    for (int k = 0; k < j->n; k++)
-        ms__null_note(list[k].g, (size_t)list[k].numel * (size_t)ms__dtype_size(list[k].dtype),
-                      (int)ms__dtype_size(list[k].dtype));
+    note_gradients(j, list);
     ms_status st = ms_cuda_table_v1.gradients.norms(index, j, list);
     ms__null_op = "";
     return st;
@@ -118,10 +122,11 @@ static ms_status clip(int index, const ms_norm_job *j, const double *total, doub
     return st;
 }
 
-static ms_status unscale(int index, const ms_norm_job *j, const float *inverse, float *found, bool stop)
+static ms_status unscale(int index, ms_norm_job *j, ms_norm_part *list, const float *inverse, float *found, bool stop)
 {
     ms__null_op = "unscale_";
-    ms_status st = ms_cuda_table_v1.gradients.unscale(index, j, inverse, found, stop);
+    note_gradients(j, list);
+    ms_status st = ms_cuda_table_v1.gradients.unscale(index, j, list, inverse, found, stop);
     ms__null_op = "";
     return st;
 }
