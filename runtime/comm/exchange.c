@@ -493,16 +493,33 @@ static ms_collective_range in_profile(const ms_coll *c)
 
 // ---- all steps ------------------------------------------------------------------------------------
 
+// Fails if a peer could not queue its part on its GPU: this rank's result lacks that part. The peer's own error gives
+// the reason.
+static ms_status check_parts(const ms_coll *c)
+{
+    const ms_group *g = c->g;
+    for (int k = 0; k < g->n; k++) {
+        char text[100];
+        if (k == g->me || atomic_load(&slot_of(g, k, c->seq)->failed) != c->number) continue;
+        snprintf(text, sizeof text, "rank %d could not queue its part on its GPU", g->ranks[k]);
+        return ms__coll_fail(c, text);
+    }
+    return MS_OK;
+}
+
 // Steps 4 (move) and 5 (complete) on this rank's GPU: queues the work.
 static ms_status move_there(ms_waiter *w)
 {
     ms_coll *c = w->c;
+    ms_slot *mine = slot_of(c->g, c->g->me, c->seq);
     ms_status moved = ms__gpu_start(c), kept;
     if (moved == MS_OK) moved = ms__move_direct(c);
     if ((kept = ms__gpu_moved(c)) != MS_OK && moved == MS_OK) moved = kept;
-    atomic_store_explicit(&slot_of(c->g, c->g->me, c->seq)->done, c->number, memory_order_release);
+    if (moved != MS_OK) atomic_store(&mine->failed, c->number);
+    atomic_store_explicit(&mine->done, c->number, memory_order_release);
     ms_status done = wait_done(w, c->number);
     if (moved == MS_OK) moved = done;
+    if (moved == MS_OK) moved = check_parts(c);
     ms_status ended = ms__gpu_finish(c, done == MS_OK);
     return moved != MS_OK ? moved : ended;
 }

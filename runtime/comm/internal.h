@@ -93,10 +93,11 @@ typedef struct {
     _Atomic uint64_t round;   // staged moves: the round that the member has reached
     // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective after which the member's
     // streams wait for no more events of it. refused: of the latest one in which it could not map a peer's memory.
-    _Atomic uint64_t left, refused;
+    // failed: of the latest one in which it could not queue its part.
+    _Atomic uint64_t left, refused, failed;
     uint32_t begin, end;       // numbers of the member's events: its tensors are ready; it accesses no tensor any more
     _Atomic uint64_t reached;  // comm/native.c: number of the latest collective that the member's GPU has reached
-    uint64_t pad1[2];
+    uint64_t pad1[1];
     ms_fingerprint fingerprint;
     char pad2[SLOT - 128 - sizeof(ms_fingerprint) - PAYLOAD];
     char payload[PAYLOAD];  // a small input, or an ms_part_place per part

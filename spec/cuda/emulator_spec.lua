@@ -121,7 +121,8 @@ describe("the emulated GPU, in its mode", function()
   local TO_OTHER = "ms.full({ 1000 }, 2, { device = 'cuda:0' }):to('cuda:1'):sum():item()"
   local ASYNC = "asynchronous()"
   for _, case in ipairs {
-    { "cudaSetDevice", SUM }, { "cudaStreamCreateWithPriority", SUM }, { "cudaHostAlloc", SUM },
+    { "cudaSetDevice", SUM }, { "cudaDeviceGetStreamPriorityRange", SUM }, { "cudaStreamCreateWithPriority", SUM },
+    { "cudaHostAlloc", SUM }, { "cudaLaunchHostFunc", "paused()" },
     { "cudaHostGetDevicePointer", SUM }, { "cudaMalloc", SUM }, { "cudaLaunchKernel", SUM, 1, "launching" }, { "cudaMemcpyAsync", SUM },
     { "cudaStreamSynchronize", SUM }, { "cudaMemsetAsync", "(ms.zeros(1000, { device = 'cuda' }) + 2):sum():item()" },
     { "cudaPointerGetAttributes", "(ms.full({ 1000 }, 2):to 'cuda'):sum():item()" },
@@ -162,6 +163,10 @@ describe("the emulated GPU, in its mode", function()
           plugin().host_free(p[0])
           return 2000
         end
+        local function paused()                                 -- luacheck: ignore
+          check(plugin().pause(0, 0, 0))
+          return 2000
+        end
         local function attention()                              -- luacheck: ignore
           local x = ms.full({ 1, 125, 8 }, 2, { dtype = "bfloat16", device = "cuda" })
           return ms.nn.F.scaled_dot_product_attention(x, x, x):to("float32"):sum():item()
@@ -199,6 +204,12 @@ describe("the emulated GPU, in its mode", function()
         ms.empty_cache()
         print(ms.full({ 1000 }, 2, { device = "cuda" }):sum():item())]], "^2000\n$",
       "moonshard: cuda:0: cudaFree of 0x%x+: invalid argument %(CUDA error 1%)\n" },
+    { "cudaGraphExecDestroy", "a line on stderr", [[
+        local step, y = ms.capture(function(x) return x * 3 - 1 end, { warmup = 0 }), nil
+        for _ = 1, 3 do y = step(ms.full({ 1000 }, 1, { device = "cuda" })) end
+        step:release()
+        print(y:sum():item())]], "^2000\n$",
+      "moonshard: cuda:0: cudaGraphExecDestroy of 0x%x+: invalid argument %(CUDA error 1%)\n" },
     { "cudaGetDeviceCount", "the reason why there is no GPU",
       "print(ms.cuda.is_available(), ms.cuda.why_unavailable(), ms.ones(2):sum():item())",
       "^false\tthere is no CUDA device: invalid argument\t2\n$" },

@@ -49,6 +49,7 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s)
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e)
 {
+    MS_MAY_FAIL(cudaGraphExecDestroy);
     delete e;
     return cudaSuccess;
 }

@@ -36,10 +36,16 @@ struct modes {
 
 // The functions that can fail.
 inline const char *const calls[] = {
+    "cuMemAddressReserve",
     "cuMemCreate",
     "cuMemExportToShareableHandle",
+    "cuMemGetAllocationGranularity",
     "cuMemImportFromShareableHandle",
     "cuMemMap",
+    "cuMemRetainAllocationHandle",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cudaDeviceGetStreamPriorityRange",
     "cudaDriverGetVersion",
     "cudaEventCreateWithFlags",
     "cudaEventQuery",
@@ -49,6 +55,7 @@ inline const char *const calls[] = {
     "cudaFuncSetAttribute",
     "cudaGetDeviceCount",
     "cudaGetDeviceProperties",
+    "cudaGraphExecDestroy",
     "cudaGraphInstantiateWithFlags",
     "cudaGraphLaunch",
     "cudaHostAlloc",
@@ -59,6 +66,7 @@ inline const char *const calls[] = {
     "cudaIpcGetMemHandle",
     "cudaIpcOpenEventHandle",
     "cudaIpcOpenMemHandle",
+    "cudaLaunchHostFunc",
     "cudaLaunchKernel",
     "cudaMalloc",
     "cudaMallocHost",
@@ -97,8 +105,8 @@ inline modes read_modes()
                  word.find_first_not_of("0123456789", 5) == std::string::npos) {
             m.seed = true;
             m.seeded = strtoull(word.c_str() + 5, nullptr, 10);
-        } else if (sscanf(word.c_str(), "fail:%63[A-Za-z]:%ld:%d%n", call, &m.failing_call, &m.failing_error, &used) ==
-                       3 &&
+        } else if (sscanf(word.c_str(), "fail:%63[A-Za-z0-9]:%ld:%d%n", call, &m.failing_call, &m.failing_error,
+                          &used) == 3 &&
                    (size_t)used == word.size() && m.failing_call > 0 && m.failing_error > 0) {
             m.failing = call;
             known = false;

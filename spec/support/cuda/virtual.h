@@ -67,6 +67,7 @@ inline void unref(CUmemGenericAllocationHandle h)
 inline CUresult cuMemGetAllocationGranularity(size_t *unit, const CUmemAllocationProp *,
                                               CUmemAllocationGranularity_flags)
 {
+    MS_DRIVER_MAY_FAIL(cuMemGetAllocationGranularity);
     *unit = ms_shim::VIRTUAL_PAGE;
     return CUDA_SUCCESS;
 }
@@ -96,6 +97,7 @@ inline CUresult cuMemRelease(CUmemGenericAllocationHandle h)
 }
 inline CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t, CUdeviceptr, unsigned long long)
 {
+    MS_DRIVER_MAY_FAIL(cuMemAddressReserve);
     std::lock_guard<std::mutex> hold(ms_shim::memory_lock);
     void *p =
         mmap(nullptr, bytes + ms_shim::VIRTUAL_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -126,6 +128,7 @@ inline CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAlloc
 }
 inline CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *, size_t)
 {
+    MS_DRIVER_MAY_FAIL(cuMemSetAccess);
     int rights = PROT_READ | PROT_WRITE;
     bool done = mprotect((void *)at, bytes, rights) == 0;
     if (done && ms_shim::key >= 0) pkey_mprotect((void *)at, bytes, rights, ms_shim::key);
@@ -134,6 +137,7 @@ inline CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDe
 // Unmaps at once: a queued kernel that uses the memory crashes.
 inline CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 {
+    MS_DRIVER_MAY_FAIL(cuMemUnmap);
     using namespace ms_shim;
     std::lock_guard<std::mutex> hold(memory_lock);
     auto m = virtuals.mappings.find((char *)at);
@@ -145,6 +149,7 @@ inline CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 }
 inline CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h, void *p)
 {
+    MS_DRIVER_MAY_FAIL(cuMemRetainAllocationHandle);
     using namespace ms_shim;
     std::lock_guard<std::mutex> hold(memory_lock);
     auto m = virtuals.mappings.find((char *)p);
