@@ -14,6 +14,8 @@ local cases = {
   threshold = function(x) return F.threshold(x, 0.1, -3) end,
   prelu_one = F.prelu,
   glu_first = function(x) return F.glu(x, 1) end,
+  softshrink_lambda = function(x) return F.softshrink(x, 1.2) end,
+  hardshrink_lambda = function(x) return F.hardshrink(x, 1.2) end,
   lerp = function(a, b) return a:lerp(b, 0.3) end,
   lerp_high = function(a, b) return a:lerp(b, 0.8) end,
   lerp_tensor = function(a, b, w) return a:lerp(b, w) end,
@@ -27,7 +29,7 @@ for name in ([[floor ceil trunc round frac square expm1 exp2 erf erfc tan atan s
   cases[name] = ms.Tensor.methods[name]
 end
 for name in ([[mish hardswish hardsigmoid softsign logsigmoid relu6 selu elu celu softplus leaky_relu hardtanh softmin
-  prelu glu]]):gmatch "%S+" do
+  prelu glu swiglu softshrink hardshrink tanhshrink]]):gmatch "%S+" do
   cases[name] = F[name]
 end
 

@@ -63,6 +63,17 @@ describe("InstanceNorm", function()
     ms.testing.assert_close(nn.InstanceNorm2d(3)(x), nn.InstanceNorm2d(3)(x:unsqueeze(1)):squeeze(1))
   end)
 
+  it("of volumes is that of their voxels in a row", function()
+    local given = { affine = true, track_running_stats = true }
+    local volume, row, x = nn.InstanceNorm3d(3, given), nn.InstanceNorm1d(3, given), ms.rand(2, 3, 4, 5, 6)
+    for _, training in ipairs { true, false } do
+      ms.testing.assert_close(volume:train(training)(x), row:train(training)(x:reshape(2, 3, -1)):reshape(x.shape))
+    end
+    ms.testing.assert_close(volume.running_var, row.running_var)
+    ms.testing.assert_close(volume(x)[2], volume(x[2]))
+    raises("expected 4D or 5D input (got 3D input)", volume, ms.ones(2, 3, 4))
+  end)
+
   it("refuses other shapes", function()
     raises("expected 3D or 4D input (got 2D input)", nn.InstanceNorm2d(3), ms.ones(3, 4))
     raises("InstanceNorm1d: expected input's size at dimension 2 to match num_features (3), but got: 2",
@@ -78,7 +89,8 @@ describe("dropout of channels", function()
   before_each(function() ms.manual_seed(11) end)
 
   it("sets whole channels to 0 and scales the others", function()
-    for _, case in ipairs { { nn.Dropout1d(0.25), { 100, 20, 4 } }, { nn.Dropout2d(0.25), { 100, 20, 2, 2 } } } do
+    for _, case in ipairs { { nn.Dropout1d(0.25), { 100, 20, 4 } }, { nn.Dropout2d(0.25), { 100, 20, 2, 2 } },
+      { nn.Dropout3d(0.25), { 100, 20, 2, 2, 1 } } } do
       local y = case[1](ms.ones(case[2])):reshape(100, 20, 4)
       local dropped = y:eq(0):to "float32"
       ms.testing.assert_close(dropped:mean(3), dropped:select(3, 1))
@@ -100,11 +112,14 @@ describe("dropout of channels", function()
       assert.equal(x, class(0.5):eval()(x))
       assert.equal(x, class(0)(x))
     end
+    local volumes = x:unsqueeze(1)
+    assert.equal(volumes, nn.Dropout3d():eval()(volumes))
     assert.equal("AlphaDropout(0.5)", tostring(nn.AlphaDropout()))
   end)
 
   it("refuses other shapes and probabilities", function()
     raises("dropout1d: Expected 2D or 3D input, but received a 4D input", nn.Dropout1d(), ms.ones(1, 1, 1, 1))
+    raises("dropout3d: Expected 4D or 5D input, but received a 3D input", nn.Dropout3d(), ms.ones(1, 1, 1))
     raises("dropout2d: Expected 3D or 4D input, but received a 2D input", nn.Dropout2d(), ms.ones(1, 1))
     assert.truthy(message(nn.Dropout2d, 2):find("has to be between 0 and 1, but got 2", 1, true))
   end)

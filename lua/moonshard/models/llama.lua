@@ -26,13 +26,11 @@ end
 -- [B, T, heads D] -> [B, heads, T, D]
 local function split(x, heads) return x:reshape(x:size(1), x:size(2), heads, -1):transpose(2, 3) end
 
-local CAUSAL = { is_causal = true }
+local CAUSAL = { is_causal = true, enable_gqa = true }
 
 function Attention:forward(x)
   local q, k = self.rotary(split(self.q_proj(x), self.heads)), self.rotary(split(self.k_proj(x), self.kv_heads))
   local v = split(self.v_proj(x), self.kv_heads)
-  local group = self.heads / self.kv_heads
-  if group > 1 then k, v = k:repeat_interleave(group, 2), v:repeat_interleave(group, 2) end
   return self.o_proj(nn.F.merge_heads(nn.F.scaled_dot_product_attention(q, k, v, CAUSAL)))
 end
 

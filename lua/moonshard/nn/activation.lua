@@ -75,6 +75,10 @@ local LogSigmoid = activation("LogSigmoid", ops.logsigmoid)
 ---@class SELU: Module
 local SELU = activation("SELU", functions.selu)
 
+--- F.tanhshrink as a module.
+---@class Tanhshrink: Module
+local Tanhshrink = activation("Tanhshrink", functions.tanhshrink)
+
 --- F.relu6 as a module: x limited to [0, 6].
 ---@class ReLU6: Module
 local ReLU6 = activation("ReLU6", functions.relu6)
@@ -106,6 +110,18 @@ local ELU = with_number("ELU", "alpha", 1, functions.elu)
 ---@overload fun(alpha?: number): CELU
 ---@field alpha number  minus the limit of the result at -infinity, not 0 (default: 1)
 local CELU = with_number("CELU", "alpha", 1, functions.celu)
+
+--- F.softshrink as a module.
+---@class Softshrink: Module
+---@overload fun(lambda?: number): Softshrink
+---@field lambda number  from 0 (default: 0.5)
+local Softshrink = with_number("Softshrink", "lambda", 0.5, functions.softshrink)
+
+--- F.hardshrink as a module.
+---@class Hardshrink: Module
+---@overload fun(lambda?: number): Hardshrink
+---@field lambda number  from 0 (default: 0.5)
+local Hardshrink = with_number("Hardshrink", "lambda", 0.5, functions.hardshrink)
 
 --- F.softplus as a module.
 ---@class Softplus: Module
@@ -202,7 +218,14 @@ local Softmin = along("Softmin", functions.softmin)
 ---@field dim integer  the dimension, from 1; negative from the end (default: -1)
 local GLU = along("GLU", functions.glu)
 
+--- F.swiglu as a module: it halves the size, as GLU does.
+---@class SwiGLU: Module
+---@overload fun(dim?: integer): SwiGLU
+---@field dim integer  the dimension, from 1; negative from the end (default: -1)
+local SwiGLU = along("SwiGLU", functions.swiglu)
+
 return { ReLU = ReLU, SiLU = SiLU, Tanh = Tanh, Sigmoid = Sigmoid, GELU = GELU, Mish = Mish, Hardsigmoid =
   Hardsigmoid, Hardswish = Hardswish, Softsign = Softsign, LogSigmoid = LogSigmoid, SELU = SELU, ReLU6 = ReLU6,
   LeakyReLU = LeakyReLU, ELU = ELU, CELU = CELU, Softplus = Softplus, Hardtanh = Hardtanh, Threshold = Threshold, PReLU
-  = PReLU, Softmax = Softmax, LogSoftmax = LogSoftmax, Softmin = Softmin, GLU = GLU }
+  = PReLU, Softmax = Softmax, LogSoftmax = LogSoftmax, Softmin = Softmin, GLU = GLU, SwiGLU = SwiGLU,
+  Softshrink = Softshrink, Hardshrink = Hardshrink, Tanhshrink = Tanhshrink }

@@ -100,18 +100,61 @@ function M.prelu(x, weight)
   return ops.relu(x) - weight * ops.relu(-x)
 end
 
+local function halves(x, d, who)
+  opts.expect(x, tensor.a_tensor, "%s: input", who)
+  d = d or -1
+  local size = x:size(d)
+  if size % 2 ~= 0 then opts.wrong(size, "an even size", "%s: size of dimension %d", who, d) end
+  return unpack(x:split(size / 2, d))
+end
+
 --- The first half of x along d times the sigmoid of the second (Dauphin et al. 2017). Errors: an odd size.
 ---@param x Tensor  of any shape
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor  half of x's size along d
 function M.glu(x, d)
-  opts.expect(x, tensor.a_tensor, "glu: input")
-  d = d or -1
-  local size = x:size(d)
-  if size % 2 ~= 0 then opts.wrong(size, "an even size", "glu: size of dimension %d", d) end
-  local halves = x:split(size / 2, d)
-  return halves[1] * ops.sigmoid(halves[2])
+  local first, second = halves(x, d, "glu")
+  return first * ops.sigmoid(second)
 end
+
+--- The second half of x along d times the silu of the first (Shazeer 2020), as after one projection to both. Errors: an
+--- odd size.
+---@param x Tensor  of any shape
+---@param d? integer  from 1; negative from the end (default: -1)
+---@return Tensor  half of x's size along d
+function M.swiglu(x, d)
+  local gate, values = halves(x, d, "swiglu")
+  return ops.silu(gate) * values
+end
+
+-- The value of lambda: a number from 0.
+local function margin(value, who)
+  if value == nil then return 0.5 end
+  return opts.expect(value, opts.number_from(0), "%s: lambda", who)
+end
+
+--- x moved toward 0 by lambda; 0 where |x| <= lambda.
+---@param x Tensor  of any shape
+---@param lambda? number  from 0 (default: 0.5)
+---@return Tensor
+function M.softshrink(x, lambda)
+  lambda = margin(lambda, "softshrink")
+  return ops.relu(x - lambda) - ops.relu(-x - lambda)
+end
+
+--- x where |x| > lambda, 0 elsewhere.
+---@param x Tensor  of any shape
+---@param lambda? number  from 0 (default: 0.5)
+---@return Tensor
+function M.hardshrink(x, lambda)
+  lambda = margin(lambda, "hardshrink")
+  return ops.threshold(x, lambda, 0) - ops.threshold(-x, lambda, 0)
+end
+
+--- x - tanh(x), element by element.
+---@param x Tensor  of any shape
+---@return Tensor
+function M.tanhshrink(x) return x - ops.tanh(x) end
 
 --- Softmax of -x along d.
 ---@param x Tensor  of any shape

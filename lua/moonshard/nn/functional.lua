@@ -380,22 +380,35 @@ local function uneven_attention(q, k, v, o)
   return ops.attention(widen(q, width - d), widen(k, width - d), v, o.attn_mask, o.is_causal, o.dropout_p, scale)
 end
 
-local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number }
+local sdpa_options = { attn_mask = opts.any, is_causal = false, dropout_p = 0, scale = opts.number, enable_gqa = false }
+
+-- Keys or values with as many heads as the queries: each head is repeated for the queries that share it.
+local function shared_heads(q, x, what)
+  if not (is_tensor(q) and is_tensor(x)) or q.ndim < 3 or x.ndim < 3 then return x end
+  local heads, own = q:size(-3), x:size(-3)
+  if heads == own then return x end
+  if own == 0 or heads % own ~= 0 then
+    raise("scaled_dot_product_attention: %d heads of queries are not a multiple of the %d heads of %s", heads, own, what)
+  end
+  return x:repeat_interleave(heads / own, -3)
+end
 
 --- softmax(q k^T scale + mask) v (Vaswani et al. 2017). A mask and is_causal may be given together.
 ---@param q Tensor  [..., T, D]
 ---@param k Tensor  [..., S, D]
 ---@param v Tensor  [..., S, E]
----@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number }
+---@param given? { attn_mask: Tensor, is_causal: boolean, dropout_p: number, scale: number, enable_gqa: boolean }
 ---   attn_mask: broadcasts to [..., T, S]; a bool mask is true where attention is allowed, a floating point mask is
 ---   added to the scores; is_causal: position t attends to positions up to t; dropout_p: probability that a weight is
----   dropped; scale: factor of the scores (default: 1/sqrt(D))
+---   dropped; scale: factor of the scores (default: 1/sqrt(D)); enable_gqa: k and v [..., heads, S, D] may have fewer
+---   heads than q, each for several heads of q in a row (Ainslie et al. 2023)
 ---@return Tensor  [..., T, E]
 function F.scaled_dot_product_attention(q, k, v, given)
   local mask, causal, p, scale = nil, false, 0, nil
   if given ~= nil then
     opts.verify("scaled_dot_product_attention", given, sdpa_options)
     mask, causal, p, scale = given.attn_mask, given.is_causal or false, given.dropout_p or 0, given.scale
+    if given.enable_gqa then k, v = shared_heads(q, k, "keys"), shared_heads(q, v, "values") end
   end
   if scale == 0 and is_tensor(q) then q, scale = q * 0, 1 end    -- the operator uses 1/sqrt(D) if the scale is 0
   if is_uneven(q, k, v) then

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- GroupNorm, InstanceNorm1d and InstanceNorm2d.
+--- GroupNorm, and InstanceNorm of 1 to 3 dimensions.
 local errors = require "moonshard.core.errors"
 local functions = require "moonshard.nn.layer_functions"
 local opts = require "moonshard.core.opts"
@@ -129,4 +129,13 @@ local InstanceNorm1d = instance_norm_class("InstanceNorm1d", 3)
 ---   statistics (default: false)
 local InstanceNorm2d = instance_norm_class("InstanceNorm2d", 4)
 
-return { GroupNorm = GroupNorm, InstanceNorm1d = InstanceNorm1d, InstanceNorm2d = InstanceNorm2d }
+--- InstanceNorm1d for volumes [N, C, D, H, W] or [C, D, H, W].
+---@class InstanceNorm3d: InstanceNorm1d
+---@overload fun(d: integer, opts?: { eps: number, momentum: number, affine: boolean, track_running_stats: boolean, dtype: string, device: string }): InstanceNorm3d
+---   d: number of channels; eps: added to the variance; momentum: weight of the batch in the running statistics
+---   (default: 0.1); affine: adds the parameters weight and bias (default: false); track_running_stats: keeps running
+---   statistics (default: false)
+local InstanceNorm3d = instance_norm_class("InstanceNorm3d", 5)
+
+return { GroupNorm = GroupNorm, InstanceNorm1d = InstanceNorm1d, InstanceNorm2d = InstanceNorm2d,
+  InstanceNorm3d = InstanceNorm3d }

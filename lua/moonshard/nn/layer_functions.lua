@@ -136,24 +136,34 @@ local function drop_channels(x, p)
   return x * ops.dropout(create.ones(sizes, { dtype = x.dtype, device = x.device }), p)
 end
 
+-- dims: dimensions of a batch; a single sample has one less.
+local function drop(who, dims, x, p, given)
+  local active
+  p, active = dropout_arguments(who, x, p, given)
+  local n = x.ndim
+  if n ~= dims and n ~= dims - 1 then
+    raise("%s: Expected %dD or %dD input, but received a %dD input", who, dims - 1, dims, n)
+  end
+  if not active then return x end
+  return run(function()
+    if n == dims then return drop_channels(x, p) end
+    return drop_channels(x:unsqueeze(1), p):squeeze(1)
+  end)
+end
+
 --- Sets whole channels to 0 with probability p and multiplies the others by 1 / (1 - p); returns x if not training.
 ---@param x Tensor  [N, C, L] or [C, L]
 ---@param p? number  probability of setting a channel to 0 (default: 0.5)
 ---@param given? { training: boolean }  training: false: returns x
 ---@return Tensor  of x's shape
-function M.dropout1d(x, p, given)
-  local active
-  p, active = dropout_arguments("dropout1d", x, p, given)
-  local n = x.ndim
-  if n ~= 2 and n ~= 3 then
-    raise("dropout1d: Expected 2D or 3D input, but received a %dD input", n)
-  end
-  if not active then return x end
-  return run(function()
-    if n == 3 then return drop_channels(x, p) end
-    return drop_channels(x:unsqueeze(1), p):squeeze(1)
-  end)
-end
+function M.dropout1d(x, p, given) return drop("dropout1d", 3, x, p, given) end
+
+--- Sets whole channels to 0 with probability p and multiplies the others by 1 / (1 - p); returns x if not training.
+---@param x Tensor  [N, C, D, H, W] or [C, D, H, W]
+---@param p? number  probability of setting a channel to 0 (default: 0.5)
+---@param given? { training: boolean }  training: false: returns x
+---@return Tensor  of x's shape
+function M.dropout3d(x, p, given) return drop("dropout3d", 5, x, p, given) end
 
 --- Sets whole channels to 0 with probability p and multiplies the others by 1 / (1 - p) (Tompson et al. 2015); returns
 --- x if not training.

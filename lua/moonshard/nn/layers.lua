@@ -29,6 +29,12 @@ local Dropout1d = dropout_class("Dropout1d", functions.dropout1d)
 ---@overload fun(p?: number): Dropout2d  p: probability of setting a channel to 0 (default: 0.5)
 local Dropout2d = dropout_class("Dropout2d", functions.dropout2d)
 
+--- In training, sets whole channels of [N, C, D, H, W] or [C, D, H, W] to 0 with probability p, and multiplies the others
+--- by 1 / (1 - p).
+---@class Dropout3d: Dropout
+---@overload fun(p?: number): Dropout3d  p: probability of setting a channel to 0 (default: 0.5)
+local Dropout3d = dropout_class("Dropout3d", functions.dropout3d)
+
 --- F.alpha_dropout as a module: dropout that keeps mean 0 and variance 1 after SELU.
 ---@class AlphaDropout: Dropout
 ---@overload fun(p?: number): AlphaDropout  p: probability of dropping an element (default: 0.5)
@@ -88,5 +94,5 @@ function Bilinear:extra_repr()
   return ("%d x %d -> %d%s"):format(self.in1, self.in2, self.out, self.bias and ", bias" or "")
 end
 
-return { Dropout1d = Dropout1d, Dropout2d = Dropout2d, AlphaDropout = AlphaDropout,
+return { Dropout1d = Dropout1d, Dropout2d = Dropout2d, Dropout3d = Dropout3d, AlphaDropout = AlphaDropout,
   PixelShuffle = PixelShuffle, Bilinear = Bilinear }

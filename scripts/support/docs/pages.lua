@@ -227,6 +227,7 @@ return {
       section("Methods of GroupNorm", "GroupNorm:", nn.GroupNorm),
       section("Methods of InstanceNorm1d", "InstanceNorm1d:", nn.InstanceNorm1d),
       section("Methods of InstanceNorm2d", "InstanceNorm2d:", nn.InstanceNorm2d),
+      section("Methods of InstanceNorm3d", "InstanceNorm3d:", nn.InstanceNorm3d),
       section("Methods of Bilinear", "Bilinear:", nn.Bilinear),
       section("Methods of RNN", "RNN:", nn.RNN),
       section("Methods of LSTM", "LSTM:", nn.LSTM),

@@ -32,6 +32,12 @@ cases["prelu"] = (F.prelu, [x, wave((5,), 0.5, 0.1, 0.4)])
 cases["prelu_one"] = (F.prelu, [x, torch.tensor([0.3])])
 cases["glu"] = (F.glu, [wave((2, 6), 0.2, -2, 2, 0.7)])
 cases["glu_first"] = (lambda t: F.glu(t, 0), [wave((4, 3), 0.2, -2, 2, 0.7)])
+# The formula of Shazeer (2020), which PyTorch has no function for.
+cases["swiglu"] = (lambda t: F.silu(t[:, :3]) * t[:, 3:], [wave((2, 6), 0.2, -2, 2, 0.7)])
+for name in "softshrink hardshrink tanhshrink".split():
+    cases[name] = (getattr(F, name), [x])
+cases["softshrink_lambda"] = (lambda t: F.softshrink(t, 1.2), [x])
+cases["hardshrink_lambda"] = (lambda t: F.hardshrink(t, 1.2), [x])
 for name in "fmod remainder atan2 hypot copysign maximum minimum logaddexp pow".split():
     cases[name] = (getattr(torch, name), [positive if name == "pow" else x, y])
 cases["floor_divide"] = (lambda a, b: torch.floor_divide(a, b).detach(), [x, y])
