@@ -334,7 +334,7 @@ describe("an optimizer", function()
     assert.truthy(message(opt.add_param_group, opt, { params = { q }, lr = -1 }):find("lr is a number (-1)", 1, true))
     opt:add_param_group { params = { q }, lr = 1 }
     assert.are.equal(2, #opt.param_groups)
-    assert.truthy(message(opt.add_param_group, opt, { params = { q } }):find("in the list twice", 1, true))
+    assert.truthy(message(opt.add_param_group, opt, { params = { q } }):find("parameter 1 belongs to another group already", 1, true))
   end)
 
   it("keeps memory flat over steps without the collector", function()

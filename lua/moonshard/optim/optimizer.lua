@@ -41,7 +41,8 @@ local function check_leaf(self, p, seen, where)
   if tensor.info_of(p).is_leaf == 0 then
     raise("%s: %s is the result of an operation; only leaves can be optimized", who, where)
   end
-  if seen[p] then raise("%s: %s is in the list twice", who, where) end
+  if rawget(seen, p) then raise("%s: %s is in the list twice", who, where) end
+  if seen[p] then raise("%s: %s belongs to another group already", who, where) end
   seen[p] = true
 end
 
