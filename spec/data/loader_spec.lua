@@ -2,6 +2,7 @@
 --- Datasets, samplers, collation and the loader without workers.
 local ms = require "moonshard"
 local data = ms.data
+local message = require "spec.support.message"
 local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 
@@ -207,6 +208,79 @@ describe("a sampler", function()
       { 1, -1 }, 3)
     raises("DistributedSampler: rank is 2, expected less than num_replicas, 2", data.DistributedSampler, 4,
       { rank = 2, num_replicas = 2 })
+  end)
+end)
+
+describe("a loader of single items", function()
+  -- A value with lists in place of its tensors.
+  local function plain(v)
+    if ms.is_tensor(v) then return { v.dtype, tostring(v.shape), v:tolist() } end
+    if type(v) ~= "table" then return v end
+    local out = {}
+    for key, item in pairs(v) do out[key] = plain(item) end
+    return out
+  end
+
+  -- The only batch of n items.
+  local function batch(n, get)
+    local all
+    for a, b, c in data.DataLoader({ size = n, get = get }, { batch_size = n }):epoch() do all = plain { a, b, c } end
+    return all
+  end
+
+  it("gives what default_collate makes of them, whatever the items are", function()
+    local x = ms.arange(0, 24):reshape(2, 3, 4)
+    local rows = x:permute(2, 3, 1):contiguous()
+    for name, get in pairs {
+      views = function(i) return x[i], x[i][2], i end,
+      ["views that cannot be copied as they are"] = function(i) return rows:select(3, i), x[i]:t() end,
+      ["copies, then a view"] = function(i) return i == 1 and x[1]:t():contiguous() or x[i]:t() end,
+      ["one tensor twice"] = function(i)
+        local t = x[i] + 1
+        return t, t
+      end,
+      ["a list"] = function(i) return { x[i], "name", i > 1 } end,
+      fields = function(i) return { image = x[i], id = i } end,
+      ["no elements"] = function() return ms.zeros(0, 3), ms.ones(1) end,
+      texts = function(i) return "item " .. i, x[i] end,
+    } do
+      local items = {}
+      for i = 1, 2 do
+        local values = { get(i) }
+        items[i] = #values == 1 and values[1] or values
+      end
+      assert.are.same(plain { data.default_collate(items) }, batch(2, get), name)
+    end
+  end)
+
+  it("records the graph of items that need it", function()
+    local w = ms.ones(3):requires_grad_(true)
+    ms.scope(function()
+      local function get(i) return i == 1 and ms.ones(3) or w * i end
+      data.DataLoader({ size = 3, get = get }, { batch_size = 3 }):next():sum():backward()
+    end)
+    assert.are.same({ 5, 5, 5 }, w.grad:tolist())
+  end)
+
+  it("names the item that differs, and keeps tensors that the dataset holds", function()
+    local held = { ms.ones(2), ms.zeros(2), ms.ones(3) }
+    for _ = 1, 3 do
+      assert.are.same({ { 1, 1 }, { 0, 0 } }, batch(2, function(i) return held[i], i end)[1][3])
+    end
+    local hint = "; give a function 'collate' that makes the batch"
+    for wanted, get in pairs {
+      ["item 3 of the batch is float32 [3], but item 1 is float32 [2]"] = function(i) return held[i] end,
+      ["item 2 of the batch is int64 [2], but item 1 is float32 [2] (field 1)"] = function(i)
+        return i == 2 and ms.ones(2):long() or ms.ones(2), i
+      end,
+      ["item 2 of the batch is a number, but item 1 is a tensor (field 2)"] = function(i)
+        return i, i == 1 and ms.ones(2) or i
+      end,
+      ["item 2 of the batch has 3 values, but item 1 has 2"] = function(i) return 1, 2, i == 2 and 3 or nil end,
+      ["item 3 of the batch has no field 2 (field 2)"] = function(i) return 1, i < 3 and 2 or nil, 3 end,
+    } do
+      assert.are.equal("default_collate: " .. wanted .. hint, message(batch, 3, get))
+    end
   end)
 end)
 

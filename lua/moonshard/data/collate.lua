@@ -3,6 +3,7 @@
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local create = require "moonshard.tensor.create"
+local dtypes = require "moonshard.core.dtypes"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 local raw = require "moonshard.data.raw"
@@ -23,52 +24,64 @@ local HINT = "; give a function 'collate' that makes the batch"
 local function raise(where, ...) errors.raise("default_collate: " .. (...) .. where .. HINT, select(2, ...)) end
 
 local ffi, lib = engine.ffi, engine.lib
-local sizes = ffi.new("int64_t[?]", engine.MAX_DIMS)
 
--- Whether t has the shape in `sizes` and this dtype and number of dimensions. Makes no table: batches have many items.
-local function is_like(t, dtype, ndim)
+-- Whether the elements of t can be copied as they are: t is a plain tensor on the CPU.
+local function is_simple(t, info)
+  return t.id >= 0 and info.device == ffi.C.MS_CPU and info.is_contiguous ~= 0 and info.requires_grad == 0
+    and info.sharded == 0
+end
+
+-- A place for n items like t: a batch whose memory their elements are copied to. With ms.stack, a loader of items of
+-- 784 numbers took three times as long. Without field `out` if t cannot be copied so.
+local function place(n, t)
   local info = info_of(t)
-  if info.dtype ~= dtype or info.ndim ~= ndim then return false end
-  local shape = info.shape
-  for d = 0, ndim - 1 do
-    if shape[d] ~= sizes[d] then return false end
+  if info.ndim == engine.MAX_DIMS or not is_simple(t, info) then return {} end
+  local sizes = ffi.new("int64_t[?]", engine.MAX_DIMS)
+  ffi.copy(sizes, info.shape, 8 * engine.MAX_DIMS)
+  local column = { dtype = info.dtype, ndim = info.ndim, numel = tonumber(info.numel), sizes = sizes }
+  column.bytes = column.numel * lib.ms_dtype_size(column.dtype)
+  local out, data = raw.tensor(dtypes.name(column.dtype), { n, unpack(t.shape) })
+  column.out, column.to = out, ffi.cast("char *", data)
+  return column
+end
+
+-- Makes no table: batches have many items.
+local function has_size(info, column)
+  local ndim = column.ndim
+  if info.dtype ~= column.dtype or info.ndim ~= ndim or tonumber(info.numel) ~= column.numel then return false end
+  if ndim > 1 then
+    for d = 0, ndim - 1 do
+      if info.shape[d] ~= column.sizes[d] then return false end
+    end
   end
   return true
 end
 
--- Copies plain tensors on the CPU one after the other; nil for other tensors. With ms.stack, a loader of items of 784
--- numbers took three times as long.
-local function together(list)
-  local shape, dtype = { #list, unpack(list[1].shape) }, list[1].dtype
-  if #shape > engine.MAX_DIMS then return nil end
-  for k = 1, #list do
-    local info = info_of(list[k])
-    if list[k].id < 0 or info.device ~= ffi.C.MS_CPU or info.is_contiguous == 0 or info.requires_grad ~= 0
-      or info.sharded ~= 0 then
-      return nil
-    end
-  end
-  local info = info_of(list[1])
-  local bytes = tonumber(info.numel) * lib.ms_dtype_size(info.dtype)
-  local out, data = raw.tensor(dtype, shape)
-  local to = ffi.cast("char *", data)
-  if bytes > 0 then
-    for k = 1, #list do ffi.copy(to + (k - 1) * bytes, lib.ms_data_ptr(list[k].id), bytes) end
-  end
-  return out
+-- Copies item k to its place. Returns false if it cannot be copied as it is, or has another size.
+local function put(column, k, t)
+  local info = info_of(t)
+  if not has_size(info, column) or not is_simple(t, info) then return false end
+  if column.bytes > 0 then ffi.copy(column.to + (k - 1) * column.bytes, lib.ms_data_ptr(t.id), column.bytes) end
+  return true
 end
 
 local function stacked(list, where)
-  local first = info_of(list[1])
-  local dtype, ndim = first.dtype, first.ndim
-  for d = 0, ndim - 1 do sizes[d] = first.shape[d] end
-  for k = 2, #list do
-    if not is_like(list[k], dtype, ndim) then
-      raise(where, "item %d of the batch is %s %s, but item 1 is %s %s", k, list[k].dtype, tostring(list[k].shape),
-        list[1].dtype, tostring(list[1].shape))
+  local first, column = list[1], place(#list, list[1])
+  local dtype, shape = first.dtype, first.shape
+  local copied = column.out ~= nil
+  for k = 1, #list do
+    local t = list[k]
+    if not (copied and put(column, k, t)) then
+      copied = false
+      if t.dtype ~= dtype or t.shape ~= shape then
+        raise(where, "item %d of the batch is %s %s, but item 1 is %s %s", k, t.dtype, tostring(t.shape), dtype,
+          tostring(shape))
+      end
     end
   end
-  return together(list) or shapes.stack(list)
+  if copied then return column.out end
+  if column.out then column.out:release() end
+  return shapes.stack(list)
 end
 
 local merge
@@ -122,16 +135,83 @@ function merge(list, where)
   return raise(where, "item 1 of the batch is %s, expected tensors, numbers, booleans, strings or tables", kind)
 end
 
+local M = {}
+
 --- The batch of a list of items: tensors are stacked along a new first dimension, numbers become a tensor of the
 --- default dtype, booleans one of dtype bool, strings a list; tables are merged field by field. Items that are lists
 --- give as many results as they have values. Errors: items that differ in shape, dtype or fields.
 ---@param items any[]  at least one
 ---@return any  the batch of the items' first values, then those of the others
-local function default_collate(items)
+function M.default_collate(items)
   opts.need(is_list(items), items, "a list of items", "default_collate: argument 1")
   local batch = merge(items, "")
   if is_list(items[1]) then return unpack(batch) end
   return batch
 end
 
-return default_collate
+-- ---- item by item ----------------------------------------------------------------------------------------
+
+-- What default_collate does, while the items are made: a loader makes no table for each item, and the tensors of an
+-- item are copied and released before the next item is made.
+
+-- Makes the items before k, which have been copied, items of a list: what follows cannot be copied as it is.
+local function give_up(column, k)
+  for i = 1, k - 1 do column[i] = column.out:select(1, i) end
+  column.out = nil
+end
+
+-- Adds a value to a column. Returns whether it has been copied.
+local function add(columns, j, k, v)
+  local column = columns[j]
+  if k == 1 then
+    column = tensor.is_tensor(v) and place(columns.size, v) or {}
+    columns[j] = column
+  end
+  if column.out then
+    if tensor.is_tensor(v) and put(column, k, v) then return true end
+    give_up(column, k)
+  end
+  column[k] = v
+  return false
+end
+
+local function append(columns, k, a, b, ...)
+  local more = select("#", ...) > 0 and { ... } or nil
+  local n = more and 2 + #more or b == nil and 1 or 2
+  if k == 1 then
+    columns.n = n
+  elseif n ~= columns.n then
+    raise("", "item %d of the batch has %d values, but item 1 has %d", k, n, columns.n)
+  end
+  local first, second = add(columns, 1, k, a), n > 1 and add(columns, 2, k, b)
+  for j = 3, n do add(columns, j, k, more[j - 2]) end
+  if columns.releases then                                -- after all were copied: they may be the same tensor
+    if first then lib.ms_drop(a.id) end
+    if second then lib.ms_drop(b.id) end
+  end
+end
+
+--- Columns for a batch of n items. releases: tensors of the innermost scope are released once they have been copied.
+function M.columns(n, releases) return { size = n, releases = releases } end
+
+--- Adds the values of item k, or those in a list.
+function M.append(columns, k, value, ...)
+  if select("#", ...) == 0 and is_list(value) then return append(columns, k, unpack(value)) end
+  return append(columns, k, value, ...)
+end
+
+--- The batch of the items that were added: its values, and their number in `n`.
+---@return table
+function M.collated(columns)
+  local batch = { n = columns.n }
+  for j = 1, columns.n do
+    local column, where = columns[j], columns.n > 1 and (" (field %d)"):format(j) or ""
+    for k = 1, column.out and 0 or columns.size do
+      if column[k] == nil then raise(where, "item %d of the batch has no field %d", k, j) end
+    end
+    batch[j] = column.out or merge(column, where)
+  end
+  return batch
+end
+
+return M

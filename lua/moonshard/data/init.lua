@@ -30,7 +30,7 @@ local M = {
   BatchSampler = samplers.BatchSampler,
   DistributedSampler = samplers.DistributedSampler,
   BucketBatchSampler = samplers.BucketBatchSampler,
-  default_collate = require "moonshard.data.collate",
+  default_collate = require "moonshard.data.collate".default_collate,
   DataLoader = require "moonshard.data.loader",
   transforms = require "moonshard.data.transforms",
 }

@@ -3,7 +3,7 @@
 --- of its own, which depends on the loader's seed, the epoch and the item, so random transforms do not depend on the
 --- process that makes the item; afterwards the script's generator continues where it was.
 local class = require "moonshard.core.class"
-local default_collate = require "moonshard.data.collate"
+local collate = require "moonshard.data.collate"
 local datasets = require "moonshard.data.dataset"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
@@ -27,23 +27,21 @@ local M = {}
 --- Makes a maker. given: dataset, collate, seed; for iterable datasets also batch_size, rank, world and drop_last.
 function M.new(given) return setmetatable(given, Maker) end
 
--- Takes the results of a pcall: ok, and either the item or the error. An item of several values becomes a list.
-local function packed(ok, ...)
-  if select("#", ...) <= 1 then return ok, (...) end
-  return ok, { ... }
-end
-
 local state = engine.ffi.new "double[2]"
 local ITEM = 14                                           -- a stream of ms_hash_below
 
+local function restored(seed, offset, ...)
+  lib.ms_rng_set(seed, offset)
+  return ...
+end
+
+-- The results of pcall(fn, ...).
 local function seeded(self, epoch, item, fn, ...)
   if self.progress then self.progress[0] = item end
   lib.ms_rng_get(state, state + 1)
   local seed, offset = state[0], state[1]
   lib.ms_manual_seed(lib.ms_hash_below(lib.ms_hash_below(self.seed, epoch, ITEM, 2 ^ 52), item, ITEM, 2 ^ 52))
-  local ok, value = packed(pcall(fn, ...))
-  lib.ms_rng_set(seed, offset)
-  return ok, value
+  return restored(seed, offset, pcall(fn, ...))
 end
 
 local function failed(item, why)
@@ -52,9 +50,31 @@ local function failed(item, why)
   errors.raise("DataLoader: item %d: %s", item, tostring(why))
 end
 
--- Collates items. Returns the batch as a table with its number of values, `n`.
+-- The results after the first of a pcall, or its error.
+local function unless_failed(item, ok, ...)
+  if not ok then failed(item, (...)) end
+  return ...
+end
+
+local function present(item, value, ...)
+  if value == nil then errors.raise("DataLoader: item %d is nil, expected a value", item) end
+  return value, ...
+end
+
+-- An item of several values becomes a list.
+local function as_item(value, ...)
+  if value == nil or select("#", ...) == 0 then return value end
+  return { value, ... }
+end
+
+-- The batch of a list of items: its values, and their number in `n`.
 local function collated(self, items, positions)
-  local results = self.collate and { n = 0, self.collate(items) } or { n = 0, default_collate(items) }
+  if not self.collate then
+    local columns = collate.columns(#items)
+    for k, item in ipairs(items) do collate.append(columns, k, item) end
+    return collate.collated(columns)
+  end
+  local results = { n = 0, self.collate(items) }
   if results[1] == nil then
     errors.raise("DataLoader: the function 'collate' returned nil for %d items from item %d on, expected a batch", #items,
       positions[1])
@@ -72,14 +92,15 @@ local function batch_of(self, epoch, positions)
     rows.n = #rows
     return rows
   end
-  local items = {}
-  for k, i in ipairs(positions) do
-    local ok, item = seeded(self, epoch, i, dataset.get, dataset, i)
-    if not ok then failed(i, item) end
-    if item == nil then errors.raise("DataLoader: item %d is nil, expected a value", i) end
-    items[k] = item
+  local function get(i) return present(i, unless_failed(i, seeded(self, epoch, i, dataset.get, dataset, i))) end
+  if self.collate then
+    local items = {}
+    for k, i in ipairs(positions) do items[k] = as_item(get(i)) end
+    return collated(self, items, positions)
   end
-  return collated(self, items, positions)
+  local columns = collate.columns(#positions, true)
+  for k, i in ipairs(positions) do collate.append(columns, k, get(i)) end
+  return collate.collated(columns)
 end
 
 --- The batch of the items at positions. The items are released.
@@ -99,8 +120,7 @@ local function block(self, epoch, k)
   end
   local items = {}
   while not stream.ended and stream.count < (k + 1) * size do
-    local ok, item = seeded(self, epoch, stream.count + 1, stream.next)
-    if not ok then failed(stream.count + 1, item) end
+    local item = as_item(unless_failed(stream.count + 1, seeded(self, epoch, stream.count + 1, stream.next)))
     if item == nil then
       stream.ended = true
     else
