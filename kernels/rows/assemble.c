@@ -9,7 +9,7 @@ static ms_status check_inputs(const ms_call *c)
 {
     for (int k = 0; k < c->n_in; k++)
         if (!c->in[k]) return ms__call_fail(c, "tensor %d is missing", k + 1);
-    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     return MS_OK;
 }
 

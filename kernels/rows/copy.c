@@ -45,7 +45,7 @@ static ms_status check_contiguous(ms_call *c)
 static ms_status check_to_device(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
-    if (c->n_i < 1) return ms__call_fail(c, "a device is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the device is missing (i[0])");
     int device = (int)c->i[0], from = ms__device(x);
     if (device == from) return ms__call_view(c, 0, same_view(x));
     if ((from & 0xff) == MS_META) return ms__call_fail(c, "%s has no data to move; use to_empty", ms__tensor_text(x));
@@ -55,7 +55,7 @@ static ms_status check_to_device(ms_call *c)
 
 static ms_status check_fill_(ms_call *c)
 {
-    if (c->n_f < 1) return ms__call_fail(c, "a number is missing");
+    if (c->n_f < 1) return ms__call_fail(c, "the number is missing (f[0])");
     const ms_tensor *t = c->in[0];
     if (!ms__is_float(t->dtype) && t->dtype != MS_BOOL &&
         !(c->f[0] == __builtin_floor(c->f[0]) && c->f[0] >= -0x1p63 && c->f[0] < 0x1p63))

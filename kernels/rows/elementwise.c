@@ -146,7 +146,10 @@ static ms_status check_div_(ms_call *c)
     return in_place(c, c->in[1], ms__is_float(dtype) ? dtype : ms__state.default_dtype);
 }
 
-static ms_status need_number(const ms_call *c) { return c->n_f < 1 ? ms__call_fail(c, "a number is missing") : MS_OK; }
+static ms_status need_number(const ms_call *c)
+{
+    return c->n_f < 1 ? ms__call_fail(c, "the number is missing (f[0])") : MS_OK;
+}
 // Checks of functions that have one or two numbers as parameters.
 static ms_status check_one_number(ms_call *c)
 {

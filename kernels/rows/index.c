@@ -7,7 +7,7 @@
 
 static ms_status check_positions(const ms_call *c)
 {
-    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     if (c->in[1]->dtype != MS_I64 && c->in[1]->dtype != MS_I32)
         return ms__call_fail(c, "positions must be int64 or int32, got %s", ms__tensor_text(c->in[1]));
     return MS_OK;

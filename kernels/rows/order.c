@@ -19,7 +19,7 @@ static ms_status check_sort(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     return pair_out(c, d, x->ndim ? x->shape[d] : 1);
 }
@@ -27,7 +27,7 @@ static ms_status check_topk(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 2) return ms__call_fail(c, "a dimension or k is missing");
+    if (c->n_i < 2) return ms__call_fail(c, "the dimension or k is missing (i[0], i[1])");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t n = x->ndim ? x->shape[d] : 1;
     if (x->ndim == 0 && c->i[1] != 1)
@@ -104,7 +104,7 @@ const ms_op *const ms__ops_order[] = { &sort_row, &topk_row, &searchsorted_row, 
 static ms_status check_dim(ms_call *c)
 {
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     return ms__call_dim(c, c->i[0], c->in[0]->ndim, &d);
 }
 static ms_status check_cumprod(ms_call *c)

@@ -239,7 +239,7 @@ static ms_status check_var(ms_call *c)
 }
 static ms_status check_norm(ms_call *c)
 {
-    if (c->n_f < 1) return ms__call_fail(c, "p is missing");
+    if (c->n_f < 1) return ms__call_fail(c, "p is missing (f[0])");
     MS_TRY(check_real_dims(c));
     const ms_tensor *x = c->in[0];
     if (__builtin_isinf(c->f[0]) && x->numel == 0 && c->out[0]->numel > 0)
@@ -264,7 +264,7 @@ static ms_status one_dim_shape(ms_call *c, int *ndim, int64_t *shape)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     *ndim = reduced_shape(x, x->ndim ? 1u << d : 0, c->n_i > 1 && c->i[1], shape);
     return MS_OK;
@@ -303,7 +303,7 @@ static ms_status check_cumsum(ms_call *c)
 {
     const ms_tensor *x = c->in[0];
     int d;
-    if (c->n_i < 1) return ms__call_fail(c, "a dimension is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the dimension is missing (i[0])");
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     return ms__call_out(c, 0, ms__is_float(x->dtype) ? x->dtype : MS_I64, ms__device(x), x->ndim, x->shape);
 }

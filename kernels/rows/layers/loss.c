@@ -7,7 +7,7 @@ enum { NONE, MEAN, SUM };
 
 static ms_status check_reduction(ms_call *c)
 {
-    if (c->n_i < 1) return ms__call_fail(c, "a reduction is missing");
+    if (c->n_i < 1) return ms__call_fail(c, "the reduction is missing (i[0])");
     if (c->i[0] < NONE || c->i[0] > SUM)
         return ms__call_fail(c, "the reduction must be 0 (none), 1 (mean) or 2 (sum), got %lld", (long long)c->i[0]);
     return MS_OK;

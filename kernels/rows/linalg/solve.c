@@ -74,7 +74,7 @@ static ms_status solve_grad(ms_backward_call *b)
 
 static ms_status solve_triangular_check(ms_call *c)
 {
-    if (c->n_i < 2) return ms__call_fail(c, "the triangle or the kind of its diagonal is missing");
+    if (c->n_i < 2) return ms__call_fail(c, "the triangle or the kind of its diagonal is missing (i[0], i[1])");
     return solve_check(c);
 }
 // As solve_grad, but only the elements of A's triangle have a gradient.
@@ -152,7 +152,8 @@ static ms_status lstsq_check(ms_call *c)
     const ms_tensor *a = c->in[0];
     MS_TRY(ms__check_matrices(c, 0, "A", false));
     MS_TRY(check_right_side(c));
-    if (c->n_i < 1 || c->n_f < 1) return ms__call_fail(c, "the driver or the limit of singular values is missing");
+    if (c->n_i < 1 || c->n_f < 1)
+        return ms__call_fail(c, "the driver (i[0]) or the limit of singular values (f[0]) is missing");
     int64_t shape[MS_MAX_DIMS], m = a->shape[a->ndim - 2], n = a->shape[a->ndim - 1];
     memcpy(shape, c->in[1]->shape, sizeof shape);
     shape[a->ndim - 2] = n;

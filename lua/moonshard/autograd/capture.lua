@@ -90,7 +90,7 @@ local function finish()
   return noted
 end
 
---- Ends the recording of a step whose work was not that of other steps: the step goes on uncaptured, and its next call
+--- Ends the recording of a step that did other work than when it was recorded before: it goes on uncaptured; its next call
 --- is a recording again.
 function M.leave()
   lib.ms_capture_leave()
