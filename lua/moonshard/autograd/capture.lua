@@ -90,8 +90,8 @@ local function finish()
   return noted
 end
 
---- Ends the recording of a step that did other work than when it was recorded before: it goes on uncaptured; its next call
---- is a recording again.
+--- Ends the recording of a step whose work differs from that of other steps, such as one that a gradient scaler skips:
+--- the step goes on uncaptured, and its next call is a recording again.
 function M.leave()
   lib.ms_capture_leave()
   finish()

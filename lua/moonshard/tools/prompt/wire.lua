@@ -20,6 +20,7 @@ int moonshard_connect(int, const moonshard_address *, unsigned) __asm__("connect
 long moonshard_send(int, const char *, size_t, int) __asm__("send");
 long moonshard_receive(int, char *, size_t, int) __asm__("recv");
 int moonshard_close(int) __asm__("close");
+char *moonshard_error_text(int) __asm__("strerror");
 int moonshard_getsockopt(int, int, int, void *, unsigned *) __asm__("getsockopt");
 unsigned moonshard_getuid(void) __asm__("getuid");
 typedef struct { int fd; short events, revents; } moonshard_pollfd;
@@ -69,7 +70,7 @@ end
 ---@return integer? fd
 function M.listen(name)
   local fd = C.moonshard_socket(1, bit.bor(STREAM, CLOEXEC), 0)
-  if fd < 0 then error("a socket cannot be made: error " .. ffi.errno(), 0) end
+  if fd < 0 then error("a socket cannot be made: " .. ffi.string(C.moonshard_error_text(ffi.errno())), 0) end
   if C.moonshard_bind(fd, address(name)) ~= 0 or C.moonshard_listen(fd, 1024) ~= 0 then
     C.moonshard_close(fd)
     return nil
