@@ -43,6 +43,20 @@ local cases = {
   nll_none = function(x) return F.nll_loss(x, ids(CLASSES), { weight = like(x, WEIGHT), reduction = "none" }) end,
   nll_ignore = function(x) return F.nll_loss(x, ids(CLASSES), { weight = like(x, WEIGHT), ignore_index = 4 }) end,
   nll_image = function(x) return F.nll_loss(x, ids(IMAGE)) end,
+  cross_entropy = function(x) return F.cross_entropy(x, ids(CLASSES)) end,
+  cross_entropy_smoothing = function(x)
+    return F.cross_entropy(x, ids(CLASSES), { weight = like(x, WEIGHT), label_smoothing = 0.1 })
+  end,
+  cross_entropy_ignore = function(x)
+    return F.cross_entropy(x, ids(CLASSES), { weight = like(x, WEIGHT), ignore_index = 4, label_smoothing = 0.2,
+      reduction = "none" })
+  end,
+  cross_entropy_image = function(x)
+    return F.cross_entropy(x, ids(IMAGE), { label_smoothing = 0.1, reduction = "sum" })
+  end,
+  cross_entropy_shares = function(x, y)
+    return F.cross_entropy(x, y:softmax(2), { weight = like(x, WEIGHT), label_smoothing = 0.1 })
+  end,
   kl = with(F.kl_div, { reduction = "batchmean" }), kl_mean = F.kl_div,
   kl_log = with(F.kl_div, { reduction = "sum", log_target = true }),
   poisson = function(x) return F.poisson_nll_loss(x, like(x, COUNTS)) end,
