@@ -137,7 +137,8 @@ static ms_status create(int index, size_t bytes, void **out)
     CUmemGenericAllocationHandle h;
     size_t unit = 0;
     DRIVER_TRY(index, "cuMemGetAllocationGranularity",
-               d.cuMemGetAllocationGranularity_(&unit, &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "asking for the unit");
+               d.cuMemGetAllocationGranularity_(&unit, &p, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+               "reading the granularity of allocations");
     size_t size = (bytes + unit - 1) / unit * unit;
     CUresult r = d.cuMemCreate_(&h, size, &p, 0);
     if (r == CUDA_ERROR_OUT_OF_MEMORY) return MS_ENOMEM;

@@ -97,8 +97,11 @@ static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, 
 {
     switch (op) {
     case OP_ALL_GATHER:
-    case OP_GATHER: return !out || out->numel == in->numel * n ? NULL : "out must have a block of in's size per rank";
-    case OP_REDUCE_SCATTER: return in->numel == out->numel * n ? NULL : "in must have a block of out's size per rank";
+    case OP_GATHER:
+        return !out || out->numel == in->numel * n ? NULL
+                                                   : "out must have in's number of elements times the number of ranks";
+    case OP_REDUCE_SCATTER:
+        return in->numel == out->numel * n ? NULL : "in must have out's number of elements times the number of ranks";
     case OP_ALL_TO_ALL:
         if (in->numel == out->numel && in->numel % n == 0) return NULL;
         return "in and out must have the same number of elements, a multiple of the number of ranks";
@@ -274,7 +277,7 @@ static ms_status broadcast_plain(ms_group *g, ms_tensor *t, int root, ms_label l
 // A captured step repeats no Lua, so nothing would read what the ranks send.
 static ms_status no_objects(const char *name)
 {
-    return ms__capture_refuse("%s sends values of the script; collectives of tensors can be captured", name);
+    return ms__capture_refuse("%s sends Lua values; only collectives of tensors can be captured", name);
 }
 
 ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, double n, const char **all,

@@ -143,7 +143,8 @@ ms_status ms__move(int to, void *dst, int from, const void *src, size_t bytes)
 {
     if (bytes == 0) return MS_OK;
     if (MS_UNLIKELY(ms__capturing != NULL))
-        return ms__capture_refuse("%zu bytes are copied by no operator; repetitions would not copy them", bytes);
+        return ms__capture_refuse("it copies %zu bytes outside of any operator, which repetitions would not copy",
+                                  bytes);
     if (!ms__is_cuda(to) && !ms__is_cuda(from)) {
         memmove(dst, src, bytes);
         return MS_OK;

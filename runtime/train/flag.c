@@ -59,7 +59,8 @@ ms_flag *ms_flag_new(ms_id of)
     MS_BUSY;
     ms_tensor *t = ms__tensor(of);
     if (!t || ms__flag_check("flag", t)) return NULL;
-    if (MS_UNLIKELY(ms__capturing != NULL)) return ms__null(ms__capture_refuse("a number is to be read on the CPU"));
+    if (MS_UNLIKELY(ms__capturing != NULL))
+        return ms__null(ms__capture_refuse("it reads a number of a tensor on the CPU"));
     ms_flag *f = take();
     if (!f || begin(f, t) == MS_OK) return f;
     ms_flag_free(f);

@@ -165,8 +165,8 @@ ms_status ms_adapt_scale(ms_id scale, ms_id found, double bad, double good)
     MS_TRY(ms__flag_check("update: the scale", s));
     MS_TRY(ms__flag_check("update: found_inf", f));
     if (ms__device(s) != ms__device(f))
-        return ms__fail(MS_EINVAL, "update: the scale is %s and found_inf %s, expected one device", ms__tensor_text(s),
-                        ms__tensor_text(f));
+        return ms__fail(MS_EINVAL, "update: the scale is %s and found_inf is %s, expected the same device",
+                        ms__tensor_text(s), ms__tensor_text(f));
     MS_TRY(ms__storage_sync(f->storage, false));
     MS_TRY(ms__storage_sync(s->storage, true));
     s->version->count++;

@@ -100,7 +100,7 @@ describe("ms.cuda #cuda", function()
   end
 
   it("refuses to replay a graph without a recording", function()
-    assert.equal("CUDAGraph:replay: nothing was recorded; call cuda.graph(graph, fn) before",
+    assert.equal("CUDAGraph:replay: nothing was recorded; call cuda.graph(graph, fn) first",
       message(function() cuda.CUDAGraph():replay() end))
   end)
 

@@ -278,7 +278,8 @@ describe("WAV files", function()
     local floats = ffi.string(ffi.new("float[2]", 0.25, -3), 8)
     assert.are.same({ { 0.25, -3 } }, data.read_wav(write("d.wav", wav(3, 1, 32, floats))):tolist())
     local path = write("e.wav", wav(2, 1, 4, "\0"))
-    raises(("read_wav: '%s' has format 2 with 4 bits, expected PCM of 8 to 32 bits or floating point"):format(path),
+    raises(("read_wav: '%s' has samples of format 2 with 4 bits, expected PCM (1) of 8, 16, 24 or 32 bits or floating "
+      .. "point (3) of 32 or 64"):format(path),
       data.read_wav, path)
   end)
 end)

@@ -254,7 +254,7 @@ for _, case in ipairs {
         assert.matches(pattern, why)
       end
       local where = x.device
-      refuses(("all_gather: out must have a block of in's size per rank: out is float32 %%[7%%] %s, in is float32 %%[4%%] %s, for ")
+      refuses(("all_gather: out must have in's number of elements times the number of ranks: out is float32 %%[7%%] %s, in is float32 %%[4%%] %s, for ")
         :format(where, where) .. world
         .. " rank", dist.all_gather,
         ms.ones(7), x)

@@ -288,9 +288,9 @@ describe("errors of nn.lora", function()
   end)
 
   it("say what a pattern chooses instead, and that nothing changed", function()
-    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, with its own forward); it chooses '2', a Tanh",
+    assert.are.equal("lora: target '2' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces); it chooses '2', a Tanh",
       said { target = { "1", "2" } })
-    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, with its own forward)",
+    assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces)",
       said { target = "qkv" })
     assert.are.equal("lora: the function 'target' chooses no layer that can have adapters",
       said { target = function() return false end })

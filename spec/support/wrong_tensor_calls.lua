@@ -255,7 +255,7 @@ return {
   { "ms.steps(2, {form = 1})", "steps: unknown option 'form'; did you mean 'from'? (accepted: from)" },
   { "ms.checkpoint(1)", "checkpoint: argument 1 is a number (1), expected a function or a module" },
   { "ms.Function{forward = 1}", "Function: option 'forward' is a number (1), expected a function" },
-  { "ms.Function{forward = print}", "Function: needs both functions, forward and backward" },
+  { "ms.Function{forward = print}", "Function: option 'backward' is missing, expected a function" },
   { "w:add_(1)", "add_: a leaf that requires grad cannot be changed in place; do it under no_grad or on its detach()" },
   { "w.grad = y", "grad: float32 [2, 2] cpu given, the tensor is float32 [3] cpu: shape, dtype and device must be equal" },
   { "w.grad = 3", "grad: value is a number (3), expected a tensor" },

@@ -75,7 +75,7 @@ describe("scripts/convert", function()
     end
     local unreadable = "'%s' cannot be read as a file of torch.save: "
     local bad = file("bad.pt", "this is no file of torch.save")
-    refuses(unreadable:format(bad) .. "it begins with other bytes", bad)
+    refuses(unreadable:format(bad) .. "it begins neither as a zip archive nor as a file of PyTorch before 1.6", bad)
     local pt = saved "zip"
     local short = file("short.pt", process.read(pt):sub(1, 900))
     refuses(unreadable:format(short) .. "File is not a zip file", short)

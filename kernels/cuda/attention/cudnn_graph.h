@@ -86,7 +86,7 @@ class cudnn_graph
     cudnn_desc make(int type)
     {
         cudnn_desc d = NULL;
-        if (n_made == MOST_MADE) need(CUDNN_STATUS_NOT_SUPPORTED, "making so many descriptors");
+        if (n_made == MOST_MADE) need(CUDNN_STATUS_NOT_SUPPORTED, "making more than 256 descriptors");
         if (!status) need(f.BackendCreateDescriptor(type, &d), "creating a descriptor");
         if (d) made[n_made++] = d;
         return d;

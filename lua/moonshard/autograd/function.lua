@@ -189,7 +189,8 @@ end
 ---@return fun(...): any
 function M.Function(def)
   local o = opts("Function", def, { forward = opts.fn, backward = opts.fn })
-  if not o.forward or not o.backward then errors.raise "Function: needs both functions, forward and backward" end
+  local missing = not o.forward and "forward" or not o.backward and "backward"
+  if missing then errors.raise("Function: option '%s' is missing, expected a function", missing) end
   return function(...) return apply(o, ...) end
 end
 

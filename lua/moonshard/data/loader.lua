@@ -97,7 +97,7 @@ function DataLoader:__tostring()
 end
 
 function DataLoader.__call()
-  errors.raise "DataLoader: write `for x, y in loader:epoch() do`"
+  errors.raise "DataLoader: a loader cannot be called; write `for x, y in loader:epoch() do`"
 end
 
 --- The number of batches in an epoch; nil for an IterableDataset.

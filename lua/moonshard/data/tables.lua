@@ -236,10 +236,11 @@ function M.read_wav(path)
         little(text, at + 22, 2)
       if format == 0xfffe then format = little(text, at + 32, 2) end       -- WAVE_FORMAT_EXTENSIBLE: the format follows
     elseif name == "data" then
-      if not format or channels < 1 then bad "has no format before its samples" end
+      if not format or channels < 1 then bad "has no 'fmt ' chunk with at least 1 channel before its samples" end
       local real = format == 3
       if not (real and (bits == 32 or bits == 64) or format == 1 and bits % 8 == 0 and bits >= 8 and bits <= 32) then
-        bad(("has format %d with %d bits, expected PCM of 8 to 32 bits or floating point"):format(format, bits))
+        bad(("has samples of format %d with %d bits, expected PCM (1) of 8, 16, 24 or 32 bits or floating point (3) of "
+          .. "32 or 64"):format(format, bits))
       end
       local bytes = bits / 8
       local available = math.min(size, #text - at - 7)
@@ -255,7 +256,7 @@ function M.read_wav(path)
     end
     at = at + 8 + size + size % 2
   end
-  bad "has no samples"
+  bad "has no 'data' chunk, which holds the samples"
 end
 
 opts.fix(M, { "read_lines", "read_json_lines", "read_wav" })

@@ -169,7 +169,7 @@ local function chosen(model, target)
   end
   for _, pattern in ipairs(patterns) do
     if not used[pattern] then
-      raise("lora: target %s chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, with its own forward)%s",
+      raise("lora: target %s chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces)%s",
         errors.show(pattern), other[pattern] and ("; it chooses " .. other[pattern]) or "")
     end
   end

@@ -61,7 +61,7 @@ end
 
 --- Takes the parameters' present values into the averages; to be called after each step of the optimizer.
 function EMA:update()
-  capture.refuse "EMA:update counts its calls in Lua, which repetitions would not do"
+  capture.refuse "EMA:update counts its calls in Lua, and repetitions would not be counted; call it outside of the step"
   no_grad(scope.scope, update, self)
 end
 

@@ -170,7 +170,7 @@ local Graph = class.new "CUDAGraph"
 --- Repeats the recorded work: it reads the tensors that the function read, which a script fills by copy_, and its
 --- results are in the tensors that cuda.graph returned. Errors: nothing was recorded.
 function Graph:replay()
-  if not self._step then errors.raise "CUDAGraph:replay: nothing was recorded; call cuda.graph(graph, fn) before" end
+  if not self._step then errors.raise "CUDAGraph:replay: nothing was recorded; call cuda.graph(graph, fn) first" end
   local new = { self._step() }
   autograd.no_grad(function()
     for k, t in pairs(self._results) do t:copy_(new[k]) end

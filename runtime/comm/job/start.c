@@ -168,7 +168,8 @@ static ms_status control_memory(hello *mine, hello *all)
             if (way == 0 && refuse) errno = EACCES;
             if (peer < 0 || fstat(peer, &st) != 0 || (uint64_t)st.st_ino != h->inode ||
                 !(w->ctl = map_file(peer, w->ctl_bytes)) || ((ms_board *)w->ctl)->nonce != h->nonce) {
-                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path, peer < 0 ? strerror(errno) : "another file");
+                snprintf(mine->why, sizeof mine->why, "%.60s: %s", path,
+                         peer < 0 ? strerror(errno) : "not the expected file, or it cannot be mapped");
                 mine->ok = 0;
             }
             if (peer >= 0) close(peer);

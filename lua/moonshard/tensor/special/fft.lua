@@ -74,7 +74,7 @@ local function half_along(x, d, n, norm, forward)
   local who = forward and "fft.hfft" or "fft.irfft"
   n = n or 2 * (x.shape[d] - 1)
   if n < 1 then
-    errors.raise("%s: dimension %d has size %d, too short for a result without option 'n'", who, d, x.shape[d])
+    errors.raise("%s: dimension %d has size %d, expected at least 2, or option 'n', the size of the result", who, d, x.shape[d])
   end
   x = resized(x, d, math.floor(n / 2) + 1)
   a_i[0], a_i[1], a_f[0] = d - 1, n, factor(norm, n, not forward)
