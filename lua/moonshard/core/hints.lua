@@ -10,6 +10,8 @@ local synonyms = {
   beta2 = "betas", functional = "F", utils = "utils", axis = "dim", keepdims = "keepdim", use_bias = "bias",
   numpy = "tolist", len = "size", get_lr = "get_last_lr", result = "compute", close = "finish", show = "text",
   num_workers = "workers", collate_fn = "collate", prefetch_factor = "prefetch", generator = "seed", T_max = "steps",
+  clip = "clamp", clip_ = "clamp_", greater = "gt", greater_equal = "ge", less = "lt", less_equal = "le",
+  not_equal = "ne", concat = "cat", concatenate = "cat", ravel = "flatten",
   total_iters = "steps", num_training_steps = "steps", num_warmup_steps = "warmup",
 }
 
@@ -70,6 +72,9 @@ local instead = {
   Lambda = "a transform is a function: write function(x) ... end",
   ConvertImageDtype = "use data.transforms.ToTensor",
   ImageFolder = "write a data.Dataset whose get reads a file with data.read_image",
+  SubsetRandomSampler = "use data.RandomSampler with a data.Subset",
+  MultiLabelSoftMarginLoss = "use nn.BCEWithLogitsLoss: its mean is the same",
+  multilabel_soft_margin_loss = "use nn.F.binary_cross_entropy_with_logits: its mean is the same",
   MSE = "use metrics.Mean: update((predictions - targets):pow(2))",
   MeanSquaredError = "use metrics.Mean: update((predictions - targets):pow(2))",
   MAE = "use metrics.Mean: update((predictions - targets):abs())",
