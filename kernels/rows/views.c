@@ -17,7 +17,10 @@ static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
     for (int d = 0; d < c->n_i; d++) {
         shape[d] = c->i[d];
         if (shape[d] == -1 && unknown < 0) unknown = d;
-        else if (shape[d] < 0 || __builtin_mul_overflow(n, shape[d], &n))
+        else if (shape[d] >= 0 && __builtin_mul_overflow(n, shape[d], &n))
+            return ms__call_fail(c, "shape %s has more than 2^63 - 1 elements, %s has %lld",
+                                 ms__shape_text(c->n_i, c->i), ms__tensor_text(x), (long long)x->numel);
+        else if (shape[d] < 0)
             return ms__call_fail(c, "shape %s is not valid for %s: sizes must be >= 0, one may be -1",
                                  ms__shape_text(c->n_i, c->i), ms__tensor_text(x));
     }
@@ -447,7 +450,7 @@ static ms_status check_as_strided(ms_call *c)
     const ms_tensor *x = c->in[0];
     int n = (c->n_i - 1) / 2;
     if (c->n_i < 1 || c->n_i % 2 == 0 || n > MS_MAX_DIMS)
-        return ms__call_fail(c, "%d integers, expected an offset, and as many sizes as strides, at most %d", c->n_i,
+        return ms__call_fail(c, "%d integers, expected an offset, n sizes and n strides, n at most %d", c->n_i,
                              MS_MAX_DIMS);
     const int64_t *shape = c->i + 1, *stride = shape + n;
     if (!ms__is_contiguous(x))

@@ -18,7 +18,7 @@ ms_status ms__accumulate(ms_tensor **total, ms_tensor *g)
         *total = g;
         return MS_OK;
     }
-    if (*total == g) {  // the operator has already added its gradient in place (grad_so_far)
+    if (*total == g) {  // the operator has already added its gradient to this tensor (gradient_so_far)
         ms__release(g);
         return MS_OK;
     }

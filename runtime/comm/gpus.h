@@ -20,7 +20,7 @@ struct ms_there {
     ms_gpu_place in, out, *parts;
     int begin, end;     // numbers of this rank's events (ms_slot); -1: none
     void *ready;        // an event of the compute stream in place of `begin` if the operands are not shared
-    ms_flight *flight;  // the collective as the host watches it after its work has been queued; NULL: not shared
+    ms_flight *flight;  // by which the host notices that queued work hangs (gpu_wait.c); NULL if `shared` is false
     ms_status failed;
 };
 // Engine thread: decides whether c's tensors stay on their GPU. If so, sets c->gpu.there, finds their places and takes

@@ -190,9 +190,10 @@ struct ms_group {
     uint64_t seq, epoch;  // number of collectives issued in `epoch`; engine thread only
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
-    // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: 1 + the member that is
-    // ahead; 0: unknown. turns: number of times that `ahead` has changed or no member was behind, since a collective
-    // last succeeded. All members know the same, or an earlier state. Engine thread only.
+    // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: 1 + the member whose
+    // call comes latest in the script; 0: unknown. turns: number of attempts since the last collective that succeeded
+    // in which `ahead` changed or no member was behind. A member may know older values than its peers. Engine thread
+    // only.
     int turns, ahead;
     int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
     // For each ring entry: number of the latest collective that this rank issued; engine thread only.

@@ -28,10 +28,10 @@ typedef struct {
     ms_status (*run)(struct ms_call *c);
 } ms_cuda_kernel;
 
-// One leaf of a fused optimizer step (train/optim.c).
-// MS_OPTIM_SIGN: index of the factor by which every gradient is multiplied, after the formula's factors: -1 to
-// maximize, else 1.
+// MS_OPTIM_SIGN: index in `factors`, after the formula's own, of the gradient's sign: -1 to maximize, else 1.
 enum { MS_OPTIM_FACTORS = 11, MS_OPTIM_SIGN = MS_OPTIM_FACTORS };
+
+// One leaf of a fused optimizer step (train/optim.c).
 typedef struct ms_optim_job {
     int kind, dtype;
     void *p, *state[MS_OPTIM_STATES];  // state[k] is NULL if this step does not use it

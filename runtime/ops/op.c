@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // ops/op.c -- dispatch: one path for all operators, called from scripts and from C.
 //
-// A call is checked (inputs alive, on one device, resident; then the row's own check, which makes the outputs), runs on
-// its device, and is recorded on the tape if an input requires a gradient. On failure the outputs are released and the
-// error names the operator. A call that fails for lack of memory has no effect, because scripts repeat it after a
-// garbage collection (tensor/init.lua): the tape's node and the outputs' ids are allocated before the kernel runs, and
-// random offsets are given back.
+// A call is checked (inputs alive, on one device, resident; then the operator's own check, which makes the outputs),
+// runs on its device, and is recorded on the tape if an input requires a gradient. On failure the outputs are released
+// and the error names the operator. A call that fails for lack of memory has no effect, because scripts repeat it after
+// a garbage collection (tensor/init.lua): the tape's node and the outputs' ids are allocated before the kernel runs,
+// and random offsets are given back.
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -289,6 +289,8 @@ static ms_status dispatch(ms_call *c, bool record)
     c->n_out = 0;
     c->rng_there = NULL;
     if (MS_UNLIKELY(ms__state.interrupted)) MS_TRY(ms__check_interrupt());
+    if (MS_UNLIKELY(c->n_in != op->n_in_min && op->n_in_min == op->n_in_max))
+        return ms__call_fail(c, "expected %d tensor%s, got %d", op->n_in_min, op->n_in_min == 1 ? "" : "s", c->n_in);
     if (MS_UNLIKELY(c->n_in < op->n_in_min || c->n_in > op->n_in_max))
         return ms__call_fail(c, "expected %d to %d tensors, got %d", op->n_in_min, op->n_in_max, c->n_in);
     for (int k = 0; k < c->n_in; k++) {

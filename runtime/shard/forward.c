@@ -138,7 +138,7 @@ ms_status ms_unit_pre_forward(double handle, int n, ms_id *io)
 
 // ---- post-forward ------------------------------------------------------------------------------
 
-// Called when u's forward has ended or failed. If u opened the iteration, ends the iteration.
+// Called when u's forward has ended or failed. If this was the end of the forward pass that u began, closes the pass.
 static void forward_left(unit *u)
 {
     context *c = u->context;

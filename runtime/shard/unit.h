@@ -109,7 +109,7 @@ typedef struct unit_state {
     bool concealed;   // whole in memory, but the parameters show their pieces: a root between forward and backward
     uint64_t gathered_from;  // versions of the parameters when the gather began
     uint64_t ahead;  // if gathered before its forward: 1 + the versions of the parameters at that time; otherwise 0
-    uint64_t shard_seen;  // version of the shard when the parameters became whole
+    uint64_t shard_seen;  // version of the shard when the parameters last became whole or sharded
     // Why a script's change of a whole parameter could not be copied to the shard; the next gather fails with it.
     const char *unkept;
     ms_storage *summoned;  // whole parameters in the stored dtype, while summoned, if the gathered dtype differs

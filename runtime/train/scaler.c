@@ -11,7 +11,7 @@
 #include "ops/queued.h"
 #include "train/flag.h"
 
-// One-element float32 tensors that the host reads.
+// The scaler's flags: float32 tensors of one element that the host reads; not 0 if a gradient was inf or NaN.
 typedef struct {
     int n;
     ms_tensor *t[MS_CUDA_DEVICES + 1];

@@ -96,7 +96,7 @@ describe("options", function()
       ms.ones(2):argmax { dim = 1 }
     end,
     ["random_split: the fractions add up to 0.9, expected 1"] = function() data.random_split({ 1, 2 }, { 0.5, 0.4 }) end,
-    ["Accuracy: classes are float32, expected int64; write y:long()"] = function()
+    ["Accuracy: classes are float32, expected int64; convert them by :long()"] = function()
       metrics.Accuracy():update(ms.rand(2, 3), ms.ones(2))
     end,
   } do

@@ -76,8 +76,8 @@ describe("ctc_loss", function()
       local wrong = {
         { function() F.ctc_loss(x, there { { 1 }, { 3 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: target 1 of sample 2 is 3, expected 0 to 2 except the blank, 0" },
         { function() F.ctc_loss(x, there { { 1 }, { 0 } }, { 4, 4 }, { 1, 1 }) end, "ctc_loss: target 1 of sample 2 is 0, expected 0 to 2 except the blank" },
-        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 5 }, { 1, 1 }) end, "ctc_loss: input_lengths has 5, expected at most 4" },
-        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 4 }, { 1, 2 }) end, "ctc_loss: target_lengths has 2, expected at most 1" },
+        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 5 }, { 1, 1 }) end, "ctc_loss: input_lengths contains 5, expected at most 4" },
+        { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 4 }, { 1, 2 }) end, "ctc_loss: target_lengths contains 2, expected at most 1" },
         { function() F.ctc_loss(x, there { 1, 2 }, { 4, 4 }, { 2, 1 }) end, "ctc_loss: the target length of sample 2 is 1, expected 0 to 0, the number of targets left for it in int64 [2] " .. ms.device(device) },
         { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4 }, { 1, 1 }) end, "ctc_loss: input_lengths have shape [1], expected [2]" },
         { function() F.ctc_loss(x, there { { 1 }, { 2 } }, { 4, 4 }, { 1, 1 }, { blank = 3 }) end, "ctc_loss: the blank is 3, expected 0 to 2" },

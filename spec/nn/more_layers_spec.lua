@@ -24,7 +24,7 @@ describe("GroupNorm", function()
   end)
 
   it("refuses groups and weights that do not fit", function()
-    raises("num_channels (5) must be divisible by num_groups (2)", nn.GroupNorm, 2, 5)
+    raises("GroupNorm: argument 2, num_channels, is 5, expected a multiple of num_groups (2)", nn.GroupNorm, 2, 5)
     raises("Expected number of channels in input to be divisible by num_groups, but got input of shape [2, 3, 4] and num_groups=2",
       F.group_norm, ms.ones(2, 3, 4), 2)
     raises("group_norm: weight has shape [3], expected [4], one element for each channel", F.group_norm,

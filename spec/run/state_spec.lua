@@ -253,8 +253,8 @@ describe("option 'state' of run.start", function()
     refused(" is a table, expected a table of objects by name, such as { loader = loader }", { {} })
     refused(" needs options 'model' and 'optimizer', with which it is saved", { best = {} }, false)
     local sharded = ms.fsdp.fully_shard(ms.nn.Linear(2, 2))
-    refused(": 'other' is an optimizer of sharded parameters; make them parts of the one model, and a group of its one "
-      .. "optimizer",
+    refused(": 'other' is an optimizer of sharded parameters, of which only this rank's part would be saved; put the "
+      .. "parameters into the model and into a group of its optimizer",
       { other = ms.optim.SGD(sharded:parameters(), { lr = 1 }) })
   end)
 

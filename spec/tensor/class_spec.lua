@@ -260,7 +260,7 @@ describe("gradients of tensor classes", function()
     assert.is_nil(t.a.grad)
     t.grad = TwoTensor(ms.ones(2), ms.zeros(2))
     assert.are.same({ 1, 1 }, t.a.grad:tolist())
-    assert.matches("the gradient of a TwoTensor must be an instance with 2 inner tensors, got a Tensor",
+    assert.matches("the gradient of a TwoTensor must be an instance of a tensor class with 2 inner tensors, got a Tensor",
       failure(function() t.grad = ms.ones(2) end))
   end)
 

@@ -230,7 +230,7 @@ describe("wrong arguments of order", function()
     { function(x) return x[{ ids { 0, 3 }, ids { 0, 0 } }] end,
       "index: position 3 is not inside dimension 1 (positions in tensors count from 0: expected 0 to 2)" },
     { function(x) return x[{ { 1, 2, 3 } }] end,
-      "index: the entry for dimension 1 is a list of 3, expected { first, last }; single positions are { at = { … } }" },
+      "index: the entry for dimension 1 has 3 elements, expected { first, last }; to select single positions write { at = { … } }" },
     { function(x) x[{ 1 }] = ms.zeros(3) end,
       "index: the value has shape [3], which does not broadcast to the part's shape [4]" },
     { function(x) x[{ 1 }] = "a" end, "index: value is a string ('a'), expected a number or a tensor" },

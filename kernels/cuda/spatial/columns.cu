@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 4 : 5)
         oz = oy / v.oh, oy -= oz * v.oh;
     }
     int64_t d = oz * v.sd - v.front + kz * v.dd, h = oy * v.sh - v.top + ky * v.dh, w = ox * v.sw - v.left + kx * v.dw;
-    auto inside = [&] { return c < C && d >= 0 && d < v.d && h >= 0 && h < v.h; };  // whether the row exists
+    auto inside = [&] { return c < C && d >= 0 && d < v.d && h >= 0 && h < v.h; };  // whether the line is in the image
     T out[WIDE];
     x += ((some.first + n) * v.in + some.group * C + c) * v.d * v.h * v.w;
     const S *line = x + (d * v.h + h) * v.w;

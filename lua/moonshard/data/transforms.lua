@@ -420,9 +420,9 @@ local function grey_of(x)
   return x:narrow(-3, 1, 1) * 0.2989 + x:narrow(-3, 2, 1) * 0.587 + x:narrow(-3, 3, 1) * 0.114
 end
 
--- The image with its hues turned by a share of the circle of colours. In the hexagon of hues, a channel of a colour is
--- the largest one less chroma times a ramp, which has period 6 in the hue; red, green and blue are 5, 3 and 1 sixths
--- ahead.
+-- The image with its hues rotated by a share of the circle. From HSV to RGB: a channel is
+-- max - chroma * ramp((hue + n) mod 6), where chroma is max - min of the pixel, hue counts sixths of the circle and n
+-- is 5 for red, 3 for green, 1 for blue.
 local function hue_turned(x, share)
   if x:size(-3) ~= 3 then return x end
   local red, green, blue = x:narrow(-3, 1, 1), x:narrow(-3, 2, 1), x:narrow(-3, 3, 1)

@@ -37,8 +37,8 @@ local function check_optimizer(who, name, object)
   for _, group in ipairs(ok and type(groups) == "table" and groups or {}) do
     for _, p in ipairs(group.params) do
       if sharded.is_sharded(p) then
-        errors.raise("%s: option 'state': '%s' is an optimizer of sharded parameters; make them parts of the one model, "
-          .. "and a group of its one optimizer", who, name)
+        errors.raise("%s: option 'state': '%s' is an optimizer of sharded parameters, of which only this rank's part "
+          .. "would be saved; put the parameters into the model and into a group of its optimizer", who, name)
       end
     end
   end

@@ -88,9 +88,12 @@ function M.ctc_loss(log_probs, targets, input_lengths, target_lengths, given)
     local ids = targets:to("int64"):to(device)
     local room = ids.shape[#ids.shape] or 0
     if longest_input > x.shape[1] then
-      raise("ctc_loss: input_lengths has %d, expected at most %d, the first size of log_probs", longest_input, x.shape[1])
+      raise("ctc_loss: input_lengths contains %d, expected at most %d, the first size of log_probs", longest_input,
+        x.shape[1])
     end
-    if longest > room then raise("ctc_loss: target_lengths has %d, expected at most %d, the targets' size", longest, room) end
+    if longest > room then
+      raise("ctc_loss: target_lengths contains %d, expected at most %d, the targets' size", longest, room)
+    end
     if not device:find "^cpu" and device ~= "meta" then check_values(ids, sizes, o.blank, x.shape[3]) end
     a_i[0], a_i[1], a_i[2] = o.blank, o.zero_infinity and 1 or 0, longest
     args.n_in, args.n_i, args.n_f = 4, 3, 0

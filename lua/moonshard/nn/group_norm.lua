@@ -30,7 +30,9 @@ function GroupNorm:init(groups, d, given)
   local o = opts("GroupNorm", given, { eps = 1e-5, affine = true, dtype = opts.string, device = opts.any })
   opts.expect(groups, opts.whole_from(1), "GroupNorm: argument 1, the number of groups,")
   opts.expect(d, opts.whole_from(0), "GroupNorm: argument 2, the number of channels,")
-  if d % groups ~= 0 then raise("num_channels (%d) must be divisible by num_groups (%d)", d, groups) end
+  if d % groups ~= 0 then
+    raise("GroupNorm: argument 2, num_channels, is %d, expected a multiple of num_groups (%d)", d, groups)
+  end
   self.groups, self.d, self.eps = groups, d, o.eps
   if o.affine then
     local kind = { dtype = o.dtype, device = o.device }

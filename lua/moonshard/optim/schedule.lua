@@ -31,7 +31,7 @@ local function apply(self)
     if not self.base_lrs[k] then self.base_lrs[k] = initial_lr(group) end      -- the group was added later
     local lr = self:lr_at(self.count, k)
     if type(lr) ~= "number" or lr ~= lr then
-      opts.wrong(lr, "a number", "lr_scheduler.%s: the learning rate of step %d", self.kind, self.count)
+      opts.wrong(lr, "a number other than NaN", "lr_scheduler.%s: the learning rate of step %d", self.kind, self.count)
     end
     group.lr, self.last_lr[k] = lr, lr
     set_by_schedule[group] = { lr, self.base_lrs[k] }

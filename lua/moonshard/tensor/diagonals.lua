@@ -35,7 +35,7 @@ function methods.diag_embed(t, k, d1, d2)
   local at = {}
   for name, d in pairs { rows = d1 or -2, columns = d2 or -1 } do
     if type(d) ~= "number" or d % 1 ~= 0 or d == 0 or d > n + 1 or d < -n - 1 then
-      opts.wrong(d, ("a dimension from 1 to %d"):format(n + 1), "diag_embed: the dimension of the %s", name)
+      opts.wrong(d, ("a dimension from -%d to %d except 0"):format(n + 1, n + 1), "diag_embed: the dimension of the %s", name)
     end
     at[name] = d > 0 and d or d + n + 2
   end

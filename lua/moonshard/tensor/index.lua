@@ -56,8 +56,8 @@ local function ranged(t, d, entry, axis)
     elseif type(name) ~= "number" then
       errors.raise("index: unknown name %s in the entry for dimension %d (accepted: step)", errors.show(name), axis)
     elseif name ~= 1 and name ~= 2 then
-      errors.raise("index: the entry for dimension %d is a list of %d, expected { first, last }; single positions are "
-        .. "{ at = { … } }", axis, #entry)
+      errors.raise("index: the entry for dimension %d has %d elements, expected { first, last }; to select single "
+        .. "positions write { at = { … } }", axis, #entry)
     end
   end
   if first == nil and last == nil then first, last = 1, n end

@@ -357,7 +357,7 @@ function setters.requires_grad(t, on)
 end
 
 -- Defines how fields of a class's instances are read: methods first, then getters (own_getters before those of plain
--- tensors), then t[i]. All other names are fields of the script. tensor/index.lua handles lists and tensors as keys.
+-- tensors), then t[i]. All other names are fields that the script set. tensor/index.lua handles lists and tensors as keys.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]

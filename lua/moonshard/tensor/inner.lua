@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- The test for tensors, and the inner tensors of instances of tensor classes (tensor/class.lua), whose ids are
---- negative.
+--- The test for tensors, and the inner tensors of instances of tensor classes (tensor/class.lua). Instances have
+--- negative ids.
 local class = require "moonshard.core.class"
 local errors = require "moonshard.core.errors"
 

@@ -101,7 +101,7 @@ local function classes_of(who, given, ids)
   opts.expect(given, a_tensor, "%s: predictions", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
   if ids.dtype:find "float" then
-    raise("%s: classes are %s, expected int64; write y:long()", who, ids.dtype)
+    raise("%s: classes are %s, expected int64; convert them by :long()", who, ids.dtype)
   end
   local predicted = given
   if given.ndim == ids.ndim + 1 then predicted = given:argmax(given.ndim == 1 and 1 or 2) end

@@ -266,7 +266,8 @@ ncclComm *comm_new(memory *mem, int rank, int size)
 // Whether the communicator may be used.
 nccl_result usable(ncclComm *c)
 {
-    if (!c || c->is != LIVE || c->finalized) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    if (!c || c->is != LIVE || c->finalized)
+        return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
     int state = c->state;
     if (state == NCCL_Success) return NCCL_Success;
     return refuse(state == NCCL_InProgress ? NCCL_InvalidArgument : (nccl_result)state,
@@ -337,8 +338,7 @@ void receive(const operation &o, ncclComm *c, size_t at, size_t n, size_t number
         int begin = o.kind == REDUCE_SCATTER ? c->rank + 1 : (int)(number + 1);
         char *out = o.out + at * size;
         if (o.type == NCCL_Float64) combine<double>(o, c, skip, n, begin, out);
-        else if (o.type == NCCL_Int64 || o.type == NCCL_Int32 || o.type == NCCL_Int8 ||
-                 o.type == NCCL_Uint8)
+        else if (o.type == NCCL_Int64 || o.type == NCCL_Int32 || o.type == NCCL_Int8 || o.type == NCCL_Uint8)
             combine<int64_t>(o, c, skip, n, begin, out);
         else combine<float>(o, c, skip, n, begin, out);
         return;
@@ -625,7 +625,7 @@ API nccl_result ncclCommFinalize(nccl_comm c)
 }
 API nccl_result ncclCommDestroy(nccl_comm c)
 {
-    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
     if (!c->finalized || c->state != NCCL_Success)
         return refuse(NCCL_InvalidUsage, "the communicator has not been finalized");
     c->is = GONE;
@@ -635,7 +635,7 @@ API nccl_result ncclCommDestroy(nccl_comm c)
 }
 API nccl_result ncclCommAbort(nccl_comm c)
 {
-    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
     c->stop = true;
     c->me().aborted = 1;
     c->is = GONE;
@@ -645,7 +645,8 @@ API nccl_result ncclCommGetAsyncError(nccl_comm c, nccl_result *state)
 {
     fault f = next_call("ncclCommGetAsyncError");
     if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
-    if (!c || c->is != LIVE || !state) return refuse(NCCL_InvalidArgument, "comm argument is corrupted");
+    if (!c || c->is != LIVE || !state)
+        return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
     *state = (nccl_result)c->state.load();
     return NCCL_Success;
 }

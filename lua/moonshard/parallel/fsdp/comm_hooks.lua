@@ -56,8 +56,8 @@ M.DefaultState, M.LowPrecisionState = DefaultState, LowPrecisionState
 
 -- ---- hooks ---------------------------------------------------------------------------------------
 
--- By function: { name, kind, low, output }. low: the dtype in which gradients are sent; nil: their own. output: true
--- (the hook requires an output), false (it refuses one) or nil (optional).
+-- The built-in hooks by function: { name, kind, low, output }. kind: the engine's number of the hook. low: the dtype in
+-- which gradients are sent; nil: their own. output: true (required), false (refused) or nil (optional).
 local built_in = {}
 
 -- Sets the engine's struct for a built-in hook with this state.

@@ -46,8 +46,8 @@ local function members_of(p, name_of)
   return list
 end
 
--- Calls fn(position, parameter, members, group) for each parameter of the optimizer. Raises for a parameter that is not
--- the model's.
+-- Calls fn(position, parameter, members_of(parameter), number of its group) for each parameter of the optimizer. Raises
+-- for a parameter that is not the model's.
 local function each_parameter(who, optim, name_of, fn)
   local position = 0
   for g, group in ipairs(optim.param_groups) do
@@ -483,7 +483,8 @@ function M.load_optim_state_dict(m, optim, sd, given)
   load(groups, m, optim, sd, o.broadcast_from_rank0)
 end
 
---- Loads a state dict whose tensors are this rank's parts, without communication; the caller must make the ranks agree.
+--- Loads a state dict whose tensors are this rank's parts, without communication: if it fails on one rank, the caller
+--- must make the others fail, too.
 function M.load_parts(m, optim, sd) load({}, m, optim, sd, false) end
 
 return M

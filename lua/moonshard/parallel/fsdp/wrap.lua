@@ -218,7 +218,7 @@ local function recurse_into(m, c, only_children)
   return now, total
 end
 
--- Wraps with a map from modules to options, innermost modules first; a shared module is wrapped once.
+-- Wraps the modules below m that are keys of targets (their options), innermost first; a shared module is wrapped once.
 local function post_order(m, targets, wrap, done, visited)
   if visited[m] then return end
   visited[m] = true

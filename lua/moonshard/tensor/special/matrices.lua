@@ -88,6 +88,9 @@ local function is_vector(a, b)
 end
 
 local function check_rows(who, a, b, d)
+  if a.shape[#a.shape] ~= a.shape[#a.shape - 1] then
+    errors.raise("%s: A has shape %s, expected square matrices: the last two dimensions equal", who, tostring(a.shape))
+  end
   if a.shape[#a.shape] ~= b.shape[#b.shape + 1 - d] then
     errors.raise("%s: A has shape %s and B has shape %s, expected as many %s in B as A has", who, tostring(a.shape),
       tostring(b.shape), d == 2 and "rows" or "columns")
