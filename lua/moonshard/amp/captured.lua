@@ -1,9 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- Gradient scalers in captured steps: what a scaler decides by values becomes work of the engine.
-local autograd = require "moonshard.autograd"
 local capture = require "moonshard.autograd.capture"
-local create = require "moonshard.tensor.create"
-local dist = require "moonshard.dist"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
 local util = require "moonshard.tensor.util"
@@ -21,25 +18,6 @@ local function ids_of(found)
   local list = {}
   for _, t in util.sorted_pairs(found) do list[#list + 1] = t.id end
   return #list, ffi.new("ms_id[?]", math.max(#list, 1), list)
-end
-
---- Combines found_inf over the ranks of some groups, by the same collectives as GradScaler:_agree, because a rank that
---- repeats its step may meet ranks that still call it. missing: makes found_inf where this rank has no gradients.
----@param found table<string, Tensor>  by device; changed
----@param groups Group[]
----@param missing fun(): Tensor
-function M.agree(found, groups, missing)
-  autograd.no_grad(function()
-    local any, all = next(found) ~= nil, create.zeros(2, { dtype = "float32", device = "cpu" })
-    all[1]:fill_(any and 1 or 0)
-    for _, t in util.sorted_pairs(found) do all[2]:add_(t:to "cpu") end
-    for _, g in ipairs(groups) do dist.all_reduce(all, { op = "max", group = g }) end
-    if not any then
-      local t = missing()
-      found[t.device] = t
-    end
-    for _, t in util.sorted_pairs(found) do t:copy_(all[2]) end
-  end)
 end
 
 --- Calls fn, and makes a repetition do what fn records only if none of the repetition's gradients is infinite or nan. If

@@ -239,23 +239,20 @@ local function sharding_groups(optimizer)
 end
 
 -- Combines found_inf over ranks: those with parts of the same gradients must skip the same steps. Ranks without
--- gradients take part.
+-- gradients take part. On a GPU the host waits for nothing, unless this rank has no gradients.
 function GradScaler:_agree(found, optimizer)
   local groups = sharding_groups(optimizer)
   if #groups == 0 then return end
-  if captured.active() then
-    captured.agree(found, groups, function() return number_tensor(0, self.scale_tensor.device) end)
-    return
-  end
-  local any, infinite = next(found) ~= nil, false
-  for _, t in util.sorted_pairs(found) do infinite = infinite or t:item() > 0 end
-  local all = create.tensor({ any and 1 or 0, infinite and 1 or 0 }, { dtype = "float32", device = "cpu" })
+  local any, home = next(found) ~= nil, self.scale_tensor.device
+  local all = create.zeros(2, { dtype = "float32", device = home })
+  all[1]:fill_(any and 1 or 0)
+  for _, t in util.sorted_pairs(found) do all[2]:add_(t:to(home)) end
   for _, g in ipairs(groups) do dist.all_reduce(all, { op = "max", group = g }) end
-  if all[1]:item() == 0 then return end
-  if not any then found[self.scale_tensor.device] = number_tensor(0, self.scale_tensor.device) end
-  if all[2]:item() > 0 then
-    for _, t in util.sorted_pairs(found) do t:fill_(1) end
+  if not any then
+    if not captured.active() and all[1]:item() == 0 then return end
+    found[home] = number_tensor(0, home)
   end
+  for _, t in util.sorted_pairs(found) do t:copy_(all[2]:to(t.device)) end
 end
 
 -- The record's found_inf, if it is on a GPU and no other device has one: that GPU then decides about the step.
