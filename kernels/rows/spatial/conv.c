@@ -77,7 +77,7 @@ static const char *sizes_text(char *text, size_t bytes, int n, const int64_t *si
 
 static ms_status conv_check(ms_call *c)
 {
-    MS_TRY(check_common(c, "out, in / groups", "a padding after it"));
+    MS_TRY(check_common(c, "out, in / groups", "a padding at the end"));
     const ms_tensor *x = c->in[0], *w = c->in[1];
     int n = dims_of(c), ndim = n + 2;
     int64_t groups = c->i[4 * n], padded[MS_CONV_DIMS], kernel[MS_CONV_DIMS];

@@ -75,7 +75,7 @@ end
 
 local function write_function(p, fn)
   local ok, code = pcall(string.dump, fn)
-  if not ok then refuse(p, "a function of C") end
+  if not ok then refuse(p, "a function written in C") end
   local count = debug.getinfo(fn, "u").nups
   p[#p + 1] = ("F%d:%s%d:"):format(#code, code, count)
   for k = 1, count do

@@ -19,7 +19,7 @@ local EPSILON = { float64 = 2 ^ -52, float32 = 2 ^ -23, float16 = 2 ^ -10, bfloa
 ---   times this times p is subtracted from p (default: 0); maximize: maximizes instead of minimizing (default: false)
 local Adafactor = composed.define("Adafactor", { "row_var", "col_var", "variance" }, {
   lr = option(opts.number_from(0), 1e-2),
-  beta2_decay = option(opts.kind("a number up to 0", function(v) return type(v) == "number" and v <= 0 end), -0.8),
+  beta2_decay = option(opts.kind("a number of at most 0", function(v) return type(v) == "number" and v <= 0 end), -0.8),
   eps = { false, 1e-3 }, d = option(opts.number_from(1), 1), weight_decay = option(opts.number_from(0), 0),
   maximize = false,
 })

@@ -31,7 +31,7 @@ local function pairs_of(who, x)
 end
 local function reals_of(who, x)
   opts.expect(x, a_tensor, "%s: argument", who)
-  if #x.shape == 0 then errors.raise("%s: argument has no dimension", who) end
+  if #x.shape == 0 then errors.raise("%s: argument has 0 dimensions, expected at least 1", who) end
   return #x.shape
 end
 
@@ -162,7 +162,7 @@ local function over(who, spec, count, fn)
       if first < 0 then errors.raise("%s: option 's' has %d sizes for %d dimensions", who, #o.s, n) end
       for d = first + 1, n do dims[#dims + 1] = d end
     end
-    if #dims == 0 then errors.raise("%s: no dimension to transform; expected at least one", who) end
+    if #dims == 0 then errors.raise("%s: there is no dimension to transform, expected at least 1: option 'dim' or 's' is empty, or the argument is one number", who) end
     if o.s and #o.s ~= #dims then errors.raise("%s: option 's' has %d sizes for %d dimensions", who, #o.s, #dims) end
     for _, d in ipairs(dims) do
       if seen[d] then errors.raise("%s: option 'dim' names dimension %d twice", who, d) end
