@@ -273,8 +273,8 @@ static ms_status sync_storages(ms_coll *c)
 }
 
 // Makes c's stream wait for e, the event of an earlier user of a storage. If c stays on a GPU, the user may have only
-// queued its work there. On c's own stream, c's work comes after that work. For any other stream, this function makes
-// the compute stream wait for that work, and c's work waits for the compute stream.
+// queued its work there. On c's own stream, c's work and its event for peers come after that work. For any other
+// stream, this function makes the compute stream wait for that work, and c's work waits for the compute stream.
 static ms_status order_event(const ms_coll *c, ms_pending *e)
 {
     if (c->gpu.there && !ms__event_on(e, c->stream)) return ms__event_wait(e);

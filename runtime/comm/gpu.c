@@ -14,6 +14,11 @@
 #include "comm/internal.h"
 #include "ops/queued.h"
 
+static void keep_failure(struct ms_there *t, ms_status st)
+{
+    if (t->failed == MS_OK) t->failed = st;
+}
+
 static bool on(const ms_storage *s, int device) { return !s || s->device == device; }
 
 // Finds the places of all operands, and sets c->gpu.there->shared: whether peers can map them.
@@ -68,14 +73,17 @@ ms_status ms__gpu_begin(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;
     ms__note_queued(MS_CUDA | t->index << 8, ROW(c->op)->name);
-    if (t->shared) return ms__gpu_event_record(t->begin, t->index, MS_STREAM_COMPUTE);
     return t->stream == MS_STREAM_COMPUTE ? MS_OK : ms__cuda()->record(t->index, MS_STREAM_COMPUTE, &t->ready);
 }
 
+// The event `begin` is recorded on the collective's stream, because an earlier collective of that stream, in another
+// group, may have queued work that writes this rank's tensors.
 void ms__gpu_publish(ms_coll *c, ms_slot *s)
 {
     struct ms_there *t = c->gpu.there;
+    if (t->ready) keep_failure(t, ms__cuda()->stream_wait(t->index, t->stream, t->ready));
     if (!t->shared) return;
+    keep_failure(t, ms__gpu_event_record(t->begin, t->index, t->stream));
     s->flags |= SLOT_GPU | (t->untried ? SLOT_UNTRIED : 0);
     s->in_arena = t->in.arena;
     s->in_at = t->in.at;
@@ -137,19 +145,10 @@ ms_status ms__gpu_agree(ms_waiter *w, bool *all)
 
 // ---- on the stream ----
 
-ms_status ms__gpu_ready(ms_coll *c)
-{
-    struct ms_there *t = c->gpu.there;
-    if (t->stream == MS_STREAM_COMPUTE) return MS_OK;
-    return t->shared ? ms__gpu_event_wait_own(t->begin, t->index, t->stream)
-                     : ms__cuda()->stream_wait(t->index, t->stream, t->ready);
-}
-
 ms_status ms__gpu_start(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;
     ms_group *g = c->g;
-    MS_TRY(ms__gpu_ready(c));
     for (int k = 0; k < g->n; k++)
         if (k != g->me) MS_TRY(ms__gpu_event_wait(t->index, t->stream, g->ranks[k], slot_of(g, k, c->seq)->begin));
     return c->delay > 0 ? ms__cuda()->ranks.pause(t->index, t->stream, c->delay) : MS_OK;
@@ -195,11 +194,6 @@ void ms__gpu_drop(ms_coll *c)
 }
 
 // ---- bytes ----
-
-static void keep_failure(struct ms_there *t, ms_status st)
-{
-    if (t->failed == MS_OK) t->failed = st;
-}
 
 void ms__gpu_copy(ms_coll *c, void *dst, const void *src, size_t n, ms_direction way)
 {

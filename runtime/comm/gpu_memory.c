@@ -292,10 +292,6 @@ ms_status ms__gpu_event_record(int number, int index, int stream)
 {
     return ms__cuda()->ranks.event_record(index, stream, events[number].event);
 }
-ms_status ms__gpu_event_wait_own(int number, int index, int stream)
-{
-    return ms__cuda()->stream_wait(index, stream, events[number].event);
-}
 
 ms_status ms__gpu_event_open(int index, int rank, uint32_t number, void **event)
 {

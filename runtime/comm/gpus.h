@@ -19,17 +19,17 @@ struct ms_there {
     bool used;          // the members move the bytes on their GPUs; otherwise through the windows
     ms_gpu_place in, out, *parts;
     int begin, end;     // numbers of this rank's events (ms_slot); -1: none
-    void *ready;        // an event of the compute stream in place of `begin` if the operands are not shared
+    void *ready;        // an event of the compute stream, after which the tensors are ready; NULL: c runs there
     ms_flight *flight;  // by which the host notices that queued work hangs (gpu_wait.c); NULL if `shared` is false
     ms_status failed;
 };
 // Engine thread: decides whether c's tensors stay on their GPU. If so, sets c->gpu.there, finds their places and takes
 // events.
 ms_status ms__gpu_take(ms_coll *c);
-ms_status ms__gpu_begin(ms_coll *c);               // engine thread: records that the tensors are ready
-void ms__gpu_publish(ms_coll *c, ms_slot *s);      // fills this rank's slot
+ms_status ms__gpu_begin(ms_coll *c);  // engine thread: records that the tensors are ready
+// Makes the collective's stream wait until this rank's tensors are ready, and fills this rank's slot.
+void ms__gpu_publish(ms_coll *c, ms_slot *s);
 ms_status ms__gpu_agree(ms_waiter *w, bool *all);  // *all: whether the members move the bytes on their GPUs
-ms_status ms__gpu_ready(ms_coll *c);               // makes the stream wait until this rank's tensors are ready
 ms_status ms__gpu_start(ms_coll *c);               // makes the stream wait until every member's tensors are ready
 // Records the event `end`, before this rank sets `done` in its slot. Returns the first failure.
 ms_status ms__gpu_moved(ms_coll *c);
@@ -61,7 +61,6 @@ typedef struct {
 void ms__gpu_event_drop(int number, const ms_event_use *used);
 bool ms__gpu_event_reached(int number, int rank);  // whether that rank's GPU has reached the event's latest record
 ms_status ms__gpu_event_record(int number, int index, int stream);
-ms_status ms__gpu_event_wait_own(int number, int index, int stream);
 // Opens an event of a peer for streams of device `index`.
 ms_status ms__gpu_event_open(int index, int rank, uint32_t number, void **event);
 ms_status ms__gpu_event_wait(int index, int stream, int rank, uint32_t number);

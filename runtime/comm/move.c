@@ -426,7 +426,6 @@ ms_status ms__move_staged(ms_waiter *w)
     ms_group *g = c->g;
     int blocks = input_blocks(c);
     uint64_t round = w->round;
-    if (c->gpu.there) MS_TRY(ms__gpu_ready(c));
     // After the first round, every slot gives the position of its member's window.
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(ms__wait_round(w, ++round));

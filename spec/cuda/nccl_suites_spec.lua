@@ -8,7 +8,7 @@ local run_suite = require "spec.support.suite"
 local build = process.build
 local built = lfs.attributes(build .. "/standin/libnccl_standin.so.2") ~= nil
 
--- device: the ranks' default device; without it the spec itself puts tensors on the GPU.
+-- device: the ranks' default device; without it the spec itself puts tensors on the GPU. filter: only these tests.
 local suites = {
   { "spec/cuda/sharded_spec.lua" },
   { "spec/reference/exec_order_spec.lua" },
@@ -17,6 +17,7 @@ local suites = {
   { "spec/reference/sharded_grad_scaler_spec.lua" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
 }
 
 describe("backend nccl #cuda", function()
@@ -24,7 +25,7 @@ describe("backend nccl #cuda", function()
     it("passes " .. suite[1], function()
       if not built then return pending "this build has no emulated GPU: there is no g++" end
       run_suite(suite[1], { MOONSHARD_CUDA = "emulated", MOONSHARD_BACKEND = "nccl", MOONSHARD_CUDA_DEVICES = "1",
-        MOONSHARD_SPEC_DEVICE = suite.device })
+        MOONSHARD_SPEC_DEVICE = suite.device }, suite.filter)
     end)
   end
 end)

@@ -14,6 +14,8 @@ local built = lfs.attributes(build .. "/libmoonshard_cuda_emulated.so") ~= nil
 local suites = {
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
+  -- Of the matrix, one model over replicas of shards: a reduction in one group follows one in another.
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", share = "fd" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", share = "staging" },
   { "spec/cuda/sharded_spec.lua", share = "staging" },
