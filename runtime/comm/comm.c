@@ -533,7 +533,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
 static ms_status finish_group(ms_group *g)
 {
     ms_status status = MS_OK;
-    for (ms__stream_reap(); g->in_flight > 0 && status == MS_OK; ms__stream_reap()) {
+    // Also joins records on GPUs whose works the script has not waited for: they would never be retired.
+    for (ms__streams_join(); g->in_flight > 0 && status == MS_OK; ms__streams_join()) {
         for (int k = 0; k < RING; k++)
             // Tells checks for deadlocks which queue this rank waits for.
             if (atomic_load(&g->finished[k]) < g->issued[k])

@@ -137,6 +137,27 @@ for _, way in ipairs(ways) do
         end
         dist.free_group(pair)
       end)
+
+      it("wait for a peer's earlier collective in another group, which its GPU has not run yet", function(rank)
+        local ms, dist = load()
+        local lib, pair = require("moonshard.core.ffi").lib, dist.new_group { 0, 1 }
+        for round = 1, 3 do
+          ms.scope(function()
+            local x = ms.full({ 5000 }, rank + round, { device = "cuda" })
+            if rank < 2 then
+              lib.ms_dist_set_delay(-1, 0.05)             -- of its part on the GPU
+              dist.all_reduce(x, { group = pair, async = true })
+              lib.ms_dist_set_delay(-1, 0)
+            end
+            dist.all_reduce(x, { async = true })
+            local want = 2 * (2 * round + 1)
+            for r = 2, world - 1 do want = want + r + round end
+            assert.equal(want, x:min():item())
+            assert.equal(want, x:max():item())
+          end)
+        end
+        dist.free_group(pair)
+      end)
     end)
   end
 end
