@@ -854,7 +854,7 @@ MS_API void ms_saver_sum(const ms_saver *s, char *out);
 // checksums are not verified.
 typedef struct ms_loader ms_loader;
 MS_API ms_loader *ms_loader_open(const char *path, int verify);
-// The digits that ms_saver_sum gives; "" without verify or checksums.
+// The checksum that ms_saver_sum gave, in hexadecimal digits; "" if opened without verify, or the file has none.
 MS_API const char *ms_loader_sum(const ms_loader *l);
 MS_API void ms_loader_close(ms_loader *l);
 MS_API int ms_loader_count(const ms_loader *l);

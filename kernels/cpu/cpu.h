@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/cpu.h -- declares the CPU kernels that the operator rows in kernels/rows use, and helpers for them.
+// cpu/cpu.h -- declares the CPU kernels that the operators in kernels/rows use, and helpers for them.
 #ifndef MS_CPU_KERNELS_H
 #define MS_CPU_KERNELS_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/assemble.c -- rows of cat, stack, tile, tril and triu, and their kernels. Those of cat, stack and tile only copy
+// rows/assemble.c -- cat, stack, tile, tril and triu, and their kernels. Those of cat, stack and tile only copy
 // between views, so they run on every device; those of tril and triu are for the CPU.
 #include "cpu/cpu.h"
 #include "rows/grad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/copy.c -- rows of copies, casts and fills.
+// rows/copy.c -- the operators that copy, cast and fill.
 #include "cpu/cpu.h"
 #include "device/device.h"
 #include "rows/grad.h"

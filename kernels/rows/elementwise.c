@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/elementwise.c -- rows of the elementwise operators listed in elementwise.def: their checks, and the gradients
+// rows/elementwise.c -- the elementwise operators listed in elementwise.def: their checks, and the gradients
 // that are not a single formula.
 #include "cpu/cpu.h"
 #include "rows/grad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/index.c -- rows that read or write by position: index_select, index_add_ (its gradient), gather, scatter_,
+// rows/index.c -- operators that read or write by position: index_select, index_add_ (its gradient), gather, scatter_,
 // scatter_add_, scatter_reduce. Positions are int64 or int32 tensors, count from 0 and are never negative.
 #include "cpu/cpu.h"
 #include "formulas/order.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/ops.h -- helpers shared by the files in rows, and the rows that C code outside them calls.
+// rows/ops.h -- helpers shared by the files in rows, and the operators that C code outside of them calls.
 #ifndef MS_OPS_H
 #define MS_OPS_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/random.c -- rows of the random fills, all in place. First integer: the position of the first element in the
+// rows/random.c -- the random fills, all in place. First integer: the position of the first element in the
 // whole tensor, so that a shard gets its part of the numbers. Each call uses one offset of the generator.
 #include "cpu/cpu.h"
 #include "rows/grad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/reduce.c -- rows of the reductions. Integers of most operators: keepdim, then the dimensions; without
+// rows/reduce.c -- the reductions. Integers of most operators: keepdim, then the dimensions; without
 // dimensions, all are reduced. runtime/moonshard.h lists the integers of each operator.
 #include "cpu/cpu.h"
 #include "rows/grad.h"

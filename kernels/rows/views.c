@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/views.c -- rows of the view operators: another shape, stride and offset over the same storage. They have no
+// rows/views.c -- the view operators: another shape, stride and offset over the same storage. They have no
 // kernel, except reshape, which copies where no view exists.
 #include "cpu/cpu.h"
 #include "rows/linalg/algebra.h"

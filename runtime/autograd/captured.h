@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // autograd/captured.h -- what a captured step (device/capture.h) does to the grads of leaves.
 //
-// A repetition runs no backward: it leaves the grads that the recorded step left, whose bytes its work has computed. A
+// A repetition runs no backward: it computes the bytes of the grads that the recorded step left and sets them again. A
 // repetition is only correct if the grads that the step reads or adds to are those that it found when it was recorded.
 #ifndef MS_AUTOGRAD_CAPTURED_H
 #define MS_AUTOGRAD_CAPTURED_H

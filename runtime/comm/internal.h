@@ -195,7 +195,7 @@ struct ms_group {
     // in which `ahead` changed or no member was behind. A member may know older values than its peers. Engine thread
     // only.
     int turns, ahead;
-    int in_flight;  // number of its collectives on queues that are not retired yet; engine thread only
+    int in_flight;  // number of the group's queued collectives that are not retired yet; engine thread only
     // For each ring entry: number of the latest collective that this rank issued; engine thread only.
     uint64_t issued[RING];
     // For each ring entry: number of the latest collective that its executor finished; the entry may then be reused.

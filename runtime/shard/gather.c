@@ -56,15 +56,15 @@ static ms_status keep(unit_param *p)
     const char *name = p->param->name ? p->param->name : "?";
     if (p->owner->state.shard_seen != ms__unit_shard_versions(p->owner))
         return ms__fail(MS_ESTATE,
-                        "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that the "
-                        "whole was gathered from: "
-                        "one of the changes would be lost; change one of the two, and call reshard() before the other",
+                        "fsdp: parameter '%s' was changed in place while it was whole, and so was the shard that "
+                        "it was gathered from: one of the changes would be lost; change one of the two, and call "
+                        "reshard() before the other",
                         name);
     if (p->extended)
         return ms__fail(MS_ESTATE,
-                        "fsdp: parameter '%s' was changed in place while it was whole: an all-gather extension made "
-                        "the whole, so the change "
-                        "cannot be kept; change its to_local()",
+                        "fsdp: parameter '%s' was changed in place while it was whole; its whole value comes from an "
+                        "all-gather extension, so the change cannot be copied back to the shard: change its local "
+                        "tensor, to_local(), instead",
                         name);
     if (p->here == 0) return MS_OK;
     ms_tensor *part = p->owner->layout->part(p, p->whole);

@@ -87,7 +87,7 @@ static ms_status make_buffer(unit *u, ms_storage *shard, ms_storage **out)
 // dtype.
 static void choose_dtypes(unit *u)
 {
-    u->memory.casts = u->memory.n_extensions > 0;  // inputs of extensions are copied into the cast shard
+    u->memory.casts = u->memory.n_extensions > 0;  // extensions read a copy of the shard in the gathered dtypes
     for (int j = 0; j < u->n; j++) {
         unit_param *p = &u->params[j];
         p->gather_dtype = u->settings.param_dtype >= 0 && ms__is_float(p->dtype) ? u->settings.param_dtype : p->dtype;

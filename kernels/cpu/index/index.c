@@ -135,7 +135,7 @@ static void add_strip(int dtype, int64_t n, char *to, const char *from)
     }
     ms__store(cls, dtype, n, to, size, &a);
 }
-// Adds one strip of every slice, in the order of the positions. No other task writes these elements.
+// Adds one strip of every slice, in the order in which the index lists them. No other task writes these elements.
 static void add_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;
@@ -228,8 +228,8 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
         iterator_next(&w, 3);
     }
 }
-// The number of adjacent elements along the dimensions after d that share one position, as all elements of a slice do
-// in index_add_; they are moved or added together. 1 if their positions differ or they are not adjacent.
+// How many adjacent elements along the dimensions after d have the same value in the index tensor, as all of a slice
+// have in index_add_; they are moved or added together. 1 if the values differ or the elements are not adjacent.
 static int64_t inner_of(const lines_job *j)
 {
     int64_t n = 1;
@@ -241,7 +241,7 @@ static int64_t inner_of(const lines_job *j)
     }
     return n;
 }
-// A strip of adjacent lines that share their positions.
+// Moves or adds one strip of adjacent lines that have the same positions.
 static void strips_range(void *arg, int64_t first, int64_t last, int64_t task)
 {
     (void)first;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/rows/layers.h -- declares the CPU kernels of layers (softmax, norms, losses, embedding, dropout, attention,
-// recurrent layers, convolutions, pooling, resampling, im2col) that the operator rows in kernels/rows use.
+// recurrent layers, convolutions, pooling, resampling, im2col) that the operators in kernels/rows use.
 #ifndef MS_LAYERS_H
 #define MS_LAYERS_H
 

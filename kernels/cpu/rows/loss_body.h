@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/loss_body.h -- rows of cross_entropy and blocks of mse_loss; loss.c includes it once per accumulation type.
+// cpu/rows/loss_body.h -- cross_entropy and blocks of mse_loss; loss.c includes it once per accumulation type.
 
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c]); s is the label smoothing.
 static MS_KERNEL void R(cross_rows)(void *arg, int64_t first, int64_t last, int64_t block)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/attention.c -- rows of scaled dot-product attention over [..., t, d] tensors of any strides.
+// rows/layers/attention.c -- scaled dot-product attention over [..., t, d] tensors of any strides.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 #include "rows/layout.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/batch_norm.c -- row of batch_norm: normalisation over all dimensions except the second.
+// rows/layers/batch_norm.c -- batch_norm: normalisation over all dimensions except the second.
 //
 // Training normalises by the statistics of the batch and returns them (biased variance); the caller updates the running
 // statistics. With half types the statistics are float32, and the weights may be float32.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/dropout.c -- rows of dropout. The seed and offset are saved instead of the mask; backward generates the
+// rows/layers/dropout.c -- dropout. The seed and offset are saved instead of the mask; backward generates the
 // mask again.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
@@ -8,8 +8,8 @@ static ms_status check_p(ms_call *c)
 {
     if (!ms__is_float(c->in[0]->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s", ms__tensor_text(c->in[0]));
-    if (c->n_f < 1 || !(c->f[0] >= 0 && c->f[0] <= 1))
-        return ms__call_fail(c, "p must be from 0 to 1, got %g", c->n_f ? c->f[0] : 0.0 / 0.0);
+    if (c->n_f < 1) return ms__call_fail(c, "p is missing (f[0])");
+    if (!(c->f[0] >= 0 && c->f[0] <= 1)) return ms__call_fail(c, "p is %g, expected a number from 0 to 1", c->f[0]);
     return ms__call_out_like(c, 0, c->in[0]);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/embedding.c -- row of embedding, which selects rows of a table by id.
+// rows/layers/embedding.c -- embedding, which selects rows of a table by id.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/loss.c -- rows of cross_entropy, linear_cross_entropy and mse_loss.
+// rows/layers/loss.c -- cross_entropy, linear_cross_entropy and mse_loss.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"
 

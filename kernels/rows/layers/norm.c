@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/norm.c -- rows of softmax, log_softmax, layer_norm and rms_norm, also of a sum (add_layer_norm,
+// rows/layers/norm.c -- softmax, log_softmax, layer_norm and rms_norm, also of a sum (add_layer_norm,
 // add_rms_norm).
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/layers/recurrent.c -- rows of rnn, lstm and gru: all steps of a layer in one direction (recurrent.h).
+// rows/layers/recurrent.c -- rnn, lstm and gru: all steps of a layer in one direction (recurrent.h).
 #include "rows/layers/recurrent.h"
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/linalg/factor.c -- rows of the factorizations: Cholesky, QR, singular values, eigenvalues of symmetric matrices.
+// rows/linalg/factor.c -- the factorizations: Cholesky, QR, singular values, eigenvalues of symmetric matrices.
 // The gradients: Murray, "Differentiation of the Cholesky decomposition" (2016); Roberts and Roberts, "QR and LQ
 // decomposition matrix backpropagation algorithms" (2020); Giles (2008) for eigenvalues; Townsend, "Differentiating the
 // singular value decomposition" (2016).

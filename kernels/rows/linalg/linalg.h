@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/linalg/linalg.h -- shared by the rows of ms.linalg.
+// rows/linalg/linalg.h -- shared by the operators of ms.linalg.
 #ifndef MS_ROWS_LINALG_H
 #define MS_ROWS_LINALG_H
 

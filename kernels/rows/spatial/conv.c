@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/spatial/conv.c -- rows of convolutions, over 1 to 3 dimensions: the cross-correlation of images [N, C, ...] with
+// rows/spatial/conv.c -- convolutions, over 1 to 3 dimensions: the cross-correlation of images [N, C, ...] with
 // kernels [O, C / groups, ...], and transposed convolutions of images [N, C, ...] with kernels [C, O / groups, ...],
 // which are the gradients of convolutions with respect to their images. rows/spatial/conv.h describes the integers.
 #include <stdio.h>

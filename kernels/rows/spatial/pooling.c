@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/spatial/pooling.c -- rows of max_pool and avg_pool: the largest element, or the mean, of each window over the
+// rows/spatial/pooling.c -- max_pool and avg_pool: the largest element, or the mean, of each window over the
 // last one to three dimensions. Integers: rows/spatial/pooling.h.
 #include "cpu/rows/layers.h"
 #include "rows/grad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/spatial/resample.c -- row of resample: interpolation of images, and padding with elements of the image, over the
+// rows/spatial/resample.c -- resample: interpolation of images, and padding with elements of the image, over the
 // last one to three dimensions (formulas/resample.h). Integers and numbers: rows/spatial/resample.h.
 #include <math.h>
 #include "cpu/rows/layers.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// rows/special/ctc.c -- the row of the CTC loss (formulas/ctc.h). The gradient is exact for any log probabilities;
+// rows/special/ctc.c -- the CTC loss (formulas/ctc.h). The gradient is exact for any log probabilities;
 // PyTorch's adds their exponentials, which make no difference if log_softmax has computed the log probabilities.
 #include "cpu/special/special.h"
 #include "rows/grad.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// rows/special/fft.c -- rows of Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary) in
+// rows/special/fft.c -- Fourier transforms along a dimension. Complex numbers are pairs (real, imaginary) in
 // the last dimension. fft_real stores only the first n / 2 + 1 elements of the transform of n real numbers, because the
 // rest are their conjugates; fft_half transforms such a half to n real numbers. A transform is a symmetric matrix times
-// a factor, so its gradient is the transform in the other direction with the same factor. Where the transform counts a
-// stored element twice, for itself and for its conjugate, the gradient counts it once, and the other way round.
+// a factor, so its gradient is the transform in the other direction with the same factor. An element that the transform
+// counts twice, for itself and for its conjugate, counts twice in the gradient, too; one that it counts once, once.
 #include "cpu/special/special.h"
 #include "rows/grad.h"
 
@@ -60,9 +60,12 @@ static ms_status half_check(ms_call *c)
     const ms_tensor *x = c->in[0];
     int64_t shape[MS_MAX_DIMS], n = c->i[1];
     if (n < 1 || x->shape[c->i[0]] != n / 2 + 1)
-        return ms__call_fail(c,
-                             "the length is %lld and dimension %lld of %s has %lld elements, expected length / 2 + 1",
-                             (long long)n, (long long)c->i[0] + 1, ms__tensor_text(x), (long long)x->shape[c->i[0]]);
+        return ms__call_fail(
+            c,
+            "the length is %lld and dimension %lld of %s has %lld elements, expected %lld (half of the "
+            "length, rounded down, + 1)",
+            (long long)n, (long long)c->i[0] + 1, ms__tensor_text(x), (long long)x->shape[c->i[0]],
+            (long long)(n < 0 ? 0 : n / 2 + 1));
     memcpy(shape, x->shape, sizeof shape);
     shape[c->i[0]] = n;
     return ms__call_out(c, 0, x->dtype, ms__device(x), x->ndim - 1, shape);

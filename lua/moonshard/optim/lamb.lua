@@ -28,7 +28,7 @@ end
 
 function LAMB:_accept(p, k)
   if rawget(p, "_flat") then
-    errors.raise("%s: parameter %d is a flat parameter, which has several parameters' elements; fsdp.FSDP needs use_orig_params = true",
+    errors.raise("%s: parameter %d is a flat parameter, which joins several parameters; give fsdp.FSDP use_orig_params = true",
       self:class_name(), k)
   end
 end

@@ -246,8 +246,8 @@ local mean = define("Mean", {}, function() return 2 end, function(_, sums, value
   opts.expect(sum, opts.number, "Mean: value")
   sums[1], sums[2] = sums[1] + sum * weight, sums[2] + n * weight
 end, function(_, sums) return sums[1] / sums[2] end)
---- The mean of numbers. `update(value, weight)`: a number or a tensor, all elements of which count; weight of each
---- (default: 1).
+--- The mean of numbers. `update(value, weight)`: value: a number, or a tensor, whose elements all count; weight: that of
+--- each number (default: 1).
 ---@param given? { group: Group }
 ---   group: the ranks that have the data (default: the world)
 ---@return Metric

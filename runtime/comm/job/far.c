@@ -179,8 +179,8 @@ static bool complete(ms_far *f)
     return all;
 }
 
-// A ready slot is small, so sending it usually completes at once. Sends still in flight, and receives whose peer will
-// never send, keep their memory until MPI has completed them.
+// Ends c's exchange of slots: cancels its open receives. A slot is small, so sending it usually completes at once;
+// sends still in flight, and receives whose peer will never send, keep their memory until MPI has completed them.
 void ms__far_end(ms_coll *c)
 {
     ms_far *f = c->far;

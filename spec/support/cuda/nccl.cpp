@@ -518,7 +518,8 @@ API nccl_result ncclGetUniqueId(nccl_id *out)
     fault f = next_call("ncclGetUniqueId");
     if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
     unique_id id = { "", getpid(), make_memory() };
-    if (!out || id.fd < 0) return refuse(NCCL_SystemError, "cannot make the memory of a communicator");
+    if (!out) return refuse(NCCL_InvalidArgument, "uniqueId is NULL");
+    if (id.fd < 0) return refuse(NCCL_SystemError, "cannot make the shared memory of a communicator");
     memcpy(id.magic, MAGIC, sizeof MAGIC);
     memset(out, 0, sizeof *out);
     memcpy(out, &id, sizeof id);
@@ -537,8 +538,9 @@ API nccl_result ncclCommInitRankConfig(nccl_comm *out, int size, nccl_id given, 
     memcpy(&mine, config, std::min(config->size, sizeof mine));
     if (mine.magic != 0xcafebeef)
         return refuse(NCCL_InvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
-    if (mine.version < 20000 || mine.blocking != 0)
-        return refuse(NCCL_InvalidArgument, "the stand-in knows only non-blocking communicators");
+    if (mine.version < 20000) return refuse(NCCL_InvalidArgument, "config.version is below 20000");
+    if (mine.blocking != 0)
+        return refuse(NCCL_InvalidArgument, "the stand-in has only non-blocking communicators: config.blocking = 0");
     unique_id id;
     memcpy(&id, &given, sizeof id);
     if (memcmp(id.magic, MAGIC, sizeof MAGIC))

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- NestedWrappedModule: five Linears. Units are the 2nd, nested in one of the 2nd and 3rd, and the 4th.
+--- NestedWrappedModule: five Linears in three units: the 2nd and 3rd together, the 2nd nested in
+--- that unit, and the 4th.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

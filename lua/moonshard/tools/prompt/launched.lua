@@ -130,7 +130,8 @@ end
 
 local SIGTTOU, ISIG, ICANON, ECHO = 22, 1, 2, 8
 
---- In the prompt's process, whose output is the terminal: makes Ctrl-C a key. Returns a function that undoes this.
+--- Called in the prompt's process: makes the terminal deliver each key at once, without echo, and Ctrl-C as a byte
+--- instead of an interrupt. Returns a function that restores the terminal.
 ---@return fun()
 function M.take_terminal()
   local before, now = ffi.new "moonshard_termios", ffi.new "moonshard_termios"

@@ -124,8 +124,8 @@ local function values(ok, ...)
   local broken = thrown
   heard = state.sigints                                 -- set first, because the hook may run at any time
   thrown, steps = false, 0
+  -- The hook stays on while results are printed, because printing runs operators and can be interrupted.
   debug.sethook(look_for_interrupt, "", 10000)
-  -- Printing runs operators and may itself fail or be interrupted.
   if not ok then
     debug.sethook()
     -- The interrupt arrived inside the function `report`.
