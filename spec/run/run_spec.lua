@@ -372,6 +372,56 @@ describe("a run", function()
     end
   end)
 
+  it("keeps one line of a value that is logged again for the step after which it continues", function()
+    local function validated(value, given)
+      local run = train("validated", { to = 6, checkpoint = 6 }, given)
+      local again = start { out = path "validated", resume = true, first = run.step, sinks = { "csv" } }
+      if value then
+        again:log { step = 6, validation_loss = value }
+        again:log { step = 6, accuracy = value / 2 }
+      end
+      again:finish()
+      return again
+    end
+    local function found()
+      local list = {}
+      for _, m in ipairs(ms.run.metrics(path "validated")) do
+        if m.step == 6 then
+          list[#list + 1] = ("%s %s %s"):format(m.loss and "loss" or "", m.validation_loss or "", m.accuracy or "")
+        end
+      end
+      return list
+    end
+    validated(4)
+    assert.are.same({ "loss  ", " 4 ", "  2" }, found())
+    validated(8)                                        -- restarts the finished run
+    assert.are.same({ "loss  ", " 8 ", "  4" }, found())
+    validated()                                         -- what is not logged again stays
+    assert.are.same({ "loss  ", " 8 ", "  4" }, found())
+    local _, rows = read "validated/metrics.csv":gsub("\n", "")
+    assert.are.equal(1 + 6 + 2, rows)
+    local set_aside = {}
+    for line in io.lines(path "validated/superseded.jsonl") do
+      local m = cjson.decode(line)
+      set_aside[#set_aside + 1] = { m.step, m.validation_loss or m.accuracy }
+    end
+    assert.are.same({ { 6, 4 }, { 6, 2 } }, set_aside)
+  end)
+
+  it("keeps a value that was logged with others", function()
+    local run = start { out = path "together" }
+    run:log { loss = 1, validation_loss = 2 }
+    run:finish()
+    run = start { out = path "together", resume = true, first = 1 }
+    run:log { step = 1, validation_loss = 3 }
+    run:log { step = 2, loss = 4 }
+    run:finish()
+    local list = ms.run.metrics(path "together")
+    assert.are.same({ 1, 1, 2 }, { list[1].step, list[2].step, list[3].step })
+    assert.are.same({ 1, 2, 3 }, { list[1].loss, list[1].validation_loss, list[2].validation_loss })
+    assert.is_nil(lfs.attributes(path "together/superseded.jsonl"))
+  end)
+
   it("begins again where a killed run had no checkpoint", function()
     train("none", { to = 5 })
     train("none", { to = 10 })

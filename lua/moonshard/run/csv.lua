@@ -102,8 +102,10 @@ end
 ---@param object table<string, any>
 ---@param names string[]  the names of the line
 ---@param now number  seconds (ms_time)
-function Csv:row(object, names, now)
+---@param replaced boolean  whether the line replaces others
+function Csv:row(object, names, now, replaced)
   if not self.file then return end
+  if replaced then return rebuild(self) end
   for k = 1, #names do
     if not self.known[names[k]] then return rebuild(self) end
   end

@@ -6,7 +6,8 @@
 ---
 --- A line is written with one call, so a process that is killed leaves whole lines; a crash of the machine may leave an
 --- incomplete last line. A run that continues after step N removes that line, and moves all lines of later steps, which
---- it repeats, to `superseded.jsonl`.
+--- it repeats, to `superseded.jsonl`; a line of step N, such as a validation loss, follows when its values are logged
+--- again.
 local buffers = require "moonshard.run.buffer"
 local cjson = require "cjson"
 local ffi = require "ffi"
@@ -25,6 +26,7 @@ local M = { json = json }
 ---@field path string  path of the folder
 ---@field note? string  why the folder is not in runs/
 ---@field texts? table<string, boolean>  names of the texts that a new run has written; nil: the run continues another
+---@field again? {step: integer, from: integer, count: integer}  the lines of the step after which the run continues
 ---@field taken? boolean  true: a later run of this process continues in this folder
 local Folder = {}
 Folder.__index = Folder
@@ -194,26 +196,40 @@ function M.lines(path)
   end
 end
 
+-- The bytes of a file from an offset on.
+local function rest_of(path, from)
+  local file = assert(io.open(path, "rb"))
+  file:seek("set", from)
+  local rest = file:read "*a" or ""
+  file:close()
+  return rest
+end
+
+-- Moves a part of a file from byte `keep` on to superseded.jsonl. Returns true, or nil and the reason.
+local function set_aside(self, path, keep, part)
+  local ok, err = write(self.path .. "/superseded.jsonl", part, "a")
+  if not ok then return nil, err end
+  if ffi.C.truncate(path, keep) == 0 then return true end
+  return nil, ("cannot truncate '%s': %s"):format(path, ffi.string(ffi.C.strerror(ffi.errno())))
+end
+
 -- Moves the lines of steps after `step` to superseded.jsonl, and removes an incomplete last line. Returns the last
--- object that stays.
+-- object that stays, and the lines of `step`: the number of bytes before them and their count; nil if there are none.
 local function cut(self, name, step)
   local path = self.path .. "/" .. name
   if not lfs.attributes(path, "mode") then return nil end
-  local keep, last = 0, nil
+  local keep, last, again = 0, nil, nil
   for object, after in M.lines(path) do
     if type(object.step) == "number" and object.step > step then break end
+    if object.step == step then
+      again = again or { step = step, from = keep, count = 0 }
+      again.count = again.count + 1
+    end
     keep, last = after, object
   end
-  local file = assert(io.open(path, "rb"))
-  file:seek("set", keep)
-  local rest = file:read "*a" or ""
-  file:close()
-  if rest == "" then return last end
-  assert(write(self.path .. "/superseded.jsonl", rest:match "^(.*\n)" or "", "a"))
-  if ffi.C.truncate(path, keep) ~= 0 then
-    error(("cannot truncate '%s': %s"):format(path, ffi.string(ffi.C.strerror(ffi.errno()))), 0)
-  end
-  return last
+  local rest = rest_of(path, keep)
+  if rest ~= "" then assert(set_aside(self, path, keep, rest:match "^(.*\n)" or "")) end
+  return last, again
 end
 
 --- Opens a run's folder to continue after a step. The new config replaces the old one, whose facts about its own start
@@ -244,7 +260,7 @@ function M.continue(path, step, config, facts)
       assert(os.rename(path .. "/" .. name, ("%s/%s.superseded"):format(path, name)))
     end
   end
-  self.last = cut(self, "metrics.jsonl", step)
+  self.last, self.again = cut(self, "metrics.jsonl", step)
   cut(self, "media.jsonl", step)
   return self
 end
@@ -267,11 +283,55 @@ local function append(self, buffer, file)
   if not ok then log.warn_once(("run: cannot write to '%s': %s"):format(self.path, err)) end
 end
 
---- Appends a line to metrics.jsonl.
+-- What a run adds to the script's values of a new step (record.lua).
+local function is_own(name)
+  return name == "time" or name == "allocated" or name == "mfu" or name:find "^memory_" or name:find "s_per_second$"
+end
+
+-- Whether an object has all values of a line again. Of a damaged line it has none.
+local function repeats(object, text)
+  local ok, old = pcall(cjson.decode, text)
+  if not ok or type(old) ~= "table" then return false end
+  for name in pairs(old) do
+    if object[name] == nil and not is_own(name) then return false end
+  end
+  return true
+end
+
+-- Lines of the step after which the run continues stay, because a script may have logged them for good. Those whose
+-- values a script logs again, for example because it validates after the loop, move to superseded.jsonl. Returns
+-- whether there are any.
+local function supersede(self, object)
+  local again, path = self.again, self.path .. "/metrics.jsonl"
+  local moved, kept, keep, k = {}, {}, again.from, 0
+  for text in rest_of(path, again.from):gmatch "[^\n]*\n" do
+    if text:sub(1, 1) == "{" then k = k + 1 end
+    if k <= again.count and repeats(object, text) then
+      moved[#moved + 1] = text
+    elseif moved[1] then
+      kept[#kept + 1] = text                            -- written again, after the lines that move
+    else
+      keep = keep + #text
+    end
+  end
+  if not moved[1] then return false end
+  local ok, err = set_aside(self, path, keep, table.concat(moved))
+  if not ok then log.warn_once(("run: lines of step %d stay in '%s': %s"):format(object.step, path, err)) end
+  if not ok then return false end
+  again.count = again.count - #moved
+  self.line:text(table.concat(kept))
+  return true
+end
+
+--- Appends a line to metrics.jsonl. Returns whether it replaces lines of the step after which the run continues.
 ---@param object table<string, number>  values by name; those that are not finite become null
 ---@param names string[]  the names to write, in order; each has a value
+---@return boolean replaced
 function Folder:metric(object, names)
-  local line = self.line
+  local line, replaced = self.line, false
+  if self.again then
+    if object.step == self.again.step then replaced = supersede(self, object) else self.again = nil end
+  end
   for k = 1, #names do
     local name = names[k]
     local value = object[name]
@@ -280,6 +340,7 @@ function Folder:metric(object, names)
   end
   line:text "}\n"
   append(self, line, self.metrics)
+  return replaced
 end
 
 -- Returns ok. If it is false, warns once for each file `name`: files other than metrics.jsonl that cannot be written,

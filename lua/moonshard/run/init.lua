@@ -104,7 +104,7 @@ end
 --- `report.html` (the run as a page, written periodically and at the end), and checkpoints. A run that was killed loses
 --- at most its last line. With `resume`, a run in `out` continues in the same files: after its latest checkpoint, which
 --- is loaded, over any number of ranks, into `model`, `optimizer` and `state`; or after step `first`. Lines of later steps
---- move to `superseded.jsonl`. Errors: a folder that contains a run, without `resume`; a run that another process is
+--- move to `superseded.jsonl`, and so does a line of that step whose values are logged again. Errors: a folder that contains a run, without `resume`; a run that another process is
 --- recording; files that a new run would replace; a folder that cannot be made.
 ---@param given? {name: string, config: table, total: integer, out: string, resume: boolean, first: integer, model: Module, optimizer: table, state: table<string, any>, tokens: number, samples: number, flops: number, dtype: string, sinks: string[], quiet: boolean, line: function}
 ---   name: part of the folder's name in runs/; config: options to record; total: number of steps; out: the folder

@@ -164,8 +164,8 @@ function Run:log(values)
     object[name] = type(value) == "number" and value or number_of(value)
   end
   local names = names_of(self, values, object)
-  self.folder:metric(object, names)
-  if self.csv then self.csv:row(object, names, now) end
+  local replaced = self.folder:metric(object, names)
+  if self.csv then self.csv:row(object, names, now, replaced) end
   if self.events then self.events:scalars(step, object, names) end
   if is_new and self.bar:wants(step, now) then
     local left = self.total and (now - self.began) / (step - self.first) * math.max(0, self.total - step)
