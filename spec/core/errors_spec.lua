@@ -156,3 +156,37 @@ describe("a misspelt method of a tensor", function()
     assert.matches("attempt to call method 'zqxwvkjzq' (a nil value)", text, 1, true)
   end)
 end)
+
+describe("a field that PyTorch's tensors have and these do not", function()
+  local p = ms.nn.Parameter(ms.ones(2))
+  local advice = {
+    data = "write t:copy_(values), t:clamp_(...) and the like inside of ms.no_grad(function() ... end) to change elements, t:detach() to read them",
+    is_cuda = "write t.device ~= 'cpu'", nbytes = "write t:numel() * t:element_size()",
+    require_grad = "did you mean 'requires_grad'?", requries_grad = "did you mean 'requires_grad'?",
+  }
+  for name, hint in pairs(advice) do
+    it("cannot be assigned or read, and the error says what to write: " .. name, function()
+      local wanted = ("a tensor has no field '%s'; %s"):format(name, hint)
+      local here = debug.getinfo(1, "l").currentline
+      local ok, text = pcall(function() p[name] = ms.zeros(2) end)
+      assert.is_false(ok)
+      assert.are.equal(("spec/core/errors_spec.lua:%d: %s"):format(here + 1, wanted), text)
+      ok, text = pcall(function() return ms.ones(2)[name] end)
+      assert.is_false(ok)
+      assert.matches(wanted, text, 1, true)
+      assert.are.same({ 1, 1 }, p:tolist())
+    end)
+  end
+  it("may be a field of a tensor class", function()
+    local Boxed = ms.Tensor:extend "BoxedData"
+    function Boxed:init(t) self.data = t end
+    function Boxed:inner_tensors() return { self.data } end
+    assert.are.same({ 1, 1 }, Boxed(p).data:tolist())
+  end)
+  it("leaves all other names to scripts", function()
+    local t = ms.ones(2)
+    assert.is_nil(t.mark)
+    t.mark, t.requires, t.dataset = 1, 2, 3
+    assert.are.same({ 1, 2, 3 }, { t.mark, t.requires, t.dataset })
+  end)
+end)

@@ -144,6 +144,13 @@ local function distance(a, b, limit)
   return last[m]
 end
 
+--- Whether two names differ by at most `limit` letters that are missing, added, replaced or swapped.
+---@param a string
+---@param b string
+---@param limit integer
+---@return boolean
+function M.alike(a, b, limit) return distance(a, b, limit) <= limit end
+
 --- The keys of the given tables, sorted.
 ---@param ... table  with strings as keys
 ---@return string[]

@@ -88,6 +88,20 @@ for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "
   instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)
 end
 
+-- Maps fields of PyTorch's tensors that Moonshard's lack to what a script must write instead.
+local fields = {
+  data = "write t:copy_(values), t:clamp_(...) and the like inside of ms.no_grad(function() ... end) to change elements, t:detach() to read them",
+  grad_fn = "write t.requires_grad, which is true if a gradient flows through t",
+  is_cuda = "write t.device ~= 'cpu'",
+  is_cpu = "write t.device == 'cpu'",
+  is_meta = "write t.device == 'meta'",
+  nbytes = "write t:numel() * t:element_size()",
+  itemsize = "write t:element_size()",
+  retains_grad = "call t:retain_grad(), then read t.grad after backward",
+  H = "write t.T: there are no complex numbers",
+  mH = "write t.mT: there are no complex numbers",
+}
+
 -- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
 -- loaded before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
@@ -108,6 +122,11 @@ end
 ---@param name any  the unknown option
 ---@return string?
 function M.option(name) return options[name] end
+
+--- What to write instead of a field that PyTorch's tensors have; nil if nothing is known.
+---@param name string  the unknown field
+---@return string?
+function M.field(name) return fields[name] end
 
 --- Text for the end of an error message about an unknown name: what to write instead, or the tables in which the name
 --- exists. nil if there is neither.

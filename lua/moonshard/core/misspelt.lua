@@ -5,6 +5,7 @@
 --- function that reads the field distinguishes calls from reads: a method call copies t to the place of the first
 --- argument in one instruction and looks up the name in the next.
 local errors = require "moonshard.core.errors"
+local hints = require "moonshard.core.hints"
 
 local M = {}
 
@@ -84,6 +85,22 @@ function M.is_literal(number, level)
   if not op_at then return false end
   local info = debug.getinfo(level + 1, "fl")
   return info ~= nil and info.func ~= nil and info.currentline >= 0 and reads_at(info.func, info.currentline, number)
+end
+
+local refusals = {}                                     -- field -> the message about it, or false
+
+--- Called when a script reads or assigns a field that a tensor does not have: raises if it is one of PyTorch's, or a
+--- misspelt requires_grad. Both would do nothing, and scripts seldom mean fields of their own by these names.
+---@param name string  the field
+function M.field(name)
+  local text = refusals[name]
+  if text == nil then
+    local hint = hints.field(name)
+    if not hint and errors.alike(name, "requires_grad", 3) then hint = "did you mean 'requires_grad'?" end
+    text = hint and ("a tensor has no field '%s'; %s"):format(name, hint) or false
+    refusals[name] = text
+  end
+  if text then errors.raise_text(text) end
 end
 
 local nearest = {}                                      -- class -> name -> the most similar method, or false

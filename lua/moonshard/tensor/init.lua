@@ -357,7 +357,8 @@ function setters.requires_grad(t, on)
 end
 
 -- Defines how fields of a class's instances are read: methods first, then getters (own_getters before those of plain
--- tensors), then t[i]. All other names are fields that the script set. tensor/index.lua handles lists and tensors as keys.
+-- tensors), then t[i]. Other names are fields that the script set; misspelt.field refuses some. tensor/index.lua handles
+-- lists and tensors as keys.
 local function install(cls, own_methods, own_getters, own_setters)
   rawset(cls, "__index", function(t, key)
     local method = own_methods[key]
@@ -366,7 +367,10 @@ local function install(cls, own_methods, own_getters, own_setters)
     if getter ~= nil then return getter(t) end
     if type(key) == "number" then return own_methods.select(t, 1, key) end
     if type(key) ~= "string" then return own_methods._item(t, key) end
-    if key:sub(1, 1) ~= "_" then misspelt.look(cls, key, own_methods, 2) end
+    if key:sub(1, 1) ~= "_" then
+      if t.id >= 0 then misspelt.field(key) end         -- tensor classes may have any fields
+      misspelt.look(cls, key, own_methods, 2)
+    end
     return nil
   end)
   if own_setters then
@@ -387,6 +391,7 @@ function Tensor.__newindex(t, key, value)
   if type(key) ~= "string" then return methods._set_part(t, key, value) end
   if getters[key] ~= nil then errors.raise("a tensor's '%s' cannot be assigned", key) end
   if methods[key] ~= nil then errors.raise("'%s' is a method of tensors; choose another name for your field", key) end
+  if t.id >= 0 then misspelt.field(key) end
   rawset(t, key, value)
 end
 
