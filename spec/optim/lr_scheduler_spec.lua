@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
 local ms = require "moonshard"
+local raises = require "spec.support.raises"
 local ranks = require "spec.support.ranks"
 local nn, optim = ms.nn, ms.optim
 local lr_scheduler = optim.lr_scheduler
@@ -25,10 +26,27 @@ describe("lr_scheduler", function()
     assert.are.same({ 1, 2, 2, 1.1, 0.2, 0.2 }, rates(lr_scheduler.cosine, 6,
       { steps = 4, warmup = 2, min_factor = 0.1 }))
     assert.are.same({ 2, 1.5, 1, 0.5, 0, 0 }, rates(lr_scheduler.linear, 6, { steps = 4 }))
-    assert.are.same({ 0, 0 }, rates(lr_scheduler.linear, 2, { steps = 0 }))
-    assert.are.same({ 0, 0 }, rates(lr_scheduler.cosine, 2, { steps = 0 }))
     assert.are.same({ 1, 1, 2, 2 }, rates(lr_scheduler.constant, 4, { factor = 0.5, steps = 2 }))
     assert.are.same({ 2, 4, 6 }, rates(lr_scheduler.lambda, 3, function(step) return step + 1 end))
+  end)
+
+  it("warns of 0 steps, or refuses them, and says that #loader is 0", function()
+    local loader = ms.data.DataLoader({ 1, 2, 3 }, { batch_size = 2 })
+    local advice = "; a loader has loader:size() batches, and #loader is 0 in Lua"
+    for _, name in ipairs { "linear", "cosine", "wsd" } do
+      local warnings = ms.catch_warnings(function()
+        local given = { steps = 5 * #loader, decay = name == "wsd" and 0 or nil }
+        assert.are.same(name == "wsd" and { 2 } or { 0 }, rates(lr_scheduler[name], 1, given))
+      end)
+      assert.are.same({ ("lr_scheduler.%s: option 'steps' is 0, so every step has the last factor%s"):format(name, advice) },
+        warnings)
+    end
+    local opt = optim.SGD({ nn.Parameter(ms.zeros(1)) }, { lr = 1, momentum = 0.9 })
+    raises("lr_scheduler.cosine: option 'warmup' is 2, expected at most option 'steps', 0" .. advice, lr_scheduler.cosine,
+      opt, { steps = #loader, warmup = 2 })
+    raises("lr_scheduler.one_cycle: total_steps is 0, expected a whole number from 1" .. advice, lr_scheduler.one_cycle,
+      opt, { max_lr = 1, epochs = 3, steps_per_epoch = #loader })
+    assert.are.same({}, ms.catch_warnings(function() lr_scheduler.cosine(opt, { steps = loader:size() }) end))
   end)
 
   it("keeps the ratio of groups, and continues from its state", function()

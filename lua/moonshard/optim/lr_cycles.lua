@@ -66,6 +66,7 @@ function M.one_cycle(optimizer, given)
     final_div_factor = opts.option(opts.positive, 1e4), three_phase = false })
   local total = o.total_steps or (o.epochs and o.steps_per_epoch and o.epochs * o.steps_per_epoch)
   if not total then raise "lr_scheduler.one_cycle: total_steps is nil, expected a number, or options epochs and steps_per_epoch" end
+  if total == 0 then raise("lr_scheduler.one_cycle: total_steps is 0, expected a whole number from 1%s", schedule.no_batches) end
   opts.expect(total, opts.whole_from(1), "lr_scheduler.one_cycle: total_steps")
   opts.need(o.pct_start >= 0 and o.pct_start <= 1, o.pct_start, "a number from 0 to 1",
     "lr_scheduler.one_cycle: option 'pct_start'")

@@ -43,8 +43,10 @@ end
 function M.cosine(optimizer, given)
   local o = options("cosine", given, { steps = some_steps, warmup = opts.option(count, 0), min_factor = 0, start_factor = opts.number })
   if o.warmup > o.steps then
-    raise("lr_scheduler.cosine: option 'warmup' is %d, expected at most option 'steps', %d", o.warmup, o.steps)
+    raise("lr_scheduler.cosine: option 'warmup' is %d, expected at most option 'steps', %d%s", o.warmup, o.steps,
+      o.steps == 0 and schedule.no_batches or "")
   end
+  schedule.warn_of_none("cosine", o.steps)
   return new("cosine", optimizer, function(t)
     if t < o.warmup then return warm(t, o.warmup, o.start_factor) end
     local span = o.steps - o.warmup
@@ -61,6 +63,7 @@ end
 ---@return LRScheduler
 function M.linear(optimizer, given)
   local o = options("linear", given, { steps = some_steps, start_factor = 1, end_factor = 0 })
+  schedule.warn_of_none("linear", o.steps)
   return new("linear", optimizer, function(t)
     return o.start_factor + (o.end_factor - o.start_factor) * (t < o.steps and t / o.steps or 1)
   end)
@@ -144,9 +147,10 @@ function M.wsd(optimizer, given)
   local o = options("wsd", given, { steps = some_steps, warmup = opts.option(count, 0), decay = some_steps,
     min_factor = 0, shape = opts.one_of({ "linear", "cosine", "sqrt" }, "linear") })
   if o.warmup + o.decay > o.steps then
-    raise("lr_scheduler.wsd: options 'warmup' and 'decay' are %d and %d, expected at most option 'steps', %d, together",
-      o.warmup, o.decay, o.steps)
+    raise("lr_scheduler.wsd: options 'warmup' and 'decay' are %d and %d, expected at most option 'steps', %d, together%s",
+      o.warmup, o.decay, o.steps, o.steps == 0 and schedule.no_batches or "")
   end
+  schedule.warn_of_none("wsd", o.steps)
   local shapes = { linear = function(x) return 1 - x end, sqrt = function(x) return 1 - math.sqrt(x) end,
     cosine = function(x) return 0.5 * (1 + math.cos(math.pi * x)) end }
   return new("wsd", optimizer, function(t)

@@ -2,6 +2,7 @@
 --- The class of learning rate schedules. A schedule computes a learning rate for each group from the number of steps
 --- taken, so a checkpoint needs little more than that number.
 local errors = require "moonshard.core.errors"
+local log = require "moonshard.core.log"
 local methods = require "moonshard.core.methods"
 local opts = require "moonshard.core.opts"
 
@@ -122,6 +123,17 @@ function M.of_factor(kind, optimizer, factor)
     end
     return self.base_lrs[k] * f
   end })
+end
+
+--- Text for messages about 0 steps: Lua's # of a loader is 0, and scripts compute numbers of steps from it.
+M.no_batches = "; a loader has loader:size() batches, and #loader is 0 in Lua"
+
+--- Warns if a schedule has no steps, which leaves the last factor for all.
+---@param kind string  the function's name
+---@param steps integer  its option `steps`
+function M.warn_of_none(kind, steps)
+  if steps > 0 then return end
+  log.warn_once(("lr_scheduler.%s: option 'steps' is 0, so every step has the last factor%s"):format(kind, M.no_batches))
 end
 
 --- The options of a schedule.
