@@ -277,7 +277,7 @@ end
 local function train(step)
   local sum = 0
   for part = 1, config.accumulate do
-    -- Gradients accumulate in the gathered parameters; only the last micro-batch reduces them over the ranks.
+    -- Each rank sums its own gradients, unreduced; only the last micro-batch reduces them over the ranks.
     if config.accumulate > 1 then model:set_requires_gradient_sync(part == config.accumulate) end
     local ids, targets, sequences = batches:train(step, part, config.accumulate)
     local loss = model(ids, targets)

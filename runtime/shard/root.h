@@ -11,7 +11,7 @@ typedef struct {
     unit *unit;
     int64_t use, pass;  // pass: equal for modules that share a gather and a reduction
     bool done;          // its backward has run
-    bool regional;      // the module is in a checkpoint's region that has not run again yet
+    bool regional;      // the module ran in an activation checkpoint that has not been recomputed yet
 } order_entry;
 
 typedef struct context {

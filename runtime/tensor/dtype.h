@@ -85,7 +85,7 @@ MS_FN int ms__is_half(int dtype) { return dtype == MS_F16 || dtype == MS_BF16; }
 // Whether v can be stored in the dtype. Floating-point dtypes and bool (0 or not 0) accept every number.
 MS_FN int ms__holds(int dtype, double v)
 {
-    // As many bits as the dtype has, one of them for the sign unless it is uint8.
+    // The number of bits without the sign bit, which uint8 does not have.
     int bits = 8 * ms__dtype_size(dtype) - (dtype != MS_U8);
     double high = bits == 63 ? 0x1p63 : (double)((int64_t)1 << bits), low = dtype == MS_U8 ? 0 : -high;
     return ms__is_float(dtype) || dtype == MS_BOOL || (v >= low && v < high && v == __builtin_floor(v));

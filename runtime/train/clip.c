@@ -33,7 +33,7 @@ typedef struct {
     ms_group *groups[GROUPS];
     double sums[GROUPS + 1];  // [0]: gradients that are not sharded; then one sum per group
     ms_norm_job jobs[MS_CUDA_DEVICES];
-    const ms_norm_part *there;  // the parts on the GPU of all gradients already (ms_norm_job); NULL: not yet
+    const ms_norm_part *there;  // the parts, if the GPU of all gradients has a copy of them already (ms_norm_job)
 } gradients;
 
 // The sum of |g|^p over one block; for an infinite p, the maximum of |g|. Always adds in 16 lanes, so that the bits do

@@ -333,8 +333,8 @@ static ms_status add_leaf(step *s, const ms_optim_group *of, int k)
     return MS_OK;
 }
 
-// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: the jobs on the device of
-// all of them, a GPU; NULL: not yet. reads: what the passes on a GPU read there; NULL: nothing.
+// Runs the jobs: one pass for each sequence of leaves of one optimizer on one device. there: a copy of all jobs on the
+// GPU that runs them; NULL: not made yet. reads: the factor or flag that passes on a GPU read there; NULL: none.
 static ms_status run_jobs(job *jobs, int n, const job *there, const ms_cuda_step *reads)
 {
     for (int k = 0; k < n;) {
@@ -395,7 +395,7 @@ static ms_status repeat_pass(void *arg, ms_captured *c)
     return MS_OK;
 }
 
-// In a CUDA graph, the jobs are the numbers that change: they have the factors.
+// The pass in a CUDA graph. there: the jobs on the GPU, which get new factors for each repetition (advance_pass).
 static ms_status queue_pass(void *arg, ms_captured *c, void *there)
 {
     const pass *p = arg;
@@ -475,7 +475,7 @@ static ms_status run_unless(step *s, ms_tensor *skip, bool *skipped)
     return *skipped ? MS_OK : run_jobs(s->jobs, s->n_jobs, NULL, NULL);
 }
 
-// What a step depends on.
+// What a step depends on; norm and skipped are set by the step.
 typedef struct {
     const double *max_norm;  // limits the norm of order p of the gradients; NULL: no limit
     double p;
@@ -484,7 +484,7 @@ typedef struct {
     bool skipped;     // the host knows that the step was skipped
 } terms;
 
-// Steps all leaves of the groups. clip: for terms->max_norm.
+// Steps all leaves of the groups. clip: limits the norm of their gradients to *of->max_norm; NULL: no limit.
 static ms_status step_groups(step *s, int n_groups, const ms_optim_group *groups, ms_clip *clip, terms *of)
 {
     for (int i = 0; i < n_groups; i++)

@@ -35,9 +35,9 @@ static int find(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// nth > 0: makes the nth call from now fail; nth < 0: call number -nth and all after it; 0: none. Returns the number of
-// calls up to the failure that was requested before, counting it. After that failure the number is 0, or 1 if all later
-// calls fail, too.
+// nth > 0: makes the nth call from now fail; nth < 0: call number -nth and all after it; 0: none. Returns the
+// number of calls that were left until the failure requested before, including that one; after that failure 0, or 1 if
+// all later calls fail, too.
 __attribute__((visibility("default"))) long fail_malloc(long nth)
 {
     long before = atomic_exchange(&left, 0);

@@ -89,7 +89,7 @@ function M.make(kind, seed, of)
   return model, ms.optim.AdamW(of and of(params) or params, { lr = 1 / 3, amsgrad = true })
 end
 
---- Steps on batches that are equal on all ranks.
+--- Trains steps `from` to `to` on batches that are equal on all ranks.
 function M.train(model, optim, from, to) train_alike(model, optim, from, to, 5) end
 
 --- Model and optimizer as lines of numbers with all their digits, in order. Collective.

@@ -13,7 +13,7 @@ function M.replace(model, modules, wrap)
   end
 end
 
---- An FSDP copy of def's model: its units and the root wrapped with the same options.
+--- Wraps the units of def's model, and then the model, with the same options. Returns the root.
 function M.fsdp(def, model, options)
   local fsdp = require "moonshard.parallel.fsdp"
   M.replace(model, def.units(model), function(m) return fsdp.FSDP(m, options) end)

@@ -237,8 +237,8 @@ static ms_status add_part(ms_tensor *to, ms_tensor **g)
     return ms__add_to(to, *g);
 }
 
-// Checks the unreduced gradients: the script may have cleared one, and with it the saved gradient, or assigned another
-// tensor.
+// Follows what the script did to the unreduced gradients. If it has cleared one, the saved gradient is dropped, too. If
+// it has assigned a tensor that is not contiguous, a contiguous copy replaces that.
 static ms_status look_at(unit *u)
 {
     for (int j = 0; j < u->n_leaves; j++) {

@@ -53,7 +53,7 @@ end
 ---@param root string   the repository, with a slash at its end
 ---@param build string  the build folder; PTX and logs are kept in its folder sm_90a
 ---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,
----  classes, exact (an instance for doubles or integers beside one for float32 and halves)
+---  classes, exact (an instance for integers, or for doubles if there is one for float32)
 ---@return string?
 function M.rows(root, build)
   local folder = build .. "/sm_90a"

@@ -16,7 +16,7 @@ local M = {}
 local BANDWIDTH, LATENCY = 4.3e12, 0.6e-6
 local RATE = { half = 780e12, mma = 250e12, float32 = 60e12, other = 67e12 }
 
--- Properties of kernels that their arguments do not show. The bytes that a kernel reads and writes, over those of its
+-- Properties of kernels that their arguments do not show. WRITTEN: bytes read and written for each byte of
 -- tensors. AdamW reads 12 bytes an element (parameter and gradient of bfloat16, two states of float32) and writes all
 -- but the gradient, 10 bytes. The logits of a chunk are read twice, then overwritten by their gradient.
 local WRITTEN = { ["optim: optim_kernel"] = 11 / 6, ["optim: clip_kernel"] = 2, ["loss: cross_chunk_kernel"] = 3 }

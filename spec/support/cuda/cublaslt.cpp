@@ -155,7 +155,7 @@ uint64_t fingerprint(const problem &p)
     return hash;
 }
 
-// GELU of v, which is stored in aux; or v times the derivative of GELU at aux.
+// Forward: stores v in aux and returns GELU of v. Backward: returns v times the derivative of GELU at aux.
 template <class T> T with_gelu(const problem &p, int64_t at, T v)
 {
     int type = dtype_of(p.out.type);

@@ -303,7 +303,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 inline cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     MS_MAY_FAIL(cudaEventQuery);
-    if (e->between && *e->done && e->between->reached < e->between->recorded) return cudaErrorNotReady;  // a peer's
+    if (e->between && *e->done && e->between->reached < e->between->recorded) return cudaErrorNotReady;  // peer's event
     if (!*e->done && ms_shim::lazy) ms_shim::step();
     return *e->done ? cudaSuccess : cudaErrorNotReady;
 }

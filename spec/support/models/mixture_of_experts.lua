@@ -81,7 +81,7 @@ end
 
 return {
   MixtureOfExperts = MixtureOfExperts,
-  --- One process for all ranks of the group; this rank's expert is in the field that contains it on a rank.
+  --- One process for all ranks of the group; this rank's expert is module[3], as on a rank.
   alone = function(...) return Alone(common.options(...)) end,
   init = function(...) return MixtureOfExperts(common.options(...)) end,
 }

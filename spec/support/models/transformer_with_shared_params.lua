@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- TransformerWithSharedParams: an embedding tied to the output projection around nn.Transformer,
---- a batch norm over the target's 2 positions, buffers of both kinds. Every encoder and decoder layer is a unit.
+--- TransformerWithSharedParams: an embedding tied to the output projection around nn.Transformer, a batch norm whose 2
+--- channels are the sequences of the target, a float and an int64 buffer. Every encoder and decoder layer is a unit.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim, F = ms.nn, ms.optim, ms.nn.F
