@@ -425,7 +425,7 @@ static void record(ms_node *n, ms_call *c)
             continue;
         }
         if (MS_UNLIKELY(inplace && k == 0)) {
-            // The copy of the old values; or the target itself if no gradient reads them.
+            // The copy of the old values; or an alias of the target, if no gradient reads them.
             t = before ? before : ms__tensor_alias(t);
             before = NULL;
         } else {

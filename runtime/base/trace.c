@@ -373,7 +373,7 @@ static void put_events(FILE *f, const ms_trace *t, int rank)
     }
 }
 
-// The file ends with ENDING after every save, so that a process can be added before it.
+// The file ends with ENDING after every save, so that another process can add its events before it.
 #define HEAD "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"key\":\"%s\"},\"traceEvents\":[\n"
 #define ENDING "\n]}\n"
 

@@ -528,8 +528,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     return next_group++;
 }
 
-// Waits until the collectives of g on queues are retired: afterwards no worker accesses g, and their works are
-// complete.
+// Waits until all queued collectives of g have been retired: afterwards no worker accesses g, and the works of these
+// collectives are complete.
 static ms_status finish_group(ms_group *g)
 {
     ms_status status = MS_OK;

@@ -13,7 +13,7 @@ struct ms_stage {
     int device;
     char *dst;  // on the device
     size_t bytes;
-    bool runs;                       // no piece has lines: only the bytes of the pieces are copied back
+    bool runs;                       // all blocks are contiguous (ms_piece.line is 0): only their bytes are copied back
     ms_storage *out;                 // on the device, retained; NULL: nothing is copied back
     ms_storage *host_in, *host_out;  // retained
     char *host;

@@ -273,7 +273,7 @@ enum { MAX_TURNS = 3 };
 // The members' places in the script, as their slots say.
 typedef struct {
     int behind, ahead;  // behind: number of members that are behind; ahead: the last member that is not; -1: none
-    // The group's turns so far (see ms_group); 1 + the member that was ahead in the last turn, 0: unknown
+    // turns: the group's turns so far (see ms_group); known: 1 + the member that was ahead in the last one, 0: unknown
     int turns, known;
     bool by_line, late;  // by_line: an earlier line counts as an earlier place; late: this rank is behind
     bool apart;          // some members are at different places whose order is unknown

@@ -21,7 +21,7 @@ static void keep_failure(struct ms_there *t, ms_status st)
 
 static bool on(const ms_storage *s, int device) { return !s || s->device == device; }
 
-// Finds the places of all operands, and sets c->gpu.there->shared: whether peers can map them.
+// Finds the places of the operands that peers access, and sets c->gpu.there->shared: whether peers can map them.
 static void place(ms_coll *c)
 {
     struct ms_there *t = c->gpu.there;

@@ -53,7 +53,7 @@ bool ms__gpu_place(ms_storage *s, const void *p, ms_gpu_place *out);  // engine 
 int ms__gpu_mapped(uint32_t arena, int rank);
 char *ms__gpu_resolve(int index, int rank, uint32_t arena, uint64_t at);  // the address here; NULL with the error set
 ms_status ms__gpu_event_take(int index, int *number);                     // engine thread
-// Engine thread: gives the event back. used: the collective in which peers wait for it; NULL: none.
+// ms__gpu_event_drop (engine thread) gives an event back. used: the collective in which peers wait for it; NULL: none.
 typedef struct {
     const ms_group *g;
     uint64_t seq, number;

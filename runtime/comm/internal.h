@@ -95,7 +95,7 @@ typedef struct {
     // streams wait for no more events of it. refused: of the latest one in which it could not map a peer's memory.
     // failed: of the latest one in which it could not queue its part.
     _Atomic uint64_t left, refused, failed;
-    uint32_t begin, end;       // numbers of the member's events: its tensors are ready; it accesses no tensor any more
+    uint32_t begin, end;       // the member's events. begin: its tensors are ready; end: it has accessed all tensors
     _Atomic uint64_t reached;  // comm/native.c: number of the latest collective that the member's GPU has reached
     uint64_t pad1[1];
     ms_fingerprint fingerprint;
@@ -178,7 +178,7 @@ struct ms_group {
     double id;
     int n, me;         // me: this rank's member number; -1 if it is not a member
     int *ranks;        // world ranks, in the order of the group
-    bool far, single;  // has members on several nodes; has exactly one member on each node
+    bool far, single;  // far: has members on several nodes; single: has exactly one on each node
     int leader;        // the first member on this node
     ms_slot *slots;
     ms_head *heads;
@@ -191,9 +191,9 @@ struct ms_group {
     bool failed;          // the latest collective that the script waited for failed on every member; engine thread only
     int32_t settled;      // ms_state.dist_failures when the latest collective succeeded; engine thread only
     // Used while the members' calls are matched again after an error (comm/exchange.c). ahead: 1 + the member whose
-    // call comes latest in the script; 0: unknown. turns: number of attempts since the last collective that succeeded
-    // in which `ahead` changed or no member was behind. A member may know older values than its peers. Engine thread
-    // only.
+    // call comes latest in the script; 0: unknown. turns: number of attempts, since the last collective that
+    // succeeded, in which `ahead` changed or no member was behind. A member may know older values than its peers.
+    // Engine thread only.
     int turns, ahead;
     int in_flight;  // number of the group's queued collectives that are not retired yet; engine thread only
     // For each ring entry: number of the latest collective that this rank issued; engine thread only.

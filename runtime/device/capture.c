@@ -11,8 +11,8 @@ enum { CHUNK = 1 << 16, ALIGN = 16 };
 typedef struct {
     void *graph;              // the CUDA graph
     ms_captured_work *after;  // the work after that of the graph
-    ms_captured_work *first;  // the first of its pieces that advance, linked by `later`; NULL: none
-    // The numbers of all its pieces: where the host writes them, and on the device. bytes 0: there are none
+    ms_captured_work *first;  // its first piece that has an `advance` function; `later` links the others. NULL: none
+    // The numbers (ms_fixed) of all its pieces. here: where the host writes them; there: on the device. bytes 0: none
     char *here;
     ms_block *there;
     size_t bytes;
@@ -208,7 +208,8 @@ static void drop_graph(graph *g)
     *g = (graph) { 0 };
 }
 
-// Lists the pieces of g, which begins with `first`, that advance, and makes room for their numbers. False: no memory.
+// Lists the pieces of g that have an `advance` function, and makes room for the numbers of all its pieces. first: g's
+// first piece. False: no memory.
 static bool plan_graph(graph *g, ms_captured_work *first)
 {
     ms_captured_work *w = first, **end = &g->first;
@@ -309,7 +310,7 @@ void ms__captured_drop(ms_captured *c)
 {
     for (ms_captured_work *w = c->first; w; w = w->next) {
         graph *g = w->fixed ? w->fixed->graph : NULL;
-        // A graph that never ends, because a peer's GPU hangs, stays, and the job is ending.
+        // If a launched graph never ends, because a peer's GPU hangs, it is not destroyed: the job is ending.
         if (g && ms__cuda_settle(w->fixed->index) != MS_ECOMM) ms__cuda()->graphs.drop(w->fixed->index, g->graph);
         if (g) drop_graph(g);
         if (w->drop) w->drop(w->arg);

@@ -217,12 +217,12 @@ typedef struct {
     ms_status (*run)(ms_call *);
     ms_tensor *written;  // an input from outside that the call changes; its version is incremented. NULL: none
     uint64_t after;      // random numbers: the call's offset minus the generator's at the start of the step
-    bool draws, seeded;  // draws random numbers; has the seed and offset of such a call among its integers
+    bool draws, seeded;  // draws: draws random numbers; seeded: uses those of an earlier call (MS_OP_SEEDED)
     int gpu;             // the device of all its tensors, if that is a GPU; else MS_CPU
     ms_call call;
 } call_work;
 
-// A call that its row has prepared (ms_prepared).
+// A call that its operator has prepared (ms_op.prepare).
 typedef struct {
     const ms_op *op;
     ms_status (*run)(void *args);
@@ -281,7 +281,7 @@ static ms_status repeat_call(void *arg, ms_captured *c)
     return MS_LIKELY(st == MS_OK) ? MS_OK : ms__call_failed(&w->call, st);
 }
 
-// The numbers of a call that draws are its seed and offset.
+// The numbers (ms_fixed) of a call that draws or is seeded are a seed and an offset; other calls have none.
 static ms_status queue_call(void *arg, ms_captured *c, void *there)
 {
     call_work *w = arg;

@@ -5,8 +5,8 @@
 #include "device/device.h"
 #include "ops/queued.h"
 
-// KEPT: entries of a ring; LISTED: those that a text has at most. SHOWN, DIMS: the tensors of a call, and their
-// dimensions, that are kept.
+// KEPT: number of entries of a ring; LISTED: most entries that a message lists. SHOWN, DIMS: of each call, so many
+// tensors are kept, and so many dimensions of a tensor.
 enum { KEPT = 32, LISTED = 8, SHOWN = 3, DIMS = 5 };
 typedef struct {
     const char *what;

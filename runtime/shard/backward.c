@@ -17,8 +17,8 @@
 
 // ---- backward ---------------------------------------------------------------------------------
 
-// Units with all-gather extensions are gathered by tasks, which run before the node's backward. The task pushed last,
-// for this unit, runs first.
+// If a unit of the root has all-gather extensions, tasks gather the units, before the node's backward. The task pushed
+// last, for u, runs first.
 static ms_status gather_by_tasks(ms_run *run, unit *u, int64_t use)
 {
     context *c = u->context;

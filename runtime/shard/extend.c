@@ -2,7 +2,7 @@
 // shard/extend.c -- all-gather extensions: the script chooses the tensors that are gathered for a parameter, and builds
 // the whole parameter from the gathered tensors (docs/semantics.md#extensions).
 //
-// An extension's inputs are appended to the unit's cast shard and its outputs to the gather buffer, so one collective
+// An extension's inputs are appended to the unit's memory.cast and its outputs to the gather buffer, so one collective
 // gathers all parameters. At the first gather the script builds the whole tensor, and the parameter becomes a view of
 // it; at later gathers the script fills it again. Storages that the script passes to the unit are vacated and refilled
 // together with the gather buffer.
@@ -19,7 +19,7 @@ typedef struct {
     int64_t shape[MS_MAX_DIMS];  // shape of this rank's input, including padding
     bool like_rows;              // the input is laid out like the parameter's rows: padding is not sent
     ms_tensor *in, *out;         // the script's input for the current gather; a view of the gather buffer
-    size_t cast_at;              // byte offset of the input in the unit's cast shard
+    size_t cast_at;              // byte offset of the input in the unit's memory.cast
 } part;
 
 typedef struct extension {

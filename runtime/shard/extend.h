@@ -14,7 +14,7 @@ bool ms__extensions_given(const unit *u);  // whether the script has passed the 
 // The dtype of the gathered data; MS_U8 if it has several. dtype: that of the parameters without extension, -1: none.
 int ms__extensions_dtype(const unit *u, int dtype);
 ms_status ms__extensions_place(unit *u);  // sets the offsets of inputs and outputs, after the other parameters
-ms_status ms__extensions_pack(unit *u);   // copies the inputs into the cast shard
+ms_status ms__extensions_pack(unit *u);   // copies the inputs into u->memory.cast
 ms_status ms__extensions_refill(unit *u);
 void ms__extensions_vacate(unit *u);
 ms_status ms__extensions_made(const unit *u);  // fails if the script has not built the whole of every extension

@@ -8,9 +8,9 @@
 // Starts the gather, on the gather stream if it is early (prefetched or asynchronous). No-op if the parameters are
 // whole or a gather is in flight.
 ms_status ms__unit_start_gather(unit *u, bool early, bool prefetched);
-ms_status ms__unit_fetch(unit *u);          // waits for the gathered bytes; the parameters do not show them yet
+ms_status ms__unit_fetch(unit *u);          // waits for the gathered bytes; the parameters are not yet views of them
 ms_status ms__unit_finish_gather(unit *u);  // waits for the gather and makes the parameters whole
-// Makes the parameters views of the gathered bytes (whole), or of what they show while sharded.
+// Makes each parameter a view of the gathered bytes (whole), or the tensor that it is while sharded (p->resting).
 void ms__unit_show(unit *u, bool whole);
 void ms__unit_shard(unit *u);  // reshards the parameters unconditionally
 // As ms__unit_shard, but the ranks of post_group keep slices of the whole parameters.

@@ -126,8 +126,8 @@ int ms_unit_prefetches(double handle, double *out, int capacity)
     return n;
 }
 
-// Starts the gather of the first unit of the latest forward after the optimizer's step. On the CPU compute runs on the
-// calling thread, so the step is complete by now; on a GPU the gather itself waits for writes to the shard.
+// Called after the optimizer's step: starts the gather of the first unit with parameters in the latest forward's order.
+// On the CPU the step, which ran on this thread, is complete; on a GPU the gather itself waits for writes to the shard.
 ms_status ms_unit_gather_first(double handle)
 {
     unit *u = ms__unit(handle);

@@ -156,7 +156,7 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// Leaves the newest communicators first: those that were split off before the one that they were split from.
+// Leaves the newest communicators first, so that each is left before the one from which it was split.
 void nccl_leave_all(void)
 {
     char text[512];
