@@ -90,7 +90,7 @@ struct rng {
     const uint64_t *there;  // in a graph: the seed, and after it the offset; NULL: not in a graph
 };
 static inline rng rng_of(const ms_call *c) { return { c->saved_rng[0], c->saved_rng[1], c->rng_there }; }
-// Of the gradient of a call with random numbers (MS_OP_SEEDED): those of that call.
+// For the gradient of a call with random numbers (MS_OP_SEEDED): the seed and offset of that call.
 static inline rng rng_of_seeded(const ms_call *c)
 {
     return { (uint64_t)c->i[c->n_i - 3], (uint64_t)c->i[c->n_i - 2], c->rng_there };

@@ -192,7 +192,7 @@ static line_data line_data_of(const ms_tensor *t, int d)
     return { t->dtype, (char *)ms__data(t), t->ndim ? t->stride[d] * ms__dtype_size(t->dtype) : 0 };
 }
 // How a scan loads and stores WIDE elements of a line of n elements, from element `at` on; those outside of the line
-// read as 0. Adjacent elements of type S; or elements of any dtype and step, as W.
+// read as 0. dense_elements: adjacent elements of type S; any_elements: elements of any dtype and step, as W.
 template <class S> struct dense_elements {
     typedef double total;
     typedef real_of<S> element;

@@ -228,8 +228,8 @@ static void lines_range(void *arg, int64_t first, int64_t last, int64_t task)
         iterator_next(&w, 3);
     }
 }
-// How many adjacent elements along the dimensions after d have the same value in the index tensor, as all of a slice
-// have in index_add_; they are moved or added together. 1 if the values differ or the elements are not adjacent.
+// How many adjacent elements along the dimensions after d have the same value in the index tensor, because it is
+// expanded along them; they are moved or added together. 1 if the index is not expanded or they are not adjacent.
 static int64_t inner_of(const lines_job *j)
 {
     int64_t n = 1;

@@ -27,7 +27,7 @@ static MS_KERNEL void R(dots)(const ms_gemm *g, int64_t i)
 
 // The first n columns, a multiple of LANES, of up to 8 rows of C, where the columns of B are contiguous (x W^T): a
 // vector holds 8 rows of a column, and numbers of B are broadcast. Packing B would take as long as the product. The
-// sums have the bits of those of tile.
+// results are bitwise equal to those of tile (gemm_body.h).
 enum { R(FEW_DEPTH) = (16 << 10) / 8 / (int)sizeof(REAL) };
 static MS_KERNEL void R(few_rows)(const ms_gemm *g, int64_t n)
 {

@@ -159,7 +159,7 @@ typedef struct held {
     } list[HELD];
 } held;
 
-// Returns the data of an input, contiguous and in the computing type; NULL if there is none.
+// Sets *data to the data of an input, contiguous and in the computing type, which h holds; NULL if there is no input.
 static ms_status take(held *h, ms_tensor *t, const void **data)
 {
     ms_tensor *copy = NULL;
@@ -176,7 +176,7 @@ static ms_status take(held *h, ms_tensor *t, const void **data)
     return MS_OK;
 }
 
-// Returns where to write an output; release converts it.
+// Sets *data to where an output is to be written, in the computing type; release converts it to the output's dtype.
 static ms_status give(held *h, ms_tensor *t, void **data)
 {
     *data = NULL;
@@ -207,7 +207,7 @@ static ms_tensor *input(const ms_call *c, int k) { return k < c->n_in ? c->in[k]
 
 // ---- forward --------------------------------------------------------------------------------------
 
-// The product of the states before a step with the weight, by the ordinary product.
+// Computes the product of the states before a step with the weight, plus the bias, by ms__gemm, without packing.
 static ms_status step_product(const pass *w, const char *what)
 {
     int64_t size = w->dtype == MS_F64 ? 8 : 4, features = w->gates * w->H;

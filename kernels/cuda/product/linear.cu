@@ -53,7 +53,7 @@ static ms_status run_matmul(ms_call *c)
 // ---- gelu_mlp: gelu(x w1^T + b1) w2^T + b2 (rows/layers/mlp.c) ----
 
 enum { X, W1, W2, B1, B2 };
-// A call of linear, or of its backward: the mask selects those of dx, dw, db.
+// A call of linear, or of its backward, to which `want` adds those of dx, dw, db that are needed.
 static ms_call linear_call(const ms_call *c, ms_tensor *a, ms_tensor *b, ms_tensor *third)
 {
     ms_call sub = {};

@@ -82,7 +82,7 @@ struct bn_outputs {
     void *mean, *var;
 };
 // Computes the factors of y in a kernel of their own, so that there is one square root per channel. A warp per channel.
-// parts: in training those of bn_stats_kernel; otherwise NULL, and the mean and variance are inputs.
+// parts: in training the results of bn_stats_kernel; otherwise NULL, and the mean and variance are inputs.
 __global__ void bn_scale_kernel(bn_sizes z, const double *parts, bn_inputs t, bn_outputs o, double *factors)
 {
     int64_t c = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -157,7 +157,7 @@ template <class S> __global__ void bn_sums_kernel(bn_sizes z, const S *g, const 
     parts[2 * (int64_t)blockIdx.x] = sg;
     parts[2 * (int64_t)blockIdx.x + 1] = sgx;
 }
-// Stores the gradients of each channel, and the factors of dx. A warp per channel. parts: of
+// Stores the gradients of each channel, and the factors of dx. A warp per channel. parts: the results of
 // bn_sums_kernel; NULL if there is no g, whose sums are then 0.
 __global__ void bn_finish_kernel(bn_sizes z, const double *parts, bn_channels t, double *factors)
 {

@@ -51,8 +51,8 @@ static __device__ __forceinline__ row_segment row_segment_of(const cross &q, con
 }
 
 // loss = (1 - s) w[t] (lse - x[t]) + s / n sum over c of w[c] (lse - x[c])
-// (s: label smoothing, t: target.) Of a part of a row: the largest logit; the sums of exp(x - largest), of w x and of
-// w.
+// (s: label smoothing, t: target.) row_sums describes a part of a row. most: the largest logit; sum: the sum of
+// exp(x - most); all: the sum of w x; weights: the sum of w.
 template <class T> struct row_sums {
     T most, sum, all, weights;
 };

@@ -152,7 +152,7 @@ __global__ void norm_apply_kernel(norm_rows q, norm_segments s, const norm_sums 
 // ---- gradients ----
 
 // dx = rstd (q - mean(q) - h mean(q h)), where q = g w; rms_norm has no mean(q).
-// dots: of q (0 for rms) and of q h, the sums over a part, or the means of a row.
+// dots: the sums over a part of a row, or the means over a row, of q (0 for rms) and of q h.
 template <class T> struct dots {
     T q, h;
 };

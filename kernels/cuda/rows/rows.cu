@@ -220,7 +220,7 @@ template <class T, class F> static __device__ inline T column_join(const columns
     __syncthreads();
     return a;
 }
-// parts: of the segments [segments, rows], stored by MEASURE and read by APPLY.
+// parts: the results of the segments, [segments, rows], which MEASURE stores and APPLY reads.
 template <class S> __global__ void softmax_kernel(columns c, int how, const S *x, exp_sum<real_of<S>> *parts, S *y)
 {
     typedef real_of<S> T;

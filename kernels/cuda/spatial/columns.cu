@@ -224,7 +224,7 @@ ms_status ms__cuda_fold(const unfolding *u, const images &some, int cols_dtype, 
 
 // ---- the operators im2col and col2im ----
 
-// The convolution whose kernel reads an image as they do.
+// The convolution whose kernel reads the same elements of an image as the windows of im2col and col2im.
 static unfolding unfolding_of(const ms_call *c, const ms_tensor *image)
 {
     ms_columns z = ms__columns_of(1, c->i, image->shape[2], image->shape[3]);
