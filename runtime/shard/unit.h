@@ -71,7 +71,7 @@ typedef struct unit_settings {
     double divide;           // the divisor of gradients; 0: the number of ranks
     double all_reduce_hook;  // key of the script's hook; 0: none
     ms_comm_hook hook;
-    // The script checks the order of units, so collectives do not compare it, and forward gathers no unit early
+    // The script checks the order of units, so collectives do not compare it, and forward does not prefetch by it
     bool checked;
     // prefetches: forward gathers the next unit early; limited: one unit at a time, not all that follow
     bool prefetches, limited;
