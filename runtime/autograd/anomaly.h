@@ -7,7 +7,7 @@
 #include "ops/anomaly.h"
 
 // Fails if gin[], the gradients of the node's inputs, have nan or inf that its gout does not have. The error names the
-// line of the node's forward.
+// line of the script that ran the node's forward, if it is known.
 ms_status ms__anomaly_gradients(const ms_node *n, ms_tensor *const *gin);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct {
     ms_tensor *value;
 } ms_capture;
 
-// The outer run's state that a nested run saved, for a node (gout) or a leaf.
+// The outer run's state that a nested run saved, for a node (needed, gout) or a leaf (pending, total).
 typedef struct ms_aside {
     ms_node *node;
     ms_leaf *leaf;
@@ -60,14 +60,14 @@ struct ms_run {
     ms_run *below;
     ms_open_range range;
     bool backward, grad, retain, unused_ok, finished, final_done;
-    bool units;      // the run reaches nodes of units, so peers take part in it
+    bool units;      // units take part in the run, and so do peers
     uint64_t epoch;  // number of published errors that this rank had met when the run began
     // Nodes in ascending order of seq; the last is processed next. Tasks are processed before nodes.
     ms_entry *agenda;
     int n_agenda, cap_agenda;
     ms_stacked *tasks;
     ms_aside *asides;
-    ms_leaf **leaves;  // leaves that received gradients in this run; retained
+    ms_leaf **leaves;  // leaves that the run reaches; retained
     int n_leaves, cap_leaves;
     ms_leaf **forwards;  // detached inputs of checkpoints; retained
     int n_forwards, cap_forwards;

@@ -4,8 +4,8 @@
 
 #include "autograd/captured.h"
 
-// What a repetition needs of a leaf's grad. ANY: nothing, because the step sets the grad first; NONE: that it is not
-// set; SAME: the tensor that was the grad when the step was recorded.
+// What a repetition needs of a leaf's grad. ANY: nothing, because the step sets or clears the grad first; NONE: that it
+// is not set; SAME: the tensor that was the grad when the step was recorded.
 typedef enum { ANY, NONE, SAME } need;
 
 typedef struct {

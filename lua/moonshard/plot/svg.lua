@@ -130,8 +130,8 @@ local function class_of(k)
   return ("c%d"):format((k - 1) % 8 + 1) .. (round > 0 and " r" .. round or "")
 end
 
--- The keys of the series in lines of at most `width` pixels: each key with its place, and the height of all lines. No
--- keys if no series has a label.
+-- The legend: a key for each series, in lines of at most `width` pixels. Returns the keys with their places, and the
+-- height of the legend. It has no keys if no series has a label.
 local function keys_of(plot, width)
   local keys, x, y, named = {}, 16, 0, false
   for k, s in ipairs(plot.series) do

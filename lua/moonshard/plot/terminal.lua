@@ -22,7 +22,7 @@ end
 
 local MARKS = "*o+x#@%&ABCDEFGHIJKLMNPQRSTUVWYZabcdefghijklmnpqrstuvwyz0123456789"
 
--- The mark of series k: all of 66 series have their own.
+-- The character that draws series k: a different one for each of the first 66 series.
 local function mark(k)
   k = (k - 1) % #MARKS + 1
   return MARKS:sub(k, k)

@@ -26,9 +26,9 @@ local function unit_of(e)
   return e.name:match "%((.-)%)$" or "root"
 end
 
--- Sums of what is inside a range, until the range itself ends. communication: waiting and collectives; outside: the
--- communication that is in no module; modules: time in modules; parts: forward, backward, optimizer; waits:
--- communication whose unit is not known yet, by the range's name.
+-- Removes the sums of the ranges that began at `start` or later from the stack, and returns their totals, in seconds.
+-- communication: waiting and collectives; outside: the communication that is in no module; modules: time in modules;
+-- parts: forward, backward, optimizer; waits: communication whose unit is not known yet, by the range's name.
 local function sums_of(stack, start)
   local sums = { communication = 0, outside = 0, modules = 0, parts = {}, waits = {} }
   while stack[1] and stack[#stack].start >= start do

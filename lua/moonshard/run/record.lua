@@ -130,7 +130,7 @@ local function default_line(self, object, values, left)
   return table.concat(parts, "  ")
 end
 
---- Appends a line to metrics.jsonl: the values and, for a new step, the seconds since the start (`time`), the rate of
+--- Appends a line to metrics.jsonl: the values, the seconds since the start (`time`) and, for a new step, the rate of
 --- tokens or samples, the MFU, and the memory: `allocated`, and at most once a second its parts by kind.
 ---@param values table<string, number|Tensor>  by name; `step` is the step they belong to (default: the next one); rank 0's values are written
 function Run:log(values)

@@ -93,7 +93,7 @@ function M.utf8(text)
   return table.concat(parts)
 end
 
---- Makes a text safe for a terminal: control characters and bytes beyond ASCII become '?'.
+--- Makes a text safe for a terminal: bytes beyond ASCII and control characters except newline and tab become '?'.
 function M.printable(text) return (text:gsub("[^\n\t\32-\126]", "?")) end
 
 --- The set of words in some texts. A word is a maximal sequence of letters.

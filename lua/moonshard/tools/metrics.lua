@@ -288,7 +288,7 @@ function M.R2(given) return r2(given) end
 -- ---- early stopping ---------------------------------------------------------------------------------------
 
 ---@class EarlyStopping
----@field best number  the best value so far
+---@field best number  the value of the last improvement
 ---@field waited integer  updates since then
 local EarlyStopping = {}
 EarlyStopping.__index = EarlyStopping
@@ -299,8 +299,8 @@ local STOPPING = { patience = opts.option(opts.whole_from(0), 5), min_delta = op
 --- Says when a validation value has stopped improving: `if stopping:update(loss) then break end`. Every rank must pass
 --- the same value, as `compute` of a metric gives it.
 ---@param given? { patience: integer, min_delta: number, mode: "min"|"max" }
----   patience: updates without improvement that are tolerated (default: 5); min_delta: smallest change that counts as
----   an improvement (default: 0); mode: "min" if lower is better (default), or "max"
+---   patience: updates without improvement that are tolerated (default: 5); min_delta: an improvement on `best`
+---   must be larger than this (default: 0); mode: "min" if lower is better (default), or "max"
 ---@return EarlyStopping
 function M.EarlyStopping(given)
   local o = opts("EarlyStopping", given, STOPPING)
@@ -310,7 +310,7 @@ end
 --- Takes the next value. A nan counts as no improvement.
 ---@param value number|Tensor  a number, or a tensor of one element
 ---@return boolean stop  whether more than `patience` updates have passed without improvement
----@return boolean improved  whether this is the best value so far
+---@return boolean improved  whether this value is better than `best` by more than `min_delta`
 function EarlyStopping:update(value)
   if tensor.is_tensor(value) then value = value:item() end
   if type(value) ~= "number" then opts.wrong(value, "a number", "EarlyStopping: value") end
@@ -325,7 +325,7 @@ end
 ---@return { best: number, waited: integer }
 function EarlyStopping:state_dict() return { best = self.best, waited = self.waited } end
 --- Continues from a state dict.
----@param sd { best: number, waited: integer }  best: the best value; waited: updates since then
+---@param sd { best: number, waited: integer }  best: the value of the last improvement; waited: updates since then
 function EarlyStopping:load_state_dict(sd)
   opts.expect(sd, opts.table, "EarlyStopping: load_state_dict: argument 1")
   self.best = opts.expect(sd.best, opts.number, "EarlyStopping: load_state_dict: best")

@@ -278,7 +278,7 @@ local function exempt_classes(o)
     or { batch_norm.BatchNorm1d, batch_norm.BatchNorm2d, batch_norm.BatchNorm3d, batch_norm.SyncBatchNorm }
 end
 
--- Wraps the submodules of root that o.auto_wrap_policy selects; wrap(module, options) makes an instance.
+-- Wraps the submodules of root that o.auto_wrap_policy selects or mixed precision excludes, by wrap(module, options).
 local function auto_wrap(root, o, options, ignored, ignored_params, wrap)
   local policy = o.auto_wrap_policy
   local is_object = getmetatable(policy) == Policy

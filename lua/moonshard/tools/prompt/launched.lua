@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- A prompt over ranks that a launcher has started: `mpirun -n 4 scripts/repl`. Rank 0 starts the prompt's process,
 --- which is no rank. mpirun reads the terminal, passes on what it reads to rank 0's input, a pipe, and ends the job at
---- Ctrl-C. So the prompt's process sets the terminal such that every key is read at once, and Ctrl-C is a key, not a
---- signal. mpirun cannot be kept from reading: Open MPI 4.1.4 reads as a background process, too, and is stopped by the
---- kernel. If mpirun has no terminal, lines are read from the pipe, without editing.
+--- Ctrl-C. So the prompt's process sets the terminal to deliver every key at once, and Ctrl-C as a byte instead of an
+--- interrupt. mpirun cannot be kept from reading: Open MPI 4.1.4 reads as a background process, too, and is stopped by
+--- the kernel. If mpirun has no terminal, lines are read from the pipe, without editing.
 local bit = require "bit"
 local ffi = require "ffi"
 local engine = require "moonshard.core.ffi"

@@ -144,7 +144,7 @@ local function attach(repl, session)
     end
   end)
   library.rl_catch_signals = 0
-  -- If keys arrive through the launcher, launched.lua sets the terminal, and readline only asks for its size.
+  -- If keys arrive through the launcher, launched.lua sets the terminal's modes; readline only asks for its size.
   if session.keys then
     library.rl_instream = ffi.C.moonshard_fopen("/dev/tty", "r")
     anchors.prepare = ffi.cast("void (*)(int)", function() library.rl_tty_set_echoing(1) end)
