@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Layers of image_functions.lua and sampling_functions.lua: upsampling, exchanges of channels and space, windows as
---- columns, local response normalisation.
+--- Layers of image_functions.lua and sampling_functions.lua: upsampling, pixel_unshuffle and channel_shuffle, windows
+--- as columns, local response normalisation.
 local functions = require "moonshard.nn.image_functions"
 local opts = require "moonshard.core.opts"
 local resampling = require "moonshard.nn.resampling"
@@ -141,7 +141,7 @@ function Fold:extra_repr() return text(self.size) .. ", " .. columns_repr(self.h
 
 -- ---- local response normalisation -------------------------------------------------------------------
 
---- F.local_response_norm as a module: divides each element by a mean over adjacent channels.
+--- F.local_response_norm as a module: divides by (k + alpha * mean of squares over channels)^beta.
 ---@class LocalResponseNorm: Module
 ---@overload fun(size: integer, opts?: { alpha: number, beta: number, k: number }): LocalResponseNorm
 ---   size: number of adjacent channels; alpha: factor of the mean of squares (default: 1e-4); beta: the power

@@ -83,8 +83,8 @@ end
 ---@param w? Tensor  [C]
 ---@param b? Tensor  [C]
 ---@param given? { use_input_stats: boolean, momentum: number, eps: number }
----   use_input_stats: false: the running statistics (default: true); momentum: weight of x in the running statistics
----   (default: 0.1); eps: added to the variance
+---   use_input_stats: false: normalises by the running statistics (default: true); momentum: weight of x in the running
+---   statistics (default: 0.1); eps: added to the variance
 ---@return Tensor  of x's shape
 function M.instance_norm(x, mean, var, w, b, given)
   if opts.is(mean) then mean, given = nil, mean end
@@ -129,7 +129,7 @@ local function dropout_arguments(who, x, p, given)
   return p, o.training and p > 0
 end
 
--- Sets whole channels of [N, C, ...] to 0.
+-- Sets whole channels of [N, C, ...] to 0 with probability p and multiplies the others by 1 / (1 - p).
 local function drop_channels(x, p)
   local sizes = { x:size(1), x:size(2) }
   for d = 3, x.ndim do sizes[d] = 1 end

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Functions of nn.F that move pixels: sampling at the places of a grid, grids of affine maps, and exchanges of
---- channels and space. All are made of other operators.
+--- Functions of nn.F that move pixels: sampling at the places of a grid, grids of affine maps,
+--- pixel_unshuffle and channel_shuffle. All are made of other operators.
 local create = require "moonshard.tensor.create"
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
@@ -41,7 +41,7 @@ local function inside_of(at, size, mode, align)
   return mode == "zeros" and at or clipped(at, size)
 end
 
--- The elements of x [N, C, ...] at whole places, one list [N, P] for each of the last dimensions; 0 outside of x.
+-- The elements of x [N, C, ...] at integer positions, 0 outside of x. at[d]: positions along dimension 2 + d, [N, P].
 local function elements_at(x, at)
   local dims = #at
   local index, valid
@@ -59,7 +59,7 @@ local function elements_at(x, at)
 end
 
 -- Linear interpolation: the sum of the elements at the corners around each place, weighted by distance. floors, rests:
--- the whole places below, and the distances from them.
+-- the integer positions below, and the distances from them.
 local function linear_sample(x, at)
   local dims, sum = #at, nil
   local floors, rests = {}, {}

@@ -96,7 +96,8 @@ local function enough(point, start) return point.loss <= start.loss + ARMIJO * p
 local function flat(point, start) return abs(point.slope) <= -CURVATURE * start.slope end
 
 -- Finds a bracket of points that contains one that fulfils the strong Wolfe conditions (algorithm 3.5). Returns the
--- bracket, whether it is a single point that fulfils them, and the number of evaluations after the first.
+-- bracket (the first and the last point if `limit` evaluations found none), whether it is a single point that fulfils
+-- the conditions, and the number of evaluations after the first.
 local function bracket(at, start, t, limit)
   local last, now, n = start, at(t), 0
   while n < limit do
@@ -109,7 +110,8 @@ local function bracket(at, start, t, limit)
   return { start, now }, false, n
 end
 
--- Narrows a bracket (algorithm 3.6) until it is narrower than `least`. Returns the best point.
+-- Narrows a bracket (algorithm 3.6) to a point that fulfils the conditions, or until it is narrower than `least` or n,
+-- the number of evaluations, is `limit`. Returns the best point.
 local function narrow(at, start, points, n, limit, least)
   local low, high = points[1], points[2]
   if high.loss < low.loss then low, high = high, low end

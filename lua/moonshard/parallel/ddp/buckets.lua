@@ -125,7 +125,8 @@ function Bucket:launch(group, world, hook, state)
     if is_tensor(value) and value ~= self.whole then value:keep() end
     self.work = value
   else
-    -- Divides the sum once, as fully_shard does. In a join, the divisor may differ from the number of ranks.
+    -- "avg" divides the sum once, as fully_shard does. In a join, the divisor may differ from the number of ranks; each
+    -- rank then divides its own gradients before the sum.
     local mean = world == dist.world_size(group)
     if not mean then self.whole:div_(world) end
     self.work = dist.all_reduce(self.whole, { group = group, async = true, op = mean and "avg" or "sum" })

@@ -20,8 +20,8 @@ local pcall, error, ipairs = pcall, error, ipairs
 
 local M = {}
 
--- Numbers per rank, 1 or 0: it is active; it reduces gradients; it rebuilds buckets; it broadcasts buffers; it sends a
--- map of used parameters.
+-- Each rank sends five numbers, 1 or 0: whether it is active, reduces gradients, rebuilds buckets, broadcasts buffers,
+-- and sends a map of used parameters.
 local FIELDS = 5
 local SKEWED = 1000                     -- iterations without an input after which a rank warns
 

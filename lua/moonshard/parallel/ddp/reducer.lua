@@ -274,7 +274,7 @@ local function delayed_arrived(st, p)
 end
 
 -- Maps a parameter to the wrapper that handles its gradient; if there are several wrappers, the last that ran forward.
--- The table is weak because parameters may outlive wrappers.
+-- Keys and values are weak references (a value is st.weak), so the table keeps neither parameters nor wrappers alive.
 local owner = setmetatable({}, { __mode = "k" })
 
 local function take_over(st)

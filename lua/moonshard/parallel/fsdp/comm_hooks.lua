@@ -147,7 +147,7 @@ local function apply(unit)
         after = state.gradient_postdivide_factor,
         lands = state.parameter_type }
     else
-      -- Weak, so that the unit's model can be collected while the key exists.
+      -- The reference to the unit is weak, so that its model can be collected while the engine has the key.
       unit.hook_key = require "moonshard.autograd".new_key(setmetatable({ unit = unit }, { __mode = "v" }))
       hook_struct.kind, hook_struct.key = C.MS_COMM_SCRIPT, unit.hook_key
     end

@@ -14,7 +14,7 @@ local rawget, rawset, getmetatable, setmetatable = rawget, rawset, getmetatable,
 
 local M = {}
 
---- Whether the unit's whole parameters are visible: its module runs, or they are summoned.
+--- Whether the unit's whole parameters are visible: its module runs, or summon_full_params has made them whole.
 ---@return boolean
 local function is_open(unit) return (unit.inside or 0) > 0 or unit.summoned == true end
 M.is_open = is_open
@@ -95,7 +95,7 @@ local function class_for(cls)
   return pieces
 end
 
---- Makes p, which the engine has just sharded, show this rank's piece while its module does not run.
+--- Makes p, which the engine has just sharded, behave as this rank's piece while its module does not run.
 function M.adopt_piece(p, unit)
   rawset(p, "_unit", unit)
   rawset(p, "_pieces", true)

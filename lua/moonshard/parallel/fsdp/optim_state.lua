@@ -104,7 +104,7 @@ local function describe(optim, names, by_name, entries, kind, group)
   return reported
 end
 
--- The report as one string: if it is equal on all ranks, the reports need not be exchanged.
+-- The report, without its list `empty`, as one string: if it is equal on all ranks, reports need not be exchanged.
 local function summary(names, own)
   local parts = { own.type }
   for _, name in ipairs(names) do

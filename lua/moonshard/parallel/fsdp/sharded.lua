@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- Sharded tensors: parameters of a unit, their gradients, and the results of clone, detach and to on these.
 ---
---- Shape, numel and dtype are those of the whole tensor; the values are this rank's rows, `to_local()`. Operations that
---- make sense on rows alone (fills, in-place arithmetic with numbers, copies, comparisons with an equally sharded
---- tensor) run on these. The engine refuses all others, with an error that names to_local and full_tensor. While its
+--- Shape, numel and dtype are those of the whole tensor; the values are this rank's part, `to_local()`. Operations that
+--- make sense on a part alone (fills, in-place arithmetic with numbers, copies, comparisons with an equally sharded
+--- tensor) run on it. The engine refuses all others, with an error that names to_local and full_tensor. While its
 --- module runs, a parameter is whole and behaves as an ordinary tensor.
 local calls = require "moonshard.dist.calls"
 local dtypes = require "moonshard.core.dtypes"
@@ -67,7 +67,7 @@ end
 
 -- ---- parts ---------------------------------------------------------------------------------------
 
---- This rank's rows as a plain tensor. For a parameter the result is the leaf that optimizers step, and every call
+--- This rank's part as a plain tensor. For a parameter the result is the leaf that optimizers step, and every call
 --- returns the same object.
 ---@return Tensor
 function methods.to_local(t)
@@ -315,7 +315,7 @@ end
 -- A sharded parameter of a tensor class is an instance with sharded inner tensors; so is its gradient.
 local instances = tensor_class.Instance.methods
 
---- This rank's rows as an instance. For a parameter, every call returns the same object.
+--- This rank's part as an instance of the tensor class. For a parameter, every call returns the same object.
 function instances.to_local(t)
   local parts, seen = {}, rawget(t, "_local")
   local same = seen ~= nil
