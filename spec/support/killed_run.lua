@@ -66,7 +66,8 @@ end
 --- Trains STEPS steps without disturbance, then again with kills. Returns the number of kills that found the job
 --- running, and the number of lines that were superseded. Raises at the first fault.
 ---@param given {folder: string, steps: integer, kills: integer, random: function, after: function}
----   random: a number from 0 to 1; after: called with the run's folder and the number of kills after each kill
+---   random: returns a number from 0 to 1; after: called after each kill of a run that has logged lines, with the
+---   run's folder and the number of kills
 ---@return integer kills
 ---@return integer superseded
 function M.run(given)
