@@ -295,7 +295,7 @@ extern pid_t ms__launcher_pid;  // mpirun or its daemon if that is the parent pr
 void ms__activity_share(void);
 const ms_activity *ms__peer_activity(int pid);  // NULL: that process has not loaded the engine
 // What a peer does. PEER_BUSY: it is inside an engine call, runs another program, has called, read or written since
-// *before, or waits for a processor or a disk. Updates *before if it is busy.
+// *before, or waits for a processor or a disk. Updates *before if it is busy, unless it only waits.
 ms_peer_state ms__peer_watch(int pid, const ms_activity *page, ms_progress *before);
 // Reads a file under /proc/PID as a string; "" if it cannot be read. Returns the length.
 size_t ms__peer_file(int pid, const char *name, char *text, size_t n);

@@ -338,7 +338,7 @@ static ms_status stage_slice(ms_waiter *w, uint64_t *round, size_t block, size_t
             }
         }
     } else {
-        // A peer on this node has its slice in its own window; one on another node, in the leader's mirror.
+        // The slice of a peer on this node is in its own window, that of any other peer in the leader's result window.
         size_t bytes = stride * (size_t)blocks;
         if (g->far) {
             if (me == g->leader) MS_TRY(ms__far_gather(w, windows, result, bytes));
@@ -430,7 +430,7 @@ ms_status ms__move_staged(ms_waiter *w)
     slot_of(g, g->me, c->seq)->out_at = ms__ctl_offset(ms__window(g->ranks[g->me], c->stream));
     MS_TRY(ms__wait_round(w, ++round));
     size_t room = WINDOW / (size_t)blocks;
-    if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // the mirrors of all members share one result window
+    if (g->far && !reduces(c->op)) room /= (size_t)g->n;  // the slices of all members share one result window
     room = (room & ~(size_t)63) >= 64 ? room & ~(size_t)63 : 64;
     for (int i = 0; i < (c->op == OP_ALL_GATHER ? c->n_pieces : 1); i++) {
         const ms_piece *p = c->op == OP_ALL_GATHER ? &c->pieces[i] : NULL;

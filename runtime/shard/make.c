@@ -95,10 +95,10 @@ static void choose_dtypes(unit *u)
     }
 }
 
-// Decides where a unit computes and where its shards are, given that its module is on `device`. Offloaded shards are
-// moved to the CPU when the unit is made, and the unit always computes on the module's first device. A script may move
-// the shards with the module, but offloaded shards can only be gathered from the CPU. made: the unit is being made, not
-// moved.
+// Decides where a unit computes and where its shards are, given that its module is on `device`; a device in the options
+// takes precedence when the unit is made. Offloaded shards are moved to the CPU then, and their unit always computes on
+// the device in the options, or else on the module's first one other than meta. A script may move the shards with the
+// module, but offloaded shards can only be gathered from the CPU. made: the unit is being made, not moved.
 static void settle(unit *u, int device, bool made)
 {
     u->memory.device = u->memory.home = device;
@@ -136,7 +136,7 @@ static ms_status make_storages(unit *u)
     return MS_OK;
 }
 
-// Makes p's local, whole and resting tensors over the unit's storages.
+// Makes p's local, whole and resting tensors (shard/unit.h) over the unit's storages.
 static void make_views(unit *u, unit_param *p)
 {
     int64_t shape[MS_MAX_DIMS];

@@ -302,7 +302,7 @@ ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_
     return status;
 }
 
-// Messages in flight, as a ring. When the ring is full, waits for the oldest message.
+// Messages in flight, as a ring. If a message fills the ring, `launch` waits for the oldest one.
 enum { FLIGHT = 32 };
 typedef struct {
     void *req[FLIGHT];

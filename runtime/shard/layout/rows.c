@@ -66,7 +66,7 @@ static ms_tensor *part(const unit_param *p, ms_tensor *whole)
                            whole->offset + p->first * p->row_numel);
 }
 
-// Every rank sends `chunk` rows, padded if it has fewer.
+// Every rank packs its rows into a block of `chunk` rows. A rank with fewer rows does not send the block's rest.
 static ms_status gather_whole(unit_param *p, ms_tensor *part, ms_tensor *out)
 {
     unit *u = p->owner;
