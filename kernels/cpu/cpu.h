@@ -5,21 +5,21 @@
 
 #include "ops/op.h"
 
-// copy.c
+// Kernels in elementwise/copy.c:
 #define MS_CPU_COPY(X) X(copy) X(copy_) X(fill) X(arange) X(eye)
-// reductions.c
+// Kernels in rows/reductions.c:
 // clang-format off
 #define MS_CPU_REDUCE(X)                                                                                    \
     X(sum) X(mean) X(prod) X(all) X(any) X(var) X(std) X(norm) X(max_all) X(min_all) X(max) X(min) X(argmax) X(argmin) \
     X(logsumexp) X(cumsum) X(prod_backward)
 // clang-format on
-// index.c
+// Kernels in index/index.c:
 #define MS_CPU_INDEX(X) X(index_select) X(index_add) X(gather) X(scatter) X(scatter_add) X(scatter_reduce)
-// order/sort.c, order/search.c
+// Kernels in order/sort.c and order/search.c:
 #define MS_CPU_ORDER(X) X(sort) X(topk) X(searchsorted) X(nonzero)
-// order/scan.c
+// Kernels in order/scan.c:
 #define MS_CPU_SCAN(X) X(cumprod) X(cumprod_backward) X(cummax) X(cummin) X(logcumsumexp) X(logcumsumexp_backward)
-// random.c
+// Kernels in elementwise/random.c:
 #define MS_CPU_RANDOM(X) X(rand) X(randn) X(randint) X(trunc_normal)
 
 #define MS_DECLARE(name) ms_status ms__cpu_##name(ms_call *c);

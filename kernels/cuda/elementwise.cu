@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 3 : 2) strided_kernel(st
             value<T>::store(l.dtype[0], l.data[0] + to[j], o);
         }
 }
-// One element a thread.
+// A thread computes one element.
 template <class T> __global__ void gamma_kernel(strided l, int code, T s)
 {
     int64_t i = GLOBAL_INDEX, at[MAX_OPERANDS];

@@ -138,7 +138,7 @@ template <class S, int KIND> static __device__ inline real_of<S> state_gradient(
     return w.dy ? dh + one_of(w.dy + (w.next.at + r) * w.P + j) : dh;
 }
 
-// The gradients of the sums of unit j of row r of the next step.
+// Stores the gradients of the sums of products from which unit j of row r of the next step is computed.
 template <class S, int KIND>
 static __device__ inline void unit_gradient(const pass<S> &w, int64_t r, int64_t j, real_of<S> dh)
 {

@@ -8,8 +8,9 @@
 // m = size / r, and writes y[q + s (r p + t)] = w(size)^(p t) sum over k of w(r)^(t k) a[k], for p < m and q < s; then
 // size is divided by r and s multiplied by it. w(n) = exp(-2 pi i / n), or its conjugate for an inverse transform.
 //
-// Other lengths (Bluestein 1970): with c[j] = exp(-pi i j^2 / n), X[k] = c[k] sum over j of (x[j] c[j]) conj(c[k - j]),
-// a convolution, which is computed by transforms of a power of 2 of at least 2 n - 1 elements.
+// Other lengths (Bluestein 1970): with c[j] = exp(-pi i j^2 / n), or its conjugate for an inverse transform, X[k] =
+// c[k] sum over j of (x[j] c[j]) conj(c[k - j]). The sum is a convolution, which is computed by transforms of a power
+// of 2 of at least 2 n - 1 elements.
 #ifndef MS_FFT_PLAN
 #define MS_FFT_PLAN
 enum { MS_FFT_LARGEST = 13, MS_FFT_PASSES = 64 };

@@ -436,7 +436,7 @@ static ms_status mul_scalar_backward(ms_backward_call *b)
 {
     return ms__op1f(&b->gin[0], &ms__op_mul_scalar, b->gout[0], b->f[0]);
 }
-// gin[k] is g times a number.
+// Sets gin[k] to g times a number.
 static ms_status give_scaled(ms_backward_call *b, int k, double by)
 {
     ms_tensor *g;

@@ -217,7 +217,7 @@ static void copy_bytes(bytes_job *j)
             return;
         }
     }
-    // A short last dimension makes many short rows: iterate over the longest dimension instead.
+    // A short last dimension makes many short rows: swap it with one that is more than four times as long, if any is.
     if (nd > 1 && j->shape[inner] < 8) {
         int best = inner;
         for (int d = 0; d < inner; d++)

@@ -49,7 +49,7 @@ static ms_status N(det_backward)(const linalg_call *l)
         int sign = N(factor)(l, n, x, pivots);
         memcpy(x, v.vt, bytes);
         sign *= N(factor)(l, n, x, pivots);
-        // others[k]: the product of all singular values but number k.
+        // others[k]: sign = det(U) det(Vt), times the product of all singular values but number k.
         REAL *others = x, before = (REAL)sign, after = 1;
         for (int k = 0; k < n; k++) others[k] = before, before *= v.s[k];
         for (int k = n - 1; k >= 0; k--) others[k] *= after, after *= v.s[k];

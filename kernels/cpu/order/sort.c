@@ -164,7 +164,7 @@ typedef struct {
     int d;
     int64_t k, room;  // elements of a line that are wanted; entries of a buffer
     bool descending;
-    char *scratch;  // two buffers for each thread
+    char *scratch;  // the buffers: two for each thread, or for a divided line as many as `run` counts
     uint32_t (*count)[DIGITS];
     int64_t group;
     // The line that is being sorted:

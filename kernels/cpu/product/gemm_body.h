@@ -149,7 +149,7 @@ static inline __attribute__((always_inline)) void R(core)(const int vecs, const 
         }
 }
 
-// m rows of C by `vecs` vectors of columns.
+// Computes m rows of C by `vecs` vectors of columns.
 static inline __attribute__((always_inline)) void R(rows)(const int vecs, int64_t m, int64_t k, OPERANDS o)
 {
     int64_t i = 0;
@@ -282,7 +282,7 @@ static void R(strip_part)(int64_t n, int64_t m, int64_t k, const OPERANDS *o, in
     }
 }
 
-// m rows of C by n <= 3 * LANES columns from j on, from a panel of B padded to whole vectors.
+// Computes m rows of C by n <= 3 * LANES columns from j on, from a panel of B padded to whole vectors.
 static void R(panel)(int64_t n, int64_t m, int64_t k, const OPERANDS *o, int64_t j)
 {
     int64_t vecs = n / LANES, rest = n % LANES;

@@ -365,7 +365,7 @@ static void compute(void *arg, int64_t task, int64_t end, int64_t unused)
     if (result != W) move(p, result, part, block);
 }
 
-// Adds the gradients of the weight of the current blocks.
+// Adds the current blocks' gradients of the weight to the very first block's, in order.
 static void add(void *arg, int64_t first, int64_t last, int64_t unused)
 {
     plan *p = arg;

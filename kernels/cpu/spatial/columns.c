@@ -20,7 +20,7 @@ typedef struct {
 #define COPY(T, n, to, from, step) \
     for (int64_t e__ = 0; e__ < (n); e__++) ((T *)(to))[e__] = ((const T *)(from))[e__ * (step)]
 
-// A row of the columns: element (ky, kx) of all windows of a plane.
+// Writes a row of the columns: element (ky, kx) of all windows of a plane.
 static void unfold_row(const job *j, int64_t row)
 {
     const ms_window *h = &j->v.h, *w = &j->v.w;

@@ -74,7 +74,7 @@ static ms_status linear_gradients(ms_call *sub, ms_tensor *so_far)
     if (so_far) sub->in[sub->n_in++] = so_far;
     return sub->n_out ? run_linear_backward(sub) : MS_OK;
 }
-// A tensor of the activations: the given one or a new one.
+// A tensor of the activations' shape: the given one or a new one.
 struct activations {
     ms_tensor *t = NULL;
     ms_status take(const ms_call *c, ms_tensor *given, const ms_tensor *x, const ms_tensor *w1)
@@ -93,7 +93,7 @@ struct activations {
         if (t) ms__release(t);
     }
 };
-// x as rows of its last dimension.
+// x seen as a matrix, whose columns are the last dimension of x.
 struct matrix_rows {
     ms_tensor *t = NULL;
     int64_t rows = 0, rs = 0;

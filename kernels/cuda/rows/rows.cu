@@ -207,7 +207,7 @@ static __device__ __forceinline__ column_part column_part_of(const columns &c)
     return { group * c.inner + i, group * c.n * c.inner + i, BLOCK / c.across, first + threadIdx.x / c.across, last,
              i < c.inner };
 }
-// Combines the results of the threads of each row by both(a, b); every thread gets its row's.
+// Combines the results of the threads of each row by both(a, b); every thread gets its row's result.
 template <class T, class F> static __device__ inline T column_join(const columns &c, T a, T *shared, const F &both)
 {
     shared[threadIdx.x] = a;
