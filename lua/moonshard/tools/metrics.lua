@@ -67,8 +67,8 @@ local function over_ranks(self, list)
   return sums
 end
 
---- The value over all batches and ranks: a number, or a table of numbers. Every rank of the group calls it. nan where
---- nothing was collected.
+--- The value over all batches and ranks: a number, or a table of numbers. Every rank of the group calls it. Without
+--- data it is nan, but counts and the precision, recall and F1 of a class are 0.
 ---@return number|number[]|number[][]
 function Metric:compute() return self:_result(over_ranks(self, self.sums)) end
 
@@ -139,7 +139,7 @@ local accuracy = define("Accuracy", ACCURACY, function() return 2 end,
   end,
   function(_, sums) return sums[1] / sums[2] end)
 --- The share of correct predictions. `update(scores, ids)`: scores [N, C, ...] or classes of ids' shape; ids int64
---- [N, ...], from 0. top_k: a prediction is correct if its class is among the k highest scores [N, C].
+--- [N, ...], from 0. top_k: a prediction is correct if the true class is among the k highest of scores [N, C].
 ---@param given? { top_k: integer, ignore_index: integer, group: Group }
 ---   top_k: number of highest scores among which the class must be (default: 1); ignore_index: class that does not
 ---   count (default: -100); group: the ranks that have the data (default: the world)
@@ -179,7 +179,7 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, functio
 ---@return Metric
 function M.ConfusionMatrix(given) return confusionMatrix(given) end
 
--- Precision, recall and F1 of each class from the counts; 0 where a class has neither predictions nor members.
+-- Precision, recall or F1 of each class from the counts, 0 where the denominator is 0; and each class's members.
 local function scores_of(n, sums, how)
   local list, members = {}, {}
   for c = 1, n do

@@ -134,7 +134,7 @@ function M.run(given)
       elseif not more then
         io.stdout:write(message, "\n")
         text = nil
-      elseif line == "" and text:match "\n\n\n$" then   -- two empty lines discard an unfinished statement
+      elseif line == "" and text:match "\n\n\n$" then   -- three empty lines discard an unfinished statement
         io.stdout:write(message, "\n")
         text = nil
       end

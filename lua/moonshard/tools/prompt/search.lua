@@ -88,7 +88,7 @@ local function first_sentence(text)
   return (text:match "^(.-)[.:] %u" or text:match "^(.-): " or text:match "^(.-)[.:]?$")
 end
 
--- Lines "name  text", the texts in one column and no longer than a terminal is wide.
+-- Lines "name  text", with the texts in one column and cut at about 114 characters.
 local function columns(entries)
   local width, lines = 0, {}
   for _, entry in ipairs(entries) do width = math.max(width, math.min(36, #entry.name)) end
