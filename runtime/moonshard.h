@@ -519,13 +519,13 @@ enum {
     MS_UNIT_ALL_REDUCE,
     MS_UNIT_ALL_REDUCE_HOOK,  // key of the hook; 0: none
     MS_UNIT_CAST_FORWARD_INPUTS,
-    MS_UNIT_FORWARD_PREFETCH,  // 0: do not gather any unit early when this unit's forward begins
+    MS_UNIT_FORWARD_PREFETCH,  // 0: gather no unit early by the recorded order when this unit's forward begins
     MS_UNIT_LIMIT_GATHERS,  // 1: gather one unit early at a time; 0: gather all remaining units of the recorded order
     // 1: gather and reduce in the stored dtype, whatever the options say; the unit must be idle
     MS_UNIT_FULL_PRECISION,
     MS_UNIT_FAKE_GATHER,  // 1: skip the all-gathers, to measure their cost; the results are wrong
     MS_UNIT_FAKE_REDUCE,  // 1: skip the reductions (flat units only), to measure their cost; the results are wrong
-    // 1: the script checks the order of units: collectives do not compare it, and forward does not gather units early
+    // 1: the script checks the order of units: collectives do not compare it, and forward gathers no unit early by it
     MS_UNIT_CHECKED
 };
 MS_API ms_status ms_unit_set(double unit, int what, double value);
@@ -760,8 +760,8 @@ MS_API ms_status ms_dist_gather_bytes(const ms_bytes_call *c, const char *data, 
 // every rank, borrowed until the next call.
 MS_API ms_status ms_dist_broadcast_bytes(const ms_bytes_call *c, int source, const char **bytes, double *n);
 
-// Recordings of the collectives that this rank issues. They may be nested; entries are kept until the outermost one
-// ends.
+// Recordings of the collectives that this rank issues. They may be nested; entries are kept until the next outermost
+// one begins.
 typedef struct {
     int32_t op, dtype;
     double input_numel, output_numel, bytes, group;  // bytes: size of the larger of input and output
@@ -867,9 +867,9 @@ MS_API int ms_loader_metadata_count(const ms_loader *l);
 MS_API const char *ms_loader_metadata_key(const ms_loader *l, int k);
 MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 
-// Reads ranges of many tensors at once: call ms_loader_want for each range, then ms_loader_fetch. A range is stored in
-// dst, which must be contiguous and of the same dtype, from element `at` on. If whole (17 bytes) is not NULL, fetch
-// reads the whole file once, in order, and verifies it; for a file without checksums, whole receives its XXH64.
+// Reads ranges of elements of many tensors at once: call ms_loader_want for each, then ms_loader_fetch. A range is
+// stored in dst, which must be contiguous and of the same dtype, from element `at` on. If whole (17 bytes) is not NULL,
+// fetch reads the whole file once, in order, and verifies it; for a file without checksums, whole receives its XXH64.
 MS_API ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
 MS_API ms_status ms_loader_fetch(ms_loader *l, char *whole);
 

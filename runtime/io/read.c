@@ -227,7 +227,7 @@ static ms_status verify(const ms_loader *l, verifier *f, const char *data, uint6
     return MS_OK;
 }
 
-// Reads the file in order, verifies or hashes the data, and copies the requested ranges.
+// Reads the file in order, verifies the data or hashes the whole file, and copies the requested ranges.
 static ms_status stream(ms_loader *l, verifier *f)
 {
     ms_direct *d;
