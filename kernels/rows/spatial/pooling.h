@@ -18,7 +18,7 @@ typedef struct ms_pooling {
     int64_t count_padding, divisor;  // of a mean; divisor 0: divides by the number of elements
 } ms_pooling;
 
-// Integers that a pooling of `dims` dimensions has.
+// The number of integers of a forward; those of a backward have the input's sizes after these.
 static inline int ms__pooling_integers(const int64_t *i)
 {
     return MS_POOLING_SIZES + (int)i[MS_POOLING_DIMS] * (i[MS_POOLING_MODE] == MS_POOLING_ADAPTIVE ? 1 : 4);

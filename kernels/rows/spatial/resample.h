@@ -16,8 +16,8 @@
 #undef REAL
 #undef R
 
-// Integers: the number of dimensions, the kind, align, the output's sizes along these last dimensions, the numbers of
-// elements before the first; a backward's end with the input's sizes. Numbers: the distances of outputs.
+// Integers: the number of dimensions, the kind, align, the output's sizes along these last dimensions, their paddings
+// at the start; a backward's end with the input's sizes. Numbers: the scale of each dimension (ms_resample_axis).
 enum { MS_RESAMPLE_DIMS, MS_RESAMPLE_KIND, MS_RESAMPLE_ALIGN, MS_RESAMPLE_SIZES };
 
 static inline int ms__resample_integers(const int64_t *i) { return MS_RESAMPLE_SIZES + 2 * (int)i[MS_RESAMPLE_DIMS]; }

@@ -285,8 +285,8 @@ local function settle(self)
   self._undecided = false
 end
 
--- Lets the GPU adapt the scale if it has the scale and all that was found, and the host has not read that. Returns
--- whether it does.
+-- Lets a GPU adapt the scale if there is a single record, its found_inf is on the GPU that has the scale, and the host
+-- has not read it. Returns whether the GPU adapts the scale.
 local function adapt_there(self)
   local optimizer, record = next(self._optimizers)
   if not record or record.total or not record.flag or next(self._optimizers, optimizer) ~= nil then return false end

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- Loads the methods of tensors except those of tensor/special/linalg.lua. Modules that scripts load first require it.
+--- Loads the methods of tensors except those of tensor/special/linalg.lua. Modules that scripts may load first require
+--- this one.
 require "moonshard.tensor.ops"
 require "moonshard.tensor.functions"
 require "moonshard.tensor.shape"

@@ -25,7 +25,7 @@ local function raise(where, ...) errors.raise("default_collate: " .. (...) .. wh
 
 local ffi, lib = engine.ffi, engine.lib
 
--- Whether the elements of t can be copied as they are: t is a plain tensor on the CPU.
+-- Whether the bytes of t can be copied as they are: t is contiguous, on the CPU, not sharded, and requires no grad.
 local function is_simple(t, info)
   return t.id >= 0 and info.device == ffi.C.MS_CPU and info.is_contiguous ~= 0 and info.requires_grad == 0
     and info.sharded == 0
@@ -151,10 +151,10 @@ end
 
 -- ---- item by item ----------------------------------------------------------------------------------------
 
--- What default_collate does, while the items are made: a loader makes no table for each item, and the tensors of an
--- item are copied and released before the next item is made.
+-- These functions make the batch of default_collate while the items are made: a loader makes no table for each item.
+-- The tensors of an item are copied, and the first two of them released, before the next item is made.
 
--- Makes the items before k, which have been copied, items of a list: what follows cannot be copied as it is.
+-- Makes the column a list, because item k cannot be copied: the items before k become views of what was copied.
 local function give_up(column, k)
   for i = 1, k - 1 do column[i] = column.out:select(1, i) end
   column.out = nil
@@ -191,10 +191,11 @@ local function append(columns, k, a, b, ...)
   end
 end
 
---- Columns for a batch of n items. releases: tensors of the innermost scope are released once they have been copied.
+--- Columns for a batch of n items. releases: those of an item's first two tensors that belong to the innermost scope
+--- are released once they have been copied.
 function M.columns(n, releases) return { size = n, releases = releases } end
 
---- Adds the values of item k, or those in a list.
+--- Adds item k: its values, or one list of them.
 function M.append(columns, k, value, ...)
   if select("#", ...) == 0 and is_list(value) then return append(columns, k, unpack(value)) end
   return append(columns, k, value, ...)

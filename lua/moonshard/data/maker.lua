@@ -35,7 +35,7 @@ local function restored(seed, offset, ...)
   return ...
 end
 
--- The results of pcall(fn, ...).
+-- The results of pcall(fn, ...), called while the generator has the item's seed.
 local function seeded(self, epoch, item, fn, ...)
   if self.progress then self.progress[0] = item end
   lib.ms_rng_get(state, state + 1)

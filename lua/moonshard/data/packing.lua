@@ -3,11 +3,12 @@
 --- script with their upvalues. Modules, and functions and classes that are fields of modules, are packed by name; the
 --- other process requires them. A global that a function uses is the other process's.
 ---
---- The packed bytes are a text, then the elements of the tensors, each at a multiple of 64 bytes. The text begins with
---- the bytes of its two parts and the number of tensors, each followed by a colon. The first part has
---- "dtype,offset,sizes;" of each tensor, the second the value:
----   n nil, t true, f false, d and 8 bytes, s LENGTH : bytes, P MODULE : KEY :, X NUMBER : tensor, R NUMBER : an
----   earlier table or function, T metatable, keys and values, e, F code, number of upvalues, upvalues
+--- The packed bytes are a text, then the elements of the tensors, each tensor at a multiple of 64 bytes. The text
+--- begins with the lengths of its two parts and the number of tensors, each followed by a colon. The first part has
+--- "dtype,offset,sizes;" of each tensor, the second the value. A value begins with a letter for its kind:
+---   n: nil; t: true; f: false; d: a number, 8 bytes; s: a string, "LENGTH:" and its bytes; X: a tensor, "NUMBER:";
+---   P: what has a name, "MODULE:KEY:"; R: an earlier table or function, "NUMBER:"; T: a table, its metatable, keys and
+---   values, then "e"; F: a function, "LENGTH:", its bytecode, "NUMBER:" and so many upvalues
 local class = require "moonshard.core.class"
 local engine = require "moonshard.core.ffi"
 local dtypes = require "moonshard.core.dtypes"

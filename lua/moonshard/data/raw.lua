@@ -72,7 +72,7 @@ function M.contiguous(t)
   return there, lib.ms_data_ptr(there.id)
 end
 
---- Checks that t is a plain tensor.
+--- Returns t. Raises unless it is a tensor that is not sharded.
 function M.expect_tensor(t, label)
   opts.expect(t, tensor.a_tensor, "%s", label)
   if t.placements then errors.raise("%s is sharded; pass t:full_tensor()", label) end

@@ -137,7 +137,7 @@ function WeightedRandomSampler:init(weights, num_samples, given)
   end
 end
 
--- The positions with the smallest of exponentially distributed keys (Efraimidis and Spirakis 2006).
+-- The positions, ordered by exponentially distributed keys, the smallest first (Efraimidis and Spirakis 2006).
 local function without_replacement(self, key)
   local list, keys = {}, {}
   for k, w in ipairs(self.weights) do

@@ -438,7 +438,7 @@ local function hue_turned(x, share)
   return cat({ channel(5), channel(3), channel(1) }, -3)
 end
 
--- Each changes floating point values by a factor, of which 1 changes nothing; hue by a share, of which 0 does.
+-- Each changes floating point values by a factor (1: no change), except hue: by a share of the circle (0: no change).
 local changes = {
   brightness = function(x, factor) return x * factor end,
   contrast = function(x, factor)

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- dist: Lua values to and from one rank, made of the collectives of values, and groups of neighbouring ranks.
+--- dist: gathers Lua values on one rank or scatters them from it, by all_gather_object and broadcast_object; makes
+--- groups of neighbouring ranks.
 local errors = require "moonshard.core.errors"
 local opts = require "moonshard.core.opts"
 

@@ -154,7 +154,7 @@ local function write_file(path, list)
   return { file = path:match "[^/]+$", hash = err, bytes = bytes, tensors = written }
 end
 
--- The table that index.json contains. more: its fields extra, extra_state and ema.
+-- The table that index.json contains. more: its fields extra, extra_state, ema and state.
 local function index_of(written, aliases, numbers, groups, more)
   local index = { format = checkpoint_index.FORMAT, world = #written, files = {}, tensors = {}, aliases = aliases,
     extra = more.extra, extra_state = more.extra_state, ema = more.ema, state = more.state }

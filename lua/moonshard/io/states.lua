@@ -64,7 +64,7 @@ function M.check(who, state)
   end
 end
 
--- This rank's text, or all ranks' as a list if they differ, as those of counters of a rank's own items do.
+-- This rank's text; if the ranks' texts differ, as counters of each rank's own items do, the list of all of them.
 local function of_all_ranks(text)
   local all = dist.world_size() > 1 and dist.all_gather_object(text) or { text }
   for _, other in ipairs(all) do

@@ -82,7 +82,7 @@ local none = { 0, 0, 0 }
 ---@param x Tensor
 ---@param w Tensor
 ---@param b Tensor?
----@param how table  of `setup`
+---@param how table  a result of `setup`
 ---@param mode? string  nil or "zeros": pads with zeros
 function M.run(who, x, w, b, how, mode)
   local d, n = #how.stride, x.ndim
