@@ -127,9 +127,9 @@ end
 ---@class AveragedModel: Module
 ---@overload fun(model: Module, opts: { decay: number, avg_fn: function, use_buffers: boolean, device: string }): AveragedModel
 ---   model: not sharded; decay: share of the average that is kept at an update (default: nil, the mean); avg_fn:
----   fn(average, value, n) that returns the new average after n updates (default: nil); use_buffers: buffers of
----   floating-point numbers are averaged, too, not copied (default: false); device: where the averages are (default:
----   the model's)
+---   fn(average, value, n) that returns the new average, where n is the number of earlier updates (default: nil);
+---   use_buffers: buffers of floating-point numbers are averaged, too, not copied (default: false); device: where the
+---   averages are (default: the model's)
 ---@field module Module  the copy
 ---@field n_averaged Tensor  the number of updates so far, int64 []
 local AveragedModel = nn.Module:extend "AveragedModel"

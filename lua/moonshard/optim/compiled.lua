@@ -30,7 +30,7 @@ function M.compile(self, group, before)
     options = ffi.new "ms_optim_options", ids = ffi.new("ms_id[?]", math.max(n, 1)),
     state = ffi.new("ms_id[?]", math.max(STATES * n, 1)), steps = ffi.new("double[?]", math.max(n, 1)),
     tensors = {},                       -- [STATES * (k - 1) + s]: the Lua tensor of that id in `state`
-    young = true,                       -- at least one leaf has no state yet
+    young = true,                       -- whether a leaf may have no state yet
   }
   c.options.kind = self._row.kind
   local place = {}

@@ -170,7 +170,7 @@ local function step_dense(self, n, terms)
   end
   for k = 1, n do
     local c = self._compiled[k]
-    if c.young then                                     -- the leaf's first step makes state
+    if c.young then                                     -- a leaf's first step makes its state
       compiled.take_state(c)
       c.young = is_young(c)
     end

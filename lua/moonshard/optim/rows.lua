@@ -59,7 +59,7 @@ local double_p, int_p, char_p = ffi.typeof "double *", ffi.typeof "int32_t *", f
 local scratch = ffi.new "ms_optim_options"
 
 --- Checks a group's options and writes them to the engine's struct. later: called after construction, when a script may
---- choose values below the limit, for example a negative learning rate.
+--- set some options below their least values, for example a negative learning rate.
 ---@param row table  the optimizer's row, made by M.read
 ---@param group table  a group with its options
 ---@param later? boolean  true: after construction

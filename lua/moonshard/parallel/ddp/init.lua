@@ -157,12 +157,12 @@ function DDP:init(m, given)
   local order = {}
   for k = #params, 1, -1 do order[#order + 1] = params[k] end
   st.limits = { math.min(pieces.MIB, st.cap), st.cap }
-  -- After the first iteration, buckets are rebuilt in the order in which gradients arrived, so one bucket suffices
-  -- until then. With find_unused_parameters buckets are not rebuilt.
   st.late, st.is_late = {}, late
   for k, p in ipairs(params) do
     if late[p] then st.late[#st.late + 1] = k end
   end
+  -- After the first iteration, buckets are rebuilt in the order in which gradients arrived, so one bucket suffices
+  -- until then. With find_unused_parameters buckets are not rebuilt.
   set_buckets(st, order, st.find_unused and st.limits or { math.huge })
   if delayed then delayed:prepare(st.reduce_dtype) end
   reducer.hook_parameters(st)

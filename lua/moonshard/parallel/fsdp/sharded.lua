@@ -169,7 +169,7 @@ end
 
 tensor.install(Sharded, methods, own_getters, own_setters)
 
--- ---- operations on the rows of this rank --------------------------------------------------------
+-- ---- operations on this rank's part -------------------------------------------------------------
 
 function methods.requires_grad_(t, on)
   own_setters.requires_grad(t, on ~= false)

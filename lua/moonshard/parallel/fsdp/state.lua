@@ -154,8 +154,8 @@ function M.from_first(groups, t, there)
   end)
 end
 
--- Replaces each flat parameter in a state dict of type "local" by its original parameters. Returns a list of pairs {
--- parameter, value }, and a state dict that has the current values of those parameters.
+-- Replaces each flat parameter in a state dict of type "local" by its original parameters. Returns a list of pairs
+-- { flat parameter, value }, and a state dict that has the current values of the original parameters.
 local function take_flat(m, sd)
   local list, taken, rest = {}, {}, {}
   for name, t in pairs(sd) do rest[name] = t end
