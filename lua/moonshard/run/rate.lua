@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: MIT
 --- The rate of this machine, for the model FLOPs utilization (MFU): the best of several products of two square matrices
 --- of the run's dtype on its device, on all ranks at once, summed over the ranks. The size of the matrices is doubled
---- until a product takes 5 ms. The rate is measured once for each host, processor, device, dtype, number of ranks and
---- of threads, and kept in $XDG_CACHE_HOME/moonshard/rates.json (~/.cache if the variable is not set); remove the file
---- to measure again. A rate that a run exceeds is forgotten: other processes were busy when it was measured.
+--- until a product takes 5 ms, or to 8192. The rate is measured once for each host, processor, device, dtype, number of
+--- ranks and of threads, and kept in $XDG_CACHE_HOME/moonshard/rates.json (~/.cache if the variable is not set); remove
+--- the file to measure again. A rate that a run exceeds is forgotten: other processes were busy when it was measured.
 local cjson = require "cjson"
 local autograd = require "moonshard.autograd"
 local create = require "moonshard.tensor.create"

@@ -74,7 +74,7 @@ local function bytes_text(n)
   return ("%d B"):format(n)
 end
 
---- The rows as text, longest self time first. Percentages are of the recorded time, per thread.
+--- The rows as text, by default the longest self time first. Percentages are of the recorded time, per thread.
 ---@param given? { sort_by: string, row_limit: integer, max_name_column_width: integer }
 ---   sort_by: name of a field of the rows; row_limit: number of rows to print; -1: all; max_name_column_width:
 ---   characters of a name, at least 4
