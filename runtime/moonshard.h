@@ -846,7 +846,7 @@ MS_API ms_status ms_saver_declare(ms_saver *s, const char *name, int dtype, int 
 MS_API ms_status ms_saver_write(ms_saver *s, const char *name, ms_id t);
 MS_API ms_status ms_saver_commit(ms_saver *s);
 MS_API void ms_saver_abort(ms_saver *s);
-// After commit: writes the checksum of the whole file, 16 hexadecimal digits and a 0, to out.
+// After commit: writes the header's checksum, which covers every byte of the file, as 16 hexadecimal digits and a 0.
 MS_API void ms_saver_sum(const ms_saver *s, char *out);
 
 // Reads a safetensors file: ms_loader_open checks the whole header. Tensors are numbered in the order of their names.

@@ -178,7 +178,7 @@ struct ms_group {
     double id;
     int n, me;         // me: this rank's member number; -1 if it is not a member
     int *ranks;        // world ranks, in the order of the group
-    bool far, single;  // far: has members on several nodes; single: has exactly one on each node
+    bool far, single;  // far: has members on several nodes; single: has at most one on each node
     int leader;        // the first member on this node
     ms_slot *slots;
     ms_head *heads;
