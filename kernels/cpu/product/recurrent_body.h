@@ -132,7 +132,7 @@ static void R(enter)(const pass *w, const void *first, void *before, int64_t wid
     else memset(to, 0, (size_t)p.n * sizeof *to);
 }
 
-// Computes some units of some rows of a step. With a projection, these are the states before it.
+// Computes some units of some rows of a step. With a projection, these are the states before the projection.
 static void R(forward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;
@@ -210,7 +210,7 @@ static void R(project_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 
 // n units of one row. q: the gates, q_gate elements apart. dx, da: where the gradients of the sums over the input and
 // over the state are stored, d_gate elements apart; only GRU's differ. carried: the gradient of the cell (LSTM), or the
-// part of the state's gradient that passes through no product (GRU).
+// part of the state's gradient that passes through no product (GRU). h: gets the state after the step (LSTM).
 typedef struct R(back_row) {
     int64_t n, q_gate, d_gate;
     const REAL *q, *state, *cell, *dh;
@@ -326,7 +326,7 @@ static void R(backward_task)(void *arg, int64_t k, int64_t end, int64_t unused)
     }
 }
 
-// The gradients of the units of the next step, through the projection.
+// Computes the gradients of the units of the next step from those of its projected states.
 static void R(unproject_task)(void *arg, int64_t k, int64_t end, int64_t unused)
 {
     const pass *w = arg;

@@ -221,8 +221,8 @@ static ms_status multiply(const ms_call *call, const heads &h, const side &a, co
 }
 
 // *out: the mask as the kernels read it. A bool mask is passed as it is. Any other mask must have the scores' dtype and
-// adjacent keys; if it does not, it is copied, and broadcast dimensions other than the keys get size 1 in the copy. The
-// caller releases *out.
+// adjacent keys or only one; otherwise it is copied, and broadcast dimensions other than the keys get size 1 in the
+// copy. The caller releases *out.
 static ms_status mask_of(ms_call *c, ms_tensor *mask, int dtype, ms_tensor **out)
 {
     int64_t shape[MS_MAX_DIMS];
