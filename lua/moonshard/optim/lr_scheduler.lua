@@ -32,7 +32,7 @@ function M.linear_warmup(optimizer, given)
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
---- Linear warmup, then half a cosine period from 1 to min_factor at the last of `steps` steps (Loshchilov & Hutter
+--- Linear warmup, then half a cosine period from 1 to min_factor, which it reaches after `steps` steps (Loshchilov & Hutter
 --- 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
@@ -136,7 +136,7 @@ function M.polynomial(optimizer, given)
   return new("polynomial", optimizer, function(t) return (1 - math.min(t, o.total_iters) / o.total_iters) ^ o.power end)
 end
 
---- Warmup, then a constant factor of 1, then a decay to min_factor at the last of `steps` steps (WSD: Hu et al. 2024).
+--- Warmup, then a constant factor of 1, then a decay to min_factor, reached after `steps` steps (WSD: Hu et al. 2024).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, decay: integer, min_factor: number, shape: "linear"|"cosine"|"sqrt" }
 ---   steps: number of steps until the last factor, warmup and decay included; warmup: steps in which the factor rises

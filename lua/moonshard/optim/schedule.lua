@@ -128,7 +128,7 @@ end
 --- Text for messages about 0 steps: Lua's # of a loader is 0, and scripts compute numbers of steps from it.
 M.no_batches = "; a loader has loader:size() batches, and #loader is 0 in Lua"
 
---- Warns if a schedule has no steps, which leaves the last factor for all.
+--- Warns if a schedule has 0 steps: every step of the optimizer then has the last factor.
 ---@param kind string  the function's name
 ---@param steps integer  its option `steps`
 function M.warn_of_none(kind, steps)

@@ -23,7 +23,7 @@ local function check_optimizer(who, optim)
     who)
 end
 
--- The model's parameters in order: the first name of each, and the parameter.
+-- Returns the first name of each of the model's parameters, in order, and maps from names to parameters and back.
 local function listing(m)
   local all, values = m:_state()
   local name_of, names, by_name = flat.names_below(m), {}, {}
