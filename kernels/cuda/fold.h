@@ -183,7 +183,7 @@ template <class W> static __device__ inline W fold_in(const fold_of &f, W a, W v
 
 // What is done with the result of a fold. number: the divisor of MEAN and STD; the number that ALL compares with; the p
 // of INVERSE_POWER, which raises to 1 / p. more: per output, the number that PLUS_LOG adds to the logarithm. keep: gets
-// the result as it was before, as W; may be NULL.
+// the fold's result itself, as W; may be NULL.
 enum { AS_IS, MEAN, ALL, ANY, ROOT, INVERSE_POWER, STD, FINITE_OR_0, PLUS_LOG };
 struct ending {
     int how = AS_IS;

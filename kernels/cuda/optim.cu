@@ -43,7 +43,7 @@ struct step {
 #include "formulas/optim/list.h"
 };
 
-// A number as it is after a store and a load.
+// v, rounded to the stored type S, as after a store and a load.
 template <class S, class T> static __device__ __forceinline__ T stored(T v)
 {
     S s;

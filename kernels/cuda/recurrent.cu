@@ -109,7 +109,7 @@ template <class S, int KIND> __global__ void forward_kernel(pass<S> w)
 }
 
 // Runs after the product of a projection, which has stored y. Stores the states before the next step (h_0 for rows
-// whose first step it is) and those of rows whose last step this was.
+// whose first step it is) and the final states of rows whose last step this was.
 template <class S> __global__ void leave_kernel(pass<S> w)
 {
     typedef real_of<S> T;

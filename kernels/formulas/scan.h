@@ -56,7 +56,7 @@ MS_FN R(ms_scan) R(ms_scan_join)(int kind, R(ms_scan) a, R(ms_scan) b)
         break;
     default:
         s.v = a.v > b.v ? a.v : b.v;
-        // Equal exponents need no exp, which for two infinities would be that of NaN.
+        // Equal exponents need no exp: two equal infinities would give exp(NaN).
         s.w = a.w * (a.v == s.v ? 1 : R(ms_exp)(a.v - s.v)) + b.w * (b.v == s.v ? 1 : R(ms_exp)(b.v - s.v));
 #endif
     }

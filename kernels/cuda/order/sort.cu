@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/order/sort.cu -- sort and topk: stable, by the keys of formulas/order.h, with the sort of cuda/sort.h. As many
-// lines as have at most MOST_SORTED elements in all are sorted together: by the low half of the keys, then by the high
-// half of those of 8 bytes, then by the number of the line.
+// lines as have at most MOST_SORTED elements in all are sorted together: by the low 4 bytes of the keys, then, if keys
+// have 8 bytes, by the high 4 bytes, then by the number of the line.
 #include "cuda/sort.h"
 #include "formulas/order.h"
 

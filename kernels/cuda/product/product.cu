@@ -84,7 +84,7 @@ static __device__ inline float mad(float a, float b, float c) { return __fmaf_rn
 static __device__ inline double mad(double a, double b, double c) { return __fma_rn(a, b, c); }
 #endif
 
-// A number as it is after a store and a load.
+// v, rounded to the dtype, as after a store and a load.
 template <class T> static __device__ inline T rounded(int dtype, T v)
 {
     if (dtype == MS_F16) return (T)ms_f16_to_float(ms_float_to_f16((float)v));
@@ -314,7 +314,7 @@ static ms_status lt_product(int index, const product *p, bool *done)
     // Not supported: float64, and an aux with a leading dimension that is no multiple of 8, or not aligned to 16 bytes.
     if (p->aux && (p->n % 8 || p->a_type == MS_F64 || alignment(p->aux) < 16)) return MS_OK;
     key.x_turned = x, key.y_turned = y, key.epilogue = epilogue, key.index = index;
-    // The epilogue accesses the vector as it stores the result, so D's alignment covers both.
+    // The epilogue accesses the vector as it stores the result, so the result's alignment is the lower of the two.
     int to = alignment(p->c), with = alignment(vector);
     if (with < to) to = with;
     key.align = alignment(p->a) << 16 | alignment(p->b) << 8 | to;

@@ -4,7 +4,7 @@
 // with stride 1, no padding and no bias, the images are the matrices. A bias is stored as an additional column of the
 // weight and a row of ones, so that half types round once. Gradients of x and w accumulate in float32 or float64, those
 // of w in a fixed order; gradients of the bias in float64. A transposed convolution is the gradient of x, to which its
-// bias is added before it is rounded; its gradients are the other two parts.
+// bias is added before it is rounded; its own gradients are the output of a convolution and a gradient of w.
 //
 // Sizes: C = input channels of a group, K = C x kernel elements, L = output positions, M = output channels of a group.
 #include "cuda/product.h"
