@@ -415,7 +415,7 @@ function Module:named_parameters(given) return named(self, "named_parameters", "
 ---@return fun(): string, Tensor
 function Module:named_buffers(given) return named(self, "named_buffers", "_buffers", given) end
 
---- Iterates over name, module; this module comes first, with the name "".
+--- Iterates over name, module; this module comes first, with the prefix as its name (default: "").
 ---@param given? { prefix: string, recurse: boolean }  prefix: put before the names; recurse: includes descendants (default: true)
 ---@return fun(): string, Module
 function Module:named_modules(given)

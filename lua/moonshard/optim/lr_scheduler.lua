@@ -32,8 +32,8 @@ function M.linear_warmup(optimizer, given)
   return new("linear_warmup", optimizer, function(t) return warm(t, o.steps, o.start_factor) end)
 end
 
---- Linear warmup, then half a cosine period from 1 to min_factor, which it reaches after `steps` steps (Loshchilov & Hutter
---- 2017).
+--- Linear warmup, then half a cosine period from 1 to min_factor, which it reaches after `steps` steps (Loshchilov &
+--- Hutter 2017).
 ---@param optimizer Optimizer  its groups' lr is set
 ---@param given { steps: integer, warmup: integer, min_factor: number, start_factor: number }
 ---   steps: number of steps until the last factor, warmup included; warmup: number of steps in which the factor rises
