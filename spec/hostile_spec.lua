@@ -114,7 +114,7 @@ end)
 
 describe("tables that are not lists of numbers", function()
   it("are refused, not cut short", function()
-    fails("has a hole", function() local t = ms.tensor { 1, nil, nil, 4 } return t end)
+    fails("has a hole: element 2 is nil", function() local t = ms.tensor { 1, nil, nil, 4 } return t end)
     fails("has a key 'a'", function() local t = ms.tensor { a = 1 } return t end)
     fails("ms.stack and ms.cat", function() local t = ms.tensor { ms.ones(2), ms.ones(2) } return t end)
     fails("size is a Tensor", function() local t = ms.zeros(ms.ones(2)) return t end)

@@ -6,7 +6,7 @@ return {
   { "ms.zeros(2.5)", "zeros: size is a number (2.5), expected a whole number" },
   { [[ms.zeros("a")]], "zeros: size is a string ('a'), expected a whole number" },
   { [[ms.zeros(2, {dtype = "float31"})]], "zeros: unknown dtype 'float31'; did you mean 'float32'?" },
-  { [[ms.zeros(2, {device = "gpu"})]], "zeros: unknown device 'gpu'; did you mean 'cpu'?" },
+  { [[ms.zeros(2, {device = "gpu"})]], "zeros: unknown device 'gpu'; did you mean 'cuda'?" },
   { [[ms.zeros(2, {dtpye = "float32"})]],
   "zeros: unknown option 'dtpye'; did you mean 'dtype'? (accepted: device, dtype, requires_grad)" },
   { "ms.zeros(2, {requires_grad = 1})", "zeros: option 'requires_grad' is a number (1), expected a boolean" },

@@ -222,7 +222,7 @@ describe("wrong arguments of order", function()
       "searchsorted: boundaries and numbers must have the same dtype, got float32 [3] cpu and int64 [3, 4] cpu" },
     { function(x) x[{ { 2, 5 } }] = 0 end, "index: positions 2 to 5 are not a range of dimension 1, which has size 3" },
     { function(x) return x[{ 4 }] end, "index: position 4 is not inside dimension 1 (expected 1 to 3, or -1 to -3)" },
-    { function(x) return x[{ 1, 1, 1 }] end, "index: entries for 3 dimensions, but the tensor has 2, shape [3, 4]" },
+    { function(x) return x[{ {}, 1, 1 }] end, "index: entries for 3 dimensions, but the tensor has 2, shape [3, 4]" },
     { function(x) return x[ms.tensor { true }] end,
       "index: the mask has shape [1], but the tensor has shape [3, 4] from dimension 1 on" },
     { function(x) return x[x] end,

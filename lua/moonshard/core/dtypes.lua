@@ -3,6 +3,7 @@
 local context = require "moonshard.core.context"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
+local hints = require "moonshard.core.hints"
 local opts = require "moonshard.core.opts"
 local lib, C = engine.lib, engine.ffi.C
 
@@ -68,6 +69,8 @@ function M.device(name, who)
   local kind, index = name:match "^(%a+):(%d+)$"
   kind = kind or name
   if not types[kind] then
+    local dtype = hints.synonym(kind, M.names)
+    if dtype then errors.raise("%s: unknown device '%s'; did you mean the dtype '%s'?", who or "device", name, dtype) end
     errors.raise("%s: %s", who or "device", errors.unknown("device", name, { "cpu", "cuda", "meta" }))
   end
   if kind ~= "cuda" then

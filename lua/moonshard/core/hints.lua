@@ -12,13 +12,20 @@ local synonyms = {
   num_workers = "workers", collate_fn = "collate", prefetch_factor = "prefetch", generator = "seed", T_max = "steps",
   clip = "clamp", clip_ = "clamp_", greater = "gt", greater_equal = "ge", less = "lt", less_equal = "le",
   not_equal = "ne", concat = "cat", concatenate = "cat", ravel = "flatten",
+  mean = "avg", gpu = "cuda",
+  long = "int64", int = "int32", short = "int16", char = "int8", byte = "uint8", boolean = "bool",
+  double = "float64", float = "float32", half = "float16", fp64 = "float64", fp32 = "float32", fp16 = "float16",
+  bf16 = "bfloat16", f64 = "float64", f32 = "float32", f16 = "float16", i64 = "int64", i32 = "int32", u8 = "uint8",
   total_iters = "steps", num_training_steps = "steps", num_warmup_steps = "warmup",
 }
 
 -- Maps PyTorch's options to what a function of Moonshard without that option takes instead.
 local options = {
   dim = "a dimension is given by position, before the options",
-  p = "the probability is given by position, before the options",
+  p = "it is given by position, before the options",
+  size = "sizes are given by position, before the options",
+  shape = "sizes are given by position, before the options",
+  dims = "dimensions are given by position, before the options",
   inplace = "leave it out: the result is a new tensor",
   fused = "leave it out: a step is one pass over the parameters",
   foreach = "leave it out: a step is one pass over the parameters",
@@ -81,11 +88,30 @@ local instead = {
   MeanAbsoluteError = "use metrics.Mean: update((predictions - targets):abs())",
   R2Score = "use metrics.R2",
   F1Score = "use metrics.F1",
+  ReduceOp = 'write the option { op = "sum" }, or "avg", "max", "min", "prod"',
+  parallel = "use nn.DDP(model), or ms.fsdp to shard a model",
+  distributions = "draw by weights:multinomial(n), ms.randn or ms.bernoulli; nn.F.log_softmax(logits, -1) and gather give the logarithms of probabilities",
+  models = 'write require "moonshard.models.NAME": mlp, gpt, llama, lstm_lm, resnet, vit, vae or unet',
+  summary = "print(model) writes its layers and their sizes",
+  vmap = "functions are not transformed: give the operations a dimension for the batch",
+  func = "functions are not transformed: give the operations a dimension for the batch",
+  jit = "models are not compiled: ms.capture(fn) records the work of a step and repeats it",
+  compile = "models are not compiled: ms.capture(fn) records the work of a step and repeats it",
+  onnx = "ms.save(path, model:state_dict()) writes the weights, as a safetensors file",
+  export = "ms.save(path, model:state_dict()) writes the weights, as a safetensors file",
+  hub = "ms.load(path) reads the weights of a file",
+  save_image = "use data.write_png(path, data.make_grid(images))",
+  train_test_split = "use data.random_split(dataset, { 0.8, 0.2 })",
+  RandomChoice = "a transform is a function: write function(x) ... end, which calls one of them",
+  RandomOrder = "a transform is a function: write function(x) ... end, which calls them",
   from_numpy = "read a file with ms.load, or wrap memory with ms.from_pointer",
 }
 for _, dtype in ipairs { "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
   "bool" } do
   instead[dtype] = ("dtypes are strings: '%s'"):format(dtype)
+end
+for _, name in ipairs { "long", "int", "short", "double", "float", "half" } do
+  instead[name] = ("dtypes are strings: '%s'; x:%s() converts a tensor"):format(synonyms[name], name)
 end
 
 -- Maps fields of PyTorch's tensors that Moonshard's lack to what a script must write instead.

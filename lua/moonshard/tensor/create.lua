@@ -310,9 +310,6 @@ function M.tensor(value, given)
     if type(v) ~= "table" or is_tensor(v) then
       errors.raise("tensor: an element is %s where a list of %d was expected", errors.kind(v), sizes[d])
     end
-    if #v ~= sizes[d] then
-      errors.raise("tensor: rows differ in length: %d elements where the first has %d (dimension %d)", #v, sizes[d], d)
-    end
     local n = 0
     for k in next, v do
       n = n + 1
@@ -320,8 +317,11 @@ function M.tensor(value, given)
         errors.raise("tensor: the table has a key %s, expected a list", errors.show(k))
       end
     end
+    for k = 1, n do
+      if v[k] == nil then errors.raise("tensor: the list has a hole: element %d is nil", k) end
+    end
     if n ~= sizes[d] then
-      errors.raise("tensor: the list has a hole: of %d elements, %d come before the first nil", n, sizes[d])
+      errors.raise("tensor: rows differ in length: %d elements where the first has %d (dimension %d)", n, sizes[d], d)
     end
     for k = 1, n do take(v[k], d + 1) end
   end

@@ -109,7 +109,10 @@ local function start(t, key)
     end
   end
   if used > n then
-    errors.raise("index: entries for %d dimensions, but the tensor has %d, shape %s", used, n, tostring(t.shape))
+    local only_numbers = used == count
+    for k = 1, count do only_numbers = only_numbers and type(key[k]) == "number" end
+    errors.raise("index: entries for %d dimensions, but the tensor has %d, shape %s%s", used, n, tostring(t.shape),
+      only_numbers and "; for a list of positions along the first dimension write x[{ { at = list } }]" or "")
   end
   local d, axis, whole, others = 1, 1, t.shape, {}
   for k = 1, count do
