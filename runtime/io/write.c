@@ -204,7 +204,10 @@ ms_status ms_saver_write(ms_saver *s, const char *name, ms_id id)
     ms_st_entry *e = ms__st_find(&s->h, name);
     if (!e) return ms__fail(MS_EINVAL, "save: tensor '%s' was not declared", name);
     if (t->sharded)
-        return ms__fail(MS_ESTATE, "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local()", name);
+        return ms__fail(MS_ESTATE,
+                        "save: tensor '%s' is sharded over ranks; use full_tensor() or to_local(), and for a model "
+                        "fsdp.state_dict(model, { type = 'full' }) or fsdp.save",
+                        name);
     if (ms__is_meta(ms__device(t)))
         return ms__fail(MS_EINVAL, "save: tensor '%s' is on device meta and has no values", name);
     if (t->dtype != e->dtype || !ms__has_shape(t, e->ndim, e->shape))

@@ -69,6 +69,7 @@ describe("the cookbook", function()
       end
     end
     assert.are.equal("", table.concat(missing, "\n"))
+    assert.are.equal(n, tonumber(index:match "\n(%d+) short answers"))
     assert.is_true(n >= 40, n .. " recipes")
   end)
 end)

@@ -292,6 +292,10 @@ describe("errors of nn.lora", function()
       said { target = { "1", "2" } })
     assert.are.equal("lora: target 'qkv' chooses no layer that can have adapters (Linear, Embedding or a convolution of one group, whose forward no subclass replaces)",
       said { target = "qkv" })
+    local encoder = nn.TransformerEncoderLayer(4, 2, { dim_feedforward = 4 })
+    assert.truthy(said({ target = "self_attn" }, encoder):find(
+      "it chooses 'self_attn', a MultiheadAttention, of which only 'out_proj' can have adapters", 1, true))
+    assert.are.equal(1, #nn.lora(encoder, { target = "self_attn%.out_proj" }).layers)
     assert.are.equal("lora: the function 'target' chooses no layer that can have adapters",
       said { target = function() return false end })
     local m = model()

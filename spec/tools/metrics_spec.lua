@@ -74,17 +74,21 @@ describe("metrics", function()
 end)
 
 describe("EarlyStopping", function()
-  it("stops after more than `patience` updates without improvement, and continues from its state", function()
-    local s = metrics.EarlyStopping { patience = 1, min_delta = 0.1 }
+  it("stops at the update without improvement number `patience`, and continues from its state", function()
+    local s = metrics.EarlyStopping { patience = 2, min_delta = 0.1 }
     assert.are.same({ false, true }, { s:update(1) })
     assert.are.same({ false, false }, { s:update(0.95) })
-    local t = metrics.EarlyStopping { patience = 1, min_delta = 0.1 }
+    local t = metrics.EarlyStopping { patience = 2, min_delta = 0.1 }
     t:load_state_dict(s:state_dict())
     assert.are.same({ true, false }, { t:update(0 / 0) })
     assert.are.same({ false, true }, { s:update(0.8) })
-    local up = metrics.EarlyStopping { mode = "max", patience = 0 }
-    assert.is_false((up:update(1)))
-    assert.is_true((up:update(1)))
+    assert.are.same({ false, false }, { s:update(0.8) })      -- an improvement begins another count
+    assert.are.same({ true, false }, { s:update(0.8) })
+    for patience = 0, 1 do
+      local up = metrics.EarlyStopping { mode = "max", patience = patience }
+      assert.is_false((up:update(1)))
+      assert.is_true((up:update(1)))
+    end
   end)
 end)
 

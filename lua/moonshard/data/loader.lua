@@ -61,7 +61,7 @@ local function order_of(source, o)
   return samplers.SequentialSampler(source)
 end
 
---- Batches of a dataset. An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
+--- An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
 --- ms.steps is.
 ---@param source Dataset|IterableDataset|any[]|Tensor  the dataset, a list of items, or a tensor whose rows are items
 ---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number, pin_memory: boolean}

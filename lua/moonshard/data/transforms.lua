@@ -390,8 +390,8 @@ end
 ---@param given? {translate: number[], scale: number[], shear: number|number[], interpolation: string, fill: number}
 ---   translate: the largest moves, to both sides, as shares of width and height (default: none); scale: least and
 ---   largest factor (default: { 1, 1 }); shear: the largest angle in degrees of a shear along x, to both sides; or the
----   least and the largest; or those along x, then those along y (default: none); interpolation, fill: as for
----   RandomRotation
+---   least and the largest; or those along x, then those along y (default: none); interpolation: "nearest"
+---   (default) or "bilinear"; fill: the value of pixels that come from outside
 ---@return fun(image: Tensor): Tensor  uint8 is rounded
 function M.RandomAffine(degrees, given)
   local who = "RandomAffine"

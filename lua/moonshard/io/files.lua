@@ -165,8 +165,8 @@ function M.reader(path, given)
   if loader == nil then
     local text = errors.last()
     if text:find("is not a valid safetensors file", 1, true) and is_pickled(path) then
-      errors.raise([[load: '%s' is a file of torch.save; write it as safetensors: python3 -c "import torch, safetensors.torch as s; ]]
-        .. [[s.save_file(torch.load('%s', weights_only=True), 'out.safetensors')"]], path, path)
+      errors.raise("load: '%s' is a file of torch.save; `scripts/convert FILE out.safetensors` writes its tensors for ms.load",
+        path)
     end
     errors.raise_text(text)
   end

@@ -160,7 +160,8 @@ function Sequential:forward(x, ...)
   return x
 end
 
---- A list of modules, which are registered as its children. It has no forward.
+--- A list of modules, which are registered as its children. It has no forward. Its `parameters()` are those of all its
+--- modules, for example for one optimizer of two models.
 ---@class ModuleList: Module
 ---@field append fun(self, m: Module): ModuleList  adds a module at the end
 ---@field insert fun(self, i: integer, m: Module): ModuleList  inserts a module at position i

@@ -163,7 +163,9 @@ local function chosen(model, target)
         list[#list + 1] = { name = name, module = m, kind = kind }
         used[pattern] = true
       else
-        other[pattern] = other[pattern] or ("'%s', a %s"):format(name, m:class_name())
+        local attends = rawget(getmetatable(m), "__name") == "MultiheadAttention"
+        other[pattern] = other[pattern] or ("'%s', a %s%s"):format(name, m:class_name(), attends
+          and ", of which only 'out_proj' can have adapters: query, key and value are one matrix of its own" or "")
       end
     end
   end

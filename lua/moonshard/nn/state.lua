@@ -336,6 +336,19 @@ function Module._count_from(n)
   return n
 end
 
+-- Raises for a whole tensor that a sharded parameter would have to copy.
+local function refuse_whole(self, sd)
+  local names, values = self:_state()
+  for k, name in ipairs(names) do
+    local t, unit = sd[name], rawget(values[k], "_unit") and lib.ms_unit_of(values[k].id) or 0
+    local is_whole = is_tensor(t) and not rawget(t, "_unit") and not rawget(t, "_of")
+    if is_whole and unit ~= 0 and lib.ms_unit_is_gathered(unit) == 0 then
+      raise("load_state_dict: parameter '%s' is sharded over ranks, but the state dict has a whole tensor; use fsdp.load_state_dict(model, state_dict), which every rank calls",
+        name)
+    end
+  end
+end
+
 --- Loads a state dict by copying; with assign, its tensors replace the module's. Everything is checked before anything
 --- changes. State dicts of PyTorch count the elements of containers from 0 (their "net.0.weight" is "net.1.weight"
 --- here): load them with count_from = 0. Errors: different shapes; with strict, missing or unknown names.
@@ -353,6 +366,7 @@ end
 ---@return string[] missing, string[] unexpected
 function Module._load(self, sd, o)
   local missing, unexpected = self:_check_state(sd, o)
+  if not o.assign then refuse_whole(self, sd) end
   local names, values, owners = self:_state()
   no_grad(function()
     local taken = {}                          -- old tensor -> new tensor, to preserve sharing

@@ -299,8 +299,9 @@ local STOPPING = { patience = opts.option(opts.whole_from(0), 5), min_delta = op
 --- Says when a validation value has stopped improving: `if stopping:update(loss) then break end`. Every rank must pass
 --- the same value, as `compute` of a metric gives it.
 ---@param given? { patience: integer, min_delta: number, mode: "min"|"max" }
----   patience: updates without improvement that are tolerated (default: 5); min_delta: an improvement on `best`
----   must be larger than this (default: 0); mode: "min" if lower is better (default), or "max"
+---   patience: updates without improvement in a row at which it says to stop (default: 5; 0 is as 1); min_delta:
+---   an improvement on `best` must be larger than this (default: 0); mode: "min" if lower is better (default), or
+---   "max"
 ---@return EarlyStopping
 function M.EarlyStopping(given)
   local o = opts("EarlyStopping", given, STOPPING)
@@ -309,7 +310,7 @@ end
 
 --- Takes the next value. A nan counts as no improvement.
 ---@param value number|Tensor  a number, or a tensor of one element
----@return boolean stop  whether more than `patience` updates have passed without improvement
+---@return boolean stop  whether this is the `patience`-th update in a row without improvement, or a later one
 ---@return boolean improved  whether this value is better than `best` by more than `min_delta`
 function EarlyStopping:update(value)
   if tensor.is_tensor(value) then value = value:item() end
@@ -318,7 +319,7 @@ function EarlyStopping:update(value)
   local gain = o.mode == "min" and self.best - value or value - self.best
   local improved = gain > o.min_delta
   if improved then self.best, self.waited = value, 0 else self.waited = self.waited + 1 end
-  return self.waited > o.patience, improved
+  return not improved and self.waited >= o.patience, improved
 end
 
 --- The state for a checkpoint.
