@@ -24,7 +24,7 @@ local lists = { require "spec.support.wrong_tensor_calls", {
   { "ms.data.save_image(x)", "unknown name in data: 'save_image'; use data.write_png(path, data.make_grid(images))" },
   { "ms.data.train_test_split(x)", "unknown name in data: 'train_test_split'; use data.random_split(dataset, { 0.8, 0.2 })" },
   { "ms.data.transforms.RandomChoice {}", "unknown name in data.transforms: 'RandomChoice'; a transform is a function" },
-  { "ms.models.gpt()", [[unknown name in moonshard: 'models'; write require "moonshard.models.NAME": mlp, gpt]] },
+  { "ms.models.gpt()", "unknown name in moonshard: 'models'; models are modules of Lua: require moonshard.models.gpt, or mlp" },
   { "ms.distributions.Categorical(x)", "unknown name in moonshard: 'distributions'; draw by weights:multinomial(n)" },
   { "ms.summary(m)", "unknown name in moonshard: 'summary'; print(model)" },
   { "ms.vmap(print)", "unknown name in moonshard: 'vmap'; functions are not transformed" },

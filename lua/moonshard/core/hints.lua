@@ -91,7 +91,7 @@ local instead = {
   ReduceOp = 'write the option { op = "sum" }, or "avg", "max", "min", "prod"',
   parallel = "use nn.DDP(model), or ms.fsdp to shard a model",
   distributions = "draw by weights:multinomial(n), ms.randn or ms.bernoulli; nn.F.log_softmax(logits, -1) and gather give the logarithms of probabilities",
-  models = 'write require "moonshard.models.NAME": mlp, gpt, llama, lstm_lm, resnet, vit, vae or unet',
+  models = "models are modules of Lua: require moonshard.models.gpt, or mlp, llama, lstm_lm, resnet, vit, vae, unet",
   summary = "print(model) writes its layers and their sizes",
   vmap = "functions are not transformed: give the operations a dimension for the batch",
   func = "functions are not transformed: give the operations a dimension for the batch",
