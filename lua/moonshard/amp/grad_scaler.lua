@@ -339,8 +339,8 @@ local function forget_records(self)
   self._optimizers = setmetatable({}, { __mode = "k" })
 end
 
--- The record of an optimizer's current gradients. If an error made this rank skip update(), the scale is adapted now,
--- as update() has done on the other ranks.
+-- The record of an optimizer's current gradients. If an error made this rank skip update(), adapts the scale now, as
+-- update() has done on the other ranks, and raises if that changes it.
 local function record_of(self, optimizer)
   local record = self._optimizers[optimizer]
   if record and is_stale(record, optimizer) then

@@ -167,7 +167,7 @@ local function check_argument(v, k)
 end
 
 -- Writes the ids of the tensors among the n arguments to `ids` and returns their number. fixed: what the recording's
--- arguments were, true for a tensor; nil: this is the recording. Raises unless the arguments are tensors where fixed is
+-- arguments were, true for a tensor; nil: not recorded yet. Raises unless the arguments are tensors where fixed is
 -- true, and equal to fixed elsewhere.
 local function take_arguments(fixed, n, ...)
   local tensors = 0

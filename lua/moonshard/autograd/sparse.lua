@@ -129,7 +129,7 @@ function methods.numel(t)
 end
 methods.nelement = methods.numel
 function methods.is_contiguous() return false end
---- Whether every position occurs once and the positions are in row-major order.
+--- Whether coalesce has put the positions in row-major order, each once; false for positions as they were given.
 ---@return boolean
 function methods.is_coalesced(t) return t._coalesced end
 

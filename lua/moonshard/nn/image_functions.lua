@@ -116,8 +116,8 @@ end
 
 local pad_spec = { mode = opts.one_of({ "constant", "reflect", "replicate", "circular" }, "constant"), value = 0 }
 
---- Adds elements at both ends of the last dimensions; negative numbers remove elements. Errors: a result without
---- elements; more elements to reflect or to repeat than there are.
+--- Adds elements at both ends of the last dimensions; negative numbers remove elements. Errors: a negative
+--- size; unless the mode is "constant", a result without elements; more elements to reflect or to repeat than there are.
 ---@param x Tensor  of any shape
 ---@param pad integer[]  { before, after } of the last dimension, then those of the one before it, and so on
 ---@param given? { mode: "constant"|"reflect"|"replicate"|"circular", value: number }
