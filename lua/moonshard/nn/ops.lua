@@ -45,7 +45,7 @@ function M.gelu_tanh(x)
   return wrap(tensor.call1_with(op_gelu, x, "gelu", 1))
 end
 
--- Activations with one or two numbers.
+-- Activations with one or two parameters, the numbers s and t.
 for _, name in ipairs { "leaky_relu", "elu", "celu", "softplus", "hardtanh", "threshold" } do
   local number = op(name)
   M[name] = function(x, s, t)

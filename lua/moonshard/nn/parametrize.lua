@@ -39,7 +39,7 @@ function List:compute()
   return value
 end
 
--- What the originals must be for compute to give value: a list of tensors.
+-- Returns the values of the originals, a list of tensors, with which compute gives `value`.
 local function inverse(self, value, name)
   for k = #self, 1, -1 do
     local m = self[k]

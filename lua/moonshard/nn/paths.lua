@@ -7,7 +7,7 @@ local base = require "moonshard.nn.register"
 local raise = errors.raise
 local Module, join = base.Module, base.join
 
--- The module inside wrappers.
+-- The module that m wraps, or m itself if it wraps none.
 local function unwrapped(m)
   while m._wraps do m = m._slots.module end
   return m
@@ -21,7 +21,7 @@ local function child_named(self, name)
   end
 end
 
--- The path of the module that has the element, and the element's own name.
+-- Splits a path into the path of the enclosing module and the last name.
 local function split(who, path)
   opts.need(type(path) == "string" and path:find "^[^.]" and path:find "[^.]$" and not path:find("..", 1, true), path,
     "a path", "%s: argument 1", who)

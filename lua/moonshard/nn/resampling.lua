@@ -36,7 +36,7 @@ end
 
 -- ---- interpolation ----------------------------------------------------------------------------------
 
--- The dimensions of images, without batch and channels, that a mode accepts, and the kind of resampling.
+-- For each mode the number of dimensions after batch and channels (nil: 1 to 3), and the kind of resampling.
 local modes = {
   nearest = { kind = "nearest" }, ["nearest-exact"] = { kind = "nearest-exact" }, area = {},
   linear = { kind = "linear", dims = 1 }, bilinear = { kind = "linear", dims = 2 },

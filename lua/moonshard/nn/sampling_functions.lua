@@ -182,7 +182,7 @@ function M.affine_grid(theta, size, given)
     local whole, parts = {}, {}
     for d = 1, dims do whole[d] = size[2 + d] end
     whole[dims + 1] = 1
-    for d = dims, 1, -1 do                                -- x first
+    for d = dims, 1, -1 do                                -- x, the last dimension, first
       local count, sizes = size[2 + d], {}
       local line = create.arange(count, kind)
       if align then line = count > 1 and line * (2 / (count - 1)) - 1 or line * 0

@@ -89,7 +89,7 @@ end
 
 -- ---- hooks ---------------------------------------------------------------------------------------
 
--- Calls fn(hook, module, prefix) for the hooks of one kind of every module. children_first: in that order.
+-- Calls fn(hook, module, prefix) for the hooks of one kind of every module. children_first: those of children first.
 local function each(self, kind, children_first, fn)
   local names, modules = {}, {}
   walk(self, "", nil, names, modules, {})

@@ -33,7 +33,7 @@ end
 
 local function shape_of(p) return rawget(p, "_whole_shape") or p.shape end
 
--- moment + (new - moment) * share
+-- Moves a moment towards `new` by `share` of the difference; a missing moment counts as 0.
 local function lerp(moment, new, share) return moment and moment + (new - moment) * share or new * share end
 
 local function means(g, dim, share, moment) return lerp(moment, (g * g):mean(dim, { keepdim = true }), share) end

@@ -146,8 +146,8 @@ local function is_young(c)
   return false
 end
 
--- terms: nil; { max_norm, norm_type }, whose field `norm` becomes the id of the norm; or { unless = Tensor, flag =
--- Flag }.
+-- Steps groups 1 to n. terms: { max_norm, norm_type } limits the gradients and gets a field `norm`, the id of the norm;
+-- { unless = Tensor, flag = Flag } skips the step unless the tensor is 0; nil: neither.
 local function step_dense(self, n, terms)
   local failed
   if terms and terms.unless then

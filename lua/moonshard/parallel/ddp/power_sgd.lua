@@ -161,7 +161,7 @@ local function give_up(run)
   end
 end
 
--- The first phase, up to the all-reduce of P.
+-- Begins to compress a bucket: everything up to the all-reduce of P. Returns a run, which finish completes.
 local function begin(state, bucket, batched)
   local flat, world = bucket.flat, dist.world_size(state.group)
   local plan

@@ -85,7 +85,7 @@ local by_hand = ffi.new "ms_comm_hook"
 local function define(name, kind, low, output)
   local entry = { name = name, kind = kind, low = low, output = output }
   M[name] = function(state, grad, out)
-    -- grad is a bucket of nn.DDP
+    -- If grad is a bucket of nn.DDP, reduces its flat tensor.
     if not tensor.is_tensor(grad) and type(grad) == "table" and grad.flat then grad = grad.flat end
     fill(by_hand, entry, state)
     if output == false and out ~= nil then

@@ -28,7 +28,7 @@ local M = {}
 ---@field position integer                number of forwards of units in this iteration; 0 in the first
 ---@field status "none"|"warning"|"warned"  "warning": this iteration has warned; "warned": nothing is checked any more
 
-local roots = setmetatable({}, { __mode = "k" })        -- the units of roots whose order is checked
+local roots = setmetatable({}, { __mode = "k" })        -- root unit -> its ExecOrder
 local listening = false
 
 local function names_of(unit, name_of)

@@ -53,8 +53,8 @@ end
 
 local own_getters, own_setters = {}, {}
 
--- The gradient of this rank's piece; while parameters are summoned, the whole gradient that summon_full_params made, or
--- nil.
+-- The gradient of this rank's piece; inside summon_full_params, the whole gradient, which exists only with its option
+-- with_grads.
 function own_getters.grad(p)
   if rawget(p, "_unit").summoned then return rawget(p, "_whole_grad") end
   return sharded.Sharded.methods.to_local(p).grad

@@ -66,7 +66,7 @@ end
 ---@param key string  name of the state
 function M.keeps_whole(optim, p, key)
   local unit = rawget(p, "_unit")
-  if unit and unit.classic and not unit.options.use_orig_params then return false end   -- it steps the flat parameter
+  if unit and unit.classic and not unit.options.use_orig_params then return false end  -- optim steps the flat parameter
   return optim._keeps_whole ~= nil and optim:_keeps_whole(key)
 end
 
