@@ -45,7 +45,7 @@ local function place(n, t)
   return column
 end
 
--- Makes no table: batches have many items.
+-- Whether a tensor has the dtype and sizes of a column's items. Makes no table: batches have many items.
 local function has_size(info, column)
   local ndim = column.ndim
   if info.dtype ~= column.dtype or info.ndim ~= ndim or tonumber(info.numel) ~= column.numel then return false end
