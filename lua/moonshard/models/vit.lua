@@ -28,7 +28,7 @@ function Block:forward(x)
   return x + self.mlp(self.ln_2(x))
 end
 
--- The blocks with dropout before and a norm after them.
+-- Adds the embeddings of positions, applies dropout, runs the blocks and applies a norm.
 ---@class ViTEncoder: Module
 local Encoder = nn.Module:extend "ViTEncoder"
 
