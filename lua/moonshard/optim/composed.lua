@@ -39,7 +39,7 @@ function Composed:init(params, given)
   self:_construct(params, given, rows.copy(self._options))
 end
 
---- Checks a group's options, and its parameters when it is added. later: after construction.
+--- Checks a group's options and, when it is added, its parameters. later: the group was added before this call.
 function Composed:_check(group, later)
   local given = {}
   for name in pairs(self._defaults) do given[name] = group[name] end   -- the order of pairs does not affect the copy

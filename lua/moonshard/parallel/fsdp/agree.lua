@@ -100,7 +100,7 @@ function M.gather(groups, value)
   return known
 end
 
---- Whether this rank is the lowest of the ranks in the groups, or rank 0 of the world if there are no groups.
+--- Whether this rank is the first in each of the groups, or rank 0 of the world if there are no groups.
 ---@return boolean
 function M.is_first(groups)
   local dist = require "moonshard.dist"
