@@ -18,6 +18,8 @@ local suites = {
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.2.ranks" },
+  { "spec/parallel/ddp/ddp_spec.lua", device = "cuda", filter = "^DDP.over.2.ranks" },
 }
 
 describe("backend nccl #cuda", function()

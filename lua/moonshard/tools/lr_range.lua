@@ -75,7 +75,7 @@ function M.lr_range_test(optimizer, step, given)
     "lr_range_test: argument 1")
   opts.expect(step, opts.callable, "lr_range_test: argument 2")
   local o = opts("lr_range_test", given, { from = opts.option(opts.positive, 1e-7), to = opts.option(opts.positive, 10),
-    steps = opts.option(opts.whole_from(2), 100), smooth = 0.9, stop = opts.option(opts.positive, 4) })
+    steps = opts.option(opts.whole_from(3), 100), smooth = 0.9, stop = opts.option(opts.positive, 4) })
   opts.need(o.smooth >= 0 and o.smooth < 1, o.smooth, "a number from 0 to below 1", "lr_range_test: option 'smooth'")
   local saved = copy_of(optimizer)
   local result = setmetatable({ lr = {}, loss = {} }, LRRange)

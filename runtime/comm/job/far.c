@@ -275,7 +275,6 @@ static ms_status chain(ms_waiter *w, char *const *windows, char *acc, char *resu
 
 // Buffers for data from other nodes, one for each stream, whose collectives run one after the other.
 enum { ROOM = 4 * WINDOW };
-enum { SLICE = 512 << 10 };
 static char *rooms[MS_STREAMS];
 
 static char *room_of(const ms_coll *c)

@@ -265,8 +265,7 @@ function FSDP:init(m, given)
   local handle = engine_unit(self, o, placed, params, names, on)
   local unit = {
     classic = true, switches = on, handle = handle, modules = setmetatable({ self }, { __mode = "v" }), placed = placed,
-    options = o,
-    world = placed.world, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
+    options = o, mixed_precision = o.mixed_precision, on_lazy_init = on_lazy_init, originals = params,
     places = places, replaces = o.use_orig_params or nil, made_with = params[1] and params[1].dtype,
     ignored_modules = ignored_modules, ignored_params = ignored_params,
     owner = ffi.gc(ffi.new("ms_unit_owner", { unit = handle }), lib.ms_unit_owner_release),
