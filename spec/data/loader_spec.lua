@@ -162,6 +162,32 @@ describe("a sampler", function()
     assert.are.same({ 1 }, data.DistributedSampler(1, { num_replicas = 3, rank = 2, shuffle = false }):tolist())
   end)
 
+  it("over ranks has each item once with pad = false", function()
+    for _, case in ipairs { { 10, 4 }, { 5, 2 }, { 8, 2 }, { 1, 3 }, { 0, 2 } } do
+      for _, shuffle in ipairs { false, true } do
+        local items, world = unpack(case)
+        local seen, most, least = {}, 0, math.huge
+        for r = 0, world - 1 do
+          local loader = data.DataLoader(ms.arange(items), { rank = r, world = world, pad = false, shuffle = shuffle,
+            batch_size = 2, seed = 3 })
+          local n, batches = 0, 0
+          for x in loader:epoch() do
+            for _, v in ipairs(x:tolist()) do
+              seen[#seen + 1], n = v, n + 1
+            end
+            batches = batches + 1
+          end
+          assert.are.equal(loader:size(), batches)
+          most, least = math.max(most, n), math.min(least, n)
+        end
+        table.sort(seen)
+        assert.are.same(ms.arange(items):tolist(), seen)
+        assert.is_true(most - least <= 1)
+      end
+    end
+    assert.has_error(function() data.DataLoader({ 1, 2 }, { world = 2, pad = false, drop_last = true }) end)
+  end)
+
   it("takes the epoch of set_epoch where none is given", function()
     local s = data.DistributedSampler(50, { num_replicas = 2, rank = 0 })
     local third = s:tolist(3)

@@ -26,7 +26,7 @@ local OPTIONS = { batch_size = opts.option(count, 1), shuffle = false, sampler =
   collate = opts.callable, drop_last = false, seed = opts.whole, rank = opts.option(opts.whole_from(0), 0),
   world = opts.option(count, 1), device = opts.string, workers = opts.option(opts.whole_from(0), 0),
   prefetch = opts.option(count, 2), timeout = opts.option(opts.number_from(0), 0),
-  pin_memory = false }
+  pin_memory = false, pad = true }
 
 local function check(source, o)
   local function both(a, b) errors.raise("DataLoader: options '%s' and '%s' exclude each other", a, b) end
@@ -44,6 +44,7 @@ local function check(source, o)
   if o.rank >= o.world then
     errors.raise("DataLoader: option 'rank' is %d, expected less than option 'world', %d", o.rank, o.world)
   end
+  if o.drop_last and not o.pad then both("drop_last", "pad = false") end
   if makers.is_stream(source) then
     for _, name in ipairs { "sampler", "batch_sampler", "shuffle" } do
       if o[name] then errors.raise("DataLoader: an IterableDataset has its own order; leave out option '%s'", name) end
@@ -55,7 +56,7 @@ local function order_of(source, o)
   if o.sampler then return samplers.expect(o.sampler, "DataLoader: option 'sampler'") end
   if o.world > 1 then
     return samplers.DistributedSampler(source, { rank = o.rank, num_replicas = o.world, shuffle = o.shuffle,
-      seed = o.seed, drop_last = o.drop_last })
+      seed = o.seed, drop_last = o.drop_last, pad = o.pad })
   end
   if o.shuffle then return samplers.RandomSampler(source, { seed = o.seed }) end
   return samplers.SequentialSampler(source)
@@ -64,7 +65,7 @@ end
 --- An epoch is `for x, y in loader:epoch() do ... end`; each iteration is a scope, as a step of
 --- ms.steps is.
 ---@param source Dataset|IterableDataset|any[]|Tensor  the dataset, a list of items, or a tensor whose rows are items
----@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number, pin_memory: boolean}
+---@param given? {batch_size: integer, shuffle: boolean, sampler: Sampler, batch_sampler: Sampler, collate: fun(items: any[]): any, drop_last: boolean, seed: integer, rank: integer, world: integer, device: string, workers: integer, prefetch: integer, timeout: number, pin_memory: boolean, pad: boolean}
 ---   batch_size: items in a batch, on each rank; shuffle: random order, another in each epoch; sampler: order of
 ---   positions; batch_sampler: lists of positions; collate: makes a batch from a list of items (default:
 ---   data.default_collate); drop_last: leaves out the last batch if it is not full; seed: the seed of the order and of
@@ -73,7 +74,9 @@ end
 ---   device); workers: processes that make batches ahead (0: this process makes them), which are not ranks and cannot
 ---   use ms.dist; prefetch: batches that each worker makes ahead; timeout: seconds after which a worker that made no
 ---   batch is an error (0: never); pin_memory: pins the tensors of a batch (see Tensor:pin_memory), so that copies to a
----   GPU, also those of option device, do not wait for it
+---   GPU, also those of option device, do not wait for it; pad: where the items do not divide among the ranks, the
+---   last ranks repeat some (default: true); false, for evaluation: each item comes once, and ranks may have different
+---   numbers of batches
 function DataLoader:init(source, given)
   local o = opts("DataLoader", given, OPTIONS)
   if not makers.is_stream(source) then source = dataset.expect(source, "DataLoader: argument 1") end

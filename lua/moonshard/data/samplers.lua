@@ -166,7 +166,7 @@ function WeightedRandomSampler:order(epoch)
 end
 
 --- The share of one rank in the positions of an epoch: entries rank + 1, rank + 1 + num_replicas, ... of an order that
---- all ranks share. Every rank has equally many entries.
+--- all ranks share. Every rank has equally many entries, unless `pad` is false.
 ---@class DistributedSampler
 local DistributedSampler = Sampler:extend "DistributedSampler"
 M.DistributedSampler = DistributedSampler
@@ -185,20 +185,24 @@ local function place(o, who)
 end
 
 --- If the items do not divide among the ranks, the last ranks repeat items from the beginning of the order, or, with
---- drop_last, the last items are left out.
+--- drop_last, the last items are left out. With pad = false neither happens: the first ranks have an item more.
 ---@param source Dataset|integer  the dataset, or its size
----@param given? {num_replicas: integer, rank: integer, shuffle: boolean, seed: integer, drop_last: boolean}
+---@param given? {num_replicas: integer, rank: integer, shuffle: boolean, seed: integer, drop_last: boolean, pad: boolean}
 ---   num_replicas: number of ranks (default: that of the job); rank: this rank, from 0 (default: that of the job);
 ---   shuffle: random order, another in each epoch; seed: the same on every rank; drop_last: leaves out the last items,
----   so that the others divide among the ranks
+---   so that the others divide among the ranks; pad: repeats items (default: true); false: each item comes once
 function DistributedSampler:init(source, given)
   local who = "DistributedSampler"
   local o = opts(who, given, { num_replicas = opts.whole_from(1), rank = opts.whole_from(0), shuffle = true,
-    seed = opts.option(opts.whole, 0), drop_last = false })
+    seed = opts.option(opts.whole, 0), drop_last = false, pad = true })
+  if o.drop_last and not o.pad then
+    errors.raise("%s: option 'drop_last' leaves out items, which 'pad = false' forbids; give one of them", who)
+  end
   self.items, self.shuffle, self.seed, self.drop_last = size_of(source, who), o.shuffle, o.seed, o.drop_last
   self.rank, self.num_replicas = place(o, who)
   local each = self.items / self.num_replicas
   self.count = o.drop_last and floor(each) or ceil(each)
+  if not o.pad then self.count = ceil((self.items - self.rank) / self.num_replicas) end
 end
 
 --- Uses this epoch's order for all following epochs, until the next call, as PyTorch does. Without any call every

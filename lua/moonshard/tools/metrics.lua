@@ -68,7 +68,8 @@ local function over_ranks(self, list)
 end
 
 --- The value over all batches and ranks: a number, or a table of numbers. Every rank of the group calls it. Without
---- data it is nan, but counts and the precision, recall and F1 of a class are 0.
+--- data it is nan, but counts and the precision, recall and F1 of a class are 0. An item that a loader repeats counts
+--- twice: give `pad = false` to data.DataLoader.
 ---@return number|number[]|number[][]
 function Metric:compute() return self:_result(over_ranks(self, self.sums)) end
 
