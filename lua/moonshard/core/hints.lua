@@ -37,6 +37,15 @@ local options = {
   dropout_p = "write dropout",
 }
 
+-- Names of PyTorch's arguments that Moonshard's functions take by position.
+local positional = {}
+for name in ([[dim dim0 dim1 start_dim end_dim p k size num_classes in_features out_features input_size
+  hidden_size in_channels out_channels num_embeddings embedding_dim kernel_size num_features num_channels num_groups
+  normalized_shape negative_slope embed_dim num_heads d_model nhead start end high low repeats max_norm dataset
+  output_size threshold]]):gmatch "%S+" do
+  positional[name] = true
+end
+
 -- Maps names of PyTorch and other libraries that Moonshard lacks to what a script must write instead.
 local instead = {
   DataParallel = "write nn.DDP(model) and start one process per device: mpirun -n N luajit train.lua",
@@ -148,6 +157,11 @@ end
 ---@param name any  the unknown option
 ---@return string?
 function M.option(name) return options[name] end
+
+--- Whether PyTorch's argument of this name is given by position.
+---@param name any  a key of a table that a script gave
+---@return boolean
+function M.is_positional(name) return positional[name] == true end
 
 --- What to write instead of a field that PyTorch's tensors have; nil if nothing is known.
 ---@param name string  the unknown field

@@ -79,9 +79,23 @@ function M.one_of(names, default)
   return one
 end
 
+--- Text for the end of a message about a value: if it is a table with the name of an argument, that arguments are given
+--- by position; "" for all other values.
+---@param value any  what a script gave
+---@return string
+function M.by_position(value)
+  local first
+  for name in pairs(M.is(value) and value or {}) do
+    if hints.is_positional(name) and (not first or name < first) then first = name end
+  end
+  return first and ("; '%s' is given by position, not by name"):format(first) or ""
+end
+
 --- Raises "LABEL is VALUE, expected TEXT". label: a format, followed by its values.
 function M.wrong(value, text, label, ...)
-  errors.raise("%s is %s, expected %s", select("#", ...) > 0 and label:format(...) or label, errors.kind(value), text)
+  if select("#", ...) > 0 then label = label:format(...) end
+  errors.raise("%s is %s, expected %s%s", label, errors.kind(value), text,
+    (label:find "option" or text == "a tensor") and "" or M.by_position(value))
 end
 
 --- Raises as M.wrong does unless ok is true; for conditions that no kind describes.
@@ -163,8 +177,11 @@ local function check_value(who, name, value, expected)
   if not expected.test(value) then refuse(value, expected, ("%s: option '%s'"):format(who, name)) end
 end
 
+-- Options that are PyTorch's next arguments by position where a number stands in place of the options.
+local FIRST = { "stride", "batch_size" }
+
 -- The part of a message about a value in place of the options. A boolean is most likely the value of the one option
--- that accepts booleans.
+-- that accepts booleans, a string that of the option that accepts it.
 local function by_name(value, spec)
   local found
   for _, name in ipairs(type(value) == "boolean" and errors.names(spec) or {}) do
@@ -175,7 +192,19 @@ local function by_name(value, spec)
     end
   end
   if found then return ("; write { %s = %s }"):format(found, tostring(value)) end
-  return type(value) == "number" and "; options are given by name" or ""
+  if type(value) == "string" then
+    for _, name in ipairs(errors.names(spec)) do
+      local names = getmetatable(spec[name]) == Kind and spec[name].names
+      for _, known in ipairs(names or {}) do
+        if known == value then return ("; write { %s = '%s' }"):format(name, value) end
+      end
+    end
+  end
+  if type(value) ~= "number" then return "" end
+  for _, name in ipairs(FIRST) do
+    if spec[name] ~= nil then return ("; options are given by name: write { %s = %g }"):format(name, value) end
+  end
+  return "; options are given by name"
 end
 
 -- The part of a message about an unknown option that says what to write instead.

@@ -24,7 +24,7 @@ local function construct(self, d, given)
   local name = self:class_name()
   local o = opts(name, given, self._synchronized and sync_spec or spec)
   if type(d) ~= "number" or d < 0 or d % 1 ~= 0 then
-    raise("%s: the number of channels must be a whole number from 0, got %s", name, show(d))
+    raise("%s: the number of channels must be a whole number from 0, got %s%s", name, show(d), opts.by_position(d))
   end
   if o.momentum == nil then o.momentum = 0.1 end
   opts.need(o.momentum == false or type(o.momentum) == "number", o.momentum,

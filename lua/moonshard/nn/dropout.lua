@@ -14,7 +14,8 @@ local Dropout = Module:extend("Dropout")
 function Dropout:init(p)
   if p == nil then p = 0.5 end
   if type(p) ~= "number" or not (p >= 0 and p <= 1) then
-    errors.raise("Dropout: dropout probability has to be between 0 and 1, but got %s", errors.show(p))
+    errors.raise("Dropout: dropout probability has to be between 0 and 1, but got %s%s", errors.show(p),
+      opts.by_position(p))
   end
   self.p = p
 end
