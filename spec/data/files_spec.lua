@@ -168,6 +168,10 @@ describe("images", function()
     local border = { 0, 0, 0, 0, 0, 0, 0 }
     assert.are.same({ border, { 0, 1, 1, 0, 2, 2, 0 }, border, { 0, 3, 3, 0, 0, 0, 0 }, border },
       grid:select(1, 2):tolist())
+    grid = data.make_grid(ms.tensor { { { { -1, 3 } } } }, { padding = 0, normalize = true })
+    assert.are.same({ { 0, 1 } }, grid:select(1, 1):tolist())
+    raises("make_grid: argument 1 is uint8, expected floating point images for option 'normalize'", data.make_grid,
+      ms.zeros(1, 1, 2, 2, { dtype = "uint8" }), { normalize = true })
   end)
 
   it("name the Debian package of a library that is missing", function()

@@ -111,6 +111,24 @@ describe("ms.plot", function()
     assert.are.equal(2, count(plot.images({ ms.rand(4, 4), ms.rand(3, 4, 4) }):svg(), "<image "))
   end)
 
+  it("writes labels and values of a heat map, in the terminal where they fit", function()
+    local labels = { "cat", "h\195\188pf" }
+    local map = plot.heatmap({ { 9, 1 }, { 250, nan } }, { row_labels = labels, column_labels = labels, values = true,
+      title = "counts" })
+    assert.are.equal("counts\n cat    9    1\nh\195\188pf  250  nan\n      cat h\195\188pf\nfrom 1 to 250\n", ascii(map))
+    local svg = map:svg()
+    assert.are.equal(3, count(svg, '<text style="fill'))
+    assert.is_truthy(svg:find('#1f2328" text%-anchor="middle" x="[%d.]+" y="[%d.]+">250</text>'))
+    assert.is_truthy(svg:find('#ffffff" text%-anchor="middle" x="[%d.]+" y="[%d.]+">9</text>'))
+
+    local shaded = plot.heatmap({ { 0, 9 } }, { row_labels = { "a" } })
+    assert.are.equal("a    @@\nfrom 0 to 9\n", ascii(shaded))
+    assert.are.equal(0, count(shaded:svg(), '<text style="fill'))
+    local wide = {}
+    for k = 1, 40 do wide[k] = k end
+    assert.are.equal(ascii(plot.heatmap { wide }), ascii(plot.heatmap({ wide }, { values = true })))
+  end)
+
   it("counts every finite value of a histogram once", function()
     local sum = 0
     for n in plot.histogram({ 1, 1, 2, 3, nan, 10, -math.huge }, { bins = 3 }):svg():gmatch ": (%d+)</title>" do

@@ -136,12 +136,13 @@ end
 
 --- Images side by side in a grid, as torchvision's make_grid.
 ---@param images Tensor|Tensor[]  [n, channels, H, W], or a list of [channels, H, W] of one shape
----@param given? {nrow: integer, padding: integer, pad_value: number}
----   nrow: images in a row; padding: pixels around each image; pad_value: the value of these pixels
+---@param given? {nrow: integer, padding: integer, pad_value: number, normalize: boolean}
+---   nrow: images in a row; padding: pixels around each image; pad_value: the value of these pixels; normalize: scales
+---   all values, of a floating point dtype, from their least and largest to 0 and 1
 ---@return Tensor  [channels, height, width]; 3 channels if the images have 1
 function M.make_grid(images, given)
   local o = opts("make_grid", given, { nrow = opts.option(opts.whole_from(1), 8),
-    padding = opts.option(opts.whole_from(0), 2), pad_value = 0 })
+    padding = opts.option(opts.whole_from(0), 2), pad_value = 0, normalize = false })
   if not tensor.is_tensor(images) then
     opts.need(opts.is_plain(images) and images[1] ~= nil, images, "a tensor or a list of tensors", "make_grid: argument 1")
     images = require "moonshard.tensor.shape".stack(images)
@@ -153,6 +154,13 @@ function M.make_grid(images, given)
   end
   return autograd.no_grad(function()
     local all = images:detach()
+    if o.normalize then
+      if not all.dtype:find "float" then
+        errors.raise("make_grid: argument 1 is %s, expected floating point images for option 'normalize'", all.dtype)
+      end
+      local low, high = (all:min()):item(), (all:max()):item()
+      all = (all - low) / math.max(high - low, 1e-5)    -- as torchvision: equal values become 0
+    end
     if all:size(2) == 1 then all = all:expand(-1, 3, -1, -1) end
     local n, channels, height, width = unpack(all.shape)
     local columns = math.min(o.nrow, n)

@@ -191,13 +191,14 @@ end
 
 --- Cells coloured by their values: row 1 on top. A cell that is not finite stays empty.
 ---@param rows number[][]|Tensor  rows of equal length, or a tensor of two dimensions
----@param given? {row_labels: string[], column_labels: string[], title: string, width: integer, height: integer}
----   row_labels: texts left of the rows; column_labels: texts below the columns; title: text above the plot; width:
+---@param given? {row_labels: string[], column_labels: string[], values: boolean, title: string, width: integer, height: integer}
+---   row_labels: texts left of the rows; column_labels: texts below the columns; values: write each cell's value into
+---   it, for few cells such as a confusion matrix's; title: text above the plot; width:
 ---   width of the SVG in pixels; height: height of the SVG in pixels
 ---@return Plot
 function M.heatmap(rows, given)
   local who = "plot.heatmap"
-  local o = opts(who, given, { title = opts.string, row_labels = opts.table, column_labels = opts.table,
+  local o = opts(who, given, { title = opts.string, row_labels = opts.table, column_labels = opts.table, values = false,
     width = opts.option(opts.whole_from(160), 640), height = opts.option(opts.whole_from(120), 360) })
   if tensor.is_tensor(rows) then
     if #rows.shape ~= 2 then

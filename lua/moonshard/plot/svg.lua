@@ -194,6 +194,19 @@ local function colour(place)
   return ("#%02x%02x%02x"):format(byte[1], byte[2], byte[3])
 end
 
+-- Writes the values into the cells: dark on the bright half of the colours, bright on the dark one.
+local function values_of(plot, out, left, top, width, height)
+  for i, row in ipairs(plot.rows) do
+    for j, v in ipairs(row) do
+      if plot.y_axis:shows(v) then
+        element(out, '<text style="fill: %s" text-anchor="middle" x="%.1f" y="%.1f">%s</text>',
+          plot.y_axis:place(v) > 0.6 and "#1f2328" or "#ffffff", left + (j - 0.5) * width,
+          top + (i - 0.5) * height + 4, axes.label(v))
+      end
+    end
+  end
+end
+
 --- Cells coloured by their values; a cell that is not finite stays empty.
 ---@param plot Plot
 ---@return string
@@ -215,6 +228,7 @@ function M.heatmap(plot)
     end
   end
   element(out, "</g>")
+  if o.values then values_of(plot, out, left, top, width, height) end
   for i, label in ipairs(o.row_labels or {}) do text(out, "tick", "end", left - 8, top + (i - 0.5) * height + 4, label) end
   for j, label in ipairs(o.column_labels or {}) do
     text(out, "tick", "middle", left + (j - 0.5) * width, top + #plot.rows * height + 18, label)

@@ -147,6 +147,12 @@ end
 
 local BLOCKS, LETTERS = { " ", "░", "▒", "▓", "█" }, { " ", ".", ":", "-", "=", "+", "*", "#", "%", "@" }
 
+-- The character for a value.
+local function shade(ramp, axis, v)
+  if not axis:shows(v) then return "?" end
+  return ramp[math.floor(math.max(0, math.min(1, axis:place(v))) * (#ramp - 1) + 0.5) + 1]
+end
+
 -- The rows as shades, at most `columns` characters wide: of cells that share a character, the first one is shown.
 local function shades(rows, axis, columns, ascii)
   local ramp = ascii and LETTERS or BLOCKS
@@ -156,22 +162,52 @@ local function shades(rows, axis, columns, ascii)
   for i = 1, #rows, wide == 2 and stride or 2 * stride do    -- a character is twice as high as wide
     local cells = {}
     for j = 1, #rows[1], stride do
-      local v = rows[i][j]
-      local k = axis:shows(v) and math.floor(math.max(0, math.min(1, axis:place(v))) * (#ramp - 1) + 0.5) + 1
-      cells[#cells + 1] = (k and ramp[k] or "?"):rep(wide)
+      cells[#cells + 1] = shade(ramp, axis, rows[i][j]):rep(wide)
     end
     out[#out + 1] = table.concat(cells)
   end
   return out
 end
 
---- Cells shaded by their values, from low to high; a cell that is not finite is a question mark.
+-- The number of characters of a text in UTF-8.
+local function characters(text) return #(text:gsub("[\128-\191]", "")) end
+
+local function right(text, wide) return (" "):rep(wide - characters(text)) .. text end
+
+-- A table of the cells with labels, values or both; nil if it is wider than `columns`.
+local function labelled(plot, columns, ascii)
+  local o, rows, wide, names = plot.options, plot.rows, 2, { 0 }
+  local rule = o.column_labels and { "" } or nil
+  for i = 1, #rows do names[1] = math.max(names[1], o.row_labels and characters(clean(o.row_labels[i])) or 0) end
+  for j = 1, #rows[1] do
+    if rule then rule[j + 1] = clean(o.column_labels[j]) end
+    wide = math.max(wide, rule and characters(rule[j + 1]) or 0)
+    for i = 1, o.values and #rows or 0 do wide = math.max(wide, #axes.label(rows[i][j])) end
+  end
+  if names[1] + (wide + 1) * #rows[1] > columns then return nil end
+  local ramp, out = ascii and LETTERS or BLOCKS, {}
+  for i, row in ipairs(rows) do
+    local cells = { right(o.row_labels and clean(o.row_labels[i]) or "", names[1]) }
+    for j, v in ipairs(row) do
+      cells[j + 1] = o.values and right(axes.label(v), wide) or shade(ramp, plot.y_axis, v):rep(wide)
+    end
+    out[i] = table.concat(cells, " ")
+  end
+  for j = 1, rule and #rule or 0 do rule[j] = right(rule[j], j == 1 and names[1] or wide) end
+  out[#out + 1] = rule and table.concat(rule, " ")
+  return out
+end
+
+--- Cells shaded by their values, from low to high; a cell that is not finite is a question mark. Labels and values are
+--- left out where they need more than `columns` characters.
 ---@param plot Plot
 ---@param columns integer
 ---@param ascii boolean
 ---@return string
 function M.heatmap(plot, columns, ascii)
-  local out = shades(plot.rows, plot.y_axis, columns, ascii)
+  local o = plot.options
+  local out = (o.values or o.row_labels or o.column_labels) and labelled(plot, columns, ascii)
+    or shades(plot.rows, plot.y_axis, columns, ascii)
   if plot.options.title then table.insert(out, 1, clean(plot.options.title)) end
   out[#out + 1] = ("from %s to %s"):format(axes.label(plot.y_axis.low), axes.label(plot.y_axis.high))
   return table.concat(out, "\n") .. "\n"

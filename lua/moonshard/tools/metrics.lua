@@ -174,7 +174,7 @@ local confusionMatrix = define("ConfusionMatrix", { classes = CLASSES }, functio
     return rows
   end)
 --- Counts of predictions: `compute()[i][j]` is how often class i - 1 was predicted as class j - 1.
---- `update(scores, ids)` as for Accuracy.
+--- `update(scores, ids)` as for Accuracy. ms.plot.heatmap, with `values = true`, shows the counts.
 ---@param given { classes: integer, group: Group }
 ---   classes: number of classes; group: the ranks that have the data (default: the world)
 ---@return Metric
