@@ -410,8 +410,8 @@ MS_API ms_run *ms_run_top(void);  // the innermost open run, or NULL
 
 MS_API ms_status ms_set_requires_grad(ms_id t, int on);  // for leaves only
 // The operators that use t from now on do not keep it: their backward computes it again, from the inputs of the
-// operator that made t. MS_EINVAL unless that operator keeps all of its inputs for its own backward, has one output,
-// and is neither in place nor random. No-op if t has no graph.
+// operator that made t. MS_EINVAL unless that operator has one output, keeps all of its inputs and not its output for
+// its own backward, and is neither in place nor random. No-op if t has no graph.
 MS_API ms_status ms_recompute(ms_id t);
 // Makes operators and backward fail at the first value that is nan or inf. what: 0: off; 1: nan; 2: nan, and inf unless
 // an input or one of the operator's numbers is infinite. ms_anomaly_line sets the script's line of the operator that

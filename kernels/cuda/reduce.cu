@@ -77,7 +77,7 @@ static ms_status run_logsumexp(ms_call *c)
 
 // ---- values and positions: the first element that equals the extreme ----
 
-// Finds the first position in each segment of its output's extreme, wide[m]; INT64_MAX if the segment does not have it.
+// Finds in each segment the first position of the extreme of the segment's output, wide[m]; INT64_MAX if it has none.
 // `width` threads per output and segment, a warp or a block.
 template <class S> __global__ void dense_find_kernel(fold_plan p, int width, const double *wide, int64_t *parts)
 {

@@ -26,8 +26,9 @@ static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
     }
     if (unknown >= 0) {
         if (n == 0 || x->numel % n != 0)
-            return ms__call_fail(c, "shape %s: the sizes other than -1 do not divide the %lld elements of %s",
-                                 ms__shape_text(c->n_i, c->i), (long long)x->numel, ms__tensor_text(x));
+            return ms__call_fail(
+                c, "shape %s: the product of the sizes other than -1 does not divide the %lld elements of %s",
+                ms__shape_text(c->n_i, c->i), (long long)x->numel, ms__tensor_text(x));
         shape[unknown] = x->numel / n;
     } else if (n != x->numel) {
         return ms__call_fail(c, "shape %s has %lld elements, but %s has %lld", ms__shape_text(c->n_i, c->i),

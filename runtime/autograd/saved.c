@@ -50,8 +50,8 @@ ms_status ms_recompute(ms_id id)
     if (!kept)
         return ms__fail(
             MS_EINVAL,
-            "recompute: %s was made by %s, expected an operator that keeps all of its inputs for backward, has one "
-            "output, and is neither in place nor random",
+            "recompute: %s was made by %s, expected an operator with one output that keeps all of its inputs "
+            "and not its output for backward, and is neither in place nor random",
             ms__tensor_text(t), n->op ? ms__op_title(n->op->name) : "a function, checkpoint or module");
     n->use |= 1;
     return MS_OK;

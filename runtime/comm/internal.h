@@ -88,9 +88,9 @@ typedef struct {
     uint64_t hash, in_at, out_at;
     uint32_t in_arena, out_arena;  // arenas of input and output, from 1; 0: the control memory. *_at: offsets in them
     uint32_t flags, bytes;         // SLOT_*; size of the payload
-    int64_t arrived;          // when its range in a profile began, in ns of the job's clock; 0: the member records none
-    _Atomic uint64_t commit;  // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
-    _Atomic uint64_t round;   // staged moves: the round that the member has reached
+    int64_t arrived;               // when the member made the call, in ns of the job's clock; 0: it records no profile
+    _Atomic uint64_t commit;       // in the leader's slot: 2 * number + 1: committed, 2 * number: abandoned
+    _Atomic uint64_t round;        // staged moves: the round that the member has reached
     // For tensors that stay on a GPU (comm/gpu.c). left: number of the latest collective after which the member's
     // streams wait for no more events of it. refused: of the latest one in which it could not map a peer's memory.
     // failed: of the latest one in which it could not queue its part.

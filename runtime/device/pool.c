@@ -51,7 +51,7 @@ static struct {
     ms_block *headers;  // unused block records
     ms_usage use;
     size_t limit;      // for allocated bytes; SIZE_MAX: none
-    size_t memory;     // memory of the machine or of this process's control group
+    size_t memory;     // RAM and swap of the machine, or the limit of this process's control group if it is smaller
     uint64_t fail_in;  // the nth allocation from now fails; 0: none
     bool fail_on;      // all allocations after the failing one fail, too
     bool shared;

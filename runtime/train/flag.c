@@ -60,7 +60,7 @@ ms_flag *ms_flag_new(ms_id of)
     ms_tensor *t = ms__tensor(of);
     if (!t || ms__flag_check("flag", t)) return NULL;
     if (MS_UNLIKELY(ms__capturing != NULL))
-        return ms__null(ms__capture_refuse("it reads a number of a tensor on the CPU"));
+        return ms__null(ms__capture_refuse("the host reads a value of a tensor, which repetitions would not read"));
     ms_flag *f = take();
     if (!f || begin(f, t) == MS_OK) return f;
     ms_flag_free(f);

@@ -103,7 +103,7 @@ describe("nn.utils.rnn", function()
     raises("pad_packed_sequence: Expected total_length to be at least the length of the longest sequence in input, but "
       .. "got total_length=3 and max sequence length being 4", rnn.pad_packed_sequence,
       rnn.pack_padded_sequence(x, { 4, 3 }), { total_length = 3 })
-    raises("PackedSequence: batch_sizes is float32 [1], expected int64 with one element for each step",
+    raises("PackedSequence: batch_sizes is float32 [1], expected int64 [steps] with at least one step",
       rnn.PackedSequence, ms.rand(3, 1), ms.ones(1))
   end)
 end)

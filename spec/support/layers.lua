@@ -107,7 +107,7 @@ end
 --- .c of its name may declare for all files of its layer. layer_of(path): the layer.
 function M.misplaced(root, symbols, layer_of)
   local wrong, seen = {}, 0
-  for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- moonshard.h may declare functions of any file
+  for _, header in ipairs(M.sources(root, "/.*/.*%.h$")) do          -- not moonshard.h, which declares functions of all files
     local text = plain_c(read(root .. "/" .. header)):gsub("extern%s+\"\"%s+{", "")
     local own = header:gsub("%.h$", ".c")
     local has_own = lfs.attributes(root .. "/" .. own) ~= nil

@@ -56,7 +56,8 @@ typedef union {
     double d[MS_CHUNK];
     int64_t i[MS_CHUNK];
 } chunk;
-// Elements [first, first + n), n at most MS_CHUNK, in the computing type: in place if they have it, else in *buffer.
+// Elements [first, first + n), n at most MS_CHUNK, in the computing type: in place if they are adjacent and have this
+// type, otherwise converted into *buffer.
 static const void *elements(const ms_line *x, int cls, int64_t first, int64_t n, chunk *buffer)
 {
     const char *from = x->data + first * x->step;

@@ -25,7 +25,7 @@ typedef enum {
 typedef struct ms_fold_plan {
     const char *what;  // the operator's name
     const char *data;
-    int dtype, cls;  // cls: computing type: float, double or int64_t; the wide type is double or int64_t
+    int dtype, cls;  // cls: the type computed in: float, double or int64_t; `wide` results are double or int64_t
     int nk, nr;      // numbers of kept and of reduced dimensions, after merging
     int64_t kshape[MS_MAX_DIMS], kstride[MS_MAX_DIMS], rshape[MS_MAX_DIMS], rstride[MS_MAX_DIMS];  // strides in bytes
     int64_t outputs, length;    // number of folds; elements per fold

@@ -84,8 +84,8 @@ static ms_status norm_check(ms_call *c, int dims, const norm_form *form)
     if (c->n_f < 1) return ms__call_fail(c, "needs eps");
     if (dims < 1 || dims > x->ndim)
         return ms__call_fail(
-            c, "the number of normalised dimensions must be 1 or more, and at most that of the input %s, got %d",
-            ms__tensor_text(x), dims);
+            c, "the number of normalised dimensions is %d, expected 1 to %d, the number of dimensions of %s", dims,
+            x->ndim, ms__tensor_text(x));
     if (form->sum && !ms__has_shape(c->in[1], x->ndim, x->shape))
         return ms__call_fail(c, "the residual must have the input's shape %s, got %s",
                              ms__shape_text(x->ndim, x->shape), ms__shape_text(c->in[1]->ndim, c->in[1]->shape));

@@ -532,7 +532,7 @@ end
 -- ---- over ranks ----------------------------------------------------------------------------------
 
 --- A scaler for sharded parameters. Ranks have different parts of the gradients, so all ranks, including those without
---- gradients, skip a step if one of them found an infinity.
+--- gradients, skip a step if one of them found an infinite or NaN gradient.
 ---@class ShardedGradScaler: GradScaler
 ---@overload fun(opts?: { init_scale: number, growth_factor: number, backoff_factor: number, growth_interval: integer, enabled: boolean, process_group: Group }): ShardedGradScaler
 ---   init_scale: the first scale; growth_factor: multiplies the scale, above 1; backoff_factor: multiplies the scale

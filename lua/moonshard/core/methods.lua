@@ -61,7 +61,7 @@ end
 
 local LISTED = 20                     -- the largest number of methods that a message lists
 
--- class -> field -> true: the field has been read, so it is not an unknown method.
+-- class -> field -> true: the name was first read without a call, so it is the script's own field, not a wrong method.
 local fields = setmetatable({}, { __mode = "k" })
 
 --- Called when `key` of an instance is nil, by the function that reads fields: raises if a script calls it as a method.

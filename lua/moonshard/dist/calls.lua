@@ -133,7 +133,7 @@ function M.one(fn, find)
   find = find or intended
   return standing_for(function(a, b, c)
     ensure()
-    -- Done before the pcall: LuaJIT cannot compile a function that calls debug.getinfo and then returns through pcall.
+    -- Here and not in fn: LuaJIT cannot compile a function that pcall runs and that calls debug.getinfo.
     M.site = call_site()
     calling = fn
     return finish_one(begin_one(find, a, b, c), find, a, b, c, pcall(fn, a, b, c))

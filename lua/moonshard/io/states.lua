@@ -52,7 +52,8 @@ function M.check(who, state)
   opts.expect(state, an_option, "%s: option 'state'", who)
   for name, value in sorted_pairs(state) do
     if type(name) ~= "string" or not name:find "^[%w_][%w_-]*$" then
-      errors.raise("%s: option 'state': the name is %s, expected letters, digits, _ and -", who, errors.show(name))
+      errors.raise("%s: option 'state': the name is %s, expected letters, digits, _ and -, not - at the beginning", who,
+        errors.show(name))
     end
     opts.expect(value, an_entry, "%s: option 'state': '%s'", who, name)
     if is_object(value) then

@@ -117,8 +117,8 @@ function M.glu(x, d)
   return first * ops.sigmoid(second)
 end
 
---- The second half of x along d times the silu of the first (Shazeer 2020), as after one projection to both. Errors: an
---- odd size.
+--- The second half of x along d times the silu of the first (Shazeer 2020), for one projection that makes both.
+--- Errors: an odd size.
 ---@param x Tensor  of any shape
 ---@param d? integer  from 1; negative from the end (default: -1)
 ---@return Tensor  half of x's size along d

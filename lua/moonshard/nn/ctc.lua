@@ -29,7 +29,7 @@ local function lengths(what, given, n, device)
     raise("%s have shape %s, expected [%d]: one for each sample", label, tostring(t.shape), n)
   end
   if n == 0 then return t, 0 end
-  if t:min():item() < 0 then raise("%s has %d, expected numbers from 0", label, t:min():item()) end
+  if t:min():item() < 0 then raise("%s contains %d, expected numbers from 0", label, t:min():item()) end
   return t, t:max():item()
 end
 

@@ -246,7 +246,7 @@ function M.bilinear(x1, x2, w, b)
   local sizes = { unpack(x1.shape) }
   for d = 1, x1.ndim - 1 do fits = fits and x2:size(d) == sizes[d] end
   if not fits then
-    raise("bilinear: inputs of shapes %s and %s do not fit the weight %s: expected [..., %d] and [..., %d]",
+    raise("bilinear: inputs of shapes %s and %s, weight %s: expected [..., %d] and [..., %d] of the same leading sizes",
       tostring(x1.shape), tostring(x2.shape), tostring(w.shape), in1, in2)
   end
   sizes[#sizes] = out

@@ -33,7 +33,7 @@ function M.check(x, who)
   opts.expect(x.data, a_tensor, "%s: field 'data' of a packed sequence", who)
   opts.expect(x.batch_sizes, a_tensor, "%s: field 'batch_sizes' of a packed sequence", who)
   if x.batch_sizes.dtype ~= "int64" or x.batch_sizes.ndim ~= 1 or x.batch_sizes:numel() == 0 then
-    raise("%s: batch_sizes is %s %s, expected int64 with one element for each step", who, x.batch_sizes.dtype,
+    raise("%s: batch_sizes is %s %s, expected int64 [steps] with at least one step", who, x.batch_sizes.dtype,
       tostring(x.batch_sizes.shape))
   end
   if x.data.ndim < 1 then raise("%s: data has shape [], expected [rows, ...]", who) end

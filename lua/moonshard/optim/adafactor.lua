@@ -65,7 +65,7 @@ end
 
 function Adafactor._keeps_whole() return true end
 
--- States have the whole parameter's shape, with 1 in place of the dimension of the mean.
+-- The whole parameter's shape, but row_var has size 1 in the last dimension and col_var in the one before it.
 function Adafactor._state_shape(_, p, _, name)
   local shape = {}
   for k, n in ipairs(shape_of(p)) do shape[k] = n end

@@ -93,7 +93,7 @@ local M = { Scheduler = Scheduler, initial_lr = initial_lr }
 ---@param initial number  the group's initial learning rate
 function M.continue(group, initial) set_by_schedule[group] = { group.lr, initial } end
 
---- Whether x is a schedule.
+--- The kind of schedules, for opts.expect.
 M.a_schedule = opts.kind("a schedule", function(x) return getmetatable(x) == Scheduler end)
 
 --- Makes a schedule and sets the learning rates of step 0.

@@ -90,7 +90,7 @@ end
 --- The logarithm of the multivariate gamma function: p (p - 1) / 4 log(pi), plus the sum over j = 0 to p - 1 of
 --- lgamma(t - j / 2). Errors: p below 1.
 ---@param p integer  the number of dimensions
----@return Tensor  nan or infinite where t is not above (p - 1) / 2
+---@return Tensor  meaningful where t is above (p - 1) / 2 only
 function methods.mvlgamma(t, p)
   opts.expect(p, opts.whole_from(1), "mvlgamma: p")
   return scope.run("mvlgamma", function()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/modes.h -- modes of the emulated GPU that find faults in kernels and in their callers, chosen by
-// MOONSHARD_EMULATOR; random orders, and injected failures.
+// MOONSHARD_EMULATOR.
 //
 //   seed:N   threads, blocks and streams run in an order drawn from N
 //   late     a copy from pinned memory reads its source when the stream reaches it

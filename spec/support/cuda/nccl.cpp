@@ -627,7 +627,7 @@ API nccl_result ncclCommFinalize(nccl_comm c)
 }
 API nccl_result ncclCommDestroy(nccl_comm c)
 {
-    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
+    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, destroyed or aborted");
     if (!c->finalized || c->state != NCCL_Success)
         return refuse(NCCL_InvalidUsage, "the communicator has not been finalized");
     c->is = GONE;
@@ -637,7 +637,7 @@ API nccl_result ncclCommDestroy(nccl_comm c)
 }
 API nccl_result ncclCommAbort(nccl_comm c)
 {
-    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
+    if (!c || c->is != LIVE) return refuse(NCCL_InvalidArgument, "the communicator is NULL, destroyed or aborted");
     c->stop = true;
     c->me().aborted = 1;
     c->is = GONE;
@@ -648,7 +648,7 @@ API nccl_result ncclCommGetAsyncError(nccl_comm c, nccl_result *state)
     fault f = next_call("ncclCommGetAsyncError");
     if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
     if (!c || c->is != LIVE || !state)
-        return refuse(NCCL_InvalidArgument, "the communicator is NULL, finalized or freed");
+        return refuse(NCCL_InvalidArgument, "the communicator is NULL, destroyed or aborted");
     *state = (nccl_result)c->state.load();
     return NCCL_Success;
 }

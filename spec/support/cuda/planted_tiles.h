@@ -80,7 +80,8 @@ bool ldmatrix()
            loads<4, true>();
 }
 
-// Each thread copies 12 bytes of an int4, an int and an int2. WAITS: it waits for the copies before it reads them.
+// Each thread copies an int, an int2 and the first 12 bytes of an int4. WAITS: it waits for the copies before it reads
+// them.
 template <bool WAITS> __global__ void copies(const int *from, int *out)
 {
     __shared__ int4 four[32];
