@@ -184,7 +184,7 @@ describe("Bilinear", function()
   end)
 
   it("refuses inputs that do not fit", function()
-    raises("bilinear: inputs of shapes [2, 3] and [3, 2], weight [4, 3, 2]: expected [..., 3] and [..., 2]",
+    raises("bilinear: inputs of shapes [2, 3] and [3, 2], weight [4, 3, 2]: expected [..., 3] and [..., 2] of the same leading sizes",
       F.bilinear, ms.ones(2, 3), ms.ones(3, 2), ms.ones(4, 3, 2))
   end)
 end)

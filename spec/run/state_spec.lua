@@ -249,7 +249,7 @@ describe("option 'state' of run.start", function()
     refused(": 'metric' is a function, " .. wanted, { metric = ms.metrics.Accuracy })
     refused(": 'best.fn' is a function, expected a tensor, a number, a string, a boolean or a table of these",
       { best = { fn = print } })
-    refused(": the name is 'a b', expected letters, digits, _ and -", { ["a b"] = {} })
+    refused(": the name is 'a b', expected letters, digits, _ and -, not - at the beginning", { ["a b"] = {} })
     refused(" is a table, expected a table of objects by name, such as { loader = loader }", { {} })
     refused(" needs options 'model' and 'optimizer', with which it is saved", { best = {} }, false)
     local sharded = ms.fsdp.fully_shard(ms.nn.Linear(2, 2))
