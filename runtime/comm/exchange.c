@@ -86,7 +86,7 @@ static void describe_requests(const ms_coll *c, char *text, size_t size)
     snprintf(text, size, "collective #%u of %s" MISMATCH, (unsigned)c->number, what);
     bool listed[1024] = { false }, models = false, parts = false, shapes = false, natives = false;
     const ms_fingerprint *mine = &slot_of(g, g->me, c->seq)->fingerprint;
-    // Find out whether requests that look equal differ in model, part or shape, or in who moves the tensors.
+    // Find out whether requests that look equal differ in model, part or shape, or in whether NCCL moves the tensors.
     for (int k = 0; k < g->n && k < 1024; k++) {
         const ms_slot *s = slot_of(g, k, c->seq);
         if (atomic_load(&s->ready) != c->number || strncmp(s->fingerprint.unit, mine->unit, UNIT_NAME) != 0) continue;

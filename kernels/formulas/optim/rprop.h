@@ -15,7 +15,7 @@ static ms_status rprop_check(const ms_optim_options *o)
         return ms__fail(MS_EINVAL, "Rprop: etas are %g and %g, expected the first between 0 and 1, the second above 1",
                         o->more[0], o->more[1]);
     if (!(o->more[2] <= o->more[3]))
-        return ms__fail(MS_EINVAL, "Rprop: step_sizes are %g and %g, expected the smallest and the largest step",
+        return ms__fail(MS_EINVAL, "Rprop: step_sizes are %g and %g, expected the smallest step, then the largest",
                         o->more[2], o->more[3]);
     return MS_OK;
 }

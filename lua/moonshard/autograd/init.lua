@@ -321,7 +321,7 @@ function M.grad(outputs, inputs, given)
   local grads = grad_ids(is_tensor(o.grad_outputs) and { o.grad_outputs } or o.grad_outputs, given_roots, n, "grad")
   local run = lib.ms_grad(n, roots, grads, m, wanted, o.retain_graph and 1 or 0, o.allow_unused and 1 or 0)
   pull(run, unpack(list))
-  -- The callbacks registered with at_end are dropped without a call: ms.grad changes no grad field.
+  -- ms.grad changes no grad field, so the callbacks of at_end are not called; those without `stays` are dropped.
   if depth == 0 and ending then take_ending() end
   local found, out, at = {}, {}, 0
   for k = 1, m do

@@ -37,7 +37,7 @@ Steps.__index = Steps
 
 local actions = opts.one_of { "none", "warmup", "record", "record_and_save" }
 
--- Begins or continues a recording, as the schedule says for the next step.
+-- Begins, continues or drops a recording, as the schedule says for the next step.
 local function look(self)
   self._action = opts.expect(self._schedule(self.step_num), actions, "profiler.profile: the result of the schedule")
   local wanted = self._action == "record" or self._action == "record_and_save"

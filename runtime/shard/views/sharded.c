@@ -305,7 +305,7 @@ static ms_status land_alone(ms_run *run, unit *u, double scale)
     return st;
 }
 
-// Adds the block kept by earlier backwards without all-reduce.
+// Adds the reduced gradients that earlier backwards without all-reduce kept.
 static ms_status add_partial(unit *u, reduction *r)
 {
     if (!same_present(u, r))

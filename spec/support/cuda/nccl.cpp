@@ -218,7 +218,7 @@ template <class F> void in_thread(const F &body)
 bool meet_fault(ncclComm *c, const fault &f)
 {
     if (f.kind == DIE) raise(SIGKILL);
-    if (f.kind == ASYNC) c->end(f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == ASYNC) c->end(f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     if (f.kind == ASYNC || f.kind == HANG) wait_for_abort(c);
     return f.kind != NONE;
 }
@@ -458,7 +458,7 @@ bool is_device(const void *p)
 nccl_result call(ncclComm *c, void *stream, const operation &o)
 {
     fault f = next_call(kinds[o.kind].call);
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     nccl_result r = usable(c);
     // Inside a group calls are only collected, so they do not make the communicator busy.
     if (r != NCCL_Success) return r;
@@ -516,7 +516,7 @@ API const char *ncclGetLastError(nccl_comm c)
 API nccl_result ncclGetUniqueId(nccl_id *out)
 {
     fault f = next_call("ncclGetUniqueId");
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     unique_id id = { "", getpid(), make_memory() };
     if (!out) return refuse(NCCL_InvalidArgument, "uniqueId is NULL");
     if (id.fd < 0) return refuse(NCCL_SystemError, "cannot make the shared memory of a communicator");
@@ -529,7 +529,7 @@ API nccl_result ncclGetUniqueId(nccl_id *out)
 API nccl_result ncclCommInitRankConfig(nccl_comm *out, int size, nccl_id given, int rank, nccl_config *config)
 {
     fault f = next_call("ncclCommInitRankConfig");
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     if (!out || size < 1 || size > RANKS || rank < 0 || rank >= size)
         return refuse(NCCL_InvalidArgument, "Invalid rank requested");
     nccl_config mine = NCCL_CONFIG;
@@ -555,7 +555,7 @@ API nccl_result ncclCommInitRankConfig(nccl_comm *out, int size, nccl_id given, 
 API nccl_result ncclCommSplit(nccl_comm parent, int color, int key, nccl_comm *out, nccl_config *config)
 {
     fault f = next_call("ncclCommSplit");
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     nccl_result r = usable(parent);
     if (r != NCCL_Success) return r;
     if (!out || (color < 0 && color != NCCL_NOCOLOR) || config)
@@ -613,7 +613,7 @@ API nccl_result ncclCommSplit(nccl_comm parent, int color, int key, nccl_comm *o
 API nccl_result ncclCommFinalize(nccl_comm c)
 {
     fault f = next_call("ncclCommFinalize");
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     nccl_result r = usable(c);
     if (r != NCCL_Success) return r;
     c->finalized = true;
@@ -646,7 +646,7 @@ API nccl_result ncclCommAbort(nccl_comm c)
 API nccl_result ncclCommGetAsyncError(nccl_comm c, nccl_result *state)
 {
     fault f = next_call("ncclCommGetAsyncError");
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     if (!c || c->is != LIVE || !state)
         return refuse(NCCL_InvalidArgument, "the communicator is NULL, destroyed or aborted");
     *state = (nccl_result)c->state.load();
@@ -656,7 +656,7 @@ API nccl_result ncclCommGetAsyncError(nccl_comm c, nccl_result *state)
 API nccl_result ncclGroupStart()
 {
     fault f = next_call("ncclGroupStart");
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     groups++;
     return NCCL_Success;
 }
@@ -667,7 +667,7 @@ API nccl_result ncclGroupEnd()
     if (--groups > 0) return NCCL_Success;
     std::vector<queued> list = std::move(waiting);
     waiting.clear();
-    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault of MOONSHARD_NCCL_STANDIN");
+    if (f.kind == FAIL) return refuse((nccl_result)f.result, "a fault injected by MOONSHARD_NCCL_STANDIN");
     return launch(list);
 }
 

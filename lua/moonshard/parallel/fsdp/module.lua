@@ -528,7 +528,7 @@ end
 
 --- To be called after the optimizer's step, on every rank. States that parameters do not change before the next
 --- forward, so the first gather of that forward starts at once. Applies to one forward.
----@param event? any  accepted for scripts of PyTorch and ignored: the call itself is the event
+---@param event? nil  to be left out: PyTorch takes an event here; the call itself marks the end of the step
 function FSDPModule:set_post_optim_event(event)
   opts.need(event == nil, event, "no argument; the call itself marks the end of the optimizer's step",
     "set_post_optim_event: argument")
