@@ -193,7 +193,7 @@ static void report_unseen(void)
     for (int r = 0; r <= n_expected; r++) {
         bool seen = r == my_rank;
         for (int k = 0; k < n_peers; k++) seen |= peers[k].rank == r;
-        if (!seen && lowest_seen()) fprintf(stderr, "rank %d: rank %d died before it joined the job\n", my_rank, r);
+        if (!seen && lowest_seen()) fprintf(stderr, "rank %d: rank %d ended before it joined the job\n", my_rank, r);
     }
 }
 
