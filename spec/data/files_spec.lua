@@ -208,7 +208,7 @@ describe("CSV files", function()
     assert.are.same({ 1, 2, 3, 4 }, columns.width:tolist())
     local loss = ms.nn.F.cross_entropy(ms.zeros(4, 2), columns.species)
     assert.is_true(math.abs(loss:item() - math.log(2)) < 1e-6)
-    -- Another file with the same classes, of which it has only one.
+    -- Another file, read with the same list of classes: it has rows of one class only.
     local other = write("other.csv", "size,species,width\n9,virginica,2\n")
     columns = data.read_csv(other, { classes = classes })
     assert.are.same({ 1 }, columns.species:tolist())

@@ -165,7 +165,7 @@ local function chosen(model, target)
       else
         local attends = rawget(getmetatable(m), "__name") == "MultiheadAttention"
         other[pattern] = other[pattern] or ("'%s', a %s%s"):format(name, m:class_name(), attends
-          and ", of which only 'out_proj' can have adapters: query, key and value are one matrix of its own" or "")
+          and ", of which only 'out_proj' can have adapters: its query, key and value are one packed matrix" or "")
       end
     end
   end
