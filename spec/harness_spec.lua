@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The test harness: busted's set-up, and failure of runs that test nothing.
 local ffi = require "ffi"
+local lfs = require "lfs"
 local process = require "spec.support.process"
 
 --- Runs busted on one spec made of `text`; returns its output and exit status.
@@ -74,6 +75,29 @@ describe("plain busted", function()
     assert.matches("os.exit%(0%) in a spec", out)
     assert.matches("\n1 passed, 1 failed\n$", out)
     assert.are.equal(1, rc)
+  end)
+
+  it("runs each file in one of several runs beside each other, whatever their order", function()
+    local folder = process.temp_folder()
+    finally(function() process.remove_folder(folder) end)
+    assert(lfs.mkdir(folder .. "/lanes"))
+    local files = {}
+    for k = 1, 5 do
+      files[k] = ("%s/file%d_spec.lua"):format(folder, k)
+      process.write(files[k], ('it("is test %d", function() os.execute "sleep 0.05" end)'):format(k))
+    end
+    local runs, passed = {}, 0
+    for k = 1, 2 do
+      runs[k] = process.start({ "busted", unpack(files) }, { stdout = folder .. "/out" .. k,
+        env = { MOONSHARD_SPEC_LANES = folder .. "/lanes" } })
+    end
+    for k = 1, 2 do
+      assert.are.equal(0, runs[k]:wait(60))
+      local n, m = process.read(folder .. "/out" .. k):match "\n(%d+) passed, (%d+) failed\n$"
+      assert.are.equal("0", m)
+      passed = passed + n
+    end
+    assert.are.equal(5, passed)
   end)
 
   it("fails when describe raises", function()
