@@ -84,7 +84,7 @@ function M.check(model, layers, naps, forward, backward, before)
   local f, b = M.exposed(model, layers, naps, { forward, backward }, before)
   for _, case in ipairs { { "forward", forward, f }, { "backward", backward, b } } do
     assert.is_true(math.abs(case[3] - case[2]) <= 0.5,
-      ("%s: %.2f delays of a collective show, %d are expected"):format(case[1], case[3], case[2]))
+      ("%s: %.2f delays of a collective are not hidden, expected %d"):format(case[1], case[3], case[2]))
   end
 end
 

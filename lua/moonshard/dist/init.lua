@@ -55,8 +55,8 @@ local function id_of_group(group, who)
   return group.id
 end
 
---- Joins the job. Idempotent; the first call of any other dist function joins the job, too. Under mpirun, mpiexec, srun
---- or PMIx the world consists of the job's processes.
+--- Joins the job. Idempotent; the first call of a dist function that needs the job, such as dist.rank, joins it, too.
+--- Under mpirun, mpiexec, srun or PMIx the world consists of the job's processes; otherwise it is this process.
 ---@param given? {backend: string, timeout: number}
 ---   backend: "auto" (chosen by the launcher, or by MOONSHARD_BACKEND), "mpi", "nccl" (collectives of tensors on GPUs
 ---   by NCCL) or "self"; timeout: seconds to wait for a missing rank (default: 60; math.huge: no limit)

@@ -404,7 +404,9 @@ end
 -- a list of these tensors, and a function that raises if the optimizer does not accept this state or its options.
 local function empty_state(dir, index, m, optim)
   local saved = index.optimizer
-  if not saved then errors.raise("load: '%s' has no optimizer state; fsdp.save stores it if it gets the optimizer", dir) end
+  if not saved then
+    errors.raise("load: '%s' has no optimizer state; fsdp.save stores it if the optimizer is passed to it", dir)
+  end
   local sd, list = { state = {}, param_groups = saved.param_groups }, {}
   local by_name, prefixes = {}, {}
   for p, name in pairs(flat.names_below(m)) do

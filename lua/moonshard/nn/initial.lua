@@ -195,7 +195,7 @@ end
 local kaiming = { a = 0, mode = opts.one_of({ "fan_in", "fan_out" }, "fan_in"),
   nonlinearity = opts.one_of(nonlinearities, "leaky_relu") }
 
--- Returns the standard deviation, or nil if the tensor has no elements.
+-- Returns the standard deviation, or nil if the fan is 0; the tensor then has no elements.
 local function kaiming_std(who, t, given)
   local o = opts(who, given, kaiming)
   local fan_in, fan_out = fans(t, who)

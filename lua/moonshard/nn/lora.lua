@@ -365,7 +365,7 @@ LoRA.unmerge = collective(function(self)
 end)
 
 --- Removes the adapters from the layers, which get their classes back; after merge, the model computes what it did with
---- adapters. The other parameters stay frozen. Errors: the model is sharded.
+--- adapters. The parameters that nn.lora froze stay frozen. Errors: the model is sharded.
 function LoRA:remove()
   if is_sharded(self) then raise "remove: the model is sharded; remove the adapters from an unsharded copy" end
   for _, layer in ipairs(self.layers) do

@@ -165,8 +165,8 @@ end)
 ---@param input Tensor  logarithm of the expected counts; the counts themselves with log_input = false
 ---@param target Tensor  counts, of the input's shape
 ---@param given? { reduction: "mean"|"sum"|"none", log_input: boolean, full: boolean, eps: number }
----   log_input: the input is a logarithm (default: true); full: adds Stirling's approximation of log(target!) (default:
----   false); eps: added to the input before its logarithm is taken (default: 1e-8)
+---   log_input: the input is a logarithm (default: true); full: adds Stirling's approximation of log(target!) where the
+---   target is above 1 (default: false); eps: added to the input before its logarithm is taken (default: 1e-8)
 ---@return Tensor  [], or the input's shape with "none"
 function M.poisson_nll_loss(input, target, given) return poisson(input, target, given) end
 

@@ -184,7 +184,7 @@ local function successor(own, value)
 end
 
 --- Makes a computed parameter an ordinary one again: with its current value, or the original. The parameter is one of
---- the originals, which optimizers know already; only if none has its shape, it is a new one.
+--- the originals, which optimizers know already; only if none has its shape and dtype, it is a new one.
 ---@param m Module  a layer with parametrizations
 ---@param name string  name of the parameter
 ---@param given? { leave_parametrized: boolean }
@@ -223,7 +223,7 @@ function M.remove_parametrizations(m, name, given)
   return m
 end
 
---- Removes the parametrizations of a parameter, if the last of them is of class `cls`.
+--- Removes all parametrizations of a parameter. Raises unless the last of them is of class `cls`.
 function M._remove_one(who, m, name, cls)
   check_module(who, m)
   local list = M.is_parametrized(m, name) and list_of(m, name)

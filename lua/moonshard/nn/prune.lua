@@ -210,7 +210,7 @@ end
 
 --- Prunes several parameters together: the elements of the least absolute value among all of them, or random ones.
 ---@param parameters table[]  pairs { module, name }
----@param amount number  below 1: the fraction of all elements to prune; else their number
+---@param amount number  below 1: the fraction to prune of all elements that are left; else the number to prune
 ---@param given? { method: "l1"|"random" }  method: "l1": the least absolute values; "random": random elements (default: "l1")
 function M.global_unstructured(parameters, amount, given)
   local who = "global_unstructured"

@@ -114,7 +114,8 @@ end
 
 local FLOOR, CEIL, ADAPTIVE = 0, 1, 2
 
--- Sets the integers of a pooling (kernels/rows/spatial/pooling.h): its options o, or an adaptive one's sizes.
+-- Sets the operator's integer arguments (kernels/rows/spatial/pooling.h) from the options o of a pooling, or from the
+-- output's sizes of an adaptive one.
 local function set(dims, o, sizes)
   a_i[0], a_i[1] = dims, sizes and ADAPTIVE or o.ceil_mode and CEIL or FLOOR
   a_i[2], a_i[3] = o and o.count_include_pad and 1 or 0, o and o.divisor_override or 0
@@ -182,7 +183,7 @@ function M.adaptive_avg_pool(who, x, dims, size)
 end
 
 --- (sum of x^p over each window)^(1/p). As in PyTorch, the sum is the mean times the number of elements of a whole
---- window, also for a window that ceil_mode cuts; a negative sum gives NaN unless p is 1.
+--- window, also for a window that ceil_mode cuts; a negative sum gives NaN unless 1/p is a whole number.
 function M.lp_pool(who, x, p, dims, o)
   check_input(who, x, dims)
   opts.expect(p, opts.positive, "%s: argument 2, the power,", who)

@@ -111,7 +111,7 @@ local function bracket(at, start, t, limit)
 end
 
 -- Narrows a bracket (algorithm 3.6) to a point that fulfils the conditions, or until it is narrower than `least` or n,
--- the number of evaluations, is `limit`. Returns the best point.
+-- the number of evaluations after the first, is `limit`. Returns the best point.
 local function narrow(at, start, points, n, limit, least)
   local low, high = points[1], points[2]
   if high.loss < low.loss then low, high = high, low end

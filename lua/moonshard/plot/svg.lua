@@ -194,7 +194,7 @@ local function colour(place)
   return ("#%02x%02x%02x"):format(byte[1], byte[2], byte[3])
 end
 
--- Writes the values into the cells: dark on the bright half of the colours, bright on the dark one.
+-- Writes the values into the cells: dark on bright colours, bright on dark ones.
 local function values_of(plot, out, left, top, width, height)
   for i, row in ipairs(plot.rows) do
     for j, v in ipairs(row) do

@@ -46,8 +46,8 @@ local quoted = setmetatable({}, { __index = function(t, name)
 end })
 local pieces = {}
 
---- A table as one JSON object, in the order of `names` or of the sorted keys. Numbers have 9 digits, enough to
---- distinguish float32 values, or the given number of digits; NaN and infinity become null.
+--- A table as one JSON object, in the order of `names` or of the sorted keys. Whole numbers below 2^53 have all their
+--- digits, others 9, enough to distinguish float32 values, or the given number; NaN and infinity become null.
 ---@param object table  values by name: numbers, strings, booleans, lists and tables of these
 ---@param names? string[]  the names to write, in order (default: all, sorted)
 ---@param given? {digits: integer, separator: string}

@@ -169,8 +169,8 @@ end
 --- Reads runs. Raises an error that names a folder without a run, a metric that no run has, or an unknown column.
 ---@param paths string[]  the runs' folders
 ---@param metrics string[]  names to compare; empty: those that end in "loss"
----@param column? string  the column to sort by (default: the last value of the first metric, or of val_loss if there is
----   one; the best run comes first)
+---@param column? string  the column to sort by (default: the last value of the first of `metrics`; if that is empty, of
+---   val_loss, or of the first name in alphabetical order if there is no val_loss; the best run comes first)
 ---@return table comparison
 function M.read(paths, metrics, column)
   local runs, wanted, names, has, names_of_paths = {}, {}, {}, {}, run_names(paths)

@@ -218,8 +218,8 @@ end
 
 local precision = averaged("Precision", "precision")
 --- The share of a class's predictions that are correct. `update(scores, ids)` as for Accuracy. average: "macro" is the
---- mean over classes, "weighted" the mean weighted by their members, "micro" the share of all predictions, "none" a
---- number for each class.
+--- mean over classes, "weighted" the mean weighted by their members, "micro" the share of all predictions that are
+--- correct, "none" a number for each class.
 ---@param given { classes: integer, average: "macro"|"micro"|"weighted"|"none", group: Group }
 ---   classes: number of classes; average: how the values of the classes are combined (default: "macro"); group: the
 ---   ranks that have the data (default: the world)

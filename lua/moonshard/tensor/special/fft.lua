@@ -74,7 +74,8 @@ local function half_along(x, d, n, norm, forward)
   local who = forward and "fft.hfft" or "fft.irfft"
   n = n or 2 * (x.shape[d] - 1)
   if n < 1 then
-    errors.raise("%s: dimension %d has size %d, expected at least 2, or option 'n', the size of the result", who, d, x.shape[d])
+    errors.raise("%s: dimension %d has size %d, expected at least 2 without option 'n', the length of the result",
+      who, d, x.shape[d])
   end
   x = resized(x, d, math.floor(n / 2) + 1)
   a_i[0], a_i[1], a_f[0] = d - 1, n, factor(norm, n, not forward)
@@ -336,8 +337,8 @@ function M.ifftshift(x, given) return shifted("fft.ifftshift", x, given, true) e
 ---@param im? Tensor  the imaginary parts, of re's shape (default: 0)
 ---@return Tensor  [..., 2]
 function M.complex(re, im)
-  opts.expect(re, a_tensor, "fft.complex: real parts")
-  if im ~= nil then opts.expect(im, a_tensor, "fft.complex: imaginary parts") end
+  opts.expect(re, a_tensor, "fft.complex: argument 1, the real parts,")
+  if im ~= nil then opts.expect(im, a_tensor, "fft.complex: argument 2, the imaginary parts,") end
   return scope.run("fft.complex", function() return shapes.stack({ re, im or create.zeros_like(re) }, -1) end)
 end
 

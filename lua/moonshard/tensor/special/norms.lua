@@ -102,7 +102,7 @@ function M.norm(x, ord, given)
     end
     opts.expect(ord, opts.number, "linalg.norm: ord of vectors")
     if n ~= 1 then
-      errors.raise("linalg.norm: ord is %g and the norm is over %d dimensions of %s, expected 1 or 2 of them", ord, n,
+      errors.raise("linalg.norm: ord is %g, which needs a norm over 1 or 2 dimensions, but it is over %d of %s", ord, n,
         tostring(x.shape))
     end
     return vector_norm(x, ord, o.dim, o.keepdim)

@@ -115,7 +115,7 @@ function M.begin(command)
     if not pid then name = "" end
   end
   name = dist.broadcast_object(name, { src = 0 })
-  if name == "" then error("the prompt's process cannot be started: " .. tostring(why), 0) end
+  if name == "" then error("rank 0 cannot start the prompt's process" .. (why and ": " .. why or ""), 0) end
   local limit = engine.lib.ms_time() + 30
   while engine.lib.ms_time() < limit do
     local probe = wire.connect(name)

@@ -51,6 +51,6 @@ ranks.describe(2, "overlap", function()
     local forward, backward = overlap.exposed(ms.fsdp.FSDP(ms.nn.Sequential(unpack(units)), options), layers, naps,
       { 3, 4 })
     assert.is_true(forward > 2.5 and backward > 3.5, (
-      "%.2f and %.2f delays of a collective show, 3 and 4 are expected"):format(forward, backward))
+      "%.2f and %.2f delays of a collective are not hidden, expected 3 and 4"):format(forward, backward))
   end)
 end)

@@ -30,7 +30,7 @@ ranks.describe(2, "the event after the optimizer's step", function()
   it("is the cause: without it the gather's time shows", function()
     local overlap, model, layers, naps = make()
     local forward = overlap.exposed(model, layers, naps, { 1, 0 })
-    assert.is_true(forward >= 0.5, ("%.2f delays of a collective show, 1 is expected"):format(forward))
+    assert.is_true(forward >= 0.5, ("%.2f delays of a collective are not hidden, expected 1"):format(forward))
   end)
 end)
 
