@@ -1058,7 +1058,7 @@ MS_API const char *ms_range_lane(int lane);      // "script", "gather queue" ...
 
 MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for the generic specs; "" if it has none
 // Makes the nth allocation from now fail; -n: that one and all later ones; 0: none. Returns the number of allocations
-// that were left until the previous request would have taken effect; 0: it had taken effect, or there was none.
+// that were left until the previous request would have taken effect; 0: it had taken effect (-n: 1), or there was none.
 MS_API double ms_fail_allocation(double nth);
 // Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);

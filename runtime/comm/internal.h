@@ -236,7 +236,7 @@ typedef struct ms_coll {
     int root;  // member number, or -1
     uint64_t seq, number, epoch;
     uint64_t before;  // number of the collective that used this ring entry before; that collective must have finished
-    size_t count;     // elements of a block (for all_reduce and broadcast: of the tensor)
+    size_t count;     // elements of a block (all_reduce, reduce, broadcast, send/recv: of the tensor)
     double delay;     // seconds by which a spec delays this collective (ms_dist_set_delay)
     int64_t lines;    // lines of the prompt that this rank had ended when it issued the collective
     ms_operand in, out;

@@ -34,7 +34,7 @@ struct ms_captured_work {
     _Alignas(ALIGN) char arg[];
 };
 
-// Work is stored in the order in which it is repeated, so that the loop reads memory forwards.
+// Memory for pieces of work. They lie in it in the order in which they are repeated: the loop reads memory forwards.
 struct ms_captured_chunk {
     ms_captured_chunk *older;
     size_t used, size;

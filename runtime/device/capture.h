@@ -10,10 +10,10 @@
 // Memory that is allocated during the recording is pinned (ms_pins in pool.h): nothing else gets it before the step is
 // freed, so the list can repeat the recorded order of uses.
 //
-// The first repetition makes CUDA graphs of sequences of fixed work on a GPU (ms__capture_fixed), later ones launch
-// them. What changes between the repetitions of fixed work, such as the offset of random numbers and the factors of an
-// optimizer, lies in memory of the device, into which the host copies it before it launches the graph. All other work
-// is queued piece by piece.
+// The first repetition makes CUDA graphs of sequences of fixed work on a GPU (ms__capture_fixed); it and all later
+// ones launch them. What changes between the repetitions of fixed work, such as the offset of random numbers and the
+// factors of an optimizer, lies in memory of the device, into which the host copies it before it launches the graph. All
+// other work is queued piece by piece.
 #ifndef MS_CAPTURE_H
 #define MS_CAPTURE_H
 

@@ -11,7 +11,7 @@ static context *contexts;
 
 context *ms__contexts(void) { return contexts; }
 
-// Whether an initialised unit may get a new root because a module around its root is wrapped.
+// Whether an initialised unit may get a new root, because a script has wrapped a module around it again; roots may not.
 static bool may_change_root(const unit *u)
 {
     const context *c = u->context;

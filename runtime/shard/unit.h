@@ -134,7 +134,7 @@ typedef struct unit_pass {
 
 // The progress of a backward. The gradients themselves are in unit_param. backward.c and the views change it.
 typedef struct unit_gradients {
-    size_t arrived;    // bytes of gradients that have arrived in this backward
+    size_t arrived;    // bytes of gradients that have arrived since the latest post-backward that took them
     bool partly;       // this backward has run some but not all modules of a pass
     int behind;        // passes that have had no backward yet, not counting the one whose gradients are reduced
     bool accumulated;  // the gradients waiting to be reduced include some of earlier backwards

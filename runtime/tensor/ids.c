@@ -156,8 +156,9 @@ static void slot_release(slot *s)
     ms__release(t);
 }
 
-// Requests a garbage collection when the unscoped tensors, or all CPU memory in use (a small unscoped loss may hold a
-// large graph), have grown by more than the soft limit plus half of their size.
+// Requests a garbage collection when the unscoped tensors made since the last one exceed the soft limit plus half of
+// the unscoped bytes alive; or when all CPU memory in use (a small unscoped loss may hold a large graph) has grown by
+// more than the soft limit plus half of what it was.
 static void count_unscoped(const ms_tensor *t)
 {
     double bytes = (double)ms__nbytes(t) + 256;

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// The tensor with this id, borrowed. NULL with the error set (MS_ERELEASED, or MS_EINVAL for 0).
+// The tensor with this id, borrowed. NULL with the error set (MS_ERELEASED, or MS_EINVAL if id <= 0).
 ms_tensor *ms__tensor(ms_id id);
 // Gives t an id in the innermost scope; without an open scope, an unscoped id. Takes ownership of the caller's
 // reference. A tensor that has an id keeps it. Returns 0 with the error set on failure.

@@ -19,8 +19,8 @@ M.CALLS = { "openat", "open", "creat", "read", "pread64", "write", "pwrite64", "
                 "rmdir", "newfstatat",
                 "fstat", "stat", "lstat", "getdents64", "lseek", "statx", "readlink", "readlinkat" }
 
---- Whether strace can trace on this machine; tries it. Returns false if scripts/test runs the specs under a sanitizer,
---- whose leak check traces the process, too.
+--- Whether strace can trace on this machine; tries it. Returns false if scripts/test runs the specs under valgrind or a
+--- sanitizer, whose leak check traces the process, too.
 function M.works()
   return not os.getenv "MOONSHARD_TOOL"
     and os.execute "strace -f -o /dev/null -e trace=openat true >/dev/null 2>&1" == 0

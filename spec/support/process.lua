@@ -43,7 +43,7 @@ function process.crash_env(env)
 end
 
 --- Environment (with `changes`) of an mpirun that a spec starts: it may run as root, and start more ranks than there
---- are cores; ranks are not bound to cores. Only mpirun reads these settings; the engine makes all others itself.
+--- are cores; ranks are not bound to cores. mpirun reads these settings; those that ranks read are set by the engine.
 ---@param changes? table<string, string|false>
 ---@return table<string, string|false>
 function process.mpirun_env(changes)

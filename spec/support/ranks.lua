@@ -10,8 +10,8 @@
 --- The tests are ordinary `it`s. The first one starts a gang, `mpirun -n 4 luajit worker.lua`. Every rank runs the
 --- tests in order and writes the result of each to its own file; after each test the ranks synchronise on a board
 --- (board.lua). The busted process watches. If a rank fails, dies, exits or hangs during a test, that test fails with a
---- message; the gang is ended at once and started again with the next test. A message that several ranks report is
---- shown once.
+--- message; the gang is ended (at most `grace` seconds after a rank has failed) and started again with the next test. A
+--- message that several ranks report is shown once.
 ---
 ---   ranks.run(2, "script.lua" or text or function, opts)         -- a whole job: code, stdout, stderr, seconds
 local process = require "spec.support.process"

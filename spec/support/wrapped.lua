@@ -26,7 +26,7 @@ function M.load()
   return ms, ms.nn, ms.fsdp, ms.dist, M.quietly
 end
 
---- Calls fn without the warnings about strategies in a world of one rank and about no_shard.
+--- Calls fn without printing warnings, such as those about strategies in a world of one rank and about no_shard.
 function M.quietly(fn, ...)
   local ms = require "moonshard"
   local function rest(_, ...) return ... end

@@ -49,7 +49,8 @@ local function short(name)
   return name
 end
 
---- Compiles the kernels that have changed and reads the table. Returns nil and the reason if this is not possible.
+--- Compiles the kernels that have changed and reads the table. Returns nil and the reason where there is no nvcc;
+--- raises if a kernel does not compile.
 ---@param root string   the repository, with a slash at its end
 ---@param build string  the build folder; PTX and logs are kept in its folder sm_90a
 ---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,

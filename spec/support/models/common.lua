@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- Common parts of the models in this folder, which are those of PyTorch's FSDP test suites. Their classes have
----   model:get_input(device) -> array of tensors: equal at every call, different on every rank
+---   model:get_input(device) -> array of tensors: equal at every call, different on every rank (except in
+---     TransformerWithSharedParams)
 ---   model:get_loss(input, output), model:run_backward(loss)
 --- and each file's `init(group, fsdp_init_mode, device_init_mode, given)` builds one. fsdp_init_mode: "no_fsdp" or
 --- "recursive"; device_init_mode: "before" (moved to the device, then wrapped), "after" (the caller moves it) or

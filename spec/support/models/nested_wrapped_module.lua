@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
---- NestedWrappedModule: five Linears in three units: the 2nd and 3rd together, the 2nd nested in
---- that unit, and the 4th.
+--- NestedWrappedModule: five Linears in sequence. The 2nd and 3rd together are a unit, inside of which the 2nd is a
+--- unit of its own; the 4th is a unit; the 1st and 5th belong to none of these.
 local ms = require "moonshard"
 local common = require "spec.support.models.common"
 local nn, optim = ms.nn, ms.optim

@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: MIT
---- SaveForwardInputsModel: two Linears that record their inputs' values and dtypes.
+--- SaveForwardInputsModel: two Linears in sequence. The model and both layers record the dtypes of their inputs.
 local ms = require "moonshard"
 local nn = ms.nn
 
 local SaveForwardInputs = nn.Module:extend("SaveForwardInputs")
 
---- seen: receives the dtypes of inputs by module. Option of `given`: cast_forward_inputs (casts x to the weight's
+--- seen: receives the dtype of the latest input by module. Option of `given`: cast_forward_inputs (casts x to the weight's
 --- dtype).
 function SaveForwardInputs:init(seen, given)
   self.linear = nn.Linear(100, 100)

@@ -89,7 +89,7 @@ local function lazy_init(unit)
     for name, m in unit.modules[1]:named_modules() do
       local u = unit_of(m)
       -- Refuse initialised units, which cannot get another root, except an fsdp.FSDP instance below its own root: a
-      -- script may wrap a module that contains that root.
+      -- script may wrap a module around that instance again.
       if u and lib.ms_unit_is_lazy(u.handle) ~= 0 and not (u.classic and lib.ms_unit_root(u.handle) ~= u.handle) then
         errors.raise("FSDP state has already been lazily initialized for %s\nFSDP requires running forward through the root module first", name)
       end
