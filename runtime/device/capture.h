@@ -12,8 +12,8 @@
 //
 // The first repetition makes CUDA graphs of sequences of fixed work on a GPU (ms__capture_fixed); it and all later
 // ones launch them. What changes between the repetitions of fixed work, such as the offset of random numbers and the
-// factors of an optimizer, lies in memory of the device, into which the host copies it before it launches the graph. All
-// other work is queued piece by piece.
+// factors of an optimizer, lies in memory of the device, into which the host copies it before it launches the graph.
+// All other work is queued piece by piece.
 #ifndef MS_CAPTURE_H
 #define MS_CAPTURE_H
 
