@@ -51,8 +51,8 @@ static row_sizes row_sizes_of(const job &q)
     for (int d = 0; d < q.ndim - 1; d++) s.outer *= q.shape[d];
     return s;
 }
-// What a thread works on: k, the number of its position; j, its first line in the group; x and y, where the group
-// begins in `from` and in `to`.
+// What a thread works on: position number k of a group, for lines j to j + WIDE - 1 of the group; x and y: the offsets
+// of the group in `from` and in `to`.
 struct row_part {
     int64_t k, j, x, y;
 };

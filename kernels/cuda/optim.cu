@@ -142,7 +142,7 @@ static __device__ inline double fold_part(double sum, double part, double p)
     return sum + part;
 }
 // The norm of all gradients: from the sums of all owners, or, if sums is NULL, `total`. The gradients are multiplied
-// by factor_of(norm) if the norm exceeds `most`, otherwise by 1.
+// by factor_of(norm): most / (norm + 1e-6), but at most 1, and 1 if `most` is not finite.
 struct clip_norm {
     const double *sums;
     int owners, dtype;
@@ -444,8 +444,8 @@ ms_status ms__cuda_adapt(int index, float *scale, const float *found, double bad
 
 // ---- sums computed by the transport's library (NCCL) ----
 
-// Half types are converted to float32 before the sum; scales, means and the only rounding come after it, in the CPU's
-// arithmetic (comm/reduce.c).
+// Half types are converted to float32 before the sum, unless the script lets the library add them as they are; the
+// divisor of a mean, the scale and a rounding to the result's dtype come after it, in the CPU's arithmetic.
 template <class S, class D>
 __global__ void finish_kernel(D *dst, const S *src, int64_t n, real_of<S> divisor, real_of<S> scale)
 {

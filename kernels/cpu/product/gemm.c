@@ -324,7 +324,7 @@ static void pack_part(const gemm_work *w, int64_t i, int64_t m, int64_t p, int64
 
 static void pack_rows(const gemm_work *w, int64_t i, int64_t m) { pack_part(w, i, m, 0, w->kc); }
 
-// The number of rows packed together where A's columns are contiguous, in whole panels.
+// The number of rows packed together where A's columns are contiguous: a multiple of a panel's rows.
 static int64_t run_rows(const gemm_work *w) { return RUN / (w->half ? 2 : w->size) / 8 * w->high; }
 
 static void pack_rows_task(void *arg, int64_t task, int64_t end, int64_t unused)

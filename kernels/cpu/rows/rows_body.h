@@ -99,8 +99,8 @@ MS_INLINE REAL R(ms__row_max)(const REAL *x, int64_t n)
     return m;
 }
 
-// The exponential of a softmax, whose argument is at most 0. Returns 0 where the result would be subnormal. (A
-// subnormal result takes 150 cycles, and every masked score would give one.)
+// The exponential of a softmax, whose argument is at most 0. Returns 0 below `lowest`, near which results become
+// subnormal. (A subnormal result takes 150 cycles, and every masked score would give one.)
 MS_INLINE REAL R(ms__soft_exp)(REAL d)
 {
     const REAL lowest = sizeof(REAL) == 4 ? (REAL)-87 : (REAL)-708;

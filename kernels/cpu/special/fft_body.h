@@ -59,8 +59,8 @@ PASS(11)
 PASS(13)
 #undef PASS
 
-// Transforms `lanes` interleaved lines of plan->n elements in *a, with *b for intermediate results. Returns the one
-// that has the result.
+// Transforms `lanes` interleaved lines of plan->n elements in a, with b for intermediate results. Returns a or b: the
+// one that has the result.
 static R(pairs) R(passes)(const ms_fft_plan *plan, R(pairs) roots, REAL sign, int64_t lanes, R(pairs) a, R(pairs) b)
 {
     R(pass) p = { .size = plan->n, .s = lanes, .unit = 1, .sign = sign, .roots = roots, .n = plan->n };

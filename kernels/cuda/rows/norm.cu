@@ -232,7 +232,7 @@ __global__ void norm_dx_kernel(norm_rows r, norm_segments s, const norm_sums *pa
     store_dx<S>(r, my, BLOCK, g, to, { (T)(warp_sum(sq) / n), (T)(warp_sum(sh) / n) });
 }
 // Column sums of g h and of g over a segment of rows. A group of 16 threads covers COLUMNS adjacent columns. The
-// block's 16 groups take turns at the rows, four rows at a time, because the statistics of four rows are one access.
+// block's 16 groups take turns at the rows, four rows at a time, because the statistics of four rows are one pack.
 enum { ACROSS = 16, COLUMNS = ACROSS * WIDE, GROUPS = BLOCK / ACROSS };
 template <class S>
 __global__ void __launch_bounds__(BLOCK, sizeof(S) == 8 ? 2 : 3)
@@ -466,7 +466,7 @@ enum { FILLING_ROWS = (int)ENOUGH * (int)WARPS };
                           : norm_rows_kernel<float, K>)
 static ms_status short_norm_backward(const norm_gradients &d)
 {
-    // Few enough blocks that their parts stay below 1 MB, because only a few blocks join them.
+    // Few enough blocks that their parts take about 1 MB at most, because only a few blocks join them.
     int64_t packs = up(d.q.n, 32 * WIDE), blocks = packs == 1 ? 480 : packs == 2 ? 240 : 132;
     if (blocks > up(d.q.rows, WARPS)) blocks = up(d.q.rows, WARPS);
     int dtype = d.x->dtype, index = index_of(d.x);

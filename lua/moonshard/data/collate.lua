@@ -152,7 +152,7 @@ end
 -- ---- item by item ----------------------------------------------------------------------------------------
 
 -- These functions make the batch of default_collate while the items are made: a loader makes no table for each item.
--- The tensors of an item are copied, and the first two of them released, before the next item is made.
+-- The tensors of an item are copied before the next item is made, and, if M.columns is told so, two of them released.
 
 -- Makes the column a list, because item k cannot be copied: the items before k become views of what was copied.
 local function give_up(column, k)

@@ -81,7 +81,7 @@ end
 -- Adds the functions to the module `dist`.
 return function(dist)
   --- Reduces every tensor of the list over ranks, in place: one all_reduce for all tensors of a dtype and device. The
-  --- results have the bits of one all_reduce for each.
+  --- results have the bits of one all_reduce for each, except by NCCL.
   ---@param list Tensor[]  of the same shapes and dtypes on every rank
   ---@param given? { op: "sum"|"avg"|"max"|"min"|"prod", group: Group, async: boolean }
   ---   async: the tensors get their results in the work's wait, or when its done returns true

@@ -29,7 +29,8 @@ function M.open(path, mode)
   return io.open(path, mode)
 end
 
---- Opens a new file, to be renamed to `path` when it is complete. Only a file that a killed process left is replaced.
+--- Opens a new file, to be renamed to `path` when it is complete. A regular file of its name is removed: a killed
+--- process has left it.
 ---@param path string
 ---@param temporary string  path of the new file
 ---@return file*?

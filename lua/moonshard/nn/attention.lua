@@ -91,7 +91,8 @@ function MultiheadAttention:_draw()
   end
 end
 
---- Initialises all parameters again: projections xavier-uniform, biases 0.
+--- Initialises all parameters again: the projections of query, key and value xavier-uniform, out_proj.weight as that of
+--- a Linear, bias_k and bias_v xavier-normal, the other biases 0.
 function MultiheadAttention:reset_parameters()
   self.out_proj:reset_parameters()
   self:_draw()

@@ -22,7 +22,7 @@ end
 
 local dropout = ops.dropout
 ---@param x Tensor  of any shape
----@return Tensor  of x's shape; x itself in eval mode
+---@return Tensor  of x's shape; x itself in eval mode, or if p is 0
 function Dropout:forward(x)
   local slots = self._slots
   local p = slots.p

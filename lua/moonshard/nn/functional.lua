@@ -306,11 +306,12 @@ local function chunk_rows(x, rows, classes)
 end
 
 --- cross_entropy of linear(x, w), with less memory: the logits are computed in chunks of rows, and the gradients of x,
---- w and the bias in the same pass. Memory: the logits of one chunk; if w is float16 or
---- bfloat16, also its gradient in float32. The bits of the result depend on the size of the chunks, not on the number
---- of threads; if one chunk has all rows, linear and cross_entropy compute the result. Backward computes the logits
---- again if the reduction is "none", or if the dtype is float16, whose gradients need the loss's scale. With
---- probabilities as targets there are no chunks. Errors: a class outside of w's rows.
+--- w and the bias in the same pass. Memory: the logits of one chunk, on the CPU also their gradient; with several
+--- chunks also, on the CPU, another gradient of w and, if w is float16 or bfloat16, its gradient in float32. The bits
+--- of the result depend on the size of the chunks, not on the number of threads; if one chunk has all rows, linear and
+--- cross_entropy compute the result. Backward computes the logits again if the reduction is "none", or if the dtype is
+--- float16, whose gradients need the loss's scale. With probabilities as targets there are no chunks. Errors: a class
+--- outside of w's rows.
 ---@param x Tensor  […, in]
 ---@param w Tensor  [C, in]: a row for each class
 ---@param ids Tensor  classes from 0: int64 […]; or the probability of every class, floating point […, C]

@@ -150,7 +150,7 @@ function Output:hurry()
   end
 end
 
---- Prints what is due. running: the set of ranks that may print more; nil: all have ended their line.
+--- Prints what is due. running: the set of ranks that may print more; nil: none may, and unfinished lines are ended.
 ---@param now number
 ---@param running? table<integer, any>
 function Output:tick(now, running)
