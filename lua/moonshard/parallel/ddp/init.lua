@@ -47,13 +47,13 @@ local rawget, rawset, type, ipairs, pcall, error, select = rawget, rawset, type,
 ---@overload fun(m: Module, opts?: { process_group: Group, bucket_cap_mb: number, find_unused_parameters: boolean, gradient_as_bucket_view: boolean, broadcast_buffers: boolean, static_graph: boolean, device_ids: integer[], device_mesh: DeviceMesh, init_sync: boolean, skip_all_reduce_unused_params: boolean, mixed_precision: MixedPrecision, delay_all_reduce_named_params: (string|table)[], param_to_hook_all_reduce: Parameter }): DDP
 ---   m: equal on all ranks; bucket_cap_mb: size of a bucket of gradients in MiB; find_unused_parameters: some
 ---   parameters may receive no gradient; gradient_as_bucket_view: gradients are views of the buckets;
----   broadcast_buffers: a forward begins with rank 0's buffers; static_graph: every iteration uses the same parameters,
----   each the same number of times; device_ids: at most one element; ignored; device_mesh: a mesh of one dimension,
----   given instead of process_group; init_sync: false: the script guarantees equal models on all ranks;
----   skip_all_reduce_unused_params: parameters that no rank used are not reduced; mixed_precision: forward and backward
----   run on copies of the parameters in param_dtype; delay_all_reduce_named_params: names, or pairs of name and
----   parameter, whose gradients are reduced together; param_to_hook_all_reduce: its gradient's arrival starts that
----   reduction
+---   broadcast_buffers: a forward begins with rank 0's buffers; static_graph: every iteration uses the same
+---   parameters, each the same number of times; device_ids: at most one element; ignored; device_mesh: a mesh of one
+---   dimension, given instead of process_group; init_sync: false: the script guarantees equal models on all ranks;
+---   skip_all_reduce_unused_params: with find_unused_parameters: a bucket is not reduced if no rank used any of its
+---   parameters; mixed_precision: forward and backward run on copies of the parameters in param_dtype;
+---   delay_all_reduce_named_params: names, or pairs of name and parameter, whose gradients are reduced together;
+---   param_to_hook_all_reduce: its gradient's arrival starts that reduction
 local DDP = base.Module:extend("DDP")
 wrapping.read_through(DDP)
 
