@@ -68,8 +68,8 @@ local function over_ranks(self, list)
 end
 
 --- The value over all batches and ranks: a number, or a table of numbers. Every rank of the group calls it. Without
---- data it is nan, but counts and the precision, recall and F1 of a class are 0. An item that a loader repeats counts
---- twice: give `pad = false` to data.DataLoader.
+--- data it is nan, but counts are 0, and so are the precision, recall and F1 of a class and their "macro" mean. An item
+--- that a loader repeats counts twice: give `pad = false` to data.DataLoader.
 ---@return number|number[]|number[][]
 function Metric:compute() return self:_result(over_ranks(self, self.sums)) end
 

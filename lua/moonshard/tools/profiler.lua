@@ -7,10 +7,10 @@
 ---   print(p)                                       -- a table by name
 ---   p:export_chrome_trace("trace.json")            -- for ui.perfetto.dev
 ---
---- Times are CPU times: that of an operator on a GPU is the time of its launch, and the time to wait for the device
---- appears where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its end. With
---- several ranks the file has a process for each, on the clock of rank 0, and arrows from the rank that arrived last at
---- a collective to the others.
+--- Times are wall-clock times on the CPU: that of an operator on a GPU is the time of its launch, and the time to wait
+--- for the device appears where the script waits. MOONSHARD_PROFILE=FILE records a whole script and writes FILE at its
+--- end. With several ranks the file has a process for each, on the clock of rank 0, and arrows from the rank that
+--- arrived last at a collective to the others.
 local calls = require "moonshard.dist.calls"
 local engine = require "moonshard.core.ffi"
 local errors = require "moonshard.core.errors"
