@@ -586,8 +586,8 @@ typedef struct {
 MS_API ms_status ms_unit_shard_info(ms_id p, ms_shard_info *out);
 // Moves the shards to a device and dtype (-1: unchanged). keep_values 0 leaves them uninitialised (to_empty).
 MS_API ms_status ms_unit_to(double unit, int device, int dtype, int keep_values);
-// Replaces parameter j of the unit (counted as in ms_unit_new) by p, which must have the same shape and dtype and
-// receives this rank's part of its values. The replaced parameter no longer belongs to the unit. The unit must be idle.
+// Replaces parameter j of the unit (counted as in ms_unit_new) by p, a whole leaf of the same shape and dtype; this
+// rank keeps its part of p's values. The replaced parameter no longer belongs to the unit. The unit must be idle.
 MS_API ms_status ms_unit_replace(double unit, int j, ms_id p);
 // All-gather extensions: the script decides which tensors are gathered for some parameters, and builds the whole
 // parameters from them. Extension e covers count[e] parameters, consecutive in `which`, as positions in ms_unit_new.
@@ -869,7 +869,8 @@ MS_API const char *ms_loader_metadata_value(const ms_loader *l, int k);
 
 // Reads ranges of elements of many tensors at once: call ms_loader_want for each, then ms_loader_fetch. A range is
 // stored in dst, which must be contiguous and of the same dtype, from element `at` on. If whole (17 bytes) is not NULL,
-// fetch reads the whole file once, in order, and verifies it; for a file without checksums, whole receives its XXH64.
+// fetch reads the whole file once, in order, and verifies it if l was opened with verify; for a file without checksums,
+// whole receives its XXH64, otherwise "".
 MS_API ms_status ms_loader_want(ms_loader *l, int k, double first, double count, ms_id dst, double at);
 MS_API ms_status ms_loader_fetch(ms_loader *l, char *whole);
 

@@ -255,7 +255,8 @@ static ms_status stream(ms_loader *l, verifier *f)
     return st != MS_OK ? st : end;
 }
 
-// Reads the whole file in order and copies the requested ranges. hash: receives the XXH64 of a file without checksums.
+// Reads the whole file in order and copies the requested ranges. hash: receives the XXH64 of a file without checksums;
+// "" if the file has them.
 static ms_status fetch_whole(ms_loader *l, char *hash)
 {
     const ms_st_entry **order = NULL;

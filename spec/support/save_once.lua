@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- luajit save_once.lua KIND PATH VALUE: saves once; every element is VALUE. For durability_spec, which kills it or
---- makes a system call fail. KIND: `file` (ms.save), `folder` (fsdp.save with an optimizer), `large` (a file that is
+--- makes a system call fail. KIND: `file` (ms.save), `folder` (fsdp.save of a model), `large` (a file that is
 --- written without the page cache), `inside` (as folder, but strace makes renameat2 fail). Two attempts to open files
 --- that do not exist mark the begin and end of the save. Prints when the save begins, and its result. As a module it
 --- returns `save(kind, path, value)`, which prepares such a save.
