@@ -61,8 +61,8 @@ local function check_params(self)
   for r = 2, self._world do
     for k = 1, math.max(#all[1], #all[r]) do
       if all[r][k] ~= all[1][k] then
-        raise("%s: ranks have different parameters: number %d is %s on rank %d and %s on rank 0", NAME, k, all[r][k]
-          or "absent", r - 1, all[1][k] or "absent")
+        raise("%s: ranks have different parameters: number %d is %s on rank %d and %s on rank %d", NAME, k, all[r][k]
+          or "absent", self._ranks[r], all[1][k] or "absent", self._ranks[1])
       end
     end
   end
