@@ -261,7 +261,7 @@ static void pack_rows_half(float *out, const ms_matrix *a, int64_t m, int64_t k,
 
 // ---- large products -------------------------------------------------------------------------------
 
-// Divides n into equal parts of at most `most`, each a multiple of `unit`.
+// The size of nearly equal parts of n: at most `most`, then rounded up to a multiple of `unit`.
 static int64_t even(int64_t n, int64_t most, int64_t unit)
 {
     return ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit;

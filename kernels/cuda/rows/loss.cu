@@ -296,13 +296,14 @@ static void cross_let_go(cross_held *h)
     if (h->ids) ms__release(h->ids);
     if (h->x) ms__release(h->x);
 }
-// Memory of a call: two totals, then the losses of the rows.
+// The number of blocks that compute the totals of `rows` rows.
 enum { ROWS_JOINED = 64 * BLOCK };  // a thread adds up at most 64 rows
 static int64_t total_parts(int64_t rows)
 {
     int64_t n = up(rows, rows * 12 < LARGE ? ROWS_JOINED / 2 : 2 * BLOCK);  // 12: bytes of an id and a loss
     return rows <= ROWS_JOINED ? 1 : n < ROWS_JOINED ? n : (int64_t)ROWS_JOINED;
 }
+// Memory of a call: two totals, then the losses of the rows.
 static ms_status loss_room(const ms_call *c, ms_block **room, int64_t rows)
 {
     return ms__alloc(room, ms__device(c->in[0]), (size_t)(2 + rows) * sizeof(double), c->op->name);

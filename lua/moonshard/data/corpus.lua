@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- A corpus: a list of files, and which of their tokens are for training and which for validation.
 ---
---- Text: every regular file is used once, one token per byte. Links and files with equal contents are skipped, because
+--- Text: every regular file is used once, one token per byte. Links in folders and copies of files are skipped, because
 --- they would put validation text into training. The last tenth of each file is for validation, unless the script gives
 --- another share. llm.c's shards (`.bin`): a header of 256 int32, then token ids of 2 or 4 bytes. Shards with "val" in
 --- their name are for validation, all others for training; if there is no such name, the last tenth of each shard is
