@@ -53,10 +53,10 @@ function M.processor(line)
   local load = tonumber(read.find("/proc/loadavg", "^(%S+)") or "")
   if load and online then
     if load > 0.5 * online then
-      line("slow", "load", ("other processes kept %.1f of %d cores busy in the last minute"):format(load, online),
+      line("slow", "load", ("on average, %.1f processes ran or waited for %d cores in the last minute"):format(load, online),
         "end other busy processes, or do not trust the rates below")
     else
-      line("good", "load", ("other processes kept %.2f cores busy in the last minute"):format(load))
+      line("good", "load", ("on average, %.2f processes ran or waited for a core in the last minute"):format(load))
     end
   end
 end
