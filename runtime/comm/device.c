@@ -4,8 +4,8 @@
 // device.
 //
 // The input is copied when the collective is issued, in the order of the compute stream. The thread that runs the
-// collective copies the output back, on a separate stream, before the collective completes. Until then the output's
-// storage carries the collective's event, so that the next operator on it waits.
+// collective copies the output back, on the collective's stream, before the collective completes. Until then the
+// output's storage carries the collective's event, so that the next operator on it waits.
 #include "comm/internal.h"
 #include "device/device.h"
 

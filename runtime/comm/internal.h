@@ -304,7 +304,8 @@ bool ms__launcher_ends_job(void);                         // whether mpirun is e
 void ms__wake_launcher(void);  // to be called repeatedly while mpirun ends the job: interrupts its sleeps
 
 void ms__launcher_to_loopback(void);
-void ms__fork_waker(void);  // starts a child process that wakes mpirun until it has exited, even if this rank is killed
+void ms__fork_waker(
+    void);  // a child process wakes mpirun until it has exited, for at most 1.5 s, even if this rank is killed
 _Noreturn void ms__exit_first(
     int code);  // called by the first rank to fail: a child keeps waking mpirun, because the peers may be stopped
 
@@ -520,8 +521,8 @@ ms_status ms__far_ready(ms_coll *c);  // on the leader: sends and receives the r
 ms_status ms__far_reduce(ms_waiter *w, char *const *windows, char *result, size_t n);
 // Receives the windows of the members on other nodes into mirror, `bytes` bytes each, one after the other.
 ms_status ms__far_gather(ms_waiter *w, char *const *windows, char *mirror, size_t bytes);
-// For a group with one member on every node: sends `in` to all other members and receives theirs; the bytes[k] bytes of
-// member k, this rank's own included, are stored at out + k * stride. `in` may be this rank's place in `out`.
+// For a group without two members on one node: sends `in` to all other members and receives theirs; the bytes[k] bytes
+// of member k, this rank's own included, are stored at out + k * stride. `in` may be this rank's place in `out`.
 ms_status ms__far_exchange(ms_waiter *w, const char *in, char *out, size_t stride, const size_t *bytes);
 // A reduction of two members. Member k reduces bytes[k] bytes; this rank stores its part in `mine`. Each member sends
 // the other its values for the other's part, and both add in rank order. The peer's result is stored at `theirs` unless

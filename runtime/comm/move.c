@@ -5,7 +5,7 @@
 //  direct      peers' tensors are read and written in place
 //  staged      in rounds through the windows: for memory that peers cannot map, and for other nodes (comm/job/far.c)
 //
-// Where every node has one member, all-gathers of contiguous blocks and reductions of two members use no rounds: they
+// Where no node has two members, all-gathers of contiguous blocks and reductions of two members use no rounds: they
 // send messages only (single). All three ways add in rank order, so they give the same bits.
 #include "comm/internal.h"
 

@@ -109,7 +109,8 @@ static const char *size_rule(int op, const ms_tensor *out, const ms_tensor *in, 
     }
 }
 
-// Fails if out and in overlap, unless the smaller tensor is this rank's block of the larger one.
+// Fails if out and in overlap, unless op allows it (IN_BLOCK) and the smaller tensor is this rank's block of the
+// larger.
 static ms_status check_overlap(int op, const char *name, const ms_tensor *out, const ms_tensor *in, int me)
 {
     bool block = ROW(op)->kind & IN_BLOCK;

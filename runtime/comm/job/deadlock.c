@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// comm/job/deadlock.c -- finds ranks that wait for each other in different groups.
+// comm/job/deadlock.c -- finds ranks of one host that wait for each other in different groups.
 //
 // The waits are a graph. A node is one stream of a rank, which the engine's thread or a worker executes; it has an edge
-// to each stream that must proceed before it can. A deadlock is a cycle whose nodes were all waiting at the same
-// instant: the cycle is walked twice, and each node's entry on the board must have the same version both times.
+// to each stream on the host that must proceed before it can. A deadlock is a cycle whose nodes were all waiting at the
+// same instant: the cycle is walked twice, and each node's entry on the board must have the same version both times.
 #include <pthread.h>
 #include <stdio.h>
 #include "comm/internal.h"

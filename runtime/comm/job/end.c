@@ -13,7 +13,7 @@
 // A thread of each rank sleeps on the process descriptors of its peers, so busy ranks notice an end at once, too.
 //
 // The first rank to fail exits. The launcher then ends its peers and reports its exit code. mpirun sleeps while it does
-// so (ms__wake_launcher), so the peers stay alive and wake it until it sends TERM: the job ends in hundredths of a
+// so (ms__wake_launcher), so the peers stay alive and wake it until it kills them: the job ends in hundredths of a
 // second instead of 2 s. srun may not end the ranks, so under srun every rank exits.
 #define _GNU_SOURCE
 #include <poll.h>
@@ -34,7 +34,7 @@ static atomic_bool leaving;  // this rank is exiting and has printed its error
 static char failure_text[2 * TEXT];
 
 enum { MS = 1000000 };
-static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's TERM
+static const int64_t STAY = 1500ll * MS;  // how long to wait for the launcher's KILL
 
 static bool is_here(int rank) { return ms__world.node_of[rank] == ms__world.node; }
 static int state_of(int rank) { return atomic_load(&ms__world.board->rank[rank].state); }
@@ -314,8 +314,8 @@ static void at_exit(int code, void *arg)
     // The script called os.exit, or raised an error without a text, such as error(nil).
     if (!ms__error_reported() && ms__world.board && !atomic_load(&ms__world.board->reported))
         fprintf(stderr, "rank %d: the script ended with status %d\n", ms__world.rank, code);
-    // Does not call MPI_Finalize, because the launcher ends the peers. Takes no lock, because a stream worker may be
-    // inside MPI.
+    // Does not call MPI_Finalize, because the launcher ends the peers. Does not take the transport's lock, because a
+    // stream worker may hold it inside MPI.
     mark_reported();
     set_state(RANK_RAISED);
     ms__trace_save_now();

@@ -3,7 +3,7 @@
 //
 // A leader sends the ready slots of its node's members to the other leaders and copies theirs to this node. A reduction
 // is a chain over the nodes in rank order with unrounded partial results, so it gives the same bits as on one node. All
-// other collectives exchange windows among leaders. If the group has one member on every node, all-gathers of
+// other collectives exchange windows among leaders. If no node has two members of the group, all-gathers of
 // contiguous blocks, and reductions of two members, use messages alone (ms__far_exchange, ms__far_pair).
 #include <pthread.h>
 #include "comm/internal.h"

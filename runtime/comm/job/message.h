@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // comm/job/message.h -- messages between nodes, from any thread. The tags of collectives are even (far.c), others odd
-// (far_error.c).
+// (far_error.c, clock.c).
 #ifndef MS_COMM_JOB_MESSAGE_H
 #define MS_COMM_JOB_MESSAGE_H
 
