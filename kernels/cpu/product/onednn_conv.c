@@ -244,7 +244,7 @@ typedef struct plan {
     size_t bytes[3], scratch_bytes;  // of a task's blocked operands; its scratch memory
     int64_t slots;  // pieces of scratch memory: one for each thread, or for each task if they are fewer
     char *room[3], *sums, *scratch;  // sums: of the weight's gradient, for all current blocks but the very first
-    int status;                      // of the first task that failed
+    int status;                      // of a task that failed, else 0
 } plan;
 
 static entry *entry_of(const plan *p, int64_t part, int64_t block)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cpu/rows/batch_norm.c -- batch_norm on the CPU. Statistics and weights are double, elements float32 or float64 (half
-// types are converted on load and store).
+// cpu/rows/batch_norm.c -- batch_norm on the CPU. Statistics and weights are double, elements float32 or float64 (of
+// half types, a float32 copy is made, and the result is converted back).
 //
 // Sizes: N batch, C channels, S product of the remaining dimensions. With S > 1 a task is one channel, which is read
 // several times from the second-level cache. With S = 1 a task is a block of rows; the block size depends only on the

@@ -89,8 +89,8 @@ static ms_status outs_joined(ms_call *c, int d)
 }
 
 // Inputs: gradient, q, k, v, mask (optional), out, lse, and optionally the gradient of lse. The last integers: seed,
-// offset, and the mask of needed gradients (rows/grad.h). Outputs: dq, dk, dv, and for the mask the gradient of the
-// scores [..., t, s], float32 or float64.
+// offset, and the mask of needed gradients (rows/grad.h). Outputs: those that are needed of dq, dk, dv, and for the
+// mask the gradient of the scores [..., t, s], float32 or float64.
 static ms_status attention_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

@@ -174,7 +174,8 @@ static ms_status mse_loss_check(ms_call *c)
     return ms__call_out(c, 0, a->dtype, ms__device(a), c->i[0] == NONE ? a->ndim : 0, a->shape);
 }
 
-// Inputs: gradient, a, b. Integers: reduction, the mask (rows/grad.h). Outputs: da, db.
+// Inputs: gradient, a, b. Integers: reduction, the mask (rows/grad.h). Outputs: those of da, db that are
+// needed.
 static ms_status mse_loss_backward_check(ms_call *c)
 {
     int64_t mask = c->i[c->n_i - 1];

@@ -122,8 +122,9 @@ end
 local IterableDataset = class "IterableDataset"
 M.IterableDataset = IterableDataset
 
---- Every rank and every worker reads the whole stream and keeps its share, so that the batches do not depend on the
---- number of ranks or workers.
+--- Every rank and every worker reads the whole stream and keeps its share. The batches of a step, over all ranks, have
+--- the same items for any number of workers, and for any number of ranks if `batch_size * world` stays the same;
+--- only the last batches may repeat some.
 ---@param fn fun(epoch: integer): fun(): any  called at the beginning of each epoch, from 0; returns an iterator, whose
 ---   first nil ends the epoch
 function IterableDataset:init(fn) self.fn = opts.expect(fn, opts.callable, "IterableDataset: argument 1") end
