@@ -1063,7 +1063,8 @@ MS_API const char *ms_op_samples(int op);  // sample inputs of an operator for t
 MS_API double ms_fail_allocation(double nth);
 // Makes collectives of this kind (op -1: all) take `seconds` longer on this rank.
 MS_API void ms_dist_set_delay(int op, double seconds);
-// MPI's own float32 collective on raw memory, for comparison. op: 0 all-gather, 1 reduce-scatter, 2 all-reduce.
+// MPI's own float32 collective on raw memory, for comparison. op: 0 all-gather, 1 reduce-scatter, 2 all-reduce,
+// 3 barrier.
 MS_API ms_status ms_dist_mpi_own(int op, void *out, const void *in, double count);
 
 #endif  // MS_TYPES_ONLY

@@ -69,7 +69,7 @@ typedef struct {
     int (*probe)(int tag, int *from, size_t *bytes);  // returns 1 if a message is waiting
     int (*finalize)(void);
     // The library's own collectives on float32, for comparison in benchmarks. op: 0 all-gather, 1 reduce-scatter, 2
-    // all-reduce. May be NULL.
+    // all-reduce, 3 barrier. May be NULL.
     int (*own)(int op, void *out, const void *in, size_t count);
     const ms_transport_gpu *gpu;  // NULL: the engine itself runs collectives on GPU tensors
 } ms_transport;

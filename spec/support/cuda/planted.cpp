@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cuda/planted.cpp -- programs for the emulated GPU, each with one fault of a kind that the emulator's modes must find
-// (spec/cuda/emulator_spec.lua), and programs without a fault that check the emulated tensor cores.
+// (spec/cuda/emulator_spec.lua), and programs without a fault, some of which check the emulated tensor cores.
 #include "cuda/shim.h"
 #include <cmath>
 #include <cstdint>

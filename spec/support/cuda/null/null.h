@@ -26,8 +26,8 @@
 typedef struct {
     double launches, products, flops, to_device, to_host, on_device, copies, fills, allocations, frees, waits, events;
 } ms_null_totals;
-// A launch or a product. bytes: of half types, of float32 and unknown data, of other data. A product has the kernel
-// "product" and no grid.
+// A launch or a product; while bytes are recorded, also a copy on the device (kernel "copy") or a fill ("set"). bytes:
+// of half types, of float32 and unknown data, of other data. A product has the kernel "product" and no grid.
 typedef struct {
     const char *op, *kernel;
     double bytes[3], flops;
