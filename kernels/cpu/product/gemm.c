@@ -433,7 +433,7 @@ static void column_block(gemm_work *w, int64_t threads)
 {
     int64_t panels = ceil_div(w->nc, w->wide);
     w->pack = ceil_div(panels, threads) * w->wide;
-    // At most 8 panels, because a row of B is packed into all of them at once.
+    // A single thread packs at most 8 panels at a time, because a row of B is packed into all of them at once.
     if (threads == 1 && w->pack > 8 * w->wide) w->pack = 8 * w->wide;
     w->across = ceil_div(w->nc, w->cols);
     w->fused = w->g->b_cs == 1 && w->nc % (64 / w->size) == 0 && w->pack_a && !w->half && !narrow() && w->mc >= w->mb &&

@@ -72,12 +72,12 @@ static const ms_op op_cross_entropy =
 
 // ---- linear_cross_entropy -------------------------------------------------------------------------
 
-// cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows never exist at once. Inputs: x, w,
-// ids, and optionally bias and class weights. Integers: reduction, ignore_index, rows of a chunk (0: all), and two that
-// the check adds: the dtype of the loss, and the mask of the inputs whose gradients are computed with the loss. These
-// gradients are for a loss whose own gradient is 1; backward multiplies them by the loss's gradient. With reduction
-// "none" and in float16 they are computed in backward instead, which computes the logits again: with "none" each row
-// has a gradient of its own, and in float16 small gradients would round to 0 without the loss's scale.
+// cross_entropy of x w^T + bias, in chunks of rows, so that the logits of all rows need not exist at once. Inputs: x,
+// w, ids, and optionally bias and class weights. Integers: reduction, ignore_index, rows of a chunk (0: all), and two
+// that the check adds: the dtype of the loss, and the mask of the inputs whose gradients are computed with the loss.
+// These gradients are for a loss whose own gradient is 1; backward multiplies them by the loss's gradient. With
+// reduction "none" and in float16 they are computed in backward instead, which computes the logits again: with "none"
+// each row has a gradient of its own, and in float16 small gradients would round to 0 without the loss's scale.
 enum { X, W, IDS, BIAS, WEIGHT, INPUTS };  // inputs; gradients of X, W and BIAS are outputs 1, 2 and 3
 
 static const int differentiable[] = { X, W, BIAS };

@@ -65,7 +65,7 @@ local LISTED = 20                     -- the largest number of methods that a me
 local fields = setmetatable({}, { __mode = "k" })
 
 --- Called when `key` of an instance is nil, by the function that reads fields: raises if a script calls it as a method.
---- Only the first read of a field of a class is checked: a script that does not call it tests for a field of its own.
+--- After a read that is no call, this field of the class is not checked again: the script tests for a field of its own.
 ---@param cls table  the instance's class
 ---@param key any  the field that was read
 ---@param level integer  stack level of the function that read the field; 1: the caller

@@ -26,7 +26,7 @@ function M.read(path, who)
   return text
 end
 
---- Writes a file. Errors: it cannot be written; then nothing is left of it.
+--- Writes a file. Errors: it cannot be written; a file that was written in part is removed.
 ---@param path string
 ---@param who string
 ---@param parts string[]  the contents

@@ -222,7 +222,7 @@ end
 
 --- Reads a WAV file of PCM (8, 16, 24 or 32 bits) or floating point (32 or 64 bits).
 ---@param path string  the file
----@return Tensor  float32 [channels, samples], from -1 to 1
+---@return Tensor  float32 [channels, samples]: PCM from -1 to 1, floating point as in the file
 ---@return integer rate  samples per second
 function M.read_wav(path)
   local text = raw.read(path, "read_wav")
