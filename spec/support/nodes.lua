@@ -10,7 +10,7 @@ local function sh(command) return os.execute(("exec >/dev/null 2>&1; %s"):format
 
 --- Returns the reason why this machine cannot have such nodes, or nil if it can.
 function nodes.missing()
-  if process.tool then return "the sanitizer's leak check fails in unshare, whose children are in another process namespace" end
+  if process.tool then return "leak checks of sanitizers and valgrind fail in unshare, whose children are in another process namespace" end
   for _, tool in ipairs { "ip", "unshare", "mpirun" } do
     if not sh("command -v " .. tool) then return ("%s is not installed"):format(tool) end
   end

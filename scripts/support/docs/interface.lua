@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: MIT
 --- The page of the C interface: every function of runtime/moonshard.h with its declaration, its comment, and a line
---- that calls it, from docs/api/examples/c.c, which is compiled and run, or from the front end.
+--- that calls it, from docs/api/examples/c.c, which is compiled and run, another example, the front end or a spec.
 local M = {}
 
 local function lines_of(path)
@@ -83,8 +83,8 @@ end
 local function write(page)
   local lines = { "# " .. page.title, "",
     "The functions of `runtime/moonshard.h`, the library's only public header. Examples are lines of "
-      .. "[examples/c.c](examples/c.c), which `scripts/docs --check` compiles and runs, and otherwise calls of the Lua "
-      .. "front end (`lib` is the loaded library there). [07_embed.c](../../scripts/examples/07_embed.c) is a whole "
+      .. "[examples/c.c](examples/c.c), which `scripts/docs --check` compiles and runs, and otherwise calls in the Lua "
+      .. "front end or the specs (`lib` is the loaded library there). [07_embed.c](../../scripts/examples/07_embed.c) is a whole "
       .. "program.", "" }
   local function add(...)
     for k = 1, select("#", ...) do lines[#lines + 1] = (select(k, ...)) end

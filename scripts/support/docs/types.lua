@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: MIT
---- Writes lua/moonshard/core/types_engine.lua, the annotations of everything that Lua generates from the engine's
+--- The text of lua/moonshard/core/types_engine.lua: the annotations of everything that Lua generates from the engine's
 --- tables: elementwise methods (kernels/rows/elementwise.def) and optimizers (kernels/formulas/optim).
 local ms = require "moonshard"
 local engine = require "moonshard.core.ffi"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // planted.c -- faults by which scripts/test checks that a sanitizer or valgrind works. The file is built with the
-// sanitizer's flags. planted.lua calls one fault per process, which must end with a report.
+// sanitizer's flags. planted.lua and planted_fault.lua call one fault per process, which must end with a report.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

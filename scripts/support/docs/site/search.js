@@ -37,7 +37,7 @@
     for (const section of sections) {
       const scores = words.map((word) => score(section, word));
       const share = scores.filter((s) => s > 0).length / words.length;
-      // Sections with every word come first; half of the words are enough to be listed.
+      // A section that lacks words falls far behind; half of the words are enough to be listed.
       const exact = section.low[0].trim() === words.join(" ") || section.low[0].trim().endsWith("." + words.join(" "));
       // Recipes and chapters answer tasks, so of equal hits they come first.
       const task = /^(cookbook|tutorial)\/(?!index)/.test(section.url) ? 1.5 : 1;
