@@ -1,6 +1,7 @@
 -- SPDX-License-Identifier: MIT
 --- The static table of the CUDA kernels: what ptxas and the PTX report about each, for an H100 or H200 (sm_90a),
 --- without a GPU; and the limits that kernels must meet.
+local cjson = require "cjson"
 local ptx = require "ptx"
 local M = {}
 
@@ -49,49 +50,29 @@ local function short(name)
   return name
 end
 
---- Compiles the kernels that have changed and reads the table. Returns nil and the reason where there is no nvcc;
---- raises if a kernel does not compile.
----@param root string   the repository, with a slash at its end
----@param build string  the build folder; PTX and logs are kept in its folder sm_90a
----@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,
----  classes, exact (an instance for integers, or for doubles if there is one for float32)
----@return string?
-function M.rows(root, build)
-  local folder = build .. "/sm_90a"
-  local log = os.tmpname()
-  local status = os.execute(("'%sscripts/bench/support/ptx.sh' '%s' 2>'%s'"):format(root, folder, log))
-  local text = read(log)
-  os.remove(log)
-  if status ~= 0 and status ~= true then
-    if text:find "there is no nvcc" then return nil, "there is no nvcc" end
-    error("the kernels cannot be compiled for sm_90a:\n" .. text, 0)
-  end
+-- The rows of the table, from the PTX and the reports in a folder; stems: the names of the files of kernels/cuda.
+local function read_rows(folder, stems)
   local rows = {}
-  local files = assert(io.popen(("find '%skernels/cuda' -name '*.cu' -printf '%%f\\n' | sort"):format(root)))
-  for file in files:lines() do
-    local stem = file:match "^(.*)%.cu$"
-    if stem then
-      local bodies = ptx.kernels(read(("%s/%s.ptx"):format(folder, stem)))
-      local row
-      for line in io.lines(("%s/%s.log"):format(folder, stem)) do
-        local symbol = line:match "Compiling entry function '([^']+)'"
-        if symbol then
-          row = ptx.analyse(bodies[symbol])
-          row.file, row.symbol, row.threads = stem, symbol, row.threads or THREADS
-          rows[#rows + 1] = row
-        end
-        local stack, stores, loads = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores, (%d+) bytes spill"
-        if stack and row then row.stack, row.spills = tonumber(stack), stores + loads end
-        if row and line:find "Used %d+ registers" then
-          row.registers = tonumber(line:match "Used (%d+) registers")
-          row.shared = tonumber(line:match "(%d+) bytes smem" or 0)
-          row.blocks = M.blocks_per_sm(row.threads, row.registers, row.shared)
-          row = nil
-        end
+  for _, stem in ipairs(stems) do
+    local bodies = ptx.kernels(read(("%s/%s.ptx"):format(folder, stem)))
+    local row
+    for line in io.lines(("%s/%s.log"):format(folder, stem)) do
+      local symbol = line:match "Compiling entry function '([^']+)'"
+      if symbol then
+        row = ptx.analyse(bodies[symbol])
+        row.file, row.symbol, row.threads = stem, symbol, row.threads or THREADS
+        rows[#rows + 1] = row
+      end
+      local stack, stores, loads = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores, (%d+) bytes spill"
+      if stack and row then row.stack, row.spills = tonumber(stack), stores + loads end
+      if row and line:find "Used %d+ registers" then
+        row.registers = tonumber(line:match "Used (%d+) registers")
+        row.shared = tonumber(line:match "(%d+) bytes smem" or 0)
+        row.blocks = M.blocks_per_sm(row.threads, row.registers, row.shared)
+        row = nil
       end
     end
   end
-  files:close()
   local symbols = os.tmpname()
   local f = assert(io.open(symbols, "w"))
   for _, row in ipairs(rows) do f:write(row.symbol, "\n") end
@@ -107,6 +88,50 @@ function M.rows(root, build)
     row.exact = row.name:find "<long" ~= nil or row.name:find "<short" ~= nil
       or row.name:find "<double" ~= nil and float[row.name:match "^[^<]*"] == true
   end
+  return rows
+end
+
+--- Compiles the kernels that have changed and reads the table. Returns nil and the reason where there is no nvcc;
+--- raises if a kernel does not compile.
+---@param root string   the repository, with a slash at its end
+---@param build string  the build folder; PTX, logs and the table are kept in its folder sm_90a
+---@return table[]?  rows sorted by name: file, name, registers, stack, spills, shared, threads, blocks (per SM), mma,
+---  classes, exact (an instance for integers, or for doubles if there is one for float32)
+---@return string?
+function M.rows(root, build)
+  local folder = build .. "/sm_90a"
+  local log = os.tmpname()
+  local status = os.execute(("'%sscripts/bench/support/ptx.sh' '%s' 2>'%s'"):format(root, folder, log))
+  local text = read(log)
+  os.remove(log)
+  if status ~= 0 and status ~= true then
+    if text:find "there is no nvcc" then return nil, "there is no nvcc" end
+    error("the kernels cannot be compiled for sm_90a:\n" .. text, 0)
+  end
+  local stems = {}
+  local files = assert(io.popen(("find '%skernels/cuda' -name '*.cu' -printf '%%f\\n' | sort"):format(root)))
+  for file in files:lines() do stems[#stems + 1] = file:match "^(.*)%.cu$" end
+  files:close()
+  -- It takes seconds to analyse the PTX, so the table is kept, with what it was made of: the keys of ptx.sh and the text
+  -- of the programs that analyse.
+  local of = { read(root .. "scripts/bench/support/ptx.lua"), read(root .. "scripts/bench/support/kernel_table.lua") }
+  for _, stem in ipairs(stems) do of[#of + 1] = stem .. " " .. read(("%s/%s.key"):format(folder, stem)) end
+  of = table.concat(of, "\n")
+  local kept = folder .. "/table.json"
+  local f = io.open(kept)
+  if f then
+    local table_of = cjson.decode(f:read "*a")
+    f:close()
+    if table_of.of == of then return table_of.rows end
+  end
+  local rows = read_rows(folder, stems)
+  local unique = os.tmpname()                           -- other processes may write the table, too
+  local fresh = folder .. unique:match "/[^/]*$"
+  f = assert(io.open(fresh, "w"))
+  f:write(cjson.encode { of = of, rows = rows })
+  f:close()
+  assert(os.rename(fresh, kept))
+  os.remove(unique)
   return rows
 end
 
