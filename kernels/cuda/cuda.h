@@ -198,7 +198,7 @@ static ms_status launch_shared(const char *what, int index, void (*kernel)(P...)
 
 static inline int64_t up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // The grid of at least `threads` threads of a kernel without barriers: blocks of 64 threads where blocks of 256 would
-// be too few for all multiprocessors.
+// be fewer than two for each multiprocessor.
 struct grid {
     int64_t blocks;
     int threads;

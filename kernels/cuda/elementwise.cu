@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // cuda/elementwise.cu -- the formulas of rows/elementwise.def on the GPU. There is one kernel per computing type and
 // layout; a number that is the same for all threads selects the formula. This keeps the number of instantiations small,
-// and the plugin builds in seconds. The formulas that training uses most have their own kernels.
+// and so the time that nvcc takes. The formulas that training uses most have their own kernels.
 #include "cuda/strided.h"
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 177  // unused functions: formulas that this type does not use
