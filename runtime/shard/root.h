@@ -34,7 +34,7 @@ typedef struct context {
 } context;
 
 context *ms__contexts(void);
-void ms__context_leave(unit *u);  // removes u, whose module is being freed, from the context
+void ms__context_leave(unit *u);  // removes u, which is being freed or gets a new root, from its context
 // To be called before a use of u: after an error of any rank, makes the state of u's root equal on all ranks.
 void ms__unit_after_errors(unit *u);
 void ms__unit_drop_pending(context *c);

@@ -28,7 +28,7 @@ typedef struct unit_param {
     ms_tensor *saved;                // the landed gradient, while grad holds an unreduced one (views/classic.c)
     int dim;                         // the dimension that is divided; always the first with layout `flat`
     int64_t outer, rows, row_numel;  // products of the sizes before dim, of dim and after dim (flat: 1, numel, 1)
-    int64_t chunk;                   // rows per rank, ceil(rows / W)
+    int64_t chunk;                   // rows per rank, ceil(rows / W); flat: each rank's elements of all parameters
     int64_t first, here;             // this rank's first row and number of rows
     // Byte offsets: in the shard (stored dtype), in its cast and in the gather buffer (both in gather_dtype).
     size_t shard_at, cast_at, whole_at;
@@ -101,7 +101,8 @@ typedef struct unit_memory {
     uint64_t post_version;  // versions of the parameters when the slice was made
 } unit_memory;
 
-// Whether the parameters are whole, and which tensors they show. gather.c and summon.c change it.
+// Whether the parameters are whole, and which tensors they show. gather.c and summon.c change it; order.c sets `ahead`,
+// views/pieces.c `concealed`.
 typedef struct unit_state {
     ms_work *gather;  // the gather in flight
     bool fetched;     // the gather buffer is filled, but the parameters are not views of it yet
@@ -132,7 +133,8 @@ typedef struct unit_pass {
     uint64_t skipped;   // a stack of bits, one per nested pass; 1: the unit ignores the pass
 } unit_pass;
 
-// The progress of a backward. The gradients themselves are in unit_param. backward.c and the views change it.
+// The progress of a backward. The gradients themselves are in unit_param. backward.c and the views change it;
+// root.c drops gradients after an error.
 typedef struct unit_gradients {
     size_t arrived;    // bytes of gradients that have arrived since the latest post-backward that took them
     bool partly;       // this backward has run some but not all modules of a pass

@@ -133,7 +133,7 @@ static void clear_waiting(unit_param *p)
     if (!others) drop_partial(u);
 }
 
-// Lands the reduced block of r on its parameters, and releases it.
+// Lands the reduced block of r on its parameters, or keeps it if it is partial; releases r's reference to it.
 static ms_status land_reduced(ms_run *run, reduction *r)
 {
     // Parameters of one dtype are cast together, others one by one.
