@@ -304,7 +304,7 @@ static ms_status clip_begin(ms_clip *c, int n, const ms_id *leaves)
     if (!c->list.partial)
         return ms__no_memory((size_t)c->blocks * sizeof(double), "clip_grad_norm_", "%lld partial sums",
                              (long long)c->blocks);
-    // Allocate everything before gradients change and before the collectives, in which peers wait for this rank. If all
+    // Allocate the result before gradients change and before the collectives, in which peers wait for this rank. If all
     // gradients are on one device, the norm is there, too.
     int device = s->n > 0 && s->devices[0] == s->devices[s->n - 1] ? s->devices[0] : MS_CPU;
     return ms__tensor_new(&c->norm, s->dtype, device, 0, NULL, "clip_grad_norm_");

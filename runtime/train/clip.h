@@ -7,7 +7,7 @@
 
 typedef struct ms_clip ms_clip;
 
-// Checks the leaves and allocates everything that the later functions need. *out is NULL on failure. Neither
+// Checks the leaves and allocates the lists, the partial sums and the result. *out is NULL on failure. Neither
 // ms__clip_new nor ms__clip_measure changes a gradient.
 ms_status ms__clip_new(ms_clip **out, int n, const ms_id *leaves, double max_norm, double p);
 // Computes the norm over all ranks. Collective if some leaves are sharded.
