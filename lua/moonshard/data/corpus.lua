@@ -196,7 +196,7 @@ end
 local PIECE, PIECES = 65536, 256
 
 --- A hash of the sizes and contents of the documents, to distinguish corpora. With n documents it covers all of a
---- document of up to 16 / n MiB; of a larger one, pieces at equal distances, at least its beginning and its end.
+--- document of up to about 16 / n MiB; of a larger one, pieces at equal distances, at least its beginning and its end.
 ---@return integer
 function Corpus:fingerprint()
   local h = 0

@@ -368,8 +368,8 @@ local function want_range(readers, name, entry, target, first, n)
   end
 end
 
--- Requests the reads for one tensor. Returns a function to call after the reads, which copies the data; nil if the
--- reads write to the tensor directly.
+-- Requests the reads for one tensor. Returns a function to call after the reads, which copies the data; nil if nothing
+-- is to be copied, because the reads write to the tensor directly or read no elements.
 local function plan(readers, name, entry, e)
   local place, part = e.place, e.part
   local dim = entry.pieces[1][2]

@@ -307,7 +307,7 @@ end
 -- The names, as keys, of the index, of the files that it lists and of those that it replaces; the bytes of the listed
 -- files. The index must have the right checksum or, in format 1, the right hash of every file. Returns nil if the
 -- folder is not a checkpoint of Moonshard; with the reason if its index cannot be read, is damaged or has a name that
--- no save gives to a file. Does not check the rest of the index.
+-- no save gives to a file, or if a hash differs. Does not check the rest of the index.
 local function listed_in(path, at)
   local text, why = read(path, "save")
   if not text then return nil, why end
