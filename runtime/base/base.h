@@ -23,8 +23,8 @@ extern "C" {
 #define MS_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MS_COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-// Compiles a function once per x86-64 level; the version is selected at load time. For kernels whose loops should
-// vectorise. Disabled with clang: versions 14 and 16 do not know these levels.
+// Compiles a function for x86-64, x86-64-v3 and x86-64-v4; the version is selected at load time. For kernels whose
+// loops should vectorise. Disabled with clang: versions 14 and 16 do not know these levels.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(MS_NO_CLONES)
 #define MS_CLONES 1
 #define MS_KERNEL __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // device/device.h -- the interface to GPUs: a versioned function table that the plugin libmoonshard_cuda.so exports.
-// The engine links neither CUDA nor its kernels; it loads the plugin when a tensor is first created on device "cuda".
-// If the plugin is unavailable, ms_cuda_why returns the reason.
+// The engine links neither CUDA nor its kernels; it loads the plugin when a script first asks for a GPU or for a tensor
+// on one. If the plugin is unavailable, ms_cuda_why returns the reason.
 //
 // Every device has four streams (ms_stream_kind). Operators run on the compute stream in the order of their calls, and
 // the host does not wait for them. Reading a result on the host waits for it (ms__move to the CPU, ms__cuda_sync).

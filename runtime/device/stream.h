@@ -17,7 +17,8 @@ typedef enum { MS_STREAM_COMPUTE, MS_STREAM_GATHER, MS_STREAM_REDUCE, MS_STREAM_
 typedef struct ms_stream ms_stream;
 
 // An event, reference-counted: pending until its record has run. It may carry a failure, which ms__event_wait returns.
-// NULL is an event that is complete: the compute stream returns NULL, and every function here accepts it.
+// NULL is an event that is complete: the compute stream returns NULL, and all functions here but ms__event_number
+// accept it.
 typedef struct ms_pending ms_pending;
 
 // A record consists of a function, a copied argument block of at most 192 bytes, and a function that retires it on the
