@@ -59,7 +59,8 @@ end
 --- Under mpirun, mpiexec, srun or PMIx the world consists of the job's processes; otherwise it is this process.
 ---@param given? {backend: string, timeout: number}
 ---   backend: "auto" (chosen by the launcher, or by MOONSHARD_BACKEND), "mpi", "nccl" (collectives of tensors on GPUs
----   by NCCL) or "self"; timeout: seconds to wait for a missing rank (default: 60; math.huge: no limit)
+---   by NCCL) or "self"; timeout: seconds to wait for a missing rank (default: MOONSHARD_TIMEOUT, or 60; math.huge: no
+---   limit)
 function dist.init(given)
   local o = opts("dist.init", given, { backend = opts.one_of({ "auto", "mpi", "nccl", "self" }, "auto"),
     timeout = opts.positive })
