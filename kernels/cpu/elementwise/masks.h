@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // cpu/elementwise/masks.h -- dropout's random words. Element k of a call uses word k % 4 of Philox block k / 4 and is
-// kept if that word is at least p * 2^32. Backward generates the same words again, so no mask is stored.
+// kept if that word is at least p * 2^32, rounded down. Backward generates the same words again, so no mask is stored.
 #ifndef MS_MASKS_H
 #define MS_MASKS_H
 
