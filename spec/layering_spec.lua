@@ -10,7 +10,8 @@ local engine = {
   { "train" }, { "io" },
 }
 local front = {
-  { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data" }, { "parallel" }, { "io" },
+  { "core" }, { "tensor" }, { "autograd" }, { "dist" }, { "nn" }, { "optim", "amp", "data", "distributions" },
+  { "parallel" }, { "io" },
   { "doors" }, { "models", "run", "plot", "tools" }, { "all" },
 }
 -- Modules that only collect others under the name that scripts use; no lower layer requires them.

@@ -47,7 +47,8 @@ merge(require "moonshard.core.log", "warn", "log", "catch_warnings")
 for name, fn in pairs(require "moonshard.tensor.util") do ms[name] = fn end
 
 -- Names that are loaded at their first use: modules, and functions in modules.
-local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing" }
+local modules = { "nn", "dist", "fsdp", "optim", "amp", "data", "profiler", "run", "plot", "metrics", "testing",
+  "distributions" }
 local moved = { fsdp = "parallel.fsdp", profiler = "tools.profiler", metrics = "tools.metrics",
   testing = "tools.testing" }
 local functions = { save = "io.files", load = "io.files", memory_report = "tools.memory",

@@ -4,7 +4,7 @@
 local here = arg[0]:match "^(.*)/" or "."
 package.path = ("%s/../../lua/?.lua;%s/../../lua/?/init.lua;%s"):format(here, here, package.path)
 local ms = require "moonshard"
-local nn, optim = ms.nn, ms.optim
+local nn, optim, Categorical = ms.nn, ms.optim, ms.distributions.Categorical
 
 -- N carts at once: position, speed, angle and its speed in columns; actions are 0 (push left) and 1 (right). Returns
 -- the next states and which poles are still up.
@@ -29,7 +29,7 @@ for update in ms.steps(UPDATES) do
   ms.no_grad(function()
     for t = 1, LIMIT do
       states[t], up[t] = s, alive
-      actions[t] = policy(s):softmax(2):multinomial(1):squeeze(2)
+      actions[t] = Categorical({ logits = policy(s) }):sample()
       local there
       s, there = push(s, actions[t])
       alive = alive * there:float()
@@ -41,9 +41,8 @@ for update in ms.steps(UPDATES) do
   local returns = alive_at:flip(1):cumsum(1):flip(1)
   local mean = (returns * alive_at):sum(2, { keepdim = true }) / alive_at:sum(2, { keepdim = true })
   local advantage = (returns - mean) * alive_at / returns:std()
-  local scores = policy(ms.stack(states, 1)):log_softmax(3)         -- [steps, N, 2]
-  local chosen = scores:gather(3, ms.stack(actions, 1):unsqueeze(3)):squeeze(3)
-  local loss = -(chosen * advantage):sum() / alive_at:sum()
+  local chosen = Categorical { logits = policy(ms.stack(states, 1)) }                     -- [steps, N]
+  local loss = -(chosen:log_prob(ms.stack(actions, 1)) * advantage):sum() / alive_at:sum()
   optimizer:zero_grad()
   loss:backward()
   optimizer:step()

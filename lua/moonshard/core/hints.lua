@@ -42,7 +42,7 @@ local positional = {}
 for name in ([[dim dim0 dim1 start_dim end_dim p k size num_classes in_features out_features input_size
   hidden_size in_channels out_channels num_embeddings embedding_dim kernel_size num_features num_channels num_groups
   normalized_shape negative_slope embed_dim num_heads d_model nhead start end high low repeats max_norm dataset
-  output_size threshold]]):gmatch "%S+" do
+  output_size threshold loc scale rate concentration]]):gmatch "%S+" do
   positional[name] = true
 end
 
@@ -99,7 +99,6 @@ local instead = {
   F1Score = "use metrics.F1",
   ReduceOp = 'write the option { op = "sum" }, or "avg", "max", "min", "prod"',
   parallel = "use nn.DDP(model), or ms.fsdp to shard a model",
-  distributions = "draw by weights:multinomial(n), ms.randn or ms.bernoulli; nn.F.log_softmax(logits, -1) and gather give the logarithms of probabilities",
   models = "models are modules of Lua: require moonshard.models.gpt, or mlp, llama, lstm_lm, resnet, vit, vae, unet",
   summary = "print(model) writes its layers and their sizes",
   vmap = "functions are not transformed: give the operations a dimension for the batch",
@@ -140,7 +139,7 @@ local fields = {
 -- Tables to search for a name, as scripts write them. They are looked up when an error occurs, because this module is
 -- loaded before all of them.
 local places = { "ms", "ms.nn", "ms.nn.F", "ms.nn.init", "ms.nn.utils", "ms.optim", "ms.optim.lr_scheduler", "ms.dist",
-  "ms.fsdp", "ms.amp", "ms.linalg", "ms.fft" }
+  "ms.fsdp", "ms.amp", "ms.linalg", "ms.fft", "ms.distributions" }
 
 --- The name in `names` that corresponds to another library's `name`; nil if there is none.
 ---@param name any  the unknown name

@@ -16,7 +16,8 @@ local M = {}
 
 -- ---- results of scopes --------------------------------------------------------------------------
 
--- Appends the tensors in a result to list: value itself, or those in plain tables (without a metatable).
+-- Appends the tensors in a result to list: value itself, or those in plain tables (without a metatable) and in objects
+-- whose class has `__tensors`, such as distributions.
 local function gather(value, list, seen)
   if type(value) ~= "table" then return end
   local mt = getmetatable(value)
@@ -26,7 +27,7 @@ local function gather(value, list, seen)
     else
       for _, part in ipairs(tensor.flat { value }) do list[#list + 1] = part end
     end
-  elseif mt == nil and not seen[value] then
+  elseif (mt == nil or rawget(mt, "__tensors")) and not seen[value] then
     seen[value] = true
     -- The order does not matter: all tensors are kept.
     for _, v in next, value do gather(v, list, seen) end

@@ -3,7 +3,7 @@
 --- names in the order of the page, or includes all names of its owner that no earlier section has listed.
 local ms = require "moonshard"
 for _, name in ipairs { "save", "load", "amp", "data", "profiler", "run", "plot", "metrics", "testing", "doctor",
-  "memory_report", "record_memory_history", "lr_range_test", "cuda" } do assert(ms[name]) end   -- loaded when first named
+  "memory_report", "record_memory_history", "lr_range_test", "cuda", "distributions" } do assert(ms[name]) end   -- loaded when first named
 
 local nn, dist, fsdp, optim = ms.nn, ms.dist, ms.fsdp, ms.optim
 local engine = require "moonshard.core.ffi"
@@ -373,6 +373,19 @@ return {
       section("Metrics", "metrics.", ms.metrics),
       section("Methods of a metric", "Metric:", methods_of(ms.metrics.Mean())),
       section("Methods of EarlyStopping", "EarlyStopping:", methods_of(ms.metrics.EarlyStopping())),
+    },
+  },
+  {
+    file = "distributions", title = "distributions",
+    intro = "Random variables: their samples, densities, moments, entropies and divergences. Parameters are numbers or "
+      .. "tensors, by position; they broadcast to `batch_shape`. Class ids count from 0.",
+    sections = {
+      section("Distributions", "distributions.", ms.distributions, [[Normal LogNormal HalfNormal Uniform Bernoulli
+        Geometric Categorical OneHotCategorical]]),
+      section("Divergences", "distributions.", ms.distributions, "kl_divergence register_kl"),
+      section("Distributions of your own", "distributions.", ms.distributions, "Distribution"),
+      section("Methods of all distributions", "Distribution:", ms.distributions.Distribution),
+      section("The support of a distribution", "Constraint:", methods_of(ms.distributions.Normal(0, 1).support)),
     },
   },
   {
