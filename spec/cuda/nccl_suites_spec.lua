@@ -8,14 +8,15 @@ local run_suite = require "spec.support.suite"
 local build = process.build
 local built = lfs.attributes(build .. "/standin/libnccl_standin.so.2") ~= nil
 
--- device: the ranks' default device; without it the spec itself puts tensors on the GPU. filter: only these tests.
+-- device: the ranks' default device; without it the spec itself puts tensors on the GPU. filter: only these tests. NCCL
+-- moves no tensor of the CPU, so of suites on both devices, one runs on both, and the others on the GPU alone.
 local suites = {
   { "spec/cuda/sharded_spec.lua" },
-  { "spec/reference/exec_order_spec.lua" },
-  { "spec/reference/comm_hooks_spec.lua" },
+  { "spec/reference/exec_order_spec.lua", filter = "cuda" },
+  { "spec/reference/comm_hooks_spec.lua", filter = "cuda" },
   { "spec/reference/fully_shard_extensions_spec.lua" },
-  { "spec/reference/sharded_grad_scaler_spec.lua" },
-  { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
+  { "spec/reference/sharded_grad_scaler_spec.lua", filter = "cuda" },
+  { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", filter = "over.[234].ranks" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
   { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.2.ranks" },

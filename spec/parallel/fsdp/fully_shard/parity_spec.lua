@@ -16,7 +16,7 @@ local function layout(name, fn)
 end
 
 for world = 1, 4 do
-  ranks.describe(world, "fully_shard", function()
+  ranks.describe(world, ("fully_shard over %d ranks"):format(world), function()
     for _, name in ipairs(MODELS) do
       for _, reshard in ipairs { true, false } do
         it(("trains %s as one process does, reshard_after_forward = %s"):format(name, tostring(reshard)), function(rank)
@@ -124,7 +124,7 @@ for world = 1, 4 do
   end)
 end
 
-ranks.describe(2, "the flat layout", function()
+ranks.describe(2, "the flat layout over 2 ranks", function()
   for _, name in ipairs { "mlp_stack", "non_uniform_req_grad", "transformer_lm" } do
     it(("trains %s as one process does"):format(name), function(rank, world)
       layout("flat", function() compare(require("spec.support.models." .. name), rank, world, {}, 3) end)
