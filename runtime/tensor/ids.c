@@ -253,14 +253,14 @@ static void released(ms_id id)
 {
     char op[64] = "", note[256] = "";
     const grave *g = grave_of(id);
-    if (g && g->made_by) snprintf(op, sizeof op, "made by %s; ", ms__op_title(g->made_by));
-    if (g)
-        snprintf(note, sizeof note, " (%s%s%s)", op, g->scope ? "its scope: " : "by release()",
+    if (g && g->made_by) snprintf(op, sizeof op, "made by %s", ms__op_title(g->made_by));
+    if (g && (*op || g->scope))
+        snprintf(note, sizeof note, " (%s%s%s%s)", op, *op && g->scope ? "; " : "", g->scope ? "its scope: " : "",
                  g->scope ? g->scope : "");
     bool by_script = g && !g->scope;
     ms__fail(MS_ERELEASED, "tensor was released%s%s",
              !g          ? ", by release() or with its scope; return it, or keep() it"
-             : by_script ? ""
+             : by_script ? " by release()"
                          : " with its scope; return it, or keep() it",
              note);
 }

@@ -144,7 +144,7 @@ describe("transforms", function()
       ["RandomAffine: option 'shear': along y is a table, expected a number from 0 or { low, high }"] = function()
         transforms.RandomAffine(0, { shear = { 0, 5, 9, 7 } })
       end,
-      ["RandomAffine: option 'shear' is a table, expected a number from 0 or { low, high }"] = function()
+      ["RandomAffine: option 'shear' is a table, expected a number from 0, { low, high } or { low x, high x, low y, high y }"] = function()
         transforms.RandomAffine(0, { shear = { 1, 2, 3 } })
       end,
       ["ColorJitter: the image has shape [4, 4], expected [..., 1 or 3, H, W]"] = function()

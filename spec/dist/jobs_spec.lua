@@ -401,7 +401,7 @@ describe("a disturbed job #mpi #alone", function()
         local begun = ms.time()
         if dist.rank() == 1 then ]] .. work .. " end")
       assert.are.equal(0, job.code, work .. ": " .. job.stderr)
-      assert.matches("rank 0: at the end of the script, waiting for 1 s: rank 1 %(process %d+%) computes, reads or writes\n", job.stderr)
+      assert.matches("rank 0: the end of the script has waited 1 s: rank 1 %(process %d+%) computes, reads or writes\n", job.stderr)
     end
   end)
 
@@ -415,7 +415,7 @@ describe("a disturbed job #mpi #alone", function()
       ms.dist.barrier()
     ]], { env = { MOONSHARD_TIMEOUT = "0.2" } })
     assert.are.equal(0, job.code, job.stderr)
-    assert.matches("rank 0: dist.init: waiting for 0 s: rank 1 %(process %d+%) has not joined yet, but computes, reads or writes\n", job.stderr)
+    assert.matches("rank 0: dist.init has waited 0 s: rank 1 %(process %d+%) has not joined yet, but computes, reads or writes\n", job.stderr)
   end)
 
   it("lets independent scripts end at any time", function()

@@ -100,7 +100,7 @@ function M.fail(...)
       if id and lib.ms_is_alive(id) == 0 then
         local site = rawget(t, "_site")
         if site then
-          local base = text:match "^.-keep%(%) it" or text:match "^tensor was released"
+          local base = text:match "^.-keep%(%) it" or text:match "^tensor was released by release%(%)"
           local note = text:sub(#base + 1):match "^ ?%(?(.-)%)?$"
           local joint = (note == "" or note:find "^made by") and "" or "; "
           text = ("%s (made at %s%s%s)"):format(base, site, joint, (note:gsub("^made", "")))

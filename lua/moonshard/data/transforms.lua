@@ -382,7 +382,9 @@ end
 -- The ranges of the two angles of option 'shear': of one number, one range or two.
 local function shears(v, who)
   if v == nil then return { 0, 0 }, { 0, 0 } end
-  if not (opts.is_plain(v) and #v == 4) then return range(v, who, "option 'shear'"), { 0, 0 } end
+  opts.need(type(v) == "number" or opts.is_plain(v) and (#v == 2 or #v == 4), v,
+    "a number from 0, { low, high } or { low x, high x, low y, high y }", "%s: option 'shear'", who)
+  if type(v) == "number" or #v == 2 then return range(v, who, "option 'shear'"), { 0, 0 } end
   return range({ v[1], v[2] }, who, "option 'shear': along x"), range({ v[3], v[4] }, who, "option 'shear': along y")
 end
 

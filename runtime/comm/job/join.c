@@ -169,7 +169,7 @@ static bool check_peers(int64_t since, int64_t now, bool report)
     if (!culprits[0]) {
         if (undecided && !working[0]) return false;
         if (report && reports())
-            fprintf(stderr, "rank %d: dist.init: waiting for %.0f s: %s\n", my_rank, waited,
+            fprintf(stderr, "rank %d: dist.init has waited %.0f s: %s\n", my_rank, waited,
                     working[0] ? working : "the ranks of this node have joined, MPI has not started yet");
         return report;
     }
