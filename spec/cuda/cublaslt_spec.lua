@@ -223,6 +223,31 @@ describe("products on the emulated GPU through cuBLASLt", function()
     assert.are.equal("128\t128\t0\n", out)
   end)
 
+  -- The descriptors of 1024 kinds of products are kept, so 1600 kinds replace each other's.
+  it_built("ask for the algorithm of a kind of product once, and again after others have taken its place", function()
+    local out, err = script [[
+      ms.manual_seed(7)
+      local count, worst = standin.ms_standin_counts(), 0
+      local function compare(rows, ins)
+        local given = { ms.randn(rows, ins), ms.randn(3, ins), ms.randn(3) }
+        local there = {}
+        for k = 1, 3 do there[k] = given[k]:to "cuda" end
+        local off = ms.nn.F.linear(unpack(there)):cpu() - ms.nn.F.linear(unpack(given))
+        worst = math.max(worst, off:abs():max():item())
+      end
+      for _ = 1, 5 do compare(2, 4) end
+      print(count.heuristics)
+      for rows = 1, 40 do
+        for ins = 1, 40 do compare(rows, ins) end
+      end
+      local before = count.heuristics
+      for ins = 40, 1, -1 do compare(2, ins) end
+      print(count.heuristics > before, count.refused, worst < 1e-5)
+    ]]
+    assert.are.equal("", err)
+    assert.are.equal("1\ntrue\t0\ttrue\n", out)
+  end)
+
   -- In float64 the stand-in, unlike cuBLASLt, cannot compute the bias gradient in the product; a kernel computes it.
   it_built("give linear's gradients, with the bias's in the product that computes the weight's", function()
     local out, err = script [[

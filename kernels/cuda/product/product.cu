@@ -248,12 +248,24 @@ struct shape_key {
     int x_type, y_type, c_type, x_turned, y_turned, epilogue, index, align;
     int64_t m, n, k, x_ld, y_ld, c_ld, batch, x_bs, y_bs, c_bs;
 };
-static struct {
-    bool used;
+// What a product's key decides. cuBLASLt's descriptors are kept, because making them takes longer than the launch.
+struct plan {
+    bool used, none;  // none: there is no algorithm
     shape_key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t x, y, c;
     cublasLtMatmulAlgo_t algo;
-    bool none;
-} cache[CACHE];
+};
+static plan cache[CACHE];
+
+static int slot_of(const shape_key &key)
+{
+    uint64_t words[sizeof key / 8], h = MS_HASH_START;
+    static_assert(sizeof words == sizeof key, "a key consists of whole words");
+    memcpy(words, &key, sizeof key);
+    for (uint64_t w : words) h = ms__hash_value(h, w);
+    return (int)((h ^ h >> 32) % CACHE);
+}
 
 // The layout of a matrix with strides rs and cs: 0 row-major (cs is 1), 1 column-major (rs is 1), -1 neither; a stride
 // along a dimension of size 1 does not count. *ld: the leading dimension, which is the other stride.
@@ -288,13 +300,101 @@ static ms_status lt_failed(int index, const product *p, const char *call, cublas
         }                                         \
     } while (0)
 
+static void forget(plan *s)
+{
+    if (s->c) lt.MatrixLayoutDestroy(s->c);
+    if (s->y) lt.MatrixLayoutDestroy(s->y);
+    if (s->x) lt.MatrixLayoutDestroy(s->x);
+    if (s->desc) lt.MatmulDescDestroy(s->desc);
+    memset(s, 0, sizeof *s);
+}
+
+// Describes a product to cuBLASLt, except for its pointers and its algorithm.
+static ms_status describe(plan *s, int index, const product *p, const shape_key &key)
+{
+    ms_status st = MS_OK;
+    int x = key.x_turned, y = key.y_turned;
+    bool wide = p->a_type == MS_F64;
+    cublasOperation_t turned = CUBLAS_OP_T, plain = CUBLAS_OP_N;
+    int32_t count = (int32_t)key.batch;
+    forget(s);
+    s->key = key;
+    LT_TRY(
+        lt.MatmulDescCreate(&s->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
+    LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_TRANSA, x ? &turned : &plain, sizeof turned));
+    LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_TRANSB, y ? &turned : &plain, sizeof turned));
+    if (key.epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &key.epilogue, sizeof key.epilogue));
+    if (p->aux) LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->n, sizeof p->n));
+    LT_TRY(lt.MatrixLayoutCreate(&s->x, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k),
+                                 key.x_ld));
+    LT_TRY(lt.MatrixLayoutCreate(&s->y, type_of(p->a_type), (uint64_t)(y ? p->m : p->k), (uint64_t)(y ? p->k : p->m),
+                                 key.y_ld));
+    LT_TRY(lt.MatrixLayoutCreate(&s->c, type_of(p->c_type), (uint64_t)p->n, (uint64_t)p->m, key.c_ld));
+    if (key.batch > 1) {
+        cublasLtMatrixLayout_t all[] = { s->x, s->y, s->c };
+        int64_t strides[] = { key.x_bs, key.y_bs, key.c_bs };
+        for (int i = 0; i < 3; i++) {
+            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i],
+                                               sizeof strides[i]));
+        }
+    }
+out:
+    return st;
+}
+
+// Asks cuBLASLt for the algorithm of a product that has been described.
+static ms_status choose(plan *s, int index, const product *p)
+{
+    ms_status st = MS_OK;
+    cublasLtMatmulPreference_t pref = NULL;
+    cublasLtMatmulHeuristicResult_t best;
+    cublasStatus_t answer;
+    uint64_t room = WORKSPACE;
+    uint32_t a = (uint32_t)s->key.align >> 16, b = (uint32_t)s->key.align >> 8 & 255, c = (uint32_t)s->key.align & 255;
+    int found = 0;
+    LT_TRY(lt.MatmulPreferenceCreate(&pref));
+    LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
+    LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &b, sizeof b));
+    LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &a, sizeof a));
+    LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c, sizeof c));
+    LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c, sizeof c));
+    answer =
+        lt.MatmulAlgoGetHeuristic(per_device[index].handle, s->desc, s->x, s->y, s->c, s->c, pref, 1, &best, &found);
+    s->used = true;
+    s->none = answer != CUBLAS_STATUS_SUCCESS || found == 0;
+    if (!s->none) s->algo = best.algo;
+    else if (!p->row_sums && !p->aux) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", answer);
+out:
+    if (pref) lt.MatmulPreferenceDestroy(pref);
+    return st;
+}
+
+// Runs a product that has been described, if it has an algorithm.
+static ms_status multiply(plan *s, int index, const product *p, bool *done)
+{
+    bool wide = p->a_type == MS_F64;
+    double alpha64 = p->alpha, beta64 = p->add;
+    float alpha32 = (float)p->alpha, beta32 = p->add;
+    if (s->none) return MS_OK;
+    cublasStatus_t answer =
+        lt.Matmul(per_device[index].handle, s->desc, wide ? (void *)&alpha64 : &alpha32, p->b, s->x, p->a, s->y,
+                  wide ? (void *)&beta64 : &beta32, p->c, s->c, p->c, s->c, &s->algo, per_device[index].workspace->data,
+                  WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE));
+    if (answer == CUBLAS_STATUS_NOT_SUPPORTED || answer == CUBLAS_STATUS_ARCH_MISMATCH) {
+        if (!p->row_sums && !p->aux) refused(index, p, "cublasLtMatmul", answer);
+        s->none = true;
+    } else if (answer != CUBLAS_STATUS_SUCCESS) return lt_failed(index, p, "cublasLtMatmul", answer);
+    else *done = true;
+    return MS_OK;
+}
+
 // Computes a product with at most one batch dimension. *done: whether it was started; false if cuBLASLt is not loaded,
 // does not support the layout or the dtypes, finds no algorithm or refuses the product.
 static ms_status lt_product(int index, const product *p, bool *done)
 {
-    bool many = p->nb > 0;
-    int64_t batch = many ? p->batch[0] : 1, a_bs = many ? p->a_bs[0] : 0, b_bs = many ? p->b_bs[0] : 0,
-            c_bs = many ? p->c_bs[0] : 0;
+    bool many = p->nb > 0, fresh;
     shape_key key;
     memset(&key, 0, sizeof key);
     *done = false;
@@ -318,86 +418,22 @@ static ms_status lt_product(int index, const product *p, bool *done)
     int to = alignment(p->c), with = alignment(vector);
     if (with < to) to = with;
     key.align = alignment(p->a) << 16 | alignment(p->b) << 8 | to;
-    key.m = p->m, key.n = p->n, key.k = p->k, key.batch = batch, key.x_bs = b_bs, key.y_bs = a_bs, key.c_bs = c_bs;
+    key.m = p->m, key.n = p->n, key.k = p->k, key.batch = many ? p->batch[0] : 1;
+    if (many) key.x_bs = p->b_bs[0], key.y_bs = p->a_bs[0], key.c_bs = p->c_bs[0];
 
     ms_status st = MS_OK;
-    cublasLtMatmulDesc_t desc = NULL;
-    cublasLtMatrixLayout_t lx = NULL, ly = NULL, lc = NULL;
-    cublasLtMatmulPreference_t pref = NULL;
-    bool wide = p->a_type == MS_F64;
-    cublasOperation_t turned = CUBLAS_OP_T, plain = CUBLAS_OP_N;
-    double alpha64 = p->alpha, beta64 = p->add;
-    float alpha32 = (float)p->alpha, beta32 = p->add;
-    int32_t count = (int32_t)batch;
-    int slot = (int)(ms__hash_bytes(MS_HASH_START, &key, sizeof key) % CACHE);
+    plan *s = &cache[slot_of(key)];
     if (!per_device[index].handle) LT_TRY(lt.Create(&per_device[index].handle));
-    if (!per_device[index].workspace &&
-        (st = ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace")))
-        goto out;
-    LT_TRY(lt.MatmulDescCreate(&desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F));
-    LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, x ? &turned : &plain, sizeof turned));
-    LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, y ? &turned : &plain, sizeof turned));
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT)
-        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (vector) LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector));
-    if (p->aux) {
-        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->aux, sizeof p->aux));
-        LT_TRY(lt.MatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->n, sizeof p->n));
-    }
-    LT_TRY(lt.MatrixLayoutCreate(&lx, type_of(p->b_type), (uint64_t)(x ? p->k : p->n), (uint64_t)(x ? p->n : p->k),
-                                 key.x_ld));
-    LT_TRY(lt.MatrixLayoutCreate(&ly, type_of(p->a_type), (uint64_t)(y ? p->m : p->k), (uint64_t)(y ? p->k : p->m),
-                                 key.y_ld));
-    LT_TRY(lt.MatrixLayoutCreate(&lc, type_of(p->c_type), (uint64_t)p->n, (uint64_t)p->m, key.c_ld));
-    if (batch > 1) {
-        cublasLtMatrixLayout_t all[] = { lx, ly, lc };
-        int64_t strides[] = { b_bs, a_bs, c_bs };
-        for (int i = 0; i < 3; i++) {
-            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-            LT_TRY(lt.MatrixLayoutSetAttribute(all[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i],
-                                               sizeof strides[i]));
-        }
-    }
-    if (!cache[slot].used || memcmp(&cache[slot].key, &key, sizeof key) != 0) {
-        cublasLtMatmulHeuristicResult_t best;
-        uint64_t room = WORKSPACE;
-        uint32_t align[] = { (uint32_t)alignment(p->b), (uint32_t)alignment(p->a), (uint32_t)to };
-        int found = 0;
-        LT_TRY(lt.MatmulPreferenceCreate(&pref));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0],
-                                               sizeof align[0]));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1],
-                                               sizeof align[1]));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2],
-                                               sizeof align[2]));
-        LT_TRY(lt.MatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2],
-                                               sizeof align[2]));
-        cublasStatus_t s =
-            lt.MatmulAlgoGetHeuristic(per_device[index].handle, desc, lx, ly, lc, lc, pref, 1, &best, &found);
-        cache[slot].used = true;
-        cache[slot].key = key;
-        cache[slot].none = s != CUBLAS_STATUS_SUCCESS || found == 0;
-        if (cache[slot].none && !p->row_sums && !p->aux) refused(index, p, "cublasLtMatmulAlgoGetHeuristic", s);
-        if (!cache[slot].none) cache[slot].algo = best.algo;
-    }
-    if (!cache[slot].none) {
-        cublasStatus_t s =
-            lt.Matmul(per_device[index].handle, desc, wide ? (void *)&alpha64 : &alpha32, p->b, lx, p->a, ly,
-                      wide ? (void *)&beta64 : &beta32, p->c, lc, p->c, lc, &cache[slot].algo,
-                      per_device[index].workspace->data, WORKSPACE, ms__cuda_stream(index, MS_STREAM_COMPUTE));
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_ARCH_MISMATCH) {
-            if (!p->row_sums && !p->aux) refused(index, p, "cublasLtMatmul", s);
-            cache[slot].none = true;
-        } else if (s != CUBLAS_STATUS_SUCCESS) st = lt_failed(index, p, "cublasLtMatmul", s);
-        else *done = true;
-    }
+    if (!per_device[index].workspace)
+        MS_TRY(ms__alloc(&per_device[index].workspace, MS_CUDA | index << 8, WORKSPACE, "cuBLASLt's workspace"));
+    fresh = !s->used || memcmp(&s->key, &key, sizeof key) != 0;
+    if (fresh) MS_TRY(describe(s, index, p, key));
+    if (vector) LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector));
+    if (p->aux)
+        LT_TRY(lt.MatmulDescSetAttribute(s->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->aux, sizeof p->aux));
+    if (fresh) MS_TRY(choose(s, index, p));
+    st = multiply(s, index, p, done);
 out:
-    if (pref) lt.MatmulPreferenceDestroy(pref);
-    if (lc) lt.MatrixLayoutDestroy(lc);
-    if (ly) lt.MatrixLayoutDestroy(ly);
-    if (lx) lt.MatrixLayoutDestroy(lx);
-    if (desc) lt.MatmulDescDestroy(desc);
     return st;
 }
 
