@@ -79,16 +79,21 @@ static void load(void)
     why[0] = 0;
 }
 
-ms_status ms__cuda_need(int device, const char *what)
+static __attribute__((noinline)) ms_status need(int index, const char *what)
 {
     load();
-    int index = ms__index(device);
     if (!what) what = "allocation";
     if (!table) return ms__fail(MS_EUNSUPPORTED, "%s: device 'cuda:%d' is not available: %s", what, index, why);
     if (index >= devices)
         return ms__fail(MS_EINVAL, "%s: device 'cuda:%d' is not available: the last CUDA device is cuda:%d", what,
                         index, devices - 1);
     return MS_OK;
+}
+
+ms_status ms__cuda_need(int device, const char *what)
+{
+    int index = ms__index(device);
+    return MS_LIKELY(table && index < devices) ? MS_OK : need(index, what);
 }
 
 // Waits until the GPU has run what is queued in the stream now. Polls: the stream may wait for a peer's GPU, which may

@@ -85,11 +85,30 @@ void ms__cuda_kernel_add(const char *op, ms_status (*run)(ms_call *))
     cuda_kernel[k].run = run;
 }
 
+// The kernels by row: a hash table that calls fill, because looking a name up takes longer than the rest of dispatch.
+static struct {
+    const ms_op *op;
+    ms_status (*run)(ms_call *);
+} cuda_row[HASH];
+
+static __attribute__((noinline)) ms_status (*cuda_kernel_find(const ms_op *op, uint32_t slot))(ms_call *)
+{
+    ms_status (*run)(ms_call *) = cuda_kernel[cuda_slot(op->name)].run;
+    if (!run) return op->run[MS_CUDA];  // not kept: the plugin may be loaded later
+    cuda_row[slot].op = op;
+    return cuda_row[slot].run = run;
+}
+
+static ms_status (*cuda_kernel_for(const ms_op *op))(ms_call *)
+{
+    uint32_t h = (uint32_t)((uintptr_t)op / 32) & (HASH - 1);  // most rows are beside each other
+    while (cuda_row[h].op && cuda_row[h].op != op) h = (h + 1) & (HASH - 1);
+    return MS_LIKELY(cuda_row[h].op != NULL) ? cuda_row[h].run : cuda_kernel_find(op, h);
+}
+
 static ms_status (*kernel_for(const ms_op *op, int device))(ms_call *)
 {
-    if (MS_LIKELY(device != MS_CUDA)) return op->run[device];
-    ms_status (*run)(ms_call *) = cuda_kernel[cuda_slot(op->name)].run;
-    return run ? run : op->run[MS_CUDA];
+    return MS_LIKELY(device != MS_CUDA) ? op->run[device] : cuda_kernel_for(op);
 }
 
 int ms_op_has_kernel(int op, int device)

@@ -6,47 +6,51 @@
 #include "ops/queued.h"
 
 // KEPT: number of entries of a ring; LISTED: most entries that a message lists. SHOWN, DIMS: of each call, so many
-// tensors are kept, and so many dimensions of a tensor.
-enum { KEPT = 32, LISTED = 8, SHOWN = 3, DIMS = 5 };
+// tensors are kept, and so many dimensions of a tensor. Every call on a GPU writes an entry, so these are small.
+enum { KEPT = 16, LISTED = 8, SHOWN = 3, DIMS = 6 };
+typedef struct {
+    uint8_t dtype, ndim;
+    int64_t shape[DIMS];
+} shown;
 typedef struct {
     const char *what;
     uint64_t waits;  // how often the host had waited for the GPU
     int n_in;
-    struct {
-        uint8_t dtype, ndim;
-        int64_t shape[DIMS];
-    } in[SHOWN];
+    shown in[SHOWN];
 } entry;
 static struct {
     entry entries[KEPT];
     uint64_t n;  // entries so far
 } rings[MS_CUDA_DEVICES];
 
-static entry *next_entry(int device, const char *what)
+static inline entry *next_entry(int device, const char *what)
 {
     int index = ms__index(device);
     entry *e = &rings[index].entries[rings[index].n++ % KEPT];
     e->what = what;
     e->waits = ms__cuda_waits[index];
-    e->n_in = 0;
     return e;
 }
 
 void ms__note_queued(int device, const char *what)
 {
-    if (ms__is_cuda(device)) next_entry(device, what);
+    if (ms__is_cuda(device)) next_entry(device, what)->n_in = 0;
 }
 
 void ms__note_call(int device, const ms_call *c)
 {
     entry *e = next_entry(device, c->op->name);
-    for (int k = 0; k < c->n_in && e->n_in < SHOWN; k++) {
-        const ms_tensor *t = c->in[k];
+    int n = 0;
+    shown *to = e->in;
+    for (ms_tensor *const *in = c->in, *const *end = in + c->n_in; in < end && n < SHOWN; in++) {
+        const ms_tensor *t = *in;
         if (!t) continue;
-        e->in[e->n_in].dtype = t->dtype;
-        e->in[e->n_in].ndim = t->ndim;
-        memcpy(e->in[e->n_in++].shape, t->shape, sizeof e->in->shape);
+        to->dtype = t->dtype;
+        to->ndim = t->ndim;
+        memcpy(to->shape, t->shape, sizeof to->shape);
+        to++, n++;
     }
+    e->n_in = n;
 }
 
 static void append(const entry *e, char *text, size_t n)
