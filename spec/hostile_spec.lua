@@ -125,7 +125,7 @@ describe("what a script hands to autograd and scopes", function()
   it("is counted: gradients of a Function, results of a checkpoint", function()
     local x = ms.ones(2, { requires_grad = true })
     local two = ms.Function { forward = function(_, a) return a * 2 end, backward = function(_, g) return g, g end }
-    fails("backward returned 2 gradients, but forward has 1 arguments", function() two(x):sum():backward() return end)
+    fails("backward returned 2 gradients, expected 1, as many as forward has arguments", function() two(x):sum():backward() return end)
     local padded = ms.Function { forward = function(_, a) return a * 2 end,
       backward = function(_, g) return g, nil end }
     padded(x):sum():backward()
@@ -135,7 +135,7 @@ describe("what a script hands to autograd and scopes", function()
       if runs > 1 then return a * 2, a end
       return a * 2
     end, x)
-    fails("returned 2 values when it was recomputed, 1 in the forward", function() y:sum():backward() return end)
+    fails("returned another number of values when it was recomputed, 2, than in the forward, 1", function() y:sum():backward() return end)
     local saves = ms.Function { forward = function(ctx, a) ctx:save(a, 3) return a * 2 end,
       backward = function(_, g) return g end }
     fails("ctx:save: argument 2 is a number (3)", function() local z = saves(x) return z end)

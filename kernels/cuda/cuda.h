@@ -168,7 +168,8 @@ static ms_status launch_any(const char *what, int index, void (*kernel)(P...), i
     cudaError_t e = cudaLaunchKernel((const void *)kernel, dim3((unsigned)blocks), dim3(threads), p, shared, stream);
 #endif
     if (e != cudaSuccess)
-        return ms__cuda_failed(e, what, index, "launching %lld blocks of %u threads", (long long)blocks, threads);
+        return ms__cuda_failed(e, what, index, "launching %lld block%s of %u threads", (long long)blocks,
+                               blocks == 1 ? "" : "s", threads);
     return MS_OK;
 }
 

@@ -138,7 +138,7 @@ static ms_status check_tile(ms_call *c)
             return ms__call_fail(c, "the number of repetitions must not be negative, got %lld", (long long)times);
         if (__builtin_mul_overflow(times, j >= 0 ? x->shape[j] : 1, &shape[d]))
             return ms__call_fail(c, "%lld repetitions of dimension %d of %s are too many for a 64-bit size",
-                                 (long long)times, d + 1, ms__tensor_text(x));
+                                 (long long)times, j + 1, ms__tensor_text(x));
     }
     return ms__call_out(c, 0, x->dtype, ms__device(x), ndim, shape);
 }

@@ -42,7 +42,8 @@ static ms_status binary_out(ms_call *c, const ms_tensor *a, const ms_tensor *b, 
 static ms_status check_alpha(const ms_call *c, int dtype)
 {
     if (c->n_f && !ms__is_float(dtype) && c->f[0] != (double)(int64_t)c->f[0])
-        return ms__call_fail(c, "alpha %g is a fraction, but the result is %s", c->f[0], ms__dtype_name(dtype));
+        return ms__call_fail(c, "alpha is %g, expected a whole number from -2^63 to below 2^63, as the result is %s",
+                             c->f[0], ms__dtype_name(dtype));
     return MS_OK;
 }
 static ms_status check_add(ms_call *c)
@@ -170,8 +171,11 @@ static ms_status scalar_dtype(const ms_call *c, int *dtype)
     if (MS_LIKELY(ms__is_float(*dtype))) return MS_OK;
     double f = c->f[0];
     if (!(f >= -0x1p63 && f < 0x1p63) || f != (double)(int64_t)f)
-        return ms__call_fail(c, "%g is not a whole number, but the tensor is %s; cast the tensor first", f,
-                             ms__tensor_text(c->in[0]));
+        return ms__call_fail(c,
+                             __builtin_isfinite(f) && f == __builtin_floor(f)
+                                 ? "%g is out of range for %s; cast the tensor first"
+                                 : "%g is not a whole number, but the tensor is %s; cast the tensor first",
+                             f, ms__tensor_text(c->in[0]));
     if (*dtype == MS_BOOL) *dtype = MS_I64;
     if (!ms__holds(*dtype, f < 0 && *dtype == MS_U8 ? -f : f))  // a negative number with uint8 wraps, as in C
         return ms__call_fail(c, "%.17g is out of range for %s; cast the tensor first", f, ms__tensor_text(c->in[0]));
@@ -283,7 +287,8 @@ static ms_status one_dtype(const ms_call *c)
                                  wholes ? "floating-point or integer" : "floating-point", ms__tensor_text(c->in[0]),
                                  ms__tensor_text(c->in[k]));
     if (!ms__is_float(c->in[0]->dtype) && c->n_f && c->f[0] != (double)(int64_t)c->f[0])
-        return ms__call_fail(c, "value %g is a fraction, but the tensors are %s", c->f[0], ms__tensor_text(c->in[0]));
+        return ms__call_fail(c, "value is %g, expected a whole number from -2^63 to below 2^63, as the tensors are %s",
+                             c->f[0], ms__tensor_text(c->in[0]));
     return MS_OK;
 }
 static ms_status check_lerp(ms_call *c)

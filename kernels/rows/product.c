@@ -28,8 +28,9 @@ static ms_status linear_check(ms_call *c)
     MS_TRY(check_types(c));
     if (w->ndim != 2) return ms__call_fail(c, "the weight must be [out, in], got %s", ms__tensor_text(w));
     if (x->ndim < 1 || x->shape[x->ndim - 1] != w->shape[1])
-        return ms__call_fail(c, "the input's last dimension must be the weight's %lld columns: input %s, weight %s",
-                             (long long)w->shape[1], ms__shape_text(x->ndim, x->shape), ms__shape_text(2, w->shape));
+        return ms__call_fail(c, "the input's last dimension must be the weight's %lld column%s: input %s, weight %s",
+                             (long long)w->shape[1], w->shape[1] == 1 ? "" : "s", ms__shape_text(x->ndim, x->shape),
+                             ms__shape_text(2, w->shape));
     if (bias && (bias->ndim != 1 || bias->shape[0] != w->shape[0]))
         return ms__call_fail(c, "the bias must be [%lld], got %s", (long long)w->shape[0],
                              ms__shape_text(bias->ndim, bias->shape));
@@ -164,9 +165,9 @@ static ms_status matmul_check(ms_call *c)
     const int64_t *sa = oa.shape, *sb = ob.shape;
     int na = oa.ndim, nb = ob.ndim, nd = na > nb ? na : nb;
     if (sa[na - 1] != sb[nb - 2])
-        return ms__call_fail(c, "inner dimensions differ: %s has %lld columns, %s has %lld rows",
-                             ms__shape_text(a->ndim, a->shape), (long long)sa[na - 1],
-                             ms__shape_text(b->ndim, b->shape), (long long)sb[nb - 2]);
+        return ms__call_fail(c, "inner dimensions differ: %s has %lld column%s, %s has %lld row%s",
+                             ms__shape_text(a->ndim, a->shape), (long long)sa[na - 1], sa[na - 1] == 1 ? "" : "s",
+                             ms__shape_text(b->ndim, b->shape), (long long)sb[nb - 2], sb[nb - 2] == 1 ? "" : "s");
     for (int d = 0; d < nd - 2; d++) {
         int64_t x = d - nd + na >= 0 ? sa[d - nd + na] : 1, y = d - nd + nb >= 0 ? sb[d - nd + nb] : 1;
         if (x != y && x != 1 && y != 1)

@@ -20,8 +20,10 @@ static int by_place(const void *a, const void *b)
 static ms_status check_positions(const ms_tensor *t)
 {
     if (t->dtype != MS_I64 || t->ndim != 2 || t->shape[0] > MS_MAX_DIMS || ms__device_type(ms__device(t)) != MS_CPU)
-        return ms__fail(MS_EINVAL, "sparse_coo: indices must be int64 [dimensions, values] on the cpu, got %s",
-                        ms__tensor_text(t));
+        return ms__fail(MS_EINVAL,
+                        "sparse_coo: indices must be int64 [dimensions, values] on the cpu, of at most %d dimensions, "
+                        "got %s",
+                        MS_MAX_DIMS, ms__tensor_text(t));
     return MS_OK;
 }
 

@@ -27,12 +27,13 @@ static ms_status wanted_shape(const ms_call *c, int *ndim, int64_t *shape)
     if (unknown >= 0) {
         if (n == 0 || x->numel % n != 0)
             return ms__call_fail(
-                c, "shape %s: the product of the sizes other than -1 does not divide the %lld elements of %s",
+                c,
+                "shape %s: the product of the sizes other than -1 does not divide %lld, the number of elements of %s",
                 ms__shape_text(c->n_i, c->i), (long long)x->numel, ms__tensor_text(x));
         shape[unknown] = x->numel / n;
     } else if (n != x->numel) {
-        return ms__call_fail(c, "shape %s has %lld elements, but %s has %lld", ms__shape_text(c->n_i, c->i),
-                             (long long)n, ms__tensor_text(x), (long long)x->numel);
+        return ms__call_fail(c, "shape %s has %lld element%s, but %s has %lld", ms__shape_text(c->n_i, c->i),
+                             (long long)n, n == 1 ? "" : "s", ms__tensor_text(x), (long long)x->numel);
     }
     *ndim = c->n_i;
     return MS_OK;
@@ -108,7 +109,7 @@ static ms_status check_permute(ms_call *c)
     int64_t shape[MS_MAX_DIMS], stride[MS_MAX_DIMS];
     unsigned seen = 0;
     if (c->n_i != x->ndim)
-        return ms__call_fail(c, "expected all %d dimensions of %s in a new order, got %d", x->ndim, ms__tensor_text(x),
+        return ms__call_fail(c, "expected each dimension of %s once (%d in all), got %d", ms__tensor_text(x), x->ndim,
                              c->n_i);
     for (int k = 0; k < x->ndim; k++) {
         int d;
@@ -144,8 +145,9 @@ static ms_status check_narrow(ms_call *c)
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1] < 0 ? c->i[1] + x->shape[d] : c->i[1], len = c->i[2];
     if (len < 0 || first < 0 || first > x->shape[d] || len > x->shape[d] - first)
-        return ms__call_fail(c, "%lld elements from %lld (counted from 0) are not inside dimension %d of %s",
-                             (long long)len, (long long)c->i[1], d + 1, ms__tensor_text(x));
+        return ms__call_fail(
+            c, "a range of length %lld from position %lld (counted from 0) is not inside dimension %d of %s",
+            (long long)len, (long long)c->i[1], d + 1, ms__tensor_text(x));
     return ms__call_view(c, 0, ms__part_of(x, d, first, len));
 }
 // Sets gin[0] to a tensor of the input's shape: g, which has part_shape, from position `first` of dimension d on, and 0
@@ -183,9 +185,10 @@ static ms_status check_slice(ms_call *c)
     MS_TRY(ms__call_dim(c, c->i[0], x->ndim, &d));
     int64_t first = c->i[1], count = c->i[2], step = c->i[3], size = x->shape[d];
     if (count < 0 || first < 0 || step < 1 || (count > 0 && (first >= size || (size - 1 - first) / step < count - 1)))
-        return ms__call_fail(
-            c, "%lld elements from %lld (counted from 0) in steps of %lld are not inside dimension %d of %s",
-            (long long)count, (long long)first, (long long)step, d + 1, ms__tensor_text(x));
+        return ms__call_fail(c,
+                             "a range of length %lld from position %lld (counted from 0) in steps of %lld does not fit "
+                             "dimension %d of %s",
+                             (long long)count, (long long)first, (long long)step, d + 1, ms__tensor_text(x));
     ms_tensor *v = ms__part_of(x, d, count > 0 ? first : 0, count);
     if (count > 1) v->stride[d] *= step;
     return ms__call_view(c, 0, v);
@@ -297,9 +300,12 @@ static ms_status check_expand(ms_call *c)
         if (shape[d] < 0 && d < lead)
             return ms__call_fail(c, "%s does not expand to %s: dimension %d is new and needs a size",
                                  ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1);
-        if (shape[d] < 0 || (have != 1 && shape[d] != have))
-            return ms__call_fail(c, "%s does not expand to %s: dimension %d is %lld, and only size 1 expands",
-                                 ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d + 1, (long long)have);
+        if (shape[d] < 0)
+            return ms__call_fail(c, "%s does not expand to %s: sizes must be 0 or more, or -1 to keep a size",
+                                 ms__tensor_text(x), ms__shape_text(c->n_i, c->i));
+        if (have != 1 && shape[d] != have)
+            return ms__call_fail(c, "%s does not expand to %s: its dimension %d has size %lld, and only size 1 expands",
+                                 ms__tensor_text(x), ms__shape_text(c->n_i, c->i), d - lead + 1, (long long)have);
         stride[d] = d < lead || (have == 1 && shape[d] != 1) ? 0 : x->stride[d - lead];
         // A view may have more elements than memory, but their number and bytes must not overflow.
         if (__builtin_mul_overflow(numel, shape[d], &numel) || numel > (INT64_MAX >> 4))

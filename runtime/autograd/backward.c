@@ -287,7 +287,7 @@ static ms_status enter_region(ms_run *r, ms_node *n)
     if (na != n->n_out)
         return ms__fail(
             MS_EINVAL,
-            "checkpoint: the region returned %d tensors when it was recomputed, %d before; both must be equal", na,
+            "checkpoint: the region returned another number of tensors when it was recomputed, %d, than before, %d", na,
             n->n_out);
     for (int k = 0; k < na; k++) {
         ms_tensor *o = a[k];
@@ -359,8 +359,8 @@ static ms_status take_answers(ms_run *r, ms_node *n, const char *who, bool all)
     int na = ms__run_answers(r, &a);
     if (na == 0 && !all) return MS_OK;
     if (na > n->n_in)
-        return ms__fail(MS_EINVAL, "%s: %d gradients were returned for %d inputs, expected at most one per input", who,
-                        na, n->n_in);
+        return ms__fail(MS_EINVAL, "%s: the number of returned gradients is %d, expected at most that of inputs, %d",
+                        who, na, n->n_in);
     for (int k = 0; k < n->n_in; k++) {
         ms_tensor *g = k < na ? ms__retain(a[k]) : NULL;
         if (!all && !g) continue;  // a hook that returned nil leaves the gradient unchanged

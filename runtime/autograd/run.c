@@ -164,7 +164,7 @@ ms_status ms_checkpoint_inputs(ms_run *r, int n, const ms_id *detached)
                         "checkpoint: inputs can only be given while the checkpointed region is being recomputed");
     ms_node *node = r->at.node;
     if (n != node->n_in)
-        return ms__fail(MS_EINVAL, "checkpoint: got %d inputs, but %d when it was recorded; both must be equal", n,
+        return ms__fail(MS_EINVAL, "checkpoint: the number of inputs is %d, expected %d, as when it was recorded", n,
                         node->n_in);
     for (int k = 0; k < n; k++) {
         if (detached[k] == 0) continue;

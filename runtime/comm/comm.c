@@ -501,8 +501,8 @@ double ms_dist_new_group(int n, const int32_t *ranks, const char *site)
     ms_status status = MS_OK;
     for (int k = 0; k < n && status == MS_OK; k++) {
         if (sorted[k] < 0 || sorted[k] >= world->n)
-            status =
-                ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d ranks", sorted[k], world->n);
+            status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is not in the world of %d rank%s", sorted[k],
+                              world->n, world->n == 1 ? "" : "s");
         else if (k && sorted[k] == sorted[k - 1])
             status = ms__fail(MS_EINVAL, "dist.new_group: rank %d is listed twice", sorted[k]);
         hash = ms__hash_value(hash, (uint64_t)sorted[k]);

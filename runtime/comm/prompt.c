@@ -40,7 +40,7 @@ ms_status ms_dist_settle(double number)
         ms__each_group(count);
         if (in_flight == 0) break;
         if (ms__now_ns() - since > 5000ll * MS)
-            return ms__fail(MS_ECOMM, "ms_dist_settle: %d collectives in the background have not ended within 5 s",
+            return ms__fail(MS_ECOMM, "ms_dist_settle: collectives in the background have not ended within 5 s: %d",
                             in_flight);
     }
     ms__comm_settled((uint64_t)number);

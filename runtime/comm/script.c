@@ -64,7 +64,9 @@ static ms_status output(operands *o, const char *op, ms_tensor *t, bool async, b
 static ms_status pack_list(ms_tensor **packed, const ms_dist_call *d, const ms_group *g, const ms_tensor *out)
 {
     if (d->n_list != g->n)
-        return ms__fail(MS_EINVAL, "scatter: the list has %d tensors, but the group has %d ranks", d->n_list, g->n);
+        return ms__fail(MS_EINVAL,
+                        "scatter: the length of the list is %d, expected the number of ranks in the group, %d",
+                        d->n_list, g->n);
     int64_t numel = out->numel * g->n;
     MS_TRY(ms__tensor_new(packed, out->dtype, MS_CPU, 1, &numel, "scatter"));
     size_t n = ms__nbytes(out);
@@ -166,8 +168,8 @@ ms_status ms_dist_run(const ms_dist_call *d, ms_work **work)
     if (g->me < 0) return ms__fail(MS_EINVAL, "%s: rank %d is not a member of this group", name, ms__world.rank);
     if (p2p) {
         if (d->root < 0 || d->root >= ms__world.size)
-            return ms__fail(MS_EINVAL, "%s: there is no rank %d in the world of %d ranks", name, d->root,
-                            ms__world.size);
+            return ms__fail(MS_EINVAL, "%s: there is no rank %d in the world of %d rank%s", name, d->root,
+                            ms__world.size, ms__world.size == 1 ? "" : "s");
         if (d->root == ms__world.rank)
             return ms__fail(MS_EINVAL, "%s: rank %d is this rank itself, expected another rank", name, d->root);
         if (!(g = d->op == MS_DIST_SEND ? ms__pair(ms__world.rank, d->root) : ms__pair(d->root, ms__world.rank)))

@@ -40,7 +40,8 @@ static bool verifies(const ms_loader *l) { return l->verify && l->h.checksums; }
 static const ms_st_entry *entry_at(const ms_loader *l, int k)
 {
     if (k >= 0 && k < l->h.n) return &l->h.entries[k];
-    ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d tensors", k, l->path, l->h.n);
+    ms__fail(MS_EINVAL, "load: tensor %d is out of range; '%s' has %d tensor%s", k, l->path, l->h.n,
+             l->h.n == 1 ? "" : "s");
     return NULL;
 }
 

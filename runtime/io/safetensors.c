@@ -490,8 +490,8 @@ static ms_status take_checksums(const parser *p, ms_st_header *h, bool marked, b
         memmove(&h->meta[k], &h->meta[k + 1], (size_t)(h->n_meta - k) * sizeof *h->meta);
         if (marked && !fits && verify)
             return ms__fail(MS_EIO,
-                            "load: '%s' is damaged: it does not have one checksum for each block of its %d tensors",
-                            p->path, h->n);
+                            "load: '%s' is damaged: it does not have one checksum for each block of its tensors",
+                            p->path);
         break;
     }
     return MS_OK;

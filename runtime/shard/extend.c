@@ -164,7 +164,7 @@ ms_status ms_unit_extension_inputs(double handle, int e, int n, const ms_id *in)
     if (x->n_parts && n != x->n_parts)
         return ms__fail(
             MS_EINVAL,
-            "fsdp_pre_all_gather of '%s' returned %d tensors, but %d at its first gather; both must be equal",
+            "fsdp_pre_all_gather of '%s' returned another number of tensors, %d, than at its first gather, %d",
             name_of(u, x), n, x->n_parts);
     bool first = x->n_parts == 0;
     const unit_param *p = &u->params[x->which[0]];
@@ -329,8 +329,8 @@ ms_status ms_unit_extension_whole(double handle, int e, int n_whole, const ms_id
     extension *x = find(handle, e, &u);
     if (!x) return ms__failure();
     if (n_whole != x->n)
-        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensors, but the parameter has %d",
-                        name_of(u, x), n_whole, x->n);
+        return ms__fail(MS_EINVAL, "fsdp_post_all_gather of '%s' returned %d inner tensor%s, but the parameter has %d",
+                        name_of(u, x), n_whole, n_whole == 1 ? "" : "s", x->n);
     for (int k = 0; k < n_whole; k++) {
         ms_tensor *t = ms__tensor(whole[k]);
         if (!t) return ms__failure();

@@ -127,8 +127,8 @@ ms_status ms_capture_end(ms_captured *c)
 static ms_status fill_inputs(const ms_captured *c, int n, const ms_id *in)
 {
     if (n != c->ends->n_in)
-        return ms__fail(MS_EINVAL, "captured step: %d tensors given, expected %d, as when it was recorded", n,
-                        c->ends->n_in);
+        return ms__fail(MS_EINVAL, "captured step: the number of tensors is %d, expected %d, as when it was recorded",
+                        n, c->ends->n_in);
     for (int k = 0; k < n; k++) {
         ms_tensor *t = ms__tensor(in[k]);
         const ms_tensor *mine = c->ends->in[k];

@@ -256,7 +256,7 @@ local changed = {
   { "another shape", "argument 1 is float32 %[4, 6%] cpu, expected float32 %[8, 6%] cpu",
     function(step) step(ms.ones(4, 6), y) end },
   { "another dtype", "argument 2 is float64 %[8, 3%] cpu, expected float32", function(step) step(x, y:double()) end },
-  { "fewer arguments", "1 arguments given, expected 2", function(step) step(x) end },
+  { "fewer arguments", "the number of arguments is 1, expected 2", function(step) step(x) end },
   { "an argument that requires grad", "requires grad", function(step)
     step(ms.ones(8, 6, { requires_grad = true }), y)
   end },

@@ -157,7 +157,7 @@ describe("images", function()
     path = write("g.bmp", "BM")
     raises(("read_image: '%s' is neither a PNG nor a JPEG"):format(path), data.read_image, path)
     raises("write_png: cannot write '/dev/full': No space left on device", data.write_png, "/dev/full", ms.ones(2, 2))
-    raises("write_png: argument 2 has shape [5, 2, 2], expected [H, W] or [channels, H, W] with 1 to 4 channels",
+    raises("write_png: argument 2 has shape [5, 2, 2], expected [H, W] or [channels, H, W] with 1 to 4 channels, not empty",
       data.write_png, folder .. "/h.png", ms.ones(5, 2, 2))
   end)
 
@@ -241,7 +241,7 @@ describe("CSV files", function()
 
   it("with a fault are errors with the line", function()
     local path = write("c.csv", 'a,b\n"1\n2",3\n4\n')
-    raises(("read_csv: '%s', line 4: 1 fields, but line 1 has 2"):format(path), data.read_csv, path)
+    raises(("read_csv: '%s', line 4: fields: 1, expected 2, as in line 1"):format(path), data.read_csv, path)
     path = write("d.csv", 'a\n"1')
     raises(("read_csv: '%s', line 2: a quoted field does not end"):format(path), data.read_csv, path)
     path = write("e.csv", 'a\n"1"2')

@@ -228,7 +228,7 @@ describe("a sampler", function()
   end)
 
   it("refuses what it cannot use, by name", function()
-    raises("WeightedRandomSampler: 3 samples without replacement, but only 2 weights are positive",
+    raises("WeightedRandomSampler: 3 samples without replacement need as many positive weights, got 2",
       data.WeightedRandomSampler, { 1, 0, 1 }, 3, { replacement = false })
     raises("WeightedRandomSampler: weight 2 is a number (-1), expected a finite number from 0", data.WeightedRandomSampler,
       { 1, -1 }, 3)
@@ -326,7 +326,7 @@ describe("default_collate", function()
     local hint = "; give a function 'collate' that makes the batch"
     local function of(...) return function(...) return data.default_collate { ... } end, ... end
     raises("default_collate: item 2 of the batch is float32 [3], but item 1 is float32 [2]" .. hint, of(ms.ones(2), ms.ones(3)))
-    raises("default_collate: item 2 of the batch has 1 values, but item 1 has 2" .. hint, of({ 1, 2 }, { 1 }))
+    raises("default_collate: item 2 of the batch has 1 value, but item 1 has 2" .. hint, of({ 1, 2 }, { 1 }))
     raises("default_collate: item 2 of the batch is a string, but item 1 is a number (field 'y' of 2)" .. hint,
       of({ 1, { y = 1 } }, { 2, { y = "a" } }))
     raises("default_collate: item 2 of the batch has no field 'y'" .. hint, of({ x = 1, y = 1 }, { x = 1 }))
@@ -503,9 +503,9 @@ describe("a loader", function()
     raises("DataLoader: the sampler gave item 9, expected a position from 1 to 3", epoch_of,
       data.DataLoader(counted(3), { sampler = { 9 } }))
     local loader = data.DataLoader(counted(3), { batch_size = 2 })
-    raises("DataLoader: load_state_dict: the state is of a dataset of 4 items, but this one has 3", loader.load_state_dict,
+    raises("DataLoader: load_state_dict: the state is of a dataset of size 4, but this one has size 3", loader.load_state_dict,
       loader, data.DataLoader(counted(4), { batch_size = 2 }):state_dict())
-    raises("DataLoader: load_state_dict: the state is of batches of 3 items over all ranks, but this loader's have 2",
+    raises("DataLoader: load_state_dict: the state is of batches of size 3 over all ranks, but this loader's have size 2",
       loader.load_state_dict, loader, data.DataLoader(counted(3), { batch_size = 3 }):state_dict())
   end)
 

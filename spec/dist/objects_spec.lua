@@ -48,7 +48,7 @@ for world = 1, 3 do
           assert.equal(all[math.floor(rank / size) + 1], own)
         end
       end
-      assert.equal(("new_subgroups: argument 1 is %d, expected a divisor of the %d ranks"):format(world + 1, world),
+      assert.equal(("new_subgroups: argument 1 is %d, expected a divisor of the number of ranks, %d"):format(world + 1, world),
         message(function() dist.new_subgroups(world + 1) end))
     end)
   end)

@@ -122,7 +122,7 @@ describe("golden models", function()
     { "mlp", { 3 }, nil, "MLP: argument 1 is" },
     { "mlp", { 3, 2 }, { activation = "Relu" }, "expected the name of a layer, such as 'ReLU'" },
     { "vit", { image = 10, patch = 4 }, nil, "image size 10 is not a multiple of the patch size 4" },
-    { "llama", { heads = 4, kv_heads = 3 }, nil, "4 heads are not a multiple of 3 kv_heads" },
+    { "llama", { heads = 4, kv_heads = 3 }, nil, "heads is 4, expected a multiple of kv_heads, 3" },
     { "llama", { dim = 12, heads = 4 }, nil, "dim is 12, expected a multiple of 8, twice the number of heads" },
   } do
     it(("refuse sizes that do not fit: %s"):format(case[4]), function()

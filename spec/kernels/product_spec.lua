@@ -287,7 +287,7 @@ describe("attention:", function()
     assert.is_true(ms.testing.gradcheck(function(a, b, c) return sdpa(a, b, c, given) end, { q, k, v }))
     local ok, why = pcall(sdpa, q, ms.randn(2, 3, 6, 5, o), v, given)
     assert.is_false(ok)
-    assert.matches("scaled_dot_product_attention: 4 heads of queries are not a multiple of the 3 heads of keys", why, 1, true)
+    assert.matches("scaled_dot_product_attention: the number of heads of queries, 4, is not a multiple of that of keys, 3", why, 1, true)
   end)
 
   it("takes a scale of 0: every key counts the same", function()

@@ -157,7 +157,7 @@ describe("padding layers", function()
     raises("ZeroPad2d: argument 1, the padding, is a table, expected a whole number or a list of 4", nn.ZeroPad2d,
       { 1, 2 })
     raises("ConstantPad1d: argument 2, the value, is nil, expected a number", nn.ConstantPad1d, 1)
-    raises("pad: 4 sizes for 1 dimensions, expected at most two for each", F.pad, ms.ones(3), { 1, 1, 1, 1 })
+    raises("pad: 4 sizes for 1 dimension, expected at most two for each", F.pad, ms.ones(3), { 1, 1, 1, 1 })
     raises("pad: -2 and -2 elements at dimension 1 of size 3 give a negative size", F.pad, ms.ones(3), { -2, -2 })
     raises("pad: argument 2 is a table, expected a list of an even number of sizes", F.pad, ms.ones(3), { 1 })
   end)

@@ -61,7 +61,7 @@ describe("max_pool2d", function()
       F.max_pool2d, x, 2, 0)
     raises("max_pool2d: pad should be at most half of effective kernel size, but got pad=2, kernel_size=2 and dilation=1",
       F.max_pool2d, x, 2, { padding = 2 })
-    raises("max_pool2d: windows of 5 elements do not fit the padded input: 4 elements along dimension 3, input [1, 1, 4, 4]",
+    raises("max_pool2d: windows of size 5 do not fit the padded input, which has size 4 along dimension 3; input [1, 1, 4, 4]",
       F.max_pool2d, x, 5)
     raises("max_pool2d: the input is int64, expected a floating-point dtype; cast it first", F.max_pool2d, x:long(), 2)
     raises("max_pool2d: the input [1, 1, 0, 4] has no elements along dimension 3", F.max_pool2d, ms.rand(1, 1, 0, 4), 2)

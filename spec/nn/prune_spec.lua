@@ -142,7 +142,7 @@ describe("prune", function()
     for _, case in ipairs {
       { "l1_unstructured", { m, "weigth", 1 }, "l1_unstructured: Linear: unknown parameter 'weigth'; did you mean 'weight'?" },
       { "l1_unstructured", { m, "weight", 1.5 }, "l1_unstructured: the amount is a number (1.5), expected a fraction below 1, or a whole number of elements" },
-      { "l1_unstructured", { m, "weight", 13 }, "l1_unstructured: the amount is 13, but only 12 are left to prune" },
+      { "l1_unstructured", { m, "weight", 13 }, "l1_unstructured: the amount is 13, expected at most the number left to prune, 12" },
       { "ln_structured", { m, "bias", 1 }, "ln_structured: a parameter of shape [3] has no parts to prune, expected at least 2 dimensions" },
       { "ln_structured", { m, "weight", 1, { dim = 3 } }, "ln_structured: option 'dim' is 3, expected a dimension of a parameter of shape [3, 4]" },
       { "custom_from_mask", { m, "weight", ms.ones(2) }, "custom_from_mask: the mask has shape [2], the parameter [3, 4]" },

@@ -91,8 +91,8 @@ describe("lr_scheduler", function()
       { {}, "expected a table with step and base_lrs" },
       { { step = -5, base_lrs = { 1 } }, "step is a number (-5), expected a whole number from 0" },
       { { step = 0 / 0, base_lrs = { 1 } }, "expected a whole number from 0" },
-      { { step = 2, base_lrs = {} }, "0 base_lrs, but the optimizer has 1 groups" },
-      { { step = 2, base_lrs = { 1, 2 } }, "2 base_lrs, but the optimizer has 1 groups" },
+      { { step = 2, base_lrs = {} }, "the number of base_lrs is 0, expected that of the optimizer's groups, 1" },
+      { { step = 2, base_lrs = { 1, 2 } }, "the number of base_lrs is 2, expected that of the optimizer's groups, 1" },
       { { step = 2, base_lrs = { "a" } }, "base_lrs[1] is a string ('a')" },
     } do
       ok, e = pcall(schedule.load_state_dict, schedule, case[1])
@@ -136,7 +136,7 @@ describe("lr_scheduler", function()
       { "chained", opt, { lr_scheduler.step(other, { step_size = 1 }) }, "schedule 1 belongs to another optimizer" },
       { "chained", opt, { lr_scheduler.reduce_on_plateau(opt) }, "whose steps take a value" },
       { "sequential", opt, { schedules = { lr_scheduler.constant(opt) }, milestones = { 3 } },
-        "1 milestones for 1 schedules, expected 0" },
+        "the number of milestones is 1, expected 0, one fewer than schedules" },
       { "multistep", opt, { milestones = { 1.5 } }, "milestones[1] is a number (1.5), expected a whole number from 0" },
       { "reduce_on_plateau", opt, { factor = 1 }, "expected a number below 1" },
       { "cosine_warm_restarts", opt, { T_0 = 0 }, "option 'T_0'" },

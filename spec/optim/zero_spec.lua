@@ -301,7 +301,7 @@ describe("ZeroRedundancyOptimizer", function()
       true)
     assert.equal(1, #zero.param_groups)
     assert.matches("closure is a number (1), expected a function", message(zero.step, zero, 1), 1, true)
-    assert.matches("the state has 2 groups, expected the optimizer's 1",
+    assert.matches("the number of groups in the state is 2, expected the optimizer's, 1",
       message(zero.load_state_dict, zero, { state = {}, param_groups = { {}, {} } }), 1, true)
     assert.matches("expected a table with state and param_groups", message(zero.load_state_dict, zero, 1), 1, true)
   end)

@@ -277,7 +277,7 @@ describe("option 'state' of run.start", function()
   it("names the entry whose state does not fit", function()
     saved {}
     raises(("run.start: state of 'loader' in '%s/run/step-000001.safetensors': DataLoader: load_state_dict: the state is of "
-      .. "a dataset of 8 items, but this one has 9"):format(folder), start, {}, 9)
+      .. "a dataset of size 8, but this one has size 9"):format(folder), start, {}, 9)
   end)
 
   it("refuses tensors that are sharded, and averages that it cannot write by rows", function()

@@ -85,7 +85,7 @@ describe("fft", function()
       { function() fft.fft(ms.ones(4, 2), { n = 0 }) end, "fft.fft: option 'n' is a number (0), expected a whole number from 1" },
       { function() fft.fft(ms.ones(4, 2), { norm = "orto" }) end, "did you mean 'ortho'?" },
       { function() fft.fftn(ms.ones(4, 4, 2), { dim = { 1, -2 } }) end, "fft.fftn: option 'dim' names dimension 1 twice" },
-      { function() fft.fftn(ms.ones(4, 4, 2), { dim = { 1 }, s = { 2, 2 } }) end, "fft.fftn: option 's' has 2 sizes for 1 dimensions" },
+      { function() fft.fftn(ms.ones(4, 4, 2), { dim = { 1 }, s = { 2, 2 } }) end, "fft.fftn: the number of sizes in option 's' is 2, expected that of dimensions, 1" },
       { function() fft.fft(ms.ones(0, 2)) end, "dimension 1 of float32 [0, 2] cpu has no elements" },
       { function() return fft.fft3 end, "unknown name in fft: 'fft3'; did you mean 'fft" },
     }

@@ -55,7 +55,7 @@ describe("as_strided", function()
       { function() x:as_strided({ 2 ^ 40 }, { 2 ^ 40 }) end, "are not inside float32 [2, 3] cpu" },
       { function() x:t():as_strided({ 2 }, { 1 }) end, "as_strided: float32 [3, 2] cpu is not contiguous" },
       { function() x:as_strided({ 2 }, { -1 }) end, "as_strided: stride 1 is a number (-1), expected a whole number from 0" },
-      { function() x:as_strided({ 2 }, {}) end, "as_strided: 1 sizes and 0 strides, expected a stride for each size" },
+      { function() x:as_strided({ 2 }, {}) end, "as_strided: the number of sizes is 1 and that of strides 0, expected equal numbers" },
     }
     for _, case in ipairs(wrong) do
       local ok, text = pcall(case[1])

@@ -239,7 +239,7 @@ describe("wrong arguments of order", function()
     { function(x) x:index_add(1, ids { 0 }, ms.zeros(2, 4)) end,
       "index_add: the source is float32 [2, 4], expected float32 [1, 4]" },
     { function(x) x:masked_scatter(x:gt(-1), ms.zeros(2)) end,
-      "masked_scatter: the source has 2 elements, but the mask is true at 12 positions" },
+      "masked_scatter: the size of the source is 2, expected at least 12, the number of true elements of the mask" },
   } do
     it("are errors: " .. case[2], function() raises(case[2], case[1], ms.zeros(3, 4)) end)
   end

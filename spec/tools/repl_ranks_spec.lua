@@ -402,7 +402,7 @@ describe("the number of ranks of the prompt", function()
     { { "--ranks", "x" }, "repl: --ranks 'x' is not a whole number from 1\n" },
     { { "--ranks=-1" }, "repl: --ranks '-1' is not a whole number from 1\n" },
     { { "--ranks" }, "repl: --ranks '' is not a whole number from 1\n" },
-    { { "--ranks", "99999" }, "^repl: %-%-ranks 99999: at most %d+ ranks are possible here, 16 for each of %d+ cores\n" },
+    { { "--ranks", "99999" }, "^repl: %-%-ranks 99999: at most %d+ ranks are possible here: 16 for each core, and no more than 1024\n" },
     { { "--rank", "2" }, "repl: unknown option '--rank'; scripts/repl --help lists the options\n" },
   } do
     it("is checked: " .. table.concat(case[1], " "), function()

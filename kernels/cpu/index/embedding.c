@@ -33,8 +33,8 @@ static ms_status read_ids(ms_call *c, ms_tensor *t, int64_t rows, ms_tensor **he
         if (MS_UNLIKELY(ids[k] < 0 || ids[k] >= rows))
             return ms__call_fail(c,
                                  "id %lld (element %lld) is out of range, expected 0 or more and below the weight's "
-                                 "%lld rows",
-                                 (long long)ids[k], (long long)k + 1, (long long)rows);
+                                 "%lld row%s",
+                                 (long long)ids[k], (long long)k + 1, (long long)rows, rows == 1 ? "" : "s");
     *out = ids;
     return MS_OK;
 }

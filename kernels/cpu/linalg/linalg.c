@@ -113,7 +113,7 @@ static ms_status run(ms_call *c, kernel f32, kernel f64)
     MS_TRY(ms__lapack(&l.lib, who));
     for (int d = 0; d < x->ndim; d++)
         if (x->shape[d] > INT32_MAX / 64)
-            return ms__fail(MS_EUNSUPPORTED, "%s: %s has more than %d rows or columns", who, ms__tensor_text(x),
+            return ms__fail(MS_EUNSUPPORTED, "%s: %s has a dimension of more than %d elements", who, ms__tensor_text(x),
                             INT32_MAX / 64);
     for (int d = 0; d < x->ndim - 2; d++) l.batch *= x->shape[d];
     l.m = (int)x->shape[x->ndim - 2];

@@ -490,7 +490,6 @@ ms_status ms__conv_onednn(const ms_conv_work *c, bool *done)
     if (p.status == dnnl_out_of_memory)
         return ms__no_memory((size_t)work * 4, c->what, "an upper bound, for the primitives of oneDNN");
     return ms__fail(MS_EUNSUPPORTED,
-                    "%s: oneDNN failed with status %d, for %lld images of %lld channels and %lld channels of the "
-                    "output",
+                    "%s: oneDNN failed with status %d (images: %lld, channels: %lld, channels of the output: %lld)",
                     c->what, p.status, (long long)v->n, (long long)v->in, (long long)v->out);
 }

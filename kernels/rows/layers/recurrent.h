@@ -112,13 +112,14 @@ static inline ms_status ms__steps_of(const ms_call *c, const ms_tensor *x, const
             if (n < 1 || (t && n > s.sizes[t - 1]))
                 return ms__call_fail(c,
                                      t ? "batch_sizes[%lld] is %lld, expected from 1 to the size before it, %lld"
-                                       : "batch_sizes[%lld] is %lld, expected a number from 1",
+                                       : "batch_sizes[%lld] is %lld, expected 1 or more",
                                      (long long)t + 1, (long long)n, (long long)s.sizes[t ? t - 1 : 0]);
             sum += n;
         }
         if (sum != s.rows)
-            return ms__call_fail(c, "the sum of batch_sizes is %lld, but the packed input %s has %lld rows",
-                                 (long long)sum, ms__shape_text(x->ndim, x->shape), (long long)s.rows);
+            return ms__call_fail(c, "the sum of batch_sizes is %lld, but the packed input %s has %lld row%s",
+                                 (long long)sum, ms__shape_text(x->ndim, x->shape), (long long)s.rows,
+                                 s.rows == 1 ? "" : "s");
     }
     if (s.t == 0) return ms__call_fail(c, "the input %s has no steps", ms__shape_text(x->ndim, x->shape));
     *out = s;

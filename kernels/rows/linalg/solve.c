@@ -75,7 +75,7 @@ static ms_status solve_grad(ms_backward_call *b)
 static ms_status solve_triangular_check(ms_call *c)
 {
     if (c->n_i < 2)
-        return ms__call_fail(c, "%d integers, expected 2: the triangle and the kind of its diagonal", c->n_i);
+        return ms__call_fail(c, "expected 2 integers, the triangle and the kind of its diagonal, got %d", c->n_i);
     return solve_check(c);
 }
 // As solve_grad, but only the elements of A's triangle have a gradient.

@@ -33,13 +33,14 @@ static ms_status check_pool(ms_call *c)
         return ms__call_fail(c, "integers are missing, or the number of dimensions is not 1 to 3");
     if (!ms__is_float(x->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(x));
-    if (x->ndim < dims) return ms__call_fail(c, "the input %s has fewer than %d dimensions", ms__tensor_text(x), dims);
+    if (x->ndim < dims)
+        return ms__call_fail(c, "the input %s has too few dimensions, expected at least %d", ms__tensor_text(x), dims);
     const int64_t *in = x->shape + x->ndim - dims, *size = c->i + MS_POOLING_SIZES;
     int64_t shape[MS_MAX_DIMS], plane = 1;
     for (int d = 0; d < dims; d++) {
         if (in[d] == 0 || (in[d] > 0 && plane > INT32_MAX / in[d]))
-            return ms__call_fail(c, "the last %d dimensions of %s must have from 1 to %d elements", dims,
-                                 ms__tensor_text(x), INT32_MAX);
+            return ms__call_fail(c, "expected 1 to %d elements in the pooled dimensions (the last %d), got %s",
+                                 INT32_MAX, dims, ms__tensor_text(x));
         plane *= in[d];
     }
     if (c->i[MS_POOLING_MODE] != MS_POOLING_ADAPTIVE) MS_TRY(check_windows(c, dims, size));

@@ -16,7 +16,8 @@ static ms_status check_resample(ms_call *c)
         return ms__call_fail(c, "the kind is %lld, expected 0 to %d", (long long)c->i[MS_RESAMPLE_KIND], MS_CIRCULAR);
     if (!ms__is_float(x->dtype))
         return ms__call_fail(c, "needs a floating-point dtype, got %s; cast it first", ms__tensor_text(x));
-    if (x->ndim < dims) return ms__call_fail(c, "the input %s has fewer than %d dimensions", ms__tensor_text(x), dims);
+    if (x->ndim < dims)
+        return ms__call_fail(c, "the input %s has too few dimensions, expected at least %d", ms__tensor_text(x), dims);
     int64_t shape[MS_MAX_DIMS];
     const int64_t *in = x->shape + x->ndim - dims;
     memcpy(shape, x->shape, sizeof shape);

@@ -10,8 +10,8 @@ static ms_status check_ctc(ms_call *c)
 {
     const ms_tensor *x = c->in[0], *y = c->in[1];
     if (c->n_i < 3)
-        return ms__call_fail(c, "%d integers, expected 3: the blank, zero_infinity, the length of the longest target",
-                             c->n_i);
+        return ms__call_fail(
+            c, "expected 3 integers, the blank, zero_infinity and the length of the longest target, got %d", c->n_i);
     if (ms__is_half(x->dtype))
         return ms__fail(MS_EUNSUPPORTED, "ctc_loss: log probabilities are %s, expected float32 or float64; cast them",
                         ms__tensor_text(x));

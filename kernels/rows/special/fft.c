@@ -62,8 +62,8 @@ static ms_status half_check(ms_call *c)
     if (n < 1 || x->shape[c->i[0]] != n / 2 + 1)
         return ms__call_fail(
             c,
-            "the length is %lld and dimension %lld of %s has %lld elements, expected %lld (half of the "
-            "length, rounded down, + 1)",
+            "the length is %lld, expected 1 or more, and dimension %lld of %s has size %lld, expected %lld "
+            "(half of the length, rounded down, + 1)",
             (long long)n, (long long)c->i[0] + 1, ms__tensor_text(x), (long long)x->shape[c->i[0]],
             (long long)(n < 0 ? 0 : n / 2 + 1));
     memcpy(shape, x->shape, sizeof shape);

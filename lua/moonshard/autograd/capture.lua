@@ -179,7 +179,7 @@ local function take_arguments(fixed, n, ...)
     end
   end
   if fixed and fixed.n ~= n then
-    raise("captured step: %d arguments given, expected %d, as when the step was recorded", n, fixed.n)
+    raise("captured step: the number of arguments is %d, expected %d, as when the step was recorded", n, fixed.n)
   end
   if n > engine.MAX_IN then raise("captured step: %d arguments given, expected at most %d", n, engine.MAX_IN) end
   for k = 1, n do

@@ -167,7 +167,8 @@ handlers[ffi.C.MS_EV_FUNCTION] = function(entry, event)
   local results = pack(entry.def.backward(entry.ctx, unpack(grads, 1, outs.n)))
   for k = entry.n_in + 1, results.n do
     if results[k] ~= nil then
-      errors.raise("Function: backward returned %d gradients, but forward has %d arguments", results.n, entry.n_in)
+      errors.raise("Function: backward returned %d gradients, expected %d, as many as forward has arguments",
+        results.n, entry.n_in)
     end
   end
   for k = 1, entry.n_in do
@@ -309,7 +310,7 @@ handlers[ffi.C.MS_EV_RECOMPUTE] = function(entry, _, run)
   lib.ms_rng_set(seed, offset)
   if not ok then error(outs, 0) end
   if outs.n ~= entry.n_outs then
-    errors.raise("checkpoint: the function returned %d values when it was recomputed, %d in the forward; both must be the same", outs.n, entry.n_outs)
+    errors.raise("checkpoint: the function returned another number of values when it was recomputed, %d, than in the forward, %d", outs.n, entry.n_outs)
   end
   local list, any = {}, false
   for m, k in ipairs(entry.outs) do

@@ -74,13 +74,13 @@ function M.sparse_coo(indices, values, shape, given)
   end
   local d, n = indices:size(1), indices:size(2)
   if values.ndim < 1 or values:size(1) ~= n then
-    errors.raise("%s: indices have %d positions, but values have shape %s, expected %d values", who, n,
+    errors.raise("%s: values have shape %s, expected [%d, ...], a value for each position of the indices", who,
       tostring(values.shape), n)
   end
   local whole = setmetatable({ unpack(shape) }, tensor.Shape)
   if #whole ~= d + values.ndim - 1 or d < 1 then
-    errors.raise("%s: shape %s has %d dimensions, expected %d for the indices and %d for each value", who,
-      tostring(whole), #whole, d, values.ndim - 1)
+    errors.raise("%s: shape %s has %d dimension%s, expected %d for the indices and %d for each value", who,
+      tostring(whole), #whole, #whole == 1 and "" or "s", d, values.ndim - 1)
   end
   tensor.check_count(who, #whole)
   for k = 1, #whole do
@@ -117,8 +117,8 @@ function methods.size(t, d)
   local n = #t._shape
   local at = type(d) == "number" and d % 1 == 0 and (d > 0 and d or d < 0 and d + n + 1) or 0
   if at < 1 or at > n then
-    errors.raise("size: dimension %s is out of range; the tensor has %d dimensions, shape %s", errors.show(d), n,
-      tostring(getters.shape(t)))
+    errors.raise("size: dimension %s is out of range; the tensor has %d dimension%s, shape %s", errors.show(d), n,
+      n == 1 and "" or "s", tostring(getters.shape(t)))
   end
   return t._shape[at]
 end

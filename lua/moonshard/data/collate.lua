@@ -99,7 +99,7 @@ end
 local function fields(list, where)
   for k = 2, #list do
     if #list[k] ~= #list[1] then
-      raise(where, "item %d of the batch has %d values, but item 1 has %d", k, #list[k], #list[1])
+      raise(where, "item %d of the batch has %d value%s, but item 1 has %d", k, #list[k], #list[k] == 1 and "" or "s", #list[1])
     end
   end
   local out = {}
@@ -181,7 +181,7 @@ local function append(columns, k, a, b, ...)
   if k == 1 then
     columns.n = n
   elseif n ~= columns.n then
-    raise("", "item %d of the batch has %d values, but item 1 has %d", k, n, columns.n)
+    raise("", "item %d of the batch has %d value%s, but item 1 has %d", k, n, n == 1 and "" or "s", columns.n)
   end
   local first, second = add(columns, 1, k, a), n > 1 and add(columns, 2, k, b)
   for j = 3, n do add(columns, j, k, more[j - 2]) end

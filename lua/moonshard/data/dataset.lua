@@ -276,7 +276,7 @@ function M.random_split(dataset, lengths, given)
     opts.expect(v, opts.whole_from(0), "random_split: length %d", k)
     sum = sum + v
   end
-  if sum ~= n then errors.raise("random_split: the lengths add up to %g, but the dataset has %d items", sum, n) end
+  if sum ~= n then errors.raise("random_split: the lengths add up to %.17g, but the dataset has %d items", sum, n) end
   local seed, at, subsets = o.seed or M.default_seed(), 0, {}
   for k, size in ipairs(sizes) do
     local indices = {}

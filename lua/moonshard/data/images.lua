@@ -102,10 +102,11 @@ end
 -- An image as uint8 [H, W, C] on the CPU.
 local function bytes_of(t, who)
   raw.expect_tensor(t, who)
+  local shape = tostring(t.shape)
   if t.ndim == 2 then t = t:unsqueeze(1) end
   local channels = t.ndim == 3 and t:size(1) or 0
   if channels < 1 or channels > 4 or t:numel() == 0 then
-    errors.raise("%s has shape %s, expected [H, W] or [channels, H, W] with 1 to 4 channels", who, tostring(t.shape))
+    errors.raise("%s has shape %s, expected [H, W] or [channels, H, W] with 1 to 4 channels, not empty", who, shape)
   end
   return autograd.no_grad(function()
     t = t:detach():to "cpu"

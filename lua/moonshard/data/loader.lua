@@ -256,10 +256,10 @@ function DataLoader:load_state_dict(sd)
   opts.expect(sd.seed, opts.whole, "%sseed", who)
   local n = self.batch_sampler and self.dataset:size()
   if sd.size ~= n and sd.size and n then
-    errors.raise("%sthe state is of a dataset of %d items, but this one has %d", who, sd.size, n)
+    errors.raise("%sthe state is of a dataset of size %d, but this one has size %d", who, sd.size, n)
   end
   if sd.items ~= items_of(self) then
-    errors.raise("%sthe state is of batches of %d items over all ranks, but this loader's have %d", who, sd.items,
+    errors.raise("%sthe state is of batches of size %d over all ranks, but this loader's have size %d", who, sd.items,
       items_of(self))
   end
   local random = with_seed(self.batch_sampler)

@@ -76,8 +76,7 @@ local function collated(self, items, positions)
   end
   local results = { n = 0, self.collate(items) }
   if results[1] == nil then
-    errors.raise("DataLoader: the function 'collate' returned nil for %d items from item %d on, expected a batch", #items,
-      positions[1])
+    errors.raise("DataLoader: the function 'collate' returned nil for the batch of size %d that begins with item %d, expected a value", #items, positions[1])
   end
   for k in pairs(results) do
     if type(k) == "number" and k > results.n then results.n = k end

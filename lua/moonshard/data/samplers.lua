@@ -132,7 +132,7 @@ function WeightedRandomSampler:init(weights, num_samples, given)
   end
   if sum <= 0 then errors.raise "WeightedRandomSampler: the weights add up to 0, expected a positive sum" end
   if not o.replacement and num_samples > positive then
-    errors.raise("WeightedRandomSampler: %d samples without replacement, but only %d weights are positive", num_samples,
+    errors.raise("WeightedRandomSampler: %d samples without replacement need as many positive weights, got %d", num_samples,
       positive)
   end
 end

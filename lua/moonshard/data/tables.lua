@@ -157,7 +157,7 @@ function M.read_csv(path, given)
   if #rows == 0 then errors.raise("read_csv: '%s' has no rows", path) end
   for _, row in ipairs(rows) do
     if #row ~= #rows[1] then
-      errors.raise("read_csv: '%s', line %d: %d fields, but line %d has %d", path, row.line, #row, rows[1].line, #rows[1])
+      errors.raise("read_csv: '%s', line %d: fields: %d, expected %d, as in line %d", path, row.line, #row, #rows[1], rows[1].line)
     end
   end
   local columns, names, classes, first = {}, o.header and { unpack(rows[1]) } or {}, {}, o.header and 2 or 1

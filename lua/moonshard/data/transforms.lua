@@ -97,7 +97,7 @@ function M.Normalize(mean, std)
     for k, t in ipairs { m, s } do
       local n, channels = t:size(1), x.ndim > 2 and x:size(-3) or 1
       if n ~= 1 and n ~= channels then
-        errors.raise("Normalize: argument %d has %d numbers, but the image has %d channels", k, n, channels)
+        errors.raise("Normalize: argument %d has %d numbers, but the image has %d channel%s", k, n, channels, channels == 1 and "" or "s")
       end
     end
     return (x - m) / s
@@ -455,7 +455,7 @@ local ORDER = { "brightness", "contrast", "saturation", "hue" }
 -- The range of factors that option `name` gives, nil: no change.
 local function factors_of(v, name, who)
   if v == nil then return nil end
-  if type(v) == "number" and name ~= "hue" then v = { max(0, 1 - v), 1 + v } end
+  if type(v) == "number" and v >= 0 and name ~= "hue" then v = { max(0, 1 - v), 1 + v } end
   v = range(v, who, ("option '%s'"):format(name))
   if name == "hue" then
     opts.need(v[1] >= -0.5 and v[2] <= 0.5, v[1] < -0.5 and v[1] or v[2], "a number from -0.5 to 0.5", "%s: option 'hue'", who)

@@ -30,7 +30,8 @@ local function position(self, d, who)
   end
   local k = d < 0 and self.ndim + 1 + d or d
   if k < 1 or k > self.ndim or k % 1 ~= 0 then
-    errors.raise("%s: dimension %s is out of range for a mesh with %d dimensions", who, tostring(d), self.ndim)
+    errors.raise("%s: dimension %s is out of range for a mesh with %d dimension%s", who, tostring(d), self.ndim,
+      self.ndim == 1 and "" or "s")
   end
   return k
 end
@@ -100,7 +101,7 @@ function M.is_mesh(x) return getmetatable(x) == Mesh end
 
 local function check_names(who, names, n)
   if names == nil then return {} end
-  if #names ~= n then errors.raise("%s: got %d names, expected one for each of %d dimensions", who, #names, n) end
+  if #names ~= n then errors.raise("%s: the number of names is %d, expected that of the dimensions, %d", who, #names, n) end
   for k, name in ipairs(names) do
     opts.expect(name, opts.string, "%s: names[%d]", who, k)
     for j = 1, k - 1 do
@@ -130,7 +131,8 @@ function M.init_device_mesh(device, shape, given)
   end
   local world, me = dist.world_size(), dist.rank()
   if total ~= world then
-    errors.raise("init_device_mesh: shape [%s] has %d ranks, but the world has %d", table.concat(shape, ", "), total, world)
+    errors.raise("init_device_mesh: shape [%s] has %d rank%s, but the world has %d", table.concat(shape, ", "), total,
+      total == 1 and "" or "s", world)
   end
   local names = check_names("init_device_mesh", o.names, #shape)
   local groups = {}

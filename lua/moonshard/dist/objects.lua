@@ -57,7 +57,7 @@ return function(dist)
     opts.expect(size, opts.whole_from(1), "new_subgroups: argument 1")
     local world, own, all = dist.world_size(), nil, {}
     if world % size ~= 0 then
-      errors.raise("new_subgroups: argument 1 is %d, expected a divisor of the %d ranks", size, world)
+      errors.raise("new_subgroups: argument 1 is %d, expected a divisor of the number of ranks, %d", size, world)
     end
     for first = 0, world - 1, size do
       local ranks = {}

@@ -47,8 +47,8 @@ local function json(x)
   end
   if x[1] ~= nil or count == 0 then
     if #x ~= count then
-      errors.raise("save: a list of %d elements with %d other keys cannot be stored in index.json, expected no other keys", #x,
-        count - #x)
+      errors.raise("save: a list of length %d that also has other keys (%d) cannot be stored in index.json, expected no other keys",
+        #x, count - #x)
     end
     for k, v in ipairs(x) do parts[k] = json(v) end
     return "[" .. table.concat(parts, ",") .. "]"

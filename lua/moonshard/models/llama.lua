@@ -98,7 +98,7 @@ function Llama:init(given)
     errors.raise("Llama: dim is %d, expected a multiple of %d, twice the number of heads", o.dim, 2 * o.heads)
   end
   if o.heads % o.kv_heads ~= 0 then
-    errors.raise("Llama: %d heads are not a multiple of %d kv_heads", o.heads, o.kv_heads)
+    errors.raise("Llama: heads is %d, expected a multiple of kv_heads, %d", o.heads, o.kv_heads)
   end
   self.config = o
   self.model = Model(o)

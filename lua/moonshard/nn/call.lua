@@ -185,7 +185,8 @@ local function before_backward(ctx, ...)
     if changed ~= nil then
       local list = as_list(changed)
       if list.n ~= grads.n then
-        raise("%s: a full backward pre-hook returned %d gradients, expected %d", self:class_name(), list.n, grads.n)
+        raise("%s: a full backward pre-hook returned %d gradient%s, expected %d", self:class_name(), list.n,
+          list.n == 1 and "" or "s", grads.n)
       end
       grads = list
     end
@@ -271,7 +272,8 @@ autograd.handlers[ffi.C.MS_EV_MODULE_BACKWARD] = function(entry, event)
     if result ~= nil then
       local list = as_list(result)
       if list.n ~= grad_in.n then
-        raise("%s: a full backward hook returned %d gradients, expected %d", self:class_name(), list.n, grad_in.n)
+        raise("%s: a full backward hook returned %d gradient%s, expected %d", self:class_name(), list.n,
+          list.n == 1 and "" or "s", grad_in.n)
       end
       grad_in, changed = list, true
     end

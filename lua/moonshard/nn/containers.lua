@@ -52,7 +52,8 @@ local function position(self, what, i, last)
   opts.need(opts.whole.test(i), i, "a whole number", "%s: %s: argument 1", self:class_name(), what)
   local at = i < 0 and #self + 1 + i or i
   if at < 1 or at > last then
-    raise("%s: %s: position %d is out of range for %d elements", self:class_name(), what, i, #self)
+    raise("%s: %s: position %d is out of range for %d element%s", self:class_name(), what, i, #self,
+      #self == 1 and "" or "s")
   end
   return at
 end

@@ -31,7 +31,9 @@ function Embedding:init(n, d, given)
   local pad = o.padding_idx
   if pad then
     if pad < 0 then pad = n + pad end
-    if pad < 0 or pad >= n then raise("Embedding: padding_idx %d is out of range for %d rows", o.padding_idx, n) end
+    if pad < 0 or pad >= n then
+      raise("Embedding: padding_idx %d is out of range for %d row%s", o.padding_idx, n, n == 1 and "" or "s")
+    end
   end
   self.n, self.d, self.padding_idx, self.sparse = n, d, pad, o.sparse
   self.weight = empty({ n, d }, { dtype = o.dtype, device = o.device })

@@ -62,7 +62,7 @@ end
 function RotaryEmbedding:forward(x, given)
   local o = opts("RotaryEmbedding", given, { offset = 0 })
   opts.expect(x, a_tensor, "RotaryEmbedding: argument")
-  opts.need(x.ndim > 1 and x:size(-1) == self.d, x.ndim > 0 and x:size(-1) or 0, tostring(self.d),
+  opts.need(x.ndim > 1 and x:size(-1) == self.d, x.ndim > 0 and x:size(-1) or 0, ("%d, in a tensor of at least 2 dimensions"):format(self.d),
     "RotaryEmbedding: size of the last dimension of %s", tostring(x.shape))
   return functions.rotary_embedding(x, { base = self.base, offset = o.offset, interleaved = self.interleaved })
 end

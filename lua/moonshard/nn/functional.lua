@@ -389,7 +389,7 @@ local function shared_heads(q, x, what)
   local heads, own = q:size(-3), x:size(-3)
   if heads == own then return x end
   if own == 0 or heads % own ~= 0 then
-    raise("scaled_dot_product_attention: %d heads of queries are not a multiple of the %d heads of %s", heads, own, what)
+    raise("scaled_dot_product_attention: the number of heads of queries, %d, is not a multiple of that of %s, %d", heads, what, own)
   end
   return x:repeat_interleave(heads / own, -3)
 end

@@ -130,7 +130,7 @@ function M.pad(x, pad, given)
   opts.expect(x, a_tensor, "pad: argument 1")
   opts.need(opts.is_plain(pad) and #pad % 2 == 0 and #pad > 0, pad, "a list of an even number of sizes", "pad: argument 2")
   if #pad > 2 * x.ndim then
-    raise("pad: %d sizes for %d dimensions, expected at most two for each", #pad, x.ndim)
+    raise("pad: %d sizes for %d dimension%s, expected at most two for each", #pad, x.ndim, x.ndim == 1 and "" or "s")
   end
   for k, n in ipairs(pad) do opts.expect(n, opts.whole, "pad: size %d", k) end
   if o.mode == "constant" then return run(pad_with_value, x, pad, o.value) end

@@ -48,7 +48,9 @@ function ParameterList._assign(self, key, value)
   local n = #self._params
   opts.expect(key, opts.whole, "ParameterList: position")
   local at = key < 0 and n + 1 + key or key
-  if at < 1 or at > n + 1 then raise("ParameterList: position %d is out of range for %d elements", key, n) end
+  if at < 1 or at > n + 1 then
+    raise("ParameterList: position %d is out of range for %d element%s", key, n, n == 1 and "" or "s")
+  end
   if value == nil then
     if at ~= n then
       raise("ParameterList: assigning nil can only remove the last element, not element %d of %d", at, n)

@@ -80,7 +80,7 @@ local an_amount = opts.kind("a fraction below 1, or a whole number of elements",
 local function count(who, amount, n)
   opts.expect(amount, an_amount, "%s: the amount", who)
   if amount >= 1 then
-    if amount > n then raise("%s: the amount is %d, but only %d are left to prune", who, amount, n) end
+    if amount > n then raise("%s: the amount is %d, expected at most the number left to prune, %d", who, amount, n) end
     return amount
   end
   local exact = amount * n

@@ -104,7 +104,7 @@ local function check_fit(who, x, dims, o)
     local size = x:size(x.ndim - dims + d) + 2 * o.padding[d]
     local window = (o.kernel[d] - 1) * o.dilation[d] + 1
     if size + (o.ceil_mode and o.stride[d] - 1 or 0) < window then
-      raise("%s: windows of %s elements do not fit the padded input: %d elements along dimension %d, input %s", who,
+      raise("%s: windows of size %s do not fit the padded input, which has size %d along dimension %d; input %s", who,
         window, size, x.ndim - dims + d, tostring(x.shape))
     end
   end

@@ -104,7 +104,7 @@ function EMA:load_state_dict(sd)
     "EMA: load_state_dict: argument 1")
   opts.expect(sd.updates, opts.whole_from(0), "EMA: load_state_dict: updates")
   if #sd.averages ~= #self._averages then
-    raise("EMA: load_state_dict: there are %d averages, expected one for each of %d parameters", #sd.averages,
+    raise("EMA: load_state_dict: the number of averages is %d, expected that of parameters, %d", #sd.averages,
       #self._averages)
   end
   for k, t in ipairs(sd.averages) do

@@ -227,7 +227,7 @@ function M.sequential(optimizer, given)
     milestones = opts.option(opts.table, opts.required) })
   check_parts("sequential", optimizer, o.schedules)
   if #o.milestones ~= #o.schedules - 1 then
-    raise("lr_scheduler.sequential: %d milestones for %d schedules, expected %d", #o.milestones, #o.schedules,
+    raise("lr_scheduler.sequential: the number of milestones is %d, expected %d, one fewer than schedules", #o.milestones,
       #o.schedules - 1)
   end
   for k, m in ipairs(o.milestones) do

@@ -66,7 +66,7 @@ function Scheduler:load_state_dict(sd)
   opts.expect(sd.step, opts.whole_from(0), "lr_scheduler: load_state_dict: step")
   local groups = self.optimizer.param_groups
   if #sd.base_lrs ~= #groups then
-    raise("lr_scheduler: load_state_dict: %d base_lrs, but the optimizer has %d groups", #sd.base_lrs, #groups)
+    raise("lr_scheduler: load_state_dict: the number of base_lrs is %d, expected that of the optimizer's groups, %d", #sd.base_lrs, #groups)
   end
   for k, lr in ipairs(sd.base_lrs) do
     opts.need(type(lr) == "number" and lr == lr, lr, "a number", "lr_scheduler: load_state_dict: base_lrs[%d]", k)

@@ -124,7 +124,7 @@ return function(Optimizer)
     opts.need(is_plain(sd) and is_plain(sd.param_groups) and is_plain(sd.state), sd,
       "a table with state and param_groups", "%s: load_state_dict: argument 1", who)
     if #sd.param_groups ~= #self.param_groups then
-      raise("%s: load_state_dict: the state has %d groups, expected the optimizer's %d", who, #sd.param_groups, #self.param_groups)
+      raise("%s: load_state_dict: the number of groups in the state is %d, expected the optimizer's, %d", who, #sd.param_groups, #self.param_groups)
     end
     local names, work = self._row.states, {}
     for index, group in ipairs(self.param_groups) do
@@ -132,7 +132,7 @@ return function(Optimizer)
       opts.need(is_plain(given) and is_plain(given.params), given, "a group {params = {…}}",
         "%s: load_state_dict: group %d", who, index)
       if #given.params ~= #group.params then
-        raise("%s: load_state_dict: group %d has %d parameters in the state, %d in the optimizer", who, index,
+        raise("%s: load_state_dict: the number of parameters of group %d is %d in the state, %d in the optimizer", who, index,
           #given.params, #group.params)
       end
       self:_check(setmetatable({}, { __index = function(_, name)

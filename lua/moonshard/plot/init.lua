@@ -46,7 +46,7 @@ local function one_series(s, who)
     for k = 1, #y do x[k] = k end
   else
     x = numbers(s.x, who .. ": 'x'")
-    if #x ~= #y then errors.raise("%s: 'x' has %d numbers, but 'y' has %d", who, #x, #y) end
+    if #x ~= #y then errors.raise("%s: the length of 'x' is %d, but that of 'y' %d", who, #x, #y) end
   end
   if s.label ~= nil then opts.expect(s.label, opts.string, "%s: 'label'", who) end
   return { x = x, y = y, label = s.label }
@@ -75,7 +75,7 @@ end
 
 local function names(list, count, who)
   if not list then return end
-  if #list ~= count then errors.raise("%s has %d texts, expected %d", who, #list, count) end
+  if #list ~= count then errors.raise("%s has length %d, expected %d", who, #list, count) end
   for k = 1, #list do opts.expect(list[k], opts.string, "%s: element %d", who, k) end
 end
 
@@ -210,7 +210,7 @@ function M.heatmap(rows, given)
   local lists = {}
   for k = 1, #rows do
     lists[k] = numbers(rows[k], ("%s: row %d"):format(who, k))
-    if #lists[k] ~= #lists[1] then errors.raise("%s: row %d has %d numbers, but row 1 has %d", who, k, #lists[k], #lists[1]) end
+    if #lists[k] ~= #lists[1] then errors.raise("%s: row %d has length %d, but row 1 has length %d", who, k, #lists[k], #lists[1]) end
   end
   if #lists == 0 or #lists[1] == 0 then errors.raise("%s: argument 1 is empty, expected at least one cell", who) end
   names(o.row_labels, #lists, who .. ": option 'row_labels'")

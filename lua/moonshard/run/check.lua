@@ -24,13 +24,12 @@ local function check(who, at, value, above)
   if kind ~= "table" or getmetatable(value) then wrong(who, at, value) end
   if above[value] then errors.raise("%s: %s contains itself", who, at) end
   above[value] = true
-  local count, length = 0, #value
-  for _ in pairs(value) do count = count + 1 end
+  local length = #value
   for key, part in pairs(value) do                      -- in any order: the first error found is raised
     local in_list = length > 0 and type(key) == "number" and key % 1 == 0 and key >= 1 and key <= length
     if not in_list and (length > 0 or type(key) ~= "string") then
-      errors.raise("%s: %s has the key %s among %d keys; expected names only, or the positions 1, 2 ... of a list",
-        who, at, errors.show(key), count)
+      errors.raise("%s: %s has the key %s, expected only names, or only the positions 1, 2 ... of a list",
+        who, at, errors.show(key))
     end
     check(who, in_list and ("%s[%d]"):format(at, key) or ("%s.%s"):format(at, key), part, above)
   end

@@ -30,7 +30,7 @@ function M.image(t, who)
   local shape = check(t, who).shape
   local channels = #shape == 3 and shape[1] or 1
   if #shape < 2 or #shape > 3 or channels ~= 1 and channels ~= 3 or t:numel() == 0 then
-    errors.raise("%s has shape [%s], expected [H, W], [1, H, W] or [3, H, W]", who,
+    errors.raise("%s has shape [%s], expected [H, W], [1, H, W] or [3, H, W], not empty", who,
       table.concat(shape, ", "))
   end
   local height, width = shape[#shape - 1], shape[#shape]
@@ -92,7 +92,7 @@ end
 ---@return integer[][]
 function M.confusion(targets, predictions, least, who)
   local t, p = classes_of(targets, who, 2), classes_of(predictions, who, 3)
-  if #t ~= #p then errors.raise("%s: %d targets and %d predictions, expected equal numbers", who, #t, #p) end
+  if #t ~= #p then errors.raise("%s: the number of targets is %d and that of predictions %d, expected equal numbers", who, #t, #p) end
   local n = least
   for k = 1, #t do n = math.max(n, t[k] + 1, p[k] + 1) end
   local counts = {}

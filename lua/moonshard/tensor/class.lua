@@ -85,8 +85,8 @@ local function run_inner(op, list)
       if first == nil then
         first, count = list[k], #p
       elseif #p ~= count then
-        errors.raise("%s: %s has %d inner tensors, but %s has %d; their numbers must be equal", op.name,
-          class_name(first), count, class_name(list[k]), #p)
+        errors.raise("%s: %s has %d inner tensor%s, but %s has %d; their numbers must be equal", op.name,
+          class_name(first), count, count == 1 and "" or "s", class_name(list[k]), #p)
       end
     end
   end

@@ -321,7 +321,7 @@ function M.tensor(value, given)
       if v[k] == nil then errors.raise("tensor: the list has a hole: element %d is nil", k) end
     end
     if n ~= sizes[d] then
-      errors.raise("tensor: rows differ in length: %d elements where the first has %d (dimension %d)", n, sizes[d], d)
+      errors.raise("tensor: rows differ in length: %d, but the first row has %d (dimension %d)", n, sizes[d], d)
     end
     for k = 1, n do take(v[k], d + 1) end
   end

@@ -193,7 +193,7 @@ function methods.multinomial(t, n, given)
   local again = opts("multinomial", given, { replacement = false }).replacement
   local dims = #t.shape
   if dims ~= 1 and dims ~= 2 or t:numel() == 0 then
-    errors.raise("multinomial: the tensor has shape %s, expected [n] or [rows, n]", tostring(t.shape))
+    errors.raise("multinomial: the tensor has shape %s, expected [n] or [rows, n], not empty", tostring(t.shape))
   end
   return scope.run("multinomial", function()
     local weights = methods.double(methods.detach(t))
@@ -204,8 +204,8 @@ function methods.multinomial(t, n, given)
     end
     local enough = methods.sum(methods.to(methods.gt(weights, 0), "int64"), -1):min():item()
     if enough < (again and 1 or n) then
-      errors.raise("multinomial: a row has %d elements above 0, expected at least %s", enough,
-        again and "1" or ("%d for %d draws without replacement"):format(n, n))
+      errors.raise("multinomial: the number of elements above 0 in a row is %d, expected at least %s", enough,
+        again and "1" or ("%d, the number of draws without replacement"):format(n))
     end
     local ids = (again and draw_again or draw_different)(weights, n)
     return dims == 1 and methods.reshape(ids, n) or ids

@@ -31,7 +31,8 @@ end
 -- result counts from 0.
 local function place(v, n, d)
   if type(v) ~= "number" or v % 1 ~= 0 or v == 0 or v > n or v < -n then
-    errors.raise("index: position %s is not inside dimension %d (expected 1 to %d, or -1 to -%d)", tostring(v), d, n, n)
+    errors.raise("index: position %s is not inside dimension %d (%s)", tostring(v), d, n == 0 and "its size is 0"
+      or ("expected 1 to %d, or -1 to -%d"):format(n, n))
   end
   return v > 0 and v - 1 or v + n
 end
@@ -111,7 +112,7 @@ local function start(t, key)
   if used > n then
     local only_numbers = used == count
     for k = 1, count do only_numbers = only_numbers and type(key[k]) == "number" end
-    errors.raise("index: entries for %d dimensions, but the tensor has %d, shape %s%s", used, n, tostring(t.shape),
+    errors.raise("index: entries for %d dimension%s, but the tensor has %d, shape %s%s", used, used == 1 and "" or "s", n, tostring(t.shape),
       only_numbers and "; for a list of positions along the first dimension write x[{ { at = list } }]" or "")
   end
   local d, axis, whole, others = 1, 1, t.shape, {}
@@ -145,8 +146,8 @@ local function check_inside(ids, n, d)
   if ids.device ~= "cpu" or ids:numel() == 0 then return end
   local low, high = ids:min():item(), ids:max():item()
   if low < 0 or high >= n then
-    errors.raise("index: position %d is not inside dimension %d (positions in tensors count from 0: expected 0 to %d)",
-      low < 0 and low or high, d, n - 1)
+    errors.raise("index: position %d is not inside dimension %d (%s)", low < 0 and low or high, d,
+      n == 0 and "its size is 0" or ("positions in tensors count from 0: expected 0 to %d"):format(n - 1))
   end
 end
 

@@ -447,7 +447,7 @@ local function dimension(t, d, who)
   local at, n = position(d, who), info.ndim
   if at < 0 then at = at + n end
   if at < 0 or at >= n then
-    errors.raise("%s: dimension %d is out of range; the tensor has %d dimensions, shape %s", who, d, n,
+    errors.raise("%s: dimension %d is out of range; the tensor has %d dimension%s, shape %s", who, d, n, n == 1 and "" or "s",
       tostring(sizes_of(n, info_shape)))
   end
   return at

@@ -113,7 +113,7 @@ local function masked_scatter(who, t, mask, src)
   return scope.run(who, function()
     local at = methods._true_positions(methods.expand(mask, t.shape))
     local n, have = at:numel(), src:numel()
-    if have < n then errors.raise("%s: the source has %d elements, but the mask is true at %d positions", who, have, n) end
+    if have < n then errors.raise("%s: the size of the source is %d, expected at least %d, the number of true elements of the mask", who, have, n) end
     src = methods.narrow(methods.reshape(src, -1), 1, 1, n)
     return methods.reshape(methods.scatter(methods.reshape(t, -1), 1, at, src), t.shape)
   end)

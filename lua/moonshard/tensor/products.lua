@@ -144,7 +144,8 @@ function methods.tensordot(t, u, dims)
   else
     local n = opts.expect(dims == nil and 2 or dims, opts.whole_from(0), "tensordot: number of dimensions")
     if n > math.min(#t.shape, #u.shape) then
-      errors.raise("tensordot: shapes %s and %s do not have %d dimensions each", tostring(t.shape), tostring(u.shape), n)
+      errors.raise("tensordot: shapes %s and %s, expected at least %d dimension%s in both", tostring(t.shape), tostring(u.shape), n,
+        n == 1 and "" or "s")
     end
     for k = 1, n do of_t[k], of_u[k] = #t.shape - n + k, k end
   end
@@ -218,7 +219,8 @@ local function labels_of(text, ndim, k)
   end
   local others = ndim and ndim - #letters or 0
   if ndim and (others < 0 or others > 0 and not text:find("...", 1, true)) then
-    errors.raise("einsum: '%s' names %d dimensions, but tensor %d has %d", text, #letters, k, ndim)
+    errors.raise("einsum: '%s' names %d dimension%s, but tensor %d has %d", text, #letters, #letters == 1 and "" or "s", k,
+      ndim)
   end
   local at = 1
   while at <= #text do
@@ -335,7 +337,7 @@ local function parse(equation, list)
     end
   end
   local parts = select(2, inputs:gsub(",", "")) + 1
-  if parts ~= #list then errors.raise("einsum: the equation has %d operands, but %d tensors are given", parts, #list) end
+  if parts ~= #list then errors.raise("einsum: the number of operands is %d in the equation, but that of tensors is %d", parts, #list) end
   local wanted = {}
   if result then
     local letters, dots = result:gsub("%.%.%.", "")

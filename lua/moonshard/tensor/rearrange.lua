@@ -76,7 +76,7 @@ function methods.roll(t, shifts, dims)
     end)
   end
   if #shifts ~= #list then
-    errors.raise("roll: %d shifts for %d dimensions, expected equal numbers", #shifts, #list)
+    errors.raise("roll: the number of shifts is %d and that of dimensions %d, expected equal numbers", #shifts, #list)
   end
   return scope.run("roll", rolled, t, shifts, list)
 end
@@ -108,7 +108,7 @@ end
 function methods.movedim(t, source, destination)
   local from, to = dimensions(t, "movedim", source), dimensions(t, "movedim", destination)
   if #from ~= #to then
-    errors.raise("movedim: %d dimensions and %d places, expected equal numbers", #from, #to)
+    errors.raise("movedim: the number of dimensions is %d and that of places %d, expected equal numbers", #from, #to)
   end
   local order, moved, n = {}, {}, #t.shape
   for k, d in ipairs(from) do order[to[k]], moved[d] = d, true end

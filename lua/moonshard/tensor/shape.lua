@@ -219,7 +219,7 @@ function methods.unsqueeze(t, d)
   local n = info_of(t).ndim
   local at = position(d, "unsqueeze")
   if at < 0 then at = at + n + 1 end
-  if at < 0 or at > n then errors.raise("unsqueeze: dimension %d is out of range; the result has %d dimensions", d, n + 1) end
+  if at < 0 or at > n then errors.raise("unsqueeze: dimension %d is out of range; the result has %d dimension%s", d, n + 1, n == 0 and "" or "s") end
   a_i[0] = at
   return wrap(call1_with(UNSQUEEZE, t, "unsqueeze", 1))
 end
@@ -236,7 +236,7 @@ function methods.as_strided(t, size, stride, offset)
   opts.expect(size, opts.table, "as_strided: sizes")
   opts.expect(stride, opts.table, "as_strided: strides")
   local n = #size
-  if #stride ~= n then errors.raise("as_strided: %d sizes and %d strides, expected a stride for each size", n, #stride) end
+  if #stride ~= n then errors.raise("as_strided: the number of sizes is %d and that of strides %d, expected equal numbers", n, #stride) end
   tensor.check_count("as_strided", n)
   a_i[0] = opts.expect(offset == nil and 0 or offset, opts.whole_from(0), "as_strided: offset")
   for k = 1, n do

@@ -97,8 +97,8 @@ function M.lr_range_test(optimizer, step, given)
   restore(optimizer, saved)
   if not ok and message ~= result then error(message, 0) end
   if #result.lr < 3 then
-    errors.raise("lr_range_test: after %d steps the loss was not finite, or exceeded %g times its lowest value; begin below %g",
-      #result.lr, o.stop, o.from)
+    errors.raise("lr_range_test: in step %d the loss was not finite, or exceeded %g times its lowest value; begin below %g",
+      #result.lr + 1, o.stop, o.from)
   end
   -- The slope at a step: the difference of the losses a tenth of the steps after and before it. The first tenth has no
   -- slope: its loss depends on the batches more than on the rate.

@@ -29,8 +29,8 @@ static ms_status group_fits(const ms_group *g, int n, const char *what)
         return ms__fail(MS_EINVAL, "communication hook: this rank is not a member of the state's process group");
     if (ms__group_size(g) != n)
         return ms__fail(MS_EINVAL,
-                        "communication hook: the state's process group has %d ranks, expected %d, one per %s",
-                        ms__group_size(g), n, what);
+                        "communication hook: the state's process group has %d rank%s, expected %d, one per %s",
+                        ms__group_size(g), ms__group_size(g) == 1 ? "" : "s", n, what);
     return MS_OK;
 }
 

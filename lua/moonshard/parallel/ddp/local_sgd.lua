@@ -210,7 +210,7 @@ function M.HierarchicalModelAverager(given)
     end
   end
   if levels[#levels].size ~= world then
-    raise("%s: the longest period, %d, has %d ranks, expected all %d", who, levels[#levels].period,
+    raise("%s: the group size of the longest period, %d, is %d, expected the number of ranks, %d", who, levels[#levels].period,
       levels[#levels].size, world)
   end
   for _, level in ipairs(levels) do

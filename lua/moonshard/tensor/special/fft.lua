@@ -160,11 +160,11 @@ local function over(who, spec, count, fn)
       for k, d in ipairs(o.dim) do dims[k] = dimension(who, d, n) end
     else
       local first = o.s and n - #o.s or 0
-      if first < 0 then errors.raise("%s: option 's' has %d sizes for %d dimensions", who, #o.s, n) end
+      if first < 0 then errors.raise("%s: option 's' has %d sizes for %d dimension%s", who, #o.s, n, n == 1 and "" or "s") end
       for d = first + 1, n do dims[#dims + 1] = d end
     end
     if #dims == 0 then errors.raise("%s: there is no dimension to transform, expected at least 1: option 'dim' or 's' is empty, or the argument is one number", who) end
-    if o.s and #o.s ~= #dims then errors.raise("%s: option 's' has %d sizes for %d dimensions", who, #o.s, #dims) end
+    if o.s and #o.s ~= #dims then errors.raise("%s: the number of sizes in option 's' is %d, expected that of dimensions, %d", who, #o.s, #dims) end
     for _, d in ipairs(dims) do
       if seen[d] then errors.raise("%s: option 'dim' names dimension %d twice", who, d) end
       seen[d] = true

@@ -365,7 +365,7 @@ end
 function M.multi_dot(list)
   opts.expect(list, opts.table, "linalg.multi_dot: argument")
   local n = #list
-  if n < 2 then errors.raise("linalg.multi_dot: %d tensors, expected at least two", n) end
+  if n < 2 then errors.raise("linalg.multi_dot: the number of tensors is %d, expected at least two", n) end
   for k, t in ipairs(list) do
     opts.expect(t, a_tensor, "linalg.multi_dot: tensor %d", k)
     local dims = #t.shape
@@ -379,7 +379,8 @@ function M.multi_dot(list)
     local rows, columns = t.shape[1], t.shape[2] or t.shape[1]
     if #t.shape == 1 then rows, columns = k == 1 and 1 or t.shape[1], k == 1 and t.shape[1] or 1 end
     if k > 1 and rows ~= sizes[k] then
-      errors.raise("linalg.multi_dot: tensor %d has shape %s, expected %d rows", k, tostring(t.shape), sizes[k])
+      errors.raise("linalg.multi_dot: tensor %d has shape %s, expected %d row%s", k, tostring(t.shape), sizes[k],
+        sizes[k] == 1 and "" or "s")
     end
     sizes[k], sizes[k + 1] = rows, columns
   end

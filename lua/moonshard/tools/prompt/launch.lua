@@ -42,7 +42,7 @@ function M.world(text)
   local most = math.min(1024, PER_CORE * cores)
   if not world or world < 1 then return nil, ("--ranks '%s' is not a whole number from 1"):format(text) end
   if world > most then
-    return nil, ("--ranks %s: at most %d ranks are possible here, %d for each of %d cores"):format(text, most, PER_CORE, cores)
+    return nil, ("--ranks %s: at most %d ranks are possible here: %d for each core, and no more than 1024"):format(text, most, PER_CORE)
   end
   local launched = ffi.new "ms_launch"
   engine.lib.ms_launcher(launched)
