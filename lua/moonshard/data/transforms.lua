@@ -458,7 +458,7 @@ local function factors_of(v, name, who)
   if type(v) == "number" and v >= 0 and name ~= "hue" then v = { max(0, 1 - v), 1 + v } end
   v = range(v, who, ("option '%s'"):format(name))
   if name == "hue" then
-    opts.need(v[1] >= -0.5 and v[2] <= 0.5, v[1] < -0.5 and v[1] or v[2], "a number from -0.5 to 0.5", "%s: option 'hue'", who)
+    opts.need(v[1] >= -0.5 and v[2] <= 0.5, v[2] > 0.5 and v[2] or v[1], "a number from -0.5 to 0.5", "%s: option 'hue'", who)
   else
     opts.need(v[1] >= 0, v[1], "a number from 0", "%s: option '%s': the least factor", who, name)
   end

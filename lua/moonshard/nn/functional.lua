@@ -260,6 +260,10 @@ local function cross_entropy(logits, ids, weight, how, ignore_index, label_smoot
   end
   if ndim == 2 then return ops.cross_entropy(logits, ids, weight, how, ignore_index, label_smoothing) end
   if ndim == 0 then raise("cross_entropy: logits of shape [] have no classes") end
+  if ndim == 1 and ids:numel() ~= 1 or ndim > 1 and logits:numel() ~= ids:numel() * logits:size(2) then
+    raise("cross_entropy: logits have shape %s and ids %s, expected %s", tostring(logits.shape), tostring(ids.shape),
+      ndim == 1 and "[C] and []" or "[N, C, ...] and [N, ...]")
+  end
   if ndim == 1 then
     local loss = ops.cross_entropy(logits:unsqueeze(1), ids:reshape(1), weight, how, ignore_index, label_smoothing)
     return how == "none" and loss:reshape {} or loss

@@ -198,9 +198,14 @@ end
 local function rows_of(who, input, ids)
   opts.expect(input, a_tensor, "%s: input", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
-  if input.ndim == 0 or ids.ndim ~= input.ndim - 1 then
+  local fits = input.ndim > 0 and ids.ndim == input.ndim - 1
+  for d = 1, fits and ids.ndim or 0 do fits = fits and ids:size(d) == input:size(d > 1 and d + 1 or 1) end
+  if not fits then
     raise("%s: the input has shape %s and the classes %s; expected [N, C] and [N], or [N, C, ...] and [N, ...]", who,
       tostring(input.shape), tostring(ids.shape))
+  end
+  if ids.dtype ~= "int64" and ids.dtype ~= "int32" then
+    raise("%s: the classes are %s %s, expected int64", who, ids.dtype, tostring(ids.shape))
   end
   if input.ndim <= 2 then return input:reshape(-1, input:size(-1)), ids:reshape(-1) end
   local order = { 1 }

@@ -195,8 +195,13 @@ end
 
 local like_number
 
+for _, name in ipairs { "add", "sub", "mul", "div", "pow" } do
+  tensor.or_a_number[name], tensor.or_a_number[name .. "_"] = true, true
+end
+
 local function binary(name, with_tensor)
   local with_number = op(name .. "_scalar")
+  tensor.or_a_number[name] = true
   methods[name] = fixed(name, with_number < 0 and function(t, u)
     if not is_tensor(u) then u = like_number(u, t, name) end
     if not is_tensor(t) then t = like_number(t, u, name) end
