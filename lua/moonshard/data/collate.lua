@@ -143,7 +143,7 @@ local M = {}
 ---@param items any[]  at least one
 ---@return any  the batch of the items' first values, then those of the others
 function M.default_collate(items)
-  opts.need(is_list(items), items, "a list of items", "default_collate: argument 1")
+  opts.need(is_list(items), items, "a list of at least one item", "default_collate: argument 1")
   local batch = merge(items, "")
   if is_list(items[1]) then return unpack(batch) end
   return batch

@@ -72,7 +72,7 @@ local function output_padding(self, x, output_size)
     local least = (x:size(x.ndim - d + k) - 1) * how.stride[k] - 2 * how.before[k]
       + how.dilation[k] * (self.kernel[k] - 1) + 1
     if wanted < least or wanted >= least + how.stride[k] then
-      raise("%s: output size %s of dimension %d, expected a size from %d to %d for the input %s", name, tostring(wanted),
+      raise("%s: output size %s of spatial dimension %d, expected a size from %d to %d for the input %s", name, tostring(wanted),
         k, least, least + how.stride[k] - 1, tostring(x.shape))
     end
     more[k] = wanted - least

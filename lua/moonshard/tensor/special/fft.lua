@@ -50,8 +50,9 @@ local function factor(norm, n, inverse)
 end
 
 -- x with n elements along d: cut, or followed by zeros.
-local function resized(x, d, n)
+local function resized(who, x, d, n)
   local have = x.shape[d]
+  if have == 0 and not n then errors.raise("%s: dimension %d of %s has no elements", who, d, tostring(x.shape)) end
   if not n or n == have then return x end
   if n < have then return methods.narrow(x, d, 1, n) end
   local sizes = { unpack(x.shape) }
@@ -60,15 +61,17 @@ local function resized(x, d, n)
 end
 
 local function complex_along(x, d, n, inverse, norm)
-  x = resized(x, d, n)
+  local who = inverse and "fft.ifft" or "fft.fft"
+  x = resized(who, x, d, n)
   a_i[0], a_i[1], a_f[0] = d - 1, inverse and 1 or 0, factor(norm, x.shape[d], inverse)
-  return wrap(tensor.call1_with(COMPLEX, x, inverse and "fft.ifft" or "fft.fft", 2, 1))
+  return wrap(tensor.call1_with(COMPLEX, x, who, 2, 1))
 end
 -- Transforms real numbers; returns the first half, as rfft does. inverse: with the factor of an inverse transform.
 local function real_along(x, d, n, norm, inverse)
-  x = resized(x, d, n)
+  local who = inverse and "fft.ihfft" or "fft.rfft"
+  x = resized(who, x, d, n)
   a_i[0], a_f[0] = d - 1, factor(norm, x.shape[d], inverse or false)
-  return wrap(tensor.call1_with(REAL, x, inverse and "fft.ihfft" or "fft.rfft", 1, 1))
+  return wrap(tensor.call1_with(REAL, x, who, 1, 1))
 end
 local function half_along(x, d, n, norm, forward)
   local who = forward and "fft.hfft" or "fft.irfft"
@@ -77,7 +80,7 @@ local function half_along(x, d, n, norm, forward)
     errors.raise("%s: dimension %d has size %d, expected at least 2 without option 'n', the length of the result",
       who, d, x.shape[d])
   end
-  x = resized(x, d, math.floor(n / 2) + 1)
+  x = resized(who, x, d, math.floor(n / 2) + 1)
   a_i[0], a_i[1], a_f[0] = d - 1, n, factor(norm, n, not forward)
   return wrap(tensor.call1_with(HALF, x, who, 2, 1))
 end

@@ -87,13 +87,14 @@ local function is_vector(a, b)
   return true
 end
 
-local function check_rows(who, a, b, d)
+-- given: b as the script gave it.
+local function check_rows(who, a, b, d, given)
   if a.shape[#a.shape] ~= a.shape[#a.shape - 1] then
     errors.raise("%s: A has shape %s, expected square matrices: the last two dimensions equal", who, tostring(a.shape))
   end
   if a.shape[#a.shape] ~= b.shape[#b.shape + 1 - d] then
     errors.raise("%s: A has shape %s and B has shape %s, expected as many %s in B as A has", who, tostring(a.shape),
-      tostring(b.shape), d == 2 and "rows" or "columns")
+      tostring(given.shape), d == 2 and "rows" or "columns")
   end
 end
 
@@ -110,7 +111,7 @@ function M.solve(A, B, given)
     local vector = is_vector(A, B)
     local a, b = A, vector and methods.unsqueeze(B, -1) or B
     if #b.shape < 2 then matrices("linalg.solve", b, "B") end
-    check_rows("linalg.solve", A, b, (vector or o.left) and 2 or 1)
+    check_rows("linalg.solve", A, b, (vector or o.left) and 2 or 1, B)
     if not o.left then a = flipped(a) end
     if not o.left and not vector then b = flipped(b) end
     a, b = common_batch("linalg.solve", a, b)
@@ -133,7 +134,7 @@ function M.solve_triangular(A, B, given)
   local o = opts(who, given, { upper = opts.option(opts.boolean, opts.required), left = true, unitriangular = false })
   matrices(who, A, "A")
   matrices(who, B, "B")
-  check_rows(who, A, B, o.left and 2 or 1)
+  check_rows(who, A, B, o.left and 2 or 1, B)
   return scope.run(who, function()
     local a, b, upper = A, B, o.upper
     if not o.left then a, b, upper = flipped(A), flipped(B), not o.upper end
