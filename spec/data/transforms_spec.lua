@@ -138,7 +138,7 @@ describe("transforms", function()
       ["ColorJitter: option 'hue' is a number (0.6), expected a number from -0.5 to 0.5"] = function()
         transforms.ColorJitter { hue = { 0, 0.6 } }
       end,
-      ["ColorJitter: option 'hue' is a number (-2), expected a number from -0.5 to 0.5"] = function()
+      ["ColorJitter: option 'hue' is a number (2), expected a number from -0.5 to 0.5"] = function()
         transforms.ColorJitter { hue = 2 }
       end,
       ["RandomAffine: option 'shear': along y is a table, expected a number from 0 or { low, high }"] = function()

@@ -277,7 +277,7 @@ describe("the folder of a sharded checkpoint", function()
   it("keeps tables as they are, or refuses them", function()
     local model = model_of(1)
     for _, case in ipairs {
-      { { list = { 1, 2, x = 3 } }, "a list of length 2 that also has other keys (1)" },
+      { { list = { 1, 2, x = 3 } }, "a list of length 2 that also has other keys %(1%)" },
       { { map = { [10] = 1 } }, "a table with the key 10" },
       { { map = { [true] = 1 } }, "a table with the key true" },
     } do

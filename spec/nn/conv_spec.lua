@@ -346,7 +346,7 @@ describe("convolutions over 1 to 3 dimensions", function()
     { function() return nn.ConvTranspose2d(1, 1, 2, { padding_mode = "reflect" }) end,
       "ConvTranspose2d: option 'padding_mode' is 'reflect', expected 'zeros'" },
     { function() return nn.ConvTranspose1d(1, 1, 3, { stride = 2 })(ms.ones(1, 1, 4), { 11 }) end,
-      "output size 11 of dimension 1, expected a size from 9 to 10 for the input [1, 1, 4]" },
+      "output size 11 of spatial dimension 1, expected a size from 9 to 10 for the input [1, 1, 4]" },
     { function() return nn.ConvTranspose1d(1, 1, 3)(ms.ones(1, 1, 4), { 1, 2 }) end,
       "argument 2, the output size, is a table, expected a list of 1 sizes" },
     { function() return nn.Conv1d(1, 1, 3, { padding = 4, padding_mode = "reflect" })(ms.ones(1, 1, 4)) end,
