@@ -15,7 +15,7 @@ local suites = {
   { "spec/reference/exec_order_spec.lua", filter = "cuda" },
   { "spec/reference/comm_hooks_spec.lua", filter = "cuda" },
   { "spec/reference/fully_shard_extensions_spec.lua" },
-  { "spec/reference/sharded_grad_scaler_spec.lua", filter = "cuda" },
+  { "spec/reference/sharded_grad_scaler_spec.lua", filter = "on.3.ranks,.cuda" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", filter = "over.[234].ranks" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
