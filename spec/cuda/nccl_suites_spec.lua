@@ -18,8 +18,8 @@ local suites = {
   { "spec/reference/sharded_grad_scaler_spec.lua", filter = "on.3.ranks,.cuda" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", filter = "over.[234].ranks" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.2.ranks" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.4.ranks.net.trains.*hybrid" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains" },
   { "spec/parallel/ddp/ddp_spec.lua", device = "cuda", filter = "^DDP.over.2.ranks" },
 }
 

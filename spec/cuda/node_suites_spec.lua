@@ -15,12 +15,12 @@ local suites = {
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda" },
   { "spec/parallel/fsdp/both/both_spec.lua", device = "cuda" },
   -- Of the matrix, one model over replicas of shards: a reduction in one group follows one in another.
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.4.ranks.*hybrid" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.2.ranks" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.4.ranks.net.trains.*hybrid" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains" },
   -- One rank shares nothing. File descriptors differ from handles only in how memory is mapped.
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", filter = "^fully_shard.over.3.ranks", share = "fd" },
   { "spec/parallel/fsdp/fully_shard/parity_spec.lua", device = "cuda", filter = "over.[234].ranks", share = "staging" },
-  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^net.on.2.ranks", share = "staging" },
+  { "spec/parallel/fsdp/both/parity_matrix_spec.lua", device = "cuda", filter = "^on.2.ranks.net.trains", share = "staging" },
   { "spec/parallel/ddp/ddp_spec.lua", device = "cuda", filter = "^DDP.over.2.ranks", share = "staging" },
   { "spec/cuda/sharded_spec.lua", share = "staging" },
   { "spec/reference/exec_order_spec.lua", filter = "cuda", share = "staging" },

@@ -38,21 +38,21 @@ local MODELS = {
 for world = 2, 4 do
   local strategies = { "full_shard", "shard_grad_op", "no_shard", world == 4 and "hybrid_shard" or nil, world == 4
     and "hybrid_shard_zero2" or nil }
-  for _, model in ipairs(MODELS) do
-    ranks.describe(world, ("%s on %d ranks"):format(model.title or model[1], world), function()
-      local mesh
-      setup(function()
-        if world == 4 then
-          mesh = require("moonshard").dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
-        end
-      end)
+  -- One gang for all models: starting the ranks costs as much as training some of them.
+  ranks.describe(world, ("on %d ranks"):format(world), function()
+    local mesh
+    setup(function()
+      if world == 4 then
+        mesh = require("moonshard").dist.init_device_mesh("cpu", { 2, 2 }, { names = { "dp_replicate", "dp_shard" } })
+      end
+    end)
+    for _, model in ipairs(MODELS) do
       for _, strategy in ipairs(strategies) do
         for _, dtype in ipairs { "float32", "float16", "bfloat16" } do
           for _, offload in ipairs { false, true } do
             for _, pieces in ipairs(model.pieces_only and { true } or { false, true }) do
-              it(("trains as DDP and one process do: %s, %s, offload = %s, use_orig_params = %s"):format(strategy,
-                dtype, tostring(offload),
-                tostring(pieces)), function()
+              it(("%s trains as DDP and one process do: %s, %s, offload = %s, use_orig_params = %s"):format(model.title or model[1], strategy,
+                dtype, tostring(offload), tostring(pieces)), function()
                 require("spec.support.parity").check(zoo(model[1]), {
                   strategy = strategy, dtype = dtype, cpu_offload = offload, use_orig_params = pieces,
                   device_mesh = strategy:find "^hybrid" and mesh,
@@ -65,6 +65,6 @@ for world = 2, 4 do
           end
         end
       end
-    end)
-  end
+    end
+  end)
 end
