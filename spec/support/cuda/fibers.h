@@ -51,8 +51,6 @@ struct block_state {
 #endif
     uint32_t tiles[2][MAX_THREADS][10];  // words that the lanes of a warp exchange; the buffers alternate (tensor.h)
 };
-inline constinit thread_local fiber *self = nullptr;
-inline constinit thread_local block_state *block = nullptr;
 
 #if defined(__x86_64__)
 // Saves the callee-saved registers on the present stack, switches stacks and resumes the other fiber.
@@ -65,9 +63,9 @@ __attribute__((naked, noinline)) inline void switch_stacks(void ** /* from */, v
 #else
 inline void switch_stacks(void **from, void *to)
 {
-    ucontext_t here;
-    *from = &here;
-    swapcontext(&here, (ucontext_t *)to);
+    ucontext_t saved;
+    *from = &saved;
+    swapcontext(&saved, (ucontext_t *)to);
 }
 #endif
 
@@ -77,12 +75,13 @@ inline void switch_stacks(void **from, void *to)
 
 MS_FIBER inline void to_scheduler(bool last)
 {
-    fiber *f = self;
+    fiber *f = here.self;
+    block_state *b = here.block;
     (void)last;
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(last ? nullptr : &f->fake, block->back_bottom, block->back_size);
+    __sanitizer_start_switch_fiber(last ? nullptr : &f->fake, b->back_bottom, b->back_size);
 #endif
-    switch_stacks(&f->sp, block->back);
+    switch_stacks(&f->sp, b->back);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(f->fake, nullptr, nullptr);
 #endif
@@ -91,15 +90,15 @@ MS_FIBER inline void to_scheduler(bool last)
 MS_FIBER inline void fiber_main()
 {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &block->back_bottom, &block->back_size);
+    __sanitizer_finish_switch_fiber(nullptr, &here.block->back_bottom, &here.block->back_size);
 #endif
-    (*block->body)();
-    self->finished = true;
+    (*here.block->body)();
+    here.self->finished = true;
     to_scheduler(true);
     abort();
 }
 
-inline void prepare(fiber &f)
+inline void prepare(block_state &b, fiber &f)
 {
     if (!f.stack) {
         f.stack =
@@ -115,14 +114,14 @@ inline void prepare(fiber &f)
 #if defined(__x86_64__)
     // Stacks that end at the same place of a page share cache lines: a block's threads would evict each other at every
     // switch.
-    size_t k = (size_t)(&f - block->fibers);
+    size_t k = (size_t)(&f - b.fibers);
     void **top = (void **)(f.stack + STACK - k % 128 * 704);
     *--top = nullptr;  // aligned as after a call
     *--top = (void *)fiber_main;
     for (int k = 0; k < 6; k++) *--top = nullptr;
     f.sp = top;
 #else
-    ucontext_t *c = &block->contexts[(size_t)(&f - block->fibers)];
+    ucontext_t *c = &b.contexts[(size_t)(&f - b.fibers)];
     getcontext(c);
     c->uc_stack = { .ss_sp = f.stack, .ss_flags = 0, .ss_size = STACK };
     c->uc_link = nullptr;
@@ -131,16 +130,17 @@ inline void prepare(fiber &f)
 #endif
 }
 
-MS_FIBER inline void resume(fiber &f)
+// r: `here` of this thread.
+MS_FIBER inline void resume(running &r, block_state &b, fiber &f)
 {
-    self = &f;
-    now = &f.at;
+    r.self = &f;
+    r.now = &f.at;
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&block->back_fake, f.stack, STACK);
+    __sanitizer_start_switch_fiber(&b.back_fake, f.stack, STACK);
 #endif
-    switch_stacks(&block->back, f.sp);
+    switch_stacks(&b.back, f.sp);
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(block->back_fake, nullptr, nullptr);
+    __sanitizer_finish_switch_fiber(b.back_fake, nullptr, nullptr);
 #endif
 }
 
@@ -185,11 +185,11 @@ inline bool release_warp(block_state &b, int first, int end)
             const fiber &other = b.fibers[j];
             if (!mode.warps || other.finished || !(f.mask >> j % 32 & 1)) continue;
             if (other.waits == 2 && other.mask == f.mask) continue;
-            now = &f.at;
+            here.now = &f.at;
             fault("waits with mask %08x for lane %d, which does not take part: a GPU would hang", f.mask, j % 32);
         }
     }
-    now = &b.fibers[0].at;
+    here.now = &b.fibers[0].at;
     fault("the block's threads wait at different barriers: a GPU would hang");
 }
 
@@ -198,7 +198,8 @@ inline bool release_warp(block_state &b, int first, int end)
 MS_FIBER inline void run_block(block_state &b)
 {
     int left = b.n;
-    for (int k = 0; k < b.n; k++) prepare(b.fibers[k]);
+    running &r = here;
+    for (int k = 0; k < b.n; k++) prepare(b, b.fibers[k]);
     while (left > 0) {
         bool moved = false;
         order turn((uint64_t)b.n);
@@ -206,7 +207,7 @@ MS_FIBER inline void run_block(block_state &b)
             fiber &f = b.fibers[turn[(uint64_t)k]];
             if (f.finished || f.waits) continue;
             if (k + 2 < b.n) __builtin_prefetch(b.fibers[turn[(uint64_t)k + 2]].sp);
-            resume(f);
+            resume(r, b, f);
             moved = true;
             if (f.finished) left--;
         }
@@ -224,15 +225,15 @@ MS_FIBER inline void run_block(block_state &b)
 
 inline void need_fiber()
 {
-    if (self) return;
+    if (here.self) return;
     fault("a barrier or shuffle in a kernel that was started with launch, not launch_blocks");
 }
 
 MS_FIBER inline void meet(int which, unsigned mask = ~0u)
 {
     need_fiber();
-    self->waits = which;
-    self->mask = mask;
+    here.self->waits = which;
+    here.self->mask = mask;
     to_scheduler(false);
 }
 

@@ -15,8 +15,8 @@ void run_independent(void (*kernel)(P...), unsigned blocks, unsigned threads, st
 {
     place &p = one_thread;
     p = { { 0, 0, 0 }, { 0, 0, 0 }, { threads, 1, 1 }, { blocks, 1, 1 } };
-    now = &p;
-    self = nullptr;
+    here.now = &p;
+    here.self = nullptr;
     order block_order(blocks);
     for (unsigned b = 0; b < blocks; b++) {
         order thread_order(threads);
@@ -31,6 +31,7 @@ void run_independent(void (*kernel)(P...), unsigned blocks, unsigned threads, st
 template <class... P>
 void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t shared, std::tuple<P...> &args)
 {
+    block_state *&block = here.block;
     if (!block) {
         block = new block_state;  // lives as long as the stream's thread
         block->fibers = new fiber[MAX_THREADS];
@@ -50,8 +51,8 @@ void run_with_barriers(void (*kernel)(P...), unsigned blocks, unsigned threads, 
         run_block(*block);
         watch.after_block();
     }
-    self = nullptr;
-    now = &one_thread;
+    here.self = nullptr;
+    here.now = &one_thread;
 }
 
 template <class... P>
@@ -74,7 +75,7 @@ cudaError_t launch(stream_state *s, const char *what, bool barriers, void (*kern
 
 }  // namespace ms_shim
 
-#define threadIdx (ms_shim::now->thread)
-#define blockIdx (ms_shim::now->block)
-#define blockDim (ms_shim::now->block_dim)
-#define gridDim (ms_shim::now->grid_dim)
+#define threadIdx (ms_shim::here.now->thread)
+#define blockIdx (ms_shim::here.now->block)
+#define blockDim (ms_shim::here.now->block_dim)
+#define gridDim (ms_shim::here.now->grid_dim)

@@ -153,7 +153,11 @@ struct order {
         do a = 1 + draw() % (n - 1);
         while (std::gcd(a, n) != 1);
     }
-    uint64_t operator[](uint64_t k) const { return drawn.empty() ? (a * k + b) % n : drawn[k]; }
+    uint64_t operator[](uint64_t k) const
+    {
+        if (!mode.seed) return k;  // without a division for each turn of a thread
+        return drawn.empty() ? (a * k + b) % n : drawn[k];
+    }
 };
 
 // ---- injected failures ----

@@ -68,9 +68,9 @@ class shared_watch
     // Fills everything; the emulator's own variables keep their values.
     void poison()
     {
-        auto kept = std::make_tuple(one_thread, now, kernel_name, self, block, current_device, dynamic_shared);
+        auto kept = std::make_tuple(one_thread, here, kernel_name, current_device, dynamic_shared);
         memset(all.base, POISON, all.bytes);
-        std::tie(one_thread, now, kernel_name, self, block, current_device, dynamic_shared) = kept;
+        std::tie(one_thread, here, kernel_name, current_device, dynamic_shared) = kept;
         memset(dynamic_base(), POISON, MOST_SHARED);
     }
 
@@ -86,7 +86,8 @@ class shared_watch
     void after_block()
     {
         if (!mode.shared) return;
-        static constexpr size_t UNIT = 16, OWN = sizeof one_thread + 6 * 2 * UNIT;  // the emulator's own variables
+        // OWN: of the emulator's own variables.
+        static constexpr size_t UNIT = 16, OWN = sizeof one_thread + sizeof here + 4 * 2 * UNIT;
         size_t written = 0;
         for (size_t at = 0; at < all.bytes; at += UNIT) {
             bool changed = false;

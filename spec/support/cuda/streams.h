@@ -73,12 +73,12 @@ inline void work(stream_state *s)
         s->busy = true;
         hold.unlock();
         if (next.after)
-            while (!next.after()) usleep(20);
+            for (unsigned us = 20; !next.after(); us += us < 200 ? us / 2 : 0) usleep(us);
         else next.job();
         next = item {};
         hold.lock();
         s->busy = false;
-        s->idle.notify_all();
+        if (s->queue.empty()) s->idle.notify_all();  // what drain waits for; it need not wake up for each item
     }
 }
 
@@ -191,6 +191,7 @@ inline void push_item(stream_state *s, item &&next)
     }
     s->queue.push_back(std::move(next));
     if (s->lazy) s->lazy->queued++;
+    hold.unlock();  // or the thread that wakes up would have to wait for the lock
     (s->lazy ? s->lazy->work : s->work).notify_one();
 }
 

@@ -20,7 +20,9 @@ typedef uint32_t fragment[10];
 inline fragment *exchange(const char *name, const uint32_t *mine, int n)
 {
     need_fiber();
-    int first = (int)now->thread.x / 32 * 32;
+    fiber *self = here.self;
+    block_state *block = here.block;
+    int first = (int)self->at.thread.x / 32 * 32;
     if (first + 32 > block->n) fault("%s: the warp has %d threads, expected 32", name, block->n - first);
     fragment *all = block->tiles[self->exchanges++ & 1] + first;
     memcpy(all[lane()], mine, (size_t)n * sizeof *mine);
@@ -48,12 +50,13 @@ inline void mma(const char *name, float (*value)(uint16_t), float d[4], const ui
 
 inline void finish_copies(int groups)  // finishes the copies of groups before number `groups`
 {
-    for (async_copy &c : self->copies) {
+    std::vector<async_copy> &copies = here.self->copies;
+    for (async_copy &c : copies) {
         if (c.group >= groups) continue;
         memcpy(c.to, c.from, (size_t)c.read);
         memset((char *)c.to + c.read, 0, (size_t)(c.bytes - c.read));
     }
-    std::erase_if(self->copies, [=](const async_copy &c) { return c.group < groups; });
+    std::erase_if(copies, [=](const async_copy &c) { return c.group < groups; });
 }
 
 }  // namespace ms_shim
@@ -96,17 +99,17 @@ template <int BYTES> void copy_async(void *to, const void *from, int read = BYTE
     check_aligned(from, BYTES);
     if (read < 0 || read > BYTES) fault("copy_async: reads %d of %d bytes", read, BYTES);
     memset(to, POISON, BYTES);
-    self->copies.push_back({ to, from, BYTES, read, self->group });
+    here.self->copies.push_back({ to, from, BYTES, read, here.self->group });
 }
 inline void copy_async_commit()
 {
     ms_shim::need_fiber();
-    ms_shim::self->group++;
+    ms_shim::here.self->group++;
 }
 template <int LEFT> void copy_async_wait()
 {
     ms_shim::need_fiber();
-    ms_shim::finish_copies(ms_shim::self->group - LEFT);
+    ms_shim::finish_copies(ms_shim::here.self->group - LEFT);
 }
 
 inline uint32_t pack_bf16(float low, float high)
@@ -119,4 +122,4 @@ inline uint32_t pack_f16(float low, float high)
 }
 inline float exp2_fast(float x) { return exp2f(x); }
 
-inline void *dynamic_shared() { return ms_shim::block->dynamic; }
+inline void *dynamic_shared() { return ms_shim::here.block->dynamic; }

@@ -6,21 +6,22 @@
 namespace ms_shim
 {
 
-inline int lane() { return (int)now->thread.x % 32; }
+inline int lane() { return (int)here.now->thread.x % 32; }
 
 // Gives v to the lanes that read it, and returns what lane `from` gives.
 template <class T> T shuffle(const char *name, unsigned mask, T v, int from, int width)
 {
     static_assert(sizeof(T) <= 8, "a shuffle moves 8 bytes at most");
     need_fiber();
-    int first = (int)now->thread.x / 32 * 32;
+    fiber *self = here.self;
+    int first = (int)self->at.thread.x / 32 * 32;
     if (mode.warps) {
         if (width < 1 || width > 32 || (width & (width - 1)))
             fault("%s: width %d, expected a power of two up to 32", name, width);
         if (!(mask >> lane() & 1)) fault("%s: lane %d is outside its mask %08x", name, lane(), mask);
         if (!(mask >> from & 1)) fault("%s: lane %d reads lane %d, outside its mask %08x", name, lane(), from, mask);
     }
-    self->source = first + from < block->n ? from : lane();
+    self->source = first + from < here.block->n ? from : lane();
     memcpy(&self->given, &v, sizeof v);
     meet(2, mask);
     if (mode.warps && !(self->met >> from & 1))
