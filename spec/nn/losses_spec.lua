@@ -31,6 +31,8 @@ describe("a loss", function()
     refuses("nll_loss: the input has shape [2, 3] and the classes [2, 1]; expected [N, C] and [N], or [N, C, ...] and "
       .. "[N, ...]", F.nll_loss, ms.ones(2, 3), ids { { 0 }, { 1 } })
     assert.is_false(pcall(F.nll_loss, ms.ones(2, 3), ids { 0, 3 }))
+    refuses("nll_loss: the weight has shape [2], expected [3]: the input has 3 classes", F.nll_loss, ms.ones(2, 3),
+      ids { 0, 2 }, { weight = ms.ones(2) })
     refuses("one_hot: the largest id is 3, expected less than 3", F.one_hot, ids { 0, 3 }, 3)
     refuses("one_hot: the lowest id is -1, expected ids from 0", F.one_hot, ids { -1 })
   end)

@@ -194,8 +194,8 @@ end
 
 -- ---- classes ------------------------------------------------------------------------------------------
 
--- Log-probabilities [N, C, ...] and classes [N, ...] as rows [M, C] and ids [M].
-local function rows_of(who, input, ids)
+-- Log-probabilities [N, C, ...] and classes [N, ...] as rows [M, C] and ids [M]; weight is nil or has C elements.
+local function rows_of(who, input, ids, weight)
   opts.expect(input, a_tensor, "%s: input", who)
   opts.expect(ids, a_tensor, "%s: classes", who)
   local fits = input.ndim > 0 and ids.ndim == input.ndim - 1
@@ -206,6 +206,11 @@ local function rows_of(who, input, ids)
   end
   if ids.dtype ~= "int64" and ids.dtype ~= "int32" then
     raise("%s: the classes are %s %s, expected int64", who, ids.dtype, tostring(ids.shape))
+  end
+  local classes = input:size(input.ndim > 1 and 2 or 1)
+  if weight and (weight.ndim ~= 1 or weight:size(1) ~= classes) then
+    raise("%s: the weight has shape %s, expected [%d]: the input has %d classes", who, tostring(weight.shape), classes,
+      classes)
   end
   if input.ndim <= 2 then return input:reshape(-1, input:size(-1)), ids:reshape(-1) end
   local order = { 1 }
@@ -225,7 +230,7 @@ local NLL = { weight = optional_tensor, ignore_index = opts.option(opts.whole, -
 function M.nll_loss(input, ids, given)
   local o = opts("nll_loss", given, NLL)
   return scope.scope(function()
-    local rows, flat = rows_of("nll_loss", input, ids)
+    local rows, flat = rows_of("nll_loss", input, ids, o.weight)
     local counts = flat:ne(o.ignore_index)
     local used = where(counts, flat, create.zeros_like(flat))
     local picked = rows:gather(2, used:unsqueeze(2)):squeeze(2)
@@ -249,7 +254,7 @@ local MULTI = { p = opts.option(opts.whole_from(1), 1), margin = 1, weight = opt
 function M.multi_margin_loss(input, ids, given)
   local o = opts("multi_margin_loss", given, MULTI)
   return scope.scope(function()
-    local rows, flat = rows_of("multi_margin_loss", input, ids)
+    local rows, flat = rows_of("multi_margin_loss", input, ids, o.weight)
     local index = flat:unsqueeze(2)
     local excess = ops.relu(rows - rows:gather(2, index) + o.margin)
     if o.p ~= 1 then excess = excess:pow(o.p) end
