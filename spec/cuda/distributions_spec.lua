@@ -9,8 +9,15 @@ describe("a distribution on a GPU #cuda", function()
       local d = make()
       ms.manual_seed(5)
       local x = d:sample(50)
-      local moved = setmetatable({}, getmetatable(d))
-      for key, value in pairs(d) do moved[key] = ms.is_tensor(value) and value:to "cuda" or value end
+      local function copy(of)                       -- on the GPU, with the distributions that it is made of
+        local new = setmetatable({}, getmetatable(of))
+        for key, value in pairs(of) do
+          new[key] = ms.is_tensor(value) and value:to "cuda"
+            or type(value) == "table" and rawget(value, "batch_shape") and copy(value) or value
+        end
+        return new
+      end
+      local moved = copy(d)
       ms.manual_seed(5)
       local there = moved:sample(50)
       assert.are.equal("cuda:0", there.device)

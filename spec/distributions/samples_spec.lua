@@ -38,10 +38,10 @@ describe("samples", function()
       local wide = d:expand(5, 2)
       assert.are.equal("5,2", table.concat(wide.batch_shape, ","))
       assert.are.equal("5," .. own, shape(wide:sample()))
-      assert.are.equal("5,2", shape(wide:entropy()))
+      assert.are.equal("5,2", shape(wide:log_prob(wide:sample())))
     end)
 
-    if make().has_rsample then
+    if (" Normal LogNormal HalfNormal Uniform Laplace Gumbel Exponential "):find(" " .. name .. " ", 1, true) then
       it("of rsample have the gradient of a fixed draw: " .. name, function()
         local parameters, values = make()._parameters, {}
         for k, p in ipairs(parameters) do values[k] = make()[p[1]]:clone():requires_grad_() end
@@ -52,6 +52,93 @@ describe("samples", function()
       end)
     end
   end
+
+  it("of Cauchy have its quartiles", function()
+    ms.manual_seed(4)
+    local x = D.Cauchy(t { -1, 2 }, t { 0.5, 2 }):sample(N)
+    local share = x:lt(t { -1.5, 0 }):double():mean(1)
+    assert.is_true((share - 0.25):abs():lt(5 * math.sqrt(0.25 * 0.75 / N)):all():item(), tostring(share))
+  end)
+
+  it("of Poisson have its probabilities, for small and for large rates", function()
+    for _, rate in ipairs { 0, 0.3, 4, 9.9, 10, 35 } do
+      ms.manual_seed(6)
+      local d = D.Poisson(t { rate, 20 })
+      local x = d:sample(N):select(2, 1)
+      for k = math.max(0, math.floor(rate) - 3), math.floor(rate) + 3 do
+        local p = d:log_prob(k):exp()[1]:item()
+        local share = x:eq(k):double():mean():item()
+        local bound = 5 * math.sqrt(p * (1 - p) / N) + 1e-12
+        assert.is_true(math.abs(share - p) <= bound, ("%g %d %g %g"):format(rate, k, share, p))
+      end
+    end
+  end)
+
+  it("of gamma numbers of tiny and of large concentration are finite and have their moments", function()
+    for _, a in ipairs { 1e-4, 0.01, 600, 1e5 } do
+      ms.manual_seed(8)
+      local d = D.Gamma(t { a, a }, 1)
+      local x = d:sample(N)
+      assert.is_true(x:gt(0):logical_and(x:isfinite()):all():item())
+      if a > 1 then
+        assert.is_true((x:mean(1) - a):abs():lt(5 * math.sqrt(a / N)):all():item(), tostring(x:mean(1)))
+      end
+      local b = D.Beta(t { a, a }, a):sample(N)
+      assert.is_true((b:mean(1) - 0.5):abs():lt(5 * 0.5 / math.sqrt(N)):all():item(), tostring(b:mean(1)))
+    end
+  end)
+
+  it("of gamma numbers have the gradient that keeps the distribution function's value", function()
+    -- P(a, x), from its series; lgamma by the engine.
+    local function P(a, x)
+      local term = math.exp(a * math.log(x) - x - t({ a + 1 }):lgamma():item())
+      local sum, n = 0, 0
+      repeat
+        sum, n = sum + term, n + 1
+        term = term * x / (a + n)
+      until term < sum * 1e-18
+      return sum
+    end
+    for _, a in ipairs { 0.2, 1, 3.7, 60, 499, 501, 2000 } do
+      ms.manual_seed(3)
+      local concentration = ms.full({ 8 }, a, { dtype = "float64", requires_grad = true })
+      local x = D.Gamma(concentration, 1):rsample()
+      x:sum():backward()
+      for k = 1, 8 do
+        local at, h = x[k]:item(), 1e-4 * a
+        local density = (P(a, at * (1 + 1e-6)) - P(a, at * (1 - 1e-6))) / (at * 2e-6)
+        local slope = (P(a + h, at) - P(a - h, at)) / (2 * h) / density
+        local got = concentration.grad[k]:item()
+        assert.is_true(math.abs(got + slope) < 1e-4 * math.abs(slope), ("%g %g %g %g"):format(a, at, got, -slope))
+      end
+    end
+  end)
+
+  -- The gradient of the mean of a function of samples, which a sample's gradient estimates.
+  it("of Gamma, Beta, Dirichlet and StudentT have gradients whose mean is that of the moments", function()
+    for name, case in ms.sorted_pairs {
+      Gamma = { D.Gamma, { { 0.3, 4, 700 }, { 0.5, 2, 1 } } },
+      Beta = { D.Beta, { { 0.4, 3, 600 }, { 0.5, 2, 900 } } },
+      StudentT = { D.StudentT, { { 12, 30, 50 }, { 0, 0, 0 }, { 1, 2, 1 } } },
+      Dirichlet = { D.Dirichlet, { { { 0.3, 1, 2 } } } },
+    } do
+      ms.manual_seed(9)
+      local draws, exact, drawn = 5000, {}, {}
+      for k, list in ipairs(case[2]) do
+        exact[k], drawn[k] = t(list):requires_grad_(), t(list):expand(draws, unpack(t(list).shape)):contiguous():requires_grad_()
+      end
+      local d = case[1](unpack(exact));                               -- mean of the squares: variance + mean^2
+      (d.variance + d.mean:square()):sum():backward()
+      local x = case[1](unpack(drawn)):rsample()
+      x:square():sum():backward()
+      for k, p in ipairs(exact) do
+        local of = drawn[k].grad
+        local bound = of:std(1) * (5 / math.sqrt(draws)) + 1e-9
+        assert.is_true((of:mean(1) - p.grad):abs():le(bound):all():item(),
+          ("%s, parameter %d: %s %s"):format(name, k, tostring(of:mean(1)), tostring(p.grad)))
+      end
+    end
+  end)
 
   it("of Categorical are class ids from 0 with the given probabilities", function()
     ms.manual_seed(2)

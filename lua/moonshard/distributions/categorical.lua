@@ -53,6 +53,7 @@ end
 ---   logarithms of such numbers, as a layer computes them; validate_args: checks parameters and values (default: true)
 local Categorical = Distribution:extend "Categorical"
 Categorical._probs, Categorical._logits, Categorical._entropy = probs_of, logits_of, entropy
+Categorical._classes = classes
 Categorical._ids = true                 -- values are class ids, not floating point
 
 function Categorical:init(probs, given) begin(self, "Categorical", probs, given) end

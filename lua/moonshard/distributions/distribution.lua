@@ -42,9 +42,10 @@ local function shape(list) return setmetatable(list, shapes) end
 --- The sizes that a script gave as numbers or as one list; none: {}.
 function Distribution._sizes(who, ...)
   local n, first = select("#", ...), (...)
-  local list = n == 1 and opts.is_plain(first) and first or { ... }
+  local is_list = n == 1 and (opts.is_plain(first) or type(first) == "table" and getmetatable(first) == shapes)
+  local list = is_list and first or { ... }
   local out = {}
-  for k = 1, list == first and #list or n do
+  for k = 1, is_list and #list or n do
     out[k] = opts.expect(list[k], opts.whole_from(0), "%s: size", who)
   end
   return out
@@ -167,7 +168,10 @@ function Distribution:_like() return self[self._parameters[1][1]] end
 function Distribution:expand(...)
   local new, batch = setmetatable({}, getmetatable(self)), shape(self._sizes("expand", ...))
   for name, value in pairs(self) do new[name] = value end
-  for _, p in ipairs(self._parameters) do new[p[1]] = self:_expanded(self[p[1]], p[2].event_dims, batch) end
+  if self._expand then self:_expand(new, batch) end                -- of a distribution made of others
+  for _, p in ipairs(self._parameters or {}) do
+    new[p[1]] = self:_expanded(self[p[1]], p[2].event_dims, batch)
+  end
   new.batch_shape = batch
   return new
 end

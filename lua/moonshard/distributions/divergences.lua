@@ -1,6 +1,15 @@
 -- SPDX-License-Identifier: MIT
 --- The divergences that the library registers, by pairs of classes.
+local errors = require "moonshard.core.errors"
 local ops = require "moonshard.tensor.ops"
+
+local EULER = 0.57721566490153286061
+
+local function dirichlet(a, b)
+  local sum_a, sum_b = a:sum(-1), b:sum(-1)
+  return sum_a:lgamma() - sum_b:lgamma() - (a:lgamma() - b:lgamma()):sum(-1)
+    + ((a - b) * (a:digamma() - sum_a:digamma():unsqueeze(-1))):sum(-1)
+end
 
 --- Registers them.
 ---@param D moonshard.distributions
@@ -41,4 +50,57 @@ return function(D)
   register(D.Categorical, D.Categorical, categorical)
   register(D.OneHotCategorical, D.OneHotCategorical, categorical)
   register(D.Geometric, D.Geometric, function(p, q) return -p:entropy() - (-q.probs):log1p() / p.probs - q.logits end)
+  register(D.Laplace, D.Laplace, function(p, q)
+    local ratio, distance = p.scale / q.scale, (p.loc - q.loc):abs()
+    return distance / q.scale + ratio * (-distance / p.scale):exp() - ratio:log() - 1
+  end)
+  register(D.Cauchy, D.Cauchy, function(p, q)
+    return ((p.scale + q.scale):square() + (p.loc - q.loc):square()):log() - (p.scale * q.scale * 4):log()
+  end)
+  register(D.Gumbel, D.Gumbel, function(p, q)
+    local ratio, from = p.scale / q.scale, (p.loc - q.loc) / q.scale
+    return from - ratio:log() + ratio * EULER + ((ratio + 1):lgamma() - from):exp() - (1 + EULER)
+  end)
+  register(D.Exponential, D.Exponential, function(p, q)
+    local ratio = q.rate / p.rate
+    return ratio - ratio:log() - 1
+  end)
+  register(D.Poisson, D.Poisson, function(p, q) return p.rate * (p.rate:log() - q.rate:log()) - (p.rate - q.rate) end)
+  register(D.Gamma, D.Gamma, function(p, q)
+    local a, b = p.concentration, q.concentration
+    return b * (p.rate / q.rate):log() + b:lgamma() - a:lgamma() + (a - b) * a:digamma()
+      + (q.rate - p.rate) * (a / p.rate)
+  end)
+  register(D.Dirichlet, D.Dirichlet, function(p, q) return dirichlet(p.concentration, q.concentration) end)
+  register(D.Beta, D.Beta, function(p, q) return dirichlet(p:_both(), q:_both()) end)
+  register(D.MultivariateNormal, D.MultivariateNormal, require "moonshard.distributions.multivariate"._divergence)
+  register(D.Independent, D.Independent, function(p, q)
+    local n = p.reinterpreted_batch_ndims
+    if n ~= q.reinterpreted_batch_ndims then
+      errors.raise("kl_divergence: %s and %s, expected the same number of dimensions", tostring(p), tostring(q))
+    end
+    local sum = D.kl_divergence(p.base_dist, q.base_dist)
+    for _ = 1, n do sum = sum:sum(-1) end
+    return sum
+  end)
+
+  -- Pairs of different classes.
+  register(D.Uniform, D.Normal, function(p, q)
+    local width, from = p.high - p.low, (p.high + p.low) / 2 - q.loc
+    return (q.scale / width):log() + 0.5 * math.log(2 * math.pi)
+      + (width:square() / 12 + from:square()) / (q.scale:square() * 2)
+  end)
+  register(D.Normal, D.Laplace, function(p, q)
+    local from = p.loc - q.loc
+    local z = from / p.scale
+    local distance = (z:square() * -0.5):exp() * p.scale * math.sqrt(2 / math.pi) + from * (z * math.sqrt(0.5)):erf()
+    return (q.scale / p.scale):log() + distance / q.scale - 0.5 * (1 + math.log(0.5 * math.pi))
+  end)
+  register(D.Exponential, D.Gamma, function(p, q)
+    local ratio, a = q.rate / p.rate, q.concentration
+    return ratio - a * ratio:log() + a:lgamma() + a * EULER - (1 + EULER)
+  end)
+  register(D.Gamma, D.Exponential, function(p, q)
+    return q.rate * p.concentration / p.rate - p:entropy() - q.rate:log()
+  end)
 end

@@ -5,8 +5,11 @@ local errors = require "moonshard.core.errors"
 
 ---@class moonshard.distributions
 local distributions = { Distribution = require "moonshard.distributions.distribution" }
-for _, file in ipairs { "normal", "uniform", "bernoulli", "categorical", "kl" } do
-  for name, value in pairs(require("moonshard.distributions." .. file)) do distributions[name] = value end
+for _, file in ipairs { "normal", "uniform", "bernoulli", "categorical", "location", "gamma",
+  "multivariate", "composed", "kl" } do
+  for name, value in pairs(require("moonshard.distributions." .. file)) do
+    if name:sub(1, 1) ~= "_" then distributions[name] = value end
+  end
 end
 require("moonshard.distributions.divergences")(distributions)
 

@@ -380,8 +380,9 @@ return {
     intro = "Random variables: their samples, densities, moments, entropies and divergences. Parameters are numbers or "
       .. "tensors, by position; they broadcast to `batch_shape`. Class ids count from 0.",
     sections = {
-      section("Distributions", "distributions.", ms.distributions, [[Normal LogNormal HalfNormal Uniform Bernoulli
-        Geometric Categorical OneHotCategorical]]),
+      section("Distributions", "distributions.", ms.distributions, [[Normal LogNormal HalfNormal MultivariateNormal
+        Uniform Beta Dirichlet Exponential Gamma Chi2 Laplace Cauchy Gumbel StudentT Bernoulli Geometric Poisson
+        Categorical OneHotCategorical Independent MixtureSameFamily]]),
       section("Divergences", "distributions.", ms.distributions, "kl_divergence register_kl"),
       section("Distributions of your own", "distributions.", ms.distributions, "Distribution"),
       section("Methods of all distributions", "Distribution:", ms.distributions.Distribution),
