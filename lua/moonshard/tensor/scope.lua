@@ -11,6 +11,8 @@ local tensor = require "moonshard.tensor"
 local lib, state, ffi = engine.lib, engine.state, engine.ffi
 local Tensor, classes, own = tensor.Tensor, tensor.classes, tensor.own
 local getmetatable, type, pcall, select, error, next = getmetatable, type, pcall, select, error, next
+-- Locals, because module calls often run in LuaJIT's interpreter, where looking a function of the library up is slow.
+local open_scope, close_scope = lib.ms_scope_open, lib.ms_scope_close
 
 local M = {}
 
@@ -39,41 +41,35 @@ local one = ffi.new "ms_id[1]"
 local function close_many(handle, list)
   local ids = ffi.new("ms_id[?]", math.max(#list, 1))
   for k = 1, #list do ids[k - 1] = list[k].id end
-  lib.ms_scope_close(handle, ids, #list)
+  close_scope(handle, ids, #list)
   if state.scope == 0 then
     for k = 1, #list do own(list[k]) end
   end
 end
 
-local function close_keeping(handle, n, a, ...)
-  if n == 0 then
-    lib.ms_scope_close(handle, nil, 0)
-    return
-  end
-  if n == 1 then
-    if type(a) ~= "table" then
-      lib.ms_scope_close(handle, nil, 0)
-      return
-    end
+-- Closes a scope but keeps the results a, …
+local function close(handle, a, ...)
+  if select("#", ...) == 0 then
+    if type(a) ~= "table" then return close_scope(handle, nil, 0) end
     if getmetatable(a) == Tensor then
       one[0] = a.id
-      lib.ms_scope_close(handle, one, 1)
+      close_scope(handle, one, 1)
       if state.scope == 0 then own(a) end
       return
     end
   end
   local list, seen = {}, {}
   gather(a, list, seen)
-  for k = 1, n - 1 do gather((select(k, ...)), list, seen) end
+  for k = 1, select("#", ...) do gather((select(k, ...)), list, seen) end
   close_many(handle, list)
 end
 
 local function finish(handle, ok, ...)
   if not ok then
-    lib.ms_scope_close(handle, nil, 0)
+    close_scope(handle, nil, 0)
     error((...), 0)
   end
-  close_keeping(handle, select("#", ...), ...)
+  close(handle, ...)
   return ...
 end
 
@@ -81,15 +77,15 @@ end
 --- errors and must outlive the call: a literal or a class's name.
 ---@param name string  shown in errors
 ---@param fn function  called with the arguments that follow
-function M.run(name, fn, ...) return finish(lib.ms_scope_open(name), pcall(fn, ...)) end
+function M.run(name, fn, ...) return finish(open_scope(name), pcall(fn, ...)) end
 
 --- Opens a scope; close it with M.close(handle, results…).
-function M.open(name) return lib.ms_scope_open(name) end
+function M.open(name) return open_scope(name) end
 
-function M.close(handle, ...) return close_keeping(handle, select("#", ...), ...) end
+M.close = close
 
 --- Closes a scope and all scopes inside it, after an error.
-function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
+function M.abandon(handle) close_scope(handle, nil, 0) end
 
 --- Runs fn(…). Every tensor made inside is released when fn returns or fails, except those that it returns, also inside
 --- plain tables.
@@ -97,9 +93,9 @@ function M.abandon(handle) lib.ms_scope_close(handle, nil, 0) end
 ---@param ... any  arguments of fn
 ---@return any  the results of fn
 function M.scope(fn, ...)
-  opts.expect(fn, opts.fn, "scope: argument")
+  if type(fn) ~= "function" then opts.expect(fn, opts.fn, "scope: argument") end
   tensor.record_first()
-  return finish(lib.ms_scope_open "ms.scope", pcall(fn, ...))
+  return finish(open_scope "ms.scope", pcall(fn, ...))
 end
 position.calls_once(M.scope)
 
