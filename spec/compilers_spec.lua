@@ -38,6 +38,20 @@ describe("clang", function()
         if c.file:match "/runtime/base/base%.c$" then planted_line = parse:gsub("%S+/runtime/base/base%.c", planted) end
       end
       assert.is_true(#lines > 100, "only " .. #lines .. " files")
+      -- The emulated GPU's files begin with one header, which takes most of the time of each: it is parsed once.
+      local header, emulated = build .. "/cuda.pch", 0
+      for k, line in ipairs(lines) do
+        local before, file = line:match "^(.*) %-fsyntax%-only (%S+/emulated/%S+)$"
+        if file then
+          if emulated == 0 then
+            status, text = sh(("%s -x c++-header '%s/kernels/cuda/cuda.h' -o %s"):format(before, process.root, header))
+            assert.are.equal(0, status, text)
+          end
+          emulated = emulated + 1
+          lines[k] = ("%s -include-pch %s -fsyntax-only %s"):format(before, header, file)
+        end
+      end
+      assert.is_true(emulated > 20, emulated)
       process.write(build .. "/lines", table.concat(lines, "\n") .. "\n")
       status, text = sh(("cd %s && tr '\\n' '\\0' <lines | xargs -0 -n 1 -P 2 sh -c"):format(build))
       assert.are.equal(0, status, text)
